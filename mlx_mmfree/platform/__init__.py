@@ -1,0 +1,1 @@
+"""What the machine offers: BLAS binding, threads, device and memory facts."""

@@ -1,0 +1,185 @@
+"""A fast BLAS and LAPACK for MLX on Linux.
+
+MLX's Linux wheel is linked to the reference BLAS. :func:`bind` points the BLAS and LAPACK imports
+of the loaded ``libmlx.so`` to OpenBLAS (the package ``scipy-openblas32``), by writing the
+addresses into the library's relocation slots. The order of imports does not matter. Only 32- and
+64-bit floats gain. ``MLX_MMFREE_BLAS=0`` switches it off; the thread count follows
+``OPENBLAS_NUM_THREADS`` or ``OMP_NUM_THREADS``.
+"""
+
+import ctypes
+import mmap
+import os
+import platform
+import re
+import struct
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import mlx.core as mx
+
+SWITCH = "MLX_MMFREE_BLAS"
+PREFIX = "scipy_"
+BLAS_NAME = re.compile(r"cblas_\w+|[a-z0-9]+_")
+
+PT_LOAD, PT_DYNAMIC = 1, 2
+DT_STRTAB, DT_SYMTAB, DT_RELA, DT_RELASZ, DT_JMPREL, DT_PLTRELSZ = 5, 6, 7, 8, 23, 2
+PROT_READ, PROT_WRITE = 1, 2
+# ELF machine number, and its relocation types (GLOB_DAT, JUMP_SLOT) by platform.machine()
+RELOCATIONS = {"x86_64": (62, (6, 7)), "aarch64": (183, (1025, 1026))}
+
+
+class Binding(NamedTuple):
+    """What became of the BLAS binding.
+
+    Attributes:
+        symbols: The names that ``libmlx.so`` imports and that now lead to OpenBLAS.
+        reason: Why there are none, or an empty string.
+        is_needed: Whether MLX computes dense products slowly without it.
+    """
+
+    symbols: tuple[str, ...]
+    reason: str = ""
+    is_needed: bool = False
+
+
+class Slot(NamedTuple):
+    """One imported symbol of a loaded library and the address of its relocation slot."""
+
+    symbol: str
+    address: int
+    is_writable: bool
+
+
+_binding: Binding | None = None
+
+
+def bind() -> Binding:
+    """Lets MLX compute its dense products with OpenBLAS, where this applies.
+
+    Warns once if it is needed and cannot be done. Calling it again does nothing.
+
+    Returns:
+        The symbols bound, or the reason why there are none.
+    """
+    global _binding
+    if _binding is None:
+        _binding = _bind()
+        if _binding.is_needed:
+            warnings.warn(
+                f"[mlx_mmfree] MLX keeps its slow reference BLAS: {_binding.reason}. "
+                f"Set {SWITCH}=0 to silence this.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    return _binding
+
+
+def _bind() -> Binding:
+    if sys.platform != "linux":
+        return Binding((), "only MLX on Linux needs it")
+    if os.environ.get(SWITCH) == "0":
+        return Binding((), f"switched off by {SWITCH}=0")
+    if mx.default_device() != mx.Device(mx.cpu):
+        return Binding((), "the default device is not the CPU")
+    if platform.machine() not in RELOCATIONS:
+        return Binding((), f"not written for {platform.machine()} processors", is_needed=True)
+    try:
+        openblas = load_openblas()
+    except (ImportError, OSError) as error:
+        return Binding((), f"scipy-openblas32 does not load ({error})", is_needed=True)
+    symbols = []
+    for slot in imported_slots("libmlx.so"):
+        if BLAS_NAME.fullmatch(slot.symbol) and hasattr(openblas, PREFIX + slot.symbol):
+            function = getattr(openblas, PREFIX + slot.symbol)
+            write_slot(slot, ctypes.cast(function, ctypes.c_void_p).value or 0)
+            symbols.append(slot.symbol)
+    if "cblas_sgemm" not in symbols:
+        return Binding((), "libmlx.so imports no BLAS that could be rebound", is_needed=True)
+    return Binding(tuple(sorted(symbols)))
+
+
+def load_openblas() -> ctypes.CDLL:
+    """Loads the OpenBLAS of the package scipy-openblas32, whose symbols start with ``scipy_``."""
+    import scipy_openblas32
+
+    name = scipy_openblas32.get_library(fullname=True)
+    return ctypes.CDLL(str(Path(scipy_openblas32.get_lib_dir(), name)))
+
+
+def imported_slots(library: str) -> Iterator[Slot]:
+    """Lists the functions that a loaded ELF library imports, with their relocation slots.
+
+    Args:
+        library: File name of the library, such as ``libmlx.so``.
+    """
+    machine, types = RELOCATIONS[platform.machine()]
+    regions = _mapped_regions(library)
+    if not regions:
+        return
+    start = regions[0][0]
+    header = ctypes.string_at(start, 64)
+    if header[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", header, 18)[0] != machine:
+        return
+    base, dynamic = _dynamic_table(start, header)
+    symbol_table, strings = dynamic[DT_SYMTAB], dynamic[DT_STRTAB]
+    for table, size in ((DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)):
+        if table not in dynamic:
+            continue
+        entries = ctypes.string_at(dynamic[table], dynamic[size])
+        for offset, info, _ in struct.iter_unpack("<QQq", entries):
+            if info & 0xFFFFFFFF in types:
+                name_offset = ctypes.c_uint32.from_address(symbol_table + 24 * (info >> 32)).value
+                name = ctypes.string_at(strings + name_offset).decode()
+                address = base + offset
+                writable = any(low <= address < high and w for low, high, w in regions)
+                yield Slot(name, address, writable)
+
+
+def _mapped_regions(library: str) -> list[tuple[int, int, bool]]:
+    """Returns (start, end, is_writable) of every mapping of ``library``, lowest first."""
+    regions = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and Path(fields[5].removesuffix(" (deleted)")).name == library:
+            low, high = (int(address, 16) for address in fields[0].split("-"))
+            regions.append((low, high, "w" in fields[1]))
+    return sorted(regions)
+
+
+def _dynamic_table(start: int, header: bytes) -> tuple[int, dict[int, int]]:
+    """Returns the load base and the dynamic section, its pointers as absolute addresses."""
+    offset = struct.unpack_from("<Q", header, 32)[0]
+    size, count = struct.unpack_from("<HH", header, 54)
+    segments = [
+        struct.unpack("<IIQQQQQQ", ctypes.string_at(start + offset + i * size, 56))
+        for i in range(count)
+    ]
+    base = start - next(s[3] for s in segments if s[0] == PT_LOAD)
+    segment = next(s for s in segments if s[0] == PT_DYNAMIC)
+    dynamic = dict(struct.iter_unpack("<qQ", ctypes.string_at(base + segment[3], segment[6])))
+    for tag in (DT_STRTAB, DT_SYMTAB, DT_RELA, DT_JMPREL):
+        # glibc stores absolute addresses here, other loaders leave them relative
+        if tag in dynamic and dynamic[tag] < base:
+            dynamic[tag] += base
+    return base, dynamic
+
+
+def write_slot(slot: Slot, function: int) -> None:
+    """Points a relocation slot to ``function``, lifting the page's write protection meanwhile."""
+    page = slot.address & -mmap.PAGESIZE
+    if not slot.is_writable:
+        _protect(page, PROT_READ | PROT_WRITE)
+    ctypes.c_uint64.from_address(slot.address).value = function
+    if not slot.is_writable:
+        _protect(page, PROT_READ)
+
+
+def _protect(page: int, protection: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), protection) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"mprotect: {os.strerror(number)}")

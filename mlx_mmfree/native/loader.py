@@ -1,0 +1,60 @@
+"""Loads the compiled CPU kernels, or says in words why they cannot be used."""
+
+import functools
+import importlib
+from types import ModuleType
+
+# the compiled module links to libmlx and shares its types: mlx.core has to be loaded first
+import mlx.core as mx
+
+from mlx_mmfree.errors import BackendError
+from mlx_mmfree.version import __version__
+
+PACKAGE = "_mlx_mmfree_native"
+REBUILD = (
+    "Rebuild it: pip install scikit-build-core nanobind && "
+    "pip install --no-build-isolation --force-reinstall --no-deps ."
+)
+
+
+def kernels() -> ModuleType:
+    """Returns the compiled module.
+
+    Raises:
+        BackendError: If it was not built, was built for another version, or does not load.
+    """
+    module, reason = _load()
+    if module is None:
+        raise BackendError(f"[native] {reason}")
+    return module
+
+
+def unavailable() -> str | None:
+    """Returns None when the compiled kernels can be used, else the reason and the way out."""
+    return _load()[1]
+
+
+@functools.cache
+def _load() -> tuple[ModuleType | None, str | None]:
+    try:
+        package = importlib.import_module(PACKAGE)
+    except ModuleNotFoundError as error:
+        if error.name != PACKAGE:
+            raise
+        return None, (
+            "the CPU extension was not built, because no C++ compiler worked during the "
+            f"installation or because the package is not installed. {REBUILD}"
+        )
+    for subject, built, running in (
+        ("MLX", package.MLX_VERSION, mx.__version__),
+        ("mlx_mmfree", package.__version__, __version__),
+    ):
+        if built != running:
+            return None, (
+                f"the CPU extension was built for {subject} {built} but {subject} {running} is "
+                f"running. {REBUILD}"
+            )
+    try:
+        return importlib.import_module(f"{PACKAGE}._ext"), None
+    except ImportError as error:
+        return None, f"the CPU extension was built but does not load: {error}. {REBUILD}"

@@ -1,0 +1,45 @@
+"""Trains a byte-level BPE vocabulary and writes it as a `tokenizer.json`."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as _BPETokenizer
+
+# Letters with one leading space, single digits, other symbols, line breaks.
+_SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def train_vocabulary(
+    documents: Iterable[str], vocab_size: int, folder: Path, *, end_of_text: str = "<|endoftext|>"
+) -> None:
+    """Trains a byte-level BPE vocabulary (Sennrich et al., arXiv 1508.07909).
+
+    Writes `tokenizer.json` and `tokenizer_config.json` into `folder`.
+
+    Args:
+        documents: Texts to learn merges from.
+        vocab_size: Number of tokens, the 256 bytes and the special token included.
+        folder: Where the files go; made if needed.
+        end_of_text: The special token between documents; it gets id 0.
+    """
+    tokenizer = _BPETokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[end_of_text],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": end_of_text, "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,7 @@
+"""Parts that mixers and models are built from."""
+
+from .bit_linear import BitLinear as BitLinear
+from .bit_linear import PackedBitLinear as PackedBitLinear
+from .bit_linear import TiedBitLinear as TiedBitLinear
+from .bit_linear import pack_linears as pack_linears
+from .short_convolution import ShortConvolution as ShortConvolution

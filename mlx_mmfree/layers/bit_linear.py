@@ -1,0 +1,234 @@
+"""Ternary linear layers: the training form with a float master weight and the packed form.
+
+Sources: BitNet b1.58 (arXiv 2402.17764) and MatMul-free language models (arXiv 2406.02528).
+"""
+
+import math
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_map
+
+from ..ops import (
+    pack_ternary,
+    packed_width,
+    rms_norm_quantize,
+    straight_through,
+    ternarize,
+    ternary_matmul,
+)
+from ..ops.rms_norm_quantize import Rounding
+
+
+class _TernaryLinear(nn.Module):
+    """What the ternary linears share: norm, activation quantisation, scales and bias."""
+
+    def __init__(
+        self,
+        input_dims: int,
+        output_dims: int,
+        bias: bool,
+        norm_eps: float | None,
+        rounding: Rounding,
+        quantize_activations: bool,
+    ):
+        super().__init__()
+        self._dims = (input_dims, output_dims)
+        self._norm_eps = norm_eps
+        self._rounding: Rounding = rounding
+        self._quantize_activations = quantize_activations
+        if norm_eps is not None:
+            self.norm = nn.RMSNorm(input_dims, eps=norm_eps)
+        if bias:
+            self.bias = mx.zeros((output_dims,))
+
+    @property
+    def input_dims(self) -> int:
+        return self._dims[0]
+
+    @property
+    def output_dims(self) -> int:
+        return self._dims[1]
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "bias": "bias" in self,
+            "norm_eps": self._norm_eps,
+            "rounding": self._rounding,
+            "quantize_activations": self._quantize_activations,
+        }
+
+    def _extra_repr(self) -> str:
+        return (
+            f"input_dims={self.input_dims}, output_dims={self.output_dims}, bias={'bias' in self}, "
+            f"norm_eps={self._norm_eps}, rounding={self._rounding}, "
+            f"quantize_activations={self._quantize_activations}"
+        )
+
+    def _prepare(self, x: mx.array) -> tuple[mx.array, mx.array | None]:
+        """The activations that meet the ternary matrix, and the scale `s` of their codes."""
+        norm_weight = None if self._norm_eps is None else self.norm.weight
+        if self._quantize_activations:
+            return rms_norm_quantize(x, norm_weight, eps=self._norm_eps, rounding=self._rounding)
+        x = x.astype(mx.float32)
+        return (x if self._norm_eps is None else self.norm(x)), None
+
+    def _finish(
+        self, sums: mx.array, scale: mx.array, input_scale: mx.array | None, dtype: mx.Dtype
+    ) -> mx.array:
+        y = sums * (scale if input_scale is None else scale / input_scale)
+        if "bias" in self:
+            y = y + self.bias
+        return y.astype(dtype)
+
+
+class BitLinear(_TernaryLinear):
+    r"""Linear layer with ternary weights and 8-bit activations, in its training form.
+
+    .. math::
+        y = (q\,t^\top)\,m / s + b
+
+    with the activation codes :math:`q` and their scale :math:`s` of `ops.rms_norm_quantize` and the
+    trits :math:`t` and scale :math:`m` of `ops.ternarize`. Both quantisers are straight-through: the
+    gradient is that of a linear layer whose input and weight are the quantised ones. The arithmetic
+    is float32; the result has the dtype of the input.
+
+    Args:
+        input_dims: Size of the last axis of the input.
+        output_dims: Size of the last axis of the result.
+        bias: Whether a bias is added.
+        norm_eps: Epsilon of an RMSNorm of the input inside the layer; `None` means no norm. MatMul-free
+            models use 1e-6, BitNet none.
+        rounding: Ties of activation codes: `"half_even"` (BitNet) or `"half_away"` from zero
+            (MatMul-free models). Weights are always rounded half to even.
+        quantize_activations: `False` multiplies float activations, for checkpoints trained that way.
+
+    Shape:
+        Input `(..., input_dims)`, result `(..., output_dims)`.
+
+    Raises:
+        ValueError: A size is not positive.
+
+    Example:
+        >>> layer = BitLinear(64, 32)
+        >>> layer(mx.ones((2, 64))).shape
+        (2, 32)
+    """
+
+    def __init__(
+        self,
+        input_dims: int,
+        output_dims: int,
+        bias: bool = False,
+        *,
+        norm_eps: float | None = None,
+        rounding: Rounding = "half_even",
+        quantize_activations: bool = True,
+    ):
+        for name, value in (("input_dims", input_dims), ("output_dims", output_dims)):
+            if value < 1:
+                raise ValueError(f"[BitLinear] '{name}' must be positive but got {value}.")
+        super().__init__(input_dims, output_dims, bias, norm_eps, rounding, quantize_activations)
+        bound = math.sqrt(1.0 / input_dims)
+        self.weight = mx.random.uniform(-bound, bound, (output_dims, input_dims))
+
+    def _ternary_product(self, codes: mx.array, weight: mx.array) -> tuple[mx.array, mx.array]:
+        trits, scale = ternarize(mx.stop_gradient(weight))
+        trits = straight_through(trits, weight.astype(mx.float32) * (1.0 / scale))
+        return codes @ trits.T, scale
+
+    def __call__(self, x: mx.array) -> mx.array:
+        codes, input_scale = self._prepare(x)
+        sums, scale = self._ternary_product(codes, self.weight)
+        return self._finish(sums, scale, input_scale, x.dtype)
+
+    def to_packed(self) -> "PackedBitLinear":
+        """The same layer with the weight ternarised once and packed; equal bit for bit in float32."""
+        return _packed(self, self.weight)
+
+
+class TiedBitLinear(_TernaryLinear):
+    """A `BitLinear` head that reads the master weight of an embedding.
+
+    Args:
+        embedding: Holds the shared weight `(output_dims, input_dims)`.
+        norm_eps: As in `BitLinear`.
+        rounding: As in `BitLinear`.
+    """
+
+    def __init__(
+        self, embedding: nn.Embedding, *, norm_eps: float | None, rounding: Rounding = "half_even"
+    ):
+        output_dims, input_dims = embedding.weight.shape
+        super().__init__(input_dims, output_dims, False, norm_eps, rounding, True)
+        # Underscored: the weight is a parameter of the embedding alone.
+        self._embedding = embedding
+
+    def __call__(self, x: mx.array) -> mx.array:
+        codes, input_scale = self._prepare(x)
+        sums, scale = BitLinear._ternary_product(self, codes, self._embedding.weight)
+        return self._finish(sums, scale, input_scale, x.dtype)
+
+    def to_packed(self) -> "PackedBitLinear":
+        """The same head with a packed copy of the ternarised embedding."""
+        return _packed(self, self._embedding.weight)
+
+
+class PackedBitLinear(_TernaryLinear):
+    r"""The inference form of `BitLinear`: 2-bit trits and one float32 scale.
+
+    .. math::
+        y = (q\,t^\top)\,m / s + b
+
+    Parameters are `weight`, `uint32` of shape `(output_dims, packed_width(input_dims))` in the layout
+    of `ops.ternary`, `scale` :math:`m` of shape `(1,)`, and `norm.weight` and `bias` where present.
+
+    Args: as `BitLinear`.
+    """
+
+    def __init__(
+        self,
+        input_dims: int,
+        output_dims: int,
+        bias: bool = False,
+        *,
+        norm_eps: float | None = None,
+        rounding: Rounding = "half_even",
+        quantize_activations: bool = True,
+    ):
+        super().__init__(input_dims, output_dims, bias, norm_eps, rounding, quantize_activations)
+        self.weight = mx.full((output_dims, packed_width(input_dims)), 0x55555555, dtype=mx.uint32)
+        self.scale = mx.ones((1,))
+        self.freeze(recurse=False, keys=["weight", "scale"])
+
+    def unfreeze(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """Unfreezes what can be trained; packed codes and their scale never are."""
+        super().unfreeze(*args, **kwargs)
+        self.freeze(recurse=False, keys=["weight", "scale"])
+        return self
+
+    def __call__(self, x: mx.array) -> mx.array:
+        codes, input_scale = self._prepare(x)
+        return self._finish(ternary_matmul(codes, self.weight), self.scale, input_scale, x.dtype)
+
+
+def _packed(layer: _TernaryLinear, weight: mx.array) -> PackedBitLinear:
+    packed = PackedBitLinear(layer.input_dims, layer.output_dims, **layer._options())
+    trits, scale = ternarize(weight)
+    packed.weight, packed.scale = pack_ternary(trits), scale
+    for name in ("norm", "bias"):
+        if name in layer:
+            packed[name] = layer[name]
+    return packed
+
+
+def pack_linears(model: nn.Module) -> nn.Module:
+    """Replaces, in place, every layer of `model` that offers `to_packed()`; returns the model."""
+    packed = tree_map(
+        lambda module: module.to_packed() if hasattr(module, "to_packed") else module,
+        model.leaf_modules() | {},
+        is_leaf=nn.Module.is_module,
+    )
+    model.update_modules(packed)
+    return model

@@ -1,0 +1,50 @@
+"""Depthwise causal convolution over a few neighbouring positions, with carried inputs."""
+
+import math
+
+import mlx.core as mx
+import mlx.nn as nn
+
+
+class ShortConvolution(nn.Module):
+    r"""Causal depthwise convolution followed by SiLU.
+
+    .. math::
+        y_t = \mathrm{silu}\Big(\sum_{k=0}^{K-1} w_k \odot x_{t-K+1+k}\Big)
+
+    The last tap lies on the current position; positions before the first are zero, or the ones
+    carried in the state.
+
+    Args:
+        dims: Number of channels `D`.
+        kernel_size: Number of taps `K`.
+
+    Shape:
+        `x` and result `(B, L, D)`; state `(B, K - 1, D)`, the last inputs.
+    """
+
+    def __init__(self, dims: int, kernel_size: int):
+        super().__init__()
+        if kernel_size < 1:
+            raise ValueError(
+                f"[ShortConvolution] 'kernel_size' must be positive but got {kernel_size}."
+            )
+        bound = math.sqrt(1.0 / kernel_size)
+        # (D, 1, K), the shape that checkpoints hold.
+        self.weight = mx.random.uniform(-bound, bound, (dims, 1, kernel_size))
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> mx.array:
+        dims, _, kernel_size = self.weight.shape
+        return mx.zeros((batch_size, kernel_size - 1, dims), dtype)
+
+    def __call__(
+        self, x: mx.array, state: mx.array, valid: mx.array | None = None
+    ) -> tuple[mx.array, mx.array]:
+        length, kernel_size = x.shape[1], self.weight.shape[-1]
+        if valid is not None:
+            x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
+        window = mx.concatenate([state, x], axis=1)
+        y = self.weight[:, 0, 0] * window[:, :length]
+        for tap in range(1, kernel_size):
+            y = y + self.weight[:, 0, tap] * window[:, tap : tap + length]
+        return nn.silu(y), window[:, length:]

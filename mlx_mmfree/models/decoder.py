@@ -1,0 +1,90 @@
+"""A causal language model made of blocks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..token_mixers.mixer import State
+from .block import Block
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks, norm, head.
+
+    Args:
+        embed: The embedding, `(V, D)`.
+        blocks: The blocks, first to last.
+        norm: The norm before the head.
+        head: Maps `(..., D)` to `(..., V)`; `None` ties it to the embedding.
+        config: The architecture's configuration, kept as the attribute `config`.
+
+    Shape:
+        `tokens`: integers `(B, L)`; `valid`: booleans `(B, L)`, `False` where padded; logits
+        `(B, L, V)`.
+
+    State:
+        A tuple with the state of each block; every array has the batch on axis 0.
+    """
+
+    def __init__(
+        self,
+        embed: nn.Embedding,
+        blocks: Sequence[Block],
+        norm: nn.Module,
+        head: nn.Module | None = None,
+        config: Any = None,
+    ):
+        super().__init__()
+        self.embed = embed
+        self.blocks = list(blocks)
+        self.norm = norm
+        if head is not None:
+            self.head = head
+        self.config = config
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.embed.weight.shape[0])
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The dtype of the residual stream."""
+        return self.embed.weight.dtype
+
+    def init_state(self, batch_size: int) -> tuple[State, ...]:
+        return tuple(block.init_state(batch_size, self.dtype) for block in self.blocks)
+
+    def _context(self) -> list[dict[str, mx.array]]:
+        """What each block's token mixer is given beside its input."""
+        return [{}] * len(self.blocks)
+
+    def hidden(
+        self,
+        tokens: mx.array,
+        state: tuple[State, ...] | None = None,
+        valid: mx.array | None = None,
+    ) -> tuple[mx.array, tuple[State, ...]]:
+        """The normed residual stream before the head, `(B, L, D)`, and the new state."""
+        state = self.init_state(tokens.shape[0]) if state is None else state
+        x = self.embed(tokens)
+        new_state = []
+        for block, context, old in zip(self.blocks, self._context(), state, strict=True):
+            x, new = block(x, old, valid, **context)
+            new_state.append(new)
+        return self.norm(x), tuple(new_state)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """The head, applied to what `hidden` returns."""
+        y: mx.array = self.head(hidden) if "head" in self else self.embed.as_linear(hidden)
+        return y
+
+    def __call__(
+        self,
+        tokens: mx.array,
+        state: tuple[State, ...] | None = None,
+        valid: mx.array | None = None,
+    ) -> tuple[mx.array, tuple[State, ...]]:
+        x, state = self.hidden(tokens, state, valid)
+        return self.logits(x), state

@@ -1,0 +1,17 @@
+"""Arithmetic: pure functions on arrays, each defined once and run by the backend that fits.
+
+Letters used in every shape: B batch, L length, D model dims, H heads, G key/value heads,
+K key dims, V value dims, N output dims, W window.
+"""
+
+from .dispatch import BACKENDS as BACKENDS
+from .dispatch import backend_report as backend_report
+from .dispatch import use_backend as use_backend
+from .linear_scan import linear_scan as linear_scan
+from .rms_norm_quantize import rms_norm_quantize as rms_norm_quantize
+from .straight_through import straight_through as straight_through
+from .ternary import pack_ternary as pack_ternary
+from .ternary import packed_width as packed_width
+from .ternary import ternarize as ternarize
+from .ternary import unpack_ternary as unpack_ternary
+from .ternary_matmul import ternary_matmul as ternary_matmul

@@ -1,0 +1,32 @@
+"""The elementwise linear recurrence of HGRN and MLGRU."""
+
+import mlx.core as mx
+
+from ..dispatch import dispatch
+
+
+def linear_scan(f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
+    r"""Runs :math:`s_t = f_t \odot s_{t-1} + i_t` over a sequence.
+
+    Computed in float32, one multiplication and one addition a step, so a row has the same bits
+    whatever the batch and however the sequence is cut. Source: arXiv 2311.04823 eq. 4.
+
+    Args:
+        f: Forget gates `(B, L, D)`, any float dtype.
+        i: Gated inputs `(B, L, D)`.
+        state: :math:`s_0`, float32 `(B, D)`.
+
+    Returns:
+        All states, float32 `(B, L, D)`, and the last one, float32 `(B, D)`.
+
+    Raises:
+        ValueError: The shapes do not agree.
+    """
+    batch, _, dims = f.shape
+    if i.shape != f.shape or state.shape != (batch, dims):
+        raise ValueError(
+            f"[linear_scan] 'f', 'i' and 'state' must have shapes (B, L, D), (B, L, D) and (B, D) "
+            f"but got {f.shape}, {i.shape} and {state.shape}."
+        )
+    states, last = dispatch(__name__, f, i, state)
+    return states, last

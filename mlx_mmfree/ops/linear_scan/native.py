@@ -1,0 +1,16 @@
+"""`linear_scan` on the CPU in C++: one pass over the sequence, with its own gradient."""
+
+import mlx.core as mx
+
+from ...native import kernels, unavailable
+
+
+def unsupported(f: mx.array, i: mx.array, state: mx.array) -> str | None:
+    if mx.default_device() != mx.Device(mx.cpu):
+        return "the default device is not the CPU"
+    return unavailable()
+
+
+def run(f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
+    states, last = kernels().linear_scan(*(x.astype(mx.float32) for x in (f, i, state)))
+    return states, last

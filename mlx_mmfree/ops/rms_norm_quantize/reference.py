@@ -1,0 +1,32 @@
+"""Definition of `rms_norm_quantize` in plain operations."""
+
+import mlx.core as mx
+
+from ..straight_through import straight_through
+
+# The float32 just below 0.5: |x| + this, floored, rounds half away from zero without rounding
+# 0.49999997 up.
+_BELOW_HALF = 0.49999997
+
+
+def unsupported(
+    x: mx.array, weight: mx.array | None, *, eps: float | None, rounding: str
+) -> str | None:
+    return None
+
+
+def run(
+    x: mx.array, weight: mx.array | None, *, eps: float | None, rounding: str
+) -> tuple[mx.array, mx.array]:
+    y = x.astype(mx.float32)
+    if eps is not None:
+        weight = None if weight is None else weight.astype(mx.float32)
+        y = mx.fast.rms_norm(y, weight, eps)
+    largest = mx.max(mx.abs(mx.stop_gradient(y)), axis=-1, keepdims=True)
+    scale = 127.0 / mx.maximum(largest, 1e-5)
+    scaled = y * scale
+    if rounding == "half_away":
+        rounded = mx.sign(scaled) * mx.floor(mx.abs(scaled) + _BELOW_HALF)
+    else:
+        rounded = mx.round(scaled)
+    return straight_through(mx.clip(rounded, -128.0, 127.0), scaled), scale

@@ -1,0 +1,53 @@
+"""Ternary matrices: absmean ternarisation and the packed 2-bit layout.
+
+The packed layout is MLX's own affine 2-bit layout: one `uint32` holds 16 neighbouring inputs, the
+first in the lowest bits, as `code = trit + 1`. Inputs are padded to a multiple of 32 with zero
+trits (code 1). With `scales = s` and `biases = -s` the same buffer serves `mx.quantized_matmul`.
+"""
+
+import mlx.core as mx
+
+CODES_PER_WORD = 16
+PADDING_MULTIPLE = 32
+
+
+def packed_width(input_dims: int) -> int:
+    """Number of 32-bit words of one packed row with `input_dims` inputs."""
+    return -(-input_dims // PADDING_MULTIPLE) * PADDING_MULTIPLE // CODES_PER_WORD
+
+
+def ternarize(weight: mx.array) -> tuple[mx.array, mx.array]:
+    """Absmean ternarisation of one matrix (Ma et al., arXiv 2402.17764, eq. 1-3).
+
+    `m = max(mean(|W|), 1e-5)`, `t = clip(round(W / m), -1, 1)`, ties to even, in float32. The weight
+    that the ternary matrix stands for is `t * m`. Not idempotent: never apply it to ternary values.
+
+    Args:
+        weight: Floats of shape `(N, D)`.
+
+    Returns:
+        The trits as float32 `(N, D)` and `m` as float32 of shape `(1,)`.
+    """
+    weight = weight.astype(mx.float32)
+    scale = mx.maximum(mx.mean(mx.abs(weight), keepdims=True).reshape(1), 1e-5)
+    return mx.clip(mx.round(weight * (1.0 / scale)), -1.0, 1.0), scale
+
+
+def pack_ternary(trits: mx.array) -> mx.array:
+    """Packs values in {-1, 0, 1} of shape `(N, D)` into `uint32` of shape `(N, packed_width(D))`."""
+    rows, input_dims = trits.shape
+    width = packed_width(input_dims)
+    codes = mx.pad(
+        (trits.astype(mx.int32) + 1).astype(mx.uint32),
+        [(0, 0), (0, width * CODES_PER_WORD - input_dims)],
+        constant_values=mx.array(1, mx.uint32),
+    )
+    shifts = mx.arange(0, 2 * CODES_PER_WORD, 2, dtype=mx.uint32)
+    return mx.left_shift(codes.reshape(rows, width, CODES_PER_WORD), shifts).sum(axis=-1)
+
+
+def unpack_ternary(weight: mx.array, input_dims: int) -> mx.array:
+    """Unpacks `uint32` words of shape `(N, packed_width(D))` into float32 trits of shape `(N, D)`."""
+    shifts = mx.arange(0, 2 * CODES_PER_WORD, 2, dtype=mx.uint32)
+    codes = mx.bitwise_and(mx.right_shift(weight[..., None], shifts), 3).astype(mx.float32)
+    return codes.reshape(weight.shape[0], -1)[:, :input_dims] - 1.0

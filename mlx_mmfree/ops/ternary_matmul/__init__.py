@@ -1,0 +1,37 @@
+"""Product of activations and a packed ternary matrix."""
+
+import mlx.core as mx
+
+from ..dispatch import dispatch
+from ..ternary import packed_width
+
+
+def ternary_matmul(x: mx.array, weight: mx.array) -> mx.array:
+    r"""Multiplies by a packed ternary matrix: :math:`y = x\,T^\top`.
+
+    With integer activations (the codes of `rms_norm_quantize`) every sum is an exact integer, the
+    same on every backend and for any number of rows, as long as `D <= 2 ** 24 / 128`. Scales are the
+    caller's, applied once to the sums.
+
+    Args:
+        x: Activations `(..., D)`, any float dtype.
+        weight: Packed trits, `uint32` of shape `(N, packed_width(D))`; see `ops.ternary`.
+
+    Returns:
+        Sums as float32 of shape `(..., N)`.
+
+    Raises:
+        ValueError: The packed width does not belong to `D` inputs, or a dtype is wrong.
+    """
+    if weight.dtype != mx.uint32 or weight.ndim != 2:
+        raise ValueError(
+            f"[ternary_matmul] 'weight' must be a uint32 matrix but got {weight.dtype} with shape "
+            f"{weight.shape}."
+        )
+    if weight.shape[1] != packed_width(x.shape[-1]):
+        raise ValueError(
+            f"[ternary_matmul] 'weight' must have {packed_width(x.shape[-1])} words a row for "
+            f"{x.shape[-1]} inputs but got {weight.shape[1]}."
+        )
+    result: mx.array = dispatch(__name__, x, weight)
+    return result

@@ -1,0 +1,4 @@
+"""Token mixers: modules that mix along the sequence and carry state. One file per mixer."""
+
+from .mlgru import MLGRU as MLGRU
+from .mlgru import MLGRUState as MLGRUState

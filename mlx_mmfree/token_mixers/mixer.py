@@ -1,0 +1,48 @@
+"""The interface that every token mixer follows."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+State = Any
+"""A tree of arrays, each with the batch on axis 0; `()` where a mixer carries nothing."""
+
+LinearFactory = Callable[..., nn.Module]
+"""Makes a projection: called as `linear(input_dims, output_dims, bias=...)`."""
+
+
+class TokenMixer(nn.Module):
+    """A module that mixes along the sequence.
+
+    `mixer(x, state, valid)` maps `x` of shape `(B, L, D)` to `y` of the same shape and the state after
+    the last position. Feeding a sequence whole, in pieces or token by token gives the same result.
+    The state is returned, never kept or changed in place. Positions where `valid`, booleans `(B, L)`,
+    is `False` are padding and change nothing.
+
+    A mixer is made as `Mixer(dims, *, ..., linear=nn.Linear)`, with `is_causal` and `max_length` only
+    where they mean something. What it can do is declared:
+
+    Attributes:
+        causal: It can be built so that output t depends on inputs up to t only.
+        bidirectional: It can be built to see the whole sequence.
+        cross: `__call__` takes a second sequence as `memory=` and `memory_valid=`.
+        recurrent: Its state has a constant size.
+        length_bound: It is made with `max_length=` and takes no longer sequence.
+    """
+
+    causal: ClassVar[bool] = False
+    bidirectional: ClassVar[bool] = False
+    cross: ClassVar[bool] = False
+    recurrent: ClassVar[bool] = False
+    length_bound: ClassVar[bool] = False
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> State:
+        """The state before the first position."""
+        raise NotImplementedError
+
+    def __call__(
+        self, x: mx.array, state: State = None, valid: mx.array | None = None
+    ) -> tuple[mx.array, State]:
+        raise NotImplementedError

@@ -1,0 +1,120 @@
+"""MLGRU, the MatMul-free gated recurrent unit (Zhu et al., arXiv 2406.02528)."""
+
+from typing import ClassVar, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import ShortConvolution
+from ..ops import linear_scan
+from .mixer import LinearFactory, TokenMixer
+
+
+class MLGRUState(NamedTuple):
+    """What an `MLGRU` carries.
+
+    Attributes:
+        hidden: The recurrent state, float32 `(B, E)`.
+        convolutions: The last inputs of each short convolution, `(B, K - 1, ...)`.
+    """
+
+    hidden: mx.array
+    convolutions: tuple[mx.array, ...] = ()
+
+
+class MLGRU(TokenMixer):
+    r"""Elementwise gated recurrence with data-dependent gates.
+
+    .. math::
+        f_t &= b + (1 - b) \odot \sigma(W_f x_t) \\
+        i_t &= \mathrm{silu}(W_i x_t) \odot (1 - f_t) \\
+        h_t &= f_t \odot h_{t-1} + i_t \\
+        y_t &= W_o\,(\mathrm{RMSNorm}(W_g x_t) \odot \mathrm{silu}(h_t))
+
+    This is the released form: the norm lies on the gate projection and the swish on the state. The
+    lower bound `b` is an argument of the call, since a model shares one table between its layers.
+
+    Args:
+        dims: Model dims `D`.
+        hidden_dims: Width `E` of the recurrence. Default: `dims`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=False)`.
+        norm_eps: Epsilon of the gate's norm.
+        conv_size: Taps of short convolutions; 0 means none.
+        share_conv: One convolution of the input for all gates, instead of one each after the input
+            and the forget projection.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`; `lower_bound`: `(E,)`.
+
+    State:
+        `MLGRUState`.
+
+    Example:
+        >>> y, state = MLGRU(32)(mx.zeros((1, 5, 32)))
+        >>> y.shape, state.hidden.shape
+        ((1, 5, 32), (1, 32))
+    """
+
+    causal: ClassVar[bool] = True
+    recurrent: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        hidden_dims: int | None = None,
+        linear: LinearFactory = nn.Linear,
+        norm_eps: float = 1e-6,
+        conv_size: int = 0,
+        share_conv: bool = True,
+    ):
+        super().__init__()
+        hidden_dims = dims if hidden_dims is None else hidden_dims
+        self._hidden_dims = hidden_dims
+        self.input_proj = linear(dims, hidden_dims, bias=False)
+        self.forget_proj = linear(dims, hidden_dims, bias=False)
+        self.gate_proj = linear(dims, hidden_dims, bias=False)
+        self.output_proj = linear(hidden_dims, dims, bias=False)
+        self.gate_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
+        if conv_size and share_conv:
+            self.shared_conv = ShortConvolution(dims, conv_size)
+        elif conv_size:
+            self.input_conv = ShortConvolution(hidden_dims, conv_size)
+            self.forget_conv = ShortConvolution(hidden_dims, conv_size)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> MLGRUState:
+        names = [name for name in ("shared_conv", "input_conv", "forget_conv") if name in self]
+        return MLGRUState(
+            mx.zeros((batch_size, self._hidden_dims)),
+            tuple(self[name].init_state(batch_size, dtype) for name in names),
+        )
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: MLGRUState | None = None,
+        valid: mx.array | None = None,
+        *,
+        lower_bound: mx.array | None = None,
+    ) -> tuple[mx.array, MLGRUState]:
+        state = self.init_state(x.shape[0], x.dtype) if state is None else state
+        convolutions = state.convolutions
+        if "shared_conv" in self:
+            x, last = self.shared_conv(x, convolutions[0], valid)
+            convolutions = (last,)
+        i, f = self.input_proj(x), self.forget_proj(x)
+        if "input_conv" in self:
+            i, last_i = self.input_conv(i, convolutions[0], valid)
+            f, last_f = self.forget_conv(f, convolutions[1], valid)
+            convolutions = (last_i, last_f)
+        f = mx.sigmoid(f)
+        if lower_bound is not None:
+            f = lower_bound + (1.0 - lower_bound) * f
+        i = nn.silu(i) * (1.0 - f)
+        if valid is not None:
+            f = mx.where(valid[..., None], f, mx.ones((), f.dtype))
+            i = mx.where(valid[..., None], i, mx.zeros((), i.dtype))
+        h, hidden = linear_scan(f, i, state.hidden)
+        h = h.astype(x.dtype)
+        y: mx.array = self.output_proj(self.gate_norm(self.gate_proj(x)) * nn.silu(h))
+        return y, MLGRUState(hidden, convolutions)

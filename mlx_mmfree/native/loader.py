@@ -2,13 +2,14 @@
 
 import functools
 import importlib
+from importlib.metadata import version
 from types import ModuleType
 
 # the compiled module links to libmlx and shares its types: mlx.core has to be loaded first
-import mlx.core as mx
+import mlx.core  # noqa: F401
 
-from mlx_mmfree.errors import BackendError
-from mlx_mmfree.version import __version__
+from ..errors import BackendError
+from ..version import __version__
 
 PACKAGE = "_mlx_mmfree_native"
 REBUILD = (
@@ -46,7 +47,7 @@ def _load() -> tuple[ModuleType | None, str | None]:
             f"installation or because the package is not installed. {REBUILD}"
         )
     for subject, built, running in (
-        ("MLX", package.MLX_VERSION, mx.__version__),
+        ("MLX", package.MLX_VERSION, version("mlx")),
         ("mlx_mmfree", package.__version__, __version__),
     ):
         if built != running:

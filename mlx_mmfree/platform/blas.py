@@ -3,8 +3,8 @@
 MLX's Linux wheel is linked to the reference BLAS. :func:`bind` points the BLAS and LAPACK imports
 of the loaded ``libmlx.so`` to OpenBLAS (the package ``scipy-openblas32``), by writing the
 addresses into the library's relocation slots. The order of imports does not matter. Only 32- and
-64-bit floats gain. ``MLX_MMFREE_BLAS=0`` switches it off; the thread count follows
-``OPENBLAS_NUM_THREADS`` or ``OMP_NUM_THREADS``.
+64-bit floats gain. ``MLX_MMFREE_BLAS=0`` switches it off; :mod:`.threads` says how many threads
+compute.
 """
 
 import ctypes
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import mlx.core as mx
+
+from .threads import thread_count
 
 SWITCH = "MLX_MMFREE_BLAS"
 PREFIX = "scipy_"
@@ -94,11 +96,11 @@ def _bind() -> Binding:
     symbols = []
     for slot in imported_slots("libmlx.so"):
         if BLAS_NAME.fullmatch(slot.symbol) and hasattr(openblas, PREFIX + slot.symbol):
-            function = getattr(openblas, PREFIX + slot.symbol)
-            write_slot(slot, ctypes.cast(function, ctypes.c_void_p).value or 0)
+            write_slot(slot, function_address(openblas[PREFIX + slot.symbol]))
             symbols.append(slot.symbol)
     if "cblas_sgemm" not in symbols:
         return Binding((), "libmlx.so imports no BLAS that could be rebound", is_needed=True)
+    openblas[PREFIX + "openblas_set_num_threads"](thread_count())
     return Binding(tuple(sorted(symbols)))
 
 
@@ -166,6 +168,11 @@ def _dynamic_table(start: int, header: bytes) -> tuple[int, dict[int, int]]:
         if tag in dynamic and dynamic[tag] < base:
             dynamic[tag] += base
     return base, dynamic
+
+
+def function_address(function: object) -> int:
+    """Returns the address of a function that ctypes looked up."""
+    return ctypes.c_size_t.from_buffer(function).value  # type: ignore[arg-type]
 
 
 def write_slot(slot: Slot, function: int) -> None:

@@ -1,0 +1,96 @@
+"""The loader tells "not built", "built for another version" and "does not load" apart."""
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from mlx_mmfree import native
+from mlx_mmfree.errors import BackendError
+from mlx_mmfree.native import loader
+from mlx_mmfree.version import __version__
+
+MLX = version("mlx")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An importable folder; the compiled package is looked for under a name of its own."""
+    monkeypatch.setattr(loader, "PACKAGE", "_fake_native")
+    monkeypatch.syspath_prepend(tmp_path)
+    loader._load.cache_clear()
+    yield tmp_path
+    loader._load.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("_fake_native")]:
+        del sys.modules[name]
+
+
+def write_package(site: Path, *, library: str = __version__, mlx: str = MLX, ext: str = "") -> None:
+    package = site / "_fake_native"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"__version__ = {library!r}\nMLX_VERSION = {mlx!r}\n")
+    (package / "_ext.py").write_text(ext)
+    importlib.invalidate_caches()
+
+
+def test_loads(site: Path) -> None:
+    write_package(site, ext="answer = 42")
+    assert native.unavailable() is None
+    assert native.kernels().answer == 42
+
+
+def test_not_built(site: Path) -> None:
+    assert "was not built" in (native.unavailable() or "")
+    with pytest.raises(BackendError, match=r"\[native\] the CPU extension was not built.*Rebuild"):
+        native.kernels()
+
+
+def test_built_for_another_mlx(site: Path) -> None:
+    write_package(site, mlx="0.1.2", ext="raise SystemError('must not be imported')")
+    reason = native.unavailable()
+    assert reason is not None
+    assert f"built for MLX 0.1.2 but MLX {MLX} is running" in reason
+
+
+def test_built_from_another_source(site: Path) -> None:
+    write_package(site, library="0.0.7")
+    reason = native.unavailable()
+    assert reason is not None
+    assert f"built for mlx_mmfree 0.0.7 but mlx_mmfree {__version__} is running" in reason
+
+
+def test_does_not_load(site: Path) -> None:
+    write_package(site, ext="raise ImportError('undefined symbol: _ZN3mlx')")
+    reason = native.unavailable()
+    assert reason is not None
+    assert "was built but does not load: undefined symbol: _ZN3mlx" in reason
+
+
+def test_a_damaged_library_does_not_load(site: Path) -> None:
+    write_package(site)
+    (site / "_fake_native/_ext.py").unlink()
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    (site / f"_fake_native/_ext{suffix}").write_bytes(b"not a library")
+    assert "was built but does not load" in (native.unavailable() or "")
+
+
+def test_other_import_errors_inside_the_package_are_bugs(site: Path) -> None:
+    write_package(site)
+    (site / "_fake_native/__init__.py").write_text("import no_such_module_anywhere")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module_anywhere"):
+        native.unavailable()
+
+
+def test_installed_extension_is_found_from_the_checkout() -> None:
+    """What this interpreter sees agrees with whether the compiled package is installed."""
+    loader._load.cache_clear()
+    code = "import importlib.util as u; print(u.find_spec('_mlx_mmfree_native') is not None)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    if run.stdout.strip() == "False":
+        assert "was not built" in (native.unavailable() or "")
+    else:
+        assert native.unavailable() is None

@@ -9,11 +9,7 @@ using namespace nb::literals;
 NB_MODULE(_ext, m) {
   m.doc() = "CPU kernels of mlx_mmfree.";
 
-  m.def("linear_scan",
-        &mmfree::linear_scan,
-        "f"_a,
-        "i"_a,
-        "s0"_a,
+  m.def("linear_scan", &mmfree::linear_scan, "f"_a, "i"_a, "s0"_a,
         R"(s_t = f_t * s_{t-1} + i_t along the length, elementwise, in float32.
 
         Args:

@@ -26,8 +26,8 @@ using Shapes = std::vector<mx::Shape>;
 struct Size {
   size_t batch, length, dims;
 
-  explicit Size(const mx::Shape& shape)
-      : batch(shape[0]), length(shape[1]), dims(shape[2]) {}
+  explicit Size(const mx::Shape& shape) : batch(shape[0]), length(shape[1]), dims(shape[2]) {
+  }
 };
 
 void allocate(Arrays& outputs) {
@@ -106,8 +106,8 @@ void scan_row(const float* __restrict__ f, const float* __restrict__ i, const fl
 MMFREE_CLONES
 void scan_gradient_row(const float* __restrict__ f, const float* s0, const float* states,
                        const float* __restrict__ d_states, const float* __restrict__ d_final,
-                       float* __restrict__ d_f, float* __restrict__ d_i,
-                       float* __restrict__ d_s0, size_t length, size_t dims) {
+                       float* __restrict__ d_f, float* __restrict__ d_i, float* __restrict__ d_s0,
+                       size_t length, size_t dims) {
   std::copy_n(d_final, dims, d_s0);
   for (size_t t = length; t-- > 0;) {
     const float* previous = t > 0 ? states + (t - 1) * dims : s0;
@@ -122,8 +122,7 @@ void scan_gradient_row(const float* __restrict__ f, const float* s0, const float
 
 std::pair<mx::array, mx::array> linear_scan(const mx::array& f, const mx::array& i,
                                             const mx::array& s0) {
-  if (f.ndim() != 3 || i.shape() != f.shape() ||
-      s0.shape() != mx::Shape{f.shape(0), f.shape(2)}) {
+  if (f.ndim() != 3 || i.shape() != f.shape() || s0.shape() != mx::Shape{f.shape(0), f.shape(2)}) {
     throw std::invalid_argument(
         "[linear_scan] 'f' and 'i' must be (B, L, D) and 's0' (B, D) of the same sizes.");
   }
@@ -162,8 +161,8 @@ std::pair<Arrays, std::vector<int>> LinearScan::vmap(const Arrays& inputs,
 
 Arrays LinearScan::vjp(const Arrays& primals, const Arrays& cotangents,
                        const std::vector<int>& argnums, const Arrays& outputs) {
-  auto gradients = call_gradient({primals[0], primals[2], outputs[0], cotangents[0], cotangents[1]},
-                                 stream());
+  auto gradients =
+      call_gradient({primals[0], primals[2], outputs[0], cotangents[0], cotangents[1]}, stream());
   Arrays wanted;
   for (int argnum : argnums) {
     wanted.push_back(gradients[argnum]);

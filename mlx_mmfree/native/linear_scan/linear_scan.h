@@ -25,8 +25,8 @@ class LinearScan : public mx::Primitive {
                              const std::vector<mx::array>& cotangents,
                              const std::vector<int>& argnums,
                              const std::vector<mx::array>& outputs) override;
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
+                                                           const std::vector<int>& axes) override;
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
   DEFINE_NAME(LinearScan)
   DEFINE_DEFAULT_IS_EQUIVALENT()
@@ -39,8 +39,8 @@ class LinearScanGradient : public mx::Primitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
   void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
+                                                           const std::vector<int>& axes) override;
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
   DEFINE_NAME(LinearScanGradient)
   DEFINE_DEFAULT_IS_EQUIVALENT()

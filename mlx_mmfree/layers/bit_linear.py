@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_map
+from mlx.utils import tree_unflatten
 
 from ..ops import (
     pack_ternary,
@@ -225,10 +225,10 @@ def _packed(layer: _TernaryLinear, weight: mx.array) -> PackedBitLinear:
 
 def pack_linears(model: nn.Module) -> nn.Module:
     """Replaces, in place, every layer of `model` that offers `to_packed()`; returns the model."""
-    packed = tree_map(
-        lambda module: module.to_packed() if hasattr(module, "to_packed") else module,
-        model.leaf_modules() | {},
-        is_leaf=nn.Module.is_module,
-    )
-    model.update_modules(packed)
+    packed = [
+        (name, module.to_packed())
+        for name, module in model.named_modules()
+        if hasattr(module, "to_packed")
+    ]
+    model.update_modules(tree_unflatten(packed))
     return model

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from ..errors import UnsupportedModelError
 
-_SHARED = {"architectures", "block", "decoder", "fields"}
+_SHARED = {"architectures", "block", "decoder", "fields", "tokens"}
 
 
 @cache

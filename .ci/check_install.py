@@ -1,6 +1,7 @@
 """Checks an installed mlx_mmfree: where it is imported from, what it holds, whether it computes."""
 
 import argparse
+import fnmatch
 import importlib.metadata
 import os
 import sys
@@ -46,8 +47,13 @@ def check_files(files: list[str]) -> list[str]:
     ]
     faults += [
         f"the wheel lacks {wanted}"
-        for wanted in ("mlx_mmfree/py.typed", "licenses/LICENSE", "licenses/NOTICE")
-        if not any(file.endswith(wanted) for file in files)
+        for wanted in (
+            "mlx_mmfree/py.typed",
+            "mlx_mmfree/demo/*.safetensors",
+            "*/licenses/LICENSE",
+            "*/licenses/NOTICE",
+        )
+        if not fnmatch.filter(files, wanted)
     ]
     return faults
 

@@ -1,0 +1,159 @@
+"""The decoding loop: token ids in, token ids out."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_map
+
+from ..models import Decoder
+from ..models.tokens import token_array
+from .penalties import LogitsProcessor
+from .samplers import Sampler, greedy
+
+State = Any
+
+PREFILL_STEP_SIZE = 2048
+STEPS_PER_CACHE_CLEARING = 256
+
+
+def prefill(
+    model: Decoder,
+    tokens: mx.array,
+    state: State = None,
+    valid: mx.array | None = None,
+    *,
+    step_size: int = PREFILL_STEP_SIZE,
+) -> State:
+    """Reads tokens in chunks and returns the state after them; no logits are computed.
+
+    Args:
+        model: Reads the tokens.
+        tokens: Integers `(B, L)`.
+        state: The state before them; `None` is that of an empty text.
+        valid: Booleans `(B, L)`, `False` where padded.
+        step_size: Positions a chunk.
+    """
+    if step_size < 1:
+        raise ValueError(f"[prefill] 'prefill_step_size' must be at least 1 but got {step_size}.")
+    for first in range(0, tokens.shape[1], step_size):
+        part = slice(first, first + step_size)
+        _, state = model.hidden(tokens[:, part], state, None if valid is None else valid[:, part])
+        mx.eval(state)
+        mx.clear_cache()
+    return state
+
+
+class Decoding:
+    """A batch in the middle of decoding: while one step's tokens are read, the next is computed.
+
+    Args:
+        model: Gives the logits.
+        tokens: The prompts, integers `(B, L)`; the last position is never padding.
+        valid: Booleans `(B, L)`, `False` where padded.
+        state: The state before the prompts.
+        sampler: Chooses tokens from logits.
+        processors: Change the logits before.
+        prefill_step_size: Positions of the prompt read at a time.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokens: mx.array,
+        *,
+        valid: mx.array | None = None,
+        state: State = None,
+        sampler: Sampler = greedy,
+        processors: Sequence[LogitsProcessor] = (),
+        prefill_step_size: int = PREFILL_STEP_SIZE,
+    ):
+        self._model = model
+        self._sampler = sampler
+        self._processors = processors
+        self._steps = 0
+        before = None if valid is None else valid[:, :-1]
+        self._state = prefill(model, tokens[:, :-1], state, before, step_size=prefill_step_size)
+        self._seen = [p.start(tokens, valid, model.vocab_size) for p in processors]
+        self._tokens = self._queue(tokens[:, -1])
+
+    def _queue(self, tokens: mx.array) -> mx.array:
+        """Starts computing the tokens that follow `tokens` `(B,)`."""
+        hidden, self._state = self._model.hidden(tokens[:, None], self._state)
+        logits = self._model.logits(hidden)[:, -1].astype(mx.float32)
+        for process, seen in zip(self._processors, self._seen, strict=True):
+            logits = process(logits, seen)
+        chosen = self._sampler(logits)
+        self._seen = [
+            process.update(seen, chosen)
+            for process, seen in zip(self._processors, self._seen, strict=True)
+        ]
+        mx.async_eval(chosen, self._state, self._seen)
+        return chosen
+
+    def step(self, *, is_last: bool = False) -> list[int]:
+        """The next token of each row.
+
+        Args:
+            is_last: No step follows, so none is started.
+        """
+        tokens = self._tokens
+        if not is_last:
+            self._tokens = self._queue(tokens)
+        self._steps += 1
+        if self._steps % STEPS_PER_CACHE_CLEARING == 0:
+            mx.clear_cache()
+        chosen: list[int] = tokens.tolist()
+        return chosen
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drops all rows of the batch but these."""
+        index = mx.array(list(rows))
+        self._tokens, self._state, self._seen = tree_map(
+            lambda array: array[index], (self._tokens, self._state, self._seen)
+        )
+
+
+def generate_tokens(
+    model: Decoder,
+    tokens: Sequence[int],
+    *,
+    state: State = None,
+    sampler: Sampler = greedy,
+    processors: Sequence[LogitsProcessor] = (),
+    max_tokens: int = 100,
+    prefill_step_size: int = PREFILL_STEP_SIZE,
+) -> Iterator[int]:
+    """Continues a sequence of tokens; nothing but `max_tokens` or the caller ends it.
+
+    Args:
+        model: Gives the logits.
+        tokens: The prompt's ids, at least one.
+        state: What the model has read before the prompt, as `prefill` returns it.
+        sampler: Chooses tokens from logits.
+        processors: Change the logits before.
+        max_tokens: How many tokens to generate.
+        prefill_step_size: Positions of the prompt read at a time.
+
+    Raises:
+        ValueError: The prompt is empty, a token is not in the vocabulary, or a number is too small.
+
+    Example:
+        >>> list(generate_tokens(model, [1, 2, 3], max_tokens=4))  # doctest: +SKIP
+        [17, 4, 4, 9]
+    """
+    check_max_tokens(max_tokens)
+    decoding = Decoding(
+        model,
+        token_array(tokens, model.vocab_size),
+        state=state,
+        sampler=sampler,
+        processors=processors,
+        prefill_step_size=prefill_step_size,
+    )
+    return (decoding.step(is_last=n == max_tokens)[0] for n in range(1, max_tokens + 1))
+
+
+def check_max_tokens(max_tokens: int) -> None:
+    if max_tokens < 1:
+        raise ValueError(f"[generate] 'max_tokens' must be at least 1 but got {max_tokens}.")

@@ -1,0 +1,91 @@
+"""Samplers: functions from logits `(B, V)` to the chosen tokens `(B,)`.
+
+Random choices use MLX's global generator: `mx.random.seed` makes them repeatable.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+from . import filters
+
+Sampler = Callable[[mx.array], mx.array]
+
+
+def greedy(logits: mx.array) -> mx.array:
+    """The token with the largest logit."""
+    return mx.argmax(logits, axis=-1)
+
+
+def temperature(value: float) -> Sampler:
+    """Draws a token from `softmax(logits / value)`.
+
+    Args:
+        value: Below 1 sharpens the distribution, above 1 flattens it. Positive.
+    """
+    if not 0 < value < math.inf:
+        raise ValueError(f"[temperature] 'temp' must be a positive number but got {value}.")
+
+    def sample(logits: mx.array) -> mx.array:
+        # The largest logit becomes 0, so that a tiny temperature does not overflow.
+        shifted = logits - mx.max(logits, axis=-1, keepdims=True)
+        return mx.random.categorical(shifted / value)
+
+    return sample
+
+
+def chain(steps: Sequence[filters.Filter], sampler: Sampler) -> Sampler:
+    """A sampler that applies the filters in order and then chooses."""
+
+    def sample(logits: mx.array) -> mx.array:
+        for keep in steps:
+            logits = keep(logits)
+        return sampler(logits)
+
+    return sample
+
+
+def make_sampler(
+    temp: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    min_tokens_to_keep: int = 1,
+    xtc_probability: float = 0.0,
+    xtc_threshold: float = 0.1,
+    xtc_special_tokens: Sequence[int] = (),
+) -> Sampler:
+    """The usual sampler: top-p, min-p, XTC and top-k filters in this order, then temperature.
+
+    Args:
+        temp: Temperature; 0 takes the likeliest token and ignores the filters.
+        top_p: Probability mass to keep; 1 keeps all.
+        top_k: Number of tokens to keep; 0 keeps all.
+        min_p: Least probability relative to the likeliest token; 0 keeps all.
+        min_tokens_to_keep: How many tokens `min_p` keeps at least.
+        xtc_probability: How often XTC filters; 0 never.
+        xtc_threshold: Probability above which XTC drops tokens.
+        xtc_special_tokens: Tokens that XTC never drops.
+
+    Raises:
+        ValueError: A value is out of its bounds.
+
+    Example:
+        >>> make_sampler(temp=0.8, top_p=0.95)(mx.array([[0.0, 9.0]])).tolist()
+        [1]
+    """
+    if not temp >= 0:
+        raise ValueError(f"[make_sampler] 'temp' must not be negative but got {temp}.")
+    used: list[filters.Filter] = []
+    if top_p != 1:
+        used.append(filters.top_p(top_p))
+    likely_enough = filters.min_p(min_p, min_tokens_to_keep)
+    if min_p:
+        used.append(likely_enough)
+    surprise = filters.xtc(xtc_probability, xtc_threshold, xtc_special_tokens)
+    if xtc_probability:
+        used.append(surprise)
+    if top_k:
+        used.append(filters.top_k(top_k))
+    return chain(used, temperature(temp)) if temp else greedy

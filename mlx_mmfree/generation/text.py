@@ -1,0 +1,255 @@
+"""Text generation: a prompt in, text out, whole or as a stream."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Literal
+
+import mlx.core as mx
+
+from ..models import Decoder
+from ..models.tokens import check_tokens, token_array
+from .decode import PREFILL_STEP_SIZE, Decoding, check_max_tokens
+from .penalties import LogitsProcessor
+from .samplers import Sampler, greedy
+from .stop import StopStrings, end_tokens
+
+Prompt = str | Sequence[int]
+FinishReason = Literal["stop", "length"]
+
+BYTES_PER_GB = 1e9
+
+
+@dataclass(frozen=True)
+class GenerationResponse:
+    """One step of a stream.
+
+    Attributes:
+        text: The text that this step adds, possibly none.
+        token: The token that was chosen.
+        prompt_tokens: Number of tokens of the prompt.
+        prompt_tps: Tokens of the prompt read per second.
+        generation_tokens: Number of tokens generated so far.
+        generation_tps: Tokens generated per second after the first.
+        peak_memory: The most memory that MLX has used, in GB.
+        finish_reason: `"stop"` at a stop string or the end of the text, `"length"` at the last
+            token allowed, otherwise `None`.
+    """
+
+    text: str
+    token: int
+    prompt_tokens: int
+    prompt_tps: float
+    generation_tokens: int
+    generation_tps: float
+    peak_memory: float
+    finish_reason: FinishReason | None = None
+
+
+class Completion:
+    """The text of one prompt as it grows.
+
+    Args:
+        tokenizer: Turns tokens into text.
+        stop: Strings that end the text.
+        end: Tokens that end the text.
+        max_tokens: How many tokens there may be.
+    """
+
+    def __init__(
+        self, tokenizer: Any, stop: Sequence[str], end: Collection[int], max_tokens: int
+    ):
+        self.tokens: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self._detokenizer = tokenizer.detokenizer()
+        self._stop = StopStrings(stop)
+        self._end = end
+        self._max_tokens = max_tokens
+        self._parts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._parts)
+
+    @property
+    def remaining(self) -> int:
+        """How many tokens may follow."""
+        return self._max_tokens - len(self.tokens)
+
+    def add(self, token: int) -> str:
+        """Takes a token and returns the text that it adds."""
+        self.tokens.append(token)
+        if token in self._end:
+            self.finish_reason = "stop"
+            text = self._detokenizer.finalize()
+        else:
+            text = self._detokenizer.add(token)
+            if not self.remaining:
+                self.finish_reason = "length"
+                text += self._detokenizer.finalize()
+        text = self._stop.add(text)
+        if self._stop.is_met:
+            self.finish_reason = "stop"
+        elif self.finish_reason:
+            text += self._stop.finalize()
+        self._parts.append(text)
+        return text
+
+
+class _KnownTokens:
+    """Keeps out the rows of an embedding that is larger than the tokenizer's vocabulary."""
+
+    def __init__(self, count: int):
+        self._count = count
+
+    def start(self, tokens: mx.array, valid: mx.array | None, vocab_size: int) -> tuple[()]:
+        return ()
+
+    def __call__(self, logits: mx.array, state: tuple[()]) -> mx.array:
+        return mx.where(mx.arange(logits.shape[-1]) < self._count, logits, -mx.inf)
+
+    def update(self, state: tuple[()], tokens: mx.array) -> tuple[()]:
+        return ()
+
+
+def with_known_tokens(
+    model: Decoder, tokenizer: Any, processors: Sequence[LogitsProcessor]
+) -> list[LogitsProcessor]:
+    """The processors, and one before them where the tokenizer has no text for some token."""
+    if tokenizer.vocab_size >= model.vocab_size:
+        return list(processors)
+    return [_KnownTokens(tokenizer.vocab_size), *processors]
+
+
+def prompt_tokens(tokenizer: Any, prompt: Prompt, vocab_size: int) -> list[int]:
+    """The ids of a prompt.
+
+    Args:
+        tokenizer: Encodes a text, with the special tokens that the model expects.
+        prompt: A text or ids.
+        vocab_size: Every id is below it.
+
+    Raises:
+        ValueError: The prompt is empty, no Unicode text, or has a token outside the vocabulary.
+    """
+    if isinstance(prompt, str):
+        ids = tokenizer.encode(prompt) if prompt else []
+    else:
+        ids = prompt
+    if len(ids) == 0:
+        raise ValueError("[generate] 'prompt' must not be empty. Give at least one word or token.")
+    check_tokens(ids, vocab_size)
+    return [int(token) for token in ids]
+
+
+def stream_generate(
+    model: Decoder,
+    tokenizer: Any,
+    prompt: Prompt,
+    *,
+    max_tokens: int = 100,
+    sampler: Sampler = greedy,
+    processors: Sequence[LogitsProcessor] = (),
+    stop: Sequence[str] = (),
+    extra_eos_tokens: Collection[int | str] = (),
+    state: Any = None,
+    prefill_step_size: int = PREFILL_STEP_SIZE,
+) -> Iterator[GenerationResponse]:
+    """Continues a prompt and yields the text as it comes.
+
+    Args:
+        model: Gives the logits.
+        tokenizer: Belongs to the model.
+        prompt: A text, or its ids as they are.
+        max_tokens: How many tokens to generate at most.
+        sampler: Chooses tokens from logits; see `make_sampler`.
+        processors: Change the logits before; see `make_processors`.
+        stop: Strings that end the text and are not shown.
+        extra_eos_tokens: Ids or texts of tokens that end the text beside the tokenizer's own.
+        state: What the model has read before the prompt.
+        prefill_step_size: Positions of the prompt read at a time.
+
+    Raises:
+        ValueError: The prompt is empty or not in the vocabulary, or an option is out of its bounds.
+
+    Example:
+        >>> for response in stream_generate(model, tokenizer, "Once upon a time"):
+        ...     print(response.text, end="", flush=True)  # doctest: +SKIP
+    """
+    check_max_tokens(max_tokens)
+    ids = prompt_tokens(tokenizer, prompt, model.vocab_size)
+    completion = Completion(tokenizer, stop, end_tokens(tokenizer, extra_eos_tokens), max_tokens)
+    start = perf_counter()
+    decoding = Decoding(
+        model,
+        token_array(ids, model.vocab_size),
+        state=state,
+        sampler=sampler,
+        processors=with_known_tokens(model, tokenizer, processors),
+        prefill_step_size=prefill_step_size,
+    )
+    return _responses(decoding, completion, len(ids), start)
+
+
+def _responses(
+    decoding: Decoding, completion: Completion, prompt_size: int, start: float
+) -> Iterator[GenerationResponse]:
+    prompt_tps, first = 0.0, start
+    while completion.finish_reason is None:
+        (token,) = decoding.step(is_last=completion.remaining == 1)
+        now = perf_counter()
+        if not completion.tokens:
+            prompt_tps, first = prompt_size / (now - start), now
+        text = completion.add(token)
+        count = len(completion.tokens)
+        yield GenerationResponse(
+            text=text,
+            token=token,
+            prompt_tokens=prompt_size,
+            prompt_tps=prompt_tps,
+            generation_tokens=count,
+            generation_tps=rate(count - 1, now - first),
+            peak_memory=mx.get_peak_memory() / BYTES_PER_GB,
+            finish_reason=completion.finish_reason,
+        )
+
+
+def rate(count: int, time_s: float) -> float:
+    """How many per second; 0 where nothing was timed."""
+    return count / time_s if count and time_s > 0 else 0.0
+
+
+def generate(
+    model: Decoder,
+    tokenizer: Any,
+    prompt: Prompt,
+    *,
+    max_tokens: int = 100,
+    sampler: Sampler = greedy,
+    processors: Sequence[LogitsProcessor] = (),
+    stop: Sequence[str] = (),
+    extra_eos_tokens: Collection[int | str] = (),
+    state: Any = None,
+    prefill_step_size: int = PREFILL_STEP_SIZE,
+) -> str:
+    """Continues a prompt and returns the new text.
+
+    Args: as `stream_generate`.
+
+    Example:
+        >>> generate(model, tokenizer, "Once upon a time", max_tokens=8)  # doctest: +SKIP
+        ', there was a little girl.'
+    """
+    responses = stream_generate(
+        model,
+        tokenizer,
+        prompt,
+        max_tokens=max_tokens,
+        sampler=sampler,
+        processors=processors,
+        stop=stop,
+        extra_eos_tokens=extra_eos_tokens,
+        state=state,
+        prefill_step_size=prefill_step_size,
+    )
+    return "".join(response.text for response in responses)

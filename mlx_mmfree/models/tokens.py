@@ -1,65 +1,37 @@
-"""Token ids on their way into an array: checked on the host, since no gather checks its indices."""
+"""Checks token ids before they reach a model: an embedding reads out of bounds without a word."""
 
 from collections.abc import Sequence
+from operator import index
+from typing import Any
 
 import mlx.core as mx
-import numpy as np
-from numpy.typing import NDArray
 
 
-def check_tokens(ids: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
-    """The ids as a NumPy vector.
-
-    Args:
-        ids: Token ids, possibly none.
-        vocab_size: Every id is below it.
+def check_tokens(ids: Sequence[Any], vocab_size: int) -> None:
+    """Refuses ids that have no row in the embedding; runs on the host, without an array.
 
     Raises:
-        ValueError: An id is no whole number of the vocabulary; the message names it.
+        ValueError: An id is no whole number within `[0, vocab_size)`.
     """
-    found = np.asarray(ids)
-    if found.size == 0:
-        return np.zeros(0, np.int32)
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise ValueError(
-            f"[tokens] 'ids' must be a list of whole numbers from 0 to {vocab_size - 1} but got "
-            f"{found.dtype} values of shape {found.shape}."
-        )
-    wrong = (found < 0) | (found >= vocab_size)
-    if wrong.any():
-        position = int(wrong.argmax())
-        raise ValueError(
-            f"[tokens] 'ids' must be from 0 to {vocab_size - 1} but got {found[position]} at "
-            f"position {position}. Is this the tokenizer of the model?"
-        )
-    return found.astype(np.int32)
+    for position, token in enumerate(ids):
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise ValueError(
+                f"[tokens] ids must be whole numbers but got {token!r} at position {position}."
+            )
+        if not 0 <= index(token) < vocab_size:
+            raise ValueError(
+                f"[tokens] ids must lie within the model's vocabulary, 0 to {vocab_size - 1}, but "
+                f"got {token} at position {position}. Use the tokenizer that belongs to the model."
+            )
 
 
-def token_array(ids: Sequence[int], vocab_size: int) -> mx.array:
-    """The ids as an `int32` array `(L,)`, checked as by `check_tokens`.
+def token_array(ids: Sequence[Any], vocab_size: int) -> mx.array:
+    """The checked ids as `int32` of shape `(1, L)`, one sequence.
 
-    Example:
-        >>> token_array([3, 1, 2], vocab_size=4)
-        array([3, 1, 2], dtype=int32)
+    Raises:
+        ValueError: There is no id, or one is outside the vocabulary.
     """
-    return mx.array(check_tokens(ids, vocab_size))
-
-
-def left_padded(
-    rows: Sequence[Sequence[int]], vocab_size: int
-) -> tuple[mx.array, mx.array | None]:
-    """Several sequences as one batch, the shorter ones padded on the left.
-
-    Args:
-        rows: The ids of each sequence, checked as by `check_tokens`.
-        vocab_size: Every id is below it.
-
-    Returns:
-        Tokens, `int32` `(B, L)`, and booleans `(B, L)` that are `False` where padded; `None` where
-        all are equally long.
-    """
-    checked = [check_tokens(row, vocab_size) for row in rows]
-    length = max(map(len, checked))
-    tokens = mx.array(np.stack([np.pad(row, (length - len(row), 0)) for row in checked]))
-    padding = np.array([[length - len(row)] for row in checked])
-    return tokens, mx.array(np.arange(length) >= padding) if padding.any() else None
+    if not len(ids):
+        raise ValueError("[tokens] at least one id must be given but got none.")
+    check_tokens(ids, vocab_size)
+    return mx.array([index(token) for token in ids], mx.int32)[None]

@@ -1,0 +1,107 @@
+"""A checkpoint on disk: its configuration and where its tensors lie. Nothing is loaded here."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+from .download import local_folder
+from .json_file import read_json_object
+from .safetensors import TensorEntry, read_header
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+_SHARD_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*\.safetensors", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder whose configuration and tensor headers were read.
+
+    Attributes:
+        folder: The local folder.
+        config: The content of `config.json`.
+        tensors: Every tensor by its name on disk.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, TensorEntry]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors on disk."""
+        return sum(entry.nbytes for entry in self.tensors.values())
+
+
+def open_checkpoint(
+    path_or_repo: str | os.PathLike[str], revision: str | None = None
+) -> Checkpoint:
+    """Finds or downloads a checkpoint and reads its headers.
+
+    Args:
+        path_or_repo: A folder, or a repository `owner/name` of the Hub.
+        revision: Branch, tag or commit of the repository.
+
+    Raises:
+        CheckpointError: A file is missing, damaged or inconsistent.
+        DownloadError: The Hub does not hand out the repository.
+    """
+    folder = local_folder(path_or_repo, revision)
+    if not (folder / CONFIG_FILE).exists():
+        raise CheckpointError(
+            f"[load] '{folder}' must hold a checkpoint but has no {CONFIG_FILE}. Give the folder "
+            "that holds it."
+        )
+    return Checkpoint(folder, read_json_object(folder / CONFIG_FILE), _read_tensors(folder))
+
+
+def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
+    if (folder / WEIGHTS_FILE).exists():
+        return read_header(folder / WEIGHTS_FILE)[0]
+    if (folder / INDEX_FILE).exists():
+        return _read_shards(folder)
+    if any(folder.glob("*.bin")):
+        raise CheckpointError(
+            f"[load] '{folder}' must hold safetensors but has only PyTorch .bin weights, which are "
+            "not read. Convert them to safetensors first."
+        )
+    raise CheckpointError(
+        f"[load] '{folder}' must hold {WEIGHTS_FILE} or {INDEX_FILE} but has neither. A repository "
+        "of the Hub that offers only PyTorch .bin weights must be converted to safetensors first."
+    )
+
+
+def _read_shards(folder: Path) -> dict[str, TensorEntry]:
+    index_file = folder / INDEX_FILE
+    shards = read_json_object(index_file).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise CheckpointError(
+            f"[load] '{index_file}' must map tensors to files in 'weight_map' but does not."
+        )
+    for shard in shards.values():
+        if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard):
+            raise CheckpointError(
+                f"[load] '{index_file}' must name .safetensors files of its own folder but got "
+                f"{shard!r:.100}."
+            )
+    tensors: dict[str, TensorEntry] = {}
+    for shard in sorted(set(shards.values())):
+        for name, entry in read_header(folder / shard)[0].items():
+            if name in tensors:
+                raise CheckpointError(
+                    f"[load] '{folder}' must hold tensor {name!r:.100} once but both "
+                    f"{tensors[name].file.name} and {shard} have it."
+                )
+            tensors[name] = entry
+    for name, shard in shards.items():
+        if name not in tensors or tensors[name].file.name != shard:
+            raise CheckpointError(
+                f"[load] '{folder / shard}' must hold tensor {name!r:.100}, as the index says, but "
+                "does not. Fetch the checkpoint again."
+            )
+    return tensors

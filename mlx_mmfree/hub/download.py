@@ -1,0 +1,133 @@
+"""Turns a path or a Hub repository into a local folder."""
+
+import os
+import re
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from ..errors import CheckpointError, DownloadError
+
+TOKENIZER_PATTERNS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+WEIGHT_PATTERNS = (
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+)
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+def local_folder(
+    path_or_repo: str | os.PathLike[str],
+    revision: str | None = None,
+    *,
+    patterns: tuple[str, ...] = TOKENIZER_PATTERNS + WEIGHT_PATTERNS,
+) -> Path:
+    """The folder that holds a checkpoint, downloaded if it is a Hub repository.
+
+    A download shows its progress, goes on where an earlier one stopped and lands in the Hub's
+    cache; without a network the cached files are used.
+
+    Args:
+        path_or_repo: An existing folder, or a repository id `owner/name`.
+        revision: Branch, tag or commit of the repository. A folder has none.
+        patterns: Names of the files to fetch.
+
+    Raises:
+        CheckpointError: There is no such folder, and the name cannot be a repository.
+        DownloadError: The Hub does not hand out the repository.
+    """
+    name = os.fspath(path_or_repo)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if revision is not None:
+            raise CheckpointError(
+                f"[load] 'revision' must be left out for folder '{folder}' but got {revision!r}."
+            )
+        return folder
+    if folder.exists():
+        raise CheckpointError(
+            f"[load] 'path_or_repo' must be a folder with a checkpoint but '{folder}' is a file."
+        )
+    if not isinstance(path_or_repo, str) or not _REPOSITORY.fullmatch(name):
+        raise CheckpointError(
+            "[load] 'path_or_repo' must be an existing folder or a Hub repository 'owner/name' but "
+            f"got {name!r}, which is neither."
+        )
+    return _download(name, revision, patterns)
+
+
+def _download(repository: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    place = f"'{repository}'" + (f" at revision '{revision}'" if revision else "")
+    page = f"https://huggingface.co/{repository}"
+    try:
+        return Path(
+            snapshot_download(
+                repository,
+                revision=revision,
+                allow_patterns=list(patterns),
+                ignore_patterns=["*/*"],
+            )
+        )
+    except GatedRepoError as error:
+        raise DownloadError(
+            f"[load] {place} is gated. Ask for access on {page}, then log in with `hf auth login`."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise DownloadError(
+            f"[load] {place} is neither a local folder nor a repository of the Hub. Check the "
+            "spelling; a private repository needs `hf auth login`."
+        ) from error
+    except RevisionNotFoundError as error:
+        raise DownloadError(
+            f"[load] {place} does not exist. Its branches, tags and commits are listed on {page}."
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise DownloadError(_offline_message(place)) from error
+    except HFValidationError as error:
+        raise DownloadError(f"[load] {place} is no valid repository id: {_line(error)}.") from error
+    except HfHubHTTPError as error:
+        raise DownloadError(
+            f"[load] the Hub did not hand out {place}: {_line(error)}. Try again later."
+        ) from error
+    except (OSError, HTTPError, RuntimeError) as error:
+        raise DownloadError(
+            f"[load] {place} cannot be downloaded: {_line(error)}. Check the network and the free "
+            "space of the cache; a new start goes on where this one stopped."
+        ) from error
+
+
+def _offline_message(place: str) -> str:
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return (
+            f"[load] {place} is not completely in the local cache and HF_HUB_OFFLINE forbids a "
+            "download. Unset HF_HUB_OFFLINE, or give a local folder."
+        )
+    return (
+        f"[load] {place} is neither a local folder nor completely in the local cache, and the Hub "
+        "cannot be reached. Check the network, or give a local folder."
+    )
+
+
+def _line(error: Exception) -> str:
+    """The message on one line."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -1,0 +1,213 @@
+"""Loads models and tokenizers from a folder or from the Hub."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from ..errors import CheckpointError
+from ..layers import PackedBitLinear, pack_linears
+from ..models import Decoder
+from . import pack_cache
+from .checkpoint import Checkpoint, open_checkpoint
+from .download import TOKENIZER_PATTERNS, local_folder
+from .packed_format import has_valid_codes
+from .safetensors import TensorEntry, read_tensors
+from .skeleton import FLOATS, Skeleton, build_skeleton, kept_names, parameters
+from .tokenizer import Tokenizer
+
+Source = str | os.PathLike[str] | Checkpoint
+
+
+def load(
+    path_or_repo: Source,
+    revision: str | None = None,
+    dtype: mx.Dtype | None = None,
+    packed: bool = True,
+) -> tuple[Decoder, Tokenizer]:
+    """Loads a model and its tokenizer.
+
+    Args:
+        path_or_repo: A folder, a repository `owner/name` of the Hub, or an opened checkpoint.
+        revision: Branch, tag or commit of the repository.
+        dtype: Float dtype of weights and activations; `None` keeps the checkpoint's. Ternary
+            weights do not depend on it.
+        packed: Pack ternary matrices to 2 bits a weight, for inference. `False` keeps the float
+            master weights, for training.
+
+    Returns:
+        The model and the tokenizer.
+
+    Raises:
+        CheckpointError: A file is missing, damaged or inconsistent.
+        DownloadError: The Hub does not hand out the repository.
+        UnsupportedModelError: The architecture is not implemented.
+
+    Example:
+        >>> model, tokenizer = load("ridger/MMfreeLM-370M")  # doctest: +SKIP
+        >>> logits, state = model(mx.array([tokenizer.encode("Hello")]))  # doctest: +SKIP
+    """
+    checkpoint = _opened(path_or_repo, revision)
+    tokenizer = Tokenizer.from_folder(checkpoint.folder)
+    rows = build_skeleton(checkpoint).model.vocab_size
+    if tokenizer.vocab_size > rows:
+        raise CheckpointError(
+            f"[load] the tokenizer in '{checkpoint.folder}' must have at most as many tokens as "
+            f"the embedding has rows, {rows}, but has {tokenizer.vocab_size}. Use the tokenizer "
+            "that belongs to the model."
+        )
+    return load_model(checkpoint, dtype=dtype, packed=packed), tokenizer
+
+
+def load_model(
+    path_or_repo: Source,
+    revision: str | None = None,
+    dtype: mx.Dtype | None = None,
+    packed: bool = True,
+) -> Decoder:
+    """Loads a model without a tokenizer.
+
+    Args and errors: as `load`.
+
+    Example:
+        >>> model = load_model("ridger/MMfreeLM-370M", dtype=mx.float32)  # doctest: +SKIP
+    """
+    if dtype is not None and dtype not in FLOATS:
+        raise ValueError(
+            f"[load] 'dtype' must be float32, float16, bfloat16 or None but got {dtype}."
+        )
+    checkpoint = _opened(path_or_repo, revision)
+    model = _load_packed(checkpoint) if packed else _filled(checkpoint, packed=False).model
+    return _converted(model, dtype)
+
+
+def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = None) -> Tokenizer:
+    """Loads a tokenizer without its model; of a repository, only the small files are fetched.
+
+    Args:
+        path_or_repo: A folder, or a repository `owner/name` of the Hub.
+        revision: Branch, tag or commit of the repository.
+
+    Raises:
+        CheckpointError: A file is missing or damaged.
+        DownloadError: The Hub does not hand out the repository.
+    """
+    return Tokenizer.from_folder(local_folder(path_or_repo, revision, patterns=TOKENIZER_PATTERNS))
+
+
+def needed_bytes(checkpoint: Checkpoint, dtype: mx.Dtype | None = None, packed: bool = True) -> int:
+    """Bytes of the weights once loaded, from the headers alone. Arguments as `load`."""
+    skeleton = _skeleton(checkpoint, packed=packed)
+    if packed:
+        pack_linears(skeleton.model)
+    kept = kept_names(skeleton.model)
+    return sum(
+        array.nbytes if name in kept else array.size * (dtype or skeleton.entries[name].dtype).size
+        for name, array in parameters(skeleton.model).items()
+    )
+
+
+def _opened(source: Source, revision: str | None) -> Checkpoint:
+    return source if isinstance(source, Checkpoint) else open_checkpoint(source, revision)
+
+
+def _skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
+    skeleton = build_skeleton(checkpoint)
+    if not packed and kept_names(skeleton.model):
+        raise CheckpointError(
+            f"[load] 'packed' must be True for '{checkpoint.folder}', which holds packed weights "
+            "without their float masters. To train, load the checkpoint that it was packed from."
+        )
+    return skeleton
+
+
+def _load_packed(checkpoint: Checkpoint) -> Decoder:
+    cached = pack_cache.find(checkpoint)
+    if cached is not None:
+        try:
+            return _filled(cached, packed=True).model
+        except CheckpointError as error:
+            pack_cache.notify(f"the cached packed form is made again: {error}")
+    skeleton = _filled(checkpoint, packed=True)
+    pack_cache.store(checkpoint, skeleton)
+    return skeleton.model
+
+
+def _filled(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
+    """The model with its weights, in the dtypes of the file; packs each matrix as it arrives."""
+    skeleton = _skeleton(checkpoint, packed=packed)
+    model = skeleton.model
+    modules = dict(model.named_modules())
+    for name, array, entry in _arrays(skeleton):
+        path, _, key = name.rpartition(".")
+        module = modules[path]
+        setattr(module, key, array)
+        if packed and key == "weight" and hasattr(module, "to_packed"):
+            modules[path] = _pack(model, path, module, entry)
+        elif isinstance(module, PackedBitLinear) and key in ("weight", "scale"):
+            _check_packed(module, key, entry)
+        else:
+            _check_finite(array, entry)
+    if packed:
+        for path, module in modules.items():
+            if hasattr(module, "to_packed"):
+                _pack(model, path, module, skeleton.entries["embed.weight"])
+    return skeleton
+
+
+def _arrays(skeleton: Skeleton) -> Iterator[tuple[str, mx.array, TensorEntry]]:
+    by_file: dict[Path, list[tuple[str, TensorEntry]]] = {}
+    for name, entry in skeleton.entries.items():
+        by_file.setdefault(entry.file, []).append((name, entry))
+    for file, named in by_file.items():
+        named.sort(key=lambda item: item[1].start)
+        arrays = read_tensors(file, (entry for _, entry in named))
+        for (name, entry), (_, array) in zip(named, arrays, strict=True):
+            yield name, array, entry
+
+
+def _pack(model: Decoder, path: str, module: nn.Module, entry: TensorEntry) -> PackedBitLinear:
+    packed: PackedBitLinear = module.to_packed()
+    mx.eval(packed.weight, packed.scale)
+    _check_finite(packed.scale, entry)
+    model.update_modules(tree_unflatten([(path, packed)]))
+    # the float matrices of all layers would otherwise stay in MLX's cache
+    mx.clear_cache()
+    return packed
+
+
+def _check_finite(array: mx.array, entry: TensorEntry) -> None:
+    if not mx.all(mx.isfinite(array)).item():
+        raise CheckpointError(
+            f"[load] tensor {entry.name!r} in '{entry.file}' must be finite but holds NaN or "
+            "infinity. Fetch or make the checkpoint again."
+        )
+
+
+def _check_packed(module: PackedBitLinear, key: str, entry: TensorEntry) -> None:
+    if key == "scale":
+        _check_finite(module.scale, entry)
+        is_valid, rule = mx.all(module.scale > 0).item(), "be positive"
+    else:
+        is_valid = has_valid_codes(module.weight, module.input_dims)
+        rule = "hold ternary codes"
+    if not is_valid:
+        raise CheckpointError(
+            f"[load] tensor {entry.name!r} in '{entry.file}' must {rule} but does not. Fetch or "
+            "make the checkpoint again."
+        )
+
+
+def _converted(model: Decoder, dtype: mx.Dtype | None) -> Decoder:
+    kept = kept_names(model)
+    modules = dict(model.named_modules())
+    for name, array in parameters(model).items():
+        if dtype is not None and array.dtype != dtype and name not in kept:
+            path, _, key = name.rpartition(".")
+            array = array.astype(dtype)
+            setattr(modules[path], key, array)
+        mx.eval(array)
+    return model

@@ -1,0 +1,72 @@
+"""The bridge between the names of tensors on disk, which are the Hub's, and the names in memory."""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+_NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
+# The scale of a packed linear, as a tensor beside its `weight`.
+_SCALE_ON_DISK, _SCALE_IN_MEMORY = "weight_scale", "scale"
+
+
+class WeightNames:
+    """Translates names by the table `WEIGHT_NAMES` of an architecture.
+
+    An entry that names a tensor covers it; an entry that names a module covers every tensor inside.
+
+    Args:
+        table: Pattern on disk to pattern in memory, `{}` a number; `None` marks unused tensors.
+    """
+
+    def __init__(self, table: Mapping[str, str | None]):
+        self._to_memory = dict(table)
+        self._to_disk = {ours: hub for hub, ours in table.items() if ours is not None}
+
+    def is_unused(self, disk_name: str) -> bool:
+        """Whether the architecture stores the tensor but never uses it."""
+        entry = _longest_entry(disk_name, self._to_memory)
+        return entry is not None and self._to_memory[entry[0]] is None
+
+    def to_memory(self, disk_name: str) -> str | None:
+        """The name in memory; `None` if the table lacks the tensor or marks it unused."""
+        return _translate(disk_name, self._to_memory, _SCALE_ON_DISK, _SCALE_IN_MEMORY)
+
+    def to_disk(self, memory_name: str) -> str:
+        """The name on disk.
+
+        Raises:
+            KeyError: The table has no entry for it.
+        """
+        name = _translate(memory_name, self._to_disk, _SCALE_IN_MEMORY, _SCALE_ON_DISK)
+        if name is None:
+            raise KeyError(memory_name)
+        return name
+
+
+@lru_cache(maxsize=4096)
+def _template(name: str) -> tuple[str, tuple[str, ...]]:
+    return _NUMBER.sub("{}", name), tuple(_NUMBER.findall(name))
+
+
+def _longest_entry(name: str, table: Mapping[str, str | None]) -> tuple[str, str] | None:
+    """The entry that covers the name, and what of the name lies below it."""
+    pattern, _ = _template(name)
+    parts = pattern.split(".")
+    for length in range(len(parts), 0, -1):
+        head = ".".join(parts[:length])
+        if head in table:
+            return head, ".".join(parts[length:])
+    return None
+
+
+def _translate(
+    name: str, table: Mapping[str, str | None], scale_from: str, scale_to: str
+) -> str | None:
+    found = _longest_entry(name, table)
+    if found is None or (target := table[found[0]]) is None:
+        return None
+    rest = scale_to if found[1] == scale_from else found[1]
+    result = f"{target}.{rest}" if rest else target
+    for number in _template(name)[1]:
+        result = result.replace("{}", number, 1)
+    return result

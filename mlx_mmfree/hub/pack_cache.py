@@ -1,0 +1,131 @@
+"""Keeps the packed form of 16- and 32-bit checkpoints, so that each is ternarised only once.
+
+The cache is one file a checkpoint in `$HF_HOME/mlx_mmfree`, or where the environment variable
+`MLX_MMFREE_CACHE` says; `MLX_MMFREE_CACHE=0` turns it off. A file serves only the source it was
+made from, byte sizes and modification times included, and each tensor is compared with its
+checksum as it is read. The files can be deleted at any time.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from huggingface_hub import constants
+
+from ..errors import CheckpointError
+from .checkpoint import Checkpoint
+from .packed_format import FORMAT_VERSION, describe_packing
+from .safetensors import checksum, read_header
+from .save import check_space, disk_tensors, sync, write_tensors
+from .skeleton import Skeleton, kept_names
+
+ENVIRONMENT_VARIABLE = "MLX_MMFREE_CACHE"
+MIN_SOURCE_BYTES = 64_000_000
+"""Smaller checkpoints are packed quickly and are not cached."""
+
+_SOURCE, _CHECKSUMS = "mmfree_source", "mmfree_sha256"
+
+
+def cache_folder() -> Path | None:
+    """Where packed checkpoints are kept; `None` if they are not."""
+    value = os.environ.get(ENVIRONMENT_VARIABLE, "")
+    if value == "0":
+        return None
+    return Path(value).expanduser() if value else Path(constants.HF_HOME) / "mlx_mmfree"
+
+
+def find(checkpoint: Checkpoint) -> Checkpoint | None:
+    """The packed form of a checkpoint, if a valid one is cached."""
+    file = _file(checkpoint)
+    if file is None or not file.exists():
+        return None
+    try:
+        entries, metadata = read_header(file)
+        checksums = json.loads(metadata.get(_CHECKSUMS, "{}"))
+        if metadata.get(_SOURCE) != _fingerprint(checkpoint):
+            return None
+        tensors = {
+            name: replace(entry, checksum=str(checksums[name])) for name, entry in entries.items()
+        }
+    except (CheckpointError, OSError, ValueError, KeyError, TypeError) as error:
+        notify(f"the cached packed form is made again: '{file}' is damaged ({error})")
+        return None
+    config = checkpoint.config | {"quantization_config": describe_packing()}
+    return Checkpoint(checkpoint.folder, config, tensors)
+
+
+def store(checkpoint: Checkpoint, skeleton: Skeleton) -> None:
+    """Writes the packed form of a checkpoint unless the cache is off or the disk is full."""
+    file = _file(checkpoint)
+    is_packed_now = bool(kept_names(skeleton.model))
+    was_packed = checkpoint.config.get("quantization_config") is not None
+    if file is None or was_packed or not is_packed_now:
+        return
+    tensors = disk_tensors(skeleton.model)
+    temporary = file.with_name(f".{secrets.token_hex(4)}-{file.name}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        check_space(file.parent, sum(array.nbytes for array in tensors.values()))
+        metadata = {
+            _SOURCE: _fingerprint(checkpoint),
+            _CHECKSUMS: json.dumps({name: _checksum(array) for name, array in tensors.items()}),
+        }
+        write_tensors(temporary, tensors, metadata)
+        os.replace(temporary, file)
+        sync(file.parent)
+    except (OSError, RuntimeError, CheckpointError) as error:
+        notify(f"the packed form is not kept in '{file.parent}': {error}")
+    else:
+        notify(
+            f"the packed form ({file.stat().st_size / 1e6:.0f} MB) is kept in '{file}' for the "
+            f"next start; {ENVIRONMENT_VARIABLE}=0 turns this off"
+        )
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def notify(text: str) -> None:
+    """One line on stderr."""
+    print(f"[load] {text}", file=sys.stderr)
+
+
+def _file(checkpoint: Checkpoint) -> Path | None:
+    folder = cache_folder()
+    if folder is None or checkpoint.nbytes < MIN_SOURCE_BYTES:
+        return None
+    source = checkpoint.folder.resolve()
+    key = hashlib.sha256(os.fsencode(source)).hexdigest()[:16]
+    return folder / f"{_readable_name(source)}-{key}.safetensors"
+
+
+def _readable_name(source: Path) -> str:
+    # a snapshot of the Hub's cache lies in models--owner--name/snapshots/<commit>
+    is_snapshot = source.parent.name == "snapshots"
+    name = source.parent.parent.name.removeprefix("models--") if is_snapshot else source.name
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:80]
+
+
+def _fingerprint(checkpoint: Checkpoint) -> str:
+    files = sorted({entry.file for entry in checkpoint.tensors.values()})
+    stats = [(file, file.stat()) for file in files]
+    value: Mapping[str, Any] = {
+        "format": FORMAT_VERSION,
+        "config": checkpoint.config,
+        # the file that a Hub snapshot links to is named for its etag
+        "files": [
+            [file.name, file.resolve().name, stat.st_size, stat.st_mtime_ns] for file, stat in stats
+        ],
+    }
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _checksum(array: mx.array) -> str:
+    return checksum(np.asarray(array.reshape(-1).view(mx.uint8)))

@@ -1,0 +1,63 @@
+"""The packed form of a checkpoint on disk.
+
+Names and `config.json` are those of the architecture on the Hub, with two differences:
+
+- each ternary linear `X` holds `X.weight`, `uint32` in the layout of `ops.ternary` (16 neighbouring
+  inputs a word, first in the lowest bits, `code = trit + 1`, rows padded to a multiple of 32 inputs
+  with code 1), and `X.weight_scale`, float32 of shape `(1,)`; the weight is `trit * weight_scale`;
+- `config.json` has `quantization_config` as `describe_packing` gives it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import UnsupportedModelError
+from ..ops.ternary import CODES_PER_WORD
+
+QUANT_METHOD = "mmfree"
+FORMAT_VERSION = 1
+
+
+def describe_packing() -> dict[str, Any]:
+    """The value of `quantization_config`."""
+    return {"quant_method": QUANT_METHOD, "bits": 2, "format_version": FORMAT_VERSION}
+
+
+def check_packing(config: Mapping[str, Any]) -> None:
+    """Refuses a checkpoint that is quantised in a way that is not read.
+
+    Raises:
+        UnsupportedModelError: Another method, another width, or a newer version.
+    """
+    if config.get("quantization") is not None:
+        raise UnsupportedModelError(
+            "[config.json] 'quantization' must be absent for this architecture but is given. Load "
+            "the checkpoint that it was made from."
+        )
+    described = config.get("quantization_config")
+    if described is None:
+        return
+    found = (
+        {key: described.get(key) for key in describe_packing()}
+        if isinstance(described, Mapping)
+        else described
+    )
+    if found != describe_packing():
+        raise UnsupportedModelError(
+            f"[config.json] 'quantization_config' must be {describe_packing()} or absent for this "
+            f"architecture but got {described!r:.200}."
+        )
+
+
+def has_valid_codes(weight: mx.array, input_dims: int) -> bool:
+    """Whether packed words hold codes 0 to 2 only, and code 1 in the padding."""
+    has_three = mx.any(mx.bitwise_and(mx.bitwise_and(weight, weight >> 1), 0x55555555) != 0)
+    if has_three.item():
+        return False
+    shifts = mx.arange(0, 2 * CODES_PER_WORD, 2, dtype=mx.uint32)
+    first_padded = input_dims // CODES_PER_WORD
+    tail = mx.bitwise_and(weight[:, first_padded:, None] >> shifts, 3)
+    padding = tail.reshape(weight.shape[0], -1)[:, input_dims % CODES_PER_WORD :]
+    return bool(mx.all(padding == 1).item())

@@ -39,7 +39,12 @@ class Perplexity:
 
 
 def measure_perplexity(
-    model: nn.Module, tokens: np.ndarray, size_bytes: int, *, length: int = 256, batch_size: int = 16
+    model: nn.Module,
+    tokens: np.ndarray,
+    size_bytes: int,
+    *,
+    length: int = 256,
+    batch_size: int = 16,
 ) -> Perplexity:
     """Cross-entropy of consecutive windows, each read from an empty state.
 
@@ -62,5 +67,5 @@ def measure_perplexity(
         counted = mx.array([[len(row) - 1] for row in group]) > mx.arange(width - 1)
         logits, _ = model(batch[:, :-1])
         losses = nn.losses.cross_entropy(logits.astype(mx.float32), batch[:, 1:])
-        nats += mx.sum(mx.where(counted, losses, 0.0)).item()
+        nats += float(mx.sum(mx.where(counted, losses, 0.0)))
     return Perplexity(nats, len(tokens) - 1, size_bytes)

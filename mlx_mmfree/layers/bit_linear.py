@@ -74,6 +74,13 @@ class _TernaryLinear(nn.Module):
         x = x.astype(mx.float32)
         return (x if self._norm_eps is None else self.norm(x)), None
 
+    def _multiply(self, x: mx.array, weight: mx.array) -> mx.array:
+        """The layer with a float master weight, straight-through for weight and activations."""
+        codes, input_scale = self._prepare(x)
+        trits, scale = ternarize(mx.stop_gradient(weight))
+        trits = straight_through(trits, weight.astype(mx.float32) * (1.0 / scale))
+        return self._finish(codes @ trits.T, scale, input_scale, x.dtype)
+
     def _finish(
         self, sums: mx.array, scale: mx.array, input_scale: mx.array | None, dtype: mx.Dtype
     ) -> mx.array:
@@ -133,15 +140,8 @@ class BitLinear(_TernaryLinear):
         bound = math.sqrt(1.0 / input_dims)
         self.weight = mx.random.uniform(-bound, bound, (output_dims, input_dims))
 
-    def _ternary_product(self, codes: mx.array, weight: mx.array) -> tuple[mx.array, mx.array]:
-        trits, scale = ternarize(mx.stop_gradient(weight))
-        trits = straight_through(trits, weight.astype(mx.float32) * (1.0 / scale))
-        return codes @ trits.T, scale
-
     def __call__(self, x: mx.array) -> mx.array:
-        codes, input_scale = self._prepare(x)
-        sums, scale = self._ternary_product(codes, self.weight)
-        return self._finish(sums, scale, input_scale, x.dtype)
+        return self._multiply(x, self.weight)
 
     def to_packed(self) -> "PackedBitLinear":
         """The same layer with the weight ternarised once and packed; equal bit for bit in float32."""
@@ -166,9 +166,7 @@ class TiedBitLinear(_TernaryLinear):
         self._embedding = embedding
 
     def __call__(self, x: mx.array) -> mx.array:
-        codes, input_scale = self._prepare(x)
-        sums, scale = BitLinear._ternary_product(self, codes, self._embedding.weight)
-        return self._finish(sums, scale, input_scale, x.dtype)
+        return self._multiply(x, self._embedding.weight)
 
     def to_packed(self) -> "PackedBitLinear":
         """The same head with a packed copy of the ternarised embedding."""

@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..token_mixers.mixer import State, TokenMixer
+from ..layers.token_mixer import State, TokenMixer
 
 
 class Block(nn.Module):

@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..token_mixers.mixer import State
+from ..layers.token_mixer import State
 from .block import Block
 
 

@@ -6,8 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import ShortConvolution
+from ..layers.token_mixer import LinearFactory, TokenMixer
 from ..ops import linear_scan
-from .mixer import LinearFactory, TokenMixer
 
 
 class MLGRUState(NamedTuple):

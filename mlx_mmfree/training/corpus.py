@@ -15,10 +15,12 @@ END_OF_TEXT = "<|endoftext|>"
 def read_documents(path: Path) -> list[str]:
     """The documents of a UTF-8 text file, plain or `.xz`, separated by lines `<|endoftext|>`."""
     try:
-        raw = lzma.open(path).read() if path.suffix == ".xz" else path.read_bytes()
-        text = raw.decode()
+        raw = path.read_bytes()
+        text = (lzma.decompress(raw) if path.suffix == ".xz" else raw).decode()
     except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
-        raise TrainingError(f"[data] '{path}' must be a readable UTF-8 text file: {error}") from error
+        raise TrainingError(
+            f"[data] '{path}' must be a readable UTF-8 text file: {error}"
+        ) from error
     documents = [document.strip("\n") for document in text.split(END_OF_TEXT)]
     return [document for document in documents if document]
 
@@ -36,9 +38,7 @@ class TokenStream:
     size_bytes: int
 
 
-def tokenize(
-    path: Path, encode: Callable[[str], list[int]], end_of_text: int
-) -> TokenStream:
+def tokenize(path: Path, encode: Callable[[str], list[int]], end_of_text: int) -> TokenStream:
     """Reads and encodes one file."""
     ids: list[int] = []
     size_bytes = 0

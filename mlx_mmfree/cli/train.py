@@ -1,0 +1,76 @@
+"""`mmfree train`: trains a language model from text files."""
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+
+from ..training.settings import Settings
+
+HELP = "train a language model from text files"
+
+_FLAGS = {
+    "output": str,
+    "steps": int,
+    "batch_size": int,
+    "accumulation_steps": int,
+    "sequence_length": int,
+    "learning_rate": float,
+    "warmup_steps": int,
+    "weight_decay": float,
+    "clip_norm": float,
+    "steps_per_report": int,
+    "steps_per_eval": int,
+    "save_every": int,
+    "seed": int,
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mmfree train", description=__doc__)
+    parser.add_argument("--config", required=True, type=Path, help="YAML file with the settings")
+    described = _descriptions()
+    for name, kind in _FLAGS.items():
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=kind, help=f"{described[name]} Wins over the file.")
+    parser.add_argument(
+        "--linear-class",
+        choices=("ternary", "dense"),
+        help="The linears of the architecture. Wins over the file.",
+    )
+    parser.add_argument(
+        "--grad-checkpoint",
+        action="store_true",
+        default=None,
+        help=described["grad_checkpoint"],
+    )
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = build_parser().parse_args(argv)
+    from ..training import read_settings, train_language_model
+
+    names = {field.name for field in fields(Settings)}
+    overrides = {name: value for name, value in vars(arguments).items() if name in names}
+    settings = read_settings(arguments.config, overrides)
+    if arguments.linear_class:
+        settings.model["linear_class"] = arguments.linear_class
+    result = train_language_model(settings)
+    print(f"Best step {result['best_step']} of {result['step']}, {result['tokens']} tokens seen.")
+    for name, value in result["held_out"].items():
+        print(f"{name}: {value:.4f}")
+    return 0
+
+
+def _descriptions() -> dict[str, str]:
+    """The description of each setting, from the docstring of `Settings`."""
+    lines = (Settings.__doc__ or "").split("Attributes:")[1].splitlines()
+    described: dict[str, str] = {}
+    name = ""
+    for line in lines:
+        if line.startswith(" " * 8 + " "):
+            described[name] += " " + line.strip()
+        elif ":" in line:
+            name, _, text = line.strip().partition(": ")
+            described[name] = text
+    return described

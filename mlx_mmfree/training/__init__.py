@@ -1,0 +1,5 @@
+"""Training: the one loop, its data, optimizer, checkpoints and log."""
+
+from .language_model import train_language_model as train_language_model
+from .settings import Settings as Settings
+from .settings import read_settings as read_settings

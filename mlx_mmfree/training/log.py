@@ -1,0 +1,59 @@
+"""The log of a training run as JSON lines, and its loss curve."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class RunLog:
+    """Appends records to `log.jsonl`; after a resume, those past the resumed step are dropped.
+
+    Args:
+        path: The file.
+        step: The step the run starts at.
+    """
+
+    def __init__(self, path: Path, step: int):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        kept = [r for r in read_log(path) if r.get("step", 0) <= step] if step else []
+        new = path.with_suffix(".new")
+        new.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        new.replace(path)
+
+    def write(self, **record: Any) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The records of a log; a last line that a kill cut short is left out."""
+    records = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+def plot_curve(log: Path, image: Path) -> bool:
+    """Draws training and validation loss over tokens as PNG; `False` without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    records = read_log(log)
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for key, label in (("loss", "training"), ("valid_loss", "validation")):
+        points = [(r["tokens"] / 1e6, r[key]) for r in records if key in r]
+        axes.plot(*zip(*points, strict=True) if points else ([], []), label=label)
+    axes.set(xlabel="million tokens", ylabel="nats a token")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(image, dpi=120)
+    plt.close(figure)
+    return True

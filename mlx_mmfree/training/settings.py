@@ -1,0 +1,139 @@
+"""What a training run is made of."""
+
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import TrainingError
+from .corpus import Stage
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One training run; the keys of the YAML file and the flags of the command.
+
+    Attributes:
+        output: Folder of the run: log, curve, checkpoint and the finished model.
+        model: The architecture, as in a Hub `config.json`.
+        stages: Mixture of training files, stage by stage.
+        valid: Held-out text files, measured at the end.
+        valid_tokens: Tokens of the first one on which the loss is taken along the way; it picks the
+            best weights.
+        tokenizer: Folder with a tokenizer. Default: a vocabulary is trained on the first stage's
+            files.
+        steps: Optimizer steps.
+        batch_size: Sequences of one forward pass.
+        accumulation_steps: Forward passes of one optimizer step.
+        sequence_length: Predictions a sequence.
+        learning_rate: Peak of the schedule: linear warm-up, then cosine decay.
+        final_learning_rate: Fraction of the peak that is left at the end.
+        warmup_steps: Steps of the warm-up.
+        weight_decay: AdamW's decay of the matrices; norms and bounds have none.
+        betas: AdamW's averaging factors.
+        clip_norm: Largest norm of the gradient; 0 means no clipping.
+        grad_checkpoint: Recomputes each block in the backward pass, which saves memory.
+        steps_per_report: Steps between two log lines.
+        steps_per_eval: Steps between two validations.
+        save_every: Steps between two checkpoints.
+        seed: Seed of weights and batches.
+    """
+
+    output: str
+    model: dict[str, Any]
+    stages: tuple[Stage, ...]
+    valid: tuple[str, ...]
+    valid_tokens: int = 32768
+    tokenizer: str | None = None
+    steps: int = 1000
+    batch_size: int = 16
+    accumulation_steps: int = 1
+    sequence_length: int = 256
+    learning_rate: float = 4e-3
+    final_learning_rate: float = 0.1
+    warmup_steps: int = 100
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip_norm: float = 1.0
+    grad_checkpoint: bool = False
+    steps_per_report: int = 10
+    steps_per_eval: int = 250
+    save_every: int = 100
+    seed: int = 0
+    root: Path = field(default=Path(), compare=False)
+
+    def __post_init__(self) -> None:
+        positive = (
+            "steps batch_size accumulation_steps sequence_length learning_rate "
+            "steps_per_report steps_per_eval save_every valid_tokens"
+        )
+        for name in positive.split():
+            if not getattr(self, name) > 0:
+                raise TrainingError(
+                    f"[train] '{name}' must be positive but got {getattr(self, name)}."
+                )
+        if not 0 <= self.warmup_steps < self.steps:
+            raise TrainingError(
+                f"[train] 'warmup_steps' must be from 0 to below 'steps' ({self.steps}) but got "
+                f"{self.warmup_steps}."
+            )
+        ends = [stage.until for stage in self.stages]
+        if not ends or ends != sorted(ends) or ends[-1] != 1:
+            raise TrainingError(
+                f"[train] 'stages' must end in rising order, the last at 1, but got {ends}."
+            )
+
+    def path(self, name: str) -> Path:
+        """A path of the settings, relative to the file they were read from."""
+        return self.root / name
+
+    def record(self) -> dict[str, Any]:
+        """Everything that decides the course of the run, as plain values."""
+        record = asdict(self)
+        for name in ("root", "output", "steps_per_report", "save_every"):
+            del record[name]
+        return record
+
+
+def read_settings(path: Path, overrides: dict[str, Any] | None = None) -> Settings:
+    """Reads a YAML file; `overrides` win over it.
+
+    Raises:
+        TrainingError: The file cannot be read, or a key is unknown, missing or of the wrong type.
+    """
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TrainingError(f"[train] '{path}' must be a readable YAML file: {error}") from error
+    if not isinstance(values, dict):
+        raise TrainingError(
+            f"[train] '{path}' must hold a mapping but got {type(values).__name__}."
+        )
+    values |= {name: value for name, value in (overrides or {}).items() if value is not None}
+    return _settings(values, path)
+
+
+def _settings(values: dict[str, Any], path: Path) -> Settings:
+    known = {f.name: f for f in fields(Settings) if f.name != "root"}
+    if unknown := sorted(values.keys() - known.keys()):
+        raise TrainingError(
+            f"[train] '{path}' has unknown keys {', '.join(unknown)}. Known: {', '.join(known)}."
+        )
+    try:
+        for name, value in values.items():
+            if known[name].type is float:
+                # YAML 1.1 reads 1e-5, without a dot, as a string.
+                values[name] = float(value)
+            elif known[name].type is int and (isinstance(value, bool) or int(value) != value):
+                raise ValueError(f"'{name}' must be a whole number but got {value!r}")
+        values["stages"] = tuple(
+            Stage(float(s["until"]), {str(k): float(w) for k, w in s["weights"].items()})
+            for s in values["stages"]
+        )
+        values["valid"] = tuple(str(name) for name in values["valid"])
+        if "betas" in values:
+            values["betas"] = tuple(float(beta) for beta in values["betas"])
+        return Settings(root=path.parent, **values)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TrainingError(f"[train] '{path}' holds a wrong or missing value: {error}.") from error

@@ -1,0 +1,119 @@
+"""Every operation on every backend it has, against the reference: values and all gradients."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+import mlx_mmfree.ops as ops
+from mlx_mmfree.errors import BackendError
+from mlx_mmfree.ops import BACKENDS, backend_report, pack_ternary, use_backend
+from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
+
+DTYPES = [mx.float32, mx.float16, mx.bfloat16]
+
+
+class Case(NamedTuple):
+    """Makes the arguments of one operation for a size; the first `differentiable` are floats."""
+
+    arguments: Callable[[int, mx.Dtype], tuple[mx.array, ...]]
+    call: Callable[..., object]
+    differentiable: int
+
+
+def _normal(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
+    return mx.random.normal(shape).astype(dtype)
+
+
+CASES = {
+    "linear_scan": Case(
+        lambda n, dtype: (
+            mx.sigmoid(_normal(3, n, 37, dtype=dtype)),
+            _normal(3, n, 37, dtype=dtype),
+            _normal(3, 37),
+        ),
+        ops.linear_scan,
+        3,
+    ),
+    "ternary_matmul": Case(
+        lambda n, dtype: (
+            _normal(5, n, dtype=dtype),
+            pack_ternary(mx.random.randint(-1, 2, (33, n))),
+        ),
+        ops.ternary_matmul,
+        1,
+    ),
+    "rms_norm_quantize": Case(
+        lambda n, dtype: (_normal(5, n, dtype=dtype), 1.0 + 0.1 * _normal(n, dtype=dtype)),
+        lambda x, weight: ops.rms_norm_quantize(x, weight, eps=1e-6, rounding="half_away"),
+        2,
+    ),
+}
+
+
+def _existing_backends() -> list[tuple[str, str]]:
+    root = Path(ops.__file__).parent
+    return [(op, name) for op in CASES for name in BACKENDS if (root / op / f"{name}.py").exists()]
+
+
+def test_every_operation_has_a_case() -> None:
+    root = Path(ops.__file__).parent
+    assert {p.name for p in root.iterdir() if (p / "reference.py").exists()} == set(CASES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [1, 31, 33, 63, 100])
+@pytest.mark.parametrize(("op", "backend"), _existing_backends())
+def test_backend_equals_reference(op: str, backend: str, size: int, dtype: mx.Dtype) -> None:
+    mx.random.seed(size)
+    case = CASES[op]
+    arguments = case.arguments(size, dtype)
+    report = {}
+    if op == "linear_scan":
+        report = backend_report(f"mlx_mmfree.ops.{op}", *arguments)
+    if reason := report.get(backend):
+        pytest.skip(f"{backend}: {reason}")
+
+    def loss(*floats: mx.array) -> mx.array:
+        results = [r for _, r in tree_flatten(case.call(*floats, *arguments[len(floats) :]))]
+        return sum((mx.cos(mx.arange(r.size)).reshape(r.shape) * r).sum() for r in results)
+
+    positions = tuple(range(case.differentiable))
+    with use_backend(backend):
+        got = tree_flatten(case.call(*arguments))
+        got_gradients = mx.grad(loss, argnums=positions)(*arguments[: case.differentiable])
+    with use_backend("reference"):
+        want = tree_flatten(
+            case.call(*(a if a.dtype == mx.uint32 else a.astype(mx.float32) for a in arguments))
+        )
+        want_gradients = mx.grad(loss, argnums=positions)(*arguments[: case.differentiable])
+    for (_, g), (_, w) in zip(got, want, strict=True):
+        assert g.dtype == mx.float32
+        assert relative_error(g, w) <= TOLERANCE[mx.float32]
+    for g, w in zip(got_gradients, want_gradients, strict=True):
+        assert relative_error(g, w) <= max(GRADIENT_TOLERANCE, TOLERANCE[dtype])
+
+
+def test_forced_backend_that_is_absent_raises() -> None:
+    with use_backend("metal"), pytest.raises(BackendError, match="'metal' cannot run"):
+        ops.ternary_matmul(mx.ones((1, 32)), pack_ternary(mx.zeros((1, 32))))
+
+
+def test_unknown_backend_lists_the_known() -> None:
+    with pytest.raises(ValueError, match="metal, native, chunked, reference"), use_backend("cuda"):
+        pass
+
+
+def test_environment_forces_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_MMFREE_BACKEND", "chunked")
+    with pytest.raises(BackendError, match="'chunked' cannot run"):
+        ops.ternary_matmul(mx.ones((1, 32)), pack_ternary(mx.zeros((1, 32))))
+
+
+def test_use_backend_ends_with_its_block() -> None:
+    with use_backend("metal"):
+        pass
+    assert ops.ternary_matmul(mx.ones((1, 32)), pack_ternary(mx.ones((1, 32)))).item() == 32

@@ -1,0 +1,73 @@
+"""Ternarisation and the packed layout."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_mmfree.ops import pack_ternary, packed_width, ternarize, ternary_matmul, unpack_ternary
+
+SIZES = [1, 16, 31, 32, 33, 63, 100, 5460]
+
+
+@pytest.mark.parametrize("input_dims", SIZES)
+def test_packing_is_lossless(input_dims: int) -> None:
+    trits = np.random.default_rng(input_dims).integers(-1, 2, (5, input_dims))
+    packed = pack_ternary(mx.array(trits))
+    assert packed.dtype == mx.uint32
+    assert packed.shape == (5, packed_width(input_dims))
+    assert np.array_equal(np.array(unpack_ternary(packed, input_dims)), trits)
+
+
+def test_packed_words_are_the_stated_layout() -> None:
+    trits = np.array([[1, -1, 0] + [0] * 13 + [-1] + [1] * 3])
+    codes = np.full(32, 1)
+    codes[:20] = trits[0] + 1
+    words = [sum(int(c) << 2 * n for n, c in enumerate(codes[w : w + 16])) for w in (0, 16)]
+    assert np.array(pack_ternary(mx.array(trits))).tolist() == [words]
+
+
+@pytest.mark.parametrize(("group_size", "input_dims"), [(32, 96), (64, 128), (128, 256)])
+def test_layout_is_that_of_quantized_matmul(group_size: int, input_dims: int) -> None:
+    mx.random.seed(0)
+    weight = mx.random.normal((8, input_dims))
+    trits, scale = ternarize(weight)
+    packed = pack_ternary(trits)
+    scales = mx.broadcast_to(scale, (8, input_dims // group_size))
+    dense = mx.dequantize(packed, scales, -scales, group_size=group_size, bits=2)
+    assert mx.array_equal(dense, trits * scale)
+
+
+def test_ternarize_is_the_published_formula() -> None:
+    weight = np.random.default_rng(0).normal(size=(7, 9)).astype(np.float32)
+    trits, scale = ternarize(mx.array(weight))
+    mean = np.abs(weight).mean()
+    assert scale.shape == (1,)
+    assert scale.item() == pytest.approx(mean, rel=1e-6)
+    assert np.array_equal(np.array(trits), np.clip(np.round(weight / mean), -1, 1))
+
+
+def test_ternarize_rounds_ties_to_even_and_bounds_the_scale() -> None:
+    trits, scale = ternarize(mx.array([[0.5, -0.5, 1.5, -1.5]]))
+    assert (trits.tolist(), scale.item()) == ([[0, 0, 1, -1]], 1.0)
+    trits, scale = ternarize(mx.zeros((2, 2)))
+    assert scale.item() == pytest.approx(1e-5)
+    assert not trits.any().item()
+
+
+def test_sums_of_codes_are_exact_for_any_number_of_rows() -> None:
+    random = np.random.default_rng(1)
+    codes = random.integers(-128, 128, (200, 5460))
+    trits = random.integers(-1, 2, (17, 5460))
+    packed = pack_ternary(mx.array(trits))
+    want = codes @ trits.T
+    for rows in (1, 7, 200):
+        got = ternary_matmul(mx.array(codes[:rows], mx.float32), packed)
+        assert np.array_equal(np.array(got), want[:rows])
+
+
+def test_wrong_arguments_are_named() -> None:
+    packed = pack_ternary(mx.zeros((2, 64)))
+    with pytest.raises(ValueError, match="2 words a row for 32 inputs but got 4"):
+        ternary_matmul(mx.ones((1, 32)), packed)
+    with pytest.raises(ValueError, match="'weight' must be a uint32 matrix"):
+        ternary_matmul(mx.ones((1, 64)), packed.astype(mx.int32))

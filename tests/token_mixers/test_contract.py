@@ -1,0 +1,173 @@
+"""What every token mixer promises, for every mixer found in the package."""
+
+import importlib
+import inspect
+import pkgutil
+from functools import partial
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten, tree_map
+
+import mlx_mmfree.token_mixers as package
+from mlx_mmfree.layers import BitLinear
+from mlx_mmfree.layers.token_mixer import TokenMixer
+from tests.tolerances import TOLERANCE, relative_error
+
+DIMS, LENGTH = 32, 13
+LINEARS = {"dense": nn.Linear, "ternary": partial(BitLinear, norm_eps=1e-6)}
+
+
+def _mixers() -> dict[str, type[TokenMixer]]:
+    found = {}
+    for entry in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{package.__name__}.{entry.name}")
+        for name, value in inspect.getmembers(module, inspect.isclass):
+            if issubclass(value, TokenMixer) and value.__module__ == module.__name__:
+                found[name] = value
+    return found
+
+
+MIXERS = _mixers()
+VARIANTS: dict[str, list[dict[str, object]]] = {
+    "MLGRU": [{}, {"hidden_dims": 48}, {"conv_size": 4}, {"conv_size": 3, "share_conv": False}],
+}
+CASES = [
+    pytest.param(name, linear, options, id=f"{name}-{linear}-{options or 'plain'}")
+    for name in MIXERS
+    for linear in LINEARS
+    for options in VARIANTS.get(name, [{}])
+]
+
+
+@pytest.fixture
+def x() -> mx.array:
+    return mx.random.normal((3, LENGTH, DIMS), key=mx.random.key(7))
+
+
+def _build(name: str, linear: str, options: dict[str, object]) -> TokenMixer:
+    mx.random.seed(3)
+    return MIXERS[name](DIMS, linear=LINEARS[linear], **options)
+
+
+def _equal(got: object, want: object) -> None:
+    for (_, g), (_, w) in zip(tree_flatten(got), tree_flatten(want), strict=True):
+        assert relative_error(g, w) <= TOLERANCE[mx.float32]
+
+
+def test_each_file_holds_a_mixer() -> None:
+    files = {entry.name for entry in pkgutil.iter_modules(package.__path__)}
+    assert {mixer.__module__.rpartition(".")[2] for mixer in MIXERS.values()} == files
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_capabilities_are_declared(name: str) -> None:
+    mixer = MIXERS[name]
+    assert mixer.causal or mixer.bidirectional
+    parameters = inspect.signature(mixer.__call__).parameters
+    assert mixer.cross == ("memory" in parameters)
+    assert mixer.length_bound == ("max_length" in inspect.signature(mixer.__init__).parameters)
+
+
+@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+def test_whole_equals_pieces_equals_steps(
+    name: str, linear: str, options: dict[str, object], x: mx.array
+) -> None:
+    mixer = _build(name, linear, options)
+    whole, last = mixer(x)
+    for cuts in ([5], list(range(1, LENGTH))):
+        state, parts = mixer.init_state(3, x.dtype), []
+        for piece in mx.split(x, cuts, axis=1):
+            y, state = mixer(piece, state)
+            parts.append(y)
+        _equal(mx.concatenate(parts, axis=1), whole)
+        _equal(state, last)
+
+
+@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+def test_output_depends_on_the_past_only(
+    name: str, linear: str, options: dict[str, object], x: mx.array
+) -> None:
+    mixer = _build(name, linear, options)
+    changed = mx.concatenate([x[:, :6], x[:, 6:] + 1.0], axis=1)
+    assert mx.array_equal(mixer(changed)[0][:, :6], mixer(x)[0][:, :6])
+
+
+@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+def test_left_padding_changes_nothing(
+    name: str, linear: str, options: dict[str, object], x: mx.array
+) -> None:
+    mixer = _build(name, linear, options)
+    padded = mx.concatenate([mx.full((3, 4, DIMS), 9.0), x], axis=1)
+    valid = mx.broadcast_to(mx.arange(LENGTH + 4) >= 4, (3, LENGTH + 4))
+    y, state = mixer(padded, None, valid)
+    want, want_state = mixer(x)
+    _equal(y[:, 4:], want)
+    _equal(state, want_state)
+
+
+@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+def test_a_padded_step_leaves_the_recurrence(
+    name: str, linear: str, options: dict[str, object], x: mx.array
+) -> None:
+    mixer = _build(name, linear, options)
+    _, state = mixer(x)
+    _, after = mixer(x[:, :2], state, mx.zeros((3, 2), mx.bool_))
+    if hasattr(state, "hidden"):
+        assert mx.array_equal(after.hidden, state.hidden)
+
+
+@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+def test_rows_can_be_selected(
+    name: str, linear: str, options: dict[str, object], x: mx.array
+) -> None:
+    mixer = _build(name, linear, options)
+    rows = mx.array([2, 0])
+    _, state = mixer(x[:, :6])
+    selected = tree_map(lambda a: a[rows], state)
+    want, want_state = mixer(x[rows])
+    y, last = mixer(x[rows][:, 6:], selected)
+    _equal(y, want[:, 6:])
+    _equal(last, want_state)
+
+
+@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+def test_the_callers_state_is_not_changed(
+    name: str, linear: str, options: dict[str, object], x: mx.array
+) -> None:
+    mixer = _build(name, linear, options)
+    state = mixer.init_state(3, x.dtype)
+    before = [mx.array(a) for _, a in tree_flatten(state)]
+    mx.eval(mixer(x, state))
+    assert all(mx.array_equal(a, b) for (_, a), b in zip(tree_flatten(state), before, strict=True))
+
+
+@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+def test_gradients_are_finite_and_reach_every_parameter(
+    name: str, linear: str, options: dict[str, object], x: mx.array
+) -> None:
+    mixer = _build(name, linear, options)
+    loss = nn.value_and_grad(mixer, lambda mixer, x: (mixer(x)[0] ** 2).sum())
+    for path, gradient in tree_flatten(loss(mixer, x)[1]):
+        assert mx.isfinite(gradient).all().item(), path
+        assert mx.abs(gradient).max().item() > 0, path
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+def test_dtype_is_kept(
+    name: str, linear: str, options: dict[str, object], x: mx.array, dtype: mx.Dtype
+) -> None:
+    mixer = _build(name, linear, options)
+    mixer.set_dtype(dtype)
+    assert mixer(x.astype(dtype))[0].dtype == dtype
+
+
+@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+def test_compiled_step_equals_the_plain_one(
+    name: str, linear: str, options: dict[str, object], x: mx.array
+) -> None:
+    mixer = _build(name, linear, options)
+    state = mixer(x)[1]
+    _equal(mx.compile(mixer.__call__)(x[:, :1], state), mixer(x[:, :1], state))

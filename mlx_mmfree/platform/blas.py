@@ -16,6 +16,7 @@ import struct
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ import mlx.core as mx
 from .threads import thread_count
 
 SWITCH = "MLX_MMFREE_BLAS"
+CORE_TYPE = "OPENBLAS_CORETYPE"
+AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 PREFIX = "scipy_"
 BLAS_NAME = re.compile(r"cblas_\w+|[a-z0-9]+_")
 
@@ -109,7 +112,30 @@ def load_openblas() -> ctypes.CDLL:
     import scipy_openblas32
 
     name = scipy_openblas32.get_library(fullname=True)
-    return ctypes.CDLL(str(Path(scipy_openblas32.get_lib_dir(), name)))
+    with _core_type():
+        return ctypes.CDLL(str(Path(scipy_openblas32.get_lib_dir(), name)))
+
+
+@contextmanager
+def _core_type() -> Iterator[None]:
+    """Names the kernels for a processor that OpenBLAS may be too old to know.
+
+    An unknown processor gets the AVX2 kernels, half as fast as those for AVX-512 where it has that.
+    """
+    if CORE_TYPE in os.environ or not AVX512 <= _processor_flags():
+        yield
+        return
+    os.environ[CORE_TYPE] = "SKYLAKEX"
+    try:
+        yield
+    finally:
+        del os.environ[CORE_TYPE]
+
+
+def _processor_flags() -> set[str]:
+    """The instruction sets of an x86 processor; empty elsewhere."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
 
 
 def imported_slots(library: str) -> Iterator[Slot]:

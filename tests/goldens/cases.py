@@ -1,0 +1,68 @@
+"""Finds golden cases: folders with a checkpoint, a tokenizer or single operations, and references."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+
+from mlx_mmfree.errors import MMFreeError, UnsupportedModelError
+from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint
+from mlx_mmfree.models import Decoder
+
+DEFAULT_FOLDER = Path(__file__).parents[1] / "data" / "goldens"
+GOLDEN_FILE = "golden.safetensors"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One checkpoint with reference inputs and outputs.
+
+    Attributes:
+        folder: Where it lies.
+        reason: Why it cannot run yet; `None` if it can.
+    """
+
+    folder: Path
+    reason: str | None
+
+    def __str__(self) -> str:
+        return self.folder.name
+
+
+def find_cases(folder: Path) -> list[Case]:
+    """Every folder but those of tokenizers and single operations."""
+    return [
+        Case(entry, _reason(entry))
+        for entry in sorted(folder.iterdir())
+        if entry.is_dir() and entry.name != "ops" and not entry.name.startswith("tokenizer_")
+    ]
+
+
+def find_tokenizers(folder: Path) -> list[Path]:
+    return sorted(entry.parent for entry in folder.glob("tokenizer_*/tokenizer_golden.json"))
+
+
+@cache
+def golden(folder: Path) -> dict[str, mx.array]:
+    return mx.load(str(folder / GOLDEN_FILE))
+
+
+@cache
+def model_of(folder: Path, packed: bool, dtype: mx.Dtype | None) -> Decoder:
+    return load_model(folder, packed=packed, dtype=dtype)
+
+
+@cache
+def _reason(folder: Path) -> str | None:
+    if not (folder / GOLDEN_FILE).exists():
+        return f"no {GOLDEN_FILE}: not a case of this suite"
+    try:
+        needed_bytes(open_checkpoint(folder))
+    except UnsupportedModelError as error:
+        return str(error)
+    except MMFreeError:
+        if any(folder.glob("*.bin")):
+            return "PyTorch .bin weights are not read yet"
+        raise
+    return None

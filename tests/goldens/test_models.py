@@ -1,0 +1,132 @@
+"""Whole models against the reference implementation: outputs, states, tokens, gradients."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_mmfree.hub.names import WeightNames
+from mlx_mmfree.models import Block, Decoder, find
+from tests.goldens.cases import Case, golden, model_of
+from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
+
+FLOAT32 = TOLERANCE[mx.float32]
+LOW_PRECISION_RMS = 0.1
+
+
+@pytest.fixture(params=[True, False], ids=["packed", "float"])
+def packed(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+@pytest.fixture
+def block_outputs(monkeypatch: pytest.MonkeyPatch) -> list[mx.array]:
+    """What each block returned since the test began, in order."""
+    outputs: list[mx.array] = []
+    call = Block.__call__
+
+    def record(self: Block, *args: Any, **kwargs: Any) -> tuple[mx.array, Any]:
+        y, state = call(self, *args, **kwargs)
+        outputs.append(y)
+        return y, state
+
+    monkeypatch.setattr(Block, "__call__", record)
+    return outputs
+
+
+def inputs(tensors: dict[str, mx.array]) -> tuple[mx.array, mx.array]:
+    tokens = tensors["input_ids"]
+    mask = tensors.get("attention_mask")
+    return tokens, mx.ones(tokens.shape, mx.bool_) if mask is None else mask.astype(mx.bool_)
+
+
+def only_valid(x: mx.array, valid: mx.array) -> mx.array:
+    """Positions of padding, whose values mean nothing, set to zero."""
+    return mx.where(valid[..., None], x, 0.0)
+
+
+def greedy_tokens(model: Decoder, prompt: mx.array, count: int) -> Iterator[int]:
+    logits, state = model(prompt[None])
+    for _ in range(count):
+        token = mx.argmax(logits[0, -1]).item()
+        yield token
+        logits, state = model(mx.array([[token]]), state)
+
+
+def test_logits(model_case: Case, packed: bool) -> None:
+    tensors, model = golden(model_case.folder), model_of(model_case.folder, packed, mx.float32)
+    tokens, valid = inputs(tensors)
+    logits, _ = model(tokens, None, valid)
+    want = only_valid(tensors["logits"], valid)
+    assert relative_error(only_valid(logits, valid), want) <= FLOAT32
+
+
+def test_hidden_states(hidden_case: Case, packed: bool, block_outputs: list[mx.array]) -> None:
+    tensors, model = golden(hidden_case.folder), model_of(hidden_case.folder, packed, mx.float32)
+    tokens, valid = (x[:1] for x in inputs(tensors))
+    normed, _ = model.hidden(tokens, None, valid)
+    got = [model.embed(tokens), *block_outputs[:-1], normed]
+    wanted = {f"hidden_{k}": x for k, x in enumerate(got)}
+    wanted["hidden_prenorm"] = block_outputs[-1]
+    assert {name for name in tensors if name.startswith("hidden_")} == set(wanted)
+    for name, x in wanted.items():
+        want = only_valid(tensors[name][None], valid)
+        assert relative_error(only_valid(x, valid), want) <= FLOAT32, name
+
+
+def test_greedy_tokens(greedy_case: Case, packed: bool) -> None:
+    tensors, model = golden(greedy_case.folder), model_of(greedy_case.folder, packed, mx.float32)
+    want = tensors["greedy_ids"].tolist()
+    assert list(greedy_tokens(model, tensors["greedy_prompt"], len(want))) == want
+
+
+def test_states_carried_over_chunks(chunk_case: Case, packed: bool) -> None:
+    tensors, model = golden(chunk_case.folder), model_of(chunk_case.folder, packed, mx.float32)
+    tokens, split = tensors["input_ids"], tensors["chunk_split"].item()
+    state = None
+    for number, chunk in enumerate(mx.split(tokens, [split], axis=1), 1):
+        logits, state = model(chunk, state)
+        assert relative_error(logits, tensors[f"logits_chunk{number}"]) <= FLOAT32
+        for layer, layer_state in enumerate(state):
+            want = tensors[f"state_chunk{number}.{layer}"]
+            got = layer_state.hidden.reshape(want.shape)
+            assert relative_error(got, want) <= FLOAT32, (number, layer)
+
+
+def test_padded_rows_equal_rows_alone(padded_case: Case, packed: bool) -> None:
+    tensors, model = golden(padded_case.folder), model_of(padded_case.folder, packed, mx.float32)
+    tokens, valid = inputs(tensors)
+    batch, state = model(tokens, None, valid)
+    for row, length in enumerate(valid.sum(axis=1).tolist()):
+        alone, alone_state = model(tokens[row : row + 1, -length:])
+        assert mx.array_equal(batch[row, -length:], alone[0])
+        assert mx.array_equal(state[-1].hidden[row], alone_state[-1].hidden[0])
+
+
+def test_loss_and_gradients(gradient_case: Case) -> None:
+    tensors, model = golden(gradient_case.folder), model_of(gradient_case.folder, False, mx.float32)
+    tokens = tensors["input_ids"]
+
+    def loss_of(model: Decoder) -> mx.array:
+        logits, _ = model(tokens[:, :-1])
+        return nn.losses.cross_entropy(logits, tokens[:, 1:], reduction="mean")
+
+    loss, tree = nn.value_and_grad(model, loss_of)(model)
+    assert abs(loss.item() - tensors["loss"].item()) <= 1e-5
+    names = WeightNames(find(model.config.to_hub()["model_type"]).WEIGHT_NAMES)
+    gradients = {f"grad.{names.to_disk(name)}": gradient for name, gradient in tree_flatten(tree)}
+    assert set(gradients) == {name for name in tensors if name.startswith("grad.")}
+    for name, gradient in gradients.items():
+        assert relative_error(gradient, tensors[name]) <= GRADIENT_TOLERANCE, name
+
+
+def test_low_precision_logits(low_precision_case: Case, packed: bool) -> None:
+    folder = low_precision_case.folder
+    tensors, model = golden(folder), model_of(folder, packed, None)
+    assert model.dtype in (mx.float16, mx.bfloat16)
+    logits, _ = model(tensors["input_ids"])
+    difference = logits.astype(mx.float32) - tensors["logits_lowp"]
+    assert mx.sqrt(mx.mean(difference**2)).item() <= LOW_PRECISION_RMS

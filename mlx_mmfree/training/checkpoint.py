@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +33,7 @@ def save_checkpoint(
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir(parents=True)
     mx.save_safetensors(str(new / "model.safetensors"), dict(tree_flatten(model.parameters())))
-    state = dict(tree_flatten(optimizer.state)) | {"random_state": _random_state()[0]}
+    state = dict(tree_flatten(optimizer.state)) | {"random_state": _random_key()}
     mx.save_safetensors(str(new / "optimizer.safetensors"), state)
     (new / "progress.json").write_text(json.dumps(progress, indent=2) + "\n")
     for file in new.iterdir():
@@ -58,7 +59,8 @@ def load_checkpoint(
     try:
         model.load_weights(str(folder / "model.safetensors"))
         state = cast(dict[str, mx.array], mx.load(str(folder / "optimizer.safetensors")))
-        _random_state()[0] = state.pop("random_state")
+        high, low = (int(word) for word in state.pop("random_state").tolist())
+        mx.random.seed(high << 32 | low)
         optimizer.state = tree_unflatten(list(state.items()))
         progress: dict[str, Any] = json.loads((folder / "progress.json").read_text())
     except (OSError, RuntimeError, ValueError, KeyError) as error:
@@ -68,6 +70,7 @@ def load_checkpoint(
     return progress
 
 
-def _random_state() -> list[mx.array]:
-    """MLX's global random state, which its type stubs describe as a plain object."""
-    return cast(list[mx.array], mx.random.state)
+def _random_key() -> mx.array:
+    """The two words of MLX's global random state; `mx.random.seed` of both restores it."""
+    state = cast(Sequence[mx.array], mx.random.state)
+    return state[0]

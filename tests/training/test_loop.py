@@ -1,0 +1,185 @@
+"""The loop: resume, accumulation, gradient checkpoints, schedule, failure."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.models import Decoder, hgrn_bit
+from mlx_mmfree.training import Settings
+from mlx_mmfree.training.checkpoint import load_checkpoint, save_checkpoint
+from mlx_mmfree.training.corpus import Stage
+from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
+from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.loop import Trainer, next_token_loss
+from mlx_mmfree.training.optimizer import build_optimizer, build_schedule
+from tests.tolerances import GRADIENT_TOLERANCE, relative_error
+
+MODEL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32}
+
+
+def _settings(root: Path, **values: Any) -> Settings:
+    defaults: dict[str, Any] = {
+        "output": "run",
+        "model": MODEL,
+        "stages": (Stage(1, {"a": 1}),),
+        "valid": (),
+        "steps": 7,
+        "learning_rate": 1e-2,
+        "warmup_steps": 2,
+        "steps_per_report": 1,
+        "steps_per_eval": 3,
+        "save_every": 2,
+        "root": root,
+    }
+    return Settings(**(defaults | values))
+
+
+def _model(**keys: Any) -> Decoder:
+    mx.random.seed(5)
+    return hgrn_bit.build(hgrn_bit.Config.from_hub(MODEL | keys))
+
+
+def _batches(rows: int = 4, parts: int = 1) -> Any:
+    def batches(step: int) -> list[np.ndarray]:
+        random = np.random.default_rng(step)
+        return np.split(random.integers(0, 40, (rows, 13)).astype(np.int32), parts)
+
+    return batches
+
+
+def _validation(model: Decoder) -> dict[str, float]:
+    tokens = mx.arange(24).reshape(2, 12)
+    return {"valid_loss": next_token_loss(model, tokens).item() / 22}
+
+
+def _weights(model: nn.Module) -> dict[str, mx.array]:
+    return dict(tree_flatten(model.parameters()))
+
+
+class _Kill(Exception):
+    pass
+
+
+@pytest.mark.parametrize("last_step", [1, 2, 3, 5])
+def test_killed_run_resumes_to_the_same_bits(tmp_path: Path, last_step: int) -> None:
+    want = _model()
+    Trainer(want, _settings(tmp_path, output="whole"), _batches(), _validation).train()
+
+    def dying(step: int) -> list[np.ndarray]:
+        if step == last_step:
+            raise _Kill
+        return _batches()(step)
+
+    with pytest.raises(_Kill):
+        Trainer(_model(), _settings(tmp_path), dying, _validation).train()
+    got = _model()
+    progress = Trainer(got, _settings(tmp_path), _batches(), _validation).train()
+    assert (progress["step"], progress["tokens"]) == (7, 7 * 4 * 12)
+    for name, value in _weights(want).items():
+        assert mx.array_equal(_weights(got)[name], value), name
+    losses = [
+        [r["loss"] for r in read_log(tmp_path / run / "log.jsonl") if "loss" in r]
+        for run in ("run", "whole")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_random_numbers_go_on_where_they_stopped(tmp_path: Path) -> None:
+    model, settings = _model(), _settings(tmp_path)
+    optimizer = build_optimizer(settings)
+    optimizer.init(model.trainable_parameters())
+    mx.random.seed(3)
+    mx.random.normal((5,))
+    save_checkpoint(tmp_path, model, optimizer, {})
+    want = mx.random.normal((5,))
+    mx.random.seed(0)
+    load_checkpoint(tmp_path, model, optimizer)
+    assert mx.array_equal(mx.random.normal((5,)), want)
+
+
+def test_kill_while_a_checkpoint_is_replaced(tmp_path: Path) -> None:
+    Trainer(_model(), _settings(tmp_path), _batches(), _validation).train()
+    (tmp_path / "run/checkpoint").rename(tmp_path / "run/checkpoint.old")
+    (tmp_path / "run/checkpoint.new").mkdir()
+    progress = Trainer(_model(), _settings(tmp_path), _batches(), _validation).train()
+    assert progress["step"] == 7
+
+
+def test_other_settings_do_not_resume(tmp_path: Path) -> None:
+    Trainer(_model(), _settings(tmp_path), _batches(), _validation).train()
+    with pytest.raises(TrainingError, match="other values of learning_rate, steps"):
+        settings = _settings(tmp_path, steps=9, learning_rate=1e-3)
+        Trainer(_model(), settings, _batches(), _validation).train()
+
+
+def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    Trainer(_model(), _settings(tmp_path), _batches(), _validation).train()
+    (tmp_path / "run/checkpoint/optimizer.safetensors").write_bytes(b"broken")
+    with pytest.raises(TrainingError, match="checkpoint' cannot be read"):
+        Trainer(_model(), _settings(tmp_path), _batches(), _validation).train()
+
+
+def test_accumulation_equals_the_larger_batch(tmp_path: Path) -> None:
+    # Dense linears: a ternary threshold would turn rounding into jumps.
+    models = []
+    for parts in (1, 2):
+        model = _model(linear_class="dense")
+        settings = _settings(tmp_path, output=f"run{parts}", steps=3)
+        Trainer(model, settings, _batches(4, parts), _validation).train()
+        models.append(_weights(model))
+    for name, value in models[0].items():
+        assert relative_error(models[1][name], value) <= 1e-3, name
+
+
+def test_gradient_checkpoints_change_no_gradient() -> None:
+    tokens = mx.arange(26).reshape(2, 13)
+    plain, recomputed = _model(), _model()
+    checkpoint_blocks(recomputed)
+    want_loss, want = nn.value_and_grad(plain, next_token_loss)(plain, tokens)
+    loss, got = nn.value_and_grad(recomputed, next_token_loss)(recomputed, tokens)
+    assert loss.item() == pytest.approx(want_loss.item(), rel=1e-6)
+    got = dict(tree_flatten(got))
+    for name, value in tree_flatten(want):
+        assert relative_error(got[name], value) <= GRADIENT_TOLERANCE, name
+
+
+def test_loss_falls(tmp_path: Path) -> None:
+    fixed = _batches()(0)
+    settings = _settings(tmp_path, steps=40, warmup_steps=4)
+    Trainer(_model(), settings, lambda step: fixed, _validation).train()
+    losses = [r["loss"] for r in read_log(tmp_path / "run/log.jsonl") if "loss" in r]
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_loss_that_is_not_finite_stops_and_keeps_the_last_state(tmp_path: Path) -> None:
+    model = _model()
+
+    def poisoned(step: int) -> list[np.ndarray]:
+        if step == 5:
+            model.norm.weight = mx.full(model.norm.weight.shape, math.nan)
+        return _batches()(step)
+
+    with pytest.raises(TrainingError, match=r"loss is nan .* at step 5; the last good state"):
+        Trainer(model, _settings(tmp_path), poisoned, _validation).train()
+    kept = mx.load(str(tmp_path / "run/checkpoint/model.safetensors"))
+    assert all(mx.isfinite(value).all().item() for value in kept.values())
+    assert json.loads((tmp_path / "run/checkpoint/progress.json").read_text())["step"] == 4
+
+
+def test_schedule_warms_up_and_decays(tmp_path: Path) -> None:
+    settings = _settings(tmp_path, steps=100, warmup_steps=10, learning_rate=1.0)
+    schedule = build_schedule(settings)
+    rates = [schedule(step).item() for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[10] == pytest.approx(1.0)
+    assert rates == sorted(rates[:10]) + sorted(rates[10:], reverse=True)
+    want = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 45 / 90))
+    assert rates[55] == pytest.approx(want, rel=1e-5)

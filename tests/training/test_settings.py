@@ -1,0 +1,57 @@
+"""Reading and checking the settings of a run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.training import read_settings
+
+
+def test_values_and_overrides(config: Path) -> None:
+    settings = read_settings(config, {"steps": 9, "seed": None})
+    assert (settings.steps, settings.seed, settings.batch_size) == (9, 0, 2)
+    assert settings.stages[0].weights == {"train.txt": 1.0, "more.txt": 2.0}
+    assert settings.path("train.txt") == config.parent / "train.txt"
+
+
+def test_number_without_a_dot_is_a_number(config: Path) -> None:
+    config.write_text(config.read_text().replace("learning_rate: 0.01", "learning_rate: 1e-2"))
+    assert read_settings(config).learning_rate == 0.01
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stepz": 3}, "unknown keys stepz"),
+        ({"steps": 0}, "'steps' must be positive but got 0"),
+        ({"steps": 2.5}, "'steps' must be a whole number but got 2.5"),
+        ({"steps": "many"}, "wrong or missing value"),
+        ({"learning_rate": "fast"}, "wrong or missing value"),
+        ({"warmup_steps": 6}, "'warmup_steps' must be from 0 to below 'steps'"),
+        ({"stages": []}, "'stages' must end in rising order"),
+        ({"stages": [{"until": 0.5, "weights": {"train.txt": 1}}]}, "the last at 1"),
+        ({"stages": [{"weights": {}}]}, "wrong or missing value: 'until'"),
+        ({"valid": 3}, "wrong or missing value"),
+    ],
+    ids=str,
+)
+def test_wrong_values_are_named(
+    tmp_path: Path, run_values: dict[str, Any], change: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(yaml.safe_dump(run_values | change))
+    with pytest.raises(TrainingError, match=message):
+        read_settings(path)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", ""])
+def test_a_file_that_is_no_mapping(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(text)
+    with pytest.raises(TrainingError, match=r"train\.yaml' must"):
+        read_settings(path)
+    with pytest.raises(TrainingError, match="must be a readable YAML file"):
+        read_settings(tmp_path / "absent.yaml")

@@ -5,6 +5,10 @@ from .batch import BatchStats as BatchStats
 from .batch import batch_generate as batch_generate
 from .decode import generate_tokens as generate_tokens
 from .decode import prefill as prefill
+from .memory import MemoryNeed as MemoryNeed
+from .memory import check_memory as check_memory
+from .memory import memory_limits as memory_limits
+from .memory import memory_need as memory_need
 from .penalties import CountPenalty as CountPenalty
 from .penalties import LogitsProcessor as LogitsProcessor
 from .penalties import RepetitionPenalty as RepetitionPenalty

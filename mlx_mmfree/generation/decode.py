@@ -1,7 +1,7 @@
 """The decoding loop: token ids in, token ids out."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_map
@@ -103,8 +103,7 @@ class Decoding:
         self._steps += 1
         if self._steps % STEPS_PER_CACHE_CLEARING == 0:
             mx.clear_cache()
-        chosen: list[int] = tokens.tolist()
-        return chosen
+        return cast(list[int], tokens.tolist())
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drops all rows of the batch but these."""

@@ -58,9 +58,7 @@ def xtc(probability: float, threshold: float, exempt: Sequence[int] = ()) -> Fil
         exempt: Tokens that are never dropped, such as the end of text.
     """
     if not 0 <= probability <= 1:
-        raise ValueError(
-            f"[xtc] 'xtc_probability' must be between 0 and 1 but got {probability}."
-        )
+        raise ValueError(f"[xtc] 'xtc_probability' must be between 0 and 1 but got {probability}.")
     if not 0 <= threshold <= 0.5:
         raise ValueError(f"[xtc] 'xtc_threshold' must be between 0 and 0.5 but got {threshold}.")
 

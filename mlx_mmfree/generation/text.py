@@ -56,9 +56,7 @@ class Completion:
         max_tokens: How many tokens there may be.
     """
 
-    def __init__(
-        self, tokenizer: Any, stop: Sequence[str], end: Collection[int], max_tokens: int
-    ):
+    def __init__(self, tokenizer: Any, stop: Sequence[str], end: Collection[int], max_tokens: int):
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
         self._detokenizer = tokenizer.detokenizer()
@@ -132,10 +130,7 @@ def prompt_tokens(tokenizer: Any, prompt: Prompt, vocab_size: int) -> list[int]:
     Raises:
         ValueError: The prompt is empty, no Unicode text, or has a token outside the vocabulary.
     """
-    if isinstance(prompt, str):
-        ids = tokenizer.encode(prompt) if prompt else []
-    else:
-        ids = prompt
+    ids = tokenizer.encode(prompt) if isinstance(prompt, str) and prompt else prompt
     if len(ids) == 0:
         raise ValueError("[generate] 'prompt' must not be empty. Give at least one word or token.")
     check_tokens(ids, vocab_size)

@@ -1,0 +1,3 @@
+from mlx_mmfree.cli.convert import main
+
+raise SystemExit(main())

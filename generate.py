@@ -1,0 +1,3 @@
+from mlx_mmfree.cli.generate import main
+
+raise SystemExit(main())

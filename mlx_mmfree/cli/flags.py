@@ -1,0 +1,63 @@
+"""Values of flags: text to value, with a reason where it cannot be."""
+
+import json
+import math
+from argparse import ArgumentTypeError
+from typing import Any
+
+BYTES_PER_GB = 10**9
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    return _at_least(1, text)
+
+
+def whole(text: str) -> int:
+    """A whole number from 0 that fits 64 bits."""
+    return _at_least(0, text)
+
+
+def _at_least(low: int, text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if not low <= value < 2**63:
+        raise ArgumentTypeError(f"must be a whole number from {low} but got {text!r}")
+    return value
+
+
+def gigabytes(text: str) -> int:
+    """A size in GB, as bytes."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise ArgumentTypeError(f"must be a size in GB, 0 or more, but got {text!r}")
+    return int(value * BYTES_PER_GB)
+
+
+def truth(text: str) -> bool:
+    """`T` or `F`, also spelled out."""
+    values = {"t": True, "true": True, "f": False, "false": False}
+    if text.lower() not in values:
+        raise ArgumentTypeError(f"must be T or F but got {text!r}")
+    return values[text.lower()]
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"must be a JSON object but got {text!r}: {error}") from error
+    if not isinstance(value, dict):
+        raise ArgumentTypeError(f"must be a JSON object but got {text!r}")
+    return value
+
+
+def escaped(text: str) -> str:
+    r"""Text in which the two characters `\n` and `\t` mean a line break and a tab."""
+    return text.replace("\\n", "\n").replace("\\t", "\t")

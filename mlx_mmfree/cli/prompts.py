@@ -1,0 +1,112 @@
+"""Reads the prompts of a command and writes them the way a model was taught."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+
+
+def read_standard_input() -> str:
+    """All of standard input as text.
+
+    Raises:
+        UsageError: It is not UTF-8.
+    """
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"[generate] standard input must be UTF-8 text but byte {error.start} is "
+            f"0x{error.object[error.start]:02x}."
+        ) from error
+
+
+def read_prompts(file: Path) -> list[str]:
+    """The prompts of a file: one a line, empty lines left out.
+
+    A line of a `.jsonl` file is a JSON string or an object with the text under `prompt`.
+
+    Raises:
+        UsageError: The file cannot be read, holds no prompt, or a line is not as described.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"[generate] 'prompts_file' must be a UTF-8 text file but '{file}' cannot be read: "
+            f"{error}."
+        ) from error
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise UsageError(f"[generate] 'prompts_file' must hold a prompt but '{file}' is empty.")
+    if file.suffix == ".jsonl":
+        return [_parsed(line, f"'{file}' line {n}") for n, line in lines]
+    return [line.rstrip("\r") for _, line in lines]
+
+
+def _parsed(line: str, place: str) -> str:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"[generate] {place} must be JSON but is not: {error}.") from error
+    prompt = value.get("prompt") if isinstance(value, dict) else value
+    if not isinstance(prompt, str):
+        raise UsageError(
+            f"[generate] {place} must be a string or an object with a string under 'prompt'."
+        )
+    return prompt
+
+
+class PromptWriter:
+    """Turns a prompt into what the model reads.
+
+    Args:
+        tokenizer: Belongs to the model.
+        system_prompt: What the model is told before the prompt; needs a chat template.
+        prefill_response: How the answer begins.
+        ignore_chat_template: Feed the bare prompt even if there is a template.
+        variables: Further names for the template.
+
+    Raises:
+        UsageError: A system prompt is given but no chat template is used.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        system_prompt: str | None = None,
+        prefill_response: str = "",
+        ignore_chat_template: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ):
+        self._tokenizer = tokenizer
+        self._uses_template = tokenizer.has_chat_template and not ignore_chat_template
+        if system_prompt is not None and not self._uses_template:
+            raise UsageError(
+                "[generate] 'system_prompt' must be left out where no chat template is used. Write "
+                "it into the prompt."
+            )
+        self._before = [] if system_prompt is None else [_message("system", system_prompt)]
+        self._prefill = prefill_response
+        self._variables = dict(variables or {})
+
+    def __call__(self, prompt: str) -> str | Sequence[int]:
+        """The text or the ids for `generate`."""
+        if not prompt or not self._uses_template:
+            return prompt and prompt + self._prefill
+        messages = [*self._before, _message("user", prompt)]
+        ids: list[int] = self._tokenizer.apply_chat_template(messages, **self._variables)
+        if self._prefill:
+            prefill = self._tokenizer.encode(
+                self._prefill, add_special_tokens=False, parse_special=False
+            )
+            ids = [*ids, *prefill]
+        return ids
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}

@@ -1,0 +1,175 @@
+"""Unified memory: what a model needs, whether the device has it, and MLX's limits while it runs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_reduce
+
+from ..errors import MMFreeError
+from ..models import Decoder
+from ..platform.device import DeviceInfo, device_info
+from .decode import PREFILL_STEP_SIZE
+
+Setter = Callable[[int], int]
+
+DEFAULT_MARGIN_BYTES = 4 * 2**30
+# Float32 values that are alive at once, for each input and output of the widest linear (measured).
+_COPIES_OF_WIDEST = 6
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """What running a model takes.
+
+    Attributes:
+        weights_bytes: The loaded weights.
+        state_bytes: What the model carries from token to token.
+        activations_bytes: About the most that reading one chunk of a prompt takes.
+    """
+
+    weights_bytes: int
+    state_bytes: int
+    activations_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.state_bytes + self.activations_bytes
+
+
+def memory_need(
+    model: Decoder,
+    weights_bytes: int,
+    *,
+    batch_size: int = 1,
+    prefill_step_size: int = PREFILL_STEP_SIZE,
+) -> MemoryNeed:
+    """Estimates the memory for running a model; its own weights may still be unloaded.
+
+    Args:
+        model: The architecture; only shapes are looked at, nothing is computed.
+        weights_bytes: Size of the weights in memory.
+        batch_size: Texts at a time.
+        prefill_step_size: Positions of the prompt read at a time.
+    """
+    widths = [
+        sum(module.weight.shape)
+        if isinstance(module, nn.Linear)
+        else module.input_dims + module.output_dims
+        for block in model.blocks
+        for module in block.modules()
+        if isinstance(module, nn.Linear) or hasattr(module, "output_dims")
+    ]
+    values = _COPIES_OF_WIDEST * max(widths, default=0) * batch_size * prefill_step_size
+    return MemoryNeed(
+        weights_bytes=weights_bytes,
+        state_bytes=tree_reduce(
+            lambda total, array: total + array.nbytes, model.init_state(batch_size), 0
+        ),
+        activations_bytes=values * mx.float32.size,
+    )
+
+
+def check_memory(need: MemoryNeed, device: DeviceInfo | None = None) -> str | None:
+    """Compares what a model needs with what the device offers.
+
+    Args:
+        need: What the model needs.
+        device: What there is. Default: MLX's default device.
+
+    Returns:
+        A line that says what does not fit, or `None`.
+
+    Raises:
+        MMFreeError: The weights alone are larger than the device's whole memory.
+    """
+    device = device_info() if device is None else device
+    if need.weights_bytes > device.memory_bytes:
+        raise MMFreeError(
+            f"[memory] the weights need {_gb(need.weights_bytes)} but {device.name} has "
+            f"{_gb(device.memory_bytes)} of memory. Choose a smaller model or packed weights."
+        )
+    offers = {
+        "recommends at most": device.working_set_bytes,
+        "has free": device.available_bytes,
+        "has": device.memory_bytes,
+    }
+    verb, offered = min(
+        ((verb, size) for verb, size in offers.items() if size is not None),
+        key=lambda offer: offer[1],
+    )
+    if need.total_bytes <= offered:
+        return None
+    return (
+        f"[memory] the model needs {_gb(need.total_bytes)} (weights {_gb(need.weights_bytes)}, state "
+        f"{_gb(need.state_bytes)}, one chunk of the prompt {_gb(need.activations_bytes)}) but "
+        f"{device.name} {verb} {_gb(offered)}: it may be slow or fail. Reduce the prefill step size "
+        "or the batch size, or close other programs."
+    )
+
+
+def _gb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.3g} GB"
+
+
+@contextmanager
+def memory_limits(
+    model_bytes: int,
+    *,
+    margin_bytes: int = DEFAULT_MARGIN_BYTES,
+    wired_bytes: int | None = None,
+    cache_bytes: int | None = None,
+    memory_bytes: int | None = None,
+    device: DeviceInfo | None = None,
+    set_wired: Setter = mx.set_wired_limit,
+    set_cache: Setter = mx.set_cache_limit,
+    set_memory: Setter = mx.set_memory_limit,
+) -> Iterator[None]:
+    """Sets MLX's limits for a model inside the `with` block and restores them after it.
+
+    Wired memory stays resident, so a model is not paged out between tokens; cached memory is kept
+    by MLX for later arrays. Both default to the model plus a margin, wired memory at most to what
+    Metal recommends. Only Metal has wired memory; elsewhere its limit has no effect.
+
+    Args:
+        model_bytes: Size of the model.
+        margin_bytes: Added to it.
+        wired_bytes: Wired limit instead; 0 wires nothing.
+        cache_bytes: Cache limit instead.
+        memory_bytes: MLX's limit for all memory; by default it is left alone.
+        device: What there is. Default: MLX's default device.
+        set_wired: Sets the wired limit and returns the old one.
+        set_cache: Sets the cache limit and returns the old one.
+        set_memory: Sets the memory limit and returns the old one.
+
+    Raises:
+        ValueError: A size is negative, or `wired_bytes` is more than Metal recommends.
+    """
+    sizes = {
+        "margin_bytes": margin_bytes,
+        "wired_bytes": wired_bytes,
+        "cache_bytes": cache_bytes,
+        "memory_bytes": memory_bytes,
+    }
+    for name, size in sizes.items():
+        if size is not None and size < 0:
+            raise ValueError(f"[memory_limits] '{name}' must not be negative but got {size}.")
+    working_set = (device_info() if device is None else device).working_set_bytes
+    limit = model_bytes + margin_bytes
+    if wired_bytes is None:
+        wired_bytes = limit if working_set is None else min(limit, working_set)
+    elif working_set is not None and wired_bytes > working_set:
+        raise ValueError(
+            f"[memory_limits] 'wired_bytes' must be at most {working_set}, which Metal recommends, "
+            f"but got {wired_bytes}."
+        )
+    with ExitStack() as stack:
+        if memory_bytes is not None:
+            stack.callback(set_memory, set_memory(memory_bytes))
+        stack.callback(set_cache, set_cache(limit if cache_bytes is None else cache_bytes))
+        stack.callback(set_wired, set_wired(wired_bytes))
+        # Runs first on the way out: work under way still counts on the limits.
+        stack.callback(mx.synchronize)
+        yield

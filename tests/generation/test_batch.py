@@ -1,0 +1,135 @@
+"""A batch gives each row what it gets alone."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_mmfree.generation import batch_generate, generate_tokens, make_processors, stream_generate
+from mlx_mmfree.generation.batch import left_padded
+from mlx_mmfree.generation.decode import Decoding
+from mlx_mmfree.hub import Tokenizer
+from mlx_mmfree.models import Decoder
+
+PROMPTS = ["Once upon a time", "A", "The little dog ran to the big tree and sat.", "Lily saw"]
+
+
+def test_left_padding() -> None:
+    tokens, valid = left_padded([[1, 2, 3], [4]])
+    assert tokens.tolist() == [[1, 2, 3], [0, 0, 4]]
+    assert valid is not None
+    assert valid.tolist() == [[True] * 3, [False, False, True]]
+    assert left_padded([[1], [2]])[1] is None
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 32])
+@pytest.mark.parametrize("prefill_step_size", [4, 2048])
+def test_rows_are_those_of_each_prompt_alone(
+    model: Decoder, tokenizer: Tokenizer, batch_size: int, prefill_step_size: int
+) -> None:
+    response = batch_generate(
+        model,
+        tokenizer,
+        PROMPTS,
+        max_tokens=20,
+        batch_size=batch_size,
+        prefill_step_size=prefill_step_size,
+    )
+    for prompt, tokens, text, size in zip(
+        PROMPTS, response.tokens, response.texts, response.prompt_tokens, strict=True
+    ):
+        ids = tokenizer.encode(prompt)
+        assert tokens == list(generate_tokens(model, ids, max_tokens=20))
+        assert text == tokenizer.decode(tokens)
+        assert size == len(ids)
+    assert response.finish_reasons == ["length"] * 4
+
+
+def test_logits_are_bit_equal(model: Decoder, tokenizer: Tokenizer) -> None:
+    rows = [tokenizer.encode(prompt) for prompt in PROMPTS]
+
+    def logits_of(batch: list[list[int]]) -> list[np.ndarray]:
+        seen: list[np.ndarray] = []
+
+        def sampler(logits: mx.array) -> mx.array:
+            seen.append(np.array(logits))
+            return mx.argmax(logits, axis=-1)
+
+        tokens, valid = left_padded(batch)
+        decoding = Decoding(model, tokens, valid=valid, sampler=sampler)
+        for _ in range(8):
+            decoding.step()
+        return seen
+
+    together = logits_of(rows)
+    for index, row in enumerate(rows):
+        for batch, alone in zip(together, logits_of([row]), strict=True):
+            np.testing.assert_array_equal(batch[index], alone[0])
+
+
+def test_rows_end_one_by_one(model: Decoder, tokenizer: Tokenizer) -> None:
+    rows = [list(generate_tokens(model, tokenizer.encode(p), max_tokens=12)) for p in PROMPTS]
+    ends = {rows[0][3], rows[2][7]}
+    response = batch_generate(model, tokenizer, PROMPTS, max_tokens=12, extra_eos_tokens=ends)
+    for prompt, tokens, reason in zip(
+        PROMPTS, response.tokens, response.finish_reasons, strict=True
+    ):
+        alone = list(
+            stream_generate(model, tokenizer, prompt, max_tokens=12, extra_eos_tokens=ends)
+        )
+        assert tokens == [step.token for step in alone]
+        assert reason == alone[-1].finish_reason
+    assert len(response.tokens[0]) <= 4 and len(response.tokens[2]) <= 8
+
+
+def test_penalties_follow_their_rows(model: Decoder, tokenizer: Tokenizer) -> None:
+    processors = make_processors(
+        repetition_penalty=3.0, repetition_context_size=6, presence_penalty=2.0
+    )
+    rows = [list(generate_tokens(model, tokenizer.encode(p), max_tokens=9)) for p in PROMPTS]
+    response = batch_generate(
+        model,
+        tokenizer,
+        PROMPTS,
+        max_tokens=12,
+        processors=processors,
+        extra_eos_tokens=[rows[1][2]],
+    )
+    for prompt, tokens in zip(PROMPTS, response.tokens, strict=True):
+        alone = stream_generate(
+            model,
+            tokenizer,
+            prompt,
+            max_tokens=12,
+            processors=processors,
+            extra_eos_tokens=[rows[1][2]],
+        )
+        assert tokens == [step.token for step in alone]
+
+
+def test_statistics_add_up(model: Decoder, tokenizer: Tokenizer) -> None:
+    response = batch_generate(model, tokenizer, PROMPTS, max_tokens=5, batch_size=2)
+    stats = response.stats
+    assert stats.prompt_tokens == sum(response.prompt_tokens)
+    assert stats.generation_tokens == 20
+    assert stats.prompt_tps == pytest.approx(stats.prompt_tokens / stats.prompt_time)
+    assert stats.generation_tps == pytest.approx(16 / stats.generation_time)
+    assert stats.peak_memory > 0
+
+
+def test_no_prompts_give_no_texts(model: Decoder, tokenizer: Tokenizer) -> None:
+    assert batch_generate(model, tokenizer, []).texts == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "batch_size", "message"),
+    [
+        (["A", ""], 2, "'prompt' must not be empty"),
+        ([[1], [2, 1000]], 2, "1000 at position 1"),
+        (["A"], 0, "'batch_size' must be at least 1"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    model: Decoder, tokenizer: Tokenizer, prompts: list[str], batch_size: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        batch_generate(model, tokenizer, prompts, batch_size=batch_size)

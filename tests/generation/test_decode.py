@@ -1,0 +1,110 @@
+"""The decoding loop against the model run again on the whole text for each token."""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_mmfree.generation import decode
+from mlx_mmfree.generation.decode import Decoding, generate_tokens, prefill
+from mlx_mmfree.models import Decoder
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+
+
+def repeated_forward(model: Decoder, prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        logits, _ = model(mx.array([tokens]))
+        tokens.append(int(mx.argmax(logits[0, -1]).item()))
+    return tokens[len(prompt) :]
+
+
+def test_equals_repeated_forward(model: Decoder) -> None:
+    expected = repeated_forward(model, PROMPT, 20)
+    assert len(set(expected)) > 5
+    assert list(generate_tokens(model, PROMPT, max_tokens=20)) == expected
+
+
+@pytest.mark.parametrize("step_size", [1, 3, 10, 11, 2048])
+def test_prefill_in_chunks_equals_whole(model: Decoder, step_size: int) -> None:
+    _, expected = model(mx.array([PROMPT]))
+    state = prefill(model, mx.array([PROMPT]), step_size=step_size)
+    pairs = zip(tree_flatten(state), tree_flatten(expected), strict=True)
+    assert all(mx.array_equal(a, b) for (_, a), (_, b) in pairs)
+
+
+def test_one_token_prompt(model: Decoder) -> None:
+    assert list(generate_tokens(model, [7], max_tokens=6)) == repeated_forward(model, [7], 6)
+
+
+def test_continues_from_a_state(model: Decoder) -> None:
+    state = prefill(model, mx.array([PROMPT[:6]]))
+    tokens = generate_tokens(model, PROMPT[6:], state=state, max_tokens=9)
+    assert list(tokens) == repeated_forward(model, PROMPT, 9)
+
+
+def test_prompt_logits_are_not_computed(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+    head = type(model).logits
+
+    def recorded(self: Decoder, hidden: mx.array) -> mx.array:
+        shapes.append(hidden.shape)
+        return head(self, hidden)
+
+    monkeypatch.setattr(type(model), "logits", recorded)
+    list(generate_tokens(model, PROMPT, max_tokens=3))
+    assert shapes == [(1, 1, 48)] * 3
+
+
+def test_next_step_is_queued_before_a_token_is_read(model: Decoder) -> None:
+    queued = []
+
+    def sampler(logits: mx.array) -> mx.array:
+        queued.append(len(read))
+        return mx.argmax(logits, axis=-1)
+
+    read: list[int] = []
+    for token in generate_tokens(model, PROMPT, sampler=sampler, max_tokens=4):
+        read.append(token)
+    # The last token starts no further step.
+    assert queued == [0, 0, 1, 2]
+
+
+def test_cache_is_cleared_regularly(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared: list[None] = []
+    monkeypatch.setattr(decode, "STEPS_PER_CACHE_CLEARING", 4)
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(None))
+    list(generate_tokens(model, [1], max_tokens=9))
+    assert len(cleared) == 2
+
+
+def test_rows_can_be_dropped(model: Decoder) -> None:
+    tokens = mx.array([PROMPT, PROMPT[::-1], [8] * len(PROMPT)])
+    decoding = Decoding(model, tokens)
+    first = decoding.step()
+    decoding.keep([2, 0])
+    rows = [decoding.step() for _ in range(5)]
+    for column, prompt in enumerate(([8] * len(PROMPT), PROMPT)):
+        expected = repeated_forward(model, prompt, 6)
+        assert [first[2 - 2 * column], *(row[column] for row in rows)] == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tokens": []}, "at least one id"),
+        ({"tokens": [1, 518]}, "518 at position 1"),
+        ({"tokens": [-1]}, "-1 at position 0"),
+        ({"tokens": [1.5]}, "whole numbers"),
+        ({"max_tokens": 0}, "'max_tokens' must be at least 1 but got 0"),
+        ({"prefill_step_size": 0}, "'prefill_step_size' must be at least 1"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(
+    model: Decoder, arguments: dict[str, object], message: str
+) -> None:
+    call: Callable[..., object] = generate_tokens
+    with pytest.raises(ValueError, match=message):
+        call(model, **{"tokens": PROMPT} | arguments)

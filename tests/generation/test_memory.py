@@ -1,0 +1,176 @@
+"""Memory needs and limits, with made-up devices and setters."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_mmfree.errors import MMFreeError
+from mlx_mmfree.generation import MemoryNeed, check_memory, memory_limits, memory_need, prefill
+from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.models import Decoder, hgrn_bit
+from mlx_mmfree.platform.device import DeviceInfo
+
+GB = 10**9
+MAC = DeviceInfo("Apple M2", "metal", 16 * GB, 11 * GB, None)
+SERVER = DeviceInfo("Some CPU", "cpu", 64 * GB, None, 20 * GB)
+
+
+def need(weights: float, activations: float = 0.0) -> MemoryNeed:
+    return MemoryNeed(int(weights * GB), GB // 100, int(activations * GB))
+
+
+def wide_model() -> Decoder:
+    config = hgrn_bit.Config(
+        vocab_size=300, hidden_size=256, num_hidden_layers=2, intermediate_size=704
+    )
+    return pack_linears(hgrn_bit.build(config))
+
+
+@pytest.mark.parametrize("device", [MAC, SERVER])
+def test_what_fits_gives_no_line(device: DeviceInfo) -> None:
+    assert check_memory(need(5, 2), device) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "offer"),
+    [(MAC, "recommends at most 11 GB"), (SERVER, "has free 20 GB")],
+)
+def test_what_may_not_fit_is_stated(device: DeviceInfo, offer: str) -> None:
+    line = check_memory(need(10, 12), device)
+    assert line is not None
+    assert "needs 22 GB (weights 10 GB, state 0.01 GB" in line
+    assert f"{device.name} {offer}" in line
+    assert "\n" not in line
+
+
+def test_the_machine_itself_is_the_offer_where_no_more_is_known() -> None:
+    device = replace(SERVER, available_bytes=None)
+    assert check_memory(need(60), device) is None
+    assert "has 64 GB" in str(check_memory(need(60, 5), device))
+
+
+@pytest.mark.parametrize("device", [MAC, SERVER])
+def test_weights_beyond_all_memory_are_refused(device: DeviceInfo) -> None:
+    with pytest.raises(MMFreeError, match=f"weights need 70 GB but {device.name} has"):
+        check_memory(need(70), device)
+
+
+def test_the_running_device_is_the_default() -> None:
+    assert check_memory(MemoryNeed(1, 1, 1)) is None
+
+
+def test_nothing_is_computed_to_know_the_need() -> None:
+    mx.synchronize()
+    before = mx.get_active_memory()
+    config = hgrn_bit.Config(
+        vocab_size=32000, hidden_size=2560, num_hidden_layers=32, intermediate_size=6912
+    )
+    model = hgrn_bit.build(config)
+    found = memory_need(model, 700_000_000)
+    assert found.state_bytes == 32 * 2560 * 4
+    assert 0.5e9 < found.activations_bytes < 1e9
+    assert mx.get_active_memory() - before < 10_000_000
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_need_is_near_the_measured_peak(batch_size: int) -> None:
+    length = 256
+    model = wide_model()
+    mx.eval(model.parameters())
+    tokens = mx.zeros((batch_size, length), mx.int32)
+    mx.eval(tokens)
+    weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    found = memory_need(model, weights, batch_size=batch_size, prefill_step_size=length)
+    mx.synchronize()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    prefill(model, tokens, step_size=length)
+    measured = mx.get_peak_memory() - before
+    assert 0.5 * measured < found.state_bytes + found.activations_bytes < 2.5 * measured
+
+
+class Limit:
+    """Stands for one of MLX's limits."""
+
+    def __init__(self, value: int):
+        self.value = value
+        self.seen: list[int] = []
+
+    def __call__(self, value: int) -> int:
+        old, self.value = self.value, value
+        self.seen.append(value)
+        return old
+
+
+@pytest.fixture
+def limits() -> dict[str, Limit]:
+    return {"set_wired": Limit(1), "set_cache": Limit(2), "set_memory": Limit(3)}
+
+
+def values(limits: dict[str, Limit]) -> list[int]:
+    return [limit.value for limit in limits.values()]
+
+
+def test_limits_are_the_model_plus_the_margin(limits: dict[str, Limit]) -> None:
+    with memory_limits(3 * GB, margin_bytes=2 * GB, device=MAC, **limits):
+        assert values(limits) == [5 * GB, 5 * GB, 3]
+    assert values(limits) == [1, 2, 3]
+    assert limits["set_memory"].seen == []
+
+
+def test_wired_limit_stays_within_the_recommendation(limits: dict[str, Limit]) -> None:
+    with memory_limits(10 * GB, device=MAC, **limits):
+        assert limits["set_wired"].value == MAC.working_set_bytes
+
+
+def test_limits_can_be_given(limits: dict[str, Limit]) -> None:
+    given = {"wired_bytes": 0, "cache_bytes": 7, "memory_bytes": 9}
+    with memory_limits(GB, device=MAC, **given, **limits):
+        assert values(limits) == [0, 7, 9]
+    assert values(limits) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_limits_are_restored_after_an_error(
+    limits: dict[str, Limit], error: type[BaseException]
+) -> None:
+    with pytest.raises(error), memory_limits(GB, memory_bytes=9, device=SERVER, **limits):
+        raise error
+    assert values(limits) == [1, 2, 3]
+
+
+def test_limits_are_restored_if_one_cannot_be_set(limits: dict[str, Limit]) -> None:
+    def refuse(size: int) -> int:
+        raise ValueError("above the system's limit")
+
+    setters: dict[str, Callable[[int], int]] = {**limits, "set_wired": refuse}
+    with pytest.raises(ValueError, match="above"), memory_limits(GB, device=MAC, **setters):
+        pass
+    assert values(limits) == [1, 2, 3]
+
+
+def test_mlx_itself_is_restored() -> None:
+    mx.set_cache_limit(123_456_789)
+    with memory_limits(GB, margin_bytes=0):
+        assert mx.set_cache_limit(GB) == GB
+    assert mx.set_cache_limit(GB) == 123_456_789
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"margin_bytes": -1}, "'margin_bytes' must not be negative"),
+        ({"memory_bytes": -1}, "'memory_bytes' must not be negative"),
+        ({"wired_bytes": 12 * GB}, "'wired_bytes' must be at most 11000000000"),
+    ],
+)
+def test_bad_sizes_are_refused(
+    given: dict[str, int], message: str, limits: dict[str, Limit]
+) -> None:
+    with pytest.raises(ValueError, match=message), memory_limits(GB, device=MAC, **given, **limits):
+        pass
+    assert values(limits) == [1, 2, 3]

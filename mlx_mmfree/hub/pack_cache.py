@@ -12,6 +12,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,11 @@ def store(checkpoint: Checkpoint, skeleton: Skeleton) -> None:
     if file is None or was_packed or not is_packed_now:
         return
     tensors = disk_tensors(skeleton.model)
+    nbytes = sum(array.nbytes for array in tensors.values())
     temporary = file.with_name(f".{secrets.token_hex(4)}-{file.name}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        check_space(file.parent, sum(array.nbytes for array in tensors.values()))
+        check_space(file.parent, nbytes)
         metadata = {
             _SOURCE: _fingerprint(checkpoint),
             _CHECKSUMS: json.dumps({name: _checksum(array) for name, array in tensors.items()}),
@@ -85,11 +87,12 @@ def store(checkpoint: Checkpoint, skeleton: Skeleton) -> None:
         notify(f"the packed form is not kept in '{file.parent}': {error}")
     else:
         notify(
-            f"the packed form ({file.stat().st_size / 1e6:.0f} MB) is kept in '{file}' for the "
+            f"the packed form ({nbytes / 1e6:.0f} MB) is kept in '{file}' for the "
             f"next start; {ENVIRONMENT_VARIABLE}=0 turns this off"
         )
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def notify(text: str) -> None:

@@ -137,7 +137,8 @@ def read_header(file: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     """
     text, data_bytes = _read_header_bytes(file)
     header = parse_json_object(text, f"the header of '{file}'")
-    metadata = header.pop("__metadata__", {})
+    metadata = header.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _problem(file, "must have text in '__metadata__'")
     entries = [_entry(file, name, info, data_bytes) for name, info in header.items()]

@@ -57,14 +57,14 @@ def local_folder(
         DownloadError: The Hub does not hand out the repository.
     """
     name = os.fspath(path_or_repo)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(name))
+    if name and folder.is_dir():
         if revision is not None:
             raise CheckpointError(
                 f"[load] 'revision' must be left out for folder '{folder}' but got {revision!r}."
             )
         return folder
-    if folder.exists():
+    if name and folder.exists():
         raise CheckpointError(
             f"[load] 'path_or_repo' must be a folder with a checkpoint but '{folder}' is a file."
         )

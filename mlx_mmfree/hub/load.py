@@ -70,7 +70,11 @@ def load_model(
 ) -> Decoder:
     """Loads a model without a tokenizer.
 
-    Args and errors: as `load`.
+    Args:
+        path_or_repo, revision, dtype, packed: As for `load`.
+
+    Raises:
+        CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
 
     Example:
         >>> model = load_model("ridger/MMfreeLM-370M", dtype=mx.float32)  # doctest: +SKIP

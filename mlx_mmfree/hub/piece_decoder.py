@@ -1,0 +1,103 @@
+"""The decoder section of a `tokenizer.json`, applied to one token at a time."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import UnsupportedModelError
+from .detokenizer import EACH_BYTE
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_STEPS = ("ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Sequence", "Strip")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins: most bytes stand for themselves, the rest follow 255."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
+    rest = [byte for byte in range(256) if byte not in set(plain)]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): b for i, b in enumerate(rest)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+class PieceDecoder:
+    """Gives the bytes that a token adds to a text.
+
+    Runs of byte tokens are decoded character by character, so one byte that fits nowhere spoils
+    itself alone.
+
+    Args:
+        state: the decoder section, None where the file has none.
+        file: where it was read, for messages.
+
+    Raises:
+        UnsupportedModelError: the section needs more than one token at a time.
+    """
+
+    def __init__(self, state: Mapping[str, Any] | None, file: Path) -> None:
+        self._joins_with_blanks = state is None
+        self._steps: list[Callable[[str, bool], str | bytes]] = []
+        self._strip = ""
+        self.utf8_errors = "replace"
+        fused = False
+        for step in _flatten(state):
+            kind = step.get("type")
+            if kind == "ByteLevel":
+                self._steps.append(_from_byte_level)
+            elif kind == "ByteFallback":
+                self._steps.append(_from_byte_piece)
+                self.utf8_errors = EACH_BYTE
+            elif kind == "Metaspace":
+                self._steps.append(_metaspace(step))
+            elif kind == "Replace" and "String" in step["pattern"]:
+                self._steps.append(_replace(step["pattern"]["String"], step["content"]))
+            elif kind == "Strip" and fused and not step["stop"] and step["start"] <= 1:
+                self._strip = step["content"] if step["start"] else ""
+            elif kind == "Fuse":
+                fused = True
+            else:
+                raise UnsupportedModelError(
+                    f"'{file}': the decoder must be made of {', '.join(_STEPS)} (of a fixed text) "
+                    f"but has {kind!r} with settings that need the whole text."
+                )
+
+    def __call__(self, piece: str, at_start: bool) -> bytes:
+        value: str | bytes = piece
+        for step in self._steps:
+            if isinstance(value, bytes):
+                break
+            value = step(value, at_start)
+        raw = value.encode() if isinstance(value, str) else value
+        if at_start:
+            return raw.removeprefix(self._strip.encode()) if self._strip else raw
+        return b" " + raw if self._joins_with_blanks else raw
+
+
+def _flatten(state: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    if state is None:
+        return []
+    if state.get("type") != "Sequence":
+        return [state]
+    return [step for part in state["decoders"] for step in _flatten(part)]
+
+
+def _from_byte_level(piece: str, at_start: bool) -> bytes:
+    if all(character in _ALPHABET for character in piece):
+        return bytes(_ALPHABET[character] for character in piece)
+    return piece.encode()
+
+
+def _from_byte_piece(piece: str, at_start: bool) -> str | bytes:
+    match = _BYTE_PIECE.fullmatch(piece)
+    return bytes.fromhex(match.group(1)) if match else piece
+
+
+def _replace(pattern: str, content: str) -> Callable[[str, bool], str]:
+    return lambda piece, at_start: piece.replace(pattern, content)
+
+
+def _metaspace(step: Mapping[str, Any]) -> Callable[[str, bool], str]:
+    mark, keeps_first = step["replacement"], step.get("prepend_scheme") == "never"
+    return lambda piece, at_start: piece.replace(mark, "" if at_start and not keeps_first else " ")

@@ -1,0 +1,112 @@
+"""Vocabularies in SentencePiece's `tokenizer.model` format."""
+
+from functools import cached_property
+from pathlib import Path
+
+from sentencepiece import SentencePieceProcessor
+
+from .compiled_code import clean_errors, silent_stderr
+from .detokenizer import EACH_BYTE
+from .special_tokens import SpecialToken, SpecialTokens
+from .tokenizer_files import MAX_VOCABULARY_BYTES, TokenizerSettings, read_limited
+
+_BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
+# A protobuf message appended to another overrides its fields: normalizer_spec (3) with
+# add_dummy_prefix (3) off.
+_NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
+
+
+class SentencePieceVocabulary:
+    """One `tokenizer.model`.
+
+    Control symbols, the unknown token and the tokens that other files add are special; text
+    spells them only where the caller says so.
+
+    Args:
+        file: the file.
+        settings: what the files beside it say.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+
+    parses_special = False
+    utf8_errors = EACH_BYTE
+
+    def __init__(self, file: Path, settings: TokenizerSettings) -> None:
+        self._file = file
+        self._model = read_limited(file, MAX_VOCABULARY_BYTES)
+        self._processor = _processor(self._model, file)
+        self._size = self._processor.get_piece_size()
+        listed = {token.id: token for token in settings.tokens}
+        control = (
+            listed.get(number, SpecialToken(self._processor.id_to_piece(number), number))
+            for number in range(self._size)
+            if self._processor.is_control(number) or self._processor.is_unknown(number)
+        )
+        self._added = {number: t.content for number, t in listed.items() if number >= self._size}
+        added = (token for token in settings.tokens if token.id >= self._size)
+        self.special = SpecialTokens([*control, *added])
+        self.vocab_size = max(self._added, default=self._size - 1) + 1
+        bos, eos = self._processor.bos_id(), self._processor.eos_id()
+        self.bos_token_id = bos if bos >= 0 else None
+        self.eos_token_id = eos if eos >= 0 else None
+        self.frame: tuple[list[int], list[int]] = ([bos] if bos >= 0 else [], [])
+        self._strips_blank = self._find_strips_blank()
+
+    def encode_parsed(self, text: str) -> list[int]:
+        """The ids of a text whose special-token spellings count."""
+        ids: list[int] = []
+        for part in self.special.split(text):
+            ids += [part] if isinstance(part, int) else self.encode_plain(part, at_start=not ids)
+        return ids
+
+    def encode_plain(self, text: str, at_start: bool = True) -> list[int]:
+        """The ids of a text as plain text; ``at_start`` is False after a special token."""
+        processor = self._processor if at_start else self._later_processor
+        with clean_errors(f"'{self._file}' cannot encode this text"):
+            return list(processor.encode(text))
+
+    def piece(self, token_id: int) -> str:
+        """The text of a token as the file spells it."""
+        if 0 <= token_id < self._size:
+            return str(self._processor.id_to_piece(token_id))
+        return self._added[token_id]
+
+    def token_id(self, piece: str) -> int | None:
+        """The id of a token, None if there is none."""
+        if piece in self.special.ids:
+            return self.special.ids[piece]
+        number = self._processor.piece_to_id(piece)
+        return None if self._processor.is_unknown(number) else int(number)
+
+    def token_bytes(self, token_id: int, at_start: bool) -> bytes:
+        """The bytes that a token adds to the text."""
+        piece = self.piece(token_id)
+        if token_id in self.special.id_set:
+            return piece.encode()
+        if self._processor.is_byte(token_id):
+            return bytes.fromhex(piece[3:5])
+        if at_start and self._strips_blank:
+            piece = piece.removeprefix(_BLANK)
+        return piece.replace(_BLANK, " ").encode()
+
+    @cached_property
+    def _later_processor(self) -> SentencePieceProcessor:
+        return _processor(self._model + _NO_DUMMY_PREFIX, self._file)
+
+    def _find_strips_blank(self) -> bool:
+        """Whether decoding drops the blank that encoding puts before the text."""
+        for number in range(self._size):
+            piece = self._processor.id_to_piece(number)
+            if piece.startswith(_BLANK) and number not in self.special.id_set:
+                return str(self._processor.decode([number])) != piece.replace(_BLANK, " ")
+        return False
+
+
+def _processor(model: bytes, file: Path) -> SentencePieceProcessor:
+    processor = SentencePieceProcessor()
+    problem = f"'{file}' is damaged or no SentencePiece model. Download it again"
+    with silent_stderr(), clean_errors(problem):
+        processor.LoadFromSerializedProto(model)
+    return processor

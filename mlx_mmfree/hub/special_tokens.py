@@ -1,0 +1,140 @@
+"""Control tokens of a vocabulary: finding them in text and keeping them out of chat messages."""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+_LONGEST_PART = 1000
+_PRIVATE_USE = re.compile("[\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
+_PRIVATE_USE_RANGES = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+
+
+@dataclass(frozen=True)
+class SpecialToken:
+    """A token that text may spell, with the way the files say it takes in blanks around it."""
+
+    content: str
+    id: int
+    special: bool = True
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+
+class SpecialTokens:
+    """The special tokens of one vocabulary.
+
+    Args:
+        tokens: the tokens; entries with an empty text are ignored.
+    """
+
+    def __init__(self, tokens: Iterable[SpecialToken]) -> None:
+        self._tokens = {token.content: token for token in tokens if token.content}
+        self.ids = {content: token.id for content, token in self._tokens.items()}
+        self.id_set = frozenset(self.ids.values())
+        sizes: dict[str, set[int]] = {}
+        for content in self._tokens:
+            sizes.setdefault(content[0], set()).add(len(content))
+        self._sizes = {first: sorted(lengths, reverse=True) for first, lengths in sizes.items()}
+        starts = "".join(map(re.escape, self._sizes))
+        self._starts = re.compile(f"[{starts}]" if starts else r"(?!)")
+        self._forward = sorted(self._tokens)
+        self._backward = sorted(content[::-1] for content in self._tokens)
+        self._longest = min(max(map(len, self._tokens), default=0), _LONGEST_PART)
+
+    def split(self, text: str) -> Iterator[str | int]:
+        """Cuts ``text`` into stretches of plain text and ids of the special tokens it spells."""
+        done = 0
+        for start, stop in self._matches(text):
+            token = self._tokens[text[start:stop]]
+            if token.single_word and _inside_word(text, start, stop):
+                continue
+            while token.lstrip and start > done and text[start - 1].isspace():
+                start -= 1
+            while token.rstrip and stop < len(text) and text[stop].isspace():
+                stop += 1
+            if start > done:
+                yield text[done:start]
+            yield token.id
+            done = stop
+        if done < len(text):
+            yield text[done:]
+
+    def spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where ``text`` spells a special token, whole anywhere or in part at either end.
+
+        A part counts because a chat template may put the rest of the token next to it. Parts
+        made of letters and digits alone do not: templates build tokens from role names.
+        """
+        sizes = range(min(self._longest, len(text)), 0, -1)
+        yield from ((0, n) for n in sizes if _begins(self._backward, text[:n][::-1]))
+        yield from self._matches(text)
+        end = len(text)
+        yield from ((end - n, end) for n in sizes if _begins(self._forward, text[end - n :]))
+
+    def _matches(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where the text spells whole tokens: leftmost first, then longest."""
+        done = 0
+        for match in self._starts.finditer(text):
+            start = match.start()
+            if start < done:
+                continue
+            for size in self._sizes[match.group()]:
+                if text[start : start + size] in self._tokens:
+                    done = start + size
+                    yield start, done
+                    break
+
+
+class Shield:
+    """Hides the special tokens that chat messages spell while a template is rendered.
+
+    Each character of such a spelling is replaced by a private-use character that occurs nowhere
+    in the messages, so that lengths stay the same and the rendered text still shows which
+    spellings came from the template itself.
+
+    Args:
+        special: the tokens to hide.
+        texts: every text that will be rendered, to find characters that none of them holds.
+    """
+
+    def __init__(self, special: SpecialTokens, texts: Iterable[str]) -> None:
+        self._special = special
+        taken = {character for text in texts for character in _PRIVATE_USE.findall(text)}
+        self._free = (chr(c) for c in _chain(_PRIVATE_USE_RANGES) if chr(c) not in taken)
+        self._cover: dict[str, str] = {}
+
+    def cover(self, text: str) -> str:
+        """The text with its special-token spellings hidden."""
+        characters: list[str] | None = None
+        for start, stop in self._special.spans(text):
+            characters = characters or list(text)
+            characters[start:stop] = map(self._hide, text[start:stop])
+        return text if characters is None else "".join(characters)
+
+    def restore(self, text: str) -> str:
+        """The text as the messages spell it."""
+        return text.translate({ord(hidden): shown for shown, hidden in self._cover.items()})
+
+    def _hide(self, character: str) -> str:
+        if character not in self._cover:
+            self._cover[character] = next(self._free)
+        return self._cover[character]
+
+
+def _chain(ranges: Iterable[range]) -> Iterator[int]:
+    for numbers in ranges:
+        yield from numbers
+
+
+def _begins(texts: list[str], part: str) -> bool:
+    """Whether some text begins with a part that holds more than letters and digits."""
+    place = bisect_left(texts, part)
+    return place < len(texts) and texts[place].startswith(part) and not part.isalnum()
+
+
+def _inside_word(text: str, start: int, stop: int) -> bool:
+    """Whether a word character touches the stretch."""
+    neighbours = text[max(start - 1, 0) : start] + text[stop : stop + 1]
+    return re.search(r"\w", neighbours) is not None

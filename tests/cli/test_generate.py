@@ -1,0 +1,327 @@
+"""`mmfree generate` on a tiny local model."""
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_mmfree import demo
+from mlx_mmfree.cli import main
+from mlx_mmfree.generation import generate, stream_generate
+from mlx_mmfree.hub import load
+from mlx_mmfree.platform.device import DeviceInfo
+
+Captured = pytest.CaptureFixture[str]
+BARE = "--ignore-chat-template"
+
+
+def expected(folder: Path, prompt: Any, **options: Any) -> str:
+    model, tokenizer = load(folder)
+    return generate(model, tokenizer, prompt, **{"max_tokens": 8} | options)
+
+
+def run(folder: Path, *arguments: str) -> int:
+    return main(["generate", "--model", str(folder), "-m", "8", *arguments])
+
+
+def refusal(capsys: Captured) -> str:
+    """The one line that a mistake leaves."""
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ") and shown.err.count("\n") == 1
+    return shown.err
+
+
+def set_stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+def test_text_on_stdout_and_statistics_on_stderr(folder: Path, capsys: Captured) -> None:
+    assert run(folder, "-p", "The dog", BARE) == 0
+    shown = capsys.readouterr()
+    assert shown.out == expected(folder, "The dog") + "\n"
+    prompt, generation, memory = shown.err.splitlines()
+    assert prompt.startswith("Prompt: ") and prompt.endswith(" tokens-per-sec")
+    assert generation.startswith("Generation: 8 tokens, ")
+    assert memory.startswith("Peak memory: ") and memory.endswith(" GB")
+
+
+def test_quiet(folder: Path, capsys: Captured) -> None:
+    assert run(folder, "--verbose", "F") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_json(folder: Path, capsys: Captured) -> None:
+    assert run(folder, "--json", BARE, "-p", "The dog") == 0
+    shown = capsys.readouterr()
+    result = json.loads(shown.out)
+    assert (shown.err, shown.out.count("\n")) == ("", 1)
+    assert set(result) == {
+        "model",
+        "text",
+        "prompt_tokens",
+        "prompt_tps",
+        "generation_tokens",
+        "generation_tps",
+        "peak_memory",
+        "finish_reason",
+    }
+    assert result["model"] == str(folder)
+    assert result["text"] == expected(folder, "The dog")
+    assert (result["generation_tokens"], result["finish_reason"]) == (8, "length")
+
+
+def test_the_demo_model_and_a_story_are_the_default(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "path", lambda: folder)
+    assert main(["generate", "-m", "8", BARE]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == expected(folder, "Once upon a time") + "\n"
+    assert shown.err.startswith("The prompt is: Once upon a time\n")
+    assert main(["generate", "-m", "8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "demo"
+
+
+def test_missing_demo_files_are_named(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["generate"]) == 2
+    assert "lacks model.safetensors, tokenizer.json" in refusal(capsys)
+
+
+def test_chat_template(folder: Path, capsys: Captured) -> None:
+    _, tokenizer = load(folder)
+    assert run(folder, "-p", "Hello", "--system-prompt", "Be kind.") == 0
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hello"},
+    ]
+    ids = tokenizer.apply_chat_template(messages)
+    assert capsys.readouterr().out == expected(folder, ids) + "\n"
+    assert run(folder, "-p", "Hello", "--prefill-response", "Well, <|eot_id|>") == 0
+    ids = tokenizer.apply_chat_template(messages[1:])
+    plain = tokenizer.encode("Well, <|eot_id|>", add_special_tokens=False, parse_special=False)
+    assert capsys.readouterr().out == expected(folder, [*ids, *plain]) + "\n"
+
+
+def test_chat_template_variables(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "chat_template.jinja").write_text("{{ word }} {{ messages[0]['content'] }}")
+    assert run(copy, "-p", "Hello", "--chat-template-config", '{"word": "Oh"}') == 0
+    _, tokenizer = load(folder)
+    ids = tokenizer.encode("Oh Hello", add_special_tokens=False)
+    assert capsys.readouterr().out == expected(folder, ids) + "\n"
+
+
+def test_standard_input(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_stdin(monkeypatch, "Où est\\n\n".encode())
+    assert run(folder, "-p", "-", BARE) == 0
+    assert capsys.readouterr().out == expected(folder, "Où est\\n\n") + "\n"
+
+
+def test_escapes_in_a_prompt(folder: Path, capsys: Captured) -> None:
+    assert run(folder, "-p", r"A\n\tB", BARE) == 0
+    assert capsys.readouterr().out == expected(folder, "A\n\tB") + "\n"
+
+
+def test_stop_strings_and_tokens(folder: Path, capsys: Captured) -> None:
+    model, tokenizer = load(folder)
+    steps = list(stream_generate(model, tokenizer, "The dog", max_tokens=8))
+    text = "".join(step.text for step in steps)
+    stop = text[3:5]
+    assert run(folder, "-p", "The dog", BARE, "--json", "--stop", "zzz", stop) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["text"], result["finish_reason"]) == (text[: text.index(stop)], "stop")
+    token = str(steps[2].token)
+    assert run(folder, "-p", "The dog", BARE, "--json", "--extra-eos-token", token) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["finish_reason"] == "stop"
+    assert result["generation_tokens"] <= 3
+
+
+def test_seed_and_sampling(folder: Path, capsys: Captured) -> None:
+    flags = ["--temp", "1.5", "--top-p", "0.99", "--top-k", "200", "--min-p", "0.001"]
+    flags += ["--min-tokens-to-keep", "3", "--xtc-probability", "0.5", "--xtc-threshold", "0.2"]
+    texts = []
+    for seed in ("1", "1", "2"):
+        assert run(folder, *flags, "--seed", seed) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_penalties(folder: Path, capsys: Captured) -> None:
+    flags = ["--repetition-penalty", "1e6", "--repetition-context-size", "3"]
+    flags += ["--presence-penalty", "1e6", "--frequency-penalty", "1"]
+    assert main(["generate", "--model", str(folder), "-m", "60", BARE, *flags, "--json"]) == 0
+    penalised = json.loads(capsys.readouterr().out)["text"]
+    assert penalised != expected(folder, "Once upon a time", max_tokens=60)
+
+
+def test_float16_and_memory_flags(folder: Path, capsys: Captured) -> None:
+    flags = ["--dtype", "float16", "--memory-margin", "1", "--cache-limit", "0.5"]
+    flags += ["--wired-limit", "0", "--memory-limit", "8", "--prefill-step-size", "2"]
+    before = mx.set_cache_limit(77_000_000)
+    assert run(folder, *flags) == 0
+    assert mx.set_cache_limit(before) == 77_000_000
+    assert "Generation: 8 tokens" in capsys.readouterr().err
+
+
+def test_what_may_not_fit_is_one_warning(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlx_mmfree.generation import memory
+
+    small = DeviceInfo("Toy", "metal", 10**6, 10**5, None)
+    monkeypatch.setattr(memory, "device_info", lambda: small)
+    assert run(folder, "--verbose", "F", "--prefill-step-size", "64") == 0
+    shown = capsys.readouterr().err
+    assert shown.startswith("warning: [memory] the model needs ")
+    assert shown.count("\n") == 1
+    tiny = DeviceInfo("Toy", "metal", 1000, 1000, None)
+    monkeypatch.setattr(memory, "device_info", lambda: tiny)
+    assert run(folder) == 2
+    assert "[memory] the weights need" in refusal(capsys)
+
+
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
+def test_prompts_of_a_file(name: str, folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    prompts = ["The dog", "A cat sat on\tthe mat.", "Lily"]
+    file = tmp_path / name
+    if file.suffix == ".jsonl":
+        rows: list[Any] = [{"prompt": prompts[0]}, prompts[1], {"prompt": prompts[2]}]
+        file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    else:
+        file.write_text("\n\n".join(prompts) + "\r\n")
+    arguments = ["--prompts-file", str(file), "--batch-size", "2", BARE]
+    assert run(folder, *arguments) == 0
+    texts = [expected(folder, prompt) for prompt in prompts]
+    shown = capsys.readouterr()
+    assert shown.out == "\n==========\n".join(texts) + "\n"
+    assert "Generation: 24 tokens" in shown.err
+    assert run(folder, *arguments, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [row["text"] for row in result["results"]] == texts
+    assert result["generation_tokens"] == sum(r["generation_tokens"] for r in result["results"])
+    assert result["prompt_tokens"] == sum(r["prompt_tokens"] for r in result["results"])
+    assert [row["finish_reason"] for row in result["results"]] == ["length"] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-p", ""], "'prompt' must not be empty"),
+        (["-p", "", BARE], "'prompt' must not be empty"),
+        (["-p", "a\udcff", BARE], "surrogate"),
+        (["-p", "a\udcff"], "surrogate"),
+        (["-m", "0"], "--max-tokens/-m: must be a whole number from 1 but got '0'"),
+        (["-m", "many"], "must be a whole number from 1 but got 'many'"),
+        (["--temp", "-1"], "'temp' must not be negative"),
+        (["--temp", "hot"], "--temp: invalid float value: 'hot'"),
+        (["--top-p", "2"], "'top_p' must be above 0"),
+        (["--top-k", "-3"], "'top_k' must be at least 1"),
+        (["--min-p", "nan"], "'min_p' must be between"),
+        (["--repetition-penalty", "0"], "'repetition_penalty' must be positive"),
+        (["--seed", "-1"], "--seed: must be a whole number from 0"),
+        (["--stop", ""], "'stop' must not hold an empty string"),
+        (["--extra-eos-token", "two tokens"], "'extra_eos_token' must be"),
+        (["--prefill-step-size", "0"], "--prefill-step-size: must be"),
+        (["--memory-margin", "-1"], "--memory-margin: must be a size in GB"),
+        (["--verbose", "maybe"], "--verbose: must be T or F"),
+        (["--chat-template-config", "[1]"], "--chat-template-config: must be a JSON object"),
+        (["--system-prompt", "x", BARE], "'system_prompt' must be left out"),
+        (["--dtype", "int8"], "--dtype: invalid choice: 'int8'"),
+        (["--revision", "main"], "'revision' must be left out for folder"),
+        (["--prompts-file", "/no/such/file"], "'prompts_file' must be"),
+        (["--prompts-file", "x", "-p", "y"], "not allowed with argument"),
+        (["--tepm", "1"], "unrecognized arguments: --tepm 1"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], message: str, folder: Path, capsys: Captured
+) -> None:
+    assert run(folder, *arguments) == 2
+    assert message in refusal(capsys)
+
+
+def test_bad_models(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert run(tmp_path / "nothing") == 2
+    assert "must be an existing folder" in refusal(capsys)
+    assert run(tmp_path) == 2
+    assert "has no config.json" in refusal(capsys)
+    bare = shutil.copytree(folder, tmp_path / "bare")
+    for file in bare.glob("tokenizer*"):
+        file.unlink()
+    assert run(bare) == 2
+    assert "must hold 'tokenizer.json' or 'tokenizer.model'" in refusal(capsys)
+    assert main(["generate", "--revision", "main"]) == 2
+    assert "'revision' must come with 'model'" in refusal(capsys)
+
+
+def test_binary_standard_input(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_stdin(monkeypatch, b"abc\xff")
+    assert run(folder, "-p", "-") == 2
+    assert "standard input must be UTF-8 text but byte 3 is 0xff" in refusal(capsys)
+
+
+def test_empty_standard_input(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_stdin(monkeypatch, b"")
+    assert run(folder, "-p", "-") == 2
+    assert "'prompt' must not be empty" in refusal(capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"\n \n", "is empty"),
+        ("a.txt", b"\xff", "must be a UTF-8 text file"),
+        ("a.jsonl", b'"ok"\n{"prompt": ', "line 2 must be JSON"),
+        ("a.jsonl", b'{"text": "x"}', "line 1 must be a string or an object"),
+        ("a.jsonl", b'"ok"\n\n""', "'prompt' must not be empty"),
+    ],
+)
+def test_bad_prompt_files(
+    name: str, content: bytes, message: str, folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert run(folder, "--prompts-file", str(tmp_path / name)) == 2
+    assert message in refusal(capsys)
+
+
+def test_token_outside_the_vocabulary(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = load
+
+    def with_wrong_tokenizer(*arguments: Any, **options: Any) -> Any:
+        model, tokenizer = real(*arguments, **options)
+        monkeypatch.setattr(tokenizer, "encode", lambda *_, **__: [5, 518])
+        return model, tokenizer
+
+    monkeypatch.setattr("mlx_mmfree.hub.load", with_wrong_tokenizer)
+    assert run(folder, BARE) == 2
+    assert "518 at position 1" in refusal(capsys)
+
+
+def test_interrupt_restores_the_limits(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mlx_mmfree.generation.stream_generate", interrupted)
+    before = mx.set_cache_limit(77_000_000)
+    assert run(folder) == 130
+    assert mx.set_cache_limit(before) == 77_000_000
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,291 @@
+"""Damaged copies of small checkpoints, reproducible from a seed."""
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_mmfree.hub import load_model, save, save_model
+from tests.hub.checkpoints import GOLDENS, split_safetensors, tiny_model, write_safetensors
+from tests.hub.mutations import ODD_VALUES, damage_bytes, damage_json
+
+NUMBERS = (
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    23,
+    25,
+    2**16,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**63,
+    2**64,
+    10**30,
+    0.5,
+    1e300,
+)
+NAMES = (
+    "model.layers.1.attn.i_proj.weight",
+    "model.layers.00.attn.i_proj.weight",
+    "model.layers.-1.attn_norm.weight",
+    "model.layers.99999999999999999999.attn_norm.weight",
+    "lm_head.weight_scale",
+    "lm_head",
+    "head.weight",
+    "",
+    ".",
+    "model..weight",
+    "__metadata__",
+    "{}",
+    "\x00\n\u2028",
+)
+VOCABULARIES = ("tokenizer.model", "tokenizer.json")
+SHARD_NAMES = (
+    "../model.safetensors",
+    "/dev/zero",
+    "/dev/stdin",
+    "sub/a.safetensors",
+    "a.safetensors",
+)
+
+
+def make_sources(folder: Path) -> list[Path]:
+    """Sound checkpoints of several kinds, each with a tokenizer."""
+    kinds: dict[str, dict[str, Any]] = {
+        "float": {},
+        "packed": {},
+        "tied": {"tie_word_embeddings": True},
+        "convolution": {"conv_size": 3, "share_conv_kernel": False},
+        "sharded": {},
+    }
+    limit = save.MAX_SHARD_BYTES
+    for kind, options in kinds.items():
+        tokenizer = GOLDENS / ("tokenizer_bpe" if kind in ("tied", "sharded") else "tokenizer_spm")
+        model = tiny_model(vocab_size=640, hidden_size=16, intermediate_size=24, **options)
+        save.MAX_SHARD_BYTES = 20_000 if kind == "sharded" else limit
+        try:
+            save_model(folder / kind, model, tokenizer)
+        finally:
+            save.MAX_SHARD_BYTES = limit
+        if kind == "packed":
+            save_model(folder / kind, load_model(folder / kind), tokenizer, overwrite=True)
+    return [folder / kind for kind in kinds]
+
+
+def mutate(sources: list[Path], target: Path, seed: int) -> tuple[Path, str]:
+    """Copies one of the sources to `target` and damages it.
+
+    Returns:
+        The source, and what was done to its copy.
+    """
+    rng = random.Random(seed)
+    source = rng.choice(sources)
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+    mutation = rng.choice(MUTATIONS)
+    what = mutation(target, rng)
+    return source, f"seed {seed}: {mutation.__name__} in {source.name}: {what}"
+
+
+def _weights(folder: Path, rng: random.Random) -> Path:
+    return rng.choice(sorted(folder.glob("*.safetensors")))
+
+
+def odd_header(folder: Path, rng: random.Random) -> str:
+    """Changes fields of the header, which stays well-formed JSON of the right length."""
+    file = _weights(folder, rng)
+    header, data = split_safetensors(file)
+    done = []
+    for _ in range(rng.choice((1, 1, 1, 2, 5))):
+        name = rng.choice([key for key in header if isinstance(header[key], dict)])
+        info = header[name]
+        field = rng.choice(("dtype", "shape", "data_offsets", "name", "entry"))
+        if field == "dtype":
+            value: Any = rng.choice(
+                ("F32", "F16", "BF16", "U32", "I8", "BOOL", "F64", "F8_E4M3", 5)
+            )
+        elif field == "shape":
+            value = _odd_list(info.get("shape"), rng)
+        elif field == "data_offsets":
+            value = _odd_list(info.get("data_offsets"), rng)
+        elif field == "name":
+            value = rng.choice((*NAMES, *header))
+            header[value] = header.pop(name)
+        else:
+            value = rng.choice(ODD_VALUES)
+            header[name] = value
+        if field in ("dtype", "shape", "data_offsets"):
+            info[field] = value
+        done.append(f"{field} of {name!r} = {value!r:.60}")
+        if not any(isinstance(entry, dict) for entry in header.values()):
+            break
+    write_safetensors(file, header, data)
+    return "; ".join(done)
+
+
+def _odd_list(value: Any, rng: random.Random) -> Any:
+    if not isinstance(value, list) or not value or rng.random() < 0.2:
+        return rng.choice((*ODD_VALUES, [rng.choice(NUMBERS)] * rng.choice((1, 2, 9, 70_000))))
+    changed = list(value)
+    kind = rng.randrange(4)
+    if kind == 0:
+        changed[rng.randrange(len(changed))] = rng.choice(NUMBERS)
+    elif kind == 1:
+        changed.reverse()
+    elif kind == 2:
+        changed.append(rng.choice(NUMBERS))
+    else:
+        changed[rng.randrange(len(changed))] += rng.choice((-4, -1, 1, 4))
+    return changed
+
+
+def odd_header_length(folder: Path, rng: random.Random) -> str:
+    file = _weights(folder, rng)
+    header, data = split_safetensors(file)
+    length = rng.choice((0, 1, 7, len(data), 10**8, 2**31, 2**63, 2**64 - 1, rng.getrandbits(64)))
+    write_safetensors(file, header, data, length=length)
+    return str(length)
+
+
+def damaged_weights(folder: Path, rng: random.Random) -> str:
+    file = _weights(folder, rng)
+    file.write_bytes(damage_bytes(file.read_bytes(), rng))
+    return file.name
+
+
+def truncated_weights(folder: Path, rng: random.Random) -> str:
+    file = _weights(folder, rng)
+    size = rng.randrange(file.stat().st_size)
+    os.truncate(file, size)
+    return f"{file.name} to {size}"
+
+
+def odd_values(folder: Path, rng: random.Random) -> str:
+    """Puts odd numbers into the data of a tensor."""
+    file = _weights(folder, rng)
+    tensors = mx.load(str(file))
+    mx.eval(tensors)
+    name = rng.choice(sorted(tensors))
+    array = np.array(tensors[name])
+    if array.dtype == np.uint32:
+        values: tuple[Any, ...] = (0, 0xFFFFFFFF, 0x55555555, 0xAAAAAAAA, rng.getrandbits(32))
+    else:
+        values = (0.0, float("nan"), float("inf"), -float("inf"), 3e38, -1e-45)
+    value = rng.choice(values)
+    array.reshape(-1)[rng.randrange(array.size) :: rng.choice((1, 5, array.size))] = value
+    mx.save_safetensors(str(file), tensors | {name: mx.array(array)})
+    return f"{name} = {value}"
+
+
+def odd_tensors(folder: Path, rng: random.Random) -> str:
+    """Removes, adds, reshapes or converts tensors; the file itself stays sound."""
+    file = _weights(folder, rng)
+    tensors = mx.load(str(file))
+    mx.eval(tensors)
+    name = rng.choice(sorted(tensors))
+    kind = rng.choice(("remove", "add", "flatten", "transpose", "double", "astype"))
+    array = tensors.pop(name)
+    if kind == "add":
+        tensors |= {name: array, rng.choice(NAMES) or "x": array}
+    elif kind == "flatten":
+        tensors[name] = array.reshape(-1)
+    elif kind == "transpose":
+        tensors[name] = mx.contiguous(array.T)
+    elif kind == "double":
+        tensors[name] = mx.concatenate([array, array])
+    elif kind == "astype":
+        tensors[name] = array.astype(rng.choice((mx.float16, mx.bfloat16, mx.int8, mx.uint32)))
+    mx.save_safetensors(str(file), tensors)
+    return f"{kind} {name}"
+
+
+def odd_config(folder: Path, rng: random.Random) -> str:
+    """Sets some keys of config.json to odd values."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    changed = {}
+    for _ in range(rng.choice((1, 1, 1, 2, 6))):
+        key = rng.choice(
+            (*config, "hidden_ratio", "quantization", "quantization_config", "unknown")
+        )
+        if rng.random() < 0.2:
+            config.pop(key, None)
+        else:
+            config[key] = rng.choice(NUMBERS if rng.random() < 0.6 else ODD_VALUES)
+        changed[key] = config.get(key)
+    file.write_text(json.dumps(config))
+    return f"{changed!r:.200}"
+
+
+def damaged_json(folder: Path, rng: random.Random) -> str:
+    """Damages the configuration, the index or the tokenizer's settings."""
+    file = rng.choice(sorted(folder.glob("*.json")))
+    damage = rng.choice((damage_bytes, damage_json))
+    file.write_bytes(damage(file.read_bytes(), rng))
+    return f"{damage.__name__} of {file.name}"
+
+
+def damaged_vocabulary(folder: Path, rng: random.Random) -> str:
+    [file] = (folder / name for name in VOCABULARIES if (folder / name).exists())
+    file.write_bytes(damage_bytes(file.read_bytes(), rng))
+    return file.name
+
+
+def odd_index(folder: Path, rng: random.Random) -> str:
+    """Names odd files in the index, or writes an index beside or instead of a single file."""
+    file = folder / "model.safetensors.index.json"
+    if not file.exists():
+        names = list(mx.load(str(folder / "model.safetensors")))
+        file.write_text(json.dumps({"weight_map": dict.fromkeys(names, "model.safetensors")}))
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = json.loads(file.read_text())
+    name = rng.choice(sorted(index["weight_map"]))
+    value = rng.choice((*SHARD_NAMES, *ODD_VALUES, *index["weight_map"].values()))
+    index["weight_map"][name] = value
+    file.write_text(json.dumps(index))
+    return f"{name} in {value!r:.60}"
+
+
+def odd_file(folder: Path, rng: random.Random) -> str:
+    """Removes a file, or puts something else in its place."""
+    file = rng.choice(sorted(folder.iterdir()))
+    kind = rng.choice(("absent", "empty", "folder", "loop", "pipe", "zeros"))
+    file.unlink()
+    if kind == "empty":
+        file.touch()
+    elif kind == "folder":
+        file.mkdir()
+    elif kind == "loop":
+        file.symlink_to(file.name)
+    elif kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "zeros":
+        file.write_bytes(bytes(rng.choice((1, 8, 5000))))
+    return f"{file.name}: {kind}"
+
+
+MUTATIONS: tuple[Callable[[Path, random.Random], str], ...] = (
+    odd_header,
+    odd_header,
+    odd_header_length,
+    damaged_weights,
+    truncated_weights,
+    odd_values,
+    odd_tensors,
+    odd_config,
+    odd_config,
+    damaged_json,
+    damaged_vocabulary,
+    odd_index,
+    odd_file,
+)

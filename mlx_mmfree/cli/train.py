@@ -1,10 +1,13 @@
 """`mmfree train`: trains a language model from text files."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from ..platform.allocator import keep_freed_memory
 from ..training.settings import Settings
+from .console import CommandParser, command
 
 HELP = "train a language model from text files"
 
@@ -26,7 +29,7 @@ _FLAGS = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mmfree train", description=__doc__)
+    parser = CommandParser(prog="mmfree train", description=__doc__, allow_abbrev=False)
     parser.add_argument("--config", required=True, type=Path, help="YAML file with the settings")
     described = _descriptions()
     for name, kind in _FLAGS.items():
@@ -46,10 +49,12 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: list[str] | None = None) -> int:
+@command
+def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     from ..training import read_settings, train_language_model
 
+    keep_freed_memory()
     names = {field.name for field in fields(Settings)}
     overrides = {name: value for name, value in vars(arguments).items() if name in names}
     settings = read_settings(arguments.config, overrides)

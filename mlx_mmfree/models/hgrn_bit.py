@@ -130,7 +130,7 @@ class Config:
             intermediate_size=hidden_dims,
             num_heads=integer(config, "num_heads", 1),
             expand_ratio=number(config, "expand_ratio", 1, low=1e-3, high=64),
-            rms_norm_eps=number(config, "rms_norm_eps", 1e-6, low=0.0, high=1.0),
+            rms_norm_eps=number(config, "rms_norm_eps", 1e-6, low=1e-12, high=1.0),
             use_lower_bound=boolean(config, "use_lower_bound", True),
             conv_size=integer(config, "conv_size", 4, high=256) if uses_conv else 0,
             share_conv_kernel=boolean(config, "share_conv_kernel", True),

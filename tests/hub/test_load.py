@@ -127,6 +127,22 @@ class TestFolder:
         (folder / "config.json").write_text("[]")
         refused(folder, "must be an object")
 
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("rms_norm_eps", 0),
+            ("hidden_size", -1),
+            ("hidden_size", "24"),
+            ("vocab_size", 2**40),
+            ("num_hidden_layers", 10**30),
+            ("use_lower_bound", 1),
+            ("vocab_size", ...),
+        ],
+    )
+    def test_settings_out_of_bounds(self, folder: Path, key: str, value: Any) -> None:
+        edit_json(folder / "config.json", **{key: value})
+        refused(folder, rf"\[config\.json\] '{key}' must")
+
     def test_unknown_architecture_lists_the_known(self, folder: Path) -> None:
         edit_json(folder / "config.json", model_type="bert")
         with pytest.raises(UnsupportedModelError, match=r"hgrn_bit.*'bert'"):

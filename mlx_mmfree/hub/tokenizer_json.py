@@ -1,17 +1,20 @@
 """Vocabularies in the `tokenizer.json` format, through the package `tokenizers`."""
 
 import json
+import re
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UnsupportedModelError
 from .compiled_code import clean_errors, silent_stderr
 from .piece_decoder import PieceDecoder
 from .special_tokens import SpecialToken, SpecialTokens
 from .tokenizer_files import MAX_VOCABULARY_BYTES, TokenizerSettings, read_limited
+
+_WORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*(?!null|""|\s)')
 
 
 class JsonVocabulary:
@@ -23,7 +26,7 @@ class JsonVocabulary:
 
     Raises:
         CheckpointError: the file is damaged.
-        UnsupportedModelError: its decoder is not supported.
+        UnsupportedModelError: it asks for something that is not supported.
     """
 
     parses_special = True
@@ -34,6 +37,12 @@ class JsonVocabulary:
         self._file = file
         self._lock = Lock()
         data = read_limited(file, MAX_VOCABULARY_BYTES)
+        # the package aborts the process on some files that have one
+        if _WORD_PREFIX.search(data):
+            raise UnsupportedModelError(
+                f"'{file}': the model must have no 'continuing_subword_prefix' but has one. "
+                "Use a byte-level or SentencePiece vocabulary."
+            )
         problem = f"'{file}' is damaged or no tokenizer.json. Download it again"
         with silent_stderr(), clean_errors(problem):
             self._tokenizer = Tokenizer.from_buffer(data)

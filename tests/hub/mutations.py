@@ -1,5 +1,6 @@
 """Damaged copies of a folder of tokenizer files, reproducible from a seed."""
 
+import copy
 import json
 import random
 import shutil
@@ -75,7 +76,7 @@ def damage_json(data: bytes, rng: random.Random) -> bytes:
                 continue
             kind = rng.random()
             if kind < 0.6:
-                node[key] = rng.choice(ODD_VALUES)
+                node[key] = copy.deepcopy(rng.choice(ODD_VALUES))
             elif kind < 0.8:
                 del node[key]
             elif isinstance(node, dict):

@@ -251,6 +251,20 @@ def test_decoders_that_need_the_whole_text_are_refused(tmp_path: Path) -> None:
         Tokenizer.from_folder(folder)
 
 
+def test_word_prefixes_are_refused(tmp_path: Path) -> None:
+    folder = copy(BPE, tmp_path / "copy")
+    state = json.loads((folder / "tokenizer.json").read_text())
+    for prefix in (None, ""):
+        state["model"]["continuing_subword_prefix"] = prefix
+        write_json(folder / "tokenizer.json", state)
+        assert Tokenizer.from_folder(folder).encode("The")[0] == 512
+    for prefix in ("\0", "##"):
+        state["model"]["continuing_subword_prefix"] = prefix
+        write_json(folder / "tokenizer.json", state)
+        with pytest.raises(UnsupportedModelError, match="must have no 'continuing_subword_prefix'"):
+            Tokenizer.from_folder(folder)
+
+
 def test_truncation_and_padding_in_the_file_are_ignored(tmp_path: Path) -> None:
     folder = copy(BPE, tmp_path / "copy")
     library = LibraryTokenizer.from_file(str(folder / "tokenizer.json"))
@@ -305,7 +319,7 @@ def test_panic_in_the_library_is_a_clean_error(
 ) -> None:
     folder = copy(BPE, tmp_path / "copy")
     state = json.loads((folder / "tokenizer.json").read_text())
-    state["model"]["continuing_subword_prefix"] = "((("
+    state["post_processor"]["processors"][1]["special_tokens"] = {}
     write_json(folder / "tokenizer.json", state)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json' is damaged"):
         Tokenizer.from_folder(folder)

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,7 +58,7 @@ def load_checkpoint(
     try:
         model.load_weights(str(folder / "model.safetensors"))
         state = cast(dict[str, mx.array], mx.load(str(folder / "optimizer.safetensors")))
-        high, low = (int(word) for word in state.pop("random_state").tolist())
+        high, low = cast(list[int], state.pop("random_state").tolist())
         mx.random.seed(high << 32 | low)
         optimizer.state = tree_unflatten(list(state.items()))
         progress: dict[str, Any] = json.loads((folder / "progress.json").read_text())
@@ -72,5 +71,5 @@ def load_checkpoint(
 
 def _random_key() -> mx.array:
     """The two words of MLX's global random state; `mx.random.seed` of both restores it."""
-    state = cast(Sequence[mx.array], mx.random.state)
-    return state[0]
+    key: mx.array = cast(Any, mx.random.state)[0]
+    return key

@@ -36,8 +36,10 @@ class Detokenizer:
         skipped: ids that add nothing to the text.
 
     Example:
-        >>> detokenizer = tokenizer.detokenizer()
-        >>> text = "".join(map(detokenizer.add, ids)) + detokenizer.finalize()
+        >>> detokenizer = tokenizer.detokenizer()  # doctest: +SKIP
+        >>> for token_id in ids:  # doctest: +SKIP
+        ...     print(detokenizer.add(token_id), end="", flush=True)
+        >>> print(detokenizer.finalize())  # doctest: +SKIP
     """
 
     def __init__(self, source: TokenSource, skipped: frozenset[int] = frozenset()) -> None:

@@ -4,17 +4,6 @@ import os
 import re
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    HTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-
 from ..errors import CheckpointError, DownloadError
 
 TOKENIZER_PATTERNS = (
@@ -77,39 +66,43 @@ def local_folder(
 
 
 def _download(repository: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    # Slow to import, and a local folder does without.
+    import huggingface_hub
+    from huggingface_hub import errors
+
     place = f"'{repository}'" + (f" at revision '{revision}'" if revision else "")
     page = f"https://huggingface.co/{repository}"
     try:
         return Path(
-            snapshot_download(
+            huggingface_hub.snapshot_download(
                 repository,
                 revision=revision,
                 allow_patterns=list(patterns),
                 ignore_patterns=["*/*"],
             )
         )
-    except GatedRepoError as error:
+    except errors.GatedRepoError as error:
         raise DownloadError(
             f"[load] {place} is gated. Ask for access on {page}, then log in with `hf auth login`."
         ) from error
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise DownloadError(
             f"[load] {place} is neither a local folder nor a repository of the Hub. Check the "
             "spelling; a private repository needs `hf auth login`."
         ) from error
-    except RevisionNotFoundError as error:
+    except errors.RevisionNotFoundError as error:
         raise DownloadError(
             f"[load] {place} does not exist. Its branches, tags and commits are listed on {page}."
         ) from error
-    except LocalEntryNotFoundError as error:
+    except errors.LocalEntryNotFoundError as error:
         raise DownloadError(_offline_message(place)) from error
-    except HFValidationError as error:
+    except errors.HFValidationError as error:
         raise DownloadError(f"[load] {place} is no valid repository id: {_line(error)}.") from error
-    except HfHubHTTPError as error:
+    except errors.HfHubHTTPError as error:
         raise DownloadError(
             f"[load] the Hub did not hand out {place}: {_line(error)}. Try again later."
         ) from error
-    except (OSError, HTTPError, RuntimeError) as error:
+    except (OSError, errors.HTTPError, RuntimeError) as error:
         raise DownloadError(
             f"[load] {place} cannot be downloaded: {_line(error)}. Check the network and the free "
             "space of the cache; a new start goes on where this one stopped."

@@ -122,7 +122,7 @@ def _core_type() -> Iterator[None]:
 
     An unknown processor gets the AVX2 kernels, half as fast as those for AVX-512 where it has that.
     """
-    if CORE_TYPE in os.environ or not AVX512 <= _processor_flags():
+    if CORE_TYPE in os.environ or not _processor_flags() >= AVX512:
         yield
         return
     os.environ[CORE_TYPE] = "SKYLAKEX"

@@ -34,10 +34,8 @@ def device_info() -> DeviceInfo:
     """Describes MLX's default device."""
     device = mx.default_device()
     facts = mx.device_info(device)
-    if device == mx.Device(mx.cpu):
-        backend = "cpu"
-    else:
-        backend = "metal" if mx.metal.is_available() else "cuda"
+    accelerator = "metal" if mx.metal.is_available() else "cuda"
+    backend = "cpu" if device == mx.Device(mx.cpu) else accelerator
     memory = int(facts.get("memory_size") or facts.get("total_memory") or system_memory_bytes())
     working_set = facts.get("max_recommended_working_set_size")
     return DeviceInfo(

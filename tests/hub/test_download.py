@@ -42,7 +42,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     patched = functools.partial(
         snapshot_download, endpoint=server.url, cache_dir=tmp_path / "cache", token=False
     )
-    monkeypatch.setattr(download, "snapshot_download", patched)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", patched)
     yield server
     server.close()
 
@@ -113,7 +113,7 @@ def test_interrupted_downloads(monkeypatch: pytest.MonkeyPatch, error: Exception
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(download, "snapshot_download", fail)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     with pytest.raises(DownloadError, match="goes on where this one stopped") as caught:
         load_model("me/tiny")
     assert "\n" not in str(caught.value)

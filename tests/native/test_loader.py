@@ -38,7 +38,7 @@ def write_package(site: Path, *, library: str = __version__, mlx: str = MLX, ext
 
 
 def test_loads(site: Path) -> None:
-    write_package(site, ext="answer = 42")
+    write_package(site, ext="answer = 42\ndef set_threads(count): pass")
     assert native.unavailable() is None
     assert native.kernels().answer == 42
 

@@ -18,6 +18,8 @@ from ..platform.threads import thread_count
 from ..version import __version__
 
 PACKAGE = "_mlx_mmfree_native"
+# that of package.py.in
+INTERFACE = 2
 INSTRUCTIONS = "MLX_MMFREE_CPU_KERNELS"
 REBUILD = (
     "Rebuild it: pip install scikit-build-core nanobind && "
@@ -56,6 +58,7 @@ def _load() -> tuple[ModuleType | None, str | None]:
     for subject, built, running in (
         ("MLX", package.MLX_VERSION, version("mlx")),
         ("mlx_mmfree", package.__version__, __version__),
+        ("interface", getattr(package, "INTERFACE", 1), INTERFACE),
     ):
         if built != running:
             return None, (

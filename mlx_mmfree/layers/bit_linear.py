@@ -144,7 +144,11 @@ class BitLinear(_TernaryLinear):
         return self._multiply(x, self.weight)
 
     def to_packed(self) -> "PackedBitLinear":
-        """The same layer with the weight ternarised once and packed; equal bit for bit in float32."""
+        """The same layer with the weight ternarised once and packed.
+
+        In float32 the results are equal bit for bit, except for the order of the sums where the
+        activations are not quantised.
+        """
         return _packed(self, self.weight)
 
 
@@ -208,7 +212,8 @@ class PackedBitLinear(_TernaryLinear):
 
     def __call__(self, x: mx.array) -> mx.array:
         codes, input_scale = self._prepare(x)
-        return self._finish(ternary_matmul(codes, self.weight), self.scale, input_scale, x.dtype)
+        sums = ternary_matmul(codes, self.weight, codes=self._quantize_activations)
+        return self._finish(sums, self.scale, input_scale, x.dtype)
 
 
 def _packed(layer: _TernaryLinear, weight: mx.array) -> PackedBitLinear:

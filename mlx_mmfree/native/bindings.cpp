@@ -1,7 +1,14 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include "cpu/kernels.h"
+#include "cpu/thread_pool.h"
 #include "linear_scan/linear_scan.h"
+#include "rms_norm_quantize/rms_norm_quantize.h"
+#include "ternary_matmul/ternary_matmul.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -19,4 +26,39 @@ NB_MODULE(_ext, m) {
 
         Returns:
             All states (B, L, D) and the last one (B, D).)");
+
+  m.def("ternary_matmul", &mmfree::ternary_matmul, "x"_a, "weight"_a, "codes"_a,
+        R"(Product with packed trits, x T^T.
+
+        Args:
+            x: Activations, float32 (..., D).
+            weight: Packed trits, uint32 (N, padded D / 16).
+            codes: Whether x holds whole numbers in [-128, 127] only. A row that does not gives NaN.
+
+        Returns:
+            Sums, float32 (..., N).)");
+
+  m.def("rms_norm_quantize", &mmfree::rms_norm_quantize, "x"_a, "weight"_a.none(), "eps"_a.none(),
+        "half_away"_a,
+        R"(8-bit codes of each row, after an RMSNorm if eps is given.
+
+        Args:
+            x: Activations, (..., D) of float32, float16 or bfloat16.
+            weight: Scale of the norm, float32 (D,), or None.
+            eps: Epsilon of the norm, or None for no norm.
+            half_away: Whether ties go away from zero, else to even.
+
+        Returns:
+            Codes, float32 (..., D), and their scale, float32 (..., 1).)");
+
+  m.def("set_threads", &mmfree::set_threads, "count"_a,
+        "Sets the number of threads that compute, the calling one included.");
+  m.def("threads", &mmfree::threads, "The number of threads that compute.");
+  m.def("use_kernels", &mmfree::use_kernels, "name"_a,
+        "Computes with the named instruction set, one of kernel_names().");
+  m.def("kernel_names", &mmfree::kernel_names,
+        "The instruction sets that this processor has kernels for, fastest first.");
+  m.def(
+      "kernel_name", [] { return std::string(mmfree::kernels().name); },
+      "The instruction set in use.");
 }

@@ -1,7 +1,12 @@
-"""Loads the compiled CPU kernels, or says in words why they cannot be used."""
+"""Loads the compiled CPU kernels, or says in words why they cannot be used.
+
+They compute with the threads of `platform.threads` and the fastest instruction set that the processor
+has, or the one that ``MLX_MMFREE_CPU_KERNELS`` names.
+"""
 
 import functools
 import importlib
+import os
 from importlib.metadata import version
 from types import ModuleType
 
@@ -9,9 +14,13 @@ from types import ModuleType
 import mlx.core  # noqa: F401
 
 from ..errors import BackendError
+from ..platform.threads import thread_count
 from ..version import __version__
 
 PACKAGE = "_mlx_mmfree_native"
+# that of package.py.in
+INTERFACE = 2
+INSTRUCTIONS = "MLX_MMFREE_CPU_KERNELS"
 REBUILD = (
     "Rebuild it: pip install scikit-build-core nanobind && "
     "pip install --no-build-isolation --force-reinstall --no-deps ."
@@ -49,6 +58,7 @@ def _load() -> tuple[ModuleType | None, str | None]:
     for subject, built, running in (
         ("MLX", package.MLX_VERSION, version("mlx")),
         ("mlx_mmfree", package.__version__, __version__),
+        ("interface", getattr(package, "INTERFACE", 1), INTERFACE),
     ):
         if built != running:
             return None, (
@@ -56,6 +66,19 @@ def _load() -> tuple[ModuleType | None, str | None]:
                 f"running. {REBUILD}"
             )
     try:
-        return importlib.import_module(f"{PACKAGE}._ext"), None
+        module = importlib.import_module(f"{PACKAGE}._ext")
     except ImportError as error:
         return None, f"the CPU extension was built but does not load: {error}. {REBUILD}"
+    module.set_threads(thread_count())
+    if name := os.environ.get(INSTRUCTIONS):
+        _use_instructions(module, name)
+    return module, None
+
+
+def _use_instructions(module: ModuleType, name: str) -> None:
+    if name not in module.kernel_names():
+        raise ValueError(
+            f"[environment] '{INSTRUCTIONS}' must be one of {', '.join(module.kernel_names())} on "
+            f"this processor but got '{name}'."
+        )
+    module.use_kernels(name)

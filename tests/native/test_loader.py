@@ -29,16 +29,25 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def write_package(site: Path, *, library: str = __version__, mlx: str = MLX, ext: str = "") -> None:
+def write_package(
+    site: Path,
+    *,
+    library: str = __version__,
+    mlx: str = MLX,
+    interface: int = loader.INTERFACE,
+    ext: str = "",
+) -> None:
     package = site / "_fake_native"
     package.mkdir()
-    (package / "__init__.py").write_text(f"__version__ = {library!r}\nMLX_VERSION = {mlx!r}\n")
+    (package / "__init__.py").write_text(
+        f"__version__ = {library!r}\nMLX_VERSION = {mlx!r}\nINTERFACE = {interface}\n"
+    )
     (package / "_ext.py").write_text(ext)
     importlib.invalidate_caches()
 
 
 def test_loads(site: Path) -> None:
-    write_package(site, ext="answer = 42")
+    write_package(site, ext="answer = 42\ndef set_threads(count): pass")
     assert native.unavailable() is None
     assert native.kernels().answer == 42
 
@@ -61,6 +70,28 @@ def test_built_from_another_source(site: Path) -> None:
     reason = native.unavailable()
     assert reason is not None
     assert f"built for mlx_mmfree 0.0.7 but mlx_mmfree {__version__} is running" in reason
+
+
+def test_built_before_the_functions_changed(site: Path) -> None:
+    write_package(site, interface=1)
+    assert "was built for interface 1 but interface 2 is running" in (native.unavailable() or "")
+
+
+def test_environment_chooses_the_instructions(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_package(
+        site,
+        ext="def set_threads(count): pass\n"
+        "def kernel_names(): return ['fast', 'portable']\n"
+        "def use_kernels(name):\n    global used\n    used = name\n",
+    )
+    monkeypatch.setenv("MLX_MMFREE_CPU_KERNELS", "portable")
+    assert native.kernels().used == "portable"
+    loader._load.cache_clear()
+    monkeypatch.setenv("MLX_MMFREE_CPU_KERNELS", "quick")
+    with pytest.raises(
+        ValueError, match=r"must be one of fast, portable on this .* but got 'quick'"
+    ):
+        native.kernels()
 
 
 def test_does_not_load(site: Path) -> None:

@@ -6,16 +6,19 @@ from ..dispatch import dispatch
 from ..ternary import packed_width
 
 
-def ternary_matmul(x: mx.array, weight: mx.array) -> mx.array:
+def ternary_matmul(x: mx.array, weight: mx.array, *, codes: bool = False) -> mx.array:
     r"""Multiplies by a packed ternary matrix: :math:`y = x\,T^\top`.
 
     With integer activations (the codes of `rms_norm_quantize`) every sum is an exact integer, the
     same on every backend and for any number of rows, as long as `D <= 2 ** 24 / 128`. Scales are the
-    caller's, applied once to the sums.
+    caller's, applied once to the sums. The gradient is that of `x`.
 
     Args:
         x: Activations `(..., D)`, any float dtype.
         weight: Packed trits, `uint32` of shape `(N, packed_width(D))`; see `ops.ternary`.
+        codes: The caller's word that `x` holds whole numbers in [-128, 127], so that a backend may
+            compute with 8-bit integers. A row with a NaN gives NaN; any other breach of the word is
+            undefined.
 
     Returns:
         Sums as float32 of shape `(..., N)`.
@@ -33,5 +36,5 @@ def ternary_matmul(x: mx.array, weight: mx.array) -> mx.array:
             f"[ternary_matmul] 'weight' must have {packed_width(x.shape[-1])} words a row for "
             f"{x.shape[-1]} inputs but got {weight.shape[1]}."
         )
-    result: mx.array = dispatch(__name__, x, weight)
+    result: mx.array = dispatch(__name__, x, weight, codes=codes)
     return result

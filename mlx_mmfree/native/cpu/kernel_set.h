@@ -1,0 +1,24 @@
+#pragma once
+
+#include "cpu/kernels.h"
+#include "rms_norm_quantize/quantize_row.h"
+#include "ternary_matmul/code_product.h"
+#include "ternary_matmul/float_product.h"
+#include "ternary_matmul/permute.h"
+
+namespace mmfree {
+
+template <class Isa>
+constexpr Kernels kernel_set(const char* name, bool (*is_supported)()) {
+  return {name,
+          is_supported,
+          Isa::kTransposedRows,
+          permute_codes<Isa>,
+          permute_floats<Isa>,
+          multiply_codes<Isa>,
+          multiply_floats<Isa>,
+          multiply_transposed<Isa>,
+          quantize_rows<Isa>};
+}
+
+}  // namespace mmfree

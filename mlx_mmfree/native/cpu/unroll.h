@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+namespace mmfree {
+
+template <class F, size_t... I>
+[[gnu::always_inline]] inline void unroll_indices(F&& body, std::index_sequence<I...>) {
+  (body(std::integral_constant<size_t, I>{}), ...);
+}
+
+// body(0) ... body(N - 1) with constants for indices, so that arrays indexed by them stay in
+// registers.
+template <size_t N, class F>
+[[gnu::always_inline]] inline void unroll(F&& body) {
+  unroll_indices(body, std::make_index_sequence<N>{});
+}
+
+}  // namespace mmfree
+
+#define MMFREE_INLINE __attribute__((always_inline))

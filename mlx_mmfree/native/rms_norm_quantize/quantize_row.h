@@ -1,0 +1,146 @@
+#pragma once
+
+#include <math.h>
+#include <string.h>
+
+#include "cpu/kernels.h"
+#include "ternary_matmul/float_product.h"
+
+// RMSNorm and 8-bit codes of one row. Built without contraction of a multiply and an add, so that
+// every instruction set gives the bits of the plain operations; the sum of squares has the 64
+// partial sums of `float_product.h`.
+
+namespace mmfree {
+
+constexpr size_t kSumWidth = 64;
+
+// Adding and subtracting it rounds |x| < 2^22 to a whole number, ties to even.
+constexpr float kRounder = 12582912.0f;
+// The float just below 0.5: added and floored, it rounds ties away from zero and 0.49999997 down.
+constexpr float kBelowHalf = 0.49999997f;
+
+template <class Isa>
+void widen(const RowQuantizer& q, size_t row, float* values) {
+  const size_t start = row * q.dims;
+  if (q.type == FloatType::float32) {
+    memcpy(values, static_cast<const float*>(q.x) + start, q.dims * sizeof(float));
+    return;
+  }
+  const uint16_t* halves = static_cast<const uint16_t*>(q.x) + start;
+  for (size_t j = 0; j < q.dims; ++j) {
+    uint32_t bits;
+    if (q.type == FloatType::bfloat16) {
+      bits = static_cast<uint32_t>(halves[j]) << 16;
+    } else {
+      // scaled from the exponent range of float16 to that of float32; infinity and NaN keep theirs
+      const uint32_t magnitude = static_cast<uint32_t>(halves[j] & 0x7fff) << 13;
+      float scaled;
+      memcpy(&scaled, &magnitude, sizeof(scaled));
+      scaled *= 0x1p112f;
+      memcpy(&bits, &scaled, sizeof(bits));
+      bits |= magnitude >= 0x0f800000 ? 0x7f800000 : 0;
+      bits |= static_cast<uint32_t>(halves[j] & 0x8000) << 16;
+    }
+    memcpy(values + j, &bits, sizeof(bits));
+  }
+}
+
+// Calls add(64 values) for the whole row, filled up with zeros.
+template <class Isa, class Add>
+MMFREE_INLINE inline void each_64(const float* values, size_t dims, Add&& add) {
+  size_t j = 0;
+  for (; j + kSumWidth <= dims; j += kSumWidth) {
+    add(values + j);
+  }
+  if (j < dims) {
+    alignas(64) float last[kSumWidth] = {};
+    memcpy(last, values + j, (dims - j) * sizeof(float));
+    add(&last[0]);
+  }
+}
+
+template <class Isa>
+float sum_of_squares(const float* values, size_t dims) {
+  Lanes<Isa> sums[4] = {};
+  each_64<Isa>(values, dims, [&](const float* x) MMFREE_INLINE {
+    unroll<4>([&](auto s) MMFREE_INLINE {
+      unroll<Lanes<Isa>::kVectors>([&](auto v) MMFREE_INLINE {
+        const auto value = load_floats<Isa>(x + 16 * s + v * Isa::kLanes);
+        sums[s].at[v] = sums[s].at[v] + value * value;
+      });
+    });
+  });
+  return total<Isa>(sums);
+}
+
+// max |x|, NaN if there is one.
+template <class Isa>
+float largest(const float* values, size_t dims) {
+  Lanes<Isa> most[4] = {}, nan[4] = {};
+  each_64<Isa>(values, dims, [&](const float* x) MMFREE_INLINE {
+    unroll<4>([&](auto s) MMFREE_INLINE {
+      unroll<Lanes<Isa>::kVectors>([&](auto v) MMFREE_INLINE {
+        const auto value = load_floats<Isa>(x + 16 * s + v * Isa::kLanes);
+        const auto magnitude = value < 0 ? -value : value;
+        most[s].at[v] = magnitude > most[s].at[v] ? magnitude : most[s].at[v];
+        nan[s].at[v] = value == value ? nan[s].at[v] : value;
+      });
+    });
+  });
+  float lanes[2][kSumWidth];
+  memcpy(lanes[0], most, sizeof(most));
+  memcpy(lanes[1], nan, sizeof(nan));
+  float result = 0.0f;
+  for (size_t j = 0; j < kSumWidth; ++j) {
+    result = lanes[0][j] > result ? lanes[0][j] : result;
+  }
+  for (size_t j = 0; j < kSumWidth; ++j) {
+    result = lanes[1][j] == lanes[1][j] ? result : lanes[1][j];
+  }
+  return result;
+}
+
+template <class Isa>
+void quantize_row(const RowQuantizer& q, size_t row) {
+  float* values = q.codes + row * q.dims;
+  widen<Isa>(q, row, values);
+  if (q.has_norm) {
+    const float mean = sum_of_squares<Isa>(values, q.dims) * static_cast<float>(1.0 / q.dims);
+    const float inverse = 1.0f / sqrtf(mean + q.eps);
+    if (q.weight) {
+      for (size_t j = 0; j < q.dims; ++j) {
+        values[j] = values[j] * inverse * q.weight[j];
+      }
+    } else {
+      for (size_t j = 0; j < q.dims; ++j) {
+        values[j] *= inverse;
+      }
+    }
+  }
+  const float most = largest<Isa>(values, q.dims);
+  const float scale = 127.0f / (most < 1e-5f ? 1e-5f : most);
+  q.scale[row] = scale;
+  // |value * scale| <= 127 up to rounding: there is nothing to clip
+  if (q.half_away) {
+    for (size_t j = 0; j < q.dims; ++j) {
+      const float scaled = values[j] * scale;
+      const float raised = fabsf(scaled) + kBelowHalf;
+      float whole = raised + kRounder - kRounder;
+      whole -= whole > raised ? 1.0f : 0.0f;
+      values[j] = copysignf(whole, scaled);
+    }
+  } else {
+    for (size_t j = 0; j < q.dims; ++j) {
+      values[j] = values[j] * scale + kRounder - kRounder;
+    }
+  }
+}
+
+template <class Isa>
+void quantize_rows(const RowQuantizer& q, size_t first, size_t last) {
+  for (size_t row = first; row < last; ++row) {
+    quantize_row<Isa>(q, row);
+  }
+}
+
+}  // namespace mmfree

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "cpu/kernels.h"
+
+namespace mmfree {
+
+// The products on plain memory, shared out over the threads. Padding codes of the weight meet
+// zeros. No row of a result depends on the number of rows or threads.
+
+// x: (rows, dims), y: (rows, outputs). A row that holds anything but whole numbers in [-128, 127]
+// gives NaN.
+void code_product(const float* x, size_t rows, size_t dims, const PackedMatrix& weight, float* y);
+
+// x: (rows, dims), y: (rows, outputs).
+void float_product(const float* x, size_t rows, size_t dims, const PackedMatrix& weight, float* y);
+
+// dy: (rows, outputs), dx: (rows, dims).
+void transposed_product(const float* dy, size_t rows, size_t dims, const PackedMatrix& weight,
+                        float* dx);
+
+}  // namespace mmfree

@@ -1,0 +1,26 @@
+"""`rms_norm_quantize` on the CPU in C++: a row is read and written once."""
+
+import mlx.core as mx
+
+from ...native import kernels, unavailable
+
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+
+
+def unsupported(
+    x: mx.array, weight: mx.array | None, *, eps: float | None, rounding: str
+) -> str | None:
+    if mx.default_device() != mx.Device(mx.cpu):
+        return "the default device is not the CPU"
+    if x.shape[-1] == 0:
+        return "'x' has empty rows"
+    return unavailable()
+
+
+def run(
+    x: mx.array, weight: mx.array | None, *, eps: float | None, rounding: str
+) -> tuple[mx.array, mx.array]:
+    x = x if x.dtype in FLOATS else x.astype(mx.float32)
+    weight = None if weight is None else weight.astype(mx.float32)
+    codes, scale = kernels().rms_norm_quantize(x, weight, eps, rounding == "half_away")
+    return codes, scale

@@ -1,0 +1,16 @@
+"""`ternary_matmul` on the CPU in C++: packed words are read as they are, once for many rows."""
+
+import mlx.core as mx
+
+from ...native import kernels, unavailable
+
+
+def unsupported(x: mx.array, weight: mx.array, *, codes: bool) -> str | None:
+    if mx.default_device() != mx.Device(mx.cpu):
+        return "the default device is not the CPU"
+    return unavailable()
+
+
+def run(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:
+    sums: mx.array = kernels().ternary_matmul(x.astype(mx.float32), weight, codes)
+    return sums

@@ -15,7 +15,8 @@ def with_reference_gradient(
     r"""Returns a function with the values of `run` and the gradient of `reference`.
 
     The result may be used under `mx.grad`, `mx.vmap` and `mx.compile` in any order. Under `mx.vmap`
-    it is called once for each slice.
+    it is called once for each slice; MLX also asks `run` itself for a rule, and raises where it has
+    none: a Metal kernel cannot be mapped.
 
     Args:
         run: Computes from arrays an array or a tuple of arrays. It need not be differentiable. Every
@@ -74,14 +75,14 @@ def _vjp(
     ends = (len(inputs), len(inputs) + len(cotangents))
 
     def of_reference(*arrays: mx.array) -> tuple[mx.array, ...]:
-        primals, tangents = list(arrays[: ends[0]]), list(arrays[ends[0] : ends[1]])
+        primals = list(arrays[: ends[0]])
 
         def of_floats(*values: mx.array) -> Any:
             for n, value in zip(floats, values, strict=True):
                 primals[n] = value
             return reference(*primals)
 
-        return tuple(mx.vjp(of_floats, [primals[n] for n in floats], tangents)[1])
+        return tuple(mx.vjp(of_floats, [primals[n] for n in floats], list(arrays[slice(*ends)]))[1])
 
     if backward is None:
         found = of_reference(*inputs, *cotangents)
@@ -89,7 +90,7 @@ def _vjp(
         given = backward
 
         def of_backward(*arrays: mx.array) -> tuple[mx.array, ...]:
-            results = given(arrays[: ends[0]], arrays[ends[0] : ends[1]], arrays[ends[1] :])
+            results = given(arrays[: ends[0]], arrays[slice(*ends)], arrays[ends[1] :])
             return tuple(results[n] for n in floats)
 
         found = with_reference_gradient(of_backward, of_reference)(*inputs, *cotangents, *outputs)

@@ -6,6 +6,7 @@ switched off for the process with one warning, and the work goes to the next bac
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -33,9 +34,8 @@ def kernel_fault(
         reference: The definition; computed on the CPU.
         make_inputs: Makes the arguments of both.
     """
-    device = str(mx.device_info(mx.default_device())["device_name"])
     kernel = kernel.replace("mlx.core.", "")
-    mlx_version = version("mlx")
+    device, mlx_version = _device_name(mx.default_device().type), _mlx_version()
     key = (kernel, device, mlx_version)
     if key not in _faults:
         _faults[key] = _difference(run, reference, make_inputs())
@@ -47,6 +47,16 @@ def kernel_fault(
                 stacklevel=2,
             )
     return _faults[key]
+
+
+@cache
+def _device_name(kind: mx.DeviceType) -> str:
+    return str(mx.device_info(mx.Device(kind))["device_name"])
+
+
+@cache
+def _mlx_version() -> str:
+    return version("mlx")
 
 
 def checked_kernels() -> dict[str, str | None]:

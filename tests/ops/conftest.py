@@ -1,5 +1,6 @@
 """Where Metal kernels run in the tests: on an Apple GPU where there is one, else in the emulator."""
 
+import functools
 import os
 import sys
 import zlib
@@ -27,7 +28,7 @@ def metal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         import emu
 
         options = emu.Options(partial="error", seed=seed)
-        monkeypatch.setattr(launch, "launch", lambda k, **a: emu.run(k, options=options, **a))
+        monkeypatch.setattr(launch, "launch", functools.partial(emu.run, options=options))
     else:
         emulated: emulator.Emulator = request.getfixturevalue("emulated")
         emulated.seed = seed

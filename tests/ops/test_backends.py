@@ -54,9 +54,14 @@ CASES = {
 }
 
 
-def _existing_backends() -> list[tuple[str, str]]:
+def _existing_backends() -> list:
     root = Path(ops.__file__).parent
-    return [(op, name) for op in CASES for name in BACKENDS if (root / op / f"{name}.py").exists()]
+    return [
+        pytest.param(op, name, marks=pytest.mark.metal if name == "metal" else ())
+        for op in CASES
+        for name in BACKENDS
+        if (root / op / f"{name}.py").exists()
+    ]
 
 
 def test_every_operation_has_a_case() -> None:

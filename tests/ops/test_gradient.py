@@ -100,3 +100,13 @@ def test_one_argument_and_one_result() -> None:
     assert mx.array_equal(mx.grad(lambda x: square(x).sum())(WEIGHT), 2 * WEIGHT)
     assert mx.array_equal(mx.vmap(mx.grad(square))(WEIGHT), 2 * WEIGHT)
     assert mx.array_equal(mx.grad(lambda x: mx.vmap(square)(x).sum())(WEIGHT), 2 * WEIGHT)
+
+
+def test_what_mlx_cannot_map_raises() -> None:
+    quantized = mx.quantize(mx.ones((4, 64)), group_size=32, bits=2)
+    product = with_reference_gradient(
+        lambda x: mx.quantized_matmul(x, *quantized, group_size=32, bits=2),
+        lambda x: x @ mx.dequantize(*quantized, group_size=32, bits=2).T,
+    )
+    with pytest.raises(RuntimeError, match="vmap"):
+        mx.grad(lambda x: mx.vmap(product)(x).sum())(mx.ones((3, 2, 64)))

@@ -119,7 +119,7 @@ def _codes(
         _kernel,
         inputs=[
             x.reshape(rows, dims),
-            mx.ones((1,)) if weight is None else weight,
+            mx.array([1.0]) if weight is None else weight,
             mx.array(eps or 0.0, mx.float32),
         ],
         template=[

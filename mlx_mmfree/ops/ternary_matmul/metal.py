@@ -55,29 +55,36 @@ _decode = mx.fast.metal_kernel(
 
     float sums[ROWS][OUTPUTS];
     float checks[ROWS];
+    #pragma clang loop unroll(full)
     for (int row = 0; row < ROWS; row++) {
         checks[row] = 0;
+        #pragma clang loop unroll(full)
         for (int n = 0; n < OUTPUTS; n++) sums[row][n] = 0;
     }
     for (int word = lane; 16 * word < dims; word += 32) {
         uint codes[OUTPUTS];
+        #pragma clang loop unroll(full)
         for (int n = 0; n < OUTPUTS; n++) {
             codes[n] = first + n < outputs
                 ? weight[static_cast<size_t>(first + n) * words + word] : ZERO_TRITS;
         }
+        #pragma clang loop unroll(full)
         for (int row = 0; row < ROWS; row++) {
             for (int k = 0; k < 16; k++) {
                 const int at = 16 * word + k;
                 const float value = WHOLE_WORDS || at < dims
                     ? static_cast<float>(x[static_cast<size_t>(row) * dims + at]) : 0.0f;
                 checks[row] += value;
+                #pragma clang loop unroll(full)
                 for (int n = 0; n < OUTPUTS; n++) {
                     sums[row][n] += with_sign_of(value, codes[n] >> (2 * k));
                 }
             }
         }
     }
+    #pragma clang loop unroll(full)
     for (int row = 0; row < ROWS; row++) {
+        #pragma clang loop unroll(full)
         for (int n = 0; n < OUTPUTS; n++) {
             // a zero trit skips its input: the check carries NaN and infinity over to every output
             const float sum = simd_sum(sums[row][n] + 0.0f * checks[row]);
@@ -117,6 +124,7 @@ _prefill = mx.fast.metal_kernel(
     const int tile_output = 32 * (group % 2);
 
     simdgroup_matrix<float, 8, 8> sums[4][4];
+    #pragma clang loop unroll(full)
     for (int i = 0; i < 4; i++) {
         for (int j = 0; j < 4; j++) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
@@ -142,14 +150,18 @@ _prefill = mx.fast.metal_kernel(
         for (int k = 0; k < DEPTH; k += 8) {
             simdgroup_matrix<TileType, 8, 8> left[4];
             simdgroup_matrix<half, 8, 8> right[4];
+            #pragma clang loop unroll(full)
             for (int i = 0; i < 4; i++) {
                 simdgroup_load(left[i], x_tile + (tile_row + 8 * i) * X_LINE + k, X_LINE);
             }
+            #pragma clang loop unroll(full)
             for (int j = 0; j < 4; j++) {
                 simdgroup_load(
                     right[j], trits_tile + (tile_output + 8 * j) * TRITS_LINE + k, TRITS_LINE, 0, true);
             }
+            #pragma clang loop unroll(full)
             for (int i = 0; i < 4; i++) {
+                #pragma clang loop unroll(full)
                 for (int j = 0; j < 4; j++) {
                     simdgroup_multiply_accumulate(sums[i][j], left[i], right[j], sums[i][j]);
                 }
@@ -159,6 +171,7 @@ _prefill = mx.fast.metal_kernel(
     }
     // 8 rows and 32 outputs at a time
     threadgroup float* strip = strips + group * 8 * 32;
+    #pragma clang loop unroll(full)
     for (int i = 0; i < 4; i++) {
         for (int j = 0; j < 4; j++) simdgroup_store(sums[i][j], strip + 8 * j, 32);
         simdgroup_barrier(mem_flags::mem_threadgroup);

@@ -335,7 +335,7 @@ inline float exp(float x) { return __builtin_expf(x); }
 }
 
 template <class T, int C, int R> struct simdgroup_matrix {
-  static_assert(C == 8 && R == 8);
+  static_assert(C == 8 && R == 8, "only 8x8 matrices");
   T elements[2];
 };
 template <class T, int C, int R> inline simdgroup_matrix<T, C, R> make_filled_simdgroup_matrix(T x) {

@@ -109,6 +109,9 @@ FAULTS = {
     ),
     "address space": ("device float* p = x + n; out[n] = *p;", "does not compile"),
     "standard library": ("out[n] = std::max(x[n], 0.0f);", "does not compile"),
+    "lambda": ("auto f = [&](float y) { return y; }; out[n] = f(x[n]);", "is not in Metal"),
+    "double": ("double y = x[n]; out[n] = y;", "'double' is not in Metal"),
+    "newer language": ("if constexpr (true) out[n] = 0;", "does not compile"),
     "ambiguous": ("out[n] = max(x[n], 0);", "does not compile"),
 }
 

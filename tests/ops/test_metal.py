@@ -171,6 +171,17 @@ def test_empty_arrays() -> None:
         assert (states.shape, last.tolist()) == ((2, 0, 3), [[1.0] * 3] * 2)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2, 12345])
+def test_the_order_of_threads_does_not_matter(emulated: Emulator, seed: int) -> None:
+    emulated.seed = seed
+    check_code_sums(FEW, 100, 33, mx.float32)
+    check_code_sums(MANY, 100, 70, mx.float32)
+    check_codes(mx.cos(mx.arange(900)).reshape(3, 300), None, 1e-6, "half_even")
+    inputs = scan_inputs(2, 200, 37, mx.float32)
+    check_scan(*inputs)
+    check_scan_gradient(*inputs)
+
+
 @pytest.mark.parametrize("rows", [1, 5, 8])
 @pytest.mark.parametrize("dims", [100, 96])
 def test_decoding_reads_each_packed_word_once(emulated: Emulator, rows: int, dims: int) -> None:

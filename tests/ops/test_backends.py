@@ -54,9 +54,14 @@ CASES = {
 }
 
 
-def _existing_backends() -> list[tuple[str, str]]:
+def _existing_backends() -> list:
     root = Path(ops.__file__).parent
-    return [(op, name) for op in CASES for name in BACKENDS if (root / op / f"{name}.py").exists()]
+    return [
+        pytest.param(op, name, marks=pytest.mark.metal if name == "metal" else ())
+        for op in CASES
+        for name in BACKENDS
+        if (root / op / f"{name}.py").exists()
+    ]
 
 
 def test_every_operation_has_a_case() -> None:
@@ -67,7 +72,11 @@ def test_every_operation_has_a_case() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [1, 31, 33, 63, 100])
 @pytest.mark.parametrize(("op", "backend"), _existing_backends())
-def test_backend_equals_reference(op: str, backend: str, size: int, dtype: mx.Dtype) -> None:
+def test_backend_equals_reference(
+    op: str, backend: str, size: int, dtype: mx.Dtype, request: pytest.FixtureRequest
+) -> None:
+    if backend == "metal":
+        request.getfixturevalue("metal")
     mx.random.seed(size)
     case = CASES[op]
     arguments = case.arguments(size, dtype)

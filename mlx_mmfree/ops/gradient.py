@@ -1,0 +1,98 @@
+"""Gradients for functions that MLX cannot differentiate, such as Metal kernels."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+Function = Callable[..., Any]
+Backward = Callable[[Sequence[mx.array], Sequence[mx.array], Sequence[mx.array]], tuple]
+
+
+def with_reference_gradient(
+    run: Function, reference: Function, backward: Backward | None = None
+) -> Function:
+    r"""Returns a function with the values of `run` and the gradient of `reference`.
+
+    The result may be used under `mx.grad`, `mx.vmap` and `mx.compile` in any order. Under `mx.vmap`
+    it is called once for each slice; MLX also asks `run` itself for a rule, and raises where it has
+    none: a Metal kernel cannot be mapped.
+
+    Args:
+        run: Computes from arrays an array or a tuple of arrays. It need not be differentiable. Every
+            array through which a gradient should flow must be an argument: what it captures counts
+            as a constant.
+        reference: The same function in differentiable operations.
+        backward: Computes the gradient faster: called as `backward(inputs, cotangents, outputs)` with
+            sequences of arrays, it returns one gradient for each input; those of inputs that are
+            not floats are not used. It need not be differentiable either. By default the gradient is
+            that of `reference`.
+    """
+    function: Any = mx.custom_function(run)
+
+    @function.vjp
+    def gradient(inputs: Any, cotangents: Any, outputs: Any) -> Any:
+        inputs, cotangents, outputs = (_as_tuple(x) for x in (inputs, cotangents, outputs))
+        gradients = _vjp(reference, backward, inputs, cotangents, outputs)
+        return gradients if len(inputs) > 1 else gradients[0]
+
+    @function.vmap
+    def batched(inputs: Any, axes: Any) -> Any:
+        inputs, axes = _as_tuple(inputs), _as_tuple(axes)
+        size = next(x.shape[axis] for x, axis in zip(inputs, axes, strict=True) if axis is not None)
+        slices = [
+            function(
+                *(
+                    x if axis is None else mx.take(x, row, axis=axis)
+                    for x, axis in zip(inputs, axes, strict=True)
+                )
+            )
+            for row in range(size)
+        ]
+        if isinstance(slices[0], mx.array):
+            return mx.stack(slices), 0
+        return tuple(mx.stack(list(parts)) for parts in zip(*slices, strict=True)), (0,) * len(
+            slices[0]
+        )
+
+    differentiable: Function = function
+    return differentiable
+
+
+def _as_tuple(x: Any) -> tuple:
+    return tuple(x) if isinstance(x, (tuple, list)) else (x,)
+
+
+def _vjp(
+    reference: Function,
+    backward: Backward | None,
+    inputs: tuple[mx.array, ...],
+    cotangents: tuple[mx.array, ...],
+    outputs: tuple[mx.array, ...],
+) -> tuple[mx.array, ...]:
+    """The gradient of every input; zeros for those that are not floats."""
+    floats = [n for n, x in enumerate(inputs) if mx.issubdtype(x.dtype, mx.floating)]
+    ends = (len(inputs), len(inputs) + len(cotangents))
+
+    def of_reference(*arrays: mx.array) -> tuple[mx.array, ...]:
+        primals = list(arrays[: ends[0]])
+
+        def of_floats(*values: mx.array) -> Any:
+            for n, value in zip(floats, values, strict=True):
+                primals[n] = value
+            return reference(*primals)
+
+        return tuple(mx.vjp(of_floats, [primals[n] for n in floats], list(arrays[slice(*ends)]))[1])
+
+    if backward is None:
+        found = of_reference(*inputs, *cotangents)
+    else:
+        given = backward
+
+        def of_backward(*arrays: mx.array) -> tuple[mx.array, ...]:
+            results = given(arrays[: ends[0]], arrays[slice(*ends)], arrays[ends[1] :])
+            return tuple(results[n] for n in floats)
+
+        found = with_reference_gradient(of_backward, of_reference)(*inputs, *cotangents, *outputs)
+    by_input = dict(zip(floats, found, strict=True))
+    return tuple(by_input.get(n, mx.zeros_like(x)) for n, x in enumerate(inputs))

@@ -1,0 +1,143 @@
+"""`rms_norm_quantize` on Metal: one launch, one threadgroup for each row."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+from .. import launch
+from ..gradient import with_reference_gradient
+from ..self_check import kernel_fault
+from . import reference
+
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+SIMD_GROUP = 32
+MAX_THREADS = 512
+INPUTS_PER_THREAD = 4
+
+_kernel = mx.fast.metal_kernel(
+    name="rms_norm_quantize",
+    input_names=["x", "weight", "eps"],  # (rows, D), (D,) if WEIGHTED, ()
+    output_names=["codes", "scale"],  # (rows, D), (rows, 1)
+    source="""
+    const uint dims = x_shape[1];
+    const uint index = thread_index_in_threadgroup;
+    const uint lane = thread_index_in_simdgroup;
+    const uint group = simdgroup_index_in_threadgroup;
+    const uint groups = simdgroups_per_threadgroup;
+    const uint row = threadgroup_position_in_grid.x;
+    const size_t start = static_cast<size_t>(row) * dims;
+    threadgroup float group_squares[16];
+    threadgroup float group_largest[16];
+
+    float squares = 0;
+    float largest = 0;
+    for (uint k = index; k < dims; k += 32 * groups) {
+        const float value = static_cast<float>(x[start + k]);
+        squares += value * value;
+        largest = max(largest, abs(WEIGHTED ? value * static_cast<float>(weight[k]) : value));
+    }
+    squares = simd_sum(squares);
+    largest = simd_max(largest);
+    if (lane == 0) {
+        group_squares[group] = squares;
+        group_largest[group] = largest;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    squares = simd_sum(lane < groups ? group_squares[lane] : 0.0f);
+    largest = simd_max(lane < groups ? group_largest[lane] : 0.0f);
+
+    const float factor = NORM ? precise::rsqrt(squares / static_cast<float>(dims) + eps) : 1.0f;
+    // the largest value of a row with NaN is NaN, and so are its scale and codes
+    largest = isnan(squares) ? squares : largest * factor;
+    const float row_scale = 127.0f / (largest < 1e-5f ? 1e-5f : largest);
+    for (uint k = index; k < dims; k += 32 * groups) {
+        float value = static_cast<float>(x[start + k]) * factor;
+        if (WEIGHTED) value *= static_cast<float>(weight[k]);
+        value *= row_scale;
+        value = HALF_AWAY ? round(value) : rint(value);
+        codes[start + k] = value < -128.0f ? -128.0f : (value > 127.0f ? 127.0f : value);
+    }
+    if (index == 0) scale[row] = row_scale;
+    """,
+)
+
+
+def unsupported(
+    x: mx.array, weight: mx.array | None, *, eps: float | None, rounding: str
+) -> str | None:
+    if reason := launch.unavailable():
+        return reason
+    for array in (x, weight):
+        if array is not None and array.dtype not in FLOATS:
+            return f"it takes float32, float16 or bfloat16, not {array.dtype}"
+    if x.size == 0:
+        return None
+    kinds = [str(array.dtype) for array in (x, weight) if array is not None]
+    return kernel_fault(
+        f"rms_norm_quantize(norm={eps is not None}, {rounding}, {', '.join(kinds)})",
+        lambda *arrays: _codes(eps, rounding, *arrays),
+        lambda *arrays: _reference(eps, rounding, *arrays),
+        lambda: _check_inputs(x.dtype, None if weight is None else weight.dtype),
+    )
+
+
+def run(
+    x: mx.array, weight: mx.array | None, *, eps: float | None, rounding: str
+) -> tuple[mx.array, mx.array]:
+    function = _differentiable(eps, rounding)
+    codes, scale = function(x) if weight is None else function(x, weight)
+    return codes, scale
+
+
+def _check_inputs(dtype: mx.Dtype, weight_dtype: mx.Dtype | None) -> tuple[mx.array, ...]:
+    # whole numbers up to 127: without a norm the scale is 1, and the ties stay ties
+    x = (mx.arange(2 * 129) * 37 % 255 - 127).astype(mx.float32).reshape(2, 129)
+    x[:, 2:4] = mx.array([0.5, -2.5])
+    if weight_dtype is None:
+        return (x.astype(dtype),)
+    return x.astype(dtype), mx.full((129,), 2.0, weight_dtype)
+
+
+def _reference(
+    eps: float | None, rounding: str, x: mx.array, weight: mx.array | None = None
+) -> tuple[mx.array, mx.array]:
+    return reference.run(x, weight, eps=eps, rounding=rounding)
+
+
+def _codes(
+    eps: float | None, rounding: str, x: mx.array, weight: mx.array | None = None
+) -> tuple[mx.array, mx.array]:
+    *leading, dims = x.shape
+    if x.size == 0:
+        return mx.zeros(x.shape), mx.zeros((*leading, 1))
+    rows = x.size // dims
+    groups = -(-dims // (SIMD_GROUP * INPUTS_PER_THREAD))
+    threads = min(SIMD_GROUP * groups, MAX_THREADS)
+    codes, scale = launch.launch(
+        _kernel,
+        inputs=[
+            x.reshape(rows, dims),
+            mx.array([1.0]) if weight is None else weight,
+            mx.array(eps or 0.0, mx.float32),
+        ],
+        template=[
+            ("NORM", eps is not None),
+            ("WEIGHTED", weight is not None),
+            ("HALF_AWAY", rounding == "half_away"),
+        ],
+        grid=(threads * rows, 1, 1),
+        threadgroup=(threads, 1, 1),
+        output_shapes=[(rows, dims), (rows, 1)],
+        output_dtypes=[mx.float32, mx.float32],
+    )
+    return codes.reshape(x.shape), scale.reshape(*leading, 1)
+
+
+@cache
+def _differentiable(eps: float | None, rounding: str) -> Callable[..., Any]:
+    return with_reference_gradient(
+        lambda *arrays: _codes(eps, rounding, *arrays),
+        lambda *arrays: _reference(eps, rounding, *arrays),
+    )

@@ -1,0 +1,265 @@
+"""`ternary_matmul` on Metal: a kernel for a few rows and one for many."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from .. import launch
+from ..gradient import with_reference_gradient
+from ..self_check import kernel_fault
+from ..ternary import packed_width
+from . import reference
+
+DECODE_ROWS = 8
+"""Largest number of rows of the kernel that reads each packed word once."""
+
+CODES_PER_WORD = 16
+SIMD_GROUP = 32
+DECODE_GROUPS = 2
+DECODE_OUTPUTS = 4
+PREFILL_THREADS = 128
+PREFILL_TILE = 64
+
+# The type in which a tile of activations keeps their exact values.
+_TILE_TYPES = {
+    mx.float32: mx.float32,
+    mx.bfloat16: mx.float32,
+    mx.float16: mx.float16,
+    mx.int8: mx.float16,
+}
+
+# A SIMD group computes 4 outputs of all rows. Lane l reads words l, l + 32, ... of their weights, so
+# that neighbouring lanes read neighbouring words.
+_decode = mx.fast.metal_kernel(
+    name="ternary_matmul_decode",
+    input_names=["x", "weight"],  # (ROWS, D), (N, W)
+    output_names=["out"],  # (ROWS, N)
+    header="""
+    constant constexpr uint ZERO_TRITS = 0x55555555;
+
+    // the value with the sign of the trit whose code is in the two lowest bits
+    inline float with_sign_of(float value, uint codes) {
+        const uint code = codes & 3;
+        return code == 1 ? 0.0f : (code == 0 ? -value : value);
+    }
+    """,
+    source="""
+    constexpr int OUTPUTS = 4;
+    const int dims = x_shape[1];
+    const int outputs = weight_shape[0];
+    const int words = weight_shape[1];
+    const int lane = thread_index_in_simdgroup;
+    const int first = OUTPUTS * (threadgroup_position_in_grid.x * simdgroups_per_threadgroup
+        + simdgroup_index_in_threadgroup);
+
+    float sums[ROWS][OUTPUTS];
+    float checks[ROWS];
+    #pragma clang loop unroll(full)
+    for (int row = 0; row < ROWS; row++) {
+        checks[row] = 0;
+        #pragma clang loop unroll(full)
+        for (int n = 0; n < OUTPUTS; n++) sums[row][n] = 0;
+    }
+    for (int word = lane; 16 * word < dims; word += 32) {
+        uint codes[OUTPUTS];
+        #pragma clang loop unroll(full)
+        for (int n = 0; n < OUTPUTS; n++) {
+            codes[n] = first + n < outputs
+                ? weight[static_cast<size_t>(first + n) * words + word] : ZERO_TRITS;
+        }
+        #pragma clang loop unroll(full)
+        for (int row = 0; row < ROWS; row++) {
+            for (int k = 0; k < 16; k++) {
+                const int at = 16 * word + k;
+                const float value = WHOLE_WORDS || at < dims
+                    ? static_cast<float>(x[static_cast<size_t>(row) * dims + at]) : 0.0f;
+                checks[row] += value;
+                #pragma clang loop unroll(full)
+                for (int n = 0; n < OUTPUTS; n++) {
+                    sums[row][n] += with_sign_of(value, codes[n] >> (2 * k));
+                }
+            }
+        }
+    }
+    #pragma clang loop unroll(full)
+    for (int row = 0; row < ROWS; row++) {
+        #pragma clang loop unroll(full)
+        for (int n = 0; n < OUTPUTS; n++) {
+            // a zero trit skips its input: the check carries NaN and infinity over to every output
+            const float sum = simd_sum(sums[row][n] + 0.0f * checks[row]);
+            if (lane == 0 && first + n < outputs) {
+                out[static_cast<size_t>(row) * outputs + first + n] = sum;
+            }
+        }
+    }
+    """,
+)
+
+# A threadgroup computes a tile of 64 rows and 64 outputs, each of its 4 SIMD groups a quarter of it.
+# 32 inputs at a time are laid out in threadgroup memory, the weights as trits.
+_prefill = mx.fast.metal_kernel(
+    name="ternary_matmul_prefill",
+    input_names=["x", "weight"],  # (rows, D), (N, W)
+    output_names=["out"],  # (rows, N)
+    header="constant constexpr uint ZERO_TRITS = 0x55555555;\n",
+    source="""
+    constexpr int TILE = 64, DEPTH = 32, THREADS = 128;
+    // lines of the tiles are a little longer than they need be, to spread them over memory banks
+    constexpr int X_LINE = DEPTH + 4, TRITS_LINE = DEPTH + 8;
+    threadgroup TileType x_tile[TILE * X_LINE];
+    threadgroup half trits_tile[TILE * TRITS_LINE];
+    threadgroup float strips[4 * 8 * 32];
+
+    const int rows = x_shape[0];
+    const int dims = x_shape[1];
+    const int outputs = weight_shape[0];
+    const int words = weight_shape[1];
+    const int index = thread_index_in_threadgroup;
+    const int lane = thread_index_in_simdgroup;
+    const int group = simdgroup_index_in_threadgroup;
+    const int first_row = threadgroup_position_in_grid.y * TILE;
+    const int first_output = threadgroup_position_in_grid.x * TILE;
+    const int tile_row = 32 * (group / 2);
+    const int tile_output = 32 * (group % 2);
+
+    simdgroup_matrix<float, 8, 8> sums[4][4];
+    #pragma clang loop unroll(full)
+    for (int i = 0; i < 4; i++) {
+        for (int j = 0; j < 4; j++) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    }
+    for (int start = 0; start < dims; start += DEPTH) {
+        for (int at = index; at < TILE * DEPTH; at += THREADS) {
+            const int row = at / DEPTH;
+            const int k = at % DEPTH;
+            const bool inside = first_row + row < rows && start + k < dims;
+            x_tile[row * X_LINE + k] = inside
+                ? static_cast<TileType>(x[static_cast<size_t>(first_row + row) * dims + start + k])
+                : static_cast<TileType>(0.0f);
+        }
+        // one word for each thread
+        const int n = index / 2;
+        const uint codes = first_output + n < outputs
+            ? weight[static_cast<size_t>(first_output + n) * words + start / 16 + index % 2]
+            : ZERO_TRITS;
+        for (int k = 0; k < 16; k++) {
+            const int trit = static_cast<int>((codes >> (2 * k)) & 3) - 1;
+            trits_tile[n * TRITS_LINE + 16 * (index % 2) + k] = static_cast<half>(trit);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (int k = 0; k < DEPTH; k += 8) {
+            simdgroup_matrix<TileType, 8, 8> left[4];
+            simdgroup_matrix<half, 8, 8> right[4];
+            #pragma clang loop unroll(full)
+            for (int i = 0; i < 4; i++) {
+                simdgroup_load(left[i], x_tile + (tile_row + 8 * i) * X_LINE + k, X_LINE);
+            }
+            #pragma clang loop unroll(full)
+            for (int j = 0; j < 4; j++) {
+                simdgroup_load(
+                    right[j], trits_tile + (tile_output + 8 * j) * TRITS_LINE + k, TRITS_LINE, 0, true);
+            }
+            #pragma clang loop unroll(full)
+            for (int i = 0; i < 4; i++) {
+                #pragma clang loop unroll(full)
+                for (int j = 0; j < 4; j++) {
+                    simdgroup_multiply_accumulate(sums[i][j], left[i], right[j], sums[i][j]);
+                }
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    // 8 rows and 32 outputs at a time
+    threadgroup float* strip = strips + group * 8 * 32;
+    #pragma clang loop unroll(full)
+    for (int i = 0; i < 4; i++) {
+        for (int j = 0; j < 4; j++) simdgroup_store(sums[i][j], strip + 8 * j, 32);
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        for (int r = 0; r < 8; r++) {
+            const int row = first_row + tile_row + 8 * i + r;
+            const int n = first_output + tile_output + lane;
+            if (row < rows && n < outputs) {
+                out[static_cast<size_t>(row) * outputs + n] = strip[r * 32 + lane];
+            }
+        }
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    """,
+)
+
+
+def unsupported(x: mx.array, weight: mx.array) -> str | None:
+    if reason := launch.unavailable():
+        return reason
+    if x.dtype not in _TILE_TYPES:
+        return f"it takes float32, float16, bfloat16 or int8 activations, not {x.dtype}"
+    dims = x.shape[-1]
+    rows = min(x.size // dims, DECODE_ROWS + 1) if dims else 0
+    if rows == 0 or weight.shape[0] == 0:
+        return None
+    whole_words = dims % CODES_PER_WORD == 0
+    kernel = f"ternary_matmul_{'decode' if rows <= DECODE_ROWS else 'prefill'}"
+    return kernel_fault(
+        f"{kernel}(rows={rows}, whole_words={whole_words}, {x.dtype})",
+        _sums,
+        reference.run,
+        # more words than lanes
+        lambda: _check_inputs(rows, 528 if whole_words else 520, x.dtype),
+    )
+
+
+def run(x: mx.array, weight: mx.array) -> mx.array:
+    result: mx.array = _product(x, weight)
+    return result
+
+
+def _check_inputs(rows: int, dims: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+    codes = (mx.arange(rows * dims) * 37 % 255 - 127).reshape(rows, dims)
+    words = mx.arange(5 * packed_width(dims), dtype=mx.uint32).reshape(5, -1) * 2654435761
+    # no code may be 3
+    return codes.astype(dtype), words - mx.bitwise_and(
+        mx.bitwise_and(words, words >> 1), 0x55555555
+    )
+
+
+def _sums(x: mx.array, weight: mx.array) -> mx.array:
+    *leading, dims = x.shape
+    outputs = weight.shape[0]
+    if x.size == 0 or outputs == 0:
+        return mx.zeros((*leading, outputs))
+    rows = x.size // dims
+    if rows <= DECODE_ROWS:
+        groups = -(-outputs // (DECODE_GROUPS * DECODE_OUTPUTS))
+        kernel, threads, grid = _decode, DECODE_GROUPS * SIMD_GROUP, (groups, 1)
+        template: list[tuple[str, Any]] = [
+            ("ROWS", rows),
+            ("WHOLE_WORDS", dims % CODES_PER_WORD == 0),
+        ]
+    else:
+        grid = (-(-outputs // PREFILL_TILE), -(-rows // PREFILL_TILE))
+        kernel, threads = _prefill, PREFILL_THREADS
+        template = [("TileType", _TILE_TYPES[x.dtype])]
+    (result,) = launch.launch(
+        kernel,
+        inputs=[x.reshape(rows, dims), weight],
+        template=template,
+        grid=(grid[0] * threads, grid[1], 1),
+        threadgroup=(threads, 1, 1),
+        output_shapes=[(rows, outputs)],
+        output_dtypes=[mx.float32],
+    )
+    return result.reshape(*leading, outputs)
+
+
+def _gradients(
+    inputs: Sequence[mx.array], cotangents: Sequence[mx.array], outputs: Sequence[mx.array]
+) -> tuple[mx.array | None, ...]:
+    x, weight = inputs
+    ones = mx.ones((weight.shape[0], weight.shape[1] // 2))
+    gradient = mx.quantized_matmul(
+        cotangents[0], weight, ones, -ones, transpose=False, group_size=32, bits=2
+    )
+    return gradient[..., : x.shape[-1]].astype(x.dtype), None
+
+
+_product = with_reference_gradient(_sums, reference.run, _gradients)

@@ -1,0 +1,306 @@
+"""Runs Metal kernels on the CPU (Linux, x86-64) and counts what they load and store.
+
+MLX writes the kernel's text for a recorded call, also where there is no Metal. `metal.h` and the
+clang of the package `ziglang` turn it into machine code. Faults that a kernel can have are errors:
+access out of bounds, races in threadgroup memory, lanes that part at a SIMD-group operation, stores
+to inputs. Outputs and threadgroup memory start as NaN. The order of threads is shuffled by `seed`.
+"""
+
+import ctypes
+import hashlib
+import importlib.util
+import math
+import mmap
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+# bound before any test replaces it: the recorded call is the one that Metal would get
+from mlx_mmfree.ops.launch import launch
+
+HEADER = Path(__file__).with_name("metal.h")
+# What clang would take: lambdas, and words that Metal's language leaves out.
+FORBIDDEN = re.compile(
+    r"\[[&=\w, ]*\]\s*\([^()]*\)\s*\{|\b(?:double|goto|new|delete|throw|try|virtual|long long)\b"
+)
+# Buffers lie this far apart, so that no index leads from one to another.
+GAP = 64 * 2**20
+FLAGS = """
+    --target=x86_64-linux-gnu -std=c++14 -march=x86-64-v3 -O1 -fPIC -nostdinc -nostdinc++
+    -fno-exceptions -fno-rtti -fvisibility=hidden -ffp-contract=off -fno-vectorize
+    -fno-slp-vectorize -ftrivial-auto-var-init=pattern -fsanitize=thread
+    -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-instrument-read-before-write=1
+    -Xclang -ffloat16-excess-precision=none -Xclang -fbfloat16-excess-precision=none
+    -Xclang -cl-single-precision-constant -Wno-unknown-attributes
+    -Werror=implicit-float-conversion -Werror=c++17-extensions
+"""
+
+
+class KernelError(RuntimeError):
+    """The kernel does not compile, or does what Metal does not define."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One launch: bytes loaded and stored in device memory, by name of the kernel's argument."""
+
+    kernel: str
+    loaded: dict[str, int]
+    stored: dict[str, int]
+
+
+def unavailable() -> str | None:
+    """Returns why kernels cannot be emulated here, or None."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return "the emulator is written for Linux on x86-64"
+    if importlib.util.find_spec("ziglang") is None:
+        return "the emulator needs the package ziglang"
+    return None
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+        ("name", ctypes.c_char_p),
+        ("is_output", ctypes.c_uint64),
+        ("loaded", ctypes.c_uint64),
+        ("stored", ctypes.c_uint64),
+    )
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("buffers", ctypes.POINTER(_Buffer)),
+        ("number_of_buffers", ctypes.c_uint32),
+        ("seed", ctypes.c_uint32),
+        ("groups", ctypes.c_uint32 * 3),
+        ("threads", ctypes.c_uint32),
+        ("error", ctypes.c_char * 400),
+    )
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    type: str
+    name: str
+    is_buffer: bool
+
+
+class Emulator:
+    """Stands in for `mlx_mmfree.ops.launch.launch`.
+
+    Args:
+        cache: Folder of compiled kernels.
+        seed: Order of threads; 0 is the natural one.
+
+    Attributes:
+        records: What each launch loaded and stored.
+        edit: Changes a kernel's text before it is compiled, to plant a fault.
+    """
+
+    def __init__(self, cache: Path, seed: int = 0):
+        self._cache = cache
+        self.seed = seed
+        self.records: list[Record] = []
+        self.edit: Callable[[str], str] = lambda text: text
+
+    def launch(
+        self,
+        kernel: Any,
+        *,
+        inputs: Sequence[mx.array],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[mx.Dtype],
+        template: Sequence[tuple[str, Any]] = (),
+        init_value: float | None = None,
+    ) -> list[mx.array]:
+        threads = threadgroup[0]
+        if threadgroup[1:] != (1, 1) or threads % 32 or not 0 < threads <= 1024:
+            raise KernelError(f"a threadgroup of {threadgroup} is not emulated")
+        if min(grid) < 1 or grid[0] % threads:
+            raise KernelError(f"a grid of {grid} in threadgroups of {threadgroup} is not emulated")
+        call = {
+            "grid": grid,
+            "threadgroup": threadgroup,
+            "output_shapes": list(output_shapes),
+            "output_dtypes": list(output_dtypes),
+            "template": template,
+            "init_value": init_value,
+        }
+        name, text = generated_text(kernel, inputs, call)
+        parameters = _parameters(text, name)
+        library = ctypes.CDLL(str(self._compiled(name, self.edit(text), parameters)))
+        arrays = _arguments(parameters, inputs, output_shapes, output_dtypes, init_value)
+        groups = (grid[0] // threads, grid[1], grid[2])
+        loaded, stored = self._run(library, parameters, arrays, groups, threads, name)
+        self.records.append(Record(name, loaded, stored))
+        outputs = arrays[len(arrays) - len(output_shapes) :]
+        return [
+            _to_mlx(array, dtype).reshape(tuple(shape))
+            for array, shape, dtype in zip(outputs, output_shapes, output_dtypes, strict=True)
+        ]
+
+    def _compiled(self, name: str, text: str, parameters: list[_Parameter]) -> Path:
+        source = _host_source(text, name, parameters)
+        digest = hashlib.sha256("\0".join([HEADER.read_text(), source, FLAGS]).encode())
+        library = self._cache / f"{digest.hexdigest()[:24]}.so"
+        if library.exists():
+            return library
+        file = library.with_suffix(".cpp")
+        file.write_text(source)
+        object_file = library.with_suffix(".o")
+        include = ["-include", str(HEADER)]
+        _zig("clang", *FLAGS.split(), *include, "-c", str(file), "-o", str(object_file))
+        _zig("ld.lld", "-shared", str(object_file), "-o", str(library) + ".new")
+        object_file.unlink()
+        Path(str(library) + ".new").rename(library)
+        return library
+
+    def _run(
+        self,
+        library: ctypes.CDLL,
+        parameters: list[_Parameter],
+        arrays: list[np.ndarray],
+        groups: tuple[int, int, int],
+        threads: int,
+        kernel: str,
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        names = [p for p in parameters if p.is_buffer]
+        size = sum(a.nbytes + GAP for a in arrays) + GAP
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        whole = np.frombuffer(memory, np.uint8)
+        buffers = (_Buffer * len(arrays))()
+        places = []
+        offset = GAP
+        for buffer, array, parameter in zip(buffers, arrays, names, strict=True):
+            place = whole[offset : offset + array.nbytes]
+            place[:] = array.reshape(-1).view(np.uint8)
+            places.append(place)
+            buffer.data, buffer.bytes = place.ctypes.data, array.nbytes
+            buffer.name = parameter.name.encode()
+            buffer.is_output = not parameter.type.startswith("const ")
+            offset += -(-(array.nbytes + GAP) // 64) * 64
+        run = _Launch(buffers, len(arrays), self.seed, (ctypes.c_uint32 * 3)(*groups), threads)
+        library.emulate(ctypes.byref(run))
+        if run.error:
+            raise KernelError(f"{kernel}: {run.error.decode()}")
+        for array, place, buffer in zip(arrays, places, buffers, strict=True):
+            if buffer.is_output:
+                array.reshape(-1).view(np.uint8)[:] = place
+        return (
+            {b.name.decode(): b.loaded for b in buffers},
+            {b.name.decode(): b.stored for b in buffers if b.is_output},
+        )
+
+
+def generated_text(
+    kernel: Any, inputs: Sequence[mx.array], call: dict[str, Any]
+) -> tuple[str, str]:
+    """The name and text of the kernel that MLX would compile for a call."""
+    found: list[tuple[str, str]] = []
+
+    def collect(event: dict[str, Any]) -> None:
+        if event["type"] == "primitive" and event["name"] == "CustomKernel":
+            found.append(tuple(event["arguments"][:2]))
+
+    shapes = [mx.zeros(x.shape, x.dtype) for x in inputs]
+    mx.export_function(collect, lambda *arrays: launch(kernel, inputs=arrays, **call), *shapes)
+    return found[0]
+
+
+def _parameters(text: str, name: str) -> list[_Parameter]:
+    start = text.rindex(f"void {name}(") + len(f"void {name}(")
+    signature = text[start : text.index(") {\n", start)]
+    return [
+        _Parameter(type_.strip(), parameter, attribute.startswith("buffer"))
+        for type_, parameter, attribute in re.findall(
+            r"\s*(.+?[*&\s])(\w+) \[\[(\w+)[^\]]*\]\]", signature
+        )
+    ]
+
+
+def _host_source(text: str, name: str, parameters: list[_Parameter]) -> str:
+    """The kernel as C++: without attributes, threadgroup arrays static, called by `emulate`."""
+    if found := FORBIDDEN.search(text):
+        raise KernelError(f"the kernel does not compile: {found[0]!r} is not in Metal")
+    instance = re.search(rf"decltype\(({name}<[^;]*?>)\)", text)
+    text = re.sub(r"\[\[.*?\]\]", "", text)
+    text = re.sub(
+        r"\bthreadgroup (\w+) (\w+)(\[[^;=]+\]);",
+        r'static threadgroup \1 \2\3; machine::declare_shared((void*)\2, sizeof \2, "\2");',
+        text,
+    )
+    arguments = []
+    for parameter in parameters:
+        buffer = f"machine::run->buffers[{sum(p.is_buffer for p in parameters[: len(arguments)])}]"
+        if not parameter.is_buffer:
+            arguments.append(f"attributes.{parameter.name}")
+        elif parameter.type.endswith("&"):
+            arguments.append(f"*({parameter.type[:-1]}*){buffer}.data")
+        else:
+            arguments.append(f"({parameter.type}){buffer}.data")
+    return (
+        f"{text}\n"
+        '__attribute__((no_sanitize("thread"))) static void call(const Attributes& attributes) {\n'
+        f"  {instance[1] if instance else name}({', '.join(arguments)});\n}}\n"
+        'extern "C" __attribute__((visibility("default"))) void emulate(Launch* launch) {\n'
+        "  machine::run_grid(launch, call);\n}\n"
+    )
+
+
+def _zig(*arguments: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "ziglang", *arguments], capture_output=True, text=True
+    )
+    if found.returncode:
+        raise KernelError(f"the kernel does not compile:\n{found.stderr}")
+
+
+def _arguments(
+    parameters: list[_Parameter],
+    inputs: Sequence[mx.array],
+    output_shapes: Sequence[Sequence[int]],
+    output_dtypes: Sequence[mx.Dtype],
+    init_value: float | None,
+) -> list[np.ndarray]:
+    """What the kernel's buffers hold, in the order of its parameters."""
+    values = iter(inputs)
+    outputs = iter(zip(output_shapes, output_dtypes, strict=True))
+    arrays: list[np.ndarray] = []
+    latest = ("", np.zeros(0))
+    for parameter in (p for p in parameters if p.is_buffer):
+        if latest[0] and parameter.name == f"{latest[0]}_shape":
+            arrays.append(np.array(latest[1].shape, np.int32))
+        elif latest[0] and parameter.name == f"{latest[0]}_ndim":
+            arrays.append(np.array(latest[1].ndim, np.int32))
+        elif parameter.type.startswith("const "):
+            latest = (parameter.name, _to_numpy(next(values)))
+            arrays.append(latest[1])
+        else:
+            shape, dtype = next(outputs)
+            if init_value is None:
+                item = _to_numpy(mx.zeros(1, dtype)).dtype
+                arrays.append(np.full(math.prod(shape) * item.itemsize, 0xFF, np.uint8).view(item))
+            else:
+                arrays.append(_to_numpy(mx.full(math.prod(shape), init_value, dtype)))
+    return arrays
+
+
+def _to_numpy(x: mx.array) -> np.ndarray:
+    """A row-contiguous copy; bfloat16 as its bits."""
+    return np.array(x.view(mx.uint16) if x.dtype == mx.bfloat16 else x, order="C", copy=True)
+
+
+def _to_mlx(x: np.ndarray, dtype: mx.Dtype) -> mx.array:
+    return mx.array(x).view(mx.bfloat16) if dtype == mx.bfloat16 else mx.array(x)

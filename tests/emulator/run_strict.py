@@ -1,0 +1,25 @@
+"""Runs the tests of the Metal kernels in a stricter emulator.
+
+    MLX_MMFREE_STRICT_EMULATOR=<folder> python tests/emulator/run_strict.py
+
+The folder holds a module `emu` with `run` and `Options`, as tests/ops/conftest.py calls them.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+if __name__ == "__main__":
+    if "MLX_MMFREE_STRICT_EMULATOR" not in os.environ:
+        sys.exit(__doc__)
+    os.chdir(Path(__file__).parents[2])
+    # a module from elsewhere need not be free of warnings
+    quiet = [
+        "-W",
+        "ignore::ResourceWarning",
+        "-W",
+        "ignore::pytest.PytestUnraisableExceptionWarning",
+    ]
+    sys.exit(pytest.main(["tests/ops/test_metal.py", *quiet, *sys.argv[1:]]))

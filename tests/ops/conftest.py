@@ -1,0 +1,56 @@
+"""Where Metal kernels run in the tests: on an Apple GPU where there is one, else in the emulator."""
+
+import functools
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlx_mmfree.ops import launch
+from tests.emulator import emulator
+
+STRICT = "MLX_MMFREE_STRICT_EMULATOR"
+"""Folder of a module `emu` with more checks, whose `run` takes the arguments of `launch`."""
+
+
+@pytest.fixture
+def metal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets the backend `metal` run."""
+    if launch.unavailable() is None:
+        yield
+        return
+    seed = zlib.crc32(request.node.nodeid.encode())
+    if folder := os.environ.get(STRICT):
+        monkeypatch.setattr(sys, "path", [folder, *sys.path])
+        import emu
+
+        options = emu.Options(partial="error", seed=seed)
+        monkeypatch.setattr(launch, "launch", functools.partial(emu.run, options=options))
+    else:
+        emulated: emulator.Emulator = request.getfixturevalue("emulated")
+        emulated.seed = seed
+    monkeypatch.setattr(launch, "unavailable", lambda: None)
+    yield
+
+
+@pytest.fixture
+def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> emulator.Emulator:
+    """Lets the backend `metal` run in the emulator."""
+    if reason := emulator.unavailable():
+        pytest.skip(reason)
+    machine = emulator.Emulator(_kernel_cache(request))
+    monkeypatch.setattr(launch, "unavailable", lambda: None)
+    monkeypatch.setattr(launch, "launch", machine.launch)
+    return machine
+
+
+def _kernel_cache(request: pytest.FixtureRequest) -> Path:
+    """Where compiled kernels are kept from run to run, or for this run without pytest's cache."""
+    if cache := getattr(request.config, "cache", None):
+        return cache.mkdir("metal_emulator")
+    folder = request.getfixturevalue("tmp_path_factory").getbasetemp() / "metal_emulator"
+    folder.mkdir(exist_ok=True)
+    return folder

@@ -1,0 +1,124 @@
+"""The tests of the Metal kernels see faults planted into them one by one."""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import pytest
+
+from mlx_mmfree.ops import self_check
+from tests.emulator.emulator import Emulator, KernelError
+from tests.ops.kernel_checks import (
+    check_code_sums,
+    check_codes,
+    check_scan,
+    check_scan_gradient,
+    check_ties,
+    scan_inputs,
+)
+
+
+def decode() -> None:
+    check_code_sums(3, 1050, 33, mx.float32)
+
+
+def prefill() -> None:
+    check_code_sums(70, 100, 70, mx.float16)
+
+
+def codes() -> None:
+    mx.random.seed(0)
+    x = mx.random.normal((3, 300)).at[:, 100].multiply(5)
+    check_codes(x, 1 + 0.1 * mx.random.normal((300,)), 1e-1, "half_away")
+    check_ties("half_away")
+
+
+def scan() -> None:
+    check_scan(*scan_inputs(2, 200, 37, mx.float32))
+
+
+def scan_gradient() -> None:
+    check_scan_gradient(*scan_inputs(2, 200, 37, mx.float32))
+
+
+KERNELS = {
+    decode: "ternary_matmul_decode",
+    prefill: "ternary_matmul_prefill",
+    codes: "rms_norm_quantize",
+    scan: "linear_scan_forward",
+    scan_gradient: "linear_scan_backward",
+}
+BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+SIMD_BARRIER = "simdgroup_barrier(mem_flags::mem_threadgroup);"
+
+# check, text of the kernel, what it is replaced by, which of its occurrences (from 0)
+FAULTS: dict[str, tuple[Callable[[], None], str, str, int]] = {
+    "decode: stride of words": (decode, "word += 32", "word += 33", 0),
+    "decode: a word too many": (decode, "16 * word < dims", "16 * word <= dims + 16", 0),
+    "decode: last inputs left out": (decode, "at < dims", "at < dims - 1", 0),
+    "decode: an input too many": (decode, "at < dims", "at <= dims", 0),
+    "decode: wrong shift": (decode, ">> (2 * k)", ">> (2 * k + 1)", 0),
+    "decode: codes shifted by one": (decode, "code == 1", "code == 2", 0),
+    "decode: sign": (decode, "code == 0 ? -value", "code == 2 ? -value", 0),
+    "decode: outputs beyond the last": (decode, "first + n < outputs\n", "true\n", 0),
+    "decode: stored to the next row": (decode, "first + n] = sum", "first + n + 1] = sum", 0),
+    "decode: lanes not summed": (decode, "simd_sum(sums[row][n] +", "(sums[row][n] +", 0),
+    "prefill: barrier before products": (prefill, BARRIER, "", 0),
+    "prefill: barrier after products": (prefill, BARRIER, "", 1),
+    "prefill: barrier before strip is read": (prefill, SIMD_BARRIER, "", 0),
+    "prefill: barrier before strip is reused": (prefill, SIMD_BARRIER, "", 1),
+    "prefill: wrong shift": (prefill, "codes >> (2 * k)", "codes >> k", 0),
+    "prefill: trits not centred": (prefill, "& 3) - 1", "& 3)", 0),
+    "prefill: weights not transposed": (prefill, "0, true)", "0, false)", 0),
+    "prefill: depth": (prefill, "k < DEPTH; k += 8", "k < DEPTH - 8; k += 8", 0),
+    "prefill: word": (prefill, "start / 16", "start / 32", 0),
+    "prefill: inputs beyond the last": (prefill, "start + k < dims", "start + k <= dims", 0),
+    "prefill: rows beyond the last": (prefill, "row < rows && n", "row <= rows && n", 0),
+    "codes: wrong scale": (codes, "127.0f /", "128.0f /", 0),
+    "codes: barrier": (codes, BARRIER, "", 0),
+    "codes: epsilon left out": (codes, "dims) + eps", "dims)", 0),
+    "codes: ties": (codes, "HALF_AWAY ? round", "HALF_AWAY ? rint", 0),
+    "codes: norm weight left out": (codes, "if (WEIGHTED)", "if (false)", 0),
+    "codes: largest of one SIMD group": (
+        codes,
+        "lane < groups ? group_largest[lane]",
+        "lane < 1 ? group_largest[group]",
+        0,
+    ),
+    "scan: barrier": (scan, BARRIER, "", 0),
+    "scan: chunks before": (scan, "c < chunk;", "c < chunk - 1;", 0),
+    "scan: sum of a chunk": (scan, "sum = gate * sum +", "sum = sum +", 0),
+    "scan: channels beyond the last": (scan, "channel < dims ? min(", "true ? min(", 0),
+    "scan: last step": (scan, "stop; t++", "stop - 1; t++", 1),
+    "scan gradient: barrier": (scan_gradient, BARRIER, "", 0),
+    "scan gradient: state before": (scan_gradient, "states[at - dims]", "states[at]", 0),
+    "scan gradient: first step": (scan_gradient, "t >= start", "t > start", 1),
+    "scan gradient: chunks after": (scan_gradient, "c > chunk;", "c >= chunk;", 0),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_seen(name: str, emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    check, old, new, which = FAULTS[name]
+    kernel = f"custom_kernel_{KERNELS[check]}_"
+    edited = []
+
+    def edit(text: str) -> str:
+        parts = text.split(old)
+        if kernel not in text or len(parts) < which + 2:
+            return text
+        edited.append(name)
+        return old.join(parts[: which + 1]) + new + old.join(parts[which + 1 :])
+
+    # the check of users' machines would see most of these first
+    monkeypatch.setattr(self_check, "_difference", lambda *_: None)
+    monkeypatch.setattr(self_check, "_faults", {})
+    emulated.edit = edit
+    with pytest.raises((AssertionError, KernelError)):
+        check()
+    assert edited
+
+
+@pytest.mark.parametrize("check", KERNELS)
+def test_without_faults_all_is_well(check: Callable[[], None], emulated: Emulator) -> None:
+    check()
+    assert emulated.records

@@ -30,14 +30,15 @@ def random_trits(outputs: int, dims: int) -> mx.array:
 
 
 def check_code_sums(rows: int, dims: int, outputs: int, dtype: mx.Dtype) -> None:
-    """Codes give the same bits as whole numbers."""
+    """Codes give the same bits as whole numbers, called codes or not."""
     mx.random.seed(rows * 10007 + dims)
     codes = mx.random.randint(-128, 128, (rows, dims))
     trits = random_trits(outputs, dims)
-    with use_backend("metal"):
-        got = ternary_matmul(codes.astype(dtype), pack_ternary(trits))
-    want = (codes[:, None].astype(mx.int32) * trits[None]).sum(axis=-1)
-    assert_same(got, want.astype(mx.float32))
+    want = (codes[:, None].astype(mx.int32) * trits[None]).sum(axis=-1).astype(mx.float32)
+    for are_codes in (False, True):
+        with use_backend("metal"):
+            got = ternary_matmul(codes.astype(dtype), pack_ternary(trits), codes=are_codes)
+        assert_same(got, want)
 
 
 def check_float_sums(rows: int, dims: int, outputs: int, dtype: mx.Dtype) -> None:

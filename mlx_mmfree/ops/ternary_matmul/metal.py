@@ -1,6 +1,7 @@
 """`ternary_matmul` on Metal: a kernel for a few rows and one for many."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -134,7 +135,8 @@ _prefill = mx.fast.metal_kernel(
             const int k = at % DEPTH;
             const bool inside = first_row + row < rows && start + k < dims;
             x_tile[row * X_LINE + k] = inside
-                ? static_cast<TileType>(x[static_cast<size_t>(first_row + row) * dims + start + k])
+                ? static_cast<TileType>(static_cast<float>(
+                    x[static_cast<size_t>(first_row + row) * dims + start + k]))
                 : static_cast<TileType>(0.0f);
         }
         // one word for each thread
@@ -188,7 +190,7 @@ _prefill = mx.fast.metal_kernel(
 )
 
 
-def unsupported(x: mx.array, weight: mx.array) -> str | None:
+def unsupported(x: mx.array, weight: mx.array, *, codes: bool) -> str | None:
     if reason := launch.unavailable():
         return reason
     if x.dtype not in _TILE_TYPES:
@@ -200,16 +202,16 @@ def unsupported(x: mx.array, weight: mx.array) -> str | None:
     whole_words = dims % CODES_PER_WORD == 0
     kernel = f"ternary_matmul_{'decode' if rows <= DECODE_ROWS else 'prefill'}"
     return kernel_fault(
-        f"{kernel}(rows={rows}, whole_words={whole_words}, {x.dtype})",
-        _sums,
-        reference.run,
+        f"{kernel}(rows={rows}, whole_words={whole_words}, {x.dtype}, codes={codes})",
+        partial(_sums, codes=codes),
+        _reference,
         # more words than lanes
         lambda: _check_inputs(rows, 528 if whole_words else 520, x.dtype),
     )
 
 
-def run(x: mx.array, weight: mx.array) -> mx.array:
-    result: mx.array = _product(x, weight)
+def run(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:
+    result: mx.array = (_code_product if codes else _product)(x, weight)
     return result
 
 
@@ -222,7 +224,11 @@ def _check_inputs(rows: int, dims: int, dtype: mx.Dtype) -> tuple[mx.array, mx.a
     )
 
 
-def _sums(x: mx.array, weight: mx.array) -> mx.array:
+def _reference(x: mx.array, weight: mx.array) -> mx.array:
+    return reference.run(x, weight, codes=False)
+
+
+def _sums(x: mx.array, weight: mx.array, codes: bool = False) -> mx.array:
     *leading, dims = x.shape
     outputs = weight.shape[0]
     if x.size == 0 or outputs == 0:
@@ -238,7 +244,8 @@ def _sums(x: mx.array, weight: mx.array) -> mx.array:
     else:
         grid = (-(-outputs // PREFILL_TILE), -(-rows // PREFILL_TILE))
         kernel, threads = _prefill, PREFILL_THREADS
-        template = [("TileType", _TILE_TYPES[x.dtype])]
+        # codes are exact in half, whatever type holds them
+        template = [("TileType", mx.float16 if codes else _TILE_TYPES[x.dtype])]
     (result,) = launch.launch(
         kernel,
         inputs=[x.reshape(rows, dims), weight],
@@ -262,4 +269,5 @@ def _gradients(
     return gradient[..., : x.shape[-1]].astype(x.dtype), None
 
 
-_product = with_reference_gradient(_sums, reference.run, _gradients)
+_product = with_reference_gradient(_sums, _reference, _gradients)
+_code_product = with_reference_gradient(partial(_sums, codes=True), _reference, _gradients)

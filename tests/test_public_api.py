@@ -18,7 +18,8 @@ SIGNATURES = {
     "quantize_activations=True)",
     "MLGRU": "(dims, *, hidden_dims=None, linear=Linear, norm_eps=1e-06, conv_size=0, "
     "share_conv=True)",
-    "SwiGLU": "(dims, *, hidden_dims=None, linear=Linear, is_stacked=False)",
+    "SwiGLU": "(dims, *, hidden_dims=None, linear=Linear, is_stacked=False, bias=False, "
+    "norm_eps=None)",
     "batch_generate": "(model, tokenizer, prompts, *, " + _GENERATE.format("batch_size=32, "),
     "generate": "(model, tokenizer, prompt, *, " + _GENERATE.format("state=None, "),
     "load": "(path_or_repo, revision=None, dtype=None, packed=True)",

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..channel_mixers import SwiGLU
-from ..channel_mixers.swiglu import default_hidden_dims
+from ..channel_mixers.gated_linear_unit import default_hidden_dims
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers import BitLinear, TiedBitLinear
 from ..token_mixers import MLGRU

@@ -9,6 +9,7 @@ import mlx.nn as nn
 import pytest
 
 from mlx_mmfree.layers import BitLinear
+from mlx_mmfree.layers.rope import llama3_wavelengths, rope_wavelengths
 from mlx_mmfree.models import find
 from mlx_mmfree.ops import linear_scan, rms_norm_quantize, ternarize
 from mlx_mmfree.token_mixers import MLGRU
@@ -162,3 +163,16 @@ def test_activation_quantisation_without_norm(tensors: Tensors) -> None:
     assert mx.array_equal(codes, tensors["tf_act_quant.int8"].astype(mx.float32))
     assert relative_error(scale, tensors["tf_act_quant.scale"]) <= FLOAT32
     assert relative_error(codes / scale, tensors["tf_act_quant.y"]) <= FLOAT32
+
+
+def test_llama3_wavelengths(tensors: Tensors) -> None:
+    wavelengths = llama3_wavelengths(
+        rope_wavelengths(32, 500000.0),
+        factor=32.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        trained_length=8192,
+    )
+    want = tensors["rope_llama3.inv_freq"]
+    for got, frequency in zip(1.0 / wavelengths, want, strict=True):
+        assert relative_error(got, frequency) <= FLOAT32

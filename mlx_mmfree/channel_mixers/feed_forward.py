@@ -1,0 +1,55 @@
+"""Plain feed-forward (Vaswani et al., arXiv 1706.03762)."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import mlx.core as mx
+import mlx.nn as nn
+
+_ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {"relu": nn.relu, "gelu": nn.gelu}
+
+
+class FeedForward(nn.Module):
+    r"""Two projections with an activation between them.
+
+    .. math::
+        y = W_\mathrm{down}\,a(W_\mathrm{up}\,x)
+
+    Args:
+        dims: Model dims `D`.
+        hidden_dims: Width between the projections. Default: `4 * dims`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`.
+        activation: `"relu"`, or `"gelu"` for the exact GELU.
+        bias: Whether the projections have a bias.
+
+    Shape:
+        `x` and `y`: `(..., D)`.
+
+    Example:
+        >>> FeedForward(64)(mx.ones((1, 3, 64))).shape
+        (1, 3, 64)
+    """
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        hidden_dims: int | None = None,
+        linear: Callable[..., nn.Module] = nn.Linear,
+        activation: Literal["relu", "gelu"] = "relu",
+        bias: bool = True,
+    ):
+        super().__init__()
+        if activation not in _ACTIVATIONS:
+            raise ValueError(
+                f"[FeedForward] 'activation' must be one of {', '.join(_ACTIVATIONS)} but got "
+                f"'{activation}'."
+            )
+        hidden_dims = 4 * dims if hidden_dims is None else hidden_dims
+        self.up_proj = linear(dims, hidden_dims, bias=bias)
+        self.down_proj = linear(hidden_dims, dims, bias=bias)
+        self._activate = _ACTIVATIONS[activation]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array = self.down_proj(self._activate(self.up_proj(x)))
+        return y

@@ -1,0 +1,70 @@
+"""The gated feed-forward family (Shazeer, arXiv 2002.05202)."""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import mlx.nn as nn
+
+
+class GatedLinearUnit(nn.Module):
+    r"""Feed-forward whose hidden values are gated by an activation.
+
+    .. math::
+        y = W_\mathrm{down}\,\mathrm{norm}(a(W_\mathrm{gate}\,x) \odot W_\mathrm{up}\,x)
+
+    A subclass names the activation `a` by overriding `activate`.
+
+    Args:
+        dims: Model dims `D`.
+        hidden_dims: Width between the projections. Default: `8 * dims / 3`, rounded up to a multiple
+            of 256.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`.
+        is_stacked: Gate and up are the halves of one projection, gate first; with ternary weights
+            they then share one scale.
+        bias: Whether the projections have a bias.
+        norm_eps: Epsilon of an RMSNorm before the last projection; `None` means none.
+
+    Shape:
+        `x` and `y`: `(..., D)`.
+    """
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        hidden_dims: int | None = None,
+        linear: Callable[..., nn.Module] = nn.Linear,
+        is_stacked: bool = False,
+        bias: bool = False,
+        norm_eps: float | None = None,
+    ):
+        super().__init__()
+        hidden_dims = default_hidden_dims(dims) if hidden_dims is None else hidden_dims
+        if is_stacked:
+            self.gate_up_proj = linear(dims, 2 * hidden_dims, bias=bias)
+        else:
+            self.gate_proj = linear(dims, hidden_dims, bias=bias)
+            self.up_proj = linear(dims, hidden_dims, bias=bias)
+        if norm_eps is not None:
+            self.hidden_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
+        self.down_proj = linear(hidden_dims, dims, bias=bias)
+
+    def activate(self, gate: mx.array) -> mx.array:
+        """The activation of the gate."""
+        raise NotImplementedError
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if "gate_up_proj" in self:
+            gate, up = mx.split(self.gate_up_proj(x), 2, axis=-1)
+        else:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        hidden = self.activate(gate) * up
+        if "hidden_norm" in self:
+            hidden = self.hidden_norm(hidden)
+        y: mx.array = self.down_proj(hidden)
+        return y.astype(x.dtype)
+
+
+def default_hidden_dims(dims: int, ratio: float = 4) -> int:
+    """`dims * ratio * 2 / 3`, rounded up to a multiple of 256."""
+    return 256 * -(-int(dims * ratio * 2 / 3) // 256)

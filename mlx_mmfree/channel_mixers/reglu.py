@@ -1,0 +1,23 @@
+"""ReGLU feed-forward (Shazeer, arXiv 2002.05202)."""
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .gated_linear_unit import GatedLinearUnit
+
+
+class ReGLU(GatedLinearUnit):
+    r"""Gated feed-forward with ReLU.
+
+    .. math::
+        y = W_\mathrm{down}\,(\mathrm{relu}(W_\mathrm{gate}\,x) \odot W_\mathrm{up}\,x)
+
+    Args: as `GatedLinearUnit`.
+
+    Example:
+        >>> ReGLU(64, hidden_dims=128)(mx.ones((1, 3, 64))).shape
+        (1, 3, 64)
+    """
+
+    def activate(self, gate: mx.array) -> mx.array:
+        return nn.relu(gate)

@@ -1,0 +1,25 @@
+"""Squared-ReLU gated feed-forward (So et al., arXiv 2109.08668), as in BitNet b1.58 2B4T."""
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .gated_linear_unit import GatedLinearUnit
+
+
+class SquaredReLUGLU(GatedLinearUnit):
+    r"""Gated feed-forward with the square of ReLU.
+
+    .. math::
+        y = W_\mathrm{down}\,(\mathrm{relu}(W_\mathrm{gate}\,x)^2 \odot W_\mathrm{up}\,x)
+
+    The hidden values are float32: the squares of real models overflow float16.
+
+    Args: as `GatedLinearUnit`.
+
+    Example:
+        >>> SquaredReLUGLU(64, hidden_dims=128, norm_eps=1e-5)(mx.ones((1, 3, 64))).shape
+        (1, 3, 64)
+    """
+
+    def activate(self, gate: mx.array) -> mx.array:
+        return nn.relu(gate.astype(mx.float32)) ** 2

@@ -1,0 +1,183 @@
+"""Grouped-query attention (Ainslie et al., arXiv 2305.13245)."""
+
+from typing import ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers.key_value_state import Attended, KeyValueState, extend
+from ..layers.rope import RoPE
+from ..layers.token_mixer import LinearFactory, TokenMixer
+
+
+class GQA(TokenMixer):
+    r"""Softmax attention whose query heads share fewer key and value heads.
+
+    .. math::
+        y_t = W_o\,\Big[\sum_{j} \mathrm{softmax}_j\big(q_{t,h}^\top k_{j,g(h)} / \sqrt{K}\big)\,
+        v_{j,g(h)}\Big]_{h=1..H}, \quad g(h) = \lfloor h\,G / H \rfloor
+
+    With one key head this is multi-query attention (arXiv 1911.02150), with as many as query heads
+    ordinary multi-head attention.
+
+    Args:
+        dims: Model dims `D`.
+        num_heads: Query heads `H`.
+        num_kv_heads: Key and value heads `G`, a divisor of `H`. Default: `num_heads`.
+        head_dim: Dims `K` of a head. Default: `dims / num_heads`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`.
+        bias: Whether the projections have a bias.
+        rope: Rotates queries and keys, made for `head_dim`; `None`: attention without positions.
+        qk_norm_eps: Epsilon of an RMSNorm of each head's queries and keys before the rotation;
+            `None` means none.
+        output_norm_eps: Epsilon of an RMSNorm before the output projection; `None` means none.
+        is_causal: Each token sees the ones before it and itself; otherwise all of the sequence.
+        window: Each token sees only tokens nearer than this, itself included: `|t - j| < window`.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`.
+
+    State:
+        `KeyValueState`; `()` if not causal.
+
+    Example:
+        >>> y, state = GQA(32, num_heads=4, num_kv_heads=2)(mx.zeros((1, 5, 32)))
+        >>> y.shape, state.positions.tolist()
+        ((1, 5, 32), [[0, 1, 2, 3, 4]])
+    """
+
+    causal: ClassVar[bool] = True
+    bidirectional: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        num_heads: int = 8,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        linear: LinearFactory = nn.Linear,
+        bias: bool = False,
+        rope: RoPE | None = None,
+        qk_norm_eps: float | None = None,
+        output_norm_eps: float | None = None,
+        is_causal: bool = True,
+        window: int | None = None,
+    ):
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        _check_heads(dims, num_heads, num_kv_heads, head_dim, window)
+        head_dim = dims // num_heads if head_dim is None else head_dim
+        self._head_dim = head_dim
+        self._num_kv_heads = num_kv_heads
+        self._is_causal = is_causal
+        self._window = window
+        self.query_proj = linear(dims, num_heads * head_dim, bias=bias)
+        self.key_proj = linear(dims, num_kv_heads * head_dim, bias=bias)
+        self.value_proj = linear(dims, num_kv_heads * head_dim, bias=bias)
+        self.output_proj = linear(num_heads * head_dim, dims, bias=bias)
+        if rope is not None:
+            self.rope = rope
+        if qk_norm_eps is not None:
+            self.query_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps)
+            self.key_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps)
+        if output_norm_eps is not None:
+            self.output_norm = nn.RMSNorm(num_heads * head_dim, eps=output_norm_eps)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> KeyValueState | tuple[()]:
+        if not self._is_causal:
+            return ()
+        heads, dims = self._num_kv_heads, self._head_dim
+        return KeyValueState.empty(batch_size, heads, dims, dims, dtype)
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: KeyValueState | tuple[()] | None = None,
+        valid: mx.array | None = None,
+    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
+        if valid is None:
+            return self._attend(x, state, None)
+        # Padding moves behind the tokens, where a causal mask hides it.
+        order = mx.argsort(mx.where(valid, 0, x.shape[1]) + mx.arange(x.shape[1]), axis=1)
+        x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
+        x = mx.take_along_axis(x, order[..., None], axis=1)
+        y, state = self._attend(x, state, valid.sum(axis=1))
+        y = mx.take_along_axis(y, mx.argsort(order, axis=1)[..., None], axis=1)
+        return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), state
+
+    def _attend(
+        self, x: mx.array, state: KeyValueState | tuple[()] | None, counts: mx.array | None
+    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
+        """Attention where the first `counts` tokens of each row are real."""
+        state = self.init_state(x.shape[0], x.dtype) if state is None else state
+        start: int | mx.array = 0
+        if isinstance(state, KeyValueState) and not state.is_empty:
+            start = state.lengths
+        queries = self._heads(self.query_proj(x), "query_norm", start)
+        keys = self._heads(self.key_proj(x), "key_norm", start)
+        values = self._split(self.value_proj(x))
+        if isinstance(state, KeyValueState):
+            attended, state = extend(state, keys, values, counts, self._window)
+            mask = self._causal_mask(attended, x.shape[1], start)
+        else:
+            attended, mask = Attended(keys, values, None), self._full_mask(x.shape[1], counts)
+        y = mx.fast.scaled_dot_product_attention(
+            queries, attended.keys, attended.values, scale=self._head_dim**-0.5, mask=mask
+        )
+        y = y.swapaxes(1, 2).reshape(*x.shape[:2], -1).astype(x.dtype)
+        return self.output_proj(self.output_norm(y) if "output_norm" in self else y), state
+
+    def _split(self, x: mx.array) -> mx.array:
+        """`(B, L, heads * K)` to `(B, heads, L, K)`."""
+        return x.reshape(*x.shape[:2], -1, self._head_dim).swapaxes(1, 2)
+
+    def _heads(self, x: mx.array, norm: str, start: int | mx.array) -> mx.array:
+        x = self._split(x)
+        x = self[norm](x) if norm in self else x
+        return self.rope(x, start) if "rope" in self else x
+
+    def _causal_mask(
+        self, attended: Attended, length: int, start: int | mx.array
+    ) -> mx.array | str | None:
+        if attended.positions is None:
+            if self._window is None or length <= self._window:
+                return "causal" if length > 1 else None
+            # (1, N): the call's own tokens
+            key = mx.arange(length)[None]
+        else:
+            key = attended.positions
+        first = start[:, None] if isinstance(start, mx.array) else start
+        query = (first + mx.arange(length)[None])[..., None]
+        key = key[:, None]
+        mask = (key >= 0) & (key <= query)
+        if self._window is not None:
+            mask = mask & (query - key < self._window)
+        return mask[:, None]
+
+    def _full_mask(self, length: int, counts: mx.array | None) -> mx.array | None:
+        mask = None
+        if self._window is not None:
+            token = mx.arange(length)
+            mask = mx.abs(token[:, None] - token)[None, None] < self._window
+        if counts is not None:
+            is_real = mx.arange(length) < counts[:, None, None, None]
+            mask = is_real if mask is None else mask & is_real
+        return mask
+
+
+def _check_heads(
+    dims: int, num_heads: int, num_kv_heads: int, head_dim: int | None, window: int | None
+) -> None:
+    if num_heads < 1 or (head_dim is None and dims % num_heads):
+        raise ValueError(
+            f"[GQA] 'num_heads' must divide 'dims' unless 'head_dim' is given but got {num_heads} "
+            f"for {dims} dims."
+        )
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ValueError(
+            f"[GQA] 'num_kv_heads' must divide 'num_heads' but got {num_kv_heads} for {num_heads}."
+        )
+    for name, value in (("head_dim", head_dim), ("window", window)):
+        if value is not None and value < 1:
+            raise ValueError(f"[GQA] '{name}' must be positive but got {value}.")

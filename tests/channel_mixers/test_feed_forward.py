@@ -1,0 +1,23 @@
+"""The plain feed-forward."""
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from mlx_mmfree.channel_mixers import FeedForward
+
+
+@pytest.mark.parametrize(("activation", "function"), [("relu", nn.relu), ("gelu", nn.gelu)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_formula(activation: Any, function: Any, bias: bool) -> None:
+    mixer = FeedForward(6, hidden_dims=10, activation=activation, bias=bias)
+    x = mx.random.normal((2, 3, 6))
+    assert ("bias" in mixer.up_proj) == bias
+    assert mx.array_equal(mixer(x), mixer.down_proj(function(mixer.up_proj(x))))
+
+
+def test_unknown_activation() -> None:
+    with pytest.raises(ValueError, match="'activation' must be one of relu, gelu but got 'tanh'"):
+        FeedForward(6, activation="tanh")  # type: ignore[arg-type]

@@ -148,6 +148,9 @@ def _filled(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     for name, array, entry in _arrays(skeleton):
         path, _, key = name.rpartition(".")
         module = modules[path]
+        if name in skeleton.forms:
+            array = skeleton.forms[name].read(array)
+            mx.eval(array)
         setattr(module, key, array)
         if packed and key == "weight" and hasattr(module, "to_packed"):
             modules[path] = _pack(model, path, module, entry)

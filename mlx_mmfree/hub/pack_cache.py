@@ -26,7 +26,7 @@ from .checkpoint import Checkpoint
 from .packed_format import FORMAT_VERSION, describe_packing
 from .safetensors import checksum, read_header
 from .save import check_space, disk_tensors, sync, write_tensors
-from .skeleton import Skeleton, kept_names
+from .skeleton import FLOATS, Skeleton, kept_names
 
 ENVIRONMENT_VARIABLE = "MLX_MMFREE_CACHE"
 MIN_SOURCE_BYTES = 64_000_000
@@ -59,7 +59,8 @@ def find(checkpoint: Checkpoint) -> Checkpoint | None:
     except (CheckpointError, OSError, ValueError, KeyError, TypeError) as error:
         notify(f"the cached packed form is made again: '{file}' is damaged ({error})")
         return None
-    config = checkpoint.config | {"quantization_config": describe_packing()}
+    described = describe_packing(checkpoint.config.get("quantization_config"))
+    config = checkpoint.config | {"quantization_config": described}
     return Checkpoint(checkpoint.folder, config, tensors)
 
 
@@ -67,7 +68,7 @@ def store(checkpoint: Checkpoint, skeleton: Skeleton) -> None:
     """Writes the packed form of a checkpoint unless the cache is off or the disk is full."""
     file = _file(checkpoint)
     is_packed_now = bool(kept_names(skeleton.model))
-    was_packed = checkpoint.config.get("quantization_config") is not None
+    was_packed = any(entry.dtype not in FLOATS for entry in checkpoint.tensors.values())
     if file is None or was_packed or not is_packed_now:
         return
     tensors = disk_tensors(skeleton.model)

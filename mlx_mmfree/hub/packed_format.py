@@ -8,25 +8,37 @@ Names and `config.json` are those of the architecture on the Hub, with two diffe
 - `config.json` has `quantization_config` as `describe_packing` gives it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import UnsupportedModelError
 from ..ops.ternary import CODES_PER_WORD
+from . import bitnet_format
 
 QUANT_METHOD = "mmfree"
 FORMAT_VERSION = 1
 
 
-def describe_packing() -> dict[str, Any]:
-    """The value of `quantization_config`."""
-    return {"quant_method": QUANT_METHOD, "bits": 2, "format_version": FORMAT_VERSION}
+def describe_packing(described: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The value of `quantization_config`.
+
+    Args:
+        described: That of the checkpoint with float master weights; what it says about the
+            mathematics of the linears stays.
+    """
+    stored = {"linear_class", "quantization_mode"}
+    kept = {key: value for key, value in (described or {}).items() if key not in stored}
+    return {**kept, "quant_method": QUANT_METHOD, "bits": 2, "format_version": FORMAT_VERSION}
 
 
-def check_packing(config: Mapping[str, Any]) -> None:
+def check_packing(config: Mapping[str, Any], methods: Sequence[str]) -> None:
     """Refuses a checkpoint that is quantised in a way that is not read.
+
+    Args:
+        config: The content of `config.json`.
+        methods: The values of `quant_method` that the architecture reads.
 
     Raises:
         UnsupportedModelError: Another method, another width, or a newer version.
@@ -39,14 +51,17 @@ def check_packing(config: Mapping[str, Any]) -> None:
     described = config.get("quantization_config")
     if described is None:
         return
-    found = (
-        {key: described.get(key) for key in describe_packing()}
-        if isinstance(described, Mapping)
-        else described
-    )
-    if found != describe_packing():
+    method = described.get("quant_method") if isinstance(described, Mapping) else None
+    if method in methods and method == bitnet_format.QUANT_METHOD:
+        bitnet_format.check_form(described)
+        return
+    own = describe_packing()
+    if method is None or {key: described.get(key) for key in own} != own:
+        others = "".join(
+            f", with 'quant_method' {name}" for name in methods if name != QUANT_METHOD
+        )
         raise UnsupportedModelError(
-            f"[config.json] 'quantization_config' must be {describe_packing()} or absent for this "
+            f"[config.json] 'quantization_config' must be {own}{others}, or absent for this "
             f"architecture but got {described!r:.200}."
         )
 

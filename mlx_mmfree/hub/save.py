@@ -149,7 +149,7 @@ def _config(model: Decoder, copied: dict[str, Path]) -> dict[str, Any]:
     config: dict[str, Any] = {key: ids[key] for key in _TOKEN_IDS if key in ids}
     config |= model.config.to_hub()
     if any(isinstance(module, PackedBitLinear) for module in model.modules()):
-        config["quantization_config"] = describe_packing()
+        config["quantization_config"] = describe_packing(config.get("quantization_config"))
     return config
 
 

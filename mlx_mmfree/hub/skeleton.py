@@ -4,15 +4,19 @@ MLX is lazy: a model takes no memory for weights that are replaced before they a
 configuration is compared with the file before anything of its size is allocated.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import CheckpointError
-from ..layers import PackedBitLinear
+from ..layers import BitLinear, PackedBitLinear
 from ..models import Decoder, find
+from . import bitnet_format
 from .checkpoint import Checkpoint
 from .names import WeightNames
 from .packed_format import check_packing
@@ -20,6 +24,21 @@ from .safetensors import TensorEntry, read_tensors
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 _SHOWN = 5
+
+
+@dataclass(frozen=True)
+class StoredForm:
+    """How a parameter is stored.
+
+    Attributes:
+        shapes: The shapes that the tensor may have.
+        dtypes: The dtypes that it may have.
+        read: Turns the tensor into the parameter.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[mx.Dtype, ...]
+    read: Callable[[mx.array], mx.array]
 
 
 @dataclass
@@ -30,11 +49,13 @@ class Skeleton:
         model: The model; its linears are packed where the checkpoint's are.
         names: Names on disk and in memory.
         entries: For each parameter of the model, by its name in memory, its tensor on disk.
+        forms: By the same names, how a parameter is stored where that is not as it is in memory.
     """
 
     model: Decoder
     names: WeightNames
     entries: dict[str, TensorEntry]
+    forms: dict[str, StoredForm]
 
 
 def parameters(model: nn.Module) -> dict[str, mx.array]:
@@ -60,7 +81,7 @@ def build_skeleton(checkpoint: Checkpoint) -> Skeleton:
         CheckpointError: The configuration is damaged, or the tensors do not belong to it.
     """
     architecture = find(checkpoint.config.get("model_type"))
-    check_packing(checkpoint.config)
+    check_packing(checkpoint.config, architecture.QUANT_METHODS)
     model = architecture.build(architecture.Config.from_hub(checkpoint.config))
     names = WeightNames(architecture.WEIGHT_NAMES)
     model.update_modules(
@@ -73,10 +94,44 @@ def build_skeleton(checkpoint: Checkpoint) -> Skeleton:
             ]
         )
     )
-    return Skeleton(model, names, _match(model, names, checkpoint))
+    described = checkpoint.config.get("quantization_config") or {}
+    forms: dict[str, StoredForm] = {}
+    if bitnet_format.is_packed(described):
+        _check_packed_everywhere(model, names, checkpoint)
+        forms = _bitnet_forms(model, described)
+    return Skeleton(model, names, _match(model, names, forms, checkpoint), forms)
 
 
-def _match(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> dict[str, TensorEntry]:
+def _check_packed_everywhere(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> None:
+    missing = sorted(
+        names.to_disk(f"{path}.scale")
+        for path, module in model.named_modules()
+        if isinstance(module, BitLinear)
+    )
+    if missing:
+        raise CheckpointError(
+            f"[load] '{checkpoint.folder}' must hold {missing[0]!r} ({len(missing)} such tensors), "
+            "since 'quantization_config' says that weights are packed, but does not. If the file "
+            "holds float master weights, set 'linear_class' to autobitlinear and "
+            "'quantization_mode' to online; name dense linears in 'modules_to_not_convert'."
+        )
+
+
+def _bitnet_forms(model: Decoder, described: Mapping[str, Any]) -> dict[str, StoredForm]:
+    forms: dict[str, StoredForm] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, PackedBitLinear):
+            shape = bitnet_format.packed_shape(module.output_dims, module.input_dims)
+            repack = partial(bitnet_format.repack, output_dims=module.output_dims)
+            forms[f"{path}.weight"] = StoredForm((shape,), (mx.uint8,), repack)
+            read_scale = partial(bitnet_format.scale_of, described)
+            forms[f"{path}.scale"] = StoredForm(((1,), ()), FLOATS, read_scale)
+    return forms
+
+
+def _match(
+    model: Decoder, names: WeightNames, forms: dict[str, StoredForm], checkpoint: Checkpoint
+) -> dict[str, TensorEntry]:
     expected = parameters(model)
     entries: dict[str, TensorEntry] = {}
     tied_copies = []
@@ -95,7 +150,9 @@ def _match(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> dict[s
     if unexpected:
         raise _listing(checkpoint, "has unexpected", unexpected)
     for name, array in expected.items():
-        _check_entry(entries[name], array)
+        allowed = FLOATS if array.dtype in FLOATS else (array.dtype,)
+        form = forms.get(name, StoredForm((array.shape,), allowed, mx.array))
+        _check_entry(entries[name], form)
     for entry in tied_copies:
         _check_tied_copy(entry, entries["embed.weight"])
     return entries
@@ -110,15 +167,14 @@ def _listing(checkpoint: Checkpoint, verb: str, names: list[str]) -> CheckpointE
     )
 
 
-def _check_entry(entry: TensorEntry, array: mx.array) -> None:
-    if entry.shape != array.shape:
+def _check_entry(entry: TensorEntry, form: StoredForm) -> None:
+    if entry.shape not in form.shapes:
         raise CheckpointError(
-            f"[load] tensor {entry.name!r} in '{entry.file}' must have shape {array.shape}, as "
+            f"[load] tensor {entry.name!r} in '{entry.file}' must have shape {form.shapes[0]}, as "
             f"config.json says, but has {entry.shape}."
         )
-    allowed = FLOATS if array.dtype in FLOATS else (array.dtype,)
-    if entry.dtype not in allowed:
-        known = ", ".join(_name(dtype) for dtype in allowed)
+    if entry.dtype not in form.dtypes:
+        known = ", ".join(_name(dtype) for dtype in form.dtypes)
         raise CheckpointError(
             f"[load] tensor {entry.name!r} in '{entry.file}' must be {known} but is "
             f"{_name(entry.dtype)}."

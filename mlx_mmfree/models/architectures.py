@@ -7,7 +7,16 @@ from types import ModuleType
 
 from ..errors import UnsupportedModelError
 
-_SHARED = {"architectures", "block", "decoder", "fields", "tokens"}
+_SHARED = {
+    "architectures",
+    "block",
+    "decoder",
+    "fields",
+    "initialization",
+    "rotation",
+    "ternary_linears",
+    "tokens",
+}
 
 
 @cache

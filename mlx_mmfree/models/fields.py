@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UnsupportedModelError
 
 _MISSING = object()
 
@@ -45,3 +45,30 @@ def boolean(config: Mapping[str, Any], key: str, default: Any = _MISSING) -> boo
     if not isinstance(value, bool):
         raise CheckpointError(f"[config.json] '{key}' must be true or false but got {value!r}.")
     return value
+
+
+def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The object under `key`; empty if it is absent or null."""
+    value = config.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise CheckpointError(f"[config.json] '{key}' must be an object but got {value!r:.100}.")
+    return value
+
+
+def refuse_unless(config: Mapping[str, Any], supported: Mapping[str, Any]) -> None:
+    """Refuses keys that change the mathematics and have another value than the supported one.
+
+    Raises:
+        UnsupportedModelError: A key is neither absent, null nor the supported value.
+    """
+    for key, value in supported.items():
+        given = config.get(key)
+        if given is not None and (
+            given != value or isinstance(given, bool) != isinstance(value, bool)
+        ):
+            raise UnsupportedModelError(
+                f"[config.json] '{key}' must be {value!r} but got {given!r:.100}. Other values are "
+                "not implemented."
+            )

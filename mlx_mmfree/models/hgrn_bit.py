@@ -20,8 +20,11 @@ from ..token_mixers import MLGRU
 from .block import Block
 from .decoder import Decoder
 from .fields import boolean, integer, number
+from .initialization import draw_weights
 
 MODEL_TYPES = ("hgrn_bit",)
+
+QUANT_METHODS = ("mmfree",)
 
 WEIGHT_NAMES: dict[str, str | None] = {
     "model.embeddings.weight": "embed.weight",
@@ -205,15 +208,4 @@ def build(config: Config) -> HGRNBit:
     model = HGRNBit(embed, blocks, nn.RMSNorm(dims, eps=eps), head, config)
     if config.use_lower_bound:
         model.lower_bounds = mx.zeros((config.num_hidden_layers, dims))
-    return _initialize(model, config.initializer_range)
-
-
-def _initialize(model: HGRNBit, standard_deviation: float) -> HGRNBit:
-    """Draws the weights of embedding and linears from a normal distribution."""
-
-    def draw(_: str, module: nn.Module) -> None:
-        if isinstance(module, nn.Embedding | nn.Linear | BitLinear):
-            module.weight = mx.random.normal(module.weight.shape, scale=standard_deviation)
-
-    model.apply_to_modules(draw)
-    return model
+    return draw_weights(model, config.initializer_range)

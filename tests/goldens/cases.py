@@ -21,10 +21,12 @@ class Case:
     Attributes:
         folder: Where it lies.
         reason: Why it cannot run yet; `None` if it can.
+        forms: The forms that it can be loaded in, as values of `packed`.
     """
 
     folder: Path
     reason: str | None
+    forms: tuple[bool, ...]
 
     def __str__(self) -> str:
         return self.folder.name
@@ -33,7 +35,7 @@ class Case:
 def find_cases(folder: Path) -> list[Case]:
     """Every folder but those of tokenizers and single operations."""
     return [
-        Case(entry, _reason(entry))
+        Case(entry, _reason(entry), _forms(entry))
         for entry in sorted(folder.iterdir())
         if entry.is_dir() and entry.name != "ops" and not entry.name.startswith("tokenizer_")
     ]
@@ -66,3 +68,12 @@ def _reason(folder: Path) -> str | None:
             return "PyTorch .bin weights are not read yet"
         raise
     return None
+
+
+@cache
+def _forms(folder: Path) -> tuple[bool, ...]:
+    """Checkpoints with packed weights alone have no float form."""
+    if _reason(folder) is not None:
+        return (True,)
+    tensors = open_checkpoint(folder).tensors.values()
+    return (True,) if any(entry.dtype == mx.uint8 for entry in tensors) else (True, False)

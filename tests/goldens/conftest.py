@@ -1,7 +1,6 @@
 """Runs every case of a folder of goldens: `pytest tests/goldens --goldens DIR`."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,13 +31,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         raise pytest.UsageError(f"--goldens must be a folder but got '{folder}'")
     names = set(metafunc.fixturenames)
     if "model_case" in names:
-        cases = [_parameter(case) for case in find_cases(folder)]
-        metafunc.parametrize("model_case", cases, ids=str)
+        _parametrize(metafunc, "model_case", find_cases(folder))
     for fixture, key in _NEEDS.items():
         if fixture in names:
             runnable = [case for case in find_cases(folder) if case.reason is None]
             supported = [case for case in runnable if key in golden(case.folder)]
-            metafunc.parametrize(fixture, supported, ids=str)
+            _parametrize(metafunc, fixture, supported)
     if "tokenizer_folder" in names:
         metafunc.parametrize(
             "tokenizer_folder", find_tokenizers(folder), ids=lambda path: path.name
@@ -48,5 +46,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("ops_folder", found, ids=lambda path: path.name)
 
 
-def _parameter(case: Case) -> Any:
-    return pytest.param(case, marks=pytest.mark.skip(case.reason) if case.reason else ())
+def _parametrize(metafunc: pytest.Metafunc, fixture: str, cases: list[Case]) -> None:
+    """Each case, in each of its forms if the test has the argument `packed`."""
+    marks = {case: pytest.mark.skip(case.reason) if case.reason else () for case in cases}
+    if "packed" not in metafunc.fixturenames:
+        values = [pytest.param(case, marks=marks[case], id=str(case)) for case in cases]
+        metafunc.parametrize(fixture, values)
+        return
+    values = [
+        pytest.param(
+            case, packed, marks=marks[case], id=f"{case}-{'packed' if packed else 'float'}"
+        )
+        for case in cases
+        for packed in case.forms
+    ]
+    metafunc.parametrize((fixture, "packed"), values)

@@ -17,11 +17,6 @@ FLOAT32 = TOLERANCE[mx.float32]
 LOW_PRECISION_RMS = 0.1
 
 
-@pytest.fixture(params=[True, False], ids=["packed", "float"])
-def packed(request: pytest.FixtureRequest) -> bool:
-    return request.param
-
-
 @pytest.fixture
 def block_outputs(monkeypatch: pytest.MonkeyPatch) -> list[mx.array]:
     """What each block returned since the test began, in order."""

@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from mlx_mmfree.hub import save_model
+from mlx_mmfree.hub.names import WeightNames
+from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.models.ternary_linears import TernaryLinears
+from mlx_mmfree.ops import ternarize
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 
@@ -31,6 +36,59 @@ def tiny_model(**options: Any) -> Decoder:
 def tiny_checkpoint(folder: Path, **options: Any) -> Path:
     """A folder with a small float checkpoint without a tokenizer."""
     save_model(folder, tiny_model(**options))
+    return folder
+
+
+def tiny_transformer(model_type: str = "llama", **options: Any) -> Decoder:
+    """A random BitNet-style transformer in its training form."""
+    architecture = find(model_type)
+    mx.random.seed(3)
+    sizes: dict[str, Any] = {
+        "vocab_size": 40,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "intermediate_size": 44,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 6,
+        "linears": TernaryLinears(),
+        "initializer_range": 0.3,
+    }
+    return architecture.build(architecture.Config(**sizes | options))
+
+
+def write_bitnet_checkpoint(folder: Path, model: Decoder, linear_class: str | None) -> Path:
+    """Writes a model with ternary linears as transformers packs them, from the definition.
+
+    Args:
+        folder: The folder to make.
+        model: A model in its training form.
+        linear_class: The key of `quantization_config`, which says what a scale means; `None`
+            leaves it out.
+    """
+    save_model(folder, model)
+    file = folder / "model.safetensors"
+    tensors = dict(mx.load(str(file)))
+    names = WeightNames(find(model.config.model_type).WEIGHT_NAMES)
+    for path, module in model.named_modules():
+        if isinstance(module, BitLinear):
+            name = names.to_disk(f"{path}.weight")
+            trits, scale = ternarize(tensors[name])
+            codes = np.array(trits).astype(np.uint8) + np.uint8(1)
+            quarter = -(-len(codes) // 4)
+            packed = np.zeros((quarter, codes.shape[1]), np.uint8)
+            for row, values in enumerate(codes):
+                packed[row % quarter] |= values << np.uint8(2 * (row // quarter))
+            is_multiplied = linear_class == "autobitlinear"
+            tensors[name] = mx.array(packed)
+            tensors[f"{name}_scale"] = scale if is_multiplied else 1.0 / scale
+    mx.save_safetensors(str(file), tensors)
+    config = json.loads((folder / "config.json").read_text())
+    described = config["quantization_config"] | {"quantization_mode": "offline"}
+    described["linear_class"] = linear_class
+    if linear_class is None:
+        del described["linear_class"], described["quantization_mode"]
+    edit_json(folder / "config.json", quantization_config=described)
     return folder
 
 

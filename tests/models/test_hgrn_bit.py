@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.layers import pack_linears
-from mlx_mmfree.models import Decoder, find, hgrn_bit
+from mlx_mmfree.models import Decoder, hgrn_bit
 
 SMALL = {
     "model_type": "hgrn_bit",
@@ -134,9 +134,3 @@ def test_missing_key_is_named() -> None:
 def test_other_mathematics_are_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         hgrn_bit.Config.from_hub(SMALL | keys)
-
-
-@pytest.mark.parametrize("name", ["llama3", None, 7, "block", "fields"])
-def test_unknown_architecture_lists_the_known(name: object) -> None:
-    with pytest.raises(UnsupportedModelError, match="must be one of hgrn_bit but got"):
-        find(name)

@@ -1,0 +1,83 @@
+"""How BitNet checkpoints of the Hub store ternary linears, by their `quantization_config`.
+
+With `quant_method` `bitnet` and `quantization_mode` `offline`, the default, a linear `X` of N
+outputs holds
+
+- `X.weight`, `uint8` of shape `(N / 4, inputs)`: the two bits at `2 * i` of row `j` are the code
+  `trit + 1` of output `i * N / 4 + j`;
+- `X.weight_scale`, one float: the weight is `trit * weight_scale` if `linear_class` is
+  `autobitlinear`, and `trit / weight_scale` if it is `bitlinear`, the default.
+
+With `quantization_mode` `online` the weights are float masters.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import UnsupportedModelError
+from ..ops.ternary import packed_width
+
+QUANT_METHOD = "bitnet"
+CODES_PER_BYTE = 4
+
+_FORMS = {
+    ("bitlinear", "offline"),
+    ("autobitlinear", "offline"),
+    ("autobitlinear", "online"),
+}
+
+
+def check_form(described: Mapping[str, Any]) -> None:
+    """Refuses linear classes and modes that do not exist.
+
+    Raises:
+        UnsupportedModelError: The combination is not known.
+    """
+    form = _form(described)
+    if not all(isinstance(part, str) for part in form) or form not in _FORMS:
+        known = ", ".join(" / ".join(pair) for pair in sorted(_FORMS))
+        raise UnsupportedModelError(
+            "[config.json] 'linear_class' and 'quantization_mode' must be one of "
+            f"{known} but got {form[0]!r:.80} and {form[1]!r:.80}."
+        )
+
+
+def _form(described: Mapping[str, Any]) -> tuple[Any, Any]:
+    return (
+        described.get("linear_class", "bitlinear"),
+        described.get("quantization_mode", "offline"),
+    )
+
+
+def is_packed(described: Mapping[str, Any]) -> bool:
+    """Whether the linears are stored packed."""
+    return described.get("quant_method") == QUANT_METHOD and _form(described)[1] == "offline"
+
+
+def packed_shape(output_dims: int, input_dims: int) -> tuple[int, int]:
+    """Shape of a packed weight."""
+    return -(-output_dims // CODES_PER_BYTE), input_dims
+
+
+def repack(weight: mx.array, output_dims: int) -> mx.array:
+    """A packed weight in the layout of `ops.ternary`.
+
+    Args:
+        weight: `uint8` of shape `packed_shape(output_dims, input_dims)`.
+        output_dims: Rows of the matrix.
+    """
+    codes = mx.concatenate([(weight >> 2 * i) & 3 for i in range(CODES_PER_BYTE)])[:output_dims]
+    padding = packed_width(weight.shape[1]) * 16 - weight.shape[1]
+    codes = mx.pad(codes, [(0, 0), (0, padding)], constant_values=mx.array(1, mx.uint8))
+    codes = codes.reshape(output_dims, -1, CODES_PER_BYTE)
+    shifted = [codes[..., i] << 2 * i for i in range(CODES_PER_BYTE)]
+    # four bytes are one word, the first in the lowest bits
+    return mx.contiguous(shifted[0] | shifted[1] | shifted[2] | shifted[3]).view(mx.uint32)
+
+
+def scale_of(described: Mapping[str, Any], weight_scale: mx.array) -> mx.array:
+    """What trits are multiplied by, float32 `(1,)`."""
+    scale = weight_scale.astype(mx.float32).reshape(1)
+    return 1.0 / scale if _form(described)[0] == "bitlinear" else scale

@@ -1,0 +1,256 @@
+"""Llama (Touvron et al., arXiv 2302.13971), dense or with the ternary linears of BitNet b1.58.
+
+Ternary checkpoints of this type are HF1BitLLM's Llama3, Falcon3 and Falcon-E, and 1bitLLM's
+`BitnetForCausalLM`, which has norms before the last projection of attention and feed-forward.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import mlx.nn as nn
+
+from ..channel_mixers import SquaredReLUGLU, SwiGLU
+from ..errors import CheckpointError, UnsupportedModelError
+from ..layers import RoPE
+from ..token_mixers import GQA
+from .block import Block
+from .decoder import Decoder
+from .fields import boolean, integer, number, refuse_unless
+from .initialization import draw_weights
+from .rotation import Rotation
+from .ternary_linears import TernaryLinears, linear_of
+
+MODEL_TYPES = ("llama",)
+
+QUANT_METHODS = ("mmfree", "bitnet")
+
+LINEARS = {
+    "self_attn.q_proj": "token_mixer.query_proj",
+    "self_attn.k_proj": "token_mixer.key_proj",
+    "self_attn.v_proj": "token_mixer.value_proj",
+    "self_attn.o_proj": "token_mixer.output_proj",
+    "mlp.gate_proj": "channel_mixer.gate_proj",
+    "mlp.up_proj": "channel_mixer.up_proj",
+    "mlp.down_proj": "channel_mixer.down_proj",
+}
+"""Linears of a block, Hub name to ours."""
+
+
+def weight_names(attention_norm: str, feed_forward_norm: str) -> dict[str, str | None]:
+    """Hub names to ours, given what the Hub calls the norms before the last projections."""
+    names: dict[str, str | None] = {
+        "model.embed_tokens.weight": "embed.weight",
+        "model.layers.{}.input_layernorm.weight": "blocks.{}.token_norm.weight",
+        "model.layers.{}.post_attention_layernorm.weight": "blocks.{}.channel_norm.weight",
+        f"model.layers.{{}}.{attention_norm}.weight": "blocks.{}.token_mixer.output_norm.weight",
+        f"model.layers.{{}}.{feed_forward_norm}.weight": "blocks.{}.channel_mixer.hidden_norm.weight",
+        "model.layers.{}.self_attn.rotary_emb.inv_freq": None,
+        "model.norm.weight": "norm.weight",
+        "lm_head": "head",
+        "lm_head.rms_norm": "head.norm",
+    }
+    for hub, ours in LINEARS.items():
+        names[f"model.layers.{{}}.{hub}"] = f"blocks.{{}}.{ours}"
+        names[f"model.layers.{{}}.{hub}.rms_norm"] = f"blocks.{{}}.{ours}.norm"
+    return names
+
+
+WEIGHT_NAMES = weight_names("self_attn.inner_attn_ln", "mlp.ffn_layernorm")
+
+# Keys of this and kindred architectures that change the mathematics, with the value that is meant.
+_FIXED = {
+    "attn_logit_softcapping": 0.0,
+    "final_logit_softcapping": 0.0,
+    "partial_rotary_factor": 1.0,
+    "quant_bits": 0,
+    "rope_interleaved": False,
+    "rotary_pct": 1.0,
+    "use_parallel_residual": False,
+    "weight_bits": 1,
+    "input_bits": 8,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The architecture of one model.
+
+    Attributes:
+        vocab_size: Number of tokens V.
+        hidden_size: Model dims D.
+        num_hidden_layers: Number of blocks.
+        intermediate_size: Width of the channel mixer.
+        num_attention_heads: Query heads.
+        num_key_value_heads: Key and value heads.
+        head_dim: Dims of a head.
+        rms_norm_eps: Epsilon of all norms but those inside linears.
+        rotation: Rotary positions.
+        linears: What ternary linears compute; `None`: all are dense.
+        has_sub_norms: A norm before the last projection of attention and feed-forward.
+        attention_bias: Whether the projections of attention have a bias.
+        mlp_bias: Whether those of the feed-forward have one.
+        tie_word_embeddings: The head reads the embedding's weight.
+        max_position_embeddings: The longest text of training; no effect.
+        initializer_range: Standard deviation of freshly made weights.
+    """
+
+    model_type: ClassVar[str] = "llama"
+    hidden_act: ClassVar[Literal["silu", "relu2"]] = "silu"
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float = 1e-6
+    rotation: Rotation = field(default_factory=Rotation)
+    linears: TernaryLinears | None = None
+    has_sub_norms: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    max_position_embeddings: int = 2048
+    initializer_range: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise CheckpointError(
+                "[config.json] 'num_key_value_heads' must divide 'num_attention_heads' but got "
+                f"{self.num_key_value_heads} for {self.num_attention_heads}."
+            )
+        if self.head_dim % 2:
+            raise CheckpointError(
+                f"[config.json] 'head_dim' must be even, for rotary positions, but got {self.head_dim}."
+            )
+
+    @classmethod
+    def from_hub(cls, config: Mapping[str, Any]) -> "Config":
+        """Reads the keys of a Hub `config.json`.
+
+        Raises:
+            CheckpointError: A value is missing, of the wrong type or out of bounds.
+            UnsupportedModelError: A key asks for mathematics that are not implemented.
+        """
+        refuse_unless(config, _FIXED | {"hidden_act": cls.hidden_act})
+        dims = integer(config, "hidden_size", high=2**17)
+        heads = integer(config, "num_attention_heads", high=2**12)
+        if config.get("head_dim") is None and dims % heads:
+            raise CheckpointError(
+                "[config.json] 'num_attention_heads' must divide 'hidden_size' unless 'head_dim' is "
+                f"given but got {heads} for {dims}."
+            )
+        sizes = {key: value for key, value in config.items() if value is not None}
+        return cls(
+            vocab_size=integer(config, "vocab_size", high=2**24),
+            hidden_size=dims,
+            num_hidden_layers=integer(config, "num_hidden_layers", high=1024),
+            intermediate_size=integer(config, "intermediate_size"),
+            num_attention_heads=heads,
+            num_key_value_heads=integer(sizes, "num_key_value_heads", heads, high=2**12),
+            head_dim=integer(sizes, "head_dim", dims // heads, high=2**12),
+            rms_norm_eps=number(config, "rms_norm_eps", 1e-6, low=1e-12, high=1.0),
+            rotation=Rotation.from_hub(config),
+            linears=cls._linears(config),
+            has_sub_norms=cls._has_sub_norms(config),
+            attention_bias=boolean(config, "attention_bias", False),
+            mlp_bias=boolean(config, "mlp_bias", False),
+            tie_word_embeddings=boolean(config, "tie_word_embeddings", False),
+            max_position_embeddings=integer(config, "max_position_embeddings", 2048, high=2**40),
+            initializer_range=number(config, "initializer_range", 0.02, low=0.0, high=10.0),
+        )
+
+    @classmethod
+    def _has_sub_norms(cls, config: Mapping[str, Any]) -> bool:
+        architectures = config.get("architectures")
+        return isinstance(architectures, list) and "BitnetForCausalLM" in architectures
+
+    @classmethod
+    def _linears(cls, config: Mapping[str, Any]) -> TernaryLinears | None:
+        linears = TernaryLinears.from_hub(config)
+        if linears is None and cls._has_sub_norms(config):
+            return TernaryLinears()
+        if linears is None and config.get("weight_bits") is not None:
+            raise UnsupportedModelError(
+                "[config.json] 'weight_bits' must come with 'quantization_config' or with the "
+                "architecture BitnetForCausalLM, which say what is ternary, but came alone."
+            )
+        return linears
+
+    def to_hub(self) -> dict[str, Any]:
+        """The `config.json` of this architecture, read back by `from_hub`."""
+        config = {
+            "model_type": self.model_type,
+            "architectures": [self._hub_class],
+            "hidden_act": self.hidden_act,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "intermediate_size": self.intermediate_size,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "rms_norm_eps": self.rms_norm_eps,
+            "attention_bias": self.attention_bias,
+            "mlp_bias": self.mlp_bias,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "max_position_embeddings": self.max_position_embeddings,
+            "initializer_range": self.initializer_range,
+            **self.rotation.to_hub(),
+        }
+        if self.linears is not None:
+            config["quantization_config"] = self.linears.to_hub()
+        return config
+
+    @property
+    def _hub_class(self) -> str:
+        return "BitnetForCausalLM" if self.has_sub_norms else "LlamaForCausalLM"
+
+
+def build(config: Config) -> Decoder:
+    """A model with fresh weights, in its training form."""
+    dims = config.hidden_size
+    embed = nn.Embedding(config.vocab_size, dims)
+    rope = config.rotation.build(config.head_dim)
+    blocks = [_block(config, n, rope) for n in range(config.num_hidden_layers)]
+    head = None
+    if not config.tie_word_embeddings:
+        head = linear_of(config.linears, "lm_head")(dims, config.vocab_size, bias=False)
+    norm = nn.RMSNorm(dims, eps=config.rms_norm_eps)
+    return draw_weights(Decoder(embed, blocks, norm, head, config), config.initializer_range)
+
+
+def _block(config: Config, number: int, rope: RoPE) -> Block:
+    dims, eps = config.hidden_size, config.rms_norm_eps
+    linear = nn.Linear if config.linears is None else config.linears.linear
+    sub_norm_eps = eps if config.has_sub_norms else None
+    gated = {"silu": SwiGLU, "relu2": SquaredReLUGLU}[config.hidden_act]
+    block = Block(
+        dims,
+        GQA(
+            dims,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            linear=linear,
+            bias=config.attention_bias,
+            rope=rope,
+            output_norm_eps=sub_norm_eps,
+        ),
+        gated(
+            dims,
+            hidden_dims=config.intermediate_size,
+            linear=linear,
+            bias=config.mlp_bias,
+            norm_eps=sub_norm_eps,
+        ),
+        norm_eps=eps,
+    )
+    for hub, ours in LINEARS.items():
+        if config.linears is not None and not config.linears.covers(f"model.layers.{number}.{hub}"):
+            mixer, name = ours.split(".")
+            given = block[mixer][name]
+            block[mixer][name] = nn.Linear(given.input_dims, given.output_dims, "bias" in given)
+    return block

@@ -12,7 +12,15 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_mmfree.hub import load_model, save, save_model
-from tests.hub.checkpoints import GOLDENS, split_safetensors, tiny_model, write_safetensors
+from mlx_mmfree.models.rotation import Rotation
+from tests.hub.checkpoints import (
+    GOLDENS,
+    split_safetensors,
+    tiny_model,
+    tiny_transformer,
+    write_bitnet_checkpoint,
+    write_safetensors,
+)
 from tests.hub.mutations import ODD_VALUES, damage_bytes, damage_json
 
 NUMBERS = (
@@ -40,6 +48,8 @@ NAMES = (
     "model.layers.-1.attn_norm.weight",
     "model.layers.99999999999999999999.attn_norm.weight",
     "lm_head.weight_scale",
+    "model.layers.0.self_attn.q_proj.weight_scale",
+    "model.layers.0.mlp.down_proj.rms_norm.weight",
     "lm_head",
     "head.weight",
     "",
@@ -79,7 +89,21 @@ def make_sources(folder: Path) -> list[Path]:
             save.MAX_SHARD_BYTES = limit
         if kind == "packed":
             save_model(folder / kind, load_model(folder / kind), tokenizer, overwrite=True)
-    return [folder / kind for kind in kinds]
+    return [folder / kind for kind in kinds] + _transformers(folder)
+
+
+def _transformers(folder: Path) -> list[Path]:
+    """BitNet with float masters, and ternary Llama as transformers packs it."""
+    tokenizer = GOLDENS / "tokenizer_bpe"
+    scaling = Rotation(1e4, "llama3", 8.0, 1.0, 4.0, 64)
+    sizes: dict[str, Any] = {"vocab_size": 640, "hidden_size": 16, "intermediate_size": 24}
+    masters = tiny_transformer("bitnet", tie_word_embeddings=True, **sizes)
+    save_model(folder / "masters", masters, tokenizer)
+    rows = tiny_transformer(rotation=scaling, **sizes)
+    write_bitnet_checkpoint(folder / "rows", rows, "bitlinear")
+    for file in tokenizer.glob("tokenizer*.json"):
+        shutil.copyfile(file, folder / "rows" / file.name)
+    return [folder / "masters", folder / "rows"]
 
 
 def mutate(sources: list[Path], target: Path, seed: int) -> tuple[Path, str]:
@@ -177,8 +201,11 @@ def odd_values(folder: Path, rng: random.Random) -> str:
     mx.eval(tensors)
     name = rng.choice(sorted(tensors))
     array = np.array(tensors[name])
-    if array.dtype == np.uint32:
-        values: tuple[Any, ...] = (0, 0xFFFFFFFF, 0x55555555, 0xAAAAAAAA, rng.getrandbits(32))
+    values: tuple[Any, ...]
+    if array.dtype == np.uint8:
+        values = (0, 0xFF, 0x55, 0xAA, rng.getrandbits(8))
+    elif array.dtype == np.uint32:
+        values = (0, 0xFFFFFFFF, 0x55555555, 0xAAAAAAAA, rng.getrandbits(32))
     else:
         values = (0.0, float("nan"), float("inf"), -float("inf"), 3e38, -1e-45)
     value = rng.choice(values)
@@ -223,8 +250,18 @@ def odd_config(folder: Path, rng: random.Random) -> str:
         else:
             config[key] = rng.choice(NUMBERS if rng.random() < 0.6 else ODD_VALUES)
         changed[key] = config.get(key)
+    sections = [key for key in ("quantization_config", "rope_scaling") if _is_object(config, key)]
+    if sections and rng.random() < 0.5:
+        inner = config[rng.choice(sections)]
+        key = rng.choice((*inner, "use_rms_norm", "rms_norm_eps", "modules_to_not_convert"))
+        inner[key] = rng.choice((*NUMBERS, *ODD_VALUES, "online", "linear", ["lm_head"], []))
+        changed[key] = inner[key]
     file.write_text(json.dumps(config))
     return f"{changed!r:.200}"
+
+
+def _is_object(config: dict[str, Any], key: str) -> bool:
+    return isinstance(config.get(key), dict)
 
 
 def damaged_json(folder: Path, rng: random.Random) -> str:

@@ -4,6 +4,7 @@ Letters used in every shape: B batch, L length, D model dims, H heads, G key/val
 K key dims, V value dims, N output dims, W window.
 """
 
+from .attention import attention as attention
 from .dispatch import BACKENDS as BACKENDS
 from .dispatch import backend_report as backend_report
 from .dispatch import use_backend as use_backend

@@ -8,6 +8,8 @@ import mlx.nn as nn
 from ..layers.key_value_state import Attended, KeyValueState, extend
 from ..layers.rope import RoPE
 from ..layers.token_mixer import LinearFactory, TokenMixer
+from ..ops import attention
+from ..ops.attention import Mask
 
 
 class GQA(TokenMixer):
@@ -122,9 +124,7 @@ class GQA(TokenMixer):
             mask = self._causal_mask(attended, x.shape[1], start)
         else:
             attended, mask = Attended(keys, values, None), self._full_mask(x.shape[1], counts)
-        y = mx.fast.scaled_dot_product_attention(
-            queries, attended.keys, attended.values, scale=self._head_dim**-0.5, mask=mask
-        )
+        y = attention(queries, attended.keys, attended.values, mask)
         y = y.swapaxes(1, 2).reshape(*x.shape[:2], -1).astype(x.dtype)
         return self.output_proj(self.output_norm(y) if "output_norm" in self else y), state
 
@@ -137,9 +137,7 @@ class GQA(TokenMixer):
         x = self[norm](x) if norm in self else x
         return self.rope(x, start) if "rope" in self else x
 
-    def _causal_mask(
-        self, attended: Attended, length: int, start: int | mx.array
-    ) -> mx.array | str | None:
+    def _causal_mask(self, attended: Attended, length: int, start: int | mx.array) -> Mask:
         if attended.positions is None:
             if self._window is None or length <= self._window:
                 return "causal" if length > 1 else None
@@ -155,11 +153,11 @@ class GQA(TokenMixer):
             mask = mask & (query - key < self._window)
         return mask[:, None]
 
-    def _full_mask(self, length: int, counts: mx.array | None) -> mx.array | None:
-        mask = None
+    def _full_mask(self, length: int, counts: mx.array | None) -> Mask:
+        mask: mx.array | None = None
         if self._window is not None:
             token = mx.arange(length)
-            mask = mx.abs(token[:, None] - token)[None, None] < self._window
+            mask = mx.abs(token[:, None] - token) < self._window
         if counts is not None:
             is_real = mx.arange(length) < counts[:, None, None, None]
             mask = is_real if mask is None else mask & is_real

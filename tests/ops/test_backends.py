@@ -17,11 +17,15 @@ DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
 
 class Case(NamedTuple):
-    """Makes the arguments of one operation for a size; the first `differentiable` are floats."""
+    """Makes the arguments of one operation for a size; the first `differentiable` are floats.
+
+    Results are float32, or have the dtype of the arguments if it is kept.
+    """
 
     arguments: Callable[[int, mx.Dtype], tuple[mx.array, ...]]
     call: Callable[..., object]
     differentiable: int
+    keeps_dtype: bool = False
 
 
 def _normal(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
@@ -50,6 +54,18 @@ CASES = {
         lambda n, dtype: (_normal(5, n, dtype=dtype), 1.0 + 0.1 * _normal(n, dtype=dtype)),
         lambda x, weight: ops.rms_norm_quantize(x, weight, eps=1e-6, rounding="half_away"),
         2,
+    ),
+    # more queries than one block
+    "attention": Case(
+        lambda n, dtype: (
+            _normal(2, 4, 3 * n, 8, dtype=dtype),
+            _normal(2, 2, 3 * n + 5, 8, dtype=dtype),
+            _normal(2, 2, 3 * n + 5, 6, dtype=dtype),
+            "causal" if n % 3 else mx.random.uniform(shape=(2, 1, 3 * n, 3 * n + 5)) < 0.9,
+        ),
+        ops.attention,
+        3,
+        keeps_dtype=True,
     ),
 }
 
@@ -94,12 +110,15 @@ def test_backend_equals_reference(
         got_gradients = mx.grad(loss, argnums=positions)(*arguments[: case.differentiable])
     with use_backend("reference"):
         want = tree_flatten(
-            case.call(*(a if a.dtype == mx.uint32 else a.astype(mx.float32) for a in arguments))
+            case.call(
+                *(a.astype(mx.float32) for a in arguments[: case.differentiable]),
+                *arguments[case.differentiable :],
+            )
         )
         want_gradients = mx.grad(loss, argnums=positions)(*arguments[: case.differentiable])
     for (_, g), (_, w) in zip(got, want, strict=True):
-        assert g.dtype == mx.float32
-        assert relative_error(g, w) <= TOLERANCE[mx.float32]
+        assert g.dtype == (dtype if case.keeps_dtype else mx.float32)
+        assert relative_error(g, w) <= TOLERANCE[g.dtype]
     for g, w in zip(got_gradients, want_gradients, strict=True):
         assert relative_error(g, w) <= max(GRADIENT_TOLERANCE, TOLERANCE[dtype])
 

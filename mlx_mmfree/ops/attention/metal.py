@@ -1,0 +1,19 @@
+"""`attention` by MLX's fused kernels, in the dtype of the arguments."""
+
+import mlx.core as mx
+
+from . import Mask
+
+
+def unsupported(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> str | None:
+    if not mx.metal.is_available():
+        return "there is no Metal"
+    if mx.default_device() != mx.Device(mx.gpu):
+        return "the default device is not the GPU"
+    return None
+
+
+def run(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+    dtype, scale = queries.dtype, queries.shape[-1] ** -0.5
+    keys, values = keys.astype(dtype), values.astype(dtype)
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from .console import CommandParser, command
-from .loading import DTYPES
+from .loading import DTYPES, add_latent_flag
 
 HELP = "write a checkpoint with packed ternary weights"
 
@@ -15,6 +15,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--model", "--hf-path", required=True, help="folder or Hub repository to read"
     )
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
+    add_latent_flag(parser)
     parser.add_argument("--mlx-path", default="mlx_model", help="new folder to write (%(default)s)")
     parser.add_argument(
         "--dtype", choices=DTYPES, help="type of the float tensors; default: the checkpoint's"
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from ..hub import load_model, open_checkpoint, save_model
 
-    checkpoint = open_checkpoint(args.model, args.revision)
+    checkpoint = open_checkpoint(args.model, args.revision, args.latent)
     model = load_model(checkpoint, dtype=getattr(mx, args.dtype) if args.dtype else None)
     save_model(args.mlx_path, model, checkpoint.folder)
     print(f"Wrote {args.mlx_path}.")

@@ -23,8 +23,18 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "--model", help="folder or Hub repository; default: the model in the package"
     )
     group.add_argument("--revision", help="branch, tag or commit of the repository")
+    add_latent_flag(group)
     group.add_argument(
         "--dtype", choices=DTYPES, help="float type to compute in; default: the checkpoint's"
+    )
+
+
+def add_latent_flag(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--latent",
+        action=argparse.BooleanOptionalAction,
+        help="float weights of a ternary Llama are masters to be ternarised, or are meant as stored; "
+        "default: as its configuration and revision say",
     )
 
 
@@ -59,7 +69,8 @@ def loaded(
 
     if args.model is None and args.revision is not None:
         raise UsageError("[load] 'revision' must come with 'model' but came alone.")
-    checkpoint = open_checkpoint(demo.path() if args.model is None else args.model, args.revision)
+    source = demo.path() if args.model is None else args.model
+    checkpoint = open_checkpoint(source, args.revision, args.latent)
     dtype = getattr(mx, args.dtype) if args.dtype else None
     model_bytes = needed_bytes(checkpoint, dtype)
     need = memory_need(

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import CheckpointError
 from .download import local_folder
 from .json_file import read_json_object
+from .latent import with_latent
 from .safetensors import TensorEntry, read_header
 
 CONFIG_FILE = "config.json"
@@ -39,13 +40,17 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    path_or_repo: str | os.PathLike[str], revision: str | None = None
+    path_or_repo: str | os.PathLike[str],
+    revision: str | None = None,
+    latent: bool | None = None,
 ) -> Checkpoint:
     """Finds or downloads a checkpoint and reads its headers.
 
     Args:
         path_or_repo: A folder, or a repository `owner/name` of the Hub.
         revision: Branch, tag or commit of the repository.
+        latent: Whether float weights of a ternary Llama are masters to be ternarised (`True`) or
+            meant as stored (`False`); `None` reads it from the configuration and the revision.
 
     Raises:
         CheckpointError: A file is missing, damaged or inconsistent.
@@ -57,7 +62,9 @@ def open_checkpoint(
             f"[load] '{folder}' must hold a checkpoint but has no {CONFIG_FILE}. Give the folder "
             "that holds it."
         )
-    return Checkpoint(folder, read_json_object(folder / CONFIG_FILE), _read_tensors(folder))
+    config, tensors = read_json_object(folder / CONFIG_FILE), _read_tensors(folder)
+    dtypes = {entry.dtype for entry in tensors.values()}
+    return Checkpoint(folder, with_latent(config, dtypes, revision, latent), tensors)
 
 
 def _read_tensors(folder: Path) -> dict[str, TensorEntry]:

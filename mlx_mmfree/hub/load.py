@@ -27,6 +27,7 @@ def load(
     revision: str | None = None,
     dtype: mx.Dtype | None = None,
     packed: bool = True,
+    latent: bool | None = None,
 ) -> tuple[Decoder, Tokenizer]:
     """Loads a model and its tokenizer.
 
@@ -37,6 +38,9 @@ def load(
             weights do not depend on it.
         packed: Pack ternary matrices to 2 bits a weight, for inference. `False` keeps the float
             master weights, for training.
+        latent: Whether float weights of a ternary Llama are masters to be ternarised (`True`) or
+            meant as stored (`False`); `None` reads it from the configuration and the revision. An
+            opened checkpoint knows it.
 
     Returns:
         The model and the tokenizer.
@@ -50,7 +54,7 @@ def load(
         >>> model, tokenizer = load("ridger/MMfreeLM-370M")  # doctest: +SKIP
         >>> logits, state = model(mx.array([tokenizer.encode("Hello")]))  # doctest: +SKIP
     """
-    checkpoint = _opened(path_or_repo, revision)
+    checkpoint = _opened(path_or_repo, revision, latent)
     tokenizer = Tokenizer.from_folder(checkpoint.folder)
     rows = build_skeleton(checkpoint).model.vocab_size
     if tokenizer.vocab_size > rows:
@@ -67,11 +71,12 @@ def load_model(
     revision: str | None = None,
     dtype: mx.Dtype | None = None,
     packed: bool = True,
+    latent: bool | None = None,
 ) -> Decoder:
     """Loads a model without a tokenizer.
 
     Args:
-        path_or_repo, revision, dtype, packed: As for `load`.
+        path_or_repo, revision, dtype, packed, latent: As for `load`.
 
     Raises:
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
@@ -83,7 +88,7 @@ def load_model(
         raise ValueError(
             f"[load] 'dtype' must be float32, float16, bfloat16 or None but got {dtype}."
         )
-    checkpoint = _opened(path_or_repo, revision)
+    checkpoint = _opened(path_or_repo, revision, latent)
     model = _load_packed(checkpoint) if packed else _filled(checkpoint, packed=False).model
     return _converted(model, dtype)
 
@@ -114,8 +119,8 @@ def needed_bytes(checkpoint: Checkpoint, dtype: mx.Dtype | None = None, packed: 
     )
 
 
-def _opened(source: Source, revision: str | None) -> Checkpoint:
-    return source if isinstance(source, Checkpoint) else open_checkpoint(source, revision)
+def _opened(source: Source, revision: str | None, latent: bool | None) -> Checkpoint:
+    return source if isinstance(source, Checkpoint) else open_checkpoint(source, revision, latent)
 
 
 def _skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:

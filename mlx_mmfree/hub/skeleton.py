@@ -111,9 +111,8 @@ def _check_packed_everywhere(model: Decoder, names: WeightNames, checkpoint: Che
     if missing:
         raise CheckpointError(
             f"[load] '{checkpoint.folder}' must hold {missing[0]!r} ({len(missing)} such tensors), "
-            "since 'quantization_config' says that weights are packed, but does not. If the file "
-            "holds float master weights, set 'linear_class' to autobitlinear and "
-            "'quantization_mode' to online; name dense linears in 'modules_to_not_convert'."
+            "since 'quantization_config' says that weights are packed, but does not. Name dense "
+            "linears in 'modules_to_not_convert'."
         )
 
 

@@ -10,7 +10,14 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
-from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint, pack_cache, save_model
+from mlx_mmfree.hub import (
+    checkpoint,
+    load_model,
+    needed_bytes,
+    open_checkpoint,
+    pack_cache,
+    save_model,
+)
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.models.ternary_linears import TernaryLinears
@@ -141,10 +148,10 @@ class TestRefused:
 
     NAME = "model__layers__0__self_attn__q_proj__weight"
 
-    def test_float_masters_where_packed_weights_are_promised(self, tmp_path: Path) -> None:
-        save_model(tmp_path / "m", tiny_transformer())
-        edit_json(tmp_path / "m" / "config.json", quantization_config={"quant_method": "bitnet"})
-        refused(tmp_path / "m", r"must hold 'model\.layers\.0\.\S+_scale' \(14 .*float master")
+    def test_a_linear_that_is_not_packed(self, folder: Path) -> None:
+        changes = {self.NAME: mx.zeros((24, 24)), f"{self.NAME}_scale": None}
+        edit_tensors(weights(folder), **changes)
+        refused(folder, r"'model\.layers\.0\.self_attn\.q_proj\.weight_scale' \(1 such tensors\)")
 
     def test_packed_weights_where_masters_are_promised(self, folder: Path) -> None:
         described = {
@@ -193,6 +200,59 @@ class TestRefused:
         edit_json(tmp_path / "m" / "config.json", quantization_config={"quant_method": "bitnet"})
         with pytest.raises(UnsupportedModelError, match="'quantization_config' must be"):
             load_model(tmp_path / "m")
+
+
+class TestLatent:
+    """Float weights of ternary Llamas: masters, or meant as stored."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        save_model(tmp_path / "m", tiny_transformer())
+        return tmp_path / "m"
+
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {"quantization_config": {"quant_method": "bitnet", "modules_to_not_convert": None}},
+            {"quantization_config": ..., "is_bitnet_config": True},
+        ],
+        ids=str,
+    )
+    def test_asks_where_the_configuration_is_silent(
+        self, folder: Path, keys: dict[str, Any]
+    ) -> None:
+        masters = logits(load_model(folder))
+        edit_json(folder / "config.json", **keys)
+        refused(folder, "'latent' must be given")
+        assert mx.array_equal(logits(load_model(folder, latent=True)), masters)
+        as_stored = load_model(folder, latent=False)
+        assert as_stored.config.linears is None
+        assert not mx.array_equal(logits(as_stored), masters)
+
+    def test_answer_beats_the_configuration(self, folder: Path) -> None:
+        assert load_model(folder, latent=False).config.linears is None
+        edit_json(folder / "config.json", quantization_config=...)
+        assert load_model(folder).config.linears is None
+        assert load_model(folder, latent=True).config.linears == TernaryLinears()
+
+    @pytest.mark.parametrize(
+        ("revision", "is_ternary"), [("prequantized", True), ("bfloat16", False)]
+    )
+    def test_revisions_of_falcon_e(
+        self, folder: Path, revision: str, is_ternary: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        edit_json(folder / "config.json", quantization_config=..., is_bitnet_config=True)
+        monkeypatch.setattr(checkpoint, "local_folder", lambda *_: folder)
+        model = load_model("tiiuae/Falcon-E-1B-Base", revision)
+        assert (model.config.linears is not None) == is_ternary
+
+    @pytest.mark.parametrize("latent", [True, False])
+    def test_no_question(self, tmp_path: Path, latent: bool) -> None:
+        write_bitnet_checkpoint(tmp_path / "p", tiny_transformer(), None)
+        refused(tmp_path / "p", "'latent' must be left out for packed weights", latent=latent)
+        for name in ("hgrn_default", "bitnet_online_bf16"):
+            with pytest.raises(UnsupportedModelError, match="'latent' must be left out for 'model"):
+                load_model(GOLDENS / name, latent=latent)
 
 
 class TestCache:

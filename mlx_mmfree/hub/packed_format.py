@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from ..errors import UnsupportedModelError
 from ..ops.ternary import CODES_PER_WORD
-from . import bitnet_format
+from . import affine_format, bitnet_format
 
 QUANT_METHOD = "mmfree"
 FORMAT_VERSION = 1
@@ -44,6 +44,9 @@ def check_packing(config: Mapping[str, Any], methods: Sequence[str]) -> None:
         UnsupportedModelError: Another method, another width, or a newer version.
     """
     if config.get("quantization") is not None:
+        if affine_format.METHOD in methods:
+            affine_format.check_form(config["quantization"])
+            return
         raise UnsupportedModelError(
             "[config.json] 'quantization' must be absent for this architecture but is given. Load "
             "the checkpoint that it was made from."

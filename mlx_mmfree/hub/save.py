@@ -14,6 +14,7 @@ import mlx.core as mx
 from ..errors import CheckpointError
 from ..layers import PackedBitLinear
 from ..models import Decoder, find
+from . import affine_format
 from .checkpoint import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 from .download import TOKENIZER_PATTERNS
 from .json_file import read_json_object
@@ -150,6 +151,9 @@ def _config(model: Decoder, copied: dict[str, Path]) -> dict[str, Any]:
     config |= model.config.to_hub()
     if any(isinstance(module, PackedBitLinear) for module in model.modules()):
         config["quantization_config"] = describe_packing(config.get("quantization_config"))
+    for module in model.modules():
+        if isinstance(module, affine_format.QuantizedModule):
+            config["quantization"] = affine_format.describe(module)
     return config
 
 

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ..errors import CheckpointError
 from ..layers import BitLinear, PackedBitLinear
 from ..models import Decoder, find
-from . import bitnet_format
+from . import affine_format, bitnet_format
 from .checkpoint import Checkpoint
 from .names import WeightNames
 from .packed_format import check_packing
@@ -70,6 +70,10 @@ def kept_names(model: nn.Module) -> set[str]:
         for path, module in model.named_modules()
         if isinstance(module, PackedBitLinear)
         for name in ("weight", "scale")
+    } | {
+        f"{path}.weight"
+        for path, module in model.named_modules()
+        if isinstance(module, affine_format.QuantizedModule)
     }
 
 
@@ -94,6 +98,9 @@ def build_skeleton(checkpoint: Checkpoint) -> Skeleton:
             ]
         )
     )
+    quantization = checkpoint.config.get("quantization")
+    if quantization is not None:
+        affine_format.quantize_modules(model, names, checkpoint, quantization["group_size"])
     described = checkpoint.config.get("quantization_config") or {}
     forms: dict[str, StoredForm] = {}
     if bitnet_format.is_packed(described):

@@ -51,7 +51,7 @@ class Decoder(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         """The dtype of the residual stream."""
-        return self.embed.weight.dtype
+        return self.embed(mx.zeros((1,), mx.int32)).dtype
 
     def init_state(self, batch_size: int) -> tuple[State, ...]:
         return tuple(block.init_state(batch_size, self.dtype) for block in self.blocks)

@@ -40,7 +40,7 @@ LINEARS = {
 def weight_names(attention_norm: str, feed_forward_norm: str) -> dict[str, str | None]:
     """Hub names to ours, given what the Hub calls the norms before the last projections."""
     names: dict[str, str | None] = {
-        "model.embed_tokens.weight": "embed.weight",
+        "model.embed_tokens": "embed",
         "model.layers.{}.input_layernorm.weight": "blocks.{}.token_norm.weight",
         "model.layers.{}.post_attention_layernorm.weight": "blocks.{}.channel_norm.weight",
         f"model.layers.{{}}.{attention_norm}.weight": "blocks.{}.token_mixer.output_norm.weight",
@@ -97,6 +97,7 @@ class Config:
 
     model_type: ClassVar[str] = "llama"
     hidden_act: ClassVar[Literal["silu", "relu2"]] = "silu"
+    has_qk_norms: ClassVar[bool] = False
 
     vocab_size: int
     hidden_size: int
@@ -237,6 +238,7 @@ def _block(config: Config, number: int, rope: RoPE) -> Block:
             linear=linear,
             bias=config.attention_bias,
             rope=rope,
+            qk_norm_eps=eps if config.has_qk_norms else None,
             output_norm_eps=sub_norm_eps,
         ),
         gated(

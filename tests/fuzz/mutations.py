@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
 from mlx_mmfree.hub import load_model, save, save_model
@@ -93,7 +94,7 @@ def make_sources(folder: Path) -> list[Path]:
 
 
 def _transformers(folder: Path) -> list[Path]:
-    """BitNet with float masters, and ternary Llama as transformers packs it."""
+    """BitNet with float masters, Llama as transformers packs it, Qwen3 as MLX quantises it."""
     tokenizer = GOLDENS / "tokenizer_bpe"
     scaling = Rotation(1e4, "llama3", 8.0, 1.0, 4.0, 64)
     sizes: dict[str, Any] = {"vocab_size": 640, "hidden_size": 16, "intermediate_size": 24}
@@ -103,7 +104,11 @@ def _transformers(folder: Path) -> list[Path]:
     write_bitnet_checkpoint(folder / "rows", rows, "bitlinear")
     for file in tokenizer.glob("tokenizer*.json"):
         shutil.copyfile(file, folder / "rows" / file.name)
-    return [folder / "masters", folder / "rows"]
+    sizes |= {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "num_hidden_layers": 1}
+    groups = tiny_transformer("qwen3", linears=None, tie_word_embeddings=True, **sizes)
+    nn.quantize(groups, group_size=32, bits=2)
+    save_model(folder / "groups", groups, tokenizer)
+    return [folder / kind for kind in ("masters", "rows", "groups")]
 
 
 def mutate(sources: list[Path], target: Path, seed: int) -> tuple[Path, str]:
@@ -250,7 +255,11 @@ def odd_config(folder: Path, rng: random.Random) -> str:
         else:
             config[key] = rng.choice(NUMBERS if rng.random() < 0.6 else ODD_VALUES)
         changed[key] = config.get(key)
-    sections = [key for key in ("quantization_config", "rope_scaling") if _is_object(config, key)]
+    sections = [
+        key
+        for key in ("quantization", "quantization_config", "rope_scaling")
+        if _is_object(config, key)
+    ]
     if sections and rng.random() < 0.5:
         inner = config[rng.choice(sections)]
         key = rng.choice((*inner, "use_rms_norm", "rms_norm_eps", "modules_to_not_convert"))

@@ -6,7 +6,7 @@ import pytest
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.models import find, known_model_types
 
-KNOWN = ["bitnet", "hgrn_bit", "llama"]
+KNOWN = ["bitnet", "hgrn_bit", "llama", "qwen3"]
 
 
 def test_known_types() -> None:
@@ -30,5 +30,7 @@ def test_files_follow_the_interface(model_type: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama3", None, 7, "block", "fields", "rotation"])
 def test_unknown_architecture_lists_the_known(name: object) -> None:
-    with pytest.raises(UnsupportedModelError, match="must be one of bitnet, hgrn_bit, llama but"):
+    with pytest.raises(
+        UnsupportedModelError, match="must be one of bitnet, hgrn_bit, llama, qwen3 but"
+    ):
         find(name)

@@ -1,0 +1,63 @@
+"""Qwen3 (Yang et al., arXiv 2505.09388): Llama with norms of each head's queries and keys.
+
+Ternary Bonsai of the first generation is of this type, with weights in MLX's affine 2-bit form.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..errors import UnsupportedModelError
+from . import llama
+from .decoder import Decoder
+from .fields import refuse_unless
+
+MODEL_TYPES = ("qwen3",)
+
+QUANT_METHODS = ("mmfree", "affine")
+
+WEIGHT_NAMES = llama.WEIGHT_NAMES | {
+    "model.layers.{}.self_attn.q_norm.weight": "blocks.{}.token_mixer.query_norm.weight",
+    "model.layers.{}.self_attn.k_norm.weight": "blocks.{}.token_mixer.key_norm.weight",
+}
+
+
+@dataclass(frozen=True)
+class Config(llama.Config):
+    """The architecture of one Qwen3 model.
+
+    Attributes: as `llama.Config`.
+    """
+
+    model_type: ClassVar[str] = "qwen3"
+    has_qk_norms: ClassVar[bool] = True
+
+    @classmethod
+    def from_hub(cls, config: Mapping[str, Any]) -> "Config":
+        """Reads the keys of a Hub `config.json`.
+
+        Raises:
+            CheckpointError: A value is missing, of the wrong type or out of bounds.
+            UnsupportedModelError: A key asks for mathematics that are not implemented.
+        """
+        refuse_unless(config, {"use_sliding_window": False})
+        rotated = [key for key in config if "hadamard" in key or "rotation" in key]
+        if rotated:
+            raise UnsupportedModelError(
+                f"[config.json] {rotated[0]!r:.80} must be absent: weights in a rotated basis, as "
+                "those of Ternary Bonsai 2, are not read."
+            )
+        if config.get("quantization") is not None:
+            # written twice by MLX; it says how weights are stored, not what linears compute
+            config = {key: value for key, value in config.items() if key != "quantization_config"}
+        read = super().from_hub(config)
+        return read if isinstance(read, Config) else cls(**vars(read))
+
+    @property
+    def _hub_class(self) -> str:
+        return "Qwen3ForCausalLM"
+
+
+def build(config: Config) -> Decoder:
+    """A model with fresh weights, in its training form."""
+    return llama.build(config)

@@ -1,0 +1,199 @@
+"""Ternary Bonsai: Qwen3 in MLX's affine 2-bit form, as MLX and mlx-lm write it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
+from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint, save_model
+from mlx_mmfree.models import Decoder
+from tests.hub.checkpoints import edit_json, edit_tensors, tiny_transformer
+from tests.tolerances import TOLERANCE, relative_error
+
+TOKENS = mx.array([[1, 7, 3, 39, 0]])
+CONFIG = {
+    "model_type": "qwen3",
+    "vocab_size": 40,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 512,
+    "attention_bias": False,
+    "use_sliding_window": False,
+    "sliding_window": None,
+}
+GROUP = 128
+
+
+def logits(model: Decoder) -> mx.array:
+    return model(TOKENS)[0]
+
+
+def ternary_groups(weight: mx.array) -> mx.array:
+    """Each group of inputs is `{-s, 0, s}` with its own scale."""
+    groups = weight.reshape(weight.shape[0], -1, GROUP)
+    scales = mx.mean(mx.abs(groups), axis=-1, keepdims=True)
+    return (mx.clip(mx.round(groups / scales), -1, 1) * scales).reshape(weight.shape)
+
+
+def write(folder: Path, *, tied: bool, dtype: mx.Dtype = mx.float32) -> Path:
+    """Writes a checkpoint from the definition of the form: `code * scale + bias`."""
+    folder.mkdir()
+    mx.random.seed(1)
+    dims, width, heads = 128, 256, 64
+    shapes = {"model.embed_tokens": (40, dims)} | ({} if tied else {"lm_head": (40, dims)})
+    norms = {"model.norm": dims}
+    for n in range(2):
+        layer = f"model.layers.{n}"
+        for name, size in [("q", 4 * heads), ("k", 2 * heads), ("v", 2 * heads)]:
+            shapes[f"{layer}.self_attn.{name}_proj"] = (size, dims)
+        shapes[f"{layer}.self_attn.o_proj"] = (dims, 4 * heads)
+        shapes |= {f"{layer}.mlp.{name}_proj": (width, dims) for name in ("gate", "up")}
+        shapes[f"{layer}.mlp.down_proj"] = (dims, width)
+        norms |= {f"{layer}.self_attn.{name}_norm": heads for name in "qk"}
+        norms |= {f"{layer}.{name}_layernorm": dims for name in ("input", "post_attention")}
+    tensors = {f"{name}.weight": 1 + 0.1 * mx.random.normal((n,)) for name, n in norms.items()}
+    for name, (rows, columns) in shapes.items():
+        codes = mx.random.randint(0, 3, (rows, columns // 16, 16)).astype(mx.uint32)
+        scales = mx.random.uniform(0.05, 0.15, (rows, columns // GROUP))
+        shifts = mx.arange(0, 32, 2, dtype=mx.uint32)
+        tensors[f"{name}.weight"] = (codes << shifts).sum(axis=-1).astype(mx.uint32)
+        tensors |= {f"{name}.scales": scales, f"{name}.biases": -scales}
+    floats = {name: x.astype(dtype) for name, x in tensors.items() if x.dtype != mx.uint32}
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors | floats)
+    form = {"group_size": GROUP, "bits": 2}
+    config = CONFIG | {"tie_word_embeddings": tied}
+    config |= {"quantization": form, "quantization_config": form}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def dense_twin(folder: Path, target: Path) -> Path:
+    """The same model with its weights written out."""
+    tensors = dict(mx.load(str(folder / "model.safetensors")))
+    for name in [key.removesuffix(".scales") for key in tensors if key.endswith(".scales")]:
+        scales, biases = tensors.pop(f"{name}.scales"), tensors.pop(f"{name}.biases")
+        tensors[f"{name}.weight"] = mx.dequantize(
+            tensors[f"{name}.weight"], scales, biases, group_size=GROUP, bits=2
+        )
+    target.mkdir()
+    mx.save_safetensors(str(target / "model.safetensors"), tensors)
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization"], config["quantization_config"]
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16], ids=str)
+def test_equals_the_dense_model(tmp_path: Path, tied: bool, dtype: mx.Dtype) -> None:
+    folder = write(tmp_path / "m", tied=tied, dtype=dtype)
+    assert load_model(folder).dtype == dtype
+    model = load_model(folder, dtype=mx.float32)
+    dense = load_model(dense_twin(folder, tmp_path / "d"), dtype=mx.float32)
+    assert sum(isinstance(m, nn.QuantizedLinear) for m in model.modules()) == 15 - tied
+    # the twin's weights were rounded to the file's dtype once more
+    assert relative_error(logits(model), logits(dense)) <= 4 * TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [None, mx.bfloat16], ids=str)
+def test_saves_and_counts_bytes(tmp_path: Path, dtype: mx.Dtype | None) -> None:
+    folder = write(tmp_path / "m", tied=False)
+    model = load_model(folder, dtype=dtype)
+    total = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    assert needed_bytes(open_checkpoint(folder), dtype) == total
+    save_model(tmp_path / "again", model)
+    again = load_model(tmp_path / "again")
+    assert again.config == model.config
+    assert mx.array_equal(logits(again), logits(model))
+
+
+def test_checkpoint_of_mlx_lm(tmp_path: Path) -> None:
+    from mlx_lm.models import qwen3
+
+    mx.random.seed(2)
+    theirs = qwen3.Model(qwen3.ModelArgs(**_known(CONFIG), tie_word_embeddings=False))
+    theirs.update(nn.utils.tree_map(_made_ternary, theirs.parameters()))
+    nn.quantize(theirs, group_size=GROUP, bits=2)
+    (tmp_path / "m").mkdir()
+    tensors = dict(tree_flatten(theirs.parameters()))
+    mx.save_safetensors(str(tmp_path / "m" / "model.safetensors"), tensors)
+    config = CONFIG | {"tie_word_embeddings": False, "rope_scaling": None}
+    config |= {"quantization": {"group_size": GROUP, "bits": 2, "mode": "affine"}}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    want = theirs(TOKENS)
+    assert relative_error(logits(load_model(tmp_path / "m")), want) <= TOLERANCE[mx.float32]
+
+
+def _known(config: dict[str, Any]) -> dict[str, Any]:
+    absent = {"hidden_act", "attention_bias", "use_sliding_window", "sliding_window"}
+    return {key: value for key, value in config.items() if key not in absent}
+
+
+def _made_ternary(array: mx.array) -> mx.array:
+    return ternary_groups(array) if array.ndim == 2 else array
+
+
+def test_dense_qwen3_saves_and_loads(tmp_path: Path) -> None:
+    model = tiny_transformer("qwen3", linears=None)
+    save_model(tmp_path / "m", model)
+    assert mx.array_equal(logits(load_model(tmp_path / "m")), logits(model))
+
+
+class TestRefused:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        return write(tmp_path / "m", tied=False)
+
+    @pytest.mark.parametrize(
+        "form",
+        [
+            {"group_size": 128, "bits": 4},
+            {"group_size": 16, "bits": 2},
+            {"group_size": 128, "bits": 2, "mode": "mxfp4"},
+            {"group_size": 128, "bits": 2, "model.embed_tokens": {"bits": 4}},
+            "affine",
+            {},
+        ],
+        ids=str,
+    )
+    def test_other_forms(self, folder: Path, form: Any) -> None:
+        edit_json(folder / "config.json", quantization=form)
+        with pytest.raises(UnsupportedModelError, match="'quantization' must be affine with 2"):
+            load_model(folder)
+
+    @pytest.mark.parametrize("key", ["hadamard_block_size", "rotation"])
+    def test_rotated_weights(self, folder: Path, key: str) -> None:
+        edit_json(folder / "config.json", **{key: 512})
+        with pytest.raises(UnsupportedModelError, match="rotated basis"):
+            load_model(folder)
+
+    def test_windows(self, folder: Path) -> None:
+        edit_json(folder / "config.json", use_sliding_window=True)
+        with pytest.raises(UnsupportedModelError, match="'use_sliding_window' must be False"):
+            load_model(folder)
+
+    def test_group_that_does_not_fit(self, folder: Path) -> None:
+        edit_json(folder / "config.json", hidden_size=96)
+        with pytest.raises(CheckpointError, match="'group_size' must divide the 96 inputs"):
+            load_model(folder)
+
+    def test_float_form(self, folder: Path) -> None:
+        with pytest.raises(CheckpointError, match="'packed' must be True"):
+            load_model(folder, packed=False)
+
+    def test_missing_part(self, folder: Path) -> None:
+        edit_tensors(folder / "model.safetensors", lm_head__biases=None)
+        with pytest.raises(CheckpointError, match=r"lacks tensors .*'lm_head\.biases'"):
+            load_model(folder)

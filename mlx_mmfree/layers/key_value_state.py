@@ -11,8 +11,8 @@ GROWTH_STEP = 256
 class KeyValueState(NamedTuple):
     """Keys and values of the tokens read so far.
 
-    Slot `j` of a row holds its token `j`, or with a window of W slots the latest token `p` with
-    `p % W == j`. Rows may have read different numbers of tokens.
+    Slot `j` of a row holds its token `j`. With a window of W slots behind S sinks, slot `S + j` holds
+    the latest token `S + p` with `p % W == j`. Rows may have read different numbers of tokens.
 
     Attributes:
         keys: Rotated keys `(B, G, C, K)` with room for `C` tokens.
@@ -68,6 +68,7 @@ def extend(
     values: mx.array,
     counts: mx.array | None,
     window: int | None = None,
+    sinks: int = 0,
 ) -> tuple[Attended, KeyValueState]:
     """Adds the tokens of a call to a state.
 
@@ -77,20 +78,25 @@ def extend(
         values: Values `(B, G, L, V)`.
         counts: How many tokens of each row are real, `(B,)`; they come first. `None`: all.
         window: Number of slots after which the oldest tokens are overwritten.
+        sinks: Number of first tokens that are never overwritten, beside the window.
     """
     length, used = keys.shape[2], state.positions.shape[1]
     start: int | mx.array = 0 if state.is_empty else state.lengths
     end = mx.broadcast_to(start + (length if counts is None else counts), (keys.shape[0],))
     end = end.astype(mx.int32)
-    if window is not None and (used + length > window and (length > 1 or counts is not None)):
-        return _rotate_many(state, keys, values, end, window)
-    slots = used + length if window is None else min(used + length, window)
-    state = _with_room(state, slots, window)
-    first = start if window is None else start % window
+    slots = used + length
+    if window is not None and slots > sinks + window:
+        if length > 1 or counts is not None:
+            return _rotate_many(state, keys, values, end, window, sinks)
+        slots = sinks + window
+    state = _with_room(state, slots, None if window is None else sinks + window)
+    first = start
+    if window is not None and not state.is_empty:
+        first = mx.where(start < sinks, start, sinks + (start - sinks) % window)
     state = KeyValueState(
         _write(state.keys, keys, first),
         _write(state.values, values, first),
-        _positions(end, slots, window),
+        _positions(end, slots, window, sinks),
     )
     if used == 0:
         return Attended(keys, values, None), state
@@ -98,21 +104,22 @@ def extend(
     return attended, state
 
 
-def _positions(lengths: mx.array, slots: int, window: int | None) -> mx.array:
+def _positions(lengths: mx.array, slots: int, window: int | None, sinks: int) -> mx.array:
     """The position that each slot holds in rows of these lengths."""
     slot, last = mx.arange(slots), lengths[:, None] - 1
-    if window is None:
-        return mx.where(slot <= last, slot, -1)
-    # the latest position that falls on the slot
-    return mx.maximum(last - (last - slot) % window, -1)
+    position = slot
+    if window is not None:
+        # the latest position that falls on the slot
+        position = mx.where(slot < sinks, slot, last - (last - slot) % window)
+    return mx.where((position >= slot) & (position <= last), position, -1)
 
 
-def _with_room(state: KeyValueState, slots: int, window: int | None) -> KeyValueState:
+def _with_room(state: KeyValueState, slots: int, most: int | None) -> KeyValueState:
     room = state.keys.shape[2]
     if slots <= room:
         return state
     grown = -(-slots // GROWTH_STEP) * GROWTH_STEP
-    grown = grown if window is None else min(grown, window)
+    grown = grown if most is None else min(grown, most)
     padding = [(0, 0), (0, 0), (0, grown - room), (0, 0)]
     return state._replace(keys=mx.pad(state.keys, padding), values=mx.pad(state.values, padding))
 
@@ -130,7 +137,12 @@ def _write(buffer: mx.array, new: mx.array, first: int | mx.array) -> mx.array:
 
 
 def _rotate_many(
-    state: KeyValueState, keys: mx.array, values: mx.array, end: mx.array, window: int
+    state: KeyValueState,
+    keys: mx.array,
+    values: mx.array,
+    end: mx.array,
+    window: int,
+    sinks: int,
 ) -> tuple[Attended, KeyValueState]:
     """Several tokens for a full window: they see the old ones that they then overwrite."""
     used, length = state.positions.shape[1], keys.shape[2]
@@ -142,8 +154,8 @@ def _rotate_many(
         mx.concatenate([state.values[:, :, :used], values.astype(state.values.dtype)], axis=2),
         None if state.is_empty else mx.concatenate([state.positions, new_positions], axis=1),
     )
-    slots = min(used + length, window)
-    positions = _positions(end, slots, window)
+    slots = sinks + window
+    positions = _positions(end, slots, window, sinks)
     is_new = positions >= start[:, None]
     source = mx.where(is_new, used + positions - start[:, None], mx.arange(slots))
     source = source[:, None, :, None]

@@ -35,6 +35,8 @@ class GQA(TokenMixer):
         output_norm_eps: Epsilon of an RMSNorm before the output projection; `None` means none.
         is_causal: Each token sees the ones before it and itself; otherwise all of the sequence.
         window: Each token sees only tokens nearer than this, itself included: `|t - j| < window`.
+        sinks: Number of first tokens that every token sees beside its window (StreamingLLM, Xiao et
+            al., arXiv 2309.17453), as near as if the text between had never been.
 
     Shape:
         `x` and `y`: `(B, L, D)`.
@@ -65,15 +67,22 @@ class GQA(TokenMixer):
         output_norm_eps: float | None = None,
         is_causal: bool = True,
         window: int | None = None,
+        sinks: int = 0,
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         _check_heads(dims, num_heads, num_kv_heads, head_dim, window)
+        if sinks < 0 or (sinks and (window is None or not is_causal)):
+            raise ValueError(
+                "[GQA] 'sinks' must be 0, or positive with 'is_causal' and a 'window', but got "
+                f"{sinks}."
+            )
         head_dim = dims // num_heads if head_dim is None else head_dim
         self._head_dim = head_dim
         self._num_kv_heads = num_kv_heads
         self._is_causal = is_causal
         self._window = window
+        self._sinks = sinks
         self.query_proj = linear(dims, num_heads * head_dim, bias=bias)
         self.key_proj = linear(dims, num_kv_heads * head_dim, bias=bias)
         self.value_proj = linear(dims, num_kv_heads * head_dim, bias=bias)
@@ -116,41 +125,62 @@ class GQA(TokenMixer):
         start: int | mx.array = 0
         if isinstance(state, KeyValueState) and not state.is_empty:
             start = state.lengths
-        queries = self._heads(self.query_proj(x), "query_norm", start)
-        keys = self._heads(self.key_proj(x), "key_norm", start)
-        values = self._split(self.value_proj(x))
+        plain_queries = self._heads(self.query_proj(x), "query_norm")
+        queries = self._rotate(plain_queries, start)
+        keys = self._rotate(self._heads(self.key_proj(x), "key_norm"), start)
+        values = self._heads(self.value_proj(x))
         if isinstance(state, KeyValueState):
-            attended, state = extend(state, keys, values, counts, self._window)
+            attended, state = extend(state, keys, values, counts, self._window, self._sinks)
             mask = self._causal_mask(attended, x.shape[1], start)
+            if self._sinks and "rope" in self and not isinstance(mask, str | None):
+                queries, attended = self._near_sinks(plain_queries, queries, attended, start)
         else:
             attended, mask = Attended(keys, values, None), self._full_mask(x.shape[1], counts)
         y = attention(queries, attended.keys, attended.values, mask)
         y = y.swapaxes(1, 2).reshape(*x.shape[:2], -1).astype(x.dtype)
         return self.output_proj(self.output_norm(y) if "output_norm" in self else y), state
 
-    def _split(self, x: mx.array) -> mx.array:
-        """`(B, L, heads * K)` to `(B, heads, L, K)`."""
-        return x.reshape(*x.shape[:2], -1, self._head_dim).swapaxes(1, 2)
+    def _heads(self, x: mx.array, norm: str = "") -> mx.array:
+        """`(B, L, heads * K)` to `(B, heads, L, K)`, normed if there is such a norm."""
+        x = x.reshape(*x.shape[:2], -1, self._head_dim).swapaxes(1, 2)
+        return self[norm](x) if norm in self else x
 
-    def _heads(self, x: mx.array, norm: str, start: int | mx.array) -> mx.array:
-        x = self._split(x)
-        x = self[norm](x) if norm in self else x
-        return self.rope(x, start) if "rope" in self else x
+    def _rotate(self, x: mx.array, start: int | mx.array) -> mx.array:
+        y: mx.array = self.rope(x, start) if "rope" in self else x
+        return y
+
+    def _near_sinks(
+        self, plain: mx.array, queries: mx.array, attended: Attended, start: int | mx.array
+    ) -> tuple[mx.array, Attended]:
+        """Queries and keys of twice the dims: for sinks, a query stands right behind a full window."""
+        batch, heads, length, dims = plain.shape
+        farthest = self._sinks + (self._window or 0) - 1
+        at = mx.minimum(_column(start) + mx.arange(length), farthest)
+        at = mx.broadcast_to(at, (batch, length)).reshape(-1)
+        near = plain.swapaxes(1, 2).reshape(batch * length, heads, 1, dims)
+        near = self.rope(near, at).reshape(batch, length, heads, dims).swapaxes(1, 2)
+        position = mx.arange(length)[None] if attended.positions is None else attended.positions
+        is_sink = (position < self._sinks)[:, None, :, None]
+        zero = mx.zeros((), attended.keys.dtype)
+        others = mx.where(is_sink, zero, attended.keys)
+        sinks = mx.where(is_sink, attended.keys, zero)
+        # twice the dims would halve the scale's square
+        queries = mx.concatenate([queries, near], axis=-1) * 2**0.5
+        return queries, attended._replace(keys=mx.concatenate([others, sinks], axis=-1))
 
     def _causal_mask(self, attended: Attended, length: int, start: int | mx.array) -> Mask:
         if attended.positions is None:
-            if self._window is None or length <= self._window:
+            if self._window is None or length <= self._sinks + self._window:
                 return "causal" if length > 1 else None
             # (1, N): the call's own tokens
             key = mx.arange(length)[None]
         else:
             key = attended.positions
-        first = start[:, None] if isinstance(start, mx.array) else start
-        query = (first + mx.arange(length)[None])[..., None]
+        query = (_column(start) + mx.arange(length)[None])[..., None]
         key = key[:, None]
         mask = (key >= 0) & (key <= query)
         if self._window is not None:
-            mask = mask & (query - key < self._window)
+            mask = mask & ((query - key < self._window) | (key < self._sinks))
         return mask[:, None]
 
     def _full_mask(self, length: int, counts: mx.array | None) -> Mask:
@@ -162,6 +192,10 @@ class GQA(TokenMixer):
             is_real = mx.arange(length) < counts[:, None, None, None]
             mask = is_real if mask is None else mask & is_real
         return mask
+
+
+def _column(start: int | mx.array) -> int | mx.array:
+    return start[:, None] if isinstance(start, mx.array) else start
 
 
 def _check_heads(

@@ -37,6 +37,7 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
         {"num_heads": 4, "num_kv_heads": 2, "output_norm_eps": 1e-5, "rope": RoPE(8), "bias": True},
         {"num_heads": 4, "num_kv_heads": 2, "rope": RoPE(8), "window": 4},
         {"num_heads": 2, "num_kv_heads": 2, "rope": RoPE(16), "window": 40},
+        {"num_heads": 4, "num_kv_heads": 2, "rope": RoPE(8), "window": 4, "sinks": 2},
     ],
     "MLGRU": [{}, {"hidden_dims": 48}, {"conv_size": 4}, {"conv_size": 3, "share_conv": False}],
 }

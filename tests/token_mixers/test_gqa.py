@@ -11,7 +11,13 @@ from mlx_mmfree.token_mixers import GQA
 from tests.tolerances import TOLERANCE, relative_error
 
 FLOAT32 = TOLERANCE[mx.float32]
-WINDOWS = [None, 3, 100]
+WINDOWS: list[dict[str, int]] = [
+    {},
+    {"window": 3},
+    {"window": 100},
+    {"window": 3, "sinks": 2},
+    {"window": 1, "sinks": 1},
+]
 
 
 def _mixer(**options: Any) -> GQA:
@@ -19,12 +25,12 @@ def _mixer(**options: Any) -> GQA:
     return GQA(16, num_heads=4, num_kv_heads=2, rope=RoPE(4), **options)
 
 
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("cuts", [[], [1, 2, 3], [4, 9]], ids=str)
 def test_rows_with_padding_anywhere_equal_their_tokens_alone(
-    window: int | None, cuts: list[int]
+    window: dict[str, int], cuts: list[int]
 ) -> None:
-    mixer = _mixer(window=window)
+    mixer = _mixer(**window)
     x = mx.random.normal((5, 14, 16))
     valid = mx.random.uniform(shape=(5, 14)) < mx.array([0.2, 0.5, 0.8, 1.0, -1.0])[:, None]
     state, parts = None, []
@@ -89,8 +95,9 @@ def test_positions_of_a_full_window_rotate() -> None:
     assert state.positions.tolist() == [[8, 9, 10, 11]]
 
 
-def test_rows_of_different_lengths_step_on(window: int = 5) -> None:
-    mixer = _mixer(window=window)
+@pytest.mark.parametrize("window", [{}, {"window": 5}, {"window": 3, "sinks": 2}], ids=str)
+def test_rows_of_different_lengths_step_on(window: dict[str, int]) -> None:
+    mixer = _mixer(**window)
     x = mx.random.normal((2, 9, 16))
     valid = mx.array([[False] * 7 + [True] * 2, [True] * 9])
     _, state = mixer(x, None, valid)
@@ -103,9 +110,25 @@ def test_rows_of_different_lengths_step_on(window: int = 5) -> None:
             assert relative_error(got[0], mixer(row[None])[0][0, -1]) <= FLOAT32
 
 
+def test_sinks_keep_their_slots() -> None:
+    mixer = _mixer(window=3, sinks=2)
+    _, state = mixer(mx.zeros((1, 4, 16)))
+    assert state.positions.tolist() == [[0, 1, 2, 3]]
+    _, state = mixer(mx.zeros((1, 4, 16)), state)
+    assert state.positions.tolist() == [[0, 1, 5, 6, 7]]
+    _, state = mixer(mx.zeros((1, 1, 16)), state)
+    assert state.positions.tolist() == [[0, 1, 8, 6, 7]]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"num_heads": 4, "sinks": 1}, "'sinks' must be 0, or positive with 'is_causal'"),
+        ({"num_heads": 4, "sinks": -1, "window": 2}, "'sinks' must be 0, or positive"),
+        (
+            {"num_heads": 4, "sinks": 1, "window": 2, "is_causal": False},
+            "'sinks' must be 0, or positive with 'is_causal'",
+        ),
         ({"num_heads": 5}, "'num_heads' must divide 'dims'"),
         ({"num_heads": 0, "head_dim": 4}, "'num_heads' must divide 'dims'"),
         ({"num_heads": 4, "num_kv_heads": 3}, "'num_kv_heads' must divide 'num_heads'"),

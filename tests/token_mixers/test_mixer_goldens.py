@@ -61,6 +61,7 @@ def attend(mixer: GQA, q: mx.array, k: mx.array, v: mx.array) -> mx.array:
         ("gqa__op", "full", 2, {"is_causal": False}),
         ("gqa__op", "mqa_causal", 1, {}),
         ("sliding_window__op", "causal_window", 2, {"window": 3}),
+        ("sliding_window__op", "causal_window_2_sinks", 2, {"window": 3, "sinks": 2}),
         ("sliding_window__op", "symmetric_window", 2, {"window": 4, "is_causal": False}),
     ],
 )
@@ -94,6 +95,18 @@ def test_block_with_a_sliding_window(is_stepwise: bool) -> None:
         parts.append(y)
     y = mx.fast.rms_norm(mx.concatenate(parts, axis=1), tensors["w.norm.weight"], 1e-6)
     assert relative_error(y, tensors["out.y"]) <= FLOAT32
+
+
+@pytest.mark.parametrize("cuts", [list(range(1, 12)), [], [3, 8]], ids=str)
+def test_attention_sinks(cuts: list[int]) -> None:
+    tensors = golden("attention_sink__streaming_llm_decode")
+    mixer = GQA(12, num_heads=2, rope=RoPE(6), window=4, sinks=2)
+    fill(mixer, tensors, "w.", LINEARS)
+    state, parts = None, []
+    for part in mx.split(tensors["in.x"], cuts, axis=1):
+        y, state = mixer(part, state)
+        parts.append(y)
+    assert relative_error(mx.concatenate(parts, axis=1), tensors["out.y"]) <= FLOAT32
 
 
 @pytest.mark.parametrize("layout", ["half_split", "interleaved"])

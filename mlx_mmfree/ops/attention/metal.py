@@ -2,15 +2,12 @@
 
 import mlx.core as mx
 
+from .. import launch
 from . import Mask
 
 
 def unsupported(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> str | None:
-    if not mx.metal.is_available():
-        return "there is no Metal"
-    if mx.default_device() != mx.Device(mx.gpu):
-        return "the default device is not the GPU"
-    return None
+    return launch.unavailable()
 
 
 def run(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:

@@ -8,7 +8,8 @@ import pytest
 
 from mlx_mmfree.cli import main
 from mlx_mmfree.generation import generate_tokens
-from mlx_mmfree.hub import load, load_model
+from mlx_mmfree.hub import load, load_model, save_model
+from tests.hub.checkpoints import edit_json, tiny_transformer
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 
@@ -54,3 +55,15 @@ def test_existing_folder_is_kept(
 def test_model_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert convert() == 2
     assert "--model/--hf-path" in capsys.readouterr().err
+
+
+def test_masters_of_a_silent_llama(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "masters"
+    save_model(source, tiny_transformer())
+    edit_json(source / "config.json", quantization_config=..., is_bitnet_config=True)
+    assert convert("--model", source, "--mlx-path", tmp_path / "a") == 2
+    assert "'latent' must be given" in capsys.readouterr().err
+    for flag, is_ternary in [("--latent", True), ("--no-latent", False)]:
+        target = tmp_path / flag
+        assert convert("--model", source, "--mlx-path", target, flag) == 0
+        assert (load_model(target).config.linears is not None) == is_ternary

@@ -28,11 +28,15 @@ class _TernaryLinear(nn.Module):
         self,
         input_dims: int,
         output_dims: int,
-        bias: bool,
-        norm_eps: float | None,
-        rounding: Rounding,
-        quantize_activations: bool,
+        bias: bool = False,
+        *,
+        norm_eps: float | None = None,
+        rounding: Rounding = "half_even",
+        quantize_activations: bool = True,
     ):
+        for name, value in (("input_dims", input_dims), ("output_dims", output_dims)):
+            if value < 1:
+                raise ValueError(f"[BitLinear] '{name}' must be positive but got {value}.")
         super().__init__()
         self._dims = (input_dims, output_dims)
         self._norm_eps = norm_eps
@@ -42,6 +46,10 @@ class _TernaryLinear(nn.Module):
             self.norm = nn.RMSNorm(input_dims, eps=norm_eps)
         if bias:
             self.bias = mx.zeros((output_dims,))
+        self._make_weight()
+
+    def _make_weight(self) -> None:
+        """Makes the layer's own weight, if it has one."""
 
     @property
     def input_dims(self) -> int:
@@ -123,22 +131,9 @@ class BitLinear(_TernaryLinear):
         (2, 32)
     """
 
-    def __init__(
-        self,
-        input_dims: int,
-        output_dims: int,
-        bias: bool = False,
-        *,
-        norm_eps: float | None = None,
-        rounding: Rounding = "half_even",
-        quantize_activations: bool = True,
-    ):
-        for name, value in (("input_dims", input_dims), ("output_dims", output_dims)):
-            if value < 1:
-                raise ValueError(f"[BitLinear] '{name}' must be positive but got {value}.")
-        super().__init__(input_dims, output_dims, bias, norm_eps, rounding, quantize_activations)
-        bound = math.sqrt(1.0 / input_dims)
-        self.weight = mx.random.uniform(-bound, bound, (output_dims, input_dims))
+    def _make_weight(self) -> None:
+        bound = math.sqrt(1.0 / self.input_dims)
+        self.weight = mx.random.uniform(-bound, bound, (self.output_dims, self.input_dims))
 
     def __call__(self, x: mx.array) -> mx.array:
         return self._multiply(x, self.weight)
@@ -165,7 +160,7 @@ class TiedBitLinear(_TernaryLinear):
         self, embedding: nn.Embedding, *, norm_eps: float | None, rounding: Rounding = "half_even"
     ):
         output_dims, input_dims = embedding.weight.shape
-        super().__init__(input_dims, output_dims, False, norm_eps, rounding, True)
+        super().__init__(input_dims, output_dims, norm_eps=norm_eps, rounding=rounding)
         # Underscored: the weight is a parameter of the embedding alone.
         self._embedding = embedding
 
@@ -189,18 +184,9 @@ class PackedBitLinear(_TernaryLinear):
     Args: as `BitLinear`.
     """
 
-    def __init__(
-        self,
-        input_dims: int,
-        output_dims: int,
-        bias: bool = False,
-        *,
-        norm_eps: float | None = None,
-        rounding: Rounding = "half_even",
-        quantize_activations: bool = True,
-    ):
-        super().__init__(input_dims, output_dims, bias, norm_eps, rounding, quantize_activations)
-        self.weight = mx.full((output_dims, packed_width(input_dims)), 0x55555555, dtype=mx.uint32)
+    def _make_weight(self) -> None:
+        shape = (self.output_dims, packed_width(self.input_dims))
+        self.weight = mx.full(shape, 0x55555555, dtype=mx.uint32)
         self.scale = mx.ones((1,))
         self.freeze(recurse=False, keys=["weight", "scale"])
 

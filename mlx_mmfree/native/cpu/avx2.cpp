@@ -25,6 +25,6 @@ bool is_supported() {
 }  // namespace
 
 extern const Kernels avx2_kernels;
-const Kernels avx2_kernels = kernel_set<Avx2>("avx2", is_supported);
+constinit const Kernels avx2_kernels = kernel_set<Avx2>("avx2", is_supported);
 
 }  // namespace mmfree

@@ -79,6 +79,6 @@ bool is_supported() {
 }  // namespace
 
 extern const Kernels avx512_vnni_kernels;
-const Kernels avx512_vnni_kernels = kernel_set<Avx512Vnni>("avx512_vnni", is_supported);
+constinit const Kernels avx512_vnni_kernels = kernel_set<Avx512Vnni>("avx512_vnni", is_supported);
 
 }  // namespace mmfree

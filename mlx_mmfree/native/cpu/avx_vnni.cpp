@@ -33,6 +33,6 @@ bool is_supported() {
 }  // namespace
 
 extern const Kernels avx_vnni_kernels;
-const Kernels avx_vnni_kernels = kernel_set<AvxVnni>("avx_vnni", is_supported);
+constinit const Kernels avx_vnni_kernels = kernel_set<AvxVnni>("avx_vnni", is_supported);
 
 }  // namespace mmfree

@@ -28,6 +28,7 @@ struct NeonDotprod : Neon {
 }  // namespace
 
 extern const Kernels neon_dotprod_kernels;
-const Kernels neon_dotprod_kernels = kernel_set<NeonDotprod>("neon_dotprod", has_dot_products);
+constinit const Kernels neon_dotprod_kernels =
+    kernel_set<NeonDotprod>("neon_dotprod", has_dot_products);
 
 }  // namespace mmfree

@@ -34,6 +34,6 @@ bool is_supported() {
 }  // namespace
 
 extern const Kernels neon_i8mm_kernels;
-const Kernels neon_i8mm_kernels = kernel_set<NeonI8mm>("neon_i8mm", is_supported);
+constinit const Kernels neon_i8mm_kernels = kernel_set<NeonI8mm>("neon_i8mm", is_supported);
 
 }  // namespace mmfree

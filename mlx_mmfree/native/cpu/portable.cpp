@@ -79,6 +79,6 @@ bool is_supported() {
 }  // namespace
 
 extern const Kernels portable_kernels;
-const Kernels portable_kernels = kernel_set<Portable>("portable", is_supported);
+constinit const Kernels portable_kernels = kernel_set<Portable>("portable", is_supported);
 
 }  // namespace mmfree

@@ -63,7 +63,7 @@ std::vector<int> processors() {
   return found;
 }
 
-void bind(std::thread& thread, const std::vector<int>& cpus) {
+void pin(std::thread& thread, const std::vector<int>& cpus) {
 #if defined(__linux__)
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -128,7 +128,7 @@ class Pool {
     cpus_ = processors();
     const bool is_bound = cpus_.size() == count;
     for (size_t slot = 1; slot < count; ++slot) {
-      bind(slots_[slot].thread, is_bound ? std::vector<int>{cpus_[slot]} : cpus_);
+      pin(slots_[slot].thread, is_bound ? std::vector<int>{cpus_[slot]} : cpus_);
     }
     if (!is_bound) {
       cpus_.clear();
@@ -148,7 +148,7 @@ class Pool {
     const auto found = std::find(cpus_.begin(), cpus_.end(), cpu);
     if (found != cpus_.end()) {
       std::swap(*found, cpus_[0]);
-      bind(slots_[found - cpus_.begin()].thread, {*found});
+      pin(slots_[found - cpus_.begin()].thread, {*found});
     }
 #endif
   }

@@ -1,0 +1,91 @@
+"""Builds the kernels without MLX and runs them: under sanitizers, and for Arm in an emulator."""
+
+import platform
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parents[2] / "mlx_mmfree/native"
+CHECK = Path(__file__).with_name("kernel_check.cpp")
+PORTABLE = [
+    "cpu/kernels.cpp",
+    "cpu/portable.cpp",
+    "cpu/thread_pool.cpp",
+    "cpu/workspace.cpp",
+    "ternary_matmul/product.cpp",
+]
+FLAGS = ["-std=c++20", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", f"-I{SOURCES}"]
+# checks of every pointer and reference would take minutes to compile in unrolled loops
+SANITIZERS = [
+    "-O1",
+    "-g1",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize=null,object-size,pointer-overflow,alignment",
+    "-fno-sanitize-recover=all",
+]
+X86 = {
+    "cpu/avx512_vnni.cpp": [
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma"),
+        *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
+    ],
+    "cpu/avx_vnni.cpp": ["-mavx2", "-mfma", "-mavxvnni"],
+    "cpu/avx2.cpp": ["-mavx2", "-mfma"],
+}
+# the spelling of the Zig compiler
+ARM = {
+    "cpu/arm_features.cpp": [],
+    "cpu/neon_dotprod.cpp": ["-mcpu=generic+v8_2a+dotprod"],
+    "cpu/neon_i8mm.cpp": ["-mcpu=generic+v8_2a+dotprod+i8mm"],
+}
+
+
+def build(compiler: list[str], flags: list[str], extra: dict[str, list[str]], folder: Path) -> Path:
+    """Compiles the kernels and their check, each file with its own flags."""
+    objects = []
+    commands = []
+    for number, name in enumerate([*PORTABLE, *extra, str(CHECK)]):
+        objects.append(str(folder / f"{number}.o"))
+        own = extra.get(name, [])
+        commands.append([*compiler, *FLAGS, *flags, *own, "-c", SOURCES / name, "-o", objects[-1]])
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, commands))
+    program = folder / "kernel_check"
+    run([*compiler, *flags, *objects, "-pthread", "-o", str(program)])
+    return program
+
+
+def run(command: list) -> str:
+    process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="sanitizers are used on Linux")
+def test_kernels_under_sanitizers(tmp_path: Path) -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+    is_x86 = platform.machine() == "x86_64"
+    program = build(["c++"], SANITIZERS, X86 if is_x86 else {}, tmp_path)
+    assert run([str(program), "portable"]).splitlines()[-2:] == ["portable", "threads"]
+
+
+@pytest.mark.slow
+def test_arm_kernels_in_an_emulator(tmp_path: Path) -> None:
+    emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+    if emulator is None:
+        pytest.skip("qemu-user is not installed")
+    if find_spec("ziglang") is None:
+        pytest.skip("ziglang is not installed")
+    zig = [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-musl"]
+    program = build(zig, ["-O2", "-static"], ARM, tmp_path)
+    wanted = ["neon_i8mm", "neon_dotprod", "portable"]
+    assert run([emulator, "-cpu", "max", str(program), *wanted]).split() == [*wanted, "threads"]
+    # a processor without these instructions
+    oldest = run([emulator, "-cpu", "cortex-a53", str(program), "portable"])
+    assert oldest.split() == ["portable", "threads"]

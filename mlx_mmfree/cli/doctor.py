@@ -1,0 +1,167 @@
+"""`mmfree doctor`: shows what this machine offers, what the library uses of it, and what is wrong."""
+
+import argparse
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from .console import CommandParser, argument_errors, command
+from .flags import BYTES_PER_GB
+
+HELP = "show versions, device, backends with reasons, and problems"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(prog="mmfree doctor", description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object, to paste into a report"
+    )
+    return parser
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    with argument_errors():
+        found = examine()
+    print(json.dumps(found, indent=2) if args.json else "\n".join(table(found)))
+    return 0
+
+
+def examine() -> dict[str, Any]:
+    """Collects every fact as values that JSON knows; takes seconds.
+
+    Raises:
+        ValueError: An environment variable has a value that is not known.
+    """
+    from ..ops.dispatch import forced_backend
+    from ..ops.inspection import cpu_kernels, metal_kernels, operation_reports
+    from ..platform import blas, host
+    from ..platform.bandwidth import read_bandwidth
+    from ..platform.device import device_info
+    from ..platform.threads import thread_count
+
+    forced = forced_backend()
+    with warnings.catch_warnings():
+        # the problems name these kernels
+        warnings.filterwarnings("ignore", r"\[mlx_mmfree\] The Metal kernel", RuntimeWarning)
+        reports = operation_reports()
+    found: dict[str, Any] = {
+        "versions": _versions(),
+        "device": asdict(device_info()),
+        "threads": thread_count(),
+        "memory_bandwidth": asdict(read_bandwidth()),
+        "blas": blas.bind()._asdict(),
+        "cpu_kernels": asdict(cpu_kernels()),
+        "forced_backend": forced,
+        "operations": {
+            op: {"runs_on": _choice(report, forced), "backends": report}
+            for op, report in reports.items()
+        },
+        "metal_kernels": metal_kernels(),
+    }
+    return found | {"problems": [*host.problems(), *_problems(found)]}
+
+
+def _versions() -> dict[str, str]:
+    import platform
+    from importlib.metadata import version
+
+    from ..version import __version__
+
+    return {
+        "mlx_mmfree": __version__,
+        "mlx": version("mlx"),
+        "numpy": version("numpy"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+
+
+def _choice(report: dict[str, str | None], forced: str | None) -> str | None:
+    """The backend that runs the operation, None if the forced one cannot."""
+    names = [name for name, reason in report.items() if reason is None]
+    if forced:
+        return forced if forced in names else None
+    return next(iter(names), None)
+
+
+def _problems(found: dict[str, Any]) -> Iterator[str]:
+    binding, cpu = found["blas"], found["cpu_kernels"]
+    if binding["is_needed"]:
+        yield (
+            f"MLX keeps its slow reference BLAS: {binding['reason']}. "
+            "If the package is missing or damaged: pip install --force-reinstall scipy-openblas32"
+        )
+    if cpu["reason"] and found["device"]["backend"] == "cpu":
+        yield f"The CPU kernels cannot be used: {cpu['reason']}"
+    if found["device"]["backend"] == "cpu" and found["versions"]["platform"].startswith("macOS"):
+        yield (
+            "MLX computes on the CPU of this Mac. Install MLX again (pip install --force-reinstall "
+            "mlx), and do not set the default device to the CPU."
+        )
+    if forced := found["forced_backend"]:
+        yield (
+            f"Every operation is forced to the backend '{forced}'. Unset MLX_MMFREE_BACKEND to let "
+            "the fastest one run."
+        )
+    for op, facts in found["operations"].items():
+        if facts["runs_on"] is None:
+            reason = facts["backends"].get(forced, "it is not written")
+            yield f"No backend can run '{op}': '{forced}' is forced, but {reason}."
+    for kernel, fault in found["metal_kernels"].items():
+        if fault:
+            yield (
+                f"The Metal kernel {kernel} is switched off: {fault}. Other code does its work, "
+                "slower. Report it with the output of 'mmfree doctor --json'."
+            )
+
+
+def table(found: dict[str, Any]) -> list[str]:
+    """Lays the facts out for people, the problems last."""
+    lines = [
+        *_section("versions", found["versions"]),
+        *_section("machine", _machine(found)),
+        *_section("CPU kernels", _cpu_kernels(found["cpu_kernels"])),
+    ]
+    for op, facts in found["operations"].items():
+        rows = {
+            name: "runs" if name == facts["runs_on"] else reason or "can run, not chosen"
+            for name, reason in facts["backends"].items()
+        }
+        lines += _section(op, rows)
+    kernels = {name: fault or "sound" for name, fault in found["metal_kernels"].items()}
+    lines += _section("Metal kernels", kernels or {"none checked": "there is no Metal device"})
+    lines.append("problems" if found["problems"] else "no problems found")
+    return [*lines, *(f"  - {problem}" for problem in found["problems"])]
+
+
+def _machine(found: dict[str, Any]) -> dict[str, str]:
+    device, bandwidth, binding = found["device"], found["memory_bandwidth"], found["blas"]
+    rows = {"device": f"{device['name']} ({device['backend']})"}
+    for name in ("memory", "working_set", "available"):
+        if (size := device[f"{name}_bytes"]) is not None:
+            rows[name.replace("_", " ")] = f"{size / BYTES_PER_GB:.1f} GB"
+    rate = bandwidth["bytes_per_second"] / BYTES_PER_GB
+    rows["read rate"] = f"{rate:.1f} GB/s ({bandwidth['method']})"
+    rows["threads"] = str(found["threads"])
+    bound = f"OpenBLAS, {len(binding['symbols'])} functions of MLX bound to it"
+    rows["BLAS"] = bound if binding["symbols"] else f"MLX's own ({binding['reason']})"
+    return rows
+
+
+def _cpu_kernels(cpu: dict[str, Any]) -> dict[str, str]:
+    if cpu["reason"]:
+        return {"not used": cpu["reason"]}
+    choices = ", ".join(cpu["choices"])
+    return {
+        "instructions": f"{cpu['instructions']} (of {choices})",
+        "threads": str(cpu["threads"]),
+    }
+
+
+def _section(title: str, rows: dict[str, str]) -> list[str]:
+    width = max(map(len, rows), default=0)
+    return [title, *(f"  {name:{width}}  {value}" for name, value in rows.items()), ""]

@@ -1,0 +1,107 @@
+"""What would run each operation on this machine, and why the rest would not."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from .. import native
+from .dispatch import backend_report
+from .self_check import checked_kernels
+from .ternary import packed_width
+
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+
+
+class Call(NamedTuple):
+    """The arguments that an operation hands to its backends."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CpuKernels:
+    """The compiled CPU kernels.
+
+    Attributes:
+        reason: Why they cannot be used, with the way out, or None.
+        instructions: The instruction set in use, or None.
+        choices: All that this processor has kernels for, fastest first.
+        threads: The number of threads that compute, or None.
+    """
+
+    reason: str | None
+    instructions: str | None = None
+    choices: tuple[str, ...] = ()
+    threads: int | None = None
+
+
+def cpu_kernels() -> CpuKernels:
+    """Describes the compiled CPU kernels."""
+    if reason := native.unavailable():
+        return CpuKernels(reason)
+    module = native.kernels()
+    return CpuKernels(None, module.kernel_name(), tuple(module.kernel_names()), module.threads())
+
+
+def operation_reports() -> dict[str, dict[str, str | None]]:
+    """For each operation and each backend it has, why it cannot run here (`None`: it can).
+
+    Asks with small arguments of every kind that the layers use, so that every Metal kernel is
+    checked where there is Metal; a backend that refuses any of them shows its first reason.
+    """
+    package = __name__.rpartition(".")[0]
+    found: dict[str, dict[str, str | None]] = {}
+    for op, calls in _calls().items():
+        found[op] = {}
+        for call in calls:
+            report = backend_report(f"{package}.{op}", *call.args, **call.kwargs)
+            for name, reason in report.items():
+                found[op][name] = found[op].get(name) or reason
+    return found
+
+
+def metal_kernels() -> dict[str, str | None]:
+    """Returns each Metal kernel checked so far with its fault, None for a sound one."""
+    return checked_kernels()
+
+
+def _calls() -> dict[str, Iterator[Call]]:
+    return {
+        "attention": _attention_calls(),
+        "linear_scan": _linear_scan_calls(),
+        "rms_norm_quantize": _rms_norm_quantize_calls(),
+        "ternary_matmul": _ternary_matmul_calls(),
+    }
+
+
+def _attention_calls() -> Iterator[Call]:
+    for dtype in DTYPES:
+        x = mx.zeros((1, 1, 2, 64), dtype)
+        yield Call((x, x, x, "causal"), {})
+
+
+def _linear_scan_calls() -> Iterator[Call]:
+    for dtype in DTYPES:
+        x = mx.zeros((1, 2, 32), dtype)
+        yield Call((x, x, mx.zeros((1, 32))), {})
+
+
+def _rms_norm_quantize_calls() -> Iterator[Call]:
+    for dtype in DTYPES:
+        x = mx.zeros((1, 32), dtype)
+        for rounding in ("half_even", "half_away"):
+            yield Call((x, None), {"eps": None, "rounding": rounding})
+            yield Call((x, mx.ones((32,), dtype)), {"eps": 1e-6, "rounding": rounding})
+
+
+def _ternary_matmul_calls() -> Iterator[Call]:
+    # one token and a prompt, whole words and not
+    for rows in (1, 64):
+        for dims in (32, 33):
+            weight = mx.zeros((4, packed_width(dims)), mx.uint32)
+            for dtype in DTYPES:
+                yield Call((mx.zeros((rows, dims), dtype), weight), {"codes": False})
+            yield Call((mx.zeros((rows, dims)), weight), {"codes": True})

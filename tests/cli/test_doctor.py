@@ -1,0 +1,140 @@
+"""`mmfree doctor` shows the facts, and each problem with its way out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_mmfree import __version__, native, ops
+from mlx_mmfree.cli import main
+from mlx_mmfree.native import loader
+from mlx_mmfree.ops import self_check
+from mlx_mmfree.platform import bandwidth, blas, host
+
+on_cpu = pytest.mark.skipif(
+    mx.default_device() != mx.Device(mx.cpu), reason="the default device is not the CPU"
+)
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No forced backend, and a reading that takes no time."""
+    monkeypatch.delenv("MLX_MMFREE_BACKEND", raising=False)
+    read = bandwidth.read_bandwidth
+    monkeypatch.setattr(bandwidth, "read_bandwidth", lambda: read(2**20))
+
+
+@pytest.fixture
+def not_built(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(loader, "PACKAGE", "_no_such_package")
+    loader._load.cache_clear()
+    yield
+    loader._load.cache_clear()
+
+
+def report(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["doctor", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    found: dict[str, Any] = json.loads(shown.out)
+    return found
+
+
+def test_table_names_versions_device_backends_and_reasons(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    for text in (f"  mlx_mmfree  {__version__}\n", "\nternary_matmul\n", " GB/s (largest word of"):
+        assert text in shown
+    if not mx.metal.is_available():
+        assert "  metal      no Metal device\n" in shown
+
+
+def test_json_holds_every_operation_with_its_backends(capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys)
+    folders = {file.parent for file in Path(ops.__file__).parent.glob("*/reference.py")}
+    assert {folder.name for folder in folders} == set(found["operations"])
+    for folder in folders:
+        backends = found["operations"][folder.name]["backends"]
+        assert set(backends) == {name for name in ops.BACKENDS if (folder / f"{name}.py").exists()}
+        assert backends["reference"] is None
+        assert backends[found["operations"][folder.name]["runs_on"]] is None
+    assert found["memory_bandwidth"]["bytes_per_second"] > 0
+    assert found["device"]["memory_bytes"] > 0
+    assert found["threads"] >= 1
+
+
+@pytest.mark.skipif(native.unavailable() is not None, reason="the CPU kernels are not built")
+def test_cpu_kernels_in_use_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    kernels = report(capsys)["cpu_kernels"]
+    module = native.kernels()
+    assert kernels["reason"] is None
+    assert kernels["instructions"] == module.kernel_name()
+    assert (kernels["choices"], kernels["threads"]) == (module.kernel_names(), module.threads())
+
+
+@on_cpu
+def test_missing_extension_is_a_problem_with_the_way_out(
+    not_built: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = report(capsys)
+    assert found["operations"]["linear_scan"]["runs_on"] == "reference"
+    assert any("was not built" in text and loader.REBUILD in text for text in found["problems"])
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "  not used  the CPU extension was not built" in shown
+    assert "\nproblems\n  - The CPU kernels cannot be used: " in shown
+
+
+def test_forced_backend_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLX_MMFREE_BACKEND", "reference")
+    found = report(capsys)
+    assert {facts["runs_on"] for facts in found["operations"].values()} == {"reference"}
+    assert any("Unset MLX_MMFREE_BACKEND" in text for text in found["problems"])
+
+
+def test_operations_that_the_forced_backend_cannot_run_are_problems(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLX_MMFREE_BACKEND", "chunked")
+    found = report(capsys)
+    assert found["operations"]["attention"]["runs_on"] == "chunked"
+    reason = "No backend can run 'ternary_matmul': 'chunked' is forced, but it is not written."
+    assert reason in found["problems"]
+
+
+def test_unknown_backend_is_the_users_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLX_MMFREE_BACKEND", "fast")
+    assert main(["doctor"]) == 2
+    shown = capsys.readouterr().err
+    assert "'MLX_MMFREE_BACKEND' must be one of" in shown and shown.count("\n") == 1
+
+
+def test_slow_blas_and_an_unfit_host_are_problems(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = blas.Binding((), "scipy-openblas32 does not load (gone)", is_needed=True)
+    monkeypatch.setattr(blas, "bind", lambda: slow)
+    old = host.Host("Darwin", "arm64", (3, 11), "13.6")
+    monkeypatch.setattr(host, "current_host", lambda: old)
+    problems = report(capsys)["problems"]
+    assert problems[0] == "MLX needs macOS 14 or newer but this is 13.6."
+    assert "(gone). If the package is missing or damaged: pip install" in problems[1]
+
+
+def test_switched_off_metal_kernels_are_problems(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults = {("good", "gpu", "1"): None, ("bad", "gpu", "1"): "it computes wrong values"}
+    monkeypatch.setattr(self_check, "_faults", faults)
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "Metal kernels\n  good  sound\n  bad   it computes wrong values\n" in shown
+    assert "  - The Metal kernel bad is switched off: it computes wrong values. " in shown

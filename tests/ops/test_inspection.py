@@ -1,0 +1,46 @@
+"""The inspection checks every Metal kernel and keeps the reason of a broken one."""
+
+import mlx.core as mx
+import pytest
+
+from mlx_mmfree.ops import self_check
+from mlx_mmfree.ops.inspection import metal_kernels, operation_reports
+from tests.emulator.emulator import Emulator
+
+
+@pytest.fixture(autouse=True)
+def nothing_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_check, "_faults", {})
+
+
+@pytest.mark.metal
+def test_every_metal_kernel_is_checked(metal: None) -> None:
+    reports = operation_reports()
+    assert [report["metal"] for report in reports.values()] == [None] * len(reports)
+    checked = metal_kernels()
+    assert set(checked.values()) == {None}
+    for start in (
+        "linear_scan_forward(",
+        "linear_scan_backward(",
+        "rms_norm_quantize(norm=True, half_away, ",
+        "rms_norm_quantize(norm=False, half_even, ",
+        "ternary_matmul_decode(",
+        "ternary_matmul_prefill(",
+    ):
+        assert any(kernel.startswith(start) for kernel in checked), start
+
+
+def test_one_broken_kernel_is_the_reason(emulated: Emulator) -> None:
+    emulated.edit = lambda text: text.replace("code == 1 ? 0.0f", "code == 2 ? 0.0f")
+    with pytest.warns(RuntimeWarning, match="ternary_matmul_decode"):
+        report = operation_reports()["ternary_matmul"]
+    assert "it computes wrong values" in (report["metal"] or "")
+    assert report["reference"] is None
+    faults = metal_kernels()
+    assert {"decode" in kernel for kernel, fault in faults.items() if fault} == {True}
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="this machine has Metal")
+def test_without_metal_nothing_is_checked() -> None:
+    assert all(report["metal"] == "no Metal device" for report in operation_reports().values())
+    assert metal_kernels() == {}

@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ..errors import CheckpointError
 from ..layers import BitLinear, PackedBitLinear
 from ..models import Decoder, find
+from ..models.fields import section
 from . import affine_format, bitnet_format
 from .checkpoint import Checkpoint
 from .names import WeightNames
@@ -101,7 +102,7 @@ def build_skeleton(checkpoint: Checkpoint) -> Skeleton:
     quantization = checkpoint.config.get("quantization")
     if quantization is not None:
         affine_format.quantize_modules(model, names, checkpoint, quantization["group_size"])
-    described = checkpoint.config.get("quantization_config") or {}
+    described = section(checkpoint.config, "quantization_config")
     forms: dict[str, StoredForm] = {}
     if bitnet_format.is_packed(described):
         _check_packed_everywhere(model, names, checkpoint)

@@ -119,6 +119,14 @@ def test_saves_and_counts_bytes(tmp_path: Path, dtype: mx.Dtype | None) -> None:
     assert mx.array_equal(logits(again), logits(model))
 
 
+@pytest.mark.parametrize("value", [23, "bitnet", [1]], ids=str)
+def test_second_description_must_be_an_object(tmp_path: Path, value: Any) -> None:
+    folder = write(tmp_path / "m", tied=False)
+    edit_json(folder / "config.json", quantization_config=value)
+    with pytest.raises(CheckpointError, match="'quantization_config' must be an object"):
+        load_model(folder)
+
+
 def test_checkpoint_of_mlx_lm(tmp_path: Path) -> None:
     from mlx_lm.models import qwen3
 

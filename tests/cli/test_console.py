@@ -46,7 +46,7 @@ def test_unknown_command_lists_the_known(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["generat"]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err.startswith("error: [mmfree] the command must be one of convert, generate")
+    assert shown.err.startswith("error: [mmfree] the command must be one of bench, convert, generate")
     assert shown.err.count("\n") == 1
 
 

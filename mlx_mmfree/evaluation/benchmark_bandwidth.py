@@ -13,7 +13,7 @@ import numpy as np
 
 from ..platform.threads import thread_count
 
-METHOD_ON_CPU = "NumPy's maximum over the buffer, each thread a contiguous share of it"
+METHOD_ON_CPU = "NumPy's maximum over the buffer, each thread a contiguous share"
 METHOD_ELSEWHERE = "MLX's maximum over the buffer, on its default device"
 
 
@@ -47,10 +47,7 @@ class MemoryReader:
             start = time.perf_counter()
             mx.eval([mx.max(array) for array in arrays])
             return time.perf_counter() - start
-        shares = [
-            [np.array_split(_words(array), self.threads)[n] for array in arrays]
-            for n in range(self.threads)
-        ]
+        shares = _shares([_words(array) for array in arrays], self.threads)
         start = time.perf_counter()
         list(self._pool.map(_read_all, shares))
         return time.perf_counter() - start
@@ -90,10 +87,25 @@ def _words(array: mx.array) -> np.ndarray:
     return data.view(np.uint32) if data.size % 4 == 0 else data
 
 
-def _read_all(shares: list[np.ndarray]) -> None:
-    for share in shares:
-        if share.size:
-            share.max()
+def _shares(buffers: Sequence[np.ndarray], count: int) -> list[list[np.ndarray]]:
+    """Parts of about equal size of the buffers laid end to end."""
+    total = sum(buffer.size for buffer in buffers)
+    shares: list[list[np.ndarray]] = [[] for _ in range(count)]
+    start = 0
+    for buffer in buffers:
+        for n, share in enumerate(shares):
+            first, end = (
+                min(max(total * bound // count - start, 0), buffer.size) for bound in (n, n + 1)
+            )
+            if first < end:
+                share.append(buffer[first:end])
+        start += buffer.size
+    return shares
+
+
+def _read_all(share: list[np.ndarray]) -> None:
+    for part in share:
+        np.maximum.reduce(part)
 
 
 def _binder(threads: int) -> "_Binder | None":

@@ -23,7 +23,7 @@ class DecodeResult:
     Attributes:
         position: Tokens read before.
         token_seconds: Time of a token, the median of each round.
-        read_seconds: Time of a plain read of the same weights and as much state, in each round.
+        read_seconds: Time of a plain read of as many bytes, by a read of the matrices, in each round.
         state_bytes: What is carried from token to token.
     """
 
@@ -150,17 +150,25 @@ def _measure_decode(
     decoded_tokens: int,
     rounds: int,
 ) -> DecodeResult:
-    weights = read_weights(model)
-    weight_bytes = sum(array.nbytes for array in weights)
+    weights = _matrices(model)
     state_bytes = tree_reduce(lambda total, array: total + array.nbytes, state or (), 0)
+    all_bytes = token_bytes(model) + state_bytes
+    scale = all_bytes / sum(array.nbytes for array in weights)
     own, read = [], []
     for n in range(-1, rounds):
-        plain = reader.seconds(weights, READINGS) * (1 + state_bytes / weight_bytes)
+        plain = reader.seconds(weights, READINGS) * scale
         token = _token_seconds(model, state, decoded_tokens)
         if n >= 0:
             own.append(token)
             read.append(plain)
     return DecodeResult(position, tuple(own), tuple(read), state_bytes)
+
+
+def _matrices(model: Decoder) -> list[mx.array]:
+    """The larger weights: a read of a small one is all overhead."""
+    weights = read_weights(model)
+    mean = sum(array.nbytes for array in weights) / len(weights)
+    return [array for array in weights if array.nbytes >= mean]
 
 
 def _token_seconds(model: Decoder, state: State, count: int) -> float:

@@ -19,6 +19,7 @@ from mlx_mmfree.evaluation.benchmark import (
 )
 from mlx_mmfree.evaluation.benchmark_bandwidth import (
     MemoryReader,
+    _shares,
     measure_bandwidth,
     memory_reader,
 )
@@ -141,6 +142,18 @@ def test_reader_leaves_the_callers_processors_alone(reader: MemoryReader) -> Non
     before = affinity(0)
     assert all(rate > 0 for rate in measure_bandwidth(reader, 2**16, 2))
     assert affinity(0) == before
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize("sizes", [[10], [1, 5, 100, 3], [1, 1]])
+def test_threads_share_every_word_once(sizes: list[int], count: int) -> None:
+    words = np.arange(sum(sizes))
+    shares = _shares(np.split(words, np.cumsum(sizes)[:-1]), count)
+    assert len(shares) == count
+    read = np.concatenate([part for share in shares for part in share])
+    assert sorted(read.tolist()) == words.tolist()
+    lengths = [sum(part.size for part in share) for share in shares]
+    assert max(lengths) - min(lengths) <= 1
 
 
 def test_machine(reader: MemoryReader) -> None:

@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.model is None and args.revision is not None:
         raise UsageError("[bench] 'revision' must come with 'model' but came alone.")
     from ..evaluation.benchmark import benchmark_model, benchmark_products, measure_machine
-    from ..evaluation.benchmark_bandwidth import memory_reader
+    from ..platform.memory_reader import memory_reader
 
     settings = _settings(args)
     configs = {name: _read_config(name) for name in args.config}

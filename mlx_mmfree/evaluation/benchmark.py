@@ -6,8 +6,9 @@ from typing import Any
 
 from ..models import Decoder
 from ..platform.device import DeviceInfo, device_info
+from ..platform.memory_reader import MemoryReader
 from ..version import __version__
-from .benchmark_bandwidth import MemoryReader, measure_bandwidth, median
+from .benchmark_bandwidth import measure_bandwidth, median
 from .benchmark_models import ModelResult, measure_model
 from .benchmark_products import SHAPES, ProductResult, measure_products, product_backend
 

@@ -9,7 +9,8 @@ from mlx.utils import tree_reduce
 
 from ..generation.decode import Decoding, prefill
 from ..models import Decoder
-from .benchmark_bandwidth import MemoryReader, median
+from ..platform.memory_reader import MemoryReader
+from .benchmark_bandwidth import median
 from .benchmark_products import READINGS
 from .benchmark_weights import read_weights, token_bytes
 

@@ -9,7 +9,8 @@ import mlx.core as mx
 
 from ..layers import PackedBitLinear
 from ..ops import backend_report
-from .benchmark_bandwidth import MemoryReader, median
+from ..platform.memory_reader import MemoryReader
+from .benchmark_bandwidth import median
 from .benchmark_weights import random_packed
 
 SHAPES = ((6912, 2560), (2560, 6912), (11264, 2048))

@@ -1,15 +1,11 @@
 """How fast the default device reads memory."""
 
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import mlx.core as mx
-import numpy as np
 
 from .device import available_memory_bytes
-from .threads import thread_count
+from .memory_reader import memory_reader
 
 BUFFER_BYTES = 512 * 2**20
 PASSES = 5
@@ -38,34 +34,11 @@ def read_bandwidth(buffer_bytes: int = BUFFER_BYTES) -> Bandwidth:
     """
     available = available_memory_bytes()
     size = buffer_bytes if available is None else min(buffer_bytes, available // 4)
-    words = max(size // 4, 1)
-    on_cpu = mx.default_device() == mx.Device(mx.cpu)
-    fastest, readers = (_cpu_seconds if on_cpu else _gpu_seconds)(words)
-    method = f"largest word of {4 * words / 2**20:.0f} MiB by {readers}, fastest of {PASSES} passes"
-    return Bandwidth(4 * words / fastest, method)
-
-
-def _cpu_seconds(words: int) -> tuple[float, str]:
-    # MLX reduces on one thread, too slow to be limited by the memory
-    threads = min(thread_count(), words)
-    parts = np.array_split(np.full(words, 1, np.uint32), threads)
-    with ThreadPoolExecutor(threads) as pool:
-        seconds = _fastest(lambda: list(pool.map(np.max, parts)))
-    return seconds, f"NumPy on {threads} thread{'s' if threads > 1 else ''}"
-
-
-def _gpu_seconds(words: int) -> tuple[float, str]:
-    buffer = mx.full((words,), 1, mx.uint32)
-    mx.eval(buffer)
-    return _fastest(lambda: mx.eval(buffer.max())), "MLX on the GPU"
-
-
-def _fastest(read: Callable[[], object]) -> float:
-    """Returns the seconds of the fastest pass after one that does not count."""
-    read()
-    passes = []
-    for _ in range(PASSES):
-        start = time.perf_counter()
-        read()
-        passes.append(time.perf_counter() - start)
-    return min(passes)
+    buffer = mx.full((max(size // 4, 1),), 1, mx.uint32)
+    with memory_reader() as reader:
+        seconds = reader.seconds([buffer], PASSES)
+        method = (
+            f"{reader.method}; {buffer.nbytes / 2**20:.0f} MiB, threads: {reader.threads}, fastest "
+            f"of {PASSES} passes"
+        )
+    return Bandwidth(buffer.nbytes / seconds, method)

@@ -17,12 +17,7 @@ from mlx_mmfree.evaluation.benchmark import (
     benchmark_products,
     measure_machine,
 )
-from mlx_mmfree.evaluation.benchmark_bandwidth import (
-    MemoryReader,
-    _shares,
-    measure_bandwidth,
-    memory_reader,
-)
+from mlx_mmfree.evaluation.benchmark_bandwidth import measure_bandwidth
 from mlx_mmfree.evaluation.benchmark_models import DecodeResult, ModelResult
 from mlx_mmfree.evaluation.benchmark_products import ProductResult
 from mlx_mmfree.evaluation.benchmark_weights import (
@@ -35,6 +30,7 @@ from mlx_mmfree.evaluation.benchmark_weights import (
 from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.models import find
 from mlx_mmfree.ops import pack_ternary, unpack_ternary
+from mlx_mmfree.platform.memory_reader import MemoryReader, _shares, memory_reader
 from mlx_mmfree.platform.threads import thread_count
 
 HGRN = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .console import CommandParser, argument_errors, command
 from .flags import escaped, json_object, positive, truth, whole
-from .loading import add_memory_flags, add_model_flags, loaded
+from .loading import add_key_value_flags, add_memory_flags, add_model_flags, loaded
 from .prompts import PromptWriter, read_prompts, read_standard_input
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_sampling_flags(parser.add_argument_group("choice of tokens"))
     _add_end_flags(parser.add_argument_group("end of the text"))
     _add_output_flags(parser.add_argument_group("output"))
+    add_key_value_flags(parser)
     add_memory_flags(parser)
     return parser
 

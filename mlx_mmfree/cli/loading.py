@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .console import argument_errors
-from .flags import gigabytes
+from .flags import gigabytes, positive, whole
 
 if TYPE_CHECKING:
     from ..hub import Tokenizer
@@ -49,16 +49,71 @@ def add_memory_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--memory-limit", **sizes, help="limit of all of MLX's memory")
 
 
+def add_key_value_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("keys and values of attention")
+    group.add_argument(
+        "--max-kv-size",
+        type=positive,
+        help="tokens that attention keeps at most: the first 4 and the last ones; default: all",
+    )
+    group.add_argument(
+        "--kv-bits", type=positive, help="bits of each number kept, 2 to 8; default: exact"
+    )
+    group.add_argument(
+        "--kv-group-size",
+        type=positive,
+        help="numbers that share a scale, 32, 64 or 128; default: 64, or 32 where heads need it",
+    )
+    group.add_argument(
+        "--quantized-kv-start",
+        type=whole,
+        default=5000,
+        help="tokens kept exactly before --kv-bits takes effect (%(default)s)",
+    )
+
+
+def _with_key_values(args: argparse.Namespace, model: "Decoder") -> "Decoder":
+    """The model as the flags for keys and values ask, if the command has them."""
+    from ..generation import with_key_values
+
+    if not hasattr(args, "max_kv_size"):
+        return model
+    with argument_errors():
+        return with_key_values(
+            model,
+            max_kv_size=args.max_kv_size,
+            kv_bits=args.kv_bits,
+            kv_group_size=args.kv_group_size,
+            quantized_kv_start=args.quantized_kv_start,
+        )
+
+
+def _note_unused_flags(args: argparse.Namespace, model: "Decoder") -> None:
+    from ..generation import keeps_key_values
+
+    names = ("max_kv_size", "kv_bits", "kv_group_size")
+    unused = [name for name in names if getattr(args, name, None) is not None]
+    if unused and not keeps_key_values(model):
+        flags = ", ".join("--" + name.replace("_", "-") for name in unused)
+        print(
+            f"note: without effect: {flags}. The model has no attention; what it keeps of a text "
+            "has a constant size.",
+            file=sys.stderr,
+        )
+
+
 @contextmanager
 def loaded(
-    args: argparse.Namespace, *, batch_size: int, prefill_step_size: int
+    args: argparse.Namespace, *, batch_size: int, prefill_step_size: int, context_length: int = 0
 ) -> Iterator[tuple["Decoder", "Tokenizer"]]:
     """The model and its tokenizer, under memory limits inside the `with` block.
 
     Args:
-        args: The values of the model and memory flags.
+        args: The values of the model and memory flags, and of those for keys and values if the
+            command has them: the model keeps what they say.
         batch_size: Texts at a time.
         prefill_step_size: Positions of the prompt read at a time.
+        context_length: The most tokens of a text, as far as known.
     """
     import mlx.core as mx
 
@@ -73,11 +128,14 @@ def loaded(
     checkpoint = open_checkpoint(source, args.revision, args.latent)
     dtype = getattr(mx, args.dtype) if args.dtype else None
     model_bytes = needed_bytes(checkpoint, dtype)
+    skeleton = _with_key_values(args, build_skeleton(checkpoint).model)
+    _note_unused_flags(args, skeleton)
     need = memory_need(
-        build_skeleton(checkpoint).model,
+        skeleton,
         model_bytes,
         batch_size=batch_size,
         prefill_step_size=prefill_step_size,
+        context_length=context_length,
     )
     if warning := check_memory(need):
         print("warning:", warning, file=sys.stderr)
@@ -91,4 +149,5 @@ def loaded(
     with ExitStack() as stack:
         with argument_errors():
             stack.enter_context(memory_limits(model_bytes, **given))
-        yield load(checkpoint, dtype=dtype)
+        model, tokenizer = load(checkpoint, dtype=dtype)
+        yield _with_key_values(args, model), tokenizer

@@ -5,6 +5,8 @@ from .batch import BatchStats as BatchStats
 from .batch import batch_generate as batch_generate
 from .decode import generate_tokens as generate_tokens
 from .decode import prefill as prefill
+from .key_values import keeps_key_values as keeps_key_values
+from .key_values import with_key_values as with_key_values
 from .memory import MemoryNeed as MemoryNeed
 from .memory import check_memory as check_memory
 from .memory import memory_limits as memory_limits

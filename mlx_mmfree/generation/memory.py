@@ -12,6 +12,7 @@ from ..errors import MMFreeError
 from ..models import Decoder
 from ..platform.device import DeviceInfo, device_info
 from .decode import PREFILL_STEP_SIZE
+from .key_values import blank_state
 
 Setter = Callable[[int], int]
 
@@ -45,6 +46,7 @@ def memory_need(
     *,
     batch_size: int = 1,
     prefill_step_size: int = PREFILL_STEP_SIZE,
+    context_length: int = 0,
 ) -> MemoryNeed:
     """Estimates the memory for running a model; its own weights may still be unloaded.
 
@@ -53,6 +55,7 @@ def memory_need(
         weights_bytes: Size of the weights in memory.
         batch_size: Texts at a time.
         prefill_step_size: Positions of the prompt read at a time.
+        context_length: The longest text, prompt included; what attention keeps grows with it.
     """
     widths = [
         sum(module.weight.shape)
@@ -66,7 +69,9 @@ def memory_need(
     return MemoryNeed(
         weights_bytes=weights_bytes,
         state_bytes=tree_reduce(
-            lambda total, array: total + array.nbytes, model.init_state(batch_size), 0
+            lambda total, array: total + array.nbytes,
+            blank_state(model, batch_size, context_length),
+            0,
         ),
         activations_bytes=values * mx.float32.size,
     )

@@ -42,6 +42,14 @@ class TokenMixer(nn.Module):
         """The state before the first position."""
         raise NotImplementedError
 
+    def blank_state(self, batch_size: int, length: int, dtype: mx.Dtype) -> State:
+        """A state of the shapes and dtypes that `length` tokens leave, unpadded; contents zero."""
+        return self.init_state(batch_size, dtype)
+
+    def rewound(self, state: State, count: int) -> State | None:
+        """The state before its last `count` tokens, or `None` where it does not tell."""
+        return None
+
     def __call__(
         self, x: mx.array, state: State = None, valid: mx.array | None = None
     ) -> tuple[mx.array, State]:

@@ -1,15 +1,20 @@
 """Grouped-query attention (Ainslie et al., arXiv 2305.13245)."""
 
+from copy import copy
 from typing import ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.key_value_state import Attended, KeyValueState, extend
+from ..layers.quantized_array import GROUP_SIZES, Quantization
 from ..layers.rope import RoPE
 from ..layers.token_mixer import LinearFactory, TokenMixer
 from ..ops import attention
 from ..ops.attention import Mask
+
+SINKS = 4
+"""First tokens that stay in a state of limited size."""
 
 
 class GQA(TokenMixer):
@@ -37,6 +42,9 @@ class GQA(TokenMixer):
         window: Each token sees only tokens nearer than this, itself included: `|t - j| < window`.
         sinks: Number of first tokens that every token sees beside its window (StreamingLLM, Xiao et
             al., arXiv 2309.17453), as near as if the text between had never been.
+        quantization: Stores keys and values in few bits. A token's are rounded before anything
+            attends to them, itself included.
+        quantization_start: The state stays exact until it has so many slots, or its window is full.
 
     Shape:
         `x` and `y`: `(B, L, D)`.
@@ -68,6 +76,8 @@ class GQA(TokenMixer):
         is_causal: bool = True,
         window: int | None = None,
         sinks: int = 0,
+        quantization: Quantization | None = None,
+        quantization_start: int = 0,
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -83,6 +93,7 @@ class GQA(TokenMixer):
         self._is_causal = is_causal
         self._window = window
         self._sinks = sinks
+        self._set_quantization(quantization, quantization_start)
         self.query_proj = linear(dims, num_heads * head_dim, bias=bias)
         self.key_proj = linear(dims, num_kv_heads * head_dim, bias=bias)
         self.value_proj = linear(dims, num_kv_heads * head_dim, bias=bias)
@@ -95,11 +106,91 @@ class GQA(TokenMixer):
         if output_norm_eps is not None:
             self.output_norm = nn.RMSNorm(num_heads * head_dim, eps=output_norm_eps)
 
+    @property
+    def head_dim(self) -> int:
+        """Dims of a head."""
+        return self._head_dim
+
+    def with_state(
+        self,
+        *,
+        max_size: int | None = None,
+        quantization: Quantization | None = None,
+        quantization_start: int = 0,
+    ) -> "GQA":
+        """The same attention, with the same weights, that keeps less in its state.
+
+        Args:
+            max_size: The state holds at most so many tokens: the first 4 as sinks, and the last ones
+                as a window, unless the mixer's own are smaller.
+            quantization: Stores keys and values in few bits.
+            quantization_start: When that begins.
+
+        Raises:
+            ValueError: There is no room beside the sinks, or the groups do not fit the heads.
+        """
+        mixer = copy(self)
+        if not self._is_causal:
+            return mixer
+        if max_size is not None:
+            if max_size <= SINKS:
+                raise ValueError(
+                    f"[GQA] 'max_size' must be larger than {SINKS}, the first tokens that always "
+                    f"stay, but got {max_size}."
+                )
+            if self._capacity is None or self._capacity > max_size:
+                mixer._window, mixer._sinks = max_size - SINKS, SINKS
+        mixer._set_quantization(quantization, quantization_start)
+        return mixer
+
+    def _set_quantization(self, quantization: Quantization | None, start: int) -> None:
+        _check_quantization(quantization, start, self._head_dim)
+        self._quantization = quantization
+        self._quantization_start = start
+
+    @property
+    def _capacity(self) -> int | None:
+        """The most slots of a state."""
+        return None if self._window is None else self._sinks + self._window
+
+    @property
+    def _exact_slots(self) -> int | None:
+        """Slots in use with which a state is quantised; `None`: never."""
+        if self._quantization is None:
+            return None
+        start = self._quantization_start
+        return start if self._capacity is None else min(start, self._capacity)
+
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> KeyValueState | tuple[()]:
         if not self._is_causal:
             return ()
         heads, dims = self._num_kv_heads, self._head_dim
-        return KeyValueState.empty(batch_size, heads, dims, dims, dtype)
+        state = KeyValueState.empty(batch_size, heads, dims, dims, dtype)
+        return self._quantized(state) if self._exact_slots == 0 else state
+
+    def blank_state(
+        self, batch_size: int, length: int, dtype: mx.Dtype
+    ) -> KeyValueState | tuple[()]:
+        state = self.init_state(batch_size, dtype)
+        if isinstance(state, KeyValueState):
+            exact = self._exact_slots
+            if exact is not None and length > exact:
+                state = self._quantized(state)
+            state = state.blank(length, self._window, self._sinks)
+        return state
+
+    def rewound(
+        self, state: KeyValueState | tuple[()], count: int
+    ) -> KeyValueState | tuple[()] | None:
+        exact = self._exact_slots
+        if self._window is not None or not isinstance(state, KeyValueState):
+            return None
+        if exact and state.is_quantized and state.positions.shape[1] - count <= exact:
+            return None
+        return state.without_last(count)
+
+    def _quantized(self, state: KeyValueState) -> KeyValueState:
+        return state if self._quantization is None else state.quantized(self._quantization)
 
     def __call__(
         self,
@@ -107,21 +198,41 @@ class GQA(TokenMixer):
         state: KeyValueState | tuple[()] | None = None,
         valid: mx.array | None = None,
     ) -> tuple[mx.array, KeyValueState | tuple[()]]:
+        state = self.init_state(x.shape[0], x.dtype) if state is None else state
         if valid is None:
-            return self._attend(x, state, None)
+            return self._read(x, state, None)
         # Padding moves behind the tokens, where a causal mask hides it.
         order = mx.argsort(mx.where(valid, 0, x.shape[1]) + mx.arange(x.shape[1]), axis=1)
         x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
         x = mx.take_along_axis(x, order[..., None], axis=1)
-        y, state = self._attend(x, state, valid.sum(axis=1))
+        y, state = self._read(x, state, valid.sum(axis=1))
         y = mx.take_along_axis(y, mx.argsort(order, axis=1)[..., None], axis=1)
         return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), state
 
+    def _read(
+        self, x: mx.array, state: KeyValueState | tuple[()], counts: mx.array | None
+    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
+        """`_attend`, in two parts where the state is to be quantised between them."""
+        exact = self._exact_slots
+        if exact is None or not isinstance(state, KeyValueState) or state.is_quantized:
+            return self._attend(x, state, counts)
+        first = exact - state.positions.shape[1]
+        if first <= 0:
+            return self._attend(x, self._quantized(state), counts)
+        if first >= x.shape[1]:
+            return self._attend(x, state, counts)
+        before = after = None
+        if counts is not None:
+            before = mx.minimum(counts, first)
+            after = counts - before
+        y, state = self._attend(x[:, :first], state, before)
+        rest, state = self._read(x[:, first:], state, after)
+        return mx.concatenate([y, rest], axis=1), state
+
     def _attend(
-        self, x: mx.array, state: KeyValueState | tuple[()] | None, counts: mx.array | None
+        self, x: mx.array, state: KeyValueState | tuple[()], counts: mx.array | None
     ) -> tuple[mx.array, KeyValueState | tuple[()]]:
         """Attention where the first `counts` tokens of each row are real."""
-        state = self.init_state(x.shape[0], x.dtype) if state is None else state
         start: int | mx.array = 0
         if isinstance(state, KeyValueState) and not state.is_empty:
             start = state.lengths
@@ -213,3 +324,16 @@ def _check_heads(
     for name, value in (("head_dim", head_dim), ("window", window)):
         if value is not None and value < 1:
             raise ValueError(f"[GQA] '{name}' must be positive but got {value}.")
+
+
+def _check_quantization(quantization: Quantization | None, start: int, head_dim: int) -> None:
+    if start < 0:
+        raise ValueError(f"[GQA] 'quantization_start' must not be negative but got {start}.")
+    if quantization is None or head_dim % quantization.group_size == 0:
+        return
+    fitting = [str(size) for size in GROUP_SIZES if head_dim % size == 0]
+    way_out = f"Use {' or '.join(fitting)}." if fitting else "Keep keys and values exact."
+    raise ValueError(
+        f"[GQA] 'group_size' of the quantization must divide 'head_dim' but got "
+        f"{quantization.group_size} for {head_dim}. {way_out}"
+    )

@@ -91,7 +91,7 @@ class Config:
         attention_bias: Whether the projections of attention have a bias.
         mlp_bias: Whether those of the feed-forward have one.
         tie_word_embeddings: The head reads the embedding's weight.
-        max_position_embeddings: The longest text of training; no effect.
+        max_position_embeddings: The longest text of training, where dynamic scaling begins.
         initializer_range: Standard deviation of freshly made weights.
     """
 
@@ -125,6 +125,10 @@ class Config:
         if self.head_dim % 2:
             raise CheckpointError(
                 f"[config.json] 'head_dim' must be even, for rotary positions, but got {self.head_dim}."
+            )
+        if self.rotation.scaling == "dynamic" and self.head_dim < 4:
+            raise CheckpointError(
+                f"[config.json] 'head_dim' must be at least 4 for dynamic scaling but got {self.head_dim}."
             )
 
     @classmethod

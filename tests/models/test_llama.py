@@ -247,7 +247,9 @@ def test_dynamic_scaling_equals_transformers_token_by_token() -> None:
     ).eval()
     model = build_seeded(max_position_embeddings=8, rope_scaling=keys)
     names = WeightNames(find("llama").WEIGHT_NAMES)
-    weights = {names.to_memory(name): mx.array(w.numpy()) for name, w in theirs.state_dict().items()}
+    weights = {
+        names.to_memory(name): mx.array(w.numpy()) for name, w in theirs.state_dict().items()
+    }
     model.load_weights(list(weights.items()))
     tokens = mx.random.randint(0, 64, (1, 40), key=mx.random.key(0))
     cache, want = None, []

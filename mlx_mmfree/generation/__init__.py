@@ -20,6 +20,7 @@ from .samplers import chain as chain
 from .samplers import greedy as greedy
 from .samplers import make_sampler as make_sampler
 from .samplers import temperature as temperature
+from .speculative import DraftStats as DraftStats
 from .stop import StopStrings as StopStrings
 from .text import GenerationResponse as GenerationResponse
 from .text import generate as generate

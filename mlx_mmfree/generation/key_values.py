@@ -73,10 +73,17 @@ def blank_state(model: Decoder, batch_size: int, length: int) -> tuple[Any, ...]
     return tuple(block.token_mixer.blank_state(batch_size, length, dtype) for block in model.blocks)
 
 
-def rewound_state(model: Decoder, state: tuple[Any, ...], count: int) -> tuple[Any, ...] | None:
-    """The state before its last `count` tokens, or `None` where it does not tell."""
-    states = [
+def can_rewind(model: Decoder, state: tuple[Any, ...], count: int) -> bool:
+    """Whether a state can be shortened again to what it is now after up to `count` more tokens."""
+    return all(
+        block.token_mixer.can_rewind(old, count)
+        for block, old in zip(model.blocks, state, strict=True)
+    )
+
+
+def rewound(model: Decoder, state: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """The state before its last `count` tokens, where `can_rewind` promised it."""
+    return tuple(
         block.token_mixer.rewound(old, count)
         for block, old in zip(model.blocks, state, strict=True)
-    ]
-    return None if any(old is None for old in states) else tuple(states)
+    )

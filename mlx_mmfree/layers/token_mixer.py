@@ -46,9 +46,13 @@ class TokenMixer(nn.Module):
         """A state of the shapes and dtypes that `length` tokens leave, unpadded; contents zero."""
         return self.init_state(batch_size, dtype)
 
-    def rewound(self, state: State, count: int) -> State | None:
-        """The state before its last `count` tokens, or `None` where it does not tell."""
-        return None
+    def can_rewind(self, state: State, count: int) -> bool:
+        """Whether `rewound` gives back what the state is now once up to `count` tokens are added."""
+        return False
+
+    def rewound(self, state: State, count: int) -> State:
+        """The state before its last `count` tokens, where `can_rewind` promised it."""
+        raise NotImplementedError
 
     def __call__(
         self, x: mx.array, state: State = None, valid: mx.array | None = None

@@ -128,7 +128,8 @@ class Config:
             )
         if self.rotation.scaling == "dynamic" and self.head_dim < 4:
             raise CheckpointError(
-                f"[config.json] 'head_dim' must be at least 4 for dynamic scaling but got {self.head_dim}."
+                "[config.json] 'head_dim' must be at least 4 for dynamic scaling but got "
+                f"{self.head_dim}."
             )
 
     @classmethod

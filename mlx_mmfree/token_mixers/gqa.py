@@ -179,14 +179,13 @@ class GQA(TokenMixer):
             state = state.blank(length, self._window, self._sinks)
         return state
 
-    def rewound(
-        self, state: KeyValueState | tuple[()], count: int
-    ) -> KeyValueState | tuple[()] | None:
+    def can_rewind(self, state: KeyValueState | tuple[()], count: int) -> bool:
         exact = self._exact_slots
         if self._window is not None or not isinstance(state, KeyValueState):
-            return None
-        if exact and state.is_quantized and state.positions.shape[1] - count <= exact:
-            return None
+            return False
+        return exact is None or state.is_quantized or state.positions.shape[1] + count <= exact
+
+    def rewound(self, state: KeyValueState, count: int) -> KeyValueState:
         return state.without_last(count)
 
     def _quantized(self, state: KeyValueState) -> KeyValueState:

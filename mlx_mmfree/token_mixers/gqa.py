@@ -1,11 +1,12 @@
 """Grouped-query attention (Ainslie et al., arXiv 2305.13245)."""
 
 from copy import copy
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..layers import project
 from ..layers.key_value_state import Attended, KeyValueState, extend
 from ..layers.quantized_array import GROUP_SIZES, Quantization
 from ..layers.rope import RoPE
@@ -197,7 +198,6 @@ class GQA(TokenMixer):
         state: KeyValueState | tuple[()] | None = None,
         valid: mx.array | None = None,
     ) -> tuple[mx.array, KeyValueState | tuple[()]]:
-        state = self.init_state(x.shape[0], x.dtype) if state is None else state
         if valid is None:
             return self._read(x, state, None)
         # Padding moves behind the tokens, where a causal mask hides it.
@@ -208,37 +208,65 @@ class GQA(TokenMixer):
         y = mx.take_along_axis(y, mx.argsort(order, axis=1)[..., None], axis=1)
         return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), state
 
+    def residual(
+        self,
+        x: mx.array,
+        norm: nn.Module,
+        state: KeyValueState | tuple[()] | None = None,
+        valid: mx.array | None = None,
+        **context: Any,
+    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
+        if valid is None:
+            return self._read(x, state, None, norm, x, **context)
+        return super().residual(x, norm, state, valid, **context)
+
     def _read(
-        self, x: mx.array, state: KeyValueState | tuple[()], counts: mx.array | None
+        self,
+        x: mx.array,
+        state: KeyValueState | tuple[()] | None,
+        counts: mx.array | None,
+        norm: nn.Module | None = None,
+        residual: mx.array | None = None,
     ) -> tuple[mx.array, KeyValueState | tuple[()]]:
         """`_attend`, in two parts where the state is to be quantised between them."""
+        state = self.init_state(x.shape[0], x.dtype) if state is None else state
         exact = self._exact_slots
         if exact is None or not isinstance(state, KeyValueState) or state.is_quantized:
-            return self._attend(x, state, counts)
+            return self._attend(x, state, counts, norm, residual)
         first = exact - state.positions.shape[1]
         if first <= 0:
-            return self._attend(x, self._quantized(state), counts)
+            return self._attend(x, self._quantized(state), counts, norm, residual)
         if first >= x.shape[1]:
-            return self._attend(x, state, counts)
-        before = after = None
-        if counts is not None:
-            before = mx.minimum(counts, first)
-            after = counts - before
-        y, state = self._attend(x[:, :first], state, before)
-        rest, state = self._read(x[:, first:], state, after)
-        return mx.concatenate([y, rest], axis=1), state
+            return self._attend(x, state, counts, norm, residual)
+        parts = []
+        for part in (slice(0, first), slice(first, None)):
+            real = None
+            if counts is not None:
+                real = mx.clip(counts - (part.start or 0), 0, first if part.stop else None)
+            added = None if residual is None else residual[:, part]
+            y, state = self._read(x[:, part], state, real, norm, added)
+            parts.append(y)
+        return mx.concatenate(parts, axis=1), state
 
     def _attend(
-        self, x: mx.array, state: KeyValueState | tuple[()], counts: mx.array | None
+        self,
+        x: mx.array,
+        state: KeyValueState | tuple[()],
+        counts: mx.array | None,
+        norm: nn.Module | None = None,
+        residual: mx.array | None = None,
     ) -> tuple[mx.array, KeyValueState | tuple[()]]:
         """Attention where the first `counts` tokens of each row are real."""
         start: int | mx.array = 0
         if isinstance(state, KeyValueState) and not state.is_empty:
             start = state.lengths
-        plain_queries = self._heads(self.query_proj(x), "query_norm")
+        projected = project(x, (self.query_proj, self.key_proj, self.value_proj), norm=norm)
+        kv_dims = self._num_kv_heads * self._head_dim
+        query, key, value = mx.split(projected, [-2 * kv_dims, -kv_dims], axis=-1)
+        plain_queries = self._heads(query, "query_norm")
         queries = self._rotate(plain_queries, start)
-        keys = self._rotate(self._heads(self.key_proj(x), "key_norm"), start)
-        values = self._heads(self.value_proj(x))
+        keys = self._rotate(self._heads(key, "key_norm"), start)
+        values = self._heads(value)
         if isinstance(state, KeyValueState):
             attended, state = extend(state, keys, values, counts, self._window, self._sinks)
             mask = self._causal_mask(attended, x.shape[1], start)
@@ -248,7 +276,8 @@ class GQA(TokenMixer):
             attended, mask = Attended(keys, values, None), self._full_mask(x.shape[1], counts)
         y = attention(queries, attended.keys, attended.values, mask)
         y = y.swapaxes(1, 2).reshape(*x.shape[:2], -1).astype(x.dtype)
-        return self.output_proj(self.output_norm(y) if "output_norm" in self else y), state
+        output_norm = self.output_norm if "output_norm" in self else None
+        return project(y, (self.output_proj,), norm=output_norm, residual=residual), state
 
     def _heads(self, x: mx.array, norm: str = "") -> mx.array:
         """`(B, L, heads * K)` to `(B, heads, L, K)`, normed if there is such a norm."""

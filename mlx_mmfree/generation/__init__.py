@@ -15,6 +15,10 @@ from .penalties import CountPenalty as CountPenalty
 from .penalties import LogitsProcessor as LogitsProcessor
 from .penalties import RepetitionPenalty as RepetitionPenalty
 from .penalties import make_processors as make_processors
+from .prompt_cache import PromptCache as PromptCache
+from .prompt_cache import cache_prompt as cache_prompt
+from .prompt_cache import load_prompt_cache as load_prompt_cache
+from .prompt_cache import save_prompt_cache as save_prompt_cache
 from .samplers import Sampler as Sampler
 from .samplers import chain as chain
 from .samplers import greedy as greedy

@@ -43,7 +43,10 @@ class TokenMixer(nn.Module):
         raise NotImplementedError
 
     def blank_state(self, batch_size: int, length: int, dtype: mx.Dtype) -> State:
-        """A state of the shapes and dtypes that `length` tokens leave, unpadded; contents zero."""
+        """A state of the shapes and dtypes that `length` tokens leave, unpadded.
+
+        `int32` arrays hold what the tokens would leave, the others zeros.
+        """
         return self.init_state(batch_size, dtype)
 
     def can_rewind(self, state: State, count: int) -> bool:

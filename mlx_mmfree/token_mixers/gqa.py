@@ -134,10 +134,10 @@ class GQA(TokenMixer):
         if not self._is_causal:
             return mixer
         if max_size is not None:
-            if max_size <= SINKS:
+            if not SINKS < max_size < 2**31:
                 raise ValueError(
                     f"[GQA] 'max_size' must be larger than {SINKS}, the first tokens that always "
-                    f"stay, but got {max_size}."
+                    f"stay, and below 2**31 but got {max_size}."
                 )
             if self._capacity is None or self._capacity > max_size:
                 mixer._window, mixer._sinks = max_size - SINKS, SINKS

@@ -1,6 +1,5 @@
 """Speculative decoding: the same text, the same distribution, with every kind of state."""
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -22,49 +21,11 @@ from mlx_mmfree.generation.speculative import (
     check_draft_tokenizer,
 )
 from mlx_mmfree.hub import Tokenizer, load_tokenizer
-from mlx_mmfree.models import Decoder, hgrn_bit, llama
+from mlx_mmfree.models import Decoder, llama
 from tests.generation.conftest import GOLDENS
+from tests.generation.models import MODELS, VOCABULARY, attention, recurrent
 
-VOCABULARY = 23
 PROMPT = [3, 1, 4, 1, 5]
-
-
-def recurrent(seed: int, hidden_size: int = 32) -> Decoder:
-    mx.random.seed(seed)
-    config = hgrn_bit.Config(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden_size,
-        num_hidden_layers=2,
-        intermediate_size=48,
-        conv_size=3,
-        initializer_range=0.3,
-        linear_class="dense",
-    )
-    return hgrn_bit.build(config)
-
-
-def attention(seed: int, hidden_size: int = 32, **options: Any) -> Decoder:
-    mx.random.seed(seed)
-    config = llama.Config(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden_size,
-        num_hidden_layers=2,
-        intermediate_size=48,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        initializer_range=0.3,
-    )
-    return with_key_values(llama.build(config), **options)
-
-
-MODELS: dict[str, Callable[[int], Decoder]] = {
-    "recurrent": recurrent,
-    "attention": attention,
-    "window": lambda seed: attention(seed, max_kv_size=9),
-    "quantised": lambda seed: attention(seed, kv_bits=8),
-    "quantised_later": lambda seed: attention(seed, kv_bits=8, quantized_kv_start=12),
-}
 
 
 def nearly(model: Decoder, seed: int) -> Decoder:

@@ -89,8 +89,9 @@ class GQA(TokenMixer):
                 f"{sinks}."
             )
         head_dim = dims // num_heads if head_dim is None else head_dim
-        self._head_dim = head_dim
-        self._num_kv_heads = num_kv_heads
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
         self._is_causal = is_causal
         self._window = window
         self._sinks = sinks
@@ -106,11 +107,6 @@ class GQA(TokenMixer):
             self.key_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps)
         if output_norm_eps is not None:
             self.output_norm = nn.RMSNorm(num_heads * head_dim, eps=output_norm_eps)
-
-    @property
-    def head_dim(self) -> int:
-        """Dims of a head."""
-        return self._head_dim
 
     def with_state(
         self,
@@ -139,19 +135,19 @@ class GQA(TokenMixer):
                     f"[GQA] 'max_size' must be larger than {SINKS}, the first tokens that always "
                     f"stay, and below 2**31 but got {max_size}."
                 )
-            if self._capacity is None or self._capacity > max_size:
+            if self.capacity is None or self.capacity > max_size:
                 mixer._window, mixer._sinks = max_size - SINKS, SINKS
         mixer._set_quantization(quantization, quantization_start)
         return mixer
 
     def _set_quantization(self, quantization: Quantization | None, start: int) -> None:
-        _check_quantization(quantization, start, self._head_dim)
+        _check_quantization(quantization, start, self.head_dim)
         self._quantization = quantization
         self._quantization_start = start
 
     @property
-    def _capacity(self) -> int | None:
-        """The most slots of a state."""
+    def capacity(self) -> int | None:
+        """The most slots of a state, `None` without a window."""
         return None if self._window is None else self._sinks + self._window
 
     @property
@@ -160,12 +156,12 @@ class GQA(TokenMixer):
         if self._quantization is None:
             return None
         start = self._quantization_start
-        return start if self._capacity is None else min(start, self._capacity)
+        return start if self.capacity is None else min(start, self.capacity)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> KeyValueState | tuple[()]:
         if not self._is_causal:
             return ()
-        heads, dims = self._num_kv_heads, self._head_dim
+        heads, dims = self.num_kv_heads, self.head_dim
         state = KeyValueState.empty(batch_size, heads, dims, dims, dtype)
         return self._quantized(state) if self._exact_slots == 0 else state
 
@@ -261,7 +257,7 @@ class GQA(TokenMixer):
         if isinstance(state, KeyValueState) and not state.is_empty:
             start = state.lengths
         projected = project(x, (self.query_proj, self.key_proj, self.value_proj), norm=norm)
-        kv_dims = self._num_kv_heads * self._head_dim
+        kv_dims = self.num_kv_heads * self.head_dim
         query, key, value = mx.split(projected, [-2 * kv_dims, -kv_dims], axis=-1)
         plain_queries = self._heads(query, "query_norm")
         queries = self._rotate(plain_queries, start)
@@ -281,7 +277,7 @@ class GQA(TokenMixer):
 
     def _heads(self, x: mx.array, norm: str = "") -> mx.array:
         """`(B, L, heads * K)` to `(B, heads, L, K)`, normed if there is such a norm."""
-        x = x.reshape(*x.shape[:2], -1, self._head_dim).swapaxes(1, 2)
+        x = x.reshape(*x.shape[:2], -1, self.head_dim).swapaxes(1, 2)
         return self[norm](x) if norm in self else x
 
     def _rotate(self, x: mx.array, start: int | mx.array) -> mx.array:

@@ -15,7 +15,7 @@ from .loading import (
     key_value_settings,
     loaded,
 )
-from .prompts import PromptWriter, read_standard_input
+from .prompts import PromptWriter, most_tokens, read_standard_input
 
 HELP = "save what a model keeps of a long prompt"
 
@@ -74,8 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args,
         batch_size=1,
         prefill_step_size=args.prefill_step_size,
-        # a token is a byte at least
-        context_length=len(prompt.encode()),
+        context_length=most_tokens(prompt),
     ) as (model, tokenizer):
         write = PromptWriter(
             tokenizer,

@@ -20,7 +20,7 @@ from .loading import (
     dtype_of,
     loaded,
 )
-from .prompts import PromptWriter, read_prompts, read_standard_input
+from .prompts import PromptWriter, most_tokens, read_prompts, read_standard_input
 
 if TYPE_CHECKING:
     from ..generation import BatchStats, GenerationResponse, Sampler
@@ -178,9 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _make_sampler(args, special_tokens=())
         options = _options(args)
     prompts = _prompts(args)
-    # a token is a byte at least
-    context_length = max(len(prompt.encode()) for prompt in prompts) + args.max_tokens
-    context_length += _cached_tokens(args)
+    context_length = max(map(most_tokens, prompts)) + args.max_tokens + _cached_tokens(args)
     with loaded(
         args,
         batch_size=1 if args.prompts_file is None else args.batch_size,

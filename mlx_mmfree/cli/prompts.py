@@ -47,6 +47,11 @@ def read_prompts(file: Path) -> list[str]:
     return [line.rstrip("\r") for _, line in lines]
 
 
+def most_tokens(prompt: str) -> int:
+    """How many tokens a prompt has at most: one is a byte at least."""
+    return len(prompt.encode("utf-8", "surrogatepass"))
+
+
 def _parsed(line: str, place: str) -> str:
     try:
         value = json.loads(line)

@@ -131,6 +131,9 @@ def prompt_tokens(tokenizer: Any, prompt: Prompt, vocab_size: int) -> list[int]:
         ValueError: The prompt is empty, no Unicode text, or has a token outside the vocabulary.
     """
     ids = tokenizer.encode(prompt) if isinstance(prompt, str) and prompt else prompt
+    if isinstance(prompt, str) and len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
+        # a text written out by a chat template spells its first token
+        ids = ids[1:]
     if len(ids) == 0:
         raise ValueError("[generate] 'prompt' must not be empty. Give at least one word or token.")
     check_tokens(ids, vocab_size)

@@ -186,12 +186,13 @@ def stream_generate(
         processors=with_known_tokens(model, tokenizer, processors),
         prefill_step_size=prefill_step_size,
     )
-    return _responses(decoding, completion, len(ids), start)
+    return responses(decoding, completion, len(ids), start)
 
 
-def _responses(
+def responses(
     decoding: Decoding, completion: Completion, prompt_size: int, start: float
 ) -> Iterator[GenerationResponse]:
+    """Decodes to the end of a text and yields its steps; `start` is when reading it began."""
     prompt_tps, first = 0.0, start
     while completion.finish_reason is None:
         (token,) = decoding.step(is_last=completion.remaining == 1)

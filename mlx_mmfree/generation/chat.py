@@ -1,11 +1,10 @@
 """A conversation in which each turn reads only what the model has not read yet."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import mlx.core as mx
 from mlx.utils import tree_reduce
 
 from ..errors import UsageError
@@ -116,7 +115,7 @@ class Chat:
         state = self._marks[-1].state
         return int(tree_reduce(lambda total, array: total + array.nbytes, state, 0))
 
-    def answer(self, text: str) -> Iterator[GenerationResponse]:
+    def answer(self, text: str) -> Generator[GenerationResponse, None, None]:
         """Takes the user's next words and yields the answer as it is written.
 
         An iterator that is closed early ends the answer there, and the conversation goes on from

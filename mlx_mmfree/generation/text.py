@@ -130,14 +130,18 @@ def prompt_tokens(tokenizer: Any, prompt: Prompt, vocab_size: int) -> list[int]:
     Raises:
         ValueError: The prompt is empty, no Unicode text, or has a token outside the vocabulary.
     """
-    ids = tokenizer.encode(prompt) if isinstance(prompt, str) and prompt else prompt
-    if isinstance(prompt, str) and len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
-        # a text written out by a chat template spells its first token
-        ids = ids[1:]
+    ids = encode_once_begun(tokenizer, prompt) if isinstance(prompt, str) and prompt else prompt
     if len(ids) == 0:
         raise ValueError("[generate] 'prompt' must not be empty. Give at least one word or token.")
     check_tokens(ids, vocab_size)
     return [int(token) for token in ids]
+
+
+def encode_once_begun(tokenizer: Any, text: str, parse_special: bool | None = None) -> list[int]:
+    """The ids of a text with its first token once, though a chat template may have spelled it."""
+    ids: list[int] = tokenizer.encode(text, parse_special=parse_special)
+    is_twice = len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id
+    return ids[1:] if is_twice else ids
 
 
 def stream_generate(

@@ -46,6 +46,7 @@ class Tokenizer:
     Attributes:
         vocab_size: one more than the largest token id.
         bos_token_id: the token that begins a text, or None.
+        eos_token_id: the token named as the end of a text, or None.
         eos_token_ids: the tokens that end a text; any of them ends generation.
         special_tokens: ids of the control tokens by their text.
 
@@ -64,6 +65,7 @@ class Tokenizer:
         if self.bos_token_id is None and _has_token(vocabulary, settings.bos_token_id):
             self.bos_token_id = settings.bos_token_id
         eos_token_id = self._named_id("eos_token", vocabulary.eos_token_id)
+        self.eos_token_id = eos_token_id
         self.eos_token_ids = set(settings.eos_token_ids)
         if eos_token_id is not None:
             self.eos_token_ids.add(eos_token_id)

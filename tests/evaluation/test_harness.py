@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +68,15 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.fixture
+def few_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the package's thousands of tasks, which take long to list."""
+    import lm_eval.tasks
+
+    manager = partial(lm_eval.tasks.TaskManager, include_defaults=False)
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", manager)
+
+
 def evaluate(folder: Path, task: str, capsys: pytest.CaptureFixture[str], *flags: str) -> Any:
     text = TASKS.format(name="sample", file=PAIRS, cache=folder / "cache")
     (folder / "sample.yaml").write_text(text + task)
@@ -91,6 +101,7 @@ def test_missing_package(
 
 
 @pytest.mark.eval
+@pytest.mark.usefixtures("few_tasks")
 def test_minimal_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     got = evaluate(tmp_path, BLIMP, capsys, "--batch-size", "16")
     model, tokenizer = load(demo.path())
@@ -107,6 +118,7 @@ def test_minimal_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.eval
+@pytest.mark.usefixtures("few_tasks")
 def test_whole_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     got = evaluate(tmp_path, ROLLING, capsys, "--limit", "9", "--output-dir", str(tmp_path / "out"))
     (file,) = (tmp_path / "out").iterdir()
@@ -116,6 +128,7 @@ def test_whole_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.eval
+@pytest.mark.usefixtures("few_tasks")
 def test_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     got = evaluate(tmp_path, ANSWERS, capsys, "--limit", "5")
     assert got["exact_match,none"] == 0
@@ -167,8 +180,9 @@ def test_continuations(chat_folder: Path) -> None:
 
 
 @pytest.mark.eval
+@pytest.mark.usefixtures("few_tasks")
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", "--tasks", "no_such_task"]) == 2
+    assert main(["evaluate", "--tasks", "no_such_task", "--include-path", str(tmp_path)]) == 2
     assert "must be names that lm-evaluation-harness knows but got 'no_such_task'" in (
         capsys.readouterr().err
     )

@@ -16,12 +16,14 @@ from .loading import add_memory_flags, add_model_flags, loaded
 from .sampling import add_sampling_flags, sampler_from
 
 if TYPE_CHECKING:
-    from ..generation import GenerationResponse
-    from ..generation.chat import Chat
+    from ..generation import Chat, GenerationResponse
 
 HELP = "talk with a model in the terminal"
 
 PROMPT = ">> "
+# A model's text must not steer the terminal.
+_CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\N{REPLACEMENT CHARACTER}")
+_SHOWN = {code: sign for code, sign in _CONTROLS.items() if chr(code) not in "\n\t"}
 COMMANDS = {
     "/reset": "forget the conversation",
     "/stats": "sizes and speeds",
@@ -70,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     import mlx.core as mx
 
-    from ..generation.chat import Chat
+    from ..generation import Chat
     from ..generation.stop import end_tokens
 
     for stream in (sys.stdin, sys.stdout):
@@ -185,7 +187,7 @@ class Terminal:
         for response in responses:
             interruption.tokens_come = True
             self._last = response
-            print(response.text, end="", flush=True)
+            print(response.text.translate(_SHOWN), end="", flush=True)
             if response.finish_reason == "length":
                 return " [--max-tokens]"
             if interruption.is_noted and response.finish_reason is None:

@@ -5,6 +5,7 @@ import importlib
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,19 +27,32 @@ OURS = [name for name in COMMANDS if name in command_names()]
 ROW = re.compile(r"\| `(\w+)` \| ((?:`-[\w-]+`(?:, )?)+) \| (.+) \|")
 
 
-def their_flags(name: str) -> set[str]:
-    """The flags in the source of a command; some commands need packages to be imported."""
-    spec = find_spec(f"mlx_lm.{name}")
+def their_arguments(name: str) -> dict[str, Any]:
+    """The flags in the source of a command with their defaults; importing it would take long."""
+    spec = find_spec("mlx_lm")
     assert spec is not None and spec.origin is not None
-    calls = [
-        node
-        for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument"
-    ]
-    texts = [
-        argument.value for c in calls for argument in c.args if isinstance(argument, ast.Constant)
-    ]
-    return {text for text in texts if text.startswith("-")}
+    file = Path(spec.origin).with_name(f"{name}.py")
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    constants = {
+        node.targets[0].id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Constant)
+    }
+    flags: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            given = next((k.value for k in node.keywords if k.arg == "default"), None)
+            default = constants.get(given.id) if isinstance(given, ast.Name) else given
+            default = default.value if isinstance(default, ast.Constant) else default
+            names = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            flags |= {text: default for text in names if text.startswith("-")}
+    return flags
+
+
+def their_flags(name: str) -> set[str]:
+    return set(their_arguments(name))
 
 
 def our_flags(name: str) -> set[str]:
@@ -54,12 +68,9 @@ def left_out() -> dict[str, set[str]]:
     return flags
 
 
-def test_the_source_names_the_flags_of_the_parser() -> None:
-    from mlx_lm.chat import setup_arg_parser
-
-    flags = set(setup_arg_parser()._option_string_actions) - {"-h", "--help"}
-    assert their_flags("chat") == flags
-    assert len(their_flags("evaluate")) > 10
+def test_the_source_is_read() -> None:
+    assert their_arguments("upload") == {"--path": "mlx_model", "--upload-repo": None}
+    assert len(their_flags("generate")) > 30
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -82,13 +93,10 @@ def test_the_table_names_known_commands_only() -> None:
 
 
 def test_chat_has_the_same_defaults() -> None:
-    from mlx_lm.chat import setup_arg_parser
-
     from mlx_mmfree.cli.chat import build_parser
 
-    theirs, ours = setup_arg_parser().parse_args([]), build_parser().parse_args([])
-    shared = set(vars(theirs)) & set(vars(ours)) - {"model"}
-    assert {name: getattr(ours, name) for name in shared} == {
-        name: getattr(theirs, name) for name in shared
-    }
-    assert {"temp", "top_p", "xtc_probability", "seed", "max_tokens"} <= shared
+    ours = build_parser()._option_string_actions
+    theirs = {flag: value for flag, value in their_arguments("chat").items() if flag in ours}
+    del theirs["--model"]
+    assert {flag: ours[flag].default for flag in theirs} == theirs
+    assert (theirs["--temp"], theirs["--seed"], theirs["--max-tokens"]) == (0.0, 0, 256)

@@ -11,8 +11,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.errors import UsageError
-from mlx_mmfree.generation import generate
-from mlx_mmfree.generation.chat import Chat
+from mlx_mmfree.generation import Chat, generate
 from mlx_mmfree.generation.decode import Decoding
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.layers import pack_linears

@@ -142,10 +142,12 @@ class Chat:
         )
         size = mark.size - len(mark.unread) + len(ids)
         asked = _Mark(whole, decoding.state, (), size)
+        del mark
         completion = Completion(self._tokenizer, (), self._end, self._max_tokens)
         state: State = None
         try:
             for response in responses(decoding, completion, len(ids), start):
+                self._marks = [asked]
                 state = decoding.state
                 yield response
                 # while a step runs the state is not known, and this one would be memory twice

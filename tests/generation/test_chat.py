@@ -13,6 +13,7 @@ import pytest
 from mlx_mmfree.errors import UsageError
 from mlx_mmfree.generation import Chat, generate
 from mlx_mmfree.generation.decode import Decoding
+from mlx_mmfree.generation.text import encode_once_begun, prompt_tokens
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, hgrn_bit, llama
@@ -212,6 +213,18 @@ def test_a_rewritten_conversation_is_read_anew(
     ids = chat._tokenizer.apply_chat_template(chat.messages[:3])
     assert read[: len(ids)] == ids
     assert generate(model, chat._tokenizer, ids, max_tokens=4) == answer
+
+
+@pytest.mark.parametrize("folder", [BPE, SPM], ids=lambda folder: folder.name)
+def test_a_conversation_given_as_text_begins_once(folder: Path) -> None:
+    tokenizer = Tokenizer.from_folder(folder)
+    messages = [{"role": "user", "content": "Hello"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    ids = encode_once_begun(tokenizer, text, parse_special=True)
+    assert ids == tokenizer.apply_chat_template(messages)
+    assert encode_once_begun(tokenizer, "Hello") == tokenizer.encode("Hello")
+    if folder == BPE:
+        assert prompt_tokens(tokenizer, text, 518) == ids
 
 
 def test_reset(model: Decoder, tokenizer: Tokenizer) -> None:

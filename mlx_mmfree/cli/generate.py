@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .console import CommandParser, argument_errors, command
-from .flags import escaped, json_object, positive, truth, whole
+from .flags import escaped, json_object, positive, truth
 from .loading import (
     add_key_value_flags,
     add_memory_flags,
@@ -21,9 +21,10 @@ from .loading import (
     loaded,
 )
 from .prompts import PromptWriter, most_tokens, read_prompts, read_standard_input
+from .sampling import add_sampling_flags, sampler_from
 
 if TYPE_CHECKING:
-    from ..generation import BatchStats, GenerationResponse, Sampler
+    from ..generation import BatchStats, GenerationResponse
     from ..hub import Tokenizer
     from ..models import Decoder
 
@@ -38,7 +39,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="mmfree generate", description=__doc__, allow_abbrev=False)
     add_model_flags(parser)
     _add_prompt_flags(parser.add_argument_group("prompt"))
-    _add_sampling_flags(parser.add_argument_group("choice of tokens"))
+    choice = parser.add_argument_group("choice of tokens")
+    add_sampling_flags(choice)
+    _add_penalty_flags(choice)
     _add_end_flags(parser.add_argument_group("end of the text"))
     _add_output_flags(parser.add_argument_group("output"))
     _add_draft_flags(parser.add_argument_group("speculative decoding"))
@@ -103,19 +106,7 @@ def _add_draft_flags(group: Any) -> None:
     )
 
 
-def _add_sampling_flags(group: Any) -> None:
-    group.add_argument("--temp", type=float, default=0.0, help="temperature; 0 is greedy")
-    group.add_argument("--top-p", type=float, default=1.0, help="probability mass to keep; 1 = all")
-    group.add_argument("--min-p", type=float, default=0.0, help="least share of the best; 0 = all")
-    group.add_argument("--top-k", type=int, default=0, help="tokens to keep; 0 = all")
-    group.add_argument(
-        "--min-tokens-to-keep", type=int, default=1, help="tokens that min-p keeps (%(default)s)"
-    )
-    group.add_argument("--xtc-probability", type=float, default=0.0, help="how often XTC filters")
-    group.add_argument(
-        "--xtc-threshold", type=float, default=0.1, help="what XTC calls likely (%(default)s)"
-    )
-    group.add_argument("--seed", type=whole, help="makes random choices repeatable")
+def _add_penalty_flags(group: Any) -> None:
     group.add_argument(
         "--repetition-penalty", type=float, default=1.0, help="factor on recent tokens; 1 = none"
     )
@@ -175,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     with argument_errors():
         # Refuses bad values before the model is loaded.
-        _make_sampler(args, special_tokens=())
+        sampler_from(args, special_tokens=())
         options = _options(args)
     prompts = _prompts(args)
     context_length = max(map(most_tokens, prompts)) + args.max_tokens + _cached_tokens(args)
@@ -192,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         line_break = tokenizer.encode("\n", add_special_tokens=False)
         options |= {
             "extra_eos_tokens": end,
-            "sampler": _make_sampler(args, special_tokens=[*line_break, *end]),
+            "sampler": sampler_from(args, special_tokens=[*line_break, *end]),
         }
         if args.seed is not None:
             mx.random.seed(args.seed)
@@ -263,21 +254,6 @@ def _rows(
         for text in prompts
     ]
     return [prompt_tokens(tokenizer, prompt, model.vocab_size) for prompt in wrote]
-
-
-def _make_sampler(args: argparse.Namespace, special_tokens: Sequence[int]) -> "Sampler":
-    from ..generation import make_sampler
-
-    return make_sampler(
-        temp=args.temp,
-        top_p=args.top_p,
-        top_k=args.top_k,
-        min_p=args.min_p,
-        min_tokens_to_keep=args.min_tokens_to_keep,
-        xtc_probability=args.xtc_probability,
-        xtc_threshold=args.xtc_threshold,
-        xtc_special_tokens=special_tokens,
-    )
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Decoding: token loop, samplers, penalties, stop rules, text and memory."""
+"""Decoding: token loop, samplers, penalties, stop rules, text, conversations and memory."""
 
 from .batch import BatchResponse as BatchResponse
 from .batch import BatchStats as BatchStats
 from .batch import batch_generate as batch_generate
+from .chat import Chat as Chat
 from .decode import generate_tokens as generate_tokens
 from .decode import prefill as prefill
 from .key_values import keeps_key_values as keeps_key_values

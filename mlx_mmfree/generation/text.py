@@ -135,11 +135,18 @@ def prompt_tokens(tokenizer: Any, prompt: Prompt, vocab_size: int) -> list[int]:
     Raises:
         ValueError: The prompt is empty, no Unicode text, or has a token outside the vocabulary.
     """
-    ids = tokenizer.encode(prompt) if isinstance(prompt, str) and prompt else prompt
+    ids = encode_once_begun(tokenizer, prompt) if isinstance(prompt, str) and prompt else prompt
     if len(ids) == 0:
         raise ValueError("[generate] 'prompt' must not be empty. Give at least one word or token.")
     check_tokens(ids, vocab_size)
     return [int(token) for token in ids]
+
+
+def encode_once_begun(tokenizer: Any, text: str, parse_special: bool | None = None) -> list[int]:
+    """The ids of a text with its first token once, though a chat template may have spelled it."""
+    ids: list[int] = tokenizer.encode(text, parse_special=parse_special)
+    is_twice = len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id
+    return ids[1:] if is_twice else ids
 
 
 def stream_generate(
@@ -200,12 +207,13 @@ def stream_generate(
         decoding = SpeculativeDecoding(
             model, draft_model, tokens, num_draft_tokens=num_draft_tokens, **options
         )
-    return _responses(decoding, completion, len(ids), start)
+    return responses(decoding, completion, len(ids), start)
 
 
-def _responses(
+def responses(
     decoding: Decoding | SpeculativeDecoding, completion: Completion, prompt_size: int, start: float
 ) -> Iterator[GenerationResponse]:
+    """Decodes to the end of a text and yields its steps; `start` is when reading it began."""
     prompt_tps, first = 0.0, start
     while completion.finish_reason is None:
         (token,) = decoding.step(is_last=completion.remaining == 1)

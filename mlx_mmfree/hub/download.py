@@ -21,6 +21,13 @@ WEIGHT_PATTERNS = (
     "model-*-of-*.safetensors",
     "model.safetensors.index.json",
 )
+TORCH_PATTERNS = (
+    *TOKENIZER_PATTERNS,
+    "pytorch_model.bin",
+    "pytorch_model-*-of-*.bin",
+    "pytorch_model.bin.index.json",
+)
+"""For a repository without safetensors."""
 
 REPOSITORY_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 

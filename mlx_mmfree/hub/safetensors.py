@@ -175,6 +175,12 @@ def checksum(data: np.ndarray) -> str:
     return hashlib.sha256(data.data).hexdigest()
 
 
+def to_array(bits: np.ndarray, dtype: mx.Dtype) -> mx.array:
+    """An array of numbers from their bits as unsigned integers of the same size."""
+    array = mx.array(bits)
+    return array != 0 if dtype == mx.bool_ else array.view(dtype)
+
+
 def _read_tensor(stream: BinaryIO, data_start: int, entry: TensorEntry) -> mx.array:
     stream.seek(data_start + entry.start)
     # mx.load would hand out memory that was never filled where the disk fails.
@@ -183,5 +189,4 @@ def _read_tensor(stream: BinaryIO, data_start: int, entry: TensorEntry) -> mx.ar
         raise _problem(entry.file, f"ends inside tensor {entry.name!r:.100}")
     if entry.checksum is not None and checksum(data) != entry.checksum:
         raise _problem(entry.file, f"has changed bytes in tensor {entry.name!r:.100}")
-    array = mx.array(data.view(f"u{entry.dtype.size}").reshape(entry.shape))
-    return array != 0 if entry.dtype == mx.bool_ else array.view(entry.dtype)
+    return to_array(data.view(f"u{entry.dtype.size}").reshape(entry.shape), entry.dtype)

@@ -323,3 +323,67 @@ def test_bits_are_kept(file: Path) -> None:
     odd = mx.array([0x7F800001, 0x80000000, 1], mx.uint32).view(mx.float32)
     write_torch(file, {"x": odd})
     assert bytes_of(arrays(file)["x"]) == bytes_of(odd)
+
+
+@pytest.mark.interop
+class TestTorch:
+    """What torch itself writes."""
+
+    @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+    def test_state_dictionary_of_a_module(self, file: Path, protocol: int) -> None:
+        import torch
+
+        module = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.BatchNorm1d(3)).bfloat16()
+        want = module.state_dict()
+        torch.save(want, file, pickle_protocol=protocol)
+        got = arrays(file)
+        assert list(got) == list(want)
+        for name, array in got.items():
+            assert array.shape == tuple(want[name].shape)
+            assert (
+                bytes_of(array)
+                == want[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            )
+
+    def test_types_views_and_parameters(self, file: Path) -> None:
+        import torch
+
+        base = torch.arange(24)
+        names = ("float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+        numbers = {name: base.to(getattr(torch, name)) for name in names}
+        views = {
+            "transposed": base.reshape(4, 6).T,
+            "part": base.reshape(4, 6)[1:, 2:5],
+            "empty": torch.zeros(0, 3),
+            "scalar": torch.tensor(2.5),
+            "parameter": torch.nn.Parameter(torch.ones(3)),
+        }
+        torch.save(numbers | views, file)
+        got = arrays(file)
+        for name, want in (numbers | views).items():
+            assert got[name].tolist() == want.tolist(), name
+            assert (
+                str(got[name].dtype)
+                .rpartition(".")[2]
+                .startswith(str(want.dtype).removeprefix("torch."))
+            )
+
+    def test_refusals(self, file: Path) -> None:
+        import torch
+
+        for value, message in (
+            ({"x": torch.ones(2, dtype=torch.float64)}, "torch.DoubleStorage"),
+            ({"x": torch.ones(2).to_sparse()}, "_rebuild_sparse_tensor"),
+            (torch.nn.Linear(2, 2), "torch.nn.modules.linear.Linear"),
+            ({"epoch": 3}, "under 'epoch' but holds a int"),
+        ):
+            torch.save(value, file)
+            refused(file, message)
+        torch.save({"x": torch.ones(2)}, file, _use_new_zipfile_serialization=False)
+        refused(file, "bare pickle")
+
+    def test_torch_reads_the_files_of_these_tests(self, file: Path) -> None:
+        import torch
+
+        write_zip(file, PARTS, is_64=True)
+        assert torch.load(file, weights_only=True)["x"].tolist() == arrays(file)["x"].tolist()

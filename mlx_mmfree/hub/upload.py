@@ -222,10 +222,14 @@ def _hub_errors(plan: UploadPlan) -> Iterator[None]:
         raise UploadError(
             f"[upload] {place} cannot be reached while HF_HUB_OFFLINE forbids it. Unset it."
         ) from error
-    except (OSError, errors.HTTPError, RuntimeError, ValueError) as error:
+    except ValueError as error:
+        raise UploadError(f"[upload] {place} was refused: {one_line(error)}.") from error
+    except (OSError, errors.HTTPError, RuntimeError) as error:
+        # the client wraps what happened to one of several files
+        reason = one_line(error.__cause__ or error)
         raise UploadError(
-            f"[upload] {place} was not written: {one_line(error.__cause__ or error)}. Check the "
-            "network; a new start sends only what the Hub does not have yet."
+            f"[upload] {place} was not written: {reason}. Check the network; a new start sends only "
+            "what the Hub does not have yet."
         ) from error
 
 

@@ -85,17 +85,13 @@ def read_source_card(folder: Path) -> SourceCard:
     found = {path for pattern in CARD_PATTERNS[1:] for path in folder.glob(pattern)}
     files = tuple(sorted(file for file in found if _read_text(file)))
     known = metadata.get("license")
-    if not isinstance(known, str) or not known.strip():
-        known = next(
-            (
-                name
-                for file in files
-                for name, rule in _LICENSE_TEXTS
-                if rule.search(_read_text(file))
-            ),
-            None,
-        )
-    return SourceCard(metadata, body.strip(), known, files)
+    if isinstance(known, str) and known.strip():
+        identifier: str | None = known.strip().lower()
+    else:
+        texts = [_read_text(file) for file in files]
+        names = (name for text in texts for name, rule in _LICENSE_TEXTS if rule.search(text))
+        identifier = next(names, None)
+    return SourceCard(metadata, body.strip(), identifier, files)
 
 
 def model_card(card: ModelCard) -> str:

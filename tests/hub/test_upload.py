@@ -133,6 +133,9 @@ def test_dry_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_uploads_and_skips_what_the_hub_has(
     hub: HubServer, client: HubClient, folder: Path
 ) -> None:
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "config.json").write_text("{}")
+    (folder / "notes [1].txt").write_text("a name with signs that patterns use")
     status, out, _ = upload(client, folder, "me/first")
     assert (status, out) == (0, f"Uploaded to {hub.url}/me/first.\n")
     repository = hub.repositories["me/first"]

@@ -2,19 +2,16 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import mlx.core as mx
 
 from ..errors import CheckpointError
 from . import safetensors, torch_checkpoint
 from .download import TORCH_PATTERNS, local_folder
 from .json_file import read_json_object
 from .latent import with_latent
-from .safetensors import TensorEntry
+from .tensor_entry import TensorEntry
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -87,28 +84,14 @@ def read_tensor_entries(folder: Path) -> dict[str, TensorEntry]:
     """
     for weights, index in _WEIGHT_FILES:
         if (folder / weights).exists():
-            return dict(_read_header(folder / weights))
+            return _read_header(folder / weights)
         if (folder / index).exists():
             return _read_shards(folder / index, Path(weights).suffix)
     names = " or ".join(name for names in _WEIGHT_FILES for name in names)
     raise CheckpointError(f"[load] '{folder}' must hold {names} but has none of them.")
 
 
-def read_tensors(file: Path, entries: Iterable[TensorEntry]) -> Iterator[tuple[str, mx.array]]:
-    """Yields the tensors of one file of a checkpoint by name, in the given order.
-
-    Args:
-        file: The file.
-        entries: Tensors of a checkpoint that lie in it.
-
-    Raises:
-        CheckpointError: The file changed or cannot be read.
-    """
-    reader = torch_checkpoint if file.suffix == ".bin" else safetensors
-    return reader.read_tensors(file, entries)
-
-
-def _read_header(file: Path) -> Mapping[str, TensorEntry]:
+def _read_header(file: Path) -> dict[str, TensorEntry]:
     return (
         torch_checkpoint.read_header(file)
         if file.suffix == ".bin"

@@ -18,10 +18,10 @@ from ..layers import BitLinear, PackedBitLinear
 from ..models import Decoder, find
 from ..models.fields import section
 from . import affine_format, bitnet_format
-from .checkpoint import Checkpoint, read_tensors
+from .checkpoint import Checkpoint
 from .names import WeightNames
 from .packed_format import check_packing
-from .safetensors import TensorEntry
+from .tensor_entry import TensorEntry, read_tensors
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 _SHOWN = 5

@@ -4,6 +4,7 @@ Pickle is a language for a stack machine. Python's own machine imports and calls
 this one knows a few names, each with a meaning of its own here, and calls nothing.
 """
 
+import math
 import pickletools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,6 +68,14 @@ class View:
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+    @property
+    def span(self) -> int:
+        """How many numbers lie between its first and its last one, with both; 0 if it is empty."""
+        if not math.prod(self.shape):
+            return 0
+        pairs = zip(self.shape, self.strides, strict=True)
+        return 1 + sum((size - 1) * stride for size, stride in pairs)
 
 
 @dataclass(frozen=True)
@@ -261,11 +270,8 @@ def _view(storage: object, offset: object, shape: object, strides: object) -> Vi
     ):
         raise ValueError("has a tensor with an impossible shape, strides or offset")
     view = View(storage, offset, shape, strides)
-    count, last = 1, offset
-    for size, stride in zip(shape, strides, strict=True):
-        count *= size
-        last += (size - 1) * stride
-    if count and (last >= storage.size or count > storage.size):
+    count = math.prod(shape)
+    if count and max(count, offset + view.span) > storage.size:
         raise ValueError(
             f"has a tensor of shape {shape} that needs more than the {storage.size} numbers of its "
             "storage"

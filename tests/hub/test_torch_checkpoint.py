@@ -13,7 +13,7 @@ import pytest
 
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import load_model
-from mlx_mmfree.hub.checkpoint import read_tensors
+from mlx_mmfree.hub.tensor_entry import read_tensors
 from mlx_mmfree.hub.torch_checkpoint import read_header
 from mlx_mmfree.hub.torch_pickle import MAX_PICKLE_BYTES
 from mlx_mmfree.hub.zip_container import MAX_DIRECTORY_BYTES
@@ -236,7 +236,11 @@ DATA = "model/data/0"
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (change_part(PARTS, DATA, crc=1), "missing or changed bytes in its entry 'model/data/0'"),
+        (change_part(PARTS, DATA, crc=1), "changed bytes in tensor 'x'"),
+        (
+            change_part(torch_parts({"x": tensor((7,), size=8)}, EIGHT), DATA, crc=1),
+            "missing or changed bytes in its entry 'model/data/0'",
+        ),
         (change_part(PARTS, "model/data.pkl", crc=1), "missing or changed bytes"),
         (change_part(PARTS, DATA, method=8), "compressed or encrypted"),
         (change_part(PARTS, DATA, flags=1), "compressed or encrypted"),
@@ -286,7 +290,7 @@ def test_files_that_change_after_their_header_was_read(file: Path) -> None:
     place = content.index(EIGHT["0"])
     for changed in (content[: place + 4], content[:place] + b"\1" + content[place + 1 :]):
         file.write_bytes(changed)
-        with pytest.raises(CheckpointError, match="missing or changed bytes"):
+        with pytest.raises(CheckpointError, match=r"ends inside tensor|changed bytes"):
             dict(read_tensors(file, entries))
     file.unlink()
     with pytest.raises(CheckpointError, match="cannot be read"):
@@ -298,6 +302,22 @@ def test_whole_models(tmp_path: Path, shards: int) -> None:
     want = load_model(tiny_checkpoint(tmp_path / "a"))(TOKENS)[0]
     folder = to_torch_checkpoint(tiny_checkpoint(tmp_path / "b"), shards=shards)
     assert mx.array_equal(load_model(folder)(TOKENS)[0], want)
+
+
+def test_a_tied_head_is_compared(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "a", tie_word_embeddings=True)
+    want = load_model(folder)(TOKENS)[0]
+    file = folder / "model.safetensors"
+    tensors = dict(mx.load(str(file)))
+    mx.eval(tensors)
+    head = tensors["model.embeddings.weight"]
+    for copy in (head, head + 1):
+        mx.save_safetensors(str(file), tensors | {"lm_head.weight": copy})
+        to_torch_checkpoint(folder)
+        if copy is head:
+            assert mx.array_equal(load_model(folder)(TOKENS)[0], want)
+    with pytest.raises(CheckpointError, match="must equal 'model.embeddings.weight'"):
+        load_model(folder)
 
 
 def test_safetensors_come_first(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class HubClient:
     @staticmethod
     def _environment(url: str, home: Path, token: str | None) -> dict[str, str]:
         return {
-            "PATH": os.environ["PATH"],
+            **{name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
             "HOME": str(home),
             "HF_ENDPOINT": url,
             "HF_HOME": str(home),

@@ -316,7 +316,7 @@ def test_a_tied_head_is_compared(tmp_path: Path) -> None:
         to_torch_checkpoint(folder)
         if copy is head:
             assert mx.array_equal(load_model(folder)(TOKENS)[0], want)
-    with pytest.raises(CheckpointError, match="must equal 'model.embeddings.weight'"):
+    with pytest.raises(CheckpointError, match="must equal 'model"):
         load_model(folder)
 
 

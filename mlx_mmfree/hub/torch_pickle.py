@@ -267,10 +267,15 @@ def _view(storage: object, offset: object, shape: object, strides: object) -> Vi
         or len(shape) > MAX_DIMENSIONS
         or not all(map(_is_size, (offset, *shape, *strides)))
         or any(size >= 2**31 for size in shape)
+        or math.prod(size or 1 for size in shape) >= 2**48
     ):
         raise ValueError("has a tensor with an impossible shape, strides or offset")
-    view = View(storage, offset, shape, strides)
     count = math.prod(shape)
+    # where there is no number or no neighbour, any offset or stride is allowed and none is used
+    steps = (
+        stride if count and size > 1 else 0 for size, stride in zip(shape, strides, strict=True)
+    )
+    view = View(storage, offset if count else 0, shape, tuple(steps))
     if count and max(count, offset + view.span) > storage.size:
         raise ValueError(
             f"has a tensor of shape {shape} that needs more than the {storage.size} numbers of its "

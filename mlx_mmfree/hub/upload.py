@@ -72,10 +72,7 @@ def check_repository(repository: str) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    if not REPOSITORY_NAME.fullmatch(repository):
-        raise UploadError(
-            f"[upload] 'repository' must be a Hub repository 'owner/name' but got {repository!r}."
-        )
+    _check_name(repository)
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
@@ -113,10 +110,7 @@ def plan_upload(
         CheckpointError: The folder's configuration or weights are damaged.
         UploadError: The folder is not a model, or has a file that must not be sent.
     """
-    if not REPOSITORY_NAME.fullmatch(repository):
-        raise UploadError(
-            f"[upload] 'repository' must be a Hub repository 'owner/name' but got {repository!r}."
-        )
+    _check_name(repository)
     if revision == "" or message == "":
         name = "revision" if revision == "" else "message"
         raise UploadError(f"[upload] '{name}' must not be empty. Leave it out instead.")
@@ -137,7 +131,7 @@ def plan_upload(
 
 
 def upload(plan: UploadPlan) -> str:
-    """Sends a model folder to the Hub in one go, making the repository if needed.
+    """Sends a model folder to the Hub, making the repository and the branch if needed.
 
     Files that the Hub already has are not sent again, so a run after an interruption goes on where
     the first one stopped. Progress is shown by huggingface_hub, whose login is used as well.
@@ -176,6 +170,13 @@ def upload(plan: UploadPlan) -> str:
             allow_patterns=[glob.escape(name) for name in plan.files],
         )
     return f"{page}/tree/{plan.revision}" if plan.revision else str(page)
+
+
+def _check_name(repository: str) -> None:
+    if not REPOSITORY_NAME.fullmatch(repository):
+        raise UploadError(
+            f"[upload] 'repository' must be a Hub repository 'owner/name' but got {repository!r}."
+        )
 
 
 def _file_bytes(folder: Path, file: Path) -> int:

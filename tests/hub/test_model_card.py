@@ -164,6 +164,8 @@ def test_usage() -> None:
         "---\na: !!python/object/apply:os.system [ls]\n---\nbody",
         "---\nlicense: ''\n---\nbody",
         "---\ndate: 2024-99-99\n---\nbody",
+        "---\na: " + "[" * 60_000 + "\n---\nbody",
+        "---\na: " + "[" * 900_000 + "\n---\nbody",
         "---\nbase_model: '../../etc'\n---\n" + "---\n" * 3,
         "\ufeff---\r\nlicense: mit\r\n---\r\nbody",
     ],

@@ -99,6 +99,19 @@ def test_views_of_a_storage(file: Path) -> None:
     }
 
 
+def test_strides_and_offsets_that_do_not_matter(file: Path) -> None:
+    far = 2**63 - 1
+    description = {
+        "one": tensor((1, 8), strides=(far, 1)),
+        "none": tensor((8, 0, 2**31 - 1), offset=far, strides=(far,) * 3, size=8),
+        "scalar": tensor((), offset=7, size=8),
+    }
+    got = arrays(written(file, description))
+    assert got["one"].tolist() == [list(range(8))]
+    assert got["none"].size == 0
+    assert got["scalar"].item() == 7
+
+
 def test_parameters_and_versions_of_modules(file: Path) -> None:
     parameter = Call(
         "torch._utils._rebuild_parameter", (tensor((8,)), True, Call("collections.OrderedDict", ()))
@@ -191,6 +204,7 @@ STORAGE = ("storage", Global("torch.FloatStorage"), "0", "cpu", 8)
         ({"x": tensor((8,), strides=(1, 1))}, "impossible shape"),
         ({"x": tensor((2**31,), size=2**31)}, "impossible shape"),
         ({"x": tensor((1,) * 9, size=8)}, "impossible shape"),
+        ({"x": tensor((0, 2**30, 2**30), size=8)}, "impossible shape"),
         ({"x": tensor([8], strides=(1,), size=8)}, "impossible shape"),
         ({"x": tensor((8,), key="1")}, "must have 32 bytes for tensor 'x' but has none"),
         ({"x": tensor((8,), key="../data/0")}, "but has none"),
@@ -271,7 +285,7 @@ def test_unsound_containers(file: Path, parts: list[ZipPart], message: str) -> N
 def test_truncated_files(file: Path) -> None:
     write_zip(file, PARTS)
     content = file.read_bytes()
-    for size in range(len(content)):
+    for size in (*range(0, len(content), 11), len(content) - 1):
         file.write_bytes(content[:size])
         refused(file, r"\[zip\]|\[torch\]")
 

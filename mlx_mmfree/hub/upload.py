@@ -79,10 +79,17 @@ def check_repository(repository: str) -> None:
         raise UploadError(
             f"[upload] 'repository' must be a valid id but got {repository!r}: {one_line(error)}."
         ) from error
-    if get_token() is None:
+    token = get_token()
+    if token is None:
         raise UploadError(
             f"[upload] '{repository}' can be written only by someone who is logged in. Run `hf auth "
             "login`, or set HF_TOKEN to a token that may write."
+        )
+    # errors of the layers below would show it
+    if not token.isascii() or not token.isprintable():
+        raise UploadError(
+            "[upload] the login must be a token in plain letters and digits but is not. Run `hf auth "
+            "login` again, or correct HF_TOKEN."
         )
 
 

@@ -46,7 +46,7 @@ class HubClient:
             "HF_ENDPOINT": url,
             "HF_HOME": str(home),
             "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_ETAG_TIMEOUT": "2",
+            "HF_HUB_ETAG_TIMEOUT": "20",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "MLX_MMFREE_CACHE": "0",
             "NO_PROXY": "127.0.0.1",

@@ -9,7 +9,7 @@ import pytest
 
 from mlx_mmfree.cli import main
 from mlx_mmfree.errors import CheckpointError, UploadError
-from mlx_mmfree.hub.upload import plan_upload
+from mlx_mmfree.hub.upload import check_repository, plan_upload
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint
 from tests.hub.hub_client import HubClient
 from tests.hub.hub_server import TOKEN, HubServer
@@ -184,7 +184,7 @@ def test_goes_on_after_an_interruption(source: Path, tmp_path: Path) -> None:
         hub.stall_uploads = True
         with HubClient(hub.url, tmp_path, TOKEN) as killed:
             killed.start("command", "upload", "--path", str(source), "--repo", "me/late")
-            assert hub.stalled.wait(30)
+            assert hub.stalled.wait(60)
         hub.stall_uploads = False
         assert hub.repositories["me/late"].branches == {"main": {}}
         assert upload(client, source, "me/late")[0] == 0
@@ -212,6 +212,16 @@ def test_refusals(hub: HubServer, client: HubClient, folder: Path, tmp_path: Pat
         assert "Check the network" in refused(lost, "me/tiny")
     with HubClient(hub.url, tmp_path / "offline", TOKEN, HF_HUB_OFFLINE="1") as offline:
         assert "HF_HUB_OFFLINE" in refused(offline, "me/tiny")
+
+
+def test_odd_logins_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    for token in ("hf_a\x01b", "hf_\u00e9"):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(UploadError, match="plain letters and digits") as caught:
+            check_repository("me/tiny")
+        assert "hf_" not in str(caught.value)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    check_repository("me/tiny")
 
 
 def test_the_login_is_written_nowhere(client: HubClient, home: Path, source: Path) -> None:

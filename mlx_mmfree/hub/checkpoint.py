@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .download import local_folder
+from . import safetensors, torch_checkpoint
+from .download import TORCH_PATTERNS, local_folder
 from .json_file import read_json_object
 from .latent import with_latent
-from .safetensors import TensorEntry, read_header
+from .tensor_entry import TensorEntry
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-_SHARD_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*\.safetensors", re.ASCII)
+_WEIGHT_FILES = (
+    (WEIGHTS_FILE, INDEX_FILE),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+_SHARD_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -57,48 +62,63 @@ def open_checkpoint(
         DownloadError: The Hub does not hand out the repository.
     """
     folder = local_folder(path_or_repo, revision)
+    if not any((folder / name).exists() for name in (WEIGHTS_FILE, INDEX_FILE)):
+        folder = local_folder(path_or_repo, revision, patterns=TORCH_PATTERNS)
     if not (folder / CONFIG_FILE).exists():
         raise CheckpointError(
             f"[load] '{folder}' must hold a checkpoint but has no {CONFIG_FILE}. Give the folder "
             "that holds it."
         )
-    config, tensors = read_json_object(folder / CONFIG_FILE), _read_tensors(folder)
+    config, tensors = read_json_object(folder / CONFIG_FILE), read_tensor_entries(folder)
     dtypes = {entry.dtype for entry in tensors.values()}
     return Checkpoint(folder, with_latent(config, dtypes, revision, latent), tensors)
 
 
-def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
-    if (folder / WEIGHTS_FILE).exists():
-        return read_header(folder / WEIGHTS_FILE)[0]
-    if (folder / INDEX_FILE).exists():
-        return _read_shards(folder)
-    if any(folder.glob("*.bin")):
-        raise CheckpointError(
-            f"[load] '{folder}' must hold safetensors but has only PyTorch .bin weights, which are "
-            "not read. Convert them to safetensors first."
-        )
-    raise CheckpointError(
-        f"[load] '{folder}' must hold {WEIGHTS_FILE} or {INDEX_FILE} but has neither. A repository "
-        "of the Hub that offers only PyTorch .bin weights must be converted to safetensors first."
+def read_tensor_entries(folder: Path) -> dict[str, TensorEntry]:
+    """The tensors of a checkpoint folder by name, from the headers of its files.
+
+    Safetensors are preferred to PyTorch's files where there are both.
+
+    Raises:
+        CheckpointError: A file is missing, damaged or inconsistent.
+    """
+    for weights, index in _WEIGHT_FILES:
+        if (folder / weights).exists():
+            return _read_header(folder / weights)
+        if (folder / index).exists():
+            return _read_shards(folder / index, Path(weights).suffix)
+    names = " or ".join(name for names in _WEIGHT_FILES for name in names)
+    raise CheckpointError(f"[load] '{folder}' must hold {names} but has none of them.")
+
+
+def _read_header(file: Path) -> dict[str, TensorEntry]:
+    return (
+        torch_checkpoint.read_header(file)
+        if file.suffix == ".bin"
+        else safetensors.read_header(file)[0]
     )
 
 
-def _read_shards(folder: Path) -> dict[str, TensorEntry]:
-    index_file = folder / INDEX_FILE
+def _read_shards(index_file: Path, suffix: str) -> dict[str, TensorEntry]:
+    folder = index_file.parent
     shards = read_json_object(index_file).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise CheckpointError(
             f"[load] '{index_file}' must map tensors to files in 'weight_map' but does not."
         )
     for shard in shards.values():
-        if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard):
+        if (
+            not isinstance(shard, str)
+            or not _SHARD_NAME.fullmatch(shard)
+            or not shard.endswith(suffix)
+        ):
             raise CheckpointError(
-                f"[load] '{index_file}' must name .safetensors files of its own folder but got "
+                f"[load] '{index_file}' must name {suffix} files of its own folder but got "
                 f"{shard!r:.100}."
             )
     tensors: dict[str, TensorEntry] = {}
     for shard in sorted(set(shards.values())):
-        for name, entry in read_header(folder / shard)[0].items():
+        for name, entry in _read_header(folder / shard).items():
             if name in tensors:
                 raise CheckpointError(
                     f"[load] '{folder}' must hold tensor {name!r:.100} once but both "

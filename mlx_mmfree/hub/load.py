@@ -15,8 +15,8 @@ from . import pack_cache
 from .checkpoint import Checkpoint, open_checkpoint
 from .download import TOKENIZER_PATTERNS, local_folder
 from .packed_format import has_valid_codes
-from .safetensors import TensorEntry, read_tensors
 from .skeleton import FLOATS, Skeleton, build_skeleton, kept_names, parameters
+from .tensor_entry import TensorEntry, read_tensors
 from .tokenizer import Tokenizer
 
 Source = str | os.PathLike[str] | Checkpoint

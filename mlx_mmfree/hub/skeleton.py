@@ -21,7 +21,7 @@ from . import affine_format, bitnet_format
 from .checkpoint import Checkpoint
 from .names import WeightNames
 from .packed_format import check_packing
-from .safetensors import TensorEntry, read_tensors
+from .tensor_entry import TensorEntry, read_tensors
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 _SHOWN = 5

@@ -14,6 +14,7 @@ import numpy as np
 
 from mlx_mmfree.hub import load_model, save, save_model
 from mlx_mmfree.models.rotation import Rotation
+from tests.fuzz.torch_mutations import odd_directory, odd_pickle, torch_sources
 from tests.hub.checkpoints import (
     GOLDENS,
     split_safetensors,
@@ -90,7 +91,7 @@ def make_sources(folder: Path) -> list[Path]:
             save.MAX_SHARD_BYTES = limit
         if kind == "packed":
             save_model(folder / kind, load_model(folder / kind), tokenizer, overwrite=True)
-    return [folder / kind for kind in kinds] + _transformers(folder)
+    return [folder / kind for kind in kinds] + _transformers(folder) + torch_sources(folder)
 
 
 def _transformers(folder: Path) -> list[Path]:
@@ -121,13 +122,15 @@ def mutate(sources: list[Path], target: Path, seed: int) -> tuple[Path, str]:
     source = rng.choice(sources)
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
-    mutation = rng.choice(MUTATIONS)
+    is_torch = any(source.glob("*.bin"))
+    mutation = rng.choice(TORCH_MUTATIONS if is_torch else MUTATIONS)
     what = mutation(target, rng)
     return source, f"seed {seed}: {mutation.__name__} in {source.name}: {what}"
 
 
 def _weights(folder: Path, rng: random.Random) -> Path:
-    return rng.choice(sorted(folder.glob("*.safetensors")))
+    files = (*folder.glob("*.safetensors"), *folder.glob("*.bin"))
+    return rng.choice(sorted(files))
 
 
 def odd_header(folder: Path, rng: random.Random) -> str:
@@ -333,5 +336,17 @@ MUTATIONS: tuple[Callable[[Path, random.Random], str], ...] = (
     damaged_json,
     damaged_vocabulary,
     odd_index,
+    odd_file,
+)
+TORCH_MUTATIONS: tuple[Callable[[Path, random.Random], str], ...] = (
+    odd_pickle,
+    odd_pickle,
+    odd_pickle,
+    odd_directory,
+    odd_directory,
+    damaged_weights,
+    truncated_weights,
+    odd_config,
+    damaged_json,
     odd_file,
 )

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from .safetensors import TensorEntry, read_header
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+SCALES_FILE = "ternary_scales.safetensors"
 
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*\.safetensors", re.ASCII)
 
@@ -63,6 +65,7 @@ def open_checkpoint(
             "that holds it."
         )
     config, tensors = read_json_object(folder / CONFIG_FILE), _read_tensors(folder)
+    tensors |= _read_scales(folder, tensors)
     dtypes = {entry.dtype for entry in tensors.values()}
     return Checkpoint(folder, with_latent(config, dtypes, revision, latent), tensors)
 
@@ -81,6 +84,21 @@ def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
         f"[load] '{folder}' must hold {WEIGHTS_FILE} or {INDEX_FILE} but has neither. A repository "
         "of the Hub that offers only PyTorch .bin weights must be converted to safetensors first."
     )
+
+
+def _read_scales(folder: Path, others: Collection[str]) -> dict[str, TensorEntry]:
+    """The exact scales that lie beside weights written for mlx-lm, see `packed_format`."""
+    file = folder / SCALES_FILE
+    if not file.exists():
+        return {}
+    scales = read_header(file)[0]
+    for name in scales:
+        if name in others or not name.endswith(".weight_scale"):
+            raise CheckpointError(
+                f"[load] '{file}' must hold nothing but scales of its own but has {name!r:.100}. "
+                "Fetch or make the checkpoint again."
+            )
+    return scales
 
 
 def _read_shards(folder: Path) -> dict[str, TensorEntry]:

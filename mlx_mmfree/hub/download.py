@@ -20,6 +20,7 @@ WEIGHT_PATTERNS = (
     "model.safetensors",
     "model-*-of-*.safetensors",
     "model.safetensors.index.json",
+    "ternary_scales.safetensors",
 )
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)

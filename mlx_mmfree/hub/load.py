@@ -89,7 +89,7 @@ def load_model(
             f"[load] 'dtype' must be float32, float16, bfloat16 or None but got {dtype}."
         )
     checkpoint = _opened(path_or_repo, revision, latent)
-    model = _load_packed(checkpoint) if packed else _filled(checkpoint, packed=False).model
+    model = _load_packed(checkpoint) if packed else fill(checkpoint, packed=False).model
     return _converted(model, dtype)
 
 
@@ -137,15 +137,15 @@ def _load_packed(checkpoint: Checkpoint) -> Decoder:
     cached = pack_cache.find(checkpoint)
     if cached is not None:
         try:
-            return _filled(cached, packed=True).model
+            return fill(cached, packed=True).model
         except CheckpointError as error:
             pack_cache.notify(f"the cached packed form is made again: {error}")
-    skeleton = _filled(checkpoint, packed=True)
+    skeleton = fill(checkpoint, packed=True)
     pack_cache.store(checkpoint, skeleton)
     return skeleton.model
 
 
-def _filled(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
+def fill(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     """The model with its weights, in the dtypes of the file; packs each matrix as it arrives."""
     skeleton = _skeleton(checkpoint, packed=packed)
     model = skeleton.model
@@ -160,9 +160,9 @@ def _filled(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         if packed and key == "weight" and hasattr(module, "to_packed"):
             modules[path] = _pack(model, path, module, entry)
         elif isinstance(module, PackedBitLinear) and key in ("weight", "scale"):
-            _check_packed(module, key, entry)
+            check_packed(array, key, module.input_dims, entry)
         else:
-            _check_finite(array, entry)
+            check_finite(array, entry)
     if packed:
         for path, module in modules.items():
             if hasattr(module, "to_packed"):
@@ -184,14 +184,19 @@ def _arrays(skeleton: Skeleton) -> Iterator[tuple[str, mx.array, TensorEntry]]:
 def _pack(model: Decoder, path: str, module: nn.Module, entry: TensorEntry) -> PackedBitLinear:
     packed: PackedBitLinear = module.to_packed()
     mx.eval(packed.weight, packed.scale)
-    _check_finite(packed.scale, entry)
+    check_finite(packed.scale, entry)
     model.update_modules(tree_unflatten([(path, packed)]))
     # the float matrices of all layers would otherwise stay in MLX's cache
     mx.clear_cache()
     return packed
 
 
-def _check_finite(array: mx.array, entry: TensorEntry) -> None:
+def check_finite(array: mx.array, entry: TensorEntry) -> None:
+    """Refuses NaN and infinity.
+
+    Raises:
+        CheckpointError: The tensor holds one.
+    """
     if not mx.all(mx.isfinite(array)).item():
         raise CheckpointError(
             f"[load] tensor {entry.name!r} in '{entry.file}' must be finite but holds NaN or "
@@ -199,12 +204,23 @@ def _check_finite(array: mx.array, entry: TensorEntry) -> None:
         )
 
 
-def _check_packed(module: PackedBitLinear, key: str, entry: TensorEntry) -> None:
+def check_packed(array: mx.array, key: str, input_dims: int, entry: TensorEntry) -> None:
+    """Refuses codes or a scale that no ternary matrix has.
+
+    Args:
+        array: The parameter.
+        key: `"weight"` or `"scale"`.
+        input_dims: Columns of the matrix.
+        entry: Where it was read.
+
+    Raises:
+        CheckpointError: The parameter is damaged.
+    """
     if key == "scale":
-        _check_finite(module.scale, entry)
-        is_valid, rule = mx.all(module.scale > 0).item(), "be positive"
+        check_finite(array, entry)
+        is_valid, rule = mx.all(array > 0).item(), "be positive"
     else:
-        is_valid = has_valid_codes(module.weight, module.input_dims)
+        is_valid = has_valid_codes(array, input_dims)
         rule = "hold ternary codes"
     if not is_valid:
         raise CheckpointError(

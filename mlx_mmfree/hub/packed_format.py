@@ -6,6 +6,10 @@ Names and `config.json` are those of the architecture on the Hub, with two diffe
   inputs a word, first in the lowest bits, `code = trit + 1`, rows padded to a multiple of 32 inputs
   with code 1), and `X.weight_scale`, float32 of shape `(1,)`; the weight is `trit * weight_scale`;
 - `config.json` has `quantization_config` as `describe_packing` gives it.
+
+What `convert` writes can be read by mlx-lm too. There, `X.scales` and `X.biases` repeat the scale in
+MLX's affine form, rounded to the dtype of the model, `config.json` has `quantization` beside
+`quantization_config`, and the exact scales lie in a file of their own, which mlx-lm does not read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,18 +47,20 @@ def check_packing(config: Mapping[str, Any], methods: Sequence[str]) -> None:
     Raises:
         UnsupportedModelError: Another method, another width, or a newer version.
     """
-    if config.get("quantization") is not None:
-        if affine_format.METHOD in methods:
-            affine_format.check_form(config["quantization"])
-            return
-        raise UnsupportedModelError(
-            "[config.json] 'quantization' must be absent for this architecture but is given. Load "
-            "the checkpoint that it was made from."
-        )
     described = config.get("quantization_config")
+    method = described.get("quant_method") if isinstance(described, Mapping) else None
+    if config.get("quantization") is not None:
+        if method == QUANT_METHOD or affine_format.METHOD in methods:
+            affine_format.check_form(config["quantization"])
+        else:
+            raise UnsupportedModelError(
+                "[config.json] 'quantization' must be absent for this architecture but is given. "
+                "Load the checkpoint that it was made from."
+            )
+        if method != QUANT_METHOD:
+            return
     if described is None:
         return
-    method = described.get("quant_method") if isinstance(described, Mapping) else None
     if method in methods and method == bitnet_format.QUANT_METHOD:
         bitnet_format.check_form(described)
         return

@@ -101,7 +101,7 @@ def build_skeleton(checkpoint: Checkpoint) -> Skeleton:
     )
     quantization = checkpoint.config.get("quantization")
     if quantization is not None:
-        affine_format.quantize_modules(model, names, checkpoint, quantization["group_size"])
+        affine_format.quantize_modules(model, names, checkpoint, quantization)
     described = section(checkpoint.config, "quantization_config")
     forms: dict[str, StoredForm] = {}
     if bitnet_format.is_packed(described):
@@ -140,6 +140,7 @@ def _match(
     model: Decoder, names: WeightNames, forms: dict[str, StoredForm], checkpoint: Checkpoint
 ) -> dict[str, TensorEntry]:
     expected = parameters(model)
+    copies = _scale_copies(model)
     entries: dict[str, TensorEntry] = {}
     tied_copies = []
     unexpected = []
@@ -149,7 +150,7 @@ def _match(
             entries[name] = entry
         elif name == "head.weight" and getattr(model.config, "tie_word_embeddings", False):
             tied_copies.append(entry)
-        elif not names.is_unused(disk_name):
+        elif not names.is_unused(disk_name) and name not in copies:
             unexpected.append(disk_name)
     missing = [names.to_disk(name) for name in expected if name not in entries]
     if missing:
@@ -163,6 +164,16 @@ def _match(
     for entry in tied_copies:
         _check_tied_copy(entry, entries["embed.weight"])
     return entries
+
+
+def _scale_copies(model: Decoder) -> set[str]:
+    """Names of the scales that the affine form repeats, rounded, for each group of inputs."""
+    return {
+        f"{path}.{key}"
+        for path, module in model.named_modules()
+        if isinstance(module, PackedBitLinear)
+        for key in ("scales", "biases")
+    }
 
 
 def _listing(checkpoint: Checkpoint, verb: str, names: list[str]) -> CheckpointError:

@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlx_mmfree.hub import load_model, save, save_model
+from mlx_mmfree.hub import load_model, safetensors_writer, save_model
 from mlx_mmfree.models.rotation import Rotation
 from tests.hub.checkpoints import (
     GOLDENS,
@@ -79,15 +79,15 @@ def make_sources(folder: Path) -> list[Path]:
         "convolution": {"conv_size": 3, "share_conv_kernel": False},
         "sharded": {},
     }
-    limit = save.MAX_SHARD_BYTES
+    limit = safetensors_writer.MAX_SHARD_BYTES
     for kind, options in kinds.items():
         tokenizer = GOLDENS / ("tokenizer_bpe" if kind in ("tied", "sharded") else "tokenizer_spm")
         model = tiny_model(vocab_size=640, hidden_size=16, intermediate_size=24, **options)
-        save.MAX_SHARD_BYTES = 20_000 if kind == "sharded" else limit
+        safetensors_writer.MAX_SHARD_BYTES = 20_000 if kind == "sharded" else limit
         try:
             save_model(folder / kind, model, tokenizer)
         finally:
-            save.MAX_SHARD_BYTES = limit
+            safetensors_writer.MAX_SHARD_BYTES = limit
         if kind == "packed":
             save_model(folder / kind, load_model(folder / kind), tokenizer, overwrite=True)
     return [folder / kind for kind in kinds] + _transformers(folder)

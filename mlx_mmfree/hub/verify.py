@@ -1,0 +1,212 @@
+"""Compares a written checkpoint with its source, tensor by tensor and by the logits."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import CheckpointError
+from .affine_format import BITS
+from .checkpoint import Checkpoint
+from .load import fill
+from .parameter_reader import ParameterReader
+from .safetensors import TensorEntry, read_tensors
+from .safetensors_writer import tensor_bytes
+from .write_mlx import FloatForms, quantized_forms
+
+TERNARY, EMBEDDING, REST = "ternary matrices", "embedding and head", "norms and the rest"
+LOGITS_TOLERANCE = 1e-5
+_TOKENS = 24
+
+
+@dataclass
+class Group:
+    """Weights of one kind.
+
+    Attributes:
+        tensors: Number of parameters.
+        weights: Number of weights.
+        source_bytes: Their bytes in the source, scales included.
+        target_bytes: The same as written.
+        difference: The largest difference of a weight from the source's; `None` if not compared.
+    """
+
+    tensors: int = 0
+    weights: int = 0
+    source_bytes: int = 0
+    target_bytes: int = 0
+    difference: float | None = None
+
+
+@dataclass
+class Report:
+    """What was written, and how it compares with the source.
+
+    Attributes:
+        groups: The weights by kind.
+        is_lossless: Whether no weight should differ from the source's.
+        logits_difference: The largest difference of a logit for a fixed sequence, over the largest
+            logit; `None` if not compared.
+    """
+
+    groups: dict[str, Group] = field(default_factory=dict)
+    is_lossless: bool = True
+    logits_difference: float | None = None
+
+    @property
+    def total(self) -> Group:
+        """All weights."""
+        groups = self.groups.values()
+        differences = [g.difference for g in groups if g.difference is not None]
+        return Group(
+            sum(g.tensors for g in groups),
+            sum(g.weights for g in groups),
+            sum(g.source_bytes for g in groups),
+            sum(g.target_bytes for g in groups),
+            max(differences, default=None),
+        )
+
+
+def take_stock(source: ParameterReader, target: ParameterReader) -> Report:
+    """Counts tensors, weights and bytes; nothing is compared."""
+    report = Report({kind: Group() for kind in (TERNARY, EMBEDDING, REST)})
+    for name, weights in _logical_sizes(target):
+        group = report.groups[kind_of(target, name)]
+        group.tensors += 1
+        group.weights += weights
+    for reader, attribute in ((source, "source_bytes"), (target, "target_bytes")):
+        for disk_name, entry in reader.checkpoint.tensors.items():
+            name = reader.names.to_memory(disk_name) or disk_name
+            group = report.groups[kind_of(target, name)]
+            setattr(group, attribute, getattr(group, attribute) + entry.nbytes)
+    return report
+
+
+def verify(source: ParameterReader, target: ParameterReader, forms: FloatForms) -> Report:
+    """Reads both again and compares every tensor, then the logits of a fixed sequence.
+
+    Codes and scales of ternary matrices must be equal, other weights must be what the conversion
+    makes of the source's.
+
+    Args:
+        source: The source.
+        target: What was written.
+        forms: What became of float weights.
+
+    Raises:
+        CheckpointError: Something differs.
+    """
+    report = take_stock(source, target)
+    for group in report.groups.values():
+        group.difference = 0.0
+    for name, difference in _differences(source, target, forms):
+        group = report.groups[kind_of(target, name)]
+        group.difference = max(group.difference or 0.0, difference)
+    report.is_lossless = report.total.difference == 0.0
+    report.logits_difference = compare_logits(source.checkpoint, target.checkpoint)
+    if report.is_lossless and not report.logits_difference <= LOGITS_TOLERANCE:
+        raise CheckpointError(
+            f"[verify] the logits must be equal within {LOGITS_TOLERANCE} but differ by "
+            f"{report.logits_difference:.3g}. The conversion is thrown away; please report this."
+        )
+    return report
+
+
+def kind_of(reader: ParameterReader, name: str) -> str:
+    """Which group of the report a parameter belongs to, by its name in memory."""
+    path = name.rpartition(".")[0]
+    quantized = reader.quantized.get(path)
+    is_ternary = path in reader.ternary or (quantized is not None and quantized.bits == BITS)
+    if is_ternary:
+        return TERNARY
+    return EMBEDDING if path in ("embed", "head") else REST
+
+
+def compare_logits(source: Checkpoint, target: Checkpoint) -> float:
+    """The largest difference of a logit for a fixed sequence, over the largest logit."""
+    want, got = (_logits(checkpoint) for checkpoint in (source, target))
+    return float(mx.max(mx.abs(got - want)).item() / max(mx.max(mx.abs(want)).item(), 1e-30))
+
+
+def _logits(checkpoint: Checkpoint) -> mx.array:
+    model = fill(checkpoint, packed=True).model
+    tokens = mx.array([[(7 + 7919 * n) % model.vocab_size for n in range(_TOKENS)]], mx.int32)
+    logits = model(tokens)[0].astype(mx.float32)
+    mx.eval(logits)
+    del model
+    mx.clear_cache()
+    return logits
+
+
+def _logical_sizes(reader: ParameterReader) -> Iterator[tuple[str, int]]:
+    """Parameters, and how many weights each stands for; scales of a matrix stand for none."""
+    for name, shape in reader.shapes.items():
+        path, _, key = name.rpartition(".")
+        if path in reader.ternary and key in ("weight", "scale"):
+            module = reader.ternary[path]
+            yield name, module.output_dims * module.input_dims if key == "weight" else 0
+        elif path in reader.quantized and key in ("weight", "scales", "biases"):
+            packed = shape[0] * shape[1] * 32 // reader.quantized[path].bits
+            yield name, packed if key == "weight" else 0
+        else:
+            yield name, int(np.prod(shape))
+
+
+def _differences(
+    source: ParameterReader, target: ParameterReader, forms: FloatForms
+) -> Iterator[tuple[str, float]]:
+    made = quantized_forms(source, forms)
+    done: set[str] = set()
+    for path in target.ternary:
+        for key, want, got in zip(
+            ("weight", "scale"), source.read_ternary(path), target.read_ternary(path), strict=True
+        ):
+            _check_equal(target, f"{path}.{key}", got, want)
+            done.add(f"{path}.{key}")
+        _check_scale_copies(target, path, want)
+        yield f"{path}.weight", 0.0
+    for path, (group_size, bits, quantize) in made.items():
+        weight = source.read(f"{path}.weight")
+        dtype = target.dtype(f"{path}.scales")
+        got = [target.read(f"{path}.{key}") for key in ("weight", "scales", "biases")]
+        for key, array, want in zip(
+            ("weight", "scales", "biases"), got, quantize(weight.astype(dtype)), strict=True
+        ):
+            _check_equal(target, f"{path}.{key}", array, want)
+            done.add(f"{path}.{key}")
+        meant = mx.dequantize(*got, group_size=group_size, bits=bits)
+        yield f"{path}.weight", _distance(meant, weight)
+    for name in target.shapes:
+        if name not in done:
+            got, want = target.read(name), source.read(name)
+            _check_equal(target, name, got, want.astype(got.dtype))
+            yield name, _distance(got, want)
+        mx.clear_cache()
+
+
+def _check_scale_copies(target: ParameterReader, path: str, scale: mx.array) -> None:
+    """What mlx-lm reads must be the exact scale, rounded once."""
+    name = target.names.to_disk(path)
+    for key, sign in (("scales", 1), ("biases", -1)):
+        entry: TensorEntry | None = target.checkpoint.tensors.get(f"{name}.{key}")
+        if entry is not None:
+            [(_, array)] = read_tensors(entry.file, [entry])
+            want = mx.broadcast_to((sign * scale).astype(array.dtype), array.shape)
+            _check_equal(target, f"{path}.{key}", array, want)
+
+
+def _check_equal(target: ParameterReader, name: str, got: mx.array, want: mx.array) -> None:
+    is_equal = (got.dtype, got.shape) == (want.dtype, want.shape) and np.array_equal(
+        tensor_bytes(got), tensor_bytes(want)
+    )
+    if not is_equal:
+        raise CheckpointError(
+            f"[verify] tensor {target.names.to_disk(name)!r} must be what the source gives but "
+            "differs. The conversion is thrown away; check the disk, and please report this."
+        )
+
+
+def _distance(got: Any, want: mx.array) -> float:
+    return float(mx.max(mx.abs(got.astype(mx.float32) - want.astype(mx.float32))).item())

@@ -64,13 +64,18 @@ def open_checkpoint(
             f"[load] '{folder}' must hold a checkpoint but has no {CONFIG_FILE}. Give the folder "
             "that holds it."
         )
-    config, tensors = read_json_object(folder / CONFIG_FILE), _read_tensors(folder)
+    config, tensors = read_json_object(folder / CONFIG_FILE), read_tensor_entries(folder)
     tensors |= _read_scales(folder, tensors)
     dtypes = {entry.dtype for entry in tensors.values()}
     return Checkpoint(folder, with_latent(config, dtypes, revision, latent), tensors)
 
 
-def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
+def read_tensor_entries(folder: Path) -> dict[str, TensorEntry]:
+    """The tensors of a checkpoint folder by name, from the headers of its files.
+
+    Raises:
+        CheckpointError: A file is missing, damaged or inconsistent.
+    """
     if (folder / WEIGHTS_FILE).exists():
         return read_header(folder / WEIGHTS_FILE)[0]
     if (folder / INDEX_FILE).exists():

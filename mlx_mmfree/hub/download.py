@@ -23,7 +23,7 @@ WEIGHT_PATTERNS = (
     "ternary_scales.safetensors",
 )
 
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+REPOSITORY_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def local_folder(
@@ -58,7 +58,7 @@ def local_folder(
         raise CheckpointError(
             f"[load] 'path_or_repo' must be a folder with a checkpoint but '{folder}' is a file."
         )
-    if not isinstance(path_or_repo, str) or not _REPOSITORY.fullmatch(name):
+    if not isinstance(path_or_repo, str) or not REPOSITORY_NAME.fullmatch(name):
         raise CheckpointError(
             "[load] 'path_or_repo' must be an existing folder or a Hub repository 'owner/name' but "
             f"got {name!r}, which is neither."
@@ -98,14 +98,16 @@ def _download(repository: str, revision: str | None, patterns: tuple[str, ...]) 
     except errors.LocalEntryNotFoundError as error:
         raise DownloadError(_offline_message(place)) from error
     except errors.HFValidationError as error:
-        raise DownloadError(f"[load] {place} is no valid repository id: {_line(error)}.") from error
+        raise DownloadError(
+            f"[load] {place} is no valid repository id: {one_line(error)}."
+        ) from error
     except errors.HfHubHTTPError as error:
         raise DownloadError(
-            f"[load] the Hub did not hand out {place}: {_line(error)}. Try again later."
+            f"[load] the Hub did not hand out {place}: {one_line(error)}. Try again later."
         ) from error
     except (OSError, errors.HTTPError, RuntimeError) as error:
         raise DownloadError(
-            f"[load] {place} cannot be downloaded: {_line(error)}. Check the network and the free "
+            f"[load] {place} cannot be downloaded: {one_line(error)}. Check the network and the free "
             "space of the cache; a new start goes on where this one stopped."
         ) from error
 
@@ -122,6 +124,6 @@ def _offline_message(place: str) -> str:
     )
 
 
-def _line(error: Exception) -> str:
-    """The message on one line."""
+def one_line(error: BaseException) -> str:
+    """The message of an error on one line."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -23,10 +23,12 @@ METHOD = "affine"
 BITS = 2
 EMBEDDING_BITS = (4, 6, 8)
 GROUP_SIZES = (32, 64, 128)
+KEYS = ("weight", "scales", "biases")
+"""Names of the tensors of a module."""
 
 QuantizedModule = nn.QuantizedLinear | nn.QuantizedEmbedding
 
-_KEYS = {"group_size", "bits", "mode"}
+_FORM_KEYS = {"group_size", "bits", "mode"}
 
 
 def form(group_size: int, bits: int = BITS) -> dict[str, Any]:
@@ -55,12 +57,12 @@ def check_form(described: Any) -> None:
         UnsupportedModelError: The form is not read.
     """
     is_read = isinstance(described, Mapping) and _is_form(
-        {key: described[key] for key in described if key in _KEYS}, (BITS,)
+        {key: described[key] for key in described if key in _FORM_KEYS}, (BITS,)
     )
     if not is_read or not all(
         _is_form(value, (BITS, *EMBEDDING_BITS))
         for key, value in described.items()
-        if key not in _KEYS
+        if key not in _FORM_KEYS
     ):
         groups = ", ".join(map(str, GROUP_SIZES))
         raise UnsupportedModelError(
@@ -72,7 +74,7 @@ def check_form(described: Any) -> None:
 def _is_form(value: Any, bits: Collection[int]) -> bool:
     return (
         isinstance(value, Mapping)
-        and not set(value) - _KEYS
+        and not set(value) - _FORM_KEYS
         and value.get("bits") in bits
         and value.get("group_size") in GROUP_SIZES
         and value.get("mode", METHOD) == METHOD

@@ -2,15 +2,16 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import mlx.core as mx
 from tqdm import tqdm
 
 from ..errors import CheckpointError
 from .checkpoint import CONFIG_FILE, SCALES_FILE, Checkpoint, open_checkpoint
+from .folder_plan import FloatForms, FolderPlan
+from .model_card import ModelCard, write_model_card
 from .parameter_reader import ParameterReader
 from .safetensors_writer import PlannedTensors, write_safetensors, write_shards
 from .target_folder import (
@@ -23,10 +24,11 @@ from .target_folder import (
     write_json,
 )
 from .verify import Report, take_stock, verify
-from .write_mlx import MODEL_FILES, FloatForms, FolderPlan, plan_mlx
+from .write_hf import plan_hf
+from .write_mlx import MODEL_FILES, plan_mlx
 
 Target = Literal["mlx", "hf", "gguf"]
-TARGETS: tuple[Target, ...] = ("mlx", "hf", "gguf")
+GGUFType = Literal["tq2_0", "tq1_0", "i2_s"]
 
 
 def convert(
@@ -34,11 +36,12 @@ def convert(
     path: str | os.PathLike[str],
     *,
     to: Target = "mlx",
-    forms: FloatForms = FloatForms(),
+    gguf_type: GGUFType = "tq2_0",
+    forms: FloatForms | None = None,
     check: bool = True,
     overwrite: bool = False,
     show_progress: bool = False,
-    finish: Callable[[Path, Report], None] | None = None,
+    card: ModelCard | None = None,
 ) -> Report:
     """Writes a checkpoint in another form; ternary weights stay what they are, bit for bit.
 
@@ -49,11 +52,12 @@ def convert(
         source: The checkpoint.
         path: The folder to make.
         to: The form: MLX's, transformers', or GGUF.
-        forms: What becomes of weights that are stored as floats.
+        gguf_type: Type of ternary tensors in GGUF.
+        forms: What becomes of weights that are stored as floats. Default: they stay.
         check: Read the result again, compare every tensor, and the logits of a fixed sequence.
         overwrite: Replace an existing checkpoint folder.
         show_progress: Show a progress bar with bytes on stderr.
-        finish: Called with the unfinished folder and the report, to write further files.
+        card: What the model card says of the source; the rest is filled in. `None` writes none.
 
     Returns:
         What was written and how it compares.
@@ -63,6 +67,7 @@ def convert(
             differs from its source.
         UnsupportedModelError: The form does not exist for this model.
     """
+    forms = forms or FloatForms()
     target = Path(path).expanduser().resolve()
     check_target(target, overwrite, "convert")
     reader = ParameterReader(source)
@@ -82,14 +87,27 @@ def convert(
             _write_tensors(folder, plan, show_progress)
             written = ParameterReader(open_checkpoint(folder))
             report = verify(reader, written, forms) if check else take_stock(reader, written)
-            if finish is not None:
-                finish(folder, report)
+            if card is not None:
+                write_model_card(folder, _filled(card, to, plan, report))
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"[convert] '{target}' cannot be written: {error}.") from error
     return report
 
 
-_PLANS: dict[Target, Callable[[ParameterReader, FloatForms], FolderPlan]] = {"mlx": plan_mlx}
+def _filled(card: ModelCard, to: Target, plan: FolderPlan, report: Report) -> ModelCard:
+    runs_in: Literal["built-in", "model_file"] = "model_file" if plan.model_file else "built-in"
+    return replace(
+        card,
+        format=to,
+        verification={**card.verification, **report.figures()},
+        mlx_lm=runs_in if to == "mlx" else None,
+    )
+
+
+_PLANS: dict[Target, Callable[[ParameterReader, FloatForms], FolderPlan]] = {
+    "mlx": plan_mlx,
+    "hf": plan_hf,
+}
 
 
 def _write_tensors(folder: Path, plan: FolderPlan, show_progress: bool) -> None:

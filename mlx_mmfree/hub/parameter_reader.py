@@ -3,12 +3,11 @@
 from functools import cached_property
 
 import mlx.core as mx
-import mlx.nn as nn
 
-from ..errors import CheckpointError
 from ..layers import PackedBitLinear, TiedBitLinear, pack_linears
 from ..models import Decoder
 from ..ops import pack_ternary, ternarize
+from .affine_format import KEYS as AFFINE_KEYS
 from .affine_format import QuantizedModule
 from .checkpoint import Checkpoint
 from .load import check_finite, check_packed
@@ -38,7 +37,9 @@ class ParameterReader:
         self._entries = skeleton.entries
         self._forms = skeleton.forms
         self._tied = {
-            path for path, module in skeleton.model.named_modules() if _is_tied(module)
+            path
+            for path, module in skeleton.model.named_modules()
+            if isinstance(module, TiedBitLinear)
         }
         self.model: Decoder = skeleton.model
         pack_linears(self.model)
@@ -71,6 +72,10 @@ class ParameterReader:
         """The dtype in which the loaded model computes."""
         return self.dtype("embed.scales" if "embed" in self.quantized else "embed.weight")
 
+    def is_tied(self, path: str) -> bool:
+        """Whether a ternary head is stored as the embedding's master weight."""
+        return path in self._tied
+
     def has_masters(self, path: str) -> bool:
         """Whether a ternary linear is stored as float master weights."""
         return f"{path}.scale" not in self._entries
@@ -99,6 +104,12 @@ class ParameterReader:
             check_finite(array, entry)
         return array
 
+    def read_dequantized(self, path: str) -> mx.array:
+        """The float matrix that a module in MLX's affine form stands for."""
+        module = self.quantized[path]
+        weight, scales, biases = (self.read(f"{path}.{key}") for key in AFFINE_KEYS)
+        return mx.dequantize(weight, scales, biases, module.group_size, module.bits)
+
     def read_ternary(self, path: str) -> tuple[mx.array, mx.array]:
         """A ternary linear's packed weight and its float32 scale, ternarised if it is stored as floats.
 
@@ -118,7 +129,3 @@ class ParameterReader:
         check_packed(weight, "weight", module.input_dims, self.entry(name))
         check_packed(scale, "scale", module.input_dims, self.entry(f"{path}.scale"))
         return weight, scale
-
-
-def _is_tied(module: nn.Module) -> bool:
-    return isinstance(module, TiedBitLinear)

@@ -22,7 +22,6 @@ from .target_folder import (
     check_target,
     copy_files,
     replacing_folder,
-    sync,
     token_ids,
     tokenizer_files,
     write_json,

@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
-from .affine_format import BITS
+from .affine_format import BITS, KEYS
 from .checkpoint import Checkpoint
+from .folder_plan import FloatForms
 from .load import fill
 from .parameter_reader import ParameterReader
 from .safetensors import TensorEntry, read_tensors
 from .safetensors_writer import tensor_bytes
-from .write_mlx import FloatForms, quantized_forms
+from .write_mlx import quantized_forms
 
 TERNARY, EMBEDDING, REST = "ternary matrices", "embedding and head", "norms and the rest"
 LOGITS_TOLERANCE = 1e-5
@@ -39,6 +39,11 @@ class Group:
     target_bytes: int = 0
     difference: float | None = None
 
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of a weight as written, scales included."""
+        return 8 * self.target_bytes / max(self.weights, 1)
+
 
 @dataclass
 class Report:
@@ -54,6 +59,22 @@ class Report:
     groups: dict[str, Group] = field(default_factory=dict)
     is_lossless: bool = True
     logits_difference: float | None = None
+
+    def figures(self) -> dict[str, str]:
+        """What a model card says of the comparison; empty if there was none."""
+        total = self.total
+        if total.difference is None or self.logits_difference is None:
+            return {}
+        return {
+            "tensors compared": str(total.tensors),
+            "weights": f"{total.weights:,}",
+            "bytes of the source": f"{total.source_bytes:,}",
+            "bytes written": f"{total.target_bytes:,}",
+            "bits a weight": f"{total.bits_per_weight:.3f}",
+            "codes and scales of ternary matrices": "equal",
+            "largest difference of a weight": f"{total.difference:.3g}",
+            "largest difference of a logit, over the largest": f"{self.logits_difference:.3g}",
+        }
 
     @property
     def total(self) -> Group:
@@ -127,7 +148,7 @@ def kind_of(reader: ParameterReader, name: str) -> str:
 def compare_logits(source: Checkpoint, target: Checkpoint) -> float:
     """The largest difference of a logit for a fixed sequence, over the largest logit."""
     want, got = (_logits(checkpoint) for checkpoint in (source, target))
-    return float(mx.max(mx.abs(got - want)).item() / max(mx.max(mx.abs(want)).item(), 1e-30))
+    return _distance(got, want) / max(_distance(want, mx.zeros(())), 1e-30)
 
 
 def _logits(checkpoint: Checkpoint) -> mx.array:
@@ -166,21 +187,23 @@ def _differences(
             _check_equal(target, f"{path}.{key}", got, want)
             done.add(f"{path}.{key}")
         _check_scale_copies(target, path, want)
+        if target.has_masters(path):
+            master = f"{path}.weight"
+            _check_equal(target, master, target.read(master), source.read(master))
         yield f"{path}.weight", 0.0
-    for path, (group_size, bits, quantize) in made.items():
+    for path, (_, _, quantize) in made.items():
         weight = source.read(f"{path}.weight")
         dtype = target.dtype(f"{path}.scales")
-        got = [target.read(f"{path}.{key}") for key in ("weight", "scales", "biases")]
-        for key, array, want in zip(
-            ("weight", "scales", "biases"), got, quantize(weight.astype(dtype)), strict=True
-        ):
-            _check_equal(target, f"{path}.{key}", array, want)
+        for key, want in zip(KEYS, quantize(weight.astype(dtype)), strict=True):
+            _check_equal(target, f"{path}.{key}", target.read(f"{path}.{key}"), want)
             done.add(f"{path}.{key}")
-        meant = mx.dequantize(*got, group_size=group_size, bits=bits)
-        yield f"{path}.weight", _distance(meant, weight)
+        yield f"{path}.weight", _distance(target.read_dequantized(path), weight)
     for name in target.shapes:
+        path = name.rpartition(".")[0]
         if name not in done:
-            got, want = target.read(name), source.read(name)
+            is_written_out = path in source.quantized and path not in target.quantized
+            want = source.read_dequantized(path) if is_written_out else source.read(name)
+            got = target.read(name)
             _check_equal(target, name, got, want.astype(got.dtype))
             yield name, _distance(got, want)
         mx.clear_cache()
@@ -208,5 +231,5 @@ def _check_equal(target: ParameterReader, name: str, got: mx.array, want: mx.arr
         )
 
 
-def _distance(got: Any, want: mx.array) -> float:
-    return float(mx.max(mx.abs(got.astype(mx.float32) - want.astype(mx.float32))).item())
+def _distance(got: mx.array, want: mx.array) -> float:
+    return float(np.max(mx.abs(got.astype(mx.float32) - want.astype(mx.float32))))

@@ -5,7 +5,6 @@ mlx-lm; any other architecture, and sizes that it would refuse, come with a Pyth
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,49 +15,16 @@ import mlx.nn as nn
 from ..errors import UnsupportedModelError
 from ..layers import PackedBitLinear
 from . import affine_format
+from .folder_plan import FloatForms, FolderPlan, float_tensor
 from .packed_format import describe_packing
 from .parameter_reader import ParameterReader
 from .safetensors_writer import PlannedTensors, TensorSpec
-from .ternarize_groups import GROUP_SIZE, ternarize_groups
+from .ternarize import GROUP_SIZE, ternarize_groups
 
 MODEL_FILES = Path(__file__).parent / "mlx_model_file"
 
 _BUILT_IN = ("llama", "qwen3")
 _EMBEDDING_GROUPS = (64, 32)
-
-
-@dataclass
-class FolderPlan:
-    """What a conversion writes.
-
-    Attributes:
-        config: `config.json`, without the ids of special tokens.
-        tensors: The tensors.
-        scales: Exact scales by their names on disk; they arrive as the tensors are made.
-        model_file: Name of the model's Python file for mlx-lm; `None` where it needs none.
-    """
-
-    config: dict[str, Any]
-    tensors: list[PlannedTensors]
-    scales: dict[str, mx.array] = field(default_factory=dict)
-    model_file: str | None = None
-
-
-@dataclass(frozen=True)
-class FloatForms:
-    """What becomes of weights that are stored as floats.
-
-    Attributes:
-        dtype: Their dtype; `None` keeps each.
-        embed_bits: Bits of the embedding in MLX's affine form; `None` leaves it a float matrix.
-        head_bits: The same for the output head.
-        ternarize_groups: Ternarise the linears of the blocks, with a scale for each 128 inputs.
-    """
-
-    dtype: mx.Dtype | None = None
-    embed_bits: int | None = None
-    head_bits: int | None = None
-    ternarize_groups: bool = False
 
 
 Quantize = Callable[[mx.array], tuple[mx.array, mx.array, mx.array]]
@@ -168,16 +134,6 @@ def mlx_model_file(reader: ParameterReader) -> str | None:
         and all(module.input_dims % 32 == 0 for module in reader.ternary.values())
     )
     return None if is_built_in else "ternary_transformer.py"
-
-
-def float_tensor(
-    reader: ParameterReader, name: str, dtype: mx.Dtype | None, disk_name: str | None = None
-) -> PlannedTensors:
-    """A parameter as it is, floats in another dtype if one is given."""
-    stored = reader.dtype(name)
-    kept = stored if dtype is None or not mx.issubdtype(stored, mx.floating) else dtype
-    spec = TensorSpec(disk_name or reader.names.to_disk(name), kept, reader.shapes[name])
-    return PlannedTensors((spec,), lambda: (reader.read(name).astype(kept),))
 
 
 def _ternary_tensors(

@@ -23,7 +23,7 @@ from .ternary_linears import TernaryLinears, linear_of
 
 MODEL_TYPES = ("llama",)
 
-QUANT_METHODS = ("mmfree", "bitnet")
+QUANT_METHODS = ("mmfree", "bitnet", "affine")
 
 LINEARS = {
     "self_attn.q_proj": "token_mixer.query_proj",
@@ -170,7 +170,7 @@ class Config:
 
     @classmethod
     def _linears(cls, config: Mapping[str, Any]) -> TernaryLinears | None:
-        linears = TernaryLinears.from_hub(config)
+        linears = None if _is_repeated(config) else TernaryLinears.from_hub(config)
         if linears is None and cls._has_sub_norms(config):
             return TernaryLinears()
         if linears is None and config.get("weight_bits") is not None:
@@ -208,6 +208,13 @@ class Config:
     @property
     def _hub_class(self) -> str:
         return "BitnetForCausalLM" if self.has_sub_norms else "LlamaForCausalLM"
+
+
+def _is_repeated(config: Mapping[str, Any]) -> bool:
+    """Whether `quantization_config` only says once more how MLX stores weights."""
+    described = config.get("quantization_config")
+    is_own = isinstance(described, Mapping) and "quant_method" in described
+    return config.get("quantization") is not None and not is_own
 
 
 def build(config: Config) -> Decoder:

@@ -5,7 +5,7 @@ Ternary weights are in MLX's affine 2-bit form; activations stay in floating poi
 """
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -64,9 +64,15 @@ class Linear(nn.Linear):
     def __init__(self, input_dims: int, output_dims: int):
         super().__init__(input_dims, output_dims, bias=False)
 
-    def to_quantized(self, group_size: int, bits: int, mode: str = "affine") -> nn.Module:
-        if bits != 2:
-            return super().to_quantized(group_size, bits, mode)
+    def to_quantized(
+        self,
+        group_size: int | None = None,
+        bits: int | None = None,
+        mode: str = "affine",
+        quantize_input: bool = False,
+    ) -> nn.Module:
+        if group_size is None or bits != 2:
+            return super().to_quantized(group_size, bits, mode, quantize_input)
         output_dims, input_dims = self.weight.shape
         return TernaryLinear(input_dims, output_dims, group_size, bits)
 
@@ -79,7 +85,7 @@ class ShortConvolution(nn.Module):
         self.weight = mx.zeros((dims, 1, size))
 
     def __call__(
-        self, x: mx.array, carried: Optional[mx.array], mask: Optional[mx.array]
+        self, x: mx.array, carried: mx.array | None, mask: mx.array | None
     ) -> tuple[mx.array, mx.array]:
         batch, length, dims = x.shape
         size = self.weight.shape[-1]
@@ -92,7 +98,7 @@ class ShortConvolution(nn.Module):
         return nn.silu(sum(taps)), window[:, length:]
 
 
-def scan(f: mx.array, i: mx.array, hidden: Optional[mx.array]) -> mx.array:
+def scan(f: mx.array, i: mx.array, hidden: mx.array | None) -> mx.array:
     """`h[t] = f[t] * h[t - 1] + i[t]` along axis 1, in float32, in a logarithmic number of steps."""
     f, h = f.astype(mx.float32), i.astype(mx.float32)
     if hidden is not None:
@@ -122,7 +128,7 @@ class Attention(nn.Module):
             self[name] = ShortConvolution(width, args.conv_size)
 
     def __call__(
-        self, x: mx.array, lower_bound: Optional[mx.array], mask: Optional[mx.array], cache: Any
+        self, x: mx.array, lower_bound: mx.array | None, mask: mx.array | None, cache: Any
     ) -> mx.array:
         carried = [None] * 3 if cache is None else [*cache.cache, None, None]
         if "h_conv1d" in self:
@@ -166,7 +172,7 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
 
     def __call__(
-        self, x: mx.array, lower_bound: Optional[mx.array], mask: Optional[mx.array], cache: Any
+        self, x: mx.array, lower_bound: mx.array | None, mask: mx.array | None, cache: Any
     ) -> mx.array:
         x = x + self.attn(self.attn_norm(x), lower_bound, mask, cache)
         return x + self.mlp(self.mlp_norm(x))
@@ -181,7 +187,7 @@ class Decoder(nn.Module):
         if args.use_lower_bound:
             self.lower_bounds = mx.zeros((args.num_hidden_layers, args.hidden_size))
 
-    def _bounds(self, dtype: mx.Dtype) -> list[Optional[mx.array]]:
+    def _bounds(self, dtype: mx.Dtype) -> list[mx.array | None]:
         """The least forget gate of each block; the first has none."""
         if "lower_bounds" not in self:
             return [None] * len(self.layers)
@@ -191,7 +197,9 @@ class Decoder(nn.Module):
 
     def __call__(self, x: mx.array, cache: Any) -> mx.array:
         mask = create_ssm_mask(x, cache[0])
-        for layer, bound, layer_cache in zip(self.layers, self._bounds(x.dtype), cache):
+        for layer, bound, layer_cache in zip(
+            self.layers, self._bounds(x.dtype), cache, strict=True
+        ):
             x = layer(x, bound, mask, layer_cache)
         return self.norm(x)
 
@@ -207,7 +215,7 @@ class Model(nn.Module):
             self.lm_head = Linear(args.hidden_size, args.vocab_size)
 
     def __call__(
-        self, inputs: mx.array, cache: Any = None, input_embeddings: Optional[mx.array] = None
+        self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None
     ) -> mx.array:
         x = self.model.embeddings(inputs) if input_embeddings is None else input_embeddings
         x = self.model(x, [None] * len(self.layers) if cache is None else cache)
@@ -216,7 +224,7 @@ class Model(nn.Module):
         return self.model.embeddings.as_linear(x)
 
     @property
-    def layers(self) -> list[nn.Module]:
+    def layers(self) -> list[Block]:
         return self.model.layers
 
     def make_cache(self) -> list[ArraysCache]:

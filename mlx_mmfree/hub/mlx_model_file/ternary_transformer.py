@@ -5,7 +5,7 @@ Ternary weights are in MLX's affine 2-bit form; activations stay in floating poi
 """
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -33,7 +33,7 @@ class ModelArgs(BaseModelArgs):
     max_position_embeddings: int
     architectures: list[str]
     quantization_config: dict[str, Any]
-    rope_scaling: Optional[dict[str, Any]] = None
+    rope_scaling: dict[str, Any] | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
@@ -48,7 +48,7 @@ class ModelArgs(BaseModelArgs):
         return "", ""
 
     @property
-    def linear_norm_eps(self) -> Optional[float]:
+    def linear_norm_eps(self) -> float | None:
         """Epsilon of a norm inside each ternary linear; `None` if there is none."""
         described = self.quantization_config
         return described.get("rms_norm_eps", 1e-6) if described.get("use_rms_norm") else None
@@ -62,7 +62,7 @@ class TernaryLinear(nn.QuantizedLinear):
         input_dims: int,
         output_dims: int,
         bias: bool,
-        norm_eps: Optional[float],
+        norm_eps: float | None,
         group_size: int,
         bits: int,
     ):
@@ -88,14 +88,24 @@ class Linear(nn.Linear):
     """A dense linear, or the place of a ternary one until mlx-lm asks for its quantised form."""
 
     def __init__(
-        self, input_dims: int, output_dims: int, bias: bool = False, norm_eps: Optional[float] = None
+        self,
+        input_dims: int,
+        output_dims: int,
+        bias: bool = False,
+        norm_eps: float | None = None,
     ):
         super().__init__(input_dims, output_dims, bias)
         self._norm_eps = norm_eps
 
-    def to_quantized(self, group_size: int, bits: int, mode: str = "affine") -> nn.Module:
-        if bits != 2:
-            return super().to_quantized(group_size, bits, mode)
+    def to_quantized(
+        self,
+        group_size: int | None = None,
+        bits: int | None = None,
+        mode: str = "affine",
+        quantize_input: bool = False,
+    ) -> nn.Module:
+        if group_size is None or bits != 2:
+            return super().to_quantized(group_size, bits, mode, quantize_input)
         output_dims, input_dims = self.weight.shape
         return TernaryLinear(
             input_dims, output_dims, "bias" in self, self._norm_eps, group_size, bits
@@ -185,7 +195,7 @@ class Decoder(nn.Module):
 
     def __call__(self, x: mx.array, cache: Any) -> mx.array:
         mask = create_attention_mask(x, cache[0])
-        for layer, layer_cache in zip(self.layers, cache):
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
             x = layer(x, mask, layer_cache)
         return self.norm(x)
 
@@ -197,12 +207,10 @@ class Model(nn.Module):
         self.model_type = args.model_type
         self.model = Decoder(args)
         if not args.tie_word_embeddings:
-            self.lm_head = Linear(
-                args.hidden_size, args.vocab_size, norm_eps=args.linear_norm_eps
-            )
+            self.lm_head = Linear(args.hidden_size, args.vocab_size, norm_eps=args.linear_norm_eps)
 
     def __call__(
-        self, inputs: mx.array, cache: Any = None, input_embeddings: Optional[mx.array] = None
+        self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None
     ) -> mx.array:
         x = self.model.embed_tokens(inputs) if input_embeddings is None else input_embeddings
         x = self.model(x, [None] * len(self.layers) if cache is None else cache)
@@ -211,5 +219,5 @@ class Model(nn.Module):
         return self.lm_head(x)
 
     @property
-    def layers(self) -> list[nn.Module]:
+    def layers(self) -> list[Block]:
         return self.model.layers

@@ -232,4 +232,4 @@ def _check_equal(target: ParameterReader, name: str, got: mx.array, want: mx.arr
 
 
 def _distance(got: mx.array, want: mx.array) -> float:
-    return float(np.max(mx.abs(got.astype(mx.float32) - want.astype(mx.float32))))
+    return float(mx.max(mx.abs(got.astype(mx.float32) - want.astype(mx.float32))))

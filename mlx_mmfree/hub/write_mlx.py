@@ -104,7 +104,8 @@ def quantized_forms(
             if module.weight.shape[1] % GROUP_SIZE:
                 raise UnsupportedModelError(
                     f"[convert] 'ternarize' must be 'tensor' for this model but got 'group': "
-                    f"{GROUP_SIZE} does not divide the {module.weight.shape[1]} inputs of {path}."
+                    f"{GROUP_SIZE} does not divide the {module.weight.shape[1]} inputs of "
+                    f"{reader.names.to_disk(path)}."
                 )
             found[path] = (GROUP_SIZE, affine_format.BITS, ternarize_groups)
     return found

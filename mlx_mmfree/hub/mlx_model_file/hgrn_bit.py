@@ -85,7 +85,11 @@ class ShortConvolution(nn.Module):
         self.weight = mx.zeros((dims, 1, size))
 
     def __call__(
-        self, x: mx.array, carried: mx.array | None, mask: mx.array | None
+        self,
+        x: mx.array,
+        carried: mx.array | None,
+        mask: mx.array | None,
+        lengths: mx.array | None,
     ) -> tuple[mx.array, mx.array]:
         batch, length, dims = x.shape
         size = self.weight.shape[-1]
@@ -95,7 +99,12 @@ class ShortConvolution(nn.Module):
             carried = mx.zeros((batch, size - 1, dims), x.dtype)
         window = mx.concatenate([carried, x], axis=1)
         taps = (self.weight[:, 0, n] * window[:, n : n + length] for n in range(size))
-        return nn.silu(sum(taps)), window[:, length:]
+        y = nn.silu(sum(taps))
+        if lengths is None:
+            return y, window[:, length:]
+        # rows end before their padding
+        ends = mx.clip(lengths, 0, length)[:, None] + mx.arange(size - 1)
+        return y, mx.take_along_axis(window, ends[..., None], axis=1)
 
 
 def scan(f: mx.array, i: mx.array, hidden: mx.array | None) -> mx.array:
@@ -131,12 +140,13 @@ class Attention(nn.Module):
         self, x: mx.array, lower_bound: mx.array | None, mask: mx.array | None, cache: Any
     ) -> mx.array:
         carried = [None] * 3 if cache is None else [*cache.cache, None, None]
+        lengths = None if cache is None else cache.lengths
         if "h_conv1d" in self:
-            x, carried[1] = self.h_conv1d(x, carried[1], mask)
+            x, carried[1] = self.h_conv1d(x, carried[1], mask, lengths)
         i, f = self.i_proj(x), self.f_proj(x)
         if "i_conv1d" in self:
-            i, carried[1] = self.i_conv1d(i, carried[1], mask)
-            f, carried[2] = self.f_conv1d(f, carried[2], mask)
+            i, carried[1] = self.i_conv1d(i, carried[1], mask, lengths)
+            f, carried[2] = self.f_conv1d(f, carried[2], mask, lengths)
         f = mx.sigmoid(f)
         if lower_bound is not None:
             f = lower_bound + (1 - lower_bound) * f

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError
-from ..layers import PackedBitLinear
+from ..layers import PackedBitLinear, PackedLinear
 from ..models import Decoder, find
 from . import affine_format
 from .checkpoint import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
@@ -149,11 +149,15 @@ def _config(model: Decoder, copied: dict[str, Path]) -> dict[str, Any]:
     ids = {} if source is None else read_json_object(source)
     config: dict[str, Any] = {key: ids[key] for key in _TOKEN_IDS if key in ids}
     config |= model.config.to_hub()
-    if any(isinstance(module, PackedBitLinear) for module in model.modules()):
-        config["quantization_config"] = describe_packing(config.get("quantization_config"))
-    for module in model.modules():
-        if isinstance(module, affine_format.QuantizedModule):
-            config["quantization"] = affine_format.describe(module)
+    kinds = {type(module) for module in model.modules()}
+    if kinds & {PackedBitLinear, PackedLinear}:
+        described = config.get("quantization_config")
+        is_dense = PackedBitLinear not in kinds
+        config["quantization_config"] = describe_packing(described, is_dense=is_dense)
+    names = WeightNames(find(config["model_type"]).WEIGHT_NAMES)
+    quantization = affine_format.describe(model, names)
+    if quantization is not None:
+        config["quantization"] = quantization
     return config
 
 

@@ -4,5 +4,6 @@ from .bit_linear import BitLinear as BitLinear
 from .bit_linear import PackedBitLinear as PackedBitLinear
 from .bit_linear import TiedBitLinear as TiedBitLinear
 from .bit_linear import pack_linears as pack_linears
+from .packed_linear import PackedLinear as PackedLinear
 from .rope import RoPE as RoPE
 from .short_convolution import ShortConvolution as ShortConvolution

@@ -189,6 +189,8 @@ def hub_name(name: str, architecture: Architecture) -> str:
     if match is None:
         return name
     number, module, key = match.groups()
-    names = _BLOCK_NAMES | dict(zip(("attn_sub_norm", "ffn_sub_norm"), architecture.sub_norms))
+    names = _BLOCK_NAMES | dict(
+        zip(("attn_sub_norm", "ffn_sub_norm"), architecture.sub_norms, strict=True)
+    )
     ours = names.get(module)
     return f"model.layers.{int(number)}.{ours}.{key}" if ours else name

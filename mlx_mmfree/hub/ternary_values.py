@@ -50,7 +50,7 @@ def simplify_affine(model: nn.Module) -> None:
 
 
 def _from_affine(module: nn.QuantizedLinear) -> PackedLinear | None:
-    if module.bits != 2:
+    if module.bits != 2 or module.biases is None:
         return None
     input_dims = module.scales.shape[1] * module.group_size
     fits = module.weight.shape[1] == packed_width(input_dims)

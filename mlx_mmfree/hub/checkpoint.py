@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+
 from ..errors import CheckpointError
-from .download import local_folder
+from .download import gguf_file, local_folder
+from .gguf_checkpoint import read_gguf_checkpoint
 from .json_file import read_json_object
 from .latent import with_latent
-from .safetensors import TensorEntry, read_header
+from .safetensors import read_header
+from .tensor_entry import TensorEntry
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -26,14 +30,16 @@ class Checkpoint:
     """A folder whose configuration and tensor headers were read.
 
     Attributes:
-        folder: The local folder.
+        folder: The local folder with the small files.
         config: The content of `config.json`.
-        tensors: Every tensor by its name on disk.
+        tensors: Every tensor by its name on the Hub.
+        dtype: Float dtype to compute in; `None`: each tensor's own.
     """
 
     folder: Path
     config: dict[str, Any]
     tensors: dict[str, TensorEntry]
+    dtype: mx.Dtype | None = None
 
     @property
     def nbytes(self) -> int:
@@ -49,7 +55,8 @@ def open_checkpoint(
     """Finds or downloads a checkpoint and reads its headers.
 
     Args:
-        path_or_repo: A folder, or a repository `owner/name` of the Hub.
+        path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, or a file
+            `owner/name/file.gguf` in one.
         revision: Branch, tag or commit of the repository.
         latent: Whether float weights of a ternary Llama are masters to be ternarised (`True`) or
             meant as stored (`False`); `None` reads it from the configuration and the revision.
@@ -59,6 +66,14 @@ def open_checkpoint(
         DownloadError: The Hub does not hand out the repository.
     """
     folder = local_folder(path_or_repo, revision)
+    if folder.is_file() or not _has_weights(folder):
+        file = gguf_file(folder, path_or_repo, revision)
+        if file is not None:
+            beside = folder if folder.is_dir() else None
+            folder, config, tensors, dtype = read_gguf_checkpoint(file, beside)
+            dtypes = {entry.dtype for entry in tensors.values()}
+            config = with_latent(config, dtypes, revision, latent)
+            return Checkpoint(folder, config, tensors, dtype)
     if not (folder / CONFIG_FILE).exists():
         raise CheckpointError(
             f"[load] '{folder}' must hold a checkpoint but has no {CONFIG_FILE}. Give the folder "
@@ -68,6 +83,11 @@ def open_checkpoint(
     tensors |= _read_scales(folder, tensors)
     dtypes = {entry.dtype for entry in tensors.values()}
     return Checkpoint(folder, with_latent(config, dtypes, revision, latent), tensors)
+
+
+def _has_weights(folder: Path) -> bool:
+    names = (WEIGHTS_FILE, INDEX_FILE)
+    return any((folder / name).exists() for name in names) or any(folder.glob("*.bin"))
 
 
 def read_tensor_entries(folder: Path) -> dict[str, TensorEntry]:

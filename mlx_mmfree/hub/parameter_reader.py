@@ -11,8 +11,8 @@ from .affine_format import KEYS as AFFINE_KEYS
 from .affine_format import QuantizedModule
 from .checkpoint import Checkpoint
 from .load import check_finite, check_packed
-from .safetensors import TensorEntry, read_tensors
 from .skeleton import build_skeleton, parameters
+from .tensor_entry import TensorEntry, read_tensors
 
 
 class ParameterReader:

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError
-from ..layers import PackedBitLinear
+from ..layers import PackedBitLinear, PackedLinear
 from ..models import Decoder, find
 from . import affine_format
 from .checkpoint import CONFIG_FILE
@@ -101,16 +101,15 @@ def write_tensors(
 def describe_model(model: Decoder) -> dict[str, Any]:
     """`config.json` of a model, without the ids of special tokens."""
     config: dict[str, Any] = model.config.to_hub()
-    if any(isinstance(module, PackedBitLinear) for module in model.modules()):
-        config["quantization_config"] = describe_packing(config.get("quantization_config"))
+    kinds = {type(module) for module in model.modules()}
+    if kinds & {PackedBitLinear, PackedLinear}:
+        described = config.get("quantization_config")
+        is_dense = PackedBitLinear not in kinds
+        config["quantization_config"] = describe_packing(described, is_dense=is_dense)
     names = WeightNames(find(config["model_type"]).WEIGHT_NAMES)
-    quantized = {
-        names.to_disk(path): module
-        for path, module in model.named_modules()
-        if isinstance(module, affine_format.QuantizedModule)
-    }
-    if quantized:
-        config["quantization"] = affine_format.describe(quantized)
+    quantization = affine_format.describe(model, names)
+    if quantization is not None:
+        config["quantization"] = quantization
     return config
 
 

@@ -7,13 +7,13 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
-from .affine_format import BITS, KEYS
+from .affine_format import KEYS, TERNARY_BITS
 from .checkpoint import Checkpoint
 from .folder_plan import FloatForms
 from .load import fill
 from .parameter_reader import ParameterReader
-from .safetensors import TensorEntry, read_tensors
 from .safetensors_writer import tensor_bytes
+from .tensor_entry import TensorEntry, read_tensors
 from .write_mlx import quantized_forms
 
 TERNARY, EMBEDDING, REST = "ternary matrices", "embedding and head", "norms and the rest"
@@ -139,7 +139,9 @@ def kind_of(reader: ParameterReader, name: str) -> str:
     """Which group of the report a parameter belongs to, by its name in memory."""
     path = name.rpartition(".")[0]
     quantized = reader.quantized.get(path)
-    is_ternary = path in reader.ternary or (quantized is not None and quantized.bits == BITS)
+    is_ternary = path in reader.ternary or (
+        quantized is not None and quantized.bits == TERNARY_BITS
+    )
     if is_ternary:
         return TERNARY
     return EMBEDDING if path in ("embed", "head") else REST

@@ -52,7 +52,7 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
     for path, module in reader.ternary.items():
         name = reader.names.to_disk(path)
         group_size = affine_format.group_size_of(module.input_dims)
-        described[name] = affine_format.form(group_size)
+        described[name] = affine_format.form(group_size, affine_format.TERNARY_BITS)
         plan.tensors.append(_ternary_tensors(reader, path, group_size, forms.dtype, plan.scales))
         done |= {f"{path}.weight", f"{path}.scale"}
     for path, (group_size, bits, quantize) in quantized.items():
@@ -66,8 +66,13 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
         float_tensor(reader, name, forms.dtype) for name in reader.shapes if name not in done
     ]
     if described:
-        default = next((f for f in described.values() if f["bits"] == affine_format.BITS), None)
-        config["quantization"] = {**(default or affine_format.form(128)), **described}
+        default = next(
+            (f for f in described.values() if f["bits"] == affine_format.TERNARY_BITS), None
+        )
+        config["quantization"] = {
+            **(default or affine_format.form(GROUP_SIZE, affine_format.TERNARY_BITS)),
+            **described,
+        }
     return plan
 
 
@@ -107,7 +112,7 @@ def quantized_forms(
                     f"{GROUP_SIZE} does not divide the {module.weight.shape[1]} inputs of "
                     f"{reader.names.to_disk(path)}."
                 )
-            found[path] = (GROUP_SIZE, affine_format.BITS, ternarize_groups)
+            found[path] = (GROUP_SIZE, affine_format.TERNARY_BITS, ternarize_groups)
     return found
 
 

@@ -16,7 +16,7 @@ from ..layers import RoPE
 from ..token_mixers import GQA
 from .block import Block
 from .decoder import Decoder
-from .fields import boolean, integer, number, refuse_unless
+from .fields import boolean, integer, number, refuse_unless, section
 from .initialization import draw_weights
 from .rotation import Rotation
 from .ternary_linears import TernaryLinears, linear_of
@@ -136,6 +136,7 @@ class Config:
             UnsupportedModelError: A key asks for mathematics that are not implemented.
         """
         refuse_unless(config, _FIXED | {"hidden_act": cls.hidden_act})
+        config = _without_copy(config)
         dims = integer(config, "hidden_size", high=2**17)
         heads = integer(config, "num_attention_heads", high=2**12)
         if config.get("head_dim") is None and dims % heads:
@@ -170,7 +171,7 @@ class Config:
 
     @classmethod
     def _linears(cls, config: Mapping[str, Any]) -> TernaryLinears | None:
-        linears = None if _is_repeated(config) else TernaryLinears.from_hub(config)
+        linears = TernaryLinears.from_hub(config)
         if linears is None and cls._has_sub_norms(config):
             return TernaryLinears()
         if linears is None and config.get("weight_bits") is not None:
@@ -210,11 +211,15 @@ class Config:
         return "BitnetForCausalLM" if self.has_sub_norms else "LlamaForCausalLM"
 
 
-def _is_repeated(config: Mapping[str, Any]) -> bool:
-    """Whether `quantization_config` only says once more how MLX stores weights."""
-    described = config.get("quantization_config")
-    is_own = isinstance(described, Mapping) and "quant_method" in described
-    return config.get("quantization") is not None and not is_own
+def _without_copy(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without a `quantization_config` that only repeats `quantization`, as MLX writes it.
+
+    It says how weights are stored, not what linears compute.
+    """
+    described = section(config, "quantization_config")
+    if config.get("quantization") is None or "quant_method" in described:
+        return config
+    return {key: value for key, value in config.items() if key != "quantization_config"}
 
 
 def build(config: Config) -> Decoder:

@@ -14,6 +14,7 @@ import numpy as np
 
 from mlx_mmfree.hub import load_model, safetensors_writer, save_model
 from mlx_mmfree.models.rotation import Rotation
+from tests.fuzz.gguf_mutations import GGUF_MUTATIONS, make_gguf_sources
 from tests.hub.checkpoints import (
     GOLDENS,
     split_safetensors,
@@ -90,7 +91,7 @@ def make_sources(folder: Path) -> list[Path]:
             safetensors_writer.MAX_SHARD_BYTES = limit
         if kind == "packed":
             save_model(folder / kind, load_model(folder / kind), tokenizer, overwrite=True)
-    return [folder / kind for kind in kinds] + _transformers(folder)
+    return [folder / kind for kind in kinds] + _transformers(folder) + make_gguf_sources(folder)
 
 
 def _transformers(folder: Path) -> list[Path]:
@@ -121,8 +122,9 @@ def mutate(sources: list[Path], target: Path, seed: int) -> tuple[Path, str]:
     source = rng.choice(sources)
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
-    mutation = rng.choice(MUTATIONS)
-    what = mutation(target, rng)
+    ggufs = list(target.glob("*.gguf"))
+    mutation = rng.choice(GGUF_MUTATIONS if ggufs else MUTATIONS)
+    what = mutation(ggufs[0] if ggufs else target, rng)
     return source, f"seed {seed}: {mutation.__name__} in {source.name}: {what}"
 
 

@@ -190,8 +190,9 @@ def _table(report: "Report") -> str:
     return "\n".join(
         [
             *lines,
-            "Read again and compared: codes and scales of ternary matrices are equal; the logits of "
-            f"a fixed sequence differ by at most {report.logits_difference:.3g} of the largest.",
+            "Read again and compared: every tensor is what the source gives, codes of ternary "
+            "matrices are equal; the logits of a fixed sequence differ by at most "
+            f"{report.logits_difference:.3g} of the largest.",
         ]
     )
 

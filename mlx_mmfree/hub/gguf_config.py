@@ -194,3 +194,21 @@ def hub_name(name: str, architecture: Architecture) -> str:
     )
     ours = names.get(module)
     return f"model.layers.{int(number)}.{ours}.{key}" if ours else name
+
+
+def file_name(name: str, architecture: Architecture) -> str:
+    """The name in the file of a tensor of the Hub, the inverse of `hub_name`.
+
+    Raises:
+        KeyError: The architecture has no such tensor.
+    """
+    module, _, key = name.rpartition(".")
+    for ours, hub in _NAMES.items():
+        if module == hub:
+            return f"{ours}.{key}"
+    _, _, number, inner = module.split(".", 3)
+    names = _BLOCK_NAMES | dict(
+        zip(("attn_sub_norm", "ffn_sub_norm"), architecture.sub_norms, strict=True)
+    )
+    ours_by_hub = {hub: ours for ours, hub in names.items()}
+    return f"blk.{number}.{ours_by_hub[inner]}.{key}"

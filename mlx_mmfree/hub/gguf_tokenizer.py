@@ -22,6 +22,8 @@ _PATTERNS = {
     **dict.fromkeys(("gpt-2", "gpt2", "olmo", "mpt"), _GPT2),
     "qwen2": _QWEN2,
 }
+BYTE_LEVEL_PATTERNS = {_LLAMA3: "llama-bpe", _QWEN2: "qwen2", _GPT2: "gpt-2"}
+"""Names by pattern."""
 # Tokens that end a turn, where the metadata do not name them.
 _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)

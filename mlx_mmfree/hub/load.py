@@ -94,7 +94,7 @@ def load_model(
         )
     checkpoint = _opened(path_or_repo, revision, latent)
     model = _load_packed(checkpoint) if packed else fill(checkpoint, packed=False).model
-    return _converted(model, dtype or checkpoint.dtype)
+    return converted(model, dtype or checkpoint.dtype)
 
 
 def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = None) -> Tokenizer:
@@ -260,7 +260,8 @@ def check_packed(array: mx.array, key: str, input_dims: int, entry: TensorEntry)
         )
 
 
-def _converted(model: Decoder, dtype: mx.Dtype | None) -> Decoder:
+def converted(model: Decoder, dtype: mx.Dtype | None) -> Decoder:
+    """The model with its floats in another dtype, in place; `None` keeps them."""
     kept = kept_names(model)
     modules = dict(model.named_modules())
     for name, array in parameters(model).items():

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .checkpoint import CONFIG_FILE
-from .download import TOKENIZER_PATTERNS
+from .download import GGUF_SUFFIX, TOKENIZER_PATTERNS
 from .json_file import read_json_object
 
 _SPARE_BYTES = 16_000_000
@@ -38,10 +38,10 @@ def check_target(target: Path, overwrite: bool, place: str) -> None:
             f"[{place}] 'path' must be a new or empty folder but '{target}' has files. Pass "
             "overwrite=True to replace it."
         )
-    if not (target / CONFIG_FILE).is_file():
+    if not (target / CONFIG_FILE).is_file() and not any(target.glob(f"*{GGUF_SUFFIX}")):
         raise CheckpointError(
             f"[{place}] 'path' must be a checkpoint folder to be replaced but '{target}' has no "
-            f"{CONFIG_FILE}. Choose another folder."
+            f"{CONFIG_FILE} and no {GGUF_SUFFIX} file. Choose another folder."
         )
 
 

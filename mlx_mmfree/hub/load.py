@@ -15,8 +15,8 @@ from . import pack_cache
 from .checkpoint import Checkpoint, open_checkpoint
 from .download import TOKENIZER_PATTERNS, VOCABULARY_FILES, gguf_file, local_folder
 from .packed_format import has_valid_codes
-from .tensor_entry import TensorEntry, read_tensors
 from .skeleton import FLOATS, Skeleton, build_skeleton, kept_names, parameters
+from .tensor_entry import TensorEntry, read_tensors
 from .ternary_values import pack_ternary_values, simplify_affine
 from .tokenizer import Tokenizer
 

@@ -25,9 +25,9 @@ from ..errors import CheckpointError
 from .checkpoint import Checkpoint
 from .packed_format import FORMAT_VERSION, describe_packing
 from .safetensors import read_header
-from .tensor_entry import checksum
 from .save import check_space, disk_tensors, sync, write_tensors
 from .skeleton import FLOATS, Skeleton, kept_names
+from .tensor_entry import checksum
 
 ENVIRONMENT_VARIABLE = "MLX_MMFREE_CACHE"
 MIN_SOURCE_BYTES = 64_000_000

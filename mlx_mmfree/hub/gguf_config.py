@@ -162,6 +162,11 @@ def _check_rest(prefix: str, given: Mapping[str, Any]) -> None:
             f"positive number for all blocks but got {dims!r:.40} and {heads!r:.40}."
         )
     head_dim = given.get("attention.key_length", dims // heads)
+    if type(head_dim) is not int:
+        raise UnsupportedModelError(
+            f"[GGUF] '{prefix}attention.key_length' must be one number for all blocks but got "
+            f"{head_dim!r:.40}."
+        )
     fixed = {
         "attention.value_length": (head_dim,),
         "rope.dimension_count": (head_dim,),

@@ -169,12 +169,14 @@ def pack_codes(codes: np.ndarray) -> np.ndarray:
 
 def dequantized(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """The values of a tensor: float16 of ternary types, which is exact, else float32."""
-    if kind.codes is not None:
-        codes, scales = kind.codes(kind.blocks(data))
+    blocks = kind.blocks(data)
+    # scales that are no numbers are found by the check of what comes out
+    with np.errstate(invalid="ignore", over="ignore"):
+        if kind.decode is not None:
+            return kind.decode(blocks).reshape(shape)
+        if kind.codes is None:
+            raise ValueError(f"[GGUF] 'kind' must be quantised but got {kind.name}.")
+        codes, scales = kind.codes(blocks)
         if not scales.size:
-            scales = ternary_scale(kind, data)
-            return ((codes.astype(np.float32) - 1) * scales).reshape(shape)
+            return ((codes.astype(np.float32) - 1) * ternary_scale(kind, data)).reshape(shape)
         return ((codes.astype(np.float16) - 1) * scales.astype(np.float16)[:, None]).reshape(shape)
-    if kind.decode is None:
-        raise ValueError(f"[GGUF] 'kind' must be quantised but got {kind.name}.")
-    return kind.decode(kind.blocks(data)).reshape(shape)

@@ -2,13 +2,17 @@
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+
 from ..errors import CheckpointError
 from . import safetensors, torch_checkpoint
-from .download import TORCH_PATTERNS, local_folder
+from .download import TORCH_PATTERNS, gguf_file, local_folder
+from .gguf_checkpoint import read_gguf_checkpoint
 from .json_file import read_json_object
 from .latent import with_latent
 from .tensor_entry import TensorEntry
@@ -16,6 +20,7 @@ from .tensor_entry import TensorEntry
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+SCALES_FILE = "ternary_scales.safetensors"
 
 _WEIGHT_FILES = (
     (WEIGHTS_FILE, INDEX_FILE),
@@ -29,14 +34,16 @@ class Checkpoint:
     """A folder whose configuration and tensor headers were read.
 
     Attributes:
-        folder: The local folder.
+        folder: The local folder with the small files.
         config: The content of `config.json`.
-        tensors: Every tensor by its name on disk.
+        tensors: Every tensor by its name on the Hub.
+        dtype: Float dtype to compute in; `None`: each tensor's own.
     """
 
     folder: Path
     config: dict[str, Any]
     tensors: dict[str, TensorEntry]
+    dtype: mx.Dtype | None = None
 
     @property
     def nbytes(self) -> int:
@@ -52,7 +59,8 @@ def open_checkpoint(
     """Finds or downloads a checkpoint and reads its headers.
 
     Args:
-        path_or_repo: A folder, or a repository `owner/name` of the Hub.
+        path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, or a file
+            `owner/name/file.gguf` in one.
         revision: Branch, tag or commit of the repository.
         latent: Whether float weights of a ternary Llama are masters to be ternarised (`True`) or
             meant as stored (`False`); `None` reads it from the configuration and the revision.
@@ -62,6 +70,14 @@ def open_checkpoint(
         DownloadError: The Hub does not hand out the repository.
     """
     folder = local_folder(path_or_repo, revision)
+    if folder.is_file() or not _has_weights(folder):
+        file = gguf_file(folder, path_or_repo, revision)
+        if file is not None:
+            beside = folder if folder.is_dir() else None
+            folder, config, tensors, dtype = read_gguf_checkpoint(file, beside)
+            dtypes = {entry.dtype for entry in tensors.values()}
+            config = with_latent(config, dtypes, revision, latent)
+            return Checkpoint(folder, config, tensors, dtype)
     if not any((folder / name).exists() for name in (WEIGHTS_FILE, INDEX_FILE)):
         folder = local_folder(path_or_repo, revision, patterns=TORCH_PATTERNS)
     if not (folder / CONFIG_FILE).exists():
@@ -70,8 +86,14 @@ def open_checkpoint(
             "that holds it."
         )
     config, tensors = read_json_object(folder / CONFIG_FILE), read_tensor_entries(folder)
+    tensors |= _read_scales(folder, tensors)
     dtypes = {entry.dtype for entry in tensors.values()}
     return Checkpoint(folder, with_latent(config, dtypes, revision, latent), tensors)
+
+
+def _has_weights(folder: Path) -> bool:
+    names = (WEIGHTS_FILE, INDEX_FILE)
+    return any((folder / name).exists() for name in names) or any(folder.glob("*.bin"))
 
 
 def read_tensor_entries(folder: Path) -> dict[str, TensorEntry]:
@@ -97,6 +119,21 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
         if file.suffix == ".bin"
         else safetensors.read_header(file)[0]
     )
+
+
+def _read_scales(folder: Path, others: Collection[str]) -> dict[str, TensorEntry]:
+    """The exact scales that lie beside weights written for mlx-lm, see `packed_format`."""
+    file = folder / SCALES_FILE
+    if not file.exists():
+        return {}
+    scales = safetensors.read_header(file)[0]
+    for name in scales:
+        if name in others or not name.endswith(".weight_scale"):
+            raise CheckpointError(
+                f"[load] '{file}' must hold nothing but scales of its own but has {name!r:.100}. "
+                "Fetch or make the checkpoint again."
+            )
+    return scales
 
 
 def _read_shards(index_file: Path, suffix: str) -> dict[str, TensorEntry]:

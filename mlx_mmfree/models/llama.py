@@ -16,14 +16,14 @@ from ..layers import RoPE
 from ..token_mixers import GQA
 from .block import Block
 from .decoder import Decoder
-from .fields import boolean, integer, number, refuse_unless
+from .fields import boolean, integer, number, refuse_unless, section
 from .initialization import draw_weights
 from .rotation import Rotation
 from .ternary_linears import TernaryLinears, linear_of
 
 MODEL_TYPES = ("llama",)
 
-QUANT_METHODS = ("mmfree", "bitnet")
+QUANT_METHODS = ("mmfree", "bitnet", "affine")
 
 LINEARS = {
     "self_attn.q_proj": "token_mixer.query_proj",
@@ -141,6 +141,7 @@ class Config:
             UnsupportedModelError: A key asks for mathematics that are not implemented.
         """
         refuse_unless(config, _FIXED | {"hidden_act": cls.hidden_act})
+        config = _without_copy(config)
         dims = integer(config, "hidden_size", high=2**17)
         heads = integer(config, "num_attention_heads", high=2**12)
         if config.get("head_dim") is None and dims % heads:
@@ -213,6 +214,17 @@ class Config:
     @property
     def _hub_class(self) -> str:
         return "BitnetForCausalLM" if self.has_sub_norms else "LlamaForCausalLM"
+
+
+def _without_copy(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without a `quantization_config` that only repeats `quantization`, as MLX writes it.
+
+    It says how weights are stored, not what linears compute.
+    """
+    described = section(config, "quantization_config")
+    if config.get("quantization") is None or "quant_method" in described:
+        return config
+    return {key: value for key, value in config.items() if key != "quantization_config"}
 
 
 def build(config: Config) -> Decoder:

@@ -17,6 +17,7 @@ from mlx_mmfree.hub import load, load_model, load_tokenizer, open_checkpoint, sa
 from mlx_mmfree.hub.gguf_types import TYPES, dequantized, ternary_words
 from mlx_mmfree.layers import PackedBitLinear, PackedLinear, pack_linears
 from mlx_mmfree.models import Decoder
+from mlx_mmfree.models.rotation import Rotation
 from mlx_mmfree.ops import pack_ternary
 from tests.hub.checkpoints import GOLDENS, tiny_transformer
 from tests.hub.gguf_files import (
@@ -146,6 +147,17 @@ def test_dense_qwen3(tmp_path: Path) -> None:
     metadata = metadata_of(model, "qwen3")
     file = write_gguf(tmp_path / "m.gguf", metadata, tensors_of(model, "qwen3", "F32"))
     assert mx.array_equal(logits(load_model(file, dtype=mx.float32)), logits(model))
+
+
+@pytest.mark.parametrize("kind", [{}, {"llama.rope.scaling.type": "linear"}], ids=str)
+def test_stretched_positions(tmp_path: Path, kind: dict[str, str]) -> None:
+    rotation = Rotation(scaling="linear", factor=4.0)
+    model = half_precision(tiny_transformer(**SIZES, rotation=rotation))
+    metadata = metadata_of(model, "llama") | kind | {"llama.rope.scaling.factor": 4.0}
+    file = write_gguf(tmp_path / "m.gguf", metadata, tensors_of(model, "llama", "I2_S"))
+    loaded = load_model(file, dtype=mx.float32)
+    assert loaded.config.rotation == rotation
+    assert mx.array_equal(logits(loaded), logits(pack_linears(model)))
 
 
 @pytest.mark.parametrize(

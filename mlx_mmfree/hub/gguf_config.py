@@ -136,9 +136,9 @@ def hub_config(metadata: Mapping[str, Any], vocab_size: int, *, is_tied: bool) -
     config = dict(architecture.config) | {_KEYS[key]: given[key] for key in _KEYS if key in given}
     config |= {"vocab_size": vocab_size, "tie_word_embeddings": is_tied}
     _check_rest(prefix, given)
-    kind = given.get("rope.scaling.type", "none")
-    if kind == "linear":
-        config["rope_scaling"] = {"type": "linear", "factor": given.get("rope.scaling.factor")}
+    factor = given.get("rope.scaling.factor")
+    if factor and given.get("rope.scaling.type", "linear") == "linear":
+        config["rope_scaling"] = {"type": "linear", "factor": factor}
     for key, ours in (("bos", "bos_token_id"), ("eos", "eos_token_id")):
         number = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if number is not None:
@@ -168,6 +168,7 @@ def _check_rest(prefix: str, given: Mapping[str, Any]) -> None:
             f"{head_dim!r:.40}."
         )
     fixed = {
+        "attention.causal": (True,),
         "attention.value_length": (head_dim,),
         "rope.dimension_count": (head_dim,),
         "rope.scaling.type": ("none", "linear"),

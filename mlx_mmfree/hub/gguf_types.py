@@ -143,7 +143,7 @@ def ternary_scale(kind: TensorType, data: np.ndarray) -> np.ndarray:
 
 
 def _nonzero(scales: np.ndarray) -> np.ndarray:
-    return scales[scales != 0] if np.any(scales) else scales[:1]
+    return scales[scales != 0] if np.any(scales != 0) else scales[:1]
 
 
 def ternary_words(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -26,6 +26,8 @@ from . import affine_format, bitnet_format
 QUANT_METHOD = "mmfree"
 FORMAT_VERSION = 1
 
+_ROTATION_MARKS = ("hadamard", "rotation", "rotated", "walsh")
+
 
 def describe_packing(
     described: Mapping[str, Any] | None = None, *, is_dense: bool = False
@@ -54,6 +56,7 @@ def check_packing(config: Mapping[str, Any], methods: Sequence[str]) -> None:
     Raises:
         UnsupportedModelError: Another method, another width, or a newer version.
     """
+    _refuse_rotated(config)
     quantization, described = config.get("quantization"), config.get("quantization_config")
     method = described.get("quant_method") if isinstance(described, Mapping) else None
     is_read = method == QUANT_METHOD or affine_format.METHOD in methods
@@ -77,6 +80,18 @@ def check_packing(config: Mapping[str, Any], methods: Sequence[str]) -> None:
         raise UnsupportedModelError(
             f"[config.json] 'quantization_config' must be {own}{others}, or absent for this "
             f"architecture but got {described!r:.200}."
+        )
+
+
+def _refuse_rotated(config: Mapping[str, Any]) -> None:
+    """Weights in a rotated basis need the same rotation of the activations, or give gibberish."""
+    quantization = config.get("quantization")
+    keys = [*config, *(quantization if isinstance(quantization, Mapping) else ())]
+    rotated = [key for key in keys if any(mark in key.lower() for mark in _ROTATION_MARKS)]
+    if rotated:
+        raise UnsupportedModelError(
+            f"[config.json] {rotated[0]!r:.80} must be absent: weights in a rotated basis, as those "
+            "of Ternary Bonsai 2, are not read. Use a checkpoint of the first generation."
         )
 
 

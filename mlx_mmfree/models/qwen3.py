@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..errors import UnsupportedModelError
 from . import llama
 from .decoder import Decoder
 from .fields import refuse_unless
@@ -41,12 +40,6 @@ class Config(llama.Config):
             UnsupportedModelError: A key asks for mathematics that are not implemented.
         """
         refuse_unless(config, {"use_sliding_window": False})
-        rotated = [key for key in config if "hadamard" in key or "rotation" in key]
-        if rotated:
-            raise UnsupportedModelError(
-                f"[config.json] {rotated[0]!r:.80} must be absent: weights in a rotated basis, as "
-                "those of Ternary Bonsai 2, are not read."
-            )
         read = super().from_hub(config)
         return read if isinstance(read, Config) else cls(**vars(read))
 

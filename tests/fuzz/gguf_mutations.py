@@ -42,11 +42,12 @@ _NAMES = (
 
 
 def make_gguf_sources(folder: Path) -> list[Path]:
-    """A BitNet in I2_S and a Llama in TQ2_0, each in a folder of its own with its vocabulary."""
+    """BitNets in I2_S and TQ1_0 and a Llama in TQ2_0, each in a folder with its vocabulary."""
     small = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
     wide = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     kinds: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "bitnet-b1.58": ("I2_S", small | {"model_type": "bitnet"}, byte_level_metadata()),
+        "bitnet": ("TQ1_0", wide | {"has_sub_norms": True}, sentencepiece_metadata()),
         "llama": ("TQ2_0", wide, sentencepiece_metadata()),
     }
     for architecture, (kind, options, vocabulary) in kinds.items():

@@ -1,6 +1,8 @@
 """GGUF files: containers, tensor types, models of every architecture, vocabularies."""
 
+import functools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +10,14 @@ import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
+from huggingface_hub import snapshot_download
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import load, load_model, load_tokenizer, open_checkpoint, save_model
 from mlx_mmfree.hub.gguf_types import TYPES, dequantized, ternary_words
 from mlx_mmfree.layers import PackedBitLinear, PackedLinear, pack_linears
 from mlx_mmfree.models import Decoder
+from mlx_mmfree.models.rotation import Rotation
 from mlx_mmfree.ops import pack_ternary
 from tests.hub.checkpoints import GOLDENS, tiny_transformer
 from tests.hub.gguf_files import (
@@ -25,6 +29,7 @@ from tests.hub.gguf_files import (
     tensors_of,
     write_gguf,
 )
+from tests.hub.hub_server import HubServer
 from tests.tolerances import TOLERANCE, relative_error
 
 TOKENS = mx.array([[1, 7, 3, 39, 0]])
@@ -142,6 +147,17 @@ def test_dense_qwen3(tmp_path: Path) -> None:
     metadata = metadata_of(model, "qwen3")
     file = write_gguf(tmp_path / "m.gguf", metadata, tensors_of(model, "qwen3", "F32"))
     assert mx.array_equal(logits(load_model(file, dtype=mx.float32)), logits(model))
+
+
+@pytest.mark.parametrize("kind", [{}, {"llama.rope.scaling.type": "linear"}], ids=str)
+def test_stretched_positions(tmp_path: Path, kind: dict[str, str]) -> None:
+    rotation = Rotation(scaling="linear", factor=4.0)
+    model = half_precision(tiny_transformer(**SIZES, rotation=rotation))
+    metadata = metadata_of(model, "llama") | kind | {"llama.rope.scaling.factor": 4.0}
+    file = write_gguf(tmp_path / "m.gguf", metadata, tensors_of(model, "llama", "I2_S"))
+    loaded = load_model(file, dtype=mx.float32)
+    assert loaded.config.rotation == rotation
+    assert mx.array_equal(logits(loaded), logits(pack_linears(model)))
 
 
 @pytest.mark.parametrize(
@@ -387,3 +403,35 @@ def test_latent_answer(tmp_path: Path) -> None:
     assert mx.array_equal(logits(load_model(file, dtype=mx.float32)), logits(model))
     masters = load_model(file, latent=True)
     assert sum(isinstance(m, PackedBitLinear) for m in masters.modules()) == 14
+
+
+class TestDownload:
+    @pytest.fixture
+    def hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            tiny_file(tmp_path / name / "ggml-model-i2_s.gguf")
+            (tmp_path / name / "README.md").write_text("not wanted")
+        tiny_file(tmp_path / "two" / "f16.gguf")
+        server = HubServer({"me/one": tmp_path / "one", "me/two": tmp_path / "two"})
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        patched = functools.partial(
+            snapshot_download, endpoint=server.url, cache_dir=tmp_path / "cache", token=False
+        )
+        monkeypatch.setattr("huggingface_hub.snapshot_download", patched)
+        yield server
+        server.close()
+
+    def test_repository_with_one_file(self, hub: HubServer, tmp_path: Path) -> None:
+        want = logits(load_model(tmp_path / "one"))
+        assert mx.array_equal(logits(load_model("me/one")), want)
+        assert hub.requested == ["ggml-model-i2_s.gguf"]
+        assert mx.array_equal(logits(load_model("me/one")), want)
+        assert hub.requested == ["ggml-model-i2_s.gguf"]
+
+    def test_one_file_of_several(self, hub: HubServer) -> None:
+        with pytest.raises(CheckpointError, match=r"holds 2: .* Give one as 'me/two/f16.gguf'"):
+            load_model("me/two")
+        assert hub.requested == []
+        load_model("me/two/f16.gguf")
+        assert hub.requested == ["f16.gguf"]

@@ -52,7 +52,7 @@ def write(folder: Path, family: str) -> Any:
 
     kind, options, described = FAMILIES[family]
     torch.manual_seed(1)
-    config = transformers.LlamaConfig(**SIZES | options)
+    config = getattr(transformers, f"{kind}Config")(**SIZES | options)
     cls = getattr(transformers, f"{kind}ForCausalLM")
     tensors = {}
     for name, weight in cls(config).state_dict().items():

@@ -153,7 +153,7 @@ def test_off_small_float_and_packed_leave_nothing(
 
 def test_lies_beside_the_hub_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("MLX_MMFREE_CACHE", raising=False)
-    monkeypatch.setattr(pack_cache.constants, "HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert pack_cache.cache_folder() == tmp_path / "mlx_mmfree"
     assert pack_cache.MIN_SOURCE_BYTES == 64_000_000
 

@@ -18,7 +18,8 @@ STRICT = "MLX_MMFREE_STRICT_EMULATOR"
 
 @pytest.fixture
 def metal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Lets the backend `metal` run."""
+    """Lets the backend `metal` run; every process checks the kernels anew."""
+    monkeypatch.setenv("MLX_MMFREE_CACHE", "0")
     if launch.unavailable() is None:
         yield
         return
@@ -41,6 +42,7 @@ def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Lets the backend `metal` run in the emulator."""
     if reason := emulator.unavailable():
         pytest.skip(reason)
+    monkeypatch.setenv("MLX_MMFREE_CACHE", "0")
     machine = emulator.Emulator(_kernel_cache(request))
     monkeypatch.setattr(launch, "unavailable", lambda: None)
     monkeypatch.setattr(launch, "launch", machine.launch)

@@ -69,11 +69,12 @@ CASES = {
                 ops.Projection(weight, mx.array([0.5]), own)
                 for weight, own in zip(weights, norms, strict=True)
             ],
-            eps=1e-6,
+            # a norm of one value hardly has a gradient, were these small
+            eps=0.1,
             rounding="half_away",
             gate="silu",
             norm=norm,
-            norm_eps=1e-5,
+            norm_eps=0.2,
             residual=residual,
         ),
         4,

@@ -111,7 +111,7 @@ def test_fault_is_seen(name: str, emulated: Emulator, monkeypatch: pytest.Monkey
 
     # the check of users' machines would see most of these first
     monkeypatch.setattr(self_check, "_difference", lambda *_: None)
-    monkeypatch.setattr(self_check, "_faults", {})
+    monkeypatch.setattr(self_check, "_checks", {})
     emulated.edit = edit
     with pytest.raises((AssertionError, KernelError)):
         check()

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree.ops import launch
+from mlx_mmfree.ops.linear_scan import chunked as scan_chunked
+from mlx_mmfree.ops.ternary_matmul import chunked as product_chunked
 from tests.emulator import emulator
 
 STRICT = "MLX_MMFREE_STRICT_EMULATOR"
@@ -35,6 +37,13 @@ def metal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         emulated.seed = seed
     monkeypatch.setattr(launch, "unavailable", lambda: None)
     yield
+
+
+@pytest.fixture
+def chunked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the backend `chunked` run on a CPU too."""
+    for backend in (scan_chunked, product_chunked):
+        monkeypatch.setattr(backend, "unsupported", lambda *_, **__: None)
 
 
 @pytest.fixture

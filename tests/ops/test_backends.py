@@ -139,8 +139,8 @@ def test_every_operation_has_a_case() -> None:
 def test_backend_equals_reference(
     op: str, backend: str, size: int, dtype: mx.Dtype, request: pytest.FixtureRequest
 ) -> None:
-    if backend == "metal":
-        request.getfixturevalue("metal")
+    if backend in ("metal", "chunked"):
+        request.getfixturevalue(backend)
     mx.random.seed(size)
     case = CASES[op]
     arguments = case.arguments(size, dtype)
@@ -183,8 +183,21 @@ def test_unknown_backend_lists_the_known() -> None:
 
 def test_environment_forces_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLX_MMFREE_BACKEND", "chunked")
-    with pytest.raises(BackendError, match="'chunked' cannot run"):
-        ops.ternary_matmul(mx.ones((1, 32)), pack_ternary(mx.zeros((1, 32))))
+    with pytest.raises(BackendError, match="'chunked' cannot run: it is not written"):
+        ops.rms_norm_quantize(mx.ones((1, 32)))
+
+
+@pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="this machine has a GPU")
+def test_plain_operations_are_not_chosen_on_a_cpu() -> None:
+    scan, product = (
+        ops.backend_report(f"mlx_mmfree.ops.{op}", *arguments, **options)
+        for op, arguments, options in (
+            ("linear_scan", [mx.ones((1, 64, 4))] * 2 + [mx.ones((1, 4))], {}),
+            ("ternary_matmul", [mx.ones((3, 32)), pack_ternary(mx.ones((4, 32)))], {"codes": False}),
+        )
+    )
+    assert (scan["chunked"] or "").startswith("its last bits depend on how a sequence is cut")
+    assert (product["chunked"] or "").startswith("on a CPU mx.quantized_matmul is slower")
 
 
 def test_use_backend_ends_with_its_block() -> None:

@@ -133,7 +133,7 @@ def check_fused_sums(rows: int, dims: int, outputs: tuple[int, ...], dtype: mx.D
     trits = [random_trits(count, dims) for count in outputs]
     # one scale for a matrix, or one for each of its outputs, by turns
     scales = [
-        2.0 ** -mx.random.randint(3, 6, (count if n % 2 else 1,)) for n, count in enumerate(outputs)
+        (n + 1 + mx.arange(count if n % 2 else 1) % 3) / 64.0 for n, count in enumerate(outputs)
     ]
     residual = mx.random.randint(-50, 50, (rows, sum(outputs))).astype(dtype)
     want = mx.concatenate(
@@ -181,8 +181,7 @@ def check_fused_codes(
         expected.append((codes[:, column], (y * scale)[:, column], scale, sign))
     with use_backend("metal"):
         got = bit_linear(
-            # float32, for a result in float32; the values are those of the dtype
-            x.astype(mx.float32) if dtype == mx.float32 else x,
+            x,
             projections,
             eps=eps,
             rounding=rounding,
@@ -200,6 +199,16 @@ def check_fused_codes(
             assert_same_codes(mx.round(found), codes, scaled)
         else:
             assert_close(found, codes, 1.01 / 127 + TOLERANCE[dtype])
+
+
+def check_fused_ties(rounding: Rounding) -> None:
+    """The largest value is 127, so the scale is exactly 1 and the ties survive."""
+    x = mx.array([[127.0, 0.5, 2.5, -0.5, -2.5]])
+    weight = pack_ternary(mx.eye(5).astype(mx.int32))
+    with use_backend("metal"):
+        got = bit_linear(x, [Projection(weight, mx.ones((1,)))], rounding=rounding)
+    ties = {"half_even": [0, 2, 0, -2], "half_away": [1, 3, -1, -3]}[rounding]
+    assert_same(got, mx.array([[127.0, *ties]]))
 
 
 def check_fused_floats(rows: int, dims: int, dtype: mx.Dtype, gate: Activation | None) -> None:

@@ -193,7 +193,11 @@ def test_plain_operations_are_not_chosen_on_a_cpu() -> None:
         ops.backend_report(f"mlx_mmfree.ops.{op}", *arguments, **options)
         for op, arguments, options in (
             ("linear_scan", [mx.ones((1, 64, 4))] * 2 + [mx.ones((1, 4))], {}),
-            ("ternary_matmul", [mx.ones((3, 32)), pack_ternary(mx.ones((4, 32)))], {"codes": False}),
+            (
+                "ternary_matmul",
+                [mx.ones((3, 32)), pack_ternary(mx.ones((4, 32)))],
+                {"codes": False},
+            ),
         )
     )
     assert (scan["chunked"] or "").startswith("its last bits depend on how a sequence is cut")

@@ -128,11 +128,7 @@ _SOURCE = """
                     ? 0.0f : factors[row] * factors[row] * normed_squares[row];
                 factors[row] *= precise::rsqrt(square / size + epsilons[1]);
             }
-            // the largest value passes over NaN
-            if (QUANTIZED) {
-                code_scales[row] = scale_of_codes(
-                    isnan(normed_squares[row]) ? normed_squares[row] : largest[row] * factors[row]);
-            }
+            if (QUANTIZED) code_scales[row] = scale_of_codes(largest[row] * factors[row]);
         }
     }
 

@@ -38,4 +38,4 @@ def run(f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
     after, last = run(products[-1], sums[-1], state)
     before = mx.concatenate([state.astype(mx.float32)[:, None], after[:, :-1]], axis=1)
     states = mx.stack(products, axis=2) * before[:, :, None] + mx.stack(sums, axis=2)
-    return states.reshape(batch, -1, dims)[:, :length], last
+    return states.reshape(batch, chunks * CHUNK_STEPS, dims)[:, :length], last

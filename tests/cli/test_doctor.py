@@ -104,7 +104,7 @@ def test_operations_that_the_forced_backend_cannot_run_are_problems(
     monkeypatch.setenv("MLX_MMFREE_BACKEND", "chunked")
     found = report(capsys)
     assert found["operations"]["attention"]["runs_on"] == "chunked"
-    reason = "No backend can run 'ternary_matmul': 'chunked' is forced, but it is not written."
+    reason = "No backend can run 'rms_norm_quantize': 'chunked' is forced, but it is not written."
     assert reason in found["problems"]
 
 

@@ -77,19 +77,19 @@ def unsupported(
         return None
     form = _Form(eps, rounding, quantize, gate, norm_eps, residual is not None)
     rows = x.size // x.shape[-1]
-    for part in {len(part) for part in _parts(projections)}:
-        dtypes = {
-            "x": x.dtype,
-            "norm": None if norm is None else norm.dtype,
-            "residual": None if residual is None else residual.dtype,
-            "own_norm": None if own_norms[0] is None else own_norms[0].dtype,
-        }
+    dtypes: dict[str, Any] = {
+        "x": x.dtype,
+        "norm": None if norm is None else norm.dtype,
+        "residual": None if residual is None else residual.dtype,
+        "own_norm": None if own_norms[0] is None else own_norms[0].dtype,
+    }
+    for matrices in {len(part) for part in _parts(projections)}:
         fault = kernel_fault(
             "bit_linear",
             partial(_fused, form),
             partial(_reference, form),
-            partial(_check_inputs, form, rows, part, **dtypes),
-            matrices=part,
+            partial(_check_inputs, form, rows, matrices, **dtypes),
+            matrices=matrices,
             rows=rows,
             gate=gate,
             quantize=quantize,
@@ -127,15 +127,12 @@ def run(
         )
     form = _Form(eps, rounding, quantize, gate, norm_eps, residual is not None)
     function = _differentiable(form)
-    parts = _parts(projections)
-    residuals: Sequence[mx.array | None] = [residual] * len(parts)
-    if residual is not None and len(parts) > 1:
-        sizes = [sum(weight.shape[0] for weight, *_ in part) for part in parts[:-1]]
-        residuals = mx.split(residual, [sum(sizes[: n + 1]) for n in range(len(sizes))], axis=-1)
-    results = [
-        function(*form.flat(x, part, norm, added))
-        for part, added in zip(parts, residuals, strict=True)
-    ]
+    results, start = [], 0
+    for part in _parts(projections):
+        stop = start + sum(weight.shape[0] for weight, *_ in part)
+        added = residual if residual is None else residual[..., start:stop]
+        results.append(function(*form.flat(x, part, norm, added)))
+        start = stop
     return results[0] if len(results) == 1 else mx.concatenate(results, axis=-1)
 
 

@@ -15,7 +15,7 @@ from ..metal_functions import SIGMOID, SUM_OF_THREADGROUP
 from ..self_check import kernel_fault
 from . import reference
 
-MAX_THREADS = 1024
+MAX_THREADS = 512
 CHANNELS_PER_THREAD = 2
 
 _kernel = mx.fast.metal_kernel(
@@ -92,7 +92,7 @@ def unsupported(
     if not _is_fused(gates):
         return None
     form = _Form(eps, lower_bound is not None, valid is not None)
-    dtypes = {
+    dtypes: dict[str, Any] = {
         "gates": gates.dtype,
         "weight": weight.dtype,
         "lower_bound": None if lower_bound is None else lower_bound.dtype,
@@ -160,9 +160,9 @@ def _step(form: _Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:
             gates.reshape(batch, 3 * dims),
             state,
             weight,
-            # the weight stands in for what the kernel does not read
-            weight if lower_bound is None else lower_bound,
-            weight if valid is None else valid,
+            # the state stands in for what the kernel does not read
+            state if lower_bound is None else lower_bound,
+            state if valid is None else valid,
             mx.array(form.eps, mx.float32),
         ],
         template=[("T", gates.dtype), ("BOUNDED", form.is_bounded), ("MASKED", form.is_masked)],

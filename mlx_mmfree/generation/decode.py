@@ -77,6 +77,11 @@ class Decoding:
         self._seen = [p.start(tokens, valid, model.vocab_size) for p in processors]
         self._tokens = self._queue(tokens[:, -1])
 
+    @property
+    def state(self) -> State:
+        """What the model has read: the prompt and the tokens of all steps, save one with `is_last`."""
+        return self._state
+
     def _queue(self, tokens: mx.array) -> mx.array:
         """Starts computing the tokens that follow `tokens` `(B,)`."""
         hidden, self._state = self._model.hidden(tokens[:, None], self._state)

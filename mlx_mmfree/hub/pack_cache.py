@@ -24,9 +24,11 @@ from ..errors import CheckpointError
 from ..platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder
 from .checkpoint import Checkpoint
 from .packed_format import FORMAT_VERSION, describe_packing
-from .safetensors import checksum, read_header
-from .save import check_space, disk_tensors, sync, write_tensors
+from .safetensors import read_header
+from .save import disk_tensors, write_tensors
 from .skeleton import FLOATS, Skeleton, kept_names
+from .target_folder import check_space, sync
+from .tensor_entry import checksum
 
 MIN_SOURCE_BYTES = 64_000_000
 """Smaller checkpoints are packed quickly and are not cached."""
@@ -50,8 +52,9 @@ def find(checkpoint: Checkpoint) -> Checkpoint | None:
     except (CheckpointError, OSError, ValueError, KeyError, TypeError) as error:
         notify(f"the cached packed form is made again: '{file}' is damaged ({error})")
         return None
-    described = describe_packing(checkpoint.config.get("quantization_config"))
-    config = checkpoint.config | {"quantization_config": described}
+    config = dict(checkpoint.config)
+    if (described := config.get("quantization_config")) is not None:
+        config["quantization_config"] = describe_packing(described)
     return Checkpoint(checkpoint.folder, config, tensors)
 
 
@@ -94,7 +97,10 @@ def notify(text: str) -> None:
 
 def _file(checkpoint: Checkpoint) -> Path | None:
     folder = cache_folder()
-    if folder is None or checkpoint.nbytes < MIN_SOURCE_BYTES:
+    has_own_files = all(
+        entry.file.parent == checkpoint.folder for entry in checkpoint.tensors.values()
+    )
+    if folder is None or checkpoint.nbytes < MIN_SOURCE_BYTES or not has_own_files:
         return None
     source = checkpoint.folder.resolve()
     key = hashlib.sha256(os.fsencode(source)).hexdigest()[:16]

@@ -5,6 +5,8 @@ from .bit_linear import PackedBitLinear as PackedBitLinear
 from .bit_linear import TiedBitLinear as TiedBitLinear
 from .bit_linear import pack_linears as pack_linears
 from .channel_mixer import ChannelMixer as ChannelMixer
+from .packed_linear import PackedLinear as PackedLinear
 from .projection import project as project
+from .rope import DynamicRoPE as DynamicRoPE
 from .rope import RoPE as RoPE
 from .short_convolution import ShortConvolution as ShortConvolution

@@ -27,7 +27,7 @@ MODEL_TYPES = ("hgrn_bit",)
 QUANT_METHODS = ("mmfree",)
 
 WEIGHT_NAMES: dict[str, str | None] = {
-    "model.embeddings.weight": "embed.weight",
+    "model.embeddings": "embed",
     "model.lower_bounds": "lower_bounds",
     "model.layers.{}.attn_norm.weight": "blocks.{}.token_norm.weight",
     "model.layers.{}.attn.i_proj": "blocks.{}.token_mixer.input_proj",

@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint, save_model
+from mlx_mmfree.layers import PackedLinear
 from mlx_mmfree.models import Decoder
 from tests.hub.checkpoints import edit_json, edit_tensors, tiny_transformer
 from tests.tolerances import TOLERANCE, relative_error
@@ -102,7 +103,10 @@ def test_equals_the_dense_model(tmp_path: Path, tied: bool, dtype: mx.Dtype) -> 
     assert load_model(folder).dtype == dtype
     model = load_model(folder, dtype=mx.float32)
     dense = load_model(dense_twin(folder, tmp_path / "d"), dtype=mx.float32)
-    assert sum(isinstance(m, nn.QuantizedLinear) for m in model.modules()) == 15 - tied
+    kinds = [type(module) for module in model.modules()]
+    # rows of one group have one scale
+    assert kinds.count(PackedLinear) == 11 - tied
+    assert kinds.count(nn.QuantizedLinear) == 4
     # the twin's weights were rounded to the file's dtype once more
     assert relative_error(logits(model), logits(dense)) <= 4 * TOLERANCE[dtype]
 
@@ -112,7 +116,10 @@ def test_saves_and_counts_bytes(tmp_path: Path, dtype: mx.Dtype | None) -> None:
     folder = write(tmp_path / "m", tied=False)
     model = load_model(folder, dtype=dtype)
     total = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
-    assert needed_bytes(open_checkpoint(folder), dtype) == total
+    # the scales of rows of one group become one number each
+    saved = sum(4 * m.scale.size for m in model.modules() if isinstance(m, PackedLinear))
+    needed = needed_bytes(open_checkpoint(folder), dtype)
+    assert needed == total + (saved if dtype is None else 0)
     save_model(tmp_path / "again", model)
     again = load_model(tmp_path / "again")
     assert again.config == model.config
@@ -167,7 +174,8 @@ class TestRefused:
     @pytest.mark.parametrize(
         "form",
         [
-            {"group_size": 128, "bits": 4},
+            {"group_size": 128, "bits": 1},
+            {"group_size": 128, "bits": True},
             {"group_size": 16, "bits": 2},
             {"group_size": 128, "bits": 2, "mode": "mxfp4"},
             {"group_size": 128, "bits": 2, "model.embed_tokens": {"bits": 4}},
@@ -178,7 +186,7 @@ class TestRefused:
     )
     def test_other_forms(self, folder: Path, form: Any) -> None:
         edit_json(folder / "config.json", quantization=form)
-        with pytest.raises(UnsupportedModelError, match="'quantization' must be affine with 2"):
+        with pytest.raises(UnsupportedModelError, match="'quantization' must be affine with 2, "):
             load_model(folder)
 
     @pytest.mark.parametrize("key", ["hadamard_block_size", "rotation"])

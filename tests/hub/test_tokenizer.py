@@ -136,9 +136,10 @@ def test_ends_of_text_from_all_files(tmp_path: Path) -> None:
     write_json(folder / "config.json", {"eos_token_id": 5})
     assert Tokenizer.from_folder(folder).eos_token_ids == {5, 513}
     write_json(folder / "generation_config.json", {"eos_token_id": [514, 515]})
-    assert Tokenizer.from_folder(folder).eos_token_ids == {513, 514, 515}
+    assert Tokenizer.from_folder(folder).eos_token_ids == {5, 513, 514, 515}
     write_json(folder / "generation_config.json", {"eos_token_id": 514})
-    assert Tokenizer.from_folder(folder).eos_token_ids == {513, 514}
+    write_json(folder / "config.json", {"eos_token_id": [5, 6]})
+    assert Tokenizer.from_folder(folder).eos_token_ids == {5, 6, 513, 514}
 
 
 def test_end_of_turn_of_the_chat_template_ends_text(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from huggingface_hub import constants
 
 from ..errors import CheckpointError
+from ..platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder
 from .checkpoint import Checkpoint
 from .packed_format import FORMAT_VERSION, describe_packing
 from .safetensors import read_header
@@ -30,19 +30,10 @@ from .skeleton import FLOATS, Skeleton, kept_names
 from .target_folder import check_space, sync
 from .tensor_entry import checksum
 
-ENVIRONMENT_VARIABLE = "MLX_MMFREE_CACHE"
 MIN_SOURCE_BYTES = 64_000_000
 """Smaller checkpoints are packed quickly and are not cached."""
 
 _SOURCE, _CHECKSUMS = "mmfree_source", "mmfree_sha256"
-
-
-def cache_folder() -> Path | None:
-    """Where packed checkpoints are kept; `None` if they are not."""
-    value = os.environ.get(ENVIRONMENT_VARIABLE, "")
-    if value == "0":
-        return None
-    return Path(value).expanduser() if value else Path(constants.HF_HOME) / "mlx_mmfree"
 
 
 def find(checkpoint: Checkpoint) -> Checkpoint | None:

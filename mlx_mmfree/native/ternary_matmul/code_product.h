@@ -120,6 +120,12 @@ void code_tile(const CodeProduct& p, size_t row, size_t output) {
 // Bytes that the stream of weights is prefetched ahead: the latency of memory at its full rate.
 constexpr size_t kAheadBytes = 8 << 10;
 
+// The address may lie beyond the weights: nothing is read from it.
+MMFREE_INLINE inline void prefetch_ahead(const uint8_t* weight) {
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(weight) +
+                                                   kAheadBytes));
+}
+
 // codes: one block of M rows; weight: one block
 template <class Isa, size_t M>
 MMFREE_INLINE inline void add_shifts(Sums<Isa, M, 4>& sums, const int8_t* codes, size_t stride,
@@ -151,7 +157,7 @@ MMFREE_INLINE inline void stream_row(const CodeProduct& p, size_t row, size_t ou
   for (; byte + kUnrolled * kBlockBytes <= row_bytes; byte += kUnrolled * kBlockBytes) {
     unroll<kUnrolled>([&](auto u) MMFREE_INLINE {
       const size_t at = byte + u * kBlockBytes;
-      __builtin_prefetch(weight + at + kAheadBytes);
+      prefetch_ahead(weight + at);
       add_shifts<Isa, M>(chains[u], codes + 4 * at, p.stride, weight + at);
     });
   }
@@ -180,7 +186,7 @@ void code_stream(const CodeProduct& p, size_t row, size_t output) {
       each_block<Isa, 1>(
           p, row, output + n,
           [&](const int8_t* codes, const uint8_t* weight, size_t row_bytes) MMFREE_INLINE {
-            __builtin_prefetch(weight + kAheadBytes);
+            prefetch_ahead(weight);
             add_block<Isa, M, 1>(one, codes, p.stride, weight, row_bytes);
           });
     } else {

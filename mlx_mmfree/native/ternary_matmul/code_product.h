@@ -161,9 +161,14 @@ MMFREE_INLINE inline void stream_row(const CodeProduct& p, size_t row, size_t ou
       add_shifts<Isa, M>(chains[u], codes + 4 * at, p.stride, weight + at);
     });
   }
-  for (; byte < row_bytes; byte += kBlockBytes) {
+  if (byte + kBlockBytes <= row_bytes) {
+    prefetch_ahead(weight + byte);
+    add_shifts<Isa, M>(chains[0], codes + 4 * byte, p.stride, weight + byte);
+    byte += kBlockBytes;
+  }
+  if (byte < row_bytes) {
     alignas(64) uint8_t last[kBlockBytes] = {};
-    memcpy(last, weight + byte, row_bytes - byte < kBlockBytes ? row_bytes - byte : kBlockBytes);
+    memcpy(last, weight + byte, row_bytes - byte);
     add_shifts<Isa, M>(chains[0], codes + 4 * byte, p.stride, last);
   }
   unroll<M>([&](auto m) MMFREE_INLINE {

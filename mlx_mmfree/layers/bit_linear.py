@@ -138,7 +138,7 @@ class BitLinear(_TernaryLinear):
         In float32 the results are equal bit for bit, except for the order of the sums where the
         activations are not quantised.
         """
-        return _packed(self, self.weight)
+        return packed_like(self, self.weight)
 
 
 class TiedBitLinear(_TernaryLinear):
@@ -163,7 +163,7 @@ class TiedBitLinear(_TernaryLinear):
 
     def to_packed(self) -> "PackedBitLinear":
         """The same head with a packed copy of the ternarised embedding."""
-        return _packed(self, self._embedding.weight)
+        return packed_like(self, self._embedding.weight)
 
 
 class PackedBitLinear(_TernaryLinear):
@@ -210,7 +210,8 @@ class PackedBitLinear(_TernaryLinear):
         return (y + self.bias).astype(x.dtype) if "bias" in self else y
 
 
-def _packed(layer: _TernaryLinear, weight: mx.array) -> PackedBitLinear:
+def packed_like(layer: _TernaryLinear, weight: mx.array) -> PackedBitLinear:
+    """A packed linear with the norm, bias and options of `layer` and a float weight to ternarise."""
     packed = PackedBitLinear(layer.input_dims, layer.output_dims, **layer._options())
     trits, scale = ternarize(weight)
     packed.weight, packed.scale = pack_ternary(trits), scale

@@ -45,12 +45,16 @@ class LoRALinear(nn.Module):
         self.base = base
         self.dropout = nn.Dropout(dropout)
         self.lora_a, self.lora_b = _fresh(inputs, rank, outputs)
-        self._scale = scale
+        self._scale, self._dropout_rate = scale, dropout
         base.freeze()
 
     @property
     def scale(self) -> float:
         return self._scale
+
+    @property
+    def dropout_rate(self) -> float:
+        return self._dropout_rate
 
     def _low_rank(self, x: mx.array) -> mx.array:
         inner = self.base.norm(x) if "norm" in self.base else x
@@ -119,12 +123,16 @@ class LoRAEmbedding(nn.Module):
         self.base = base
         self.dropout = nn.Dropout(dropout)
         self.lora_a, self.lora_b = _fresh(tokens, rank, dims)
-        self._scale = scale
+        self._scale, self._dropout_rate = scale, dropout
         base.freeze()
 
     @property
     def scale(self) -> float:
         return self._scale
+
+    @property
+    def dropout_rate(self) -> float:
+        return self._dropout_rate
 
     @property
     def weight(self) -> mx.array:
@@ -245,11 +253,12 @@ def multiply(layer: nn.Module, x: mx.array) -> mx.array:
     if isinstance(layer, PackedBitLinear):
         return ternary_matmul(x, layer.weight) * layer.scale
     if isinstance(layer, nn.QuantizedLinear):
+        biases: Any = layer.biases
         return mx.quantized_matmul(
             x,
             layer.weight,
             layer.scales.astype(mx.float32),
-            layer.biases.astype(mx.float32),
+            biases.astype(mx.float32),
             group_size=layer.group_size,
             bits=layer.bits,
         )

@@ -10,6 +10,7 @@
 #include "cpu/thread_pool.h"
 #include "linear_scan/linear_scan.h"
 #include "mlgru_step/mlgru_step.h"
+#include "mlx/compile.h"
 #include "rms_norm_quantize/rms_norm_quantize.h"
 #include "ternary_matmul/ternary_matmul.h"
 
@@ -88,6 +89,14 @@ NB_MODULE(_ext, m) {
 
         Returns:
             The output (B, L, E) in the dtype of the gates and the last state (B, E).)");
+
+  m.def(
+      "set_fusion",
+      [](bool is_on) {
+        mlx::core::set_compile_mode(is_on ? mlx::core::CompileMode::enabled
+                                          : mlx::core::CompileMode::no_fuse);
+      },
+      "on"_a, "Whether mx.compile, which must be enabled, fuses operations.");
 
   m.def("set_threads", &mmfree::set_threads, "count"_a,
         "Sets the number of threads that compute, the calling one included.");

@@ -95,7 +95,7 @@ def test_left_padded_row_is_bit_equal_to_the_row_alone() -> None:
 
 def test_lower_bounds_rise_and_get_gradients() -> None:
     model = _model()
-    bounds = [context.get("lower_bound") for context in model._context()]
+    bounds = [context.get("lower_bound") for context in model.context()]
     assert bounds[0] is None
     assert (bounds[2] > bounds[1]).all().item()
     gradient = nn.value_and_grad(model, lambda m: (m(TOKENS)[0] ** 2).sum())(model)[1]

@@ -18,7 +18,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_reduce
 
 from ..errors import CheckpointError
-from ..hub.safetensors import TensorEntry, read_header, read_tensors
+from ..hub.safetensors import read_header
+from ..hub.tensor_entry import TensorEntry, read_tensors
 from ..hub.save import check_space, sync, write_tensors
 from ..models import Decoder
 from ..models.tokens import check_tokens, token_array

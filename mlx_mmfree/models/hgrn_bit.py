@@ -164,9 +164,9 @@ class HGRNBit(Decoder):
     blocks, so the first block has none.
     """
 
-    def _context(self) -> list[dict[str, mx.array]]:
+    def context(self) -> list[dict[str, mx.array]]:
         if "lower_bounds" not in self:
-            return super()._context()
+            return super().context()
         shares = mx.softmax(self.lower_bounds.astype(mx.float32), axis=0)
         bounds = (mx.cumsum(shares, axis=0) - shares[:1]).astype(self.dtype)
         return [{}, *({"lower_bound": bounds[n]} for n in range(1, len(self.blocks)))]

@@ -13,6 +13,7 @@ from mlx_mmfree.layers import BitLinear, pack_linears
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.models.rotation import Rotation
 from mlx_mmfree.models.ternary_linears import TernaryLinears
+from mlx_mmfree.ops import use_backend
 from tests.hub.checkpoints import tiny_transformer
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -192,8 +193,10 @@ def model(request: pytest.FixtureRequest) -> Decoder:
 
 
 def test_packed_model_has_equal_logits(model: Decoder) -> None:
-    want, _ = model(TOKENS)
-    assert mx.array_equal(pack_linears(model)(TOKENS)[0], want)
+    # a fused backend sums a norm's squares in its own order
+    with use_backend("reference"):
+        want, _ = model(TOKENS)
+        assert mx.array_equal(pack_linears(model)(TOKENS)[0], want)
 
 
 def test_state_carries_over_chunks_and_rows(model: Decoder) -> None:

@@ -1,6 +1,9 @@
 #pragma once
 
+#include "bit_linear/finish.h"
+#include "bit_linear/prepare_row.h"
 #include "cpu/kernels.h"
+#include "mlgru_step/recur.h"
 #include "rms_norm_quantize/quantize_row.h"
 #include "ternary_matmul/code_product.h"
 #include "ternary_matmul/float_product.h"
@@ -18,7 +21,14 @@ constexpr Kernels kernel_set(const char* name, bool (*is_supported)()) {
           multiply_codes<Isa>,
           multiply_floats<Isa>,
           multiply_transposed<Isa>,
-          quantize_rows<Isa>};
+          quantize_rows<Isa>,
+          Isa::kStreamRows,
+          prepare_row<Isa>,
+          encode_row<Isa>,
+          normalize_row<Isa>,
+          finish<Isa>,
+          rms_inverse<Isa>,
+          recur<Isa>};
 }
 
 }  // namespace mmfree

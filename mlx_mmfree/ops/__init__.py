@@ -5,6 +5,8 @@ K key dims, V value dims, N output dims, W window.
 """
 
 from .attention import attention as attention
+from .dense_matmul import Quantization as Quantization
+from .dense_matmul import dense_matmul as dense_matmul
 from .dispatch import BACKENDS as BACKENDS
 from .dispatch import backend_report as backend_report
 from .dispatch import use_backend as use_backend

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from .. import native
+from .dense_matmul import BITS, Quantization
 from .dispatch import backend_report
 from .self_check import checked_kernels
 from .ternary import packed_width
@@ -71,6 +72,7 @@ def metal_kernels() -> dict[str, str | None]:
 def _calls() -> dict[str, Iterator[Call]]:
     return {
         "attention": _attention_calls(),
+        "dense_matmul": _dense_matmul_calls(),
         "linear_scan": _linear_scan_calls(),
         "rms_norm_quantize": _rms_norm_quantize_calls(),
         "ternary_matmul": _ternary_matmul_calls(),
@@ -81,6 +83,16 @@ def _attention_calls() -> Iterator[Call]:
     for dtype in DTYPES:
         x = mx.zeros((1, 1, 2, 64), dtype)
         yield Call((x, x, x, "causal"), {})
+
+
+def _dense_matmul_calls() -> Iterator[Call]:
+    for dtype in DTYPES:
+        x, weight = mx.zeros((1, 128), dtype), mx.zeros((4, 128), dtype)
+        yield Call((x, weight, None), {})
+        for bits in BITS:
+            group = mx.zeros((4, 2), dtype)
+            codes = mx.zeros((4, 4 * bits), mx.uint32)
+            yield Call((x, codes, Quantization(group, group, 64, bits)), {})
 
 
 def _linear_scan_calls() -> Iterator[Call]:

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cpu/kernels.h"
+#include "dense_matmul/quantized_tile.h"
 #include "rms_norm_quantize/quantize_row.h"
 #include "ternary_matmul/code_product.h"
 #include "ternary_matmul/float_product.h"
@@ -8,7 +9,7 @@
 
 namespace mmfree {
 
-template <class Isa>
+template <class Isa, class Dense>
 constexpr Kernels kernel_set(const char* name, bool (*is_supported)()) {
   return {name,
           is_supported,
@@ -18,7 +19,8 @@ constexpr Kernels kernel_set(const char* name, bool (*is_supported)()) {
           multiply_codes<Isa>,
           multiply_floats<Isa>,
           multiply_transposed<Isa>,
-          quantize_rows<Isa>};
+          quantize_rows<Isa>,
+          dense_kernels<Dense>()};
 }
 
 }  // namespace mmfree

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "dense_matmul/kernels.h"
+
 namespace mmfree {
 
 // A packed row is read in blocks of 64 bytes, 256 weights; activations are padded to whole blocks.
@@ -61,7 +63,7 @@ struct RowQuantizer {
   float* scale;  // (rows,)
 };
 
-// The loops of one instruction set. Every set gives the same bits.
+// The loops of one instruction set. Every set gives the same bits, but for those of `dense`.
 struct Kernels {
   const char* name;
   bool (*is_supported)();
@@ -77,6 +79,7 @@ struct Kernels {
   void (*multiply_transposed)(const TransposedProduct&, size_t block, size_t first, size_t rows);
   // The rows [first, last).
   void (*quantize_rows)(const RowQuantizer&, size_t first, size_t last);
+  DenseKernels dense;
 };
 
 // The fastest set that this processor has, unless `use_kernels` chose another.

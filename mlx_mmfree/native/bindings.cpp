@@ -8,6 +8,7 @@
 #include "cpu/thread_pool.h"
 #include "dense_matmul/dense_matmul.h"
 #include "linear_scan/linear_scan.h"
+#include "probe/probe.h"
 #include "rms_norm_quantize/rms_norm_quantize.h"
 #include "ternary_matmul/ternary_matmul.h"
 
@@ -76,6 +77,11 @@ NB_MODULE(_ext, m) {
         Returns:
             Codes, float32 (..., D), and their scale, float32 (..., 1).)");
 
+  m.def("read_seconds", &mmfree::read_seconds, "arrays"_a,
+        "The time to read all of the arrays once and do hardly anything else with them.");
+  m.def("multiply_rate", &mmfree::multiply_rate, "seconds"_a,
+        "Multiply-accumulates of 8-bit numbers a second at most, measured for about that long; 0 "
+        "where the instruction set has none.");
   m.def("set_threads", &mmfree::set_threads, "count"_a,
         "Sets the number of threads that compute, the calling one included.");
   m.def("threads", &mmfree::threads, "The number of threads that compute.");

@@ -2,6 +2,7 @@
 
 #include "cpu/kernels.h"
 #include "dense_matmul/quantized_tile.h"
+#include "probe/loops.h"
 #include "rms_norm_quantize/quantize_row.h"
 #include "ternary_matmul/code_product.h"
 #include "ternary_matmul/float_product.h"
@@ -20,7 +21,8 @@ constexpr Kernels kernel_set(const char* name, bool (*is_supported)()) {
           multiply_floats<Isa>,
           multiply_transposed<Isa>,
           quantize_rows<Isa>,
-          dense_kernels<Dense>()};
+          dense_kernels<Dense>(),
+          probe_kernels<Dense>()};
 }
 
 }  // namespace mmfree

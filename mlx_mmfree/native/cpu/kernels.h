@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dense_matmul/kernels.h"
+#include "probe/kernels.h"
 
 namespace mmfree {
 
@@ -80,6 +81,7 @@ struct Kernels {
   // The rows [first, last).
   void (*quantize_rows)(const RowQuantizer&, size_t first, size_t last);
   DenseKernels dense;
+  ProbeKernels probe;
 };
 
 // The fastest set that this processor has, unless `use_kernels` chose another.

@@ -91,6 +91,29 @@ struct DenseAvx2 {
     return _mm256_permutevar8x32_ps(
         values, _mm256_add_epi32(lanes, _mm256_set1_epi32(static_cast<int>(first))));
   }
+
+  using Vector = __m256i;
+  static constexpr size_t kDotMacs = 32;
+
+  MMFREE_INLINE static Vector load_vector(const uint8_t* bytes) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
+  }
+  MMFREE_INLINE static Vector join(Vector a, Vector b) {
+    return _mm256_xor_si256(a, b);
+  }
+  MMFREE_INLINE static uint32_t first(Vector vector) {
+    return _mm256_cvtsi256_si32(vector);
+  }
+  MMFREE_INLINE static Vector dot_bytes(Vector sums, Vector a, Vector b) {
+#if defined(__AVXVNNI__)
+    return _mm256_dpbusd_avx_epi32(sums, a, b);
+#else
+    return _mm256_add_epi16(sums, _mm256_maddubs_epi16(a, b));
+#endif
+  }
+  MMFREE_INLINE static void keep(Vector& vector) {
+    asm volatile("" : "+x"(vector));
+  }
 };
 
 // Every processor with AVX2 is known to have it.

@@ -97,6 +97,25 @@ struct DenseAvx512 {
     return _mm512_permutexvar_ps(
         _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(first))), values);
   }
+
+  using Vector = __m512i;
+  static constexpr size_t kDotMacs = 64;
+
+  MMFREE_INLINE static Vector load_vector(const uint8_t* bytes) {
+    return _mm512_loadu_si512(bytes);
+  }
+  MMFREE_INLINE static Vector join(Vector a, Vector b) {
+    return _mm512_xor_si512(a, b);
+  }
+  MMFREE_INLINE static uint32_t first(Vector vector) {
+    return _mm512_cvtsi512_si32(vector);
+  }
+  MMFREE_INLINE static Vector dot_bytes(Vector sums, Vector a, Vector b) {
+    return _mm512_dpbusd_epi32(sums, a, b);
+  }
+  MMFREE_INLINE static void keep(Vector& vector) {
+    asm volatile("" : "+v"(vector));
+  }
 };
 
 }  // namespace

@@ -84,6 +84,25 @@ struct DenseNeon {
     static_assert(count == 1);
     return vdupq_n_f32(values[first]);
   }
+
+  using Vector = uint8x16_t;
+  static constexpr size_t kDotMacs = 16;
+
+  MMFREE_INLINE static Vector load_vector(const uint8_t* bytes) {
+    return vld1q_u8(bytes);
+  }
+  MMFREE_INLINE static Vector join(Vector a, Vector b) {
+    return veorq_u8(a, b);
+  }
+  MMFREE_INLINE static uint32_t first(Vector vector) {
+    return vgetq_lane_u32(vreinterpretq_u32_u8(vector), 0);
+  }
+  MMFREE_INLINE static Vector dot_bytes(Vector sums, Vector a, Vector b) {
+    return vreinterpretq_u8_u32(vdotq_u32(vreinterpretq_u32_u8(sums), a, b));
+  }
+  MMFREE_INLINE static void keep(Vector& vector) {
+    asm volatile("" : "+w"(vector));
+  }
 };
 
 }  // namespace

@@ -98,6 +98,21 @@ struct DensePortable {
     static_assert(count == 1);
     return Floats{values[first], values[first], values[first], values[first]};
   }
+
+  using Vector = uint32_t __attribute__((vector_size(16)));
+  static constexpr size_t kDotMacs = 0;
+
+  MMFREE_INLINE static Vector load_vector(const uint8_t* bytes) {
+    Vector vector;
+    memcpy(&vector, bytes, sizeof(vector));
+    return vector;
+  }
+  MMFREE_INLINE static Vector join(Vector a, Vector b) {
+    return a ^ b;
+  }
+  MMFREE_INLINE static uint32_t first(Vector vector) {
+    return vector[0];
+  }
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 """What would run each operation on this machine, and why the rest would not."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,6 +45,27 @@ def cpu_kernels() -> CpuKernels:
         return CpuKernels(reason)
     module = native.kernels()
     return CpuKernels(None, module.kernel_name(), tuple(module.kernel_names()), module.threads())
+
+
+def read_seconds(arrays: Sequence[mx.array]) -> float | None:
+    """The time in which the threads of the compiled kernels read the arrays, or `None` without them."""
+    if native.unavailable() or mx.default_device() != mx.Device(mx.cpu):
+        return None
+    return float(native.kernels().read_seconds(list(arrays)))
+
+
+def multiply_rate(seconds: float = 0.02) -> float | None:
+    """Multiply-accumulates of 8-bit numbers a second that the CPU is capable of at most.
+
+    Args:
+        seconds: How long it is measured, about.
+
+    Returns:
+        The rate of all threads together; `None` without compiled kernels that have such dot products.
+    """
+    if native.unavailable():
+        return None
+    return float(native.kernels().multiply_rate(seconds)) or None
 
 
 def operation_reports() -> dict[str, dict[str, str | None]]:

@@ -165,7 +165,7 @@ def _open(file: str, threads: int, longest: int) -> Callable[[int, bool], None]:
     model = llama_cpp.llama_model_load_from_file(file.encode(), model_settings)
     settings = llama_cpp.llama_context_default_params()
     settings.n_ctx = longest
-    settings.n_batch = settings.n_ubatch = longest
+    settings.n_batch = longest
     settings.n_threads = settings.n_threads_batch = threads
     context = llama_cpp.llama_init_from_model(model, settings)
     if not context:

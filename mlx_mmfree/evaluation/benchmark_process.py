@@ -45,7 +45,12 @@ def measure(task: str, arguments: dict[str, Any], threads: int) -> tuple[list[Re
     )
     if process.returncode:
         raise RuntimeError(f"[bench] the measurement of {task} failed: {process.stderr[-2000:]}")
-    found = json.loads(process.stdout.splitlines()[-1])
+    return read_result(process.stdout.splitlines()[-1])
+
+
+def read_result(text: str) -> tuple[list[Record], dict]:
+    """The records and notes that a process printed as JSON."""
+    found = json.loads(text)
     records = [
         Record(**r | {name: tuple(r[name]) for name in ("seconds", "limit_seconds")})
         for r in found["records"]

@@ -162,8 +162,8 @@ def token_bytes(model: Decoder) -> int:
 
 def read_weights(model: Decoder) -> list[mx.array]:
     """The weights that one decoded token reads as a whole."""
-    parts = [*model.blocks, model.norm, model.head if "head" in model else model.embed]
-    return [array for part in parts for array in held_arrays(part)]
+    unread = held_arrays(model.embed) if "head" in model else []
+    return [array for array in held_arrays(model) if all(array is not other for other in unread)]
 
 
 def ternary_macs(model: Decoder) -> int:

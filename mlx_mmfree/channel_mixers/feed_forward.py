@@ -6,10 +6,12 @@ from typing import Literal
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..layers import ChannelMixer
+
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {"relu": nn.relu, "gelu": nn.gelu}
 
 
-class FeedForward(nn.Module):
+class FeedForward(ChannelMixer):
     r"""Two projections with an activation between them.
 
     .. math::

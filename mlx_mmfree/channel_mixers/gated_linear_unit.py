@@ -1,18 +1,22 @@
 """The gated feed-forward family (Shazeer, arXiv 2002.05202)."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..layers import ChannelMixer, project
+from ..ops.activations import Activation
 
-class GatedLinearUnit(nn.Module):
+
+class GatedLinearUnit(ChannelMixer):
     r"""Feed-forward whose hidden values are gated by an activation.
 
     .. math::
         y = W_\mathrm{down}\,\mathrm{norm}(a(W_\mathrm{gate}\,x) \odot W_\mathrm{up}\,x)
 
-    A subclass names the activation `a` by overriding `activate`.
+    A subclass names the activation `a`.
 
     Args:
         dims: Model dims `D`.
@@ -27,6 +31,8 @@ class GatedLinearUnit(nn.Module):
     Shape:
         `x` and `y`: `(..., D)`.
     """
+
+    activation: ClassVar[Activation]
 
     def __init__(
         self,
@@ -49,20 +55,22 @@ class GatedLinearUnit(nn.Module):
             self.hidden_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
         self.down_proj = linear(hidden_dims, dims, bias=bias)
 
-    def activate(self, gate: mx.array) -> mx.array:
-        """The activation of the gate."""
-        raise NotImplementedError
-
     def __call__(self, x: mx.array) -> mx.array:
-        if "gate_up_proj" in self:
-            gate, up = mx.split(self.gate_up_proj(x), 2, axis=-1)
-        else:
-            gate, up = self.gate_proj(x), self.up_proj(x)
-        hidden = self.activate(gate) * up
-        if "hidden_norm" in self:
-            hidden = self.hidden_norm(hidden)
-        y: mx.array = self.down_proj(hidden)
-        return y.astype(x.dtype)
+        return self._mix(x, None, None)
+
+    def residual(self, x: mx.array, norm: nn.Module) -> mx.array:
+        return self._mix(x, norm, x)
+
+    def _mix(self, x: mx.array, norm: nn.Module | None, residual: mx.array | None) -> mx.array:
+        is_stacked = "gate_up_proj" in self
+        inner = (self.gate_up_proj,) if is_stacked else (self.gate_proj, self.up_proj)
+        return project(
+            project(x, inner, norm=norm),
+            (self.down_proj,),
+            gate=self.activation,
+            norm=self.hidden_norm if "hidden_norm" in self else None,
+            residual=residual,
+        )
 
 
 def default_hidden_dims(dims: int, ratio: float = 4) -> int:

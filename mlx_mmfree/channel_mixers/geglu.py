@@ -1,8 +1,5 @@
 """GeGLU feed-forward (Shazeer, arXiv 2002.05202)."""
 
-import mlx.core as mx
-import mlx.nn as nn
-
 from .gated_linear_unit import GatedLinearUnit
 
 
@@ -19,5 +16,4 @@ class GeGLU(GatedLinearUnit):
         (1, 3, 64)
     """
 
-    def activate(self, gate: mx.array) -> mx.array:
-        return nn.gelu(gate)
+    activation = "gelu"

@@ -1,8 +1,5 @@
 """Squared-ReLU gated feed-forward (So et al., arXiv 2109.08668), as in BitNet b1.58 2B4T."""
 
-import mlx.core as mx
-import mlx.nn as nn
-
 from .gated_linear_unit import GatedLinearUnit
 
 
@@ -21,5 +18,4 @@ class SquaredReLUGLU(GatedLinearUnit):
         (1, 3, 64)
     """
 
-    def activate(self, gate: mx.array) -> mx.array:
-        return nn.relu(gate.astype(mx.float32)) ** 2
+    activation = "relu2"

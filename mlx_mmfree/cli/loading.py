@@ -23,6 +23,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "--model", help="folder or Hub repository; default: the model in the package"
     )
     group.add_argument("--revision", help="branch, tag or commit of the repository")
+    group.add_argument("--adapter-path", help="folder of a LoRA adapter to put on the model")
     add_latent_flag(group)
     group.add_argument(
         "--dtype", choices=DTYPES, help="float type to compute in; default: the checkpoint's"
@@ -65,6 +66,7 @@ def loaded(
     from .. import demo
     from ..generation import check_memory, memory_limits, memory_need
     from ..hub import load, needed_bytes, open_checkpoint
+    from ..hub.adapters import attach, read_adapter
     from ..hub.skeleton import build_skeleton
 
     if args.model is None and args.revision is not None:
@@ -91,4 +93,7 @@ def loaded(
     with ExitStack() as stack:
         with argument_errors():
             stack.enter_context(memory_limits(model_bytes, **given))
-        yield load(checkpoint, dtype=dtype)
+        model, tokenizer = load(checkpoint, dtype=dtype)
+        if args.adapter_path is not None:
+            attach(model, read_adapter(args.adapter_path)).eval()
+        yield model, tokenizer

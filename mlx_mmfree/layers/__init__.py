@@ -4,6 +4,8 @@ from .bit_linear import BitLinear as BitLinear
 from .bit_linear import PackedBitLinear as PackedBitLinear
 from .bit_linear import TiedBitLinear as TiedBitLinear
 from .bit_linear import pack_linears as pack_linears
+from .channel_mixer import ChannelMixer as ChannelMixer
 from .dense_head import apply_head as apply_head
+from .projection import project as project
 from .rope import RoPE as RoPE
 from .short_convolution import ShortConvolution as ShortConvolution

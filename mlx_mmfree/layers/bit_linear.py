@@ -11,12 +11,13 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ..ops import (
+    Projection,
+    bit_linear,
     pack_ternary,
     packed_width,
     rms_norm_quantize,
     straight_through,
     ternarize,
-    ternary_matmul,
 )
 from ..ops.rms_norm_quantize import Rounding
 
@@ -87,15 +88,8 @@ class _TernaryLinear(nn.Module):
         codes, input_scale = self._prepare(x)
         trits, scale = ternarize(mx.stop_gradient(weight))
         trits = straight_through(trits, weight.astype(mx.float32) * (1.0 / scale))
-        return self._finish(codes @ trits.T, scale, input_scale, x.dtype)
-
-    def _finish(
-        self, sums: mx.array, scale: mx.array, input_scale: mx.array | None, dtype: mx.Dtype
-    ) -> mx.array:
-        y = sums * (scale if input_scale is None else scale / input_scale)
-        if "bias" in self:
-            y = y + self.bias
-        return y.astype(dtype)
+        y = (codes @ trits.T) * (scale if input_scale is None else scale / input_scale)
+        return (y + self.bias if "bias" in self else y).astype(x.dtype)
 
 
 class BitLinear(_TernaryLinear):
@@ -144,7 +138,7 @@ class BitLinear(_TernaryLinear):
         In float32 the results are equal bit for bit, except for the order of the sums where the
         activations are not quantised.
         """
-        return _packed(self, self.weight)
+        return packed_like(self, self.weight)
 
 
 class TiedBitLinear(_TernaryLinear):
@@ -169,7 +163,7 @@ class TiedBitLinear(_TernaryLinear):
 
     def to_packed(self) -> "PackedBitLinear":
         """The same head with a packed copy of the ternarised embedding."""
-        return _packed(self, self._embedding.weight)
+        return packed_like(self, self._embedding.weight)
 
 
 class PackedBitLinear(_TernaryLinear):
@@ -196,13 +190,28 @@ class PackedBitLinear(_TernaryLinear):
         self.freeze(recurse=False, keys=["weight", "scale"])
         return self
 
+    @property
+    def projection(self) -> Projection:
+        """The arrays, as `ops.bit_linear` takes them."""
+        norm = None if self._norm_eps is None else self.norm.weight
+        return Projection(self.weight, self.scale, norm)
+
+    @property
+    def activations(self) -> dict[str, Any]:
+        """What `ops.bit_linear` is told of the activations."""
+        return {
+            "eps": self._norm_eps,
+            "rounding": self._rounding,
+            "quantize": self._quantize_activations,
+        }
+
     def __call__(self, x: mx.array) -> mx.array:
-        codes, input_scale = self._prepare(x)
-        sums = ternary_matmul(codes, self.weight, codes=self._quantize_activations)
-        return self._finish(sums, self.scale, input_scale, x.dtype)
+        y = bit_linear(x, (self.projection,), **self.activations)
+        return (y + self.bias).astype(x.dtype) if "bias" in self else y
 
 
-def _packed(layer: _TernaryLinear, weight: mx.array) -> PackedBitLinear:
+def packed_like(layer: _TernaryLinear, weight: mx.array) -> PackedBitLinear:
+    """A packed linear with the norm, bias and options of `layer` and a float weight to ternarise."""
     packed = PackedBitLinear(layer.input_dims, layer.output_dims, **layer._options())
     trits, scale = ternarize(weight)
     packed.weight, packed.scale = pack_ternary(trits), scale

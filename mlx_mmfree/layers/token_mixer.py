@@ -46,3 +46,18 @@ class TokenMixer(nn.Module):
         self, x: mx.array, state: State = None, valid: mx.array | None = None
     ) -> tuple[mx.array, State]:
         raise NotImplementedError
+
+    def residual(
+        self,
+        x: mx.array,
+        norm: nn.Module,
+        state: State = None,
+        valid: mx.array | None = None,
+        **context: Any,
+    ) -> tuple[mx.array, State]:
+        """`x + mixer(norm(x))` and the state; `context` goes to the mixer.
+
+        A mixer overrides it to compute norm and sum together with its projections.
+        """
+        y, state = self(norm(x), state, valid, **context)
+        return x + y, state

@@ -5,6 +5,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..layers import ChannelMixer
 from ..layers.token_mixer import State, TokenMixer
 
 
@@ -29,7 +30,7 @@ class Block(nn.Module):
         self,
         dims: int,
         token_mixer: TokenMixer,
-        channel_mixer: nn.Module,
+        channel_mixer: ChannelMixer,
         *,
         norm_eps: float = 1e-6,
     ):
@@ -46,6 +47,6 @@ class Block(nn.Module):
         self, x: mx.array, state: State = None, valid: mx.array | None = None, **context: Any
     ) -> tuple[mx.array, State]:
         """`context` goes to the token mixer, as a lower bound or a second sequence does."""
-        mixed, state = self.token_mixer(self.token_norm(x), state, valid, **context)
-        x = x + mixed
-        return x + self.channel_mixer(self.channel_norm(x)), state
+        x, state = self.token_mixer.residual(x, self.token_norm, state, valid, **context)
+        y: mx.array = self.channel_mixer.residual(x, self.channel_norm)
+        return y, state

@@ -4,13 +4,19 @@ Letters used in every shape: B batch, L length, D model dims, H heads, G key/val
 K key dims, V value dims, N output dims, W window.
 """
 
+from .activations import ACTIVATIONS as ACTIVATIONS
+from .activations import gated as gated
 from .attention import attention as attention
+from .bit_linear import Projection as Projection
+from .bit_linear import bit_linear as bit_linear
 from .dense_matmul import Quantization as Quantization
 from .dense_matmul import dense_matmul as dense_matmul
 from .dispatch import BACKENDS as BACKENDS
 from .dispatch import backend_report as backend_report
 from .dispatch import use_backend as use_backend
+from .gated_rms_norm import gated_rms_norm as gated_rms_norm
 from .linear_scan import linear_scan as linear_scan
+from .mlgru_step import mlgru_step as mlgru_step
 from .rms_norm_quantize import rms_norm_quantize as rms_norm_quantize
 from .straight_through import straight_through as straight_through
 from .ternary import pack_ternary as pack_ternary

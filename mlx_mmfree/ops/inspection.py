@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from .. import native
+from .activations import ACTIVATIONS
+from .bit_linear import Projection
 from .dense_matmul import BITS, Quantization
 from .dispatch import backend_report
 from .self_check import checked_kernels
@@ -93,8 +95,11 @@ def metal_kernels() -> dict[str, str | None]:
 def _calls() -> dict[str, Iterator[Call]]:
     return {
         "attention": _attention_calls(),
+        "bit_linear": _bit_linear_calls(),
         "dense_matmul": _dense_matmul_calls(),
+        "gated_rms_norm": _gated_rms_norm_calls(),
         "linear_scan": _linear_scan_calls(),
+        "mlgru_step": _mlgru_step_calls(),
         "rms_norm_quantize": _rms_norm_quantize_calls(),
         "ternary_matmul": _ternary_matmul_calls(),
     }
@@ -114,6 +119,46 @@ def _dense_matmul_calls() -> Iterator[Call]:
             group = mx.zeros((4, 2), dtype)
             codes = mx.zeros((4, 4 * bits), mx.uint32)
             yield Call((x, codes, Quantization(group, group, 64, bits)), {})
+
+
+def _bit_linear_calls() -> Iterator[Call]:
+    # one token and a prompt
+    for rows in (1, 64):
+        for dtype in DTYPES:
+            x, norm = mx.zeros((rows, 32), dtype), mx.ones((32,))
+            weight, scale = mx.zeros((4, packed_width(32)), mx.uint32), mx.ones((1,))
+            options: dict[str, Any] = {
+                "eps": None,
+                "rounding": "half_even",
+                "quantize": True,
+                "gate": None,
+                "norm": None,
+                "norm_eps": None,
+                "residual": None,
+            }
+            yield Call((x, (Projection(weight, scale),)), options)
+            yield Call((x, (Projection(weight, scale),)), options | {"quantize": False})
+            yield Call(
+                (x, (Projection(weight, scale, norm),) * 3),
+                options | {"eps": 1e-6, "rounding": "half_away", "norm": norm, "norm_eps": 1e-6},
+            )
+            down = Projection(mx.zeros((4, packed_width(16)), mx.uint32), scale)
+            for gate in ACTIVATIONS:
+                yield Call((x, (down,)), options | {"gate": gate, "residual": x[:, :4]})
+
+
+def _gated_rms_norm_calls() -> Iterator[Call]:
+    for dtype in DTYPES:
+        x = mx.zeros((1, 32), dtype)
+        yield Call((x, x, mx.ones((32,))), {"eps": 1e-6})
+
+
+def _mlgru_step_calls() -> Iterator[Call]:
+    for dtype in DTYPES:
+        for length in (1, 2):
+            options = {"eps": 1e-6, "lower_bound": mx.zeros((32,), dtype), "valid": None}
+            gates = mx.zeros((1, length, 96), dtype)
+            yield Call((gates, mx.zeros((1, 32)), mx.ones((32,))), options)
 
 
 def _linear_scan_calls() -> Iterator[Call]:

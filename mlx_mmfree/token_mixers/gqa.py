@@ -1,10 +1,11 @@
 """Grouped-query attention (Ainslie et al., arXiv 2305.13245)."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..layers import project
 from ..layers.key_value_state import Attended, KeyValueState, extend
 from ..layers.rope import RoPE
 from ..layers.token_mixer import LinearFactory, TokenMixer
@@ -117,18 +118,38 @@ class GQA(TokenMixer):
         y = mx.take_along_axis(y, mx.argsort(order, axis=1)[..., None], axis=1)
         return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), state
 
+    def residual(
+        self,
+        x: mx.array,
+        norm: nn.Module,
+        state: KeyValueState | tuple[()] | None = None,
+        valid: mx.array | None = None,
+        **context: Any,
+    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
+        if valid is None:
+            return self._attend(x, state, None, norm, x, **context)
+        return super().residual(x, norm, state, valid, **context)
+
     def _attend(
-        self, x: mx.array, state: KeyValueState | tuple[()] | None, counts: mx.array | None
+        self,
+        x: mx.array,
+        state: KeyValueState | tuple[()] | None,
+        counts: mx.array | None,
+        norm: nn.Module | None = None,
+        residual: mx.array | None = None,
     ) -> tuple[mx.array, KeyValueState | tuple[()]]:
         """Attention where the first `counts` tokens of each row are real."""
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
         start: int | mx.array = 0
         if isinstance(state, KeyValueState) and not state.is_empty:
             start = state.lengths
-        plain_queries = self._heads(self.query_proj(x), "query_norm")
+        projected = project(x, (self.query_proj, self.key_proj, self.value_proj), norm=norm)
+        kv_dims = self._num_kv_heads * self._head_dim
+        query, key, value = mx.split(projected, [-2 * kv_dims, -kv_dims], axis=-1)
+        plain_queries = self._heads(query, "query_norm")
         queries = self._rotate(plain_queries, start)
-        keys = self._rotate(self._heads(self.key_proj(x), "key_norm"), start)
-        values = self._heads(self.value_proj(x))
+        keys = self._rotate(self._heads(key, "key_norm"), start)
+        values = self._heads(value)
         if isinstance(state, KeyValueState):
             attended, state = extend(state, keys, values, counts, self._window, self._sinks)
             mask = self._causal_mask(attended, x.shape[1], start)
@@ -138,7 +159,8 @@ class GQA(TokenMixer):
             attended, mask = Attended(keys, values, None), self._full_mask(x.shape[1], counts)
         y = attention(queries, attended.keys, attended.values, mask)
         y = y.swapaxes(1, 2).reshape(*x.shape[:2], -1).astype(x.dtype)
-        return self.output_proj(self.output_norm(y) if "output_norm" in self else y), state
+        output_norm = self.output_norm if "output_norm" in self else None
+        return project(y, (self.output_proj,), norm=output_norm, residual=residual), state
 
     def _heads(self, x: mx.array, norm: str = "") -> mx.array:
         """`(B, L, heads * K)` to `(B, heads, L, K)`, normed if there is such a norm."""

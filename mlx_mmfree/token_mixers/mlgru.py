@@ -1,13 +1,13 @@
 """MLGRU, the MatMul-free gated recurrent unit (Zhu et al., arXiv 2406.02528)."""
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import ShortConvolution
+from ..layers import ShortConvolution, project
 from ..layers.token_mixer import LinearFactory, TokenMixer
-from ..ops import linear_scan
+from ..ops import mlgru_step
 
 
 class MLGRUState(NamedTuple):
@@ -97,24 +97,45 @@ class MLGRU(TokenMixer):
         *,
         lower_bound: mx.array | None = None,
     ) -> tuple[mx.array, MLGRUState]:
+        return self._mix(x, None, None, state, valid, lower_bound)
+
+    def residual(
+        self,
+        x: mx.array,
+        norm: nn.Module,
+        state: MLGRUState | None = None,
+        valid: mx.array | None = None,
+        **context: Any,
+    ) -> tuple[mx.array, MLGRUState]:
+        return self._mix(x, norm, x, state, valid, **context)
+
+    def _mix(
+        self,
+        x: mx.array,
+        norm: nn.Module | None,
+        residual: mx.array | None,
+        state: MLGRUState | None,
+        valid: mx.array | None,
+        lower_bound: mx.array | None = None,
+    ) -> tuple[mx.array, MLGRUState]:
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
         convolutions = state.convolutions
         if "shared_conv" in self:
-            x, last = self.shared_conv(x, convolutions[0], valid)
-            convolutions = (last,)
-        i, f = self.input_proj(x), self.forget_proj(x)
+            x, last = self.shared_conv(x if norm is None else norm(x), convolutions[0], valid)
+            norm, convolutions = None, (last,)
+        gates = project(x, (self.input_proj, self.forget_proj, self.gate_proj), norm=norm)
         if "input_conv" in self:
+            i, f, g = mx.split(gates, 3, axis=-1)
             i, last_i = self.input_conv(i, convolutions[0], valid)
             f, last_f = self.forget_conv(f, convolutions[1], valid)
-            convolutions = (last_i, last_f)
-        f = mx.sigmoid(f)
-        if lower_bound is not None:
-            f = lower_bound + (1.0 - lower_bound) * f
-        i = nn.silu(i) * (1.0 - f)
-        if valid is not None:
-            f = mx.where(valid[..., None], f, mx.ones((), f.dtype))
-            i = mx.where(valid[..., None], i, mx.zeros((), i.dtype))
-        h, hidden = linear_scan(f, i, state.hidden)
-        h = h.astype(x.dtype)
-        y: mx.array = self.output_proj(self.gate_norm(self.gate_proj(x)) * nn.silu(h))
+            gates, convolutions = mx.concatenate([i, f, g], axis=-1), (last_i, last_f)
+        y, hidden = mlgru_step(
+            gates,
+            state.hidden,
+            self.gate_norm.weight,
+            eps=self.gate_norm.eps,
+            lower_bound=lower_bound,
+            valid=valid,
+        )
+        y = project(y, (self.output_proj,), residual=residual)
         return y, MLGRUState(hidden, convolutions)

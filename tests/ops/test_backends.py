@@ -19,7 +19,7 @@ DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 class Case(NamedTuple):
     """Makes the arguments of one operation for a size; the first `differentiable` are floats.
 
-    Results are float32, or have the dtype of the arguments if it is kept.
+    Results are float32, or the first one has the dtype of the arguments if it is kept.
     """
 
     arguments: Callable[[int, mx.Dtype], tuple[mx.array, ...]]
@@ -62,6 +62,53 @@ CASES = {
         lambda n, dtype: (_normal(5, n, dtype=dtype), 1.0 + 0.1 * _normal(n, dtype=dtype)),
         lambda x, weight: ops.rms_norm_quantize(x, weight, eps=1e-6, rounding="half_away"),
         2,
+    ),
+    "bit_linear": Case(
+        lambda n, dtype: (
+            _normal(5, 2 * n, dtype=dtype),
+            1.0 + 0.1 * _normal(n),
+            _normal(5, 54, dtype=dtype),
+            1.0 + 0.1 * _normal(2, n),
+            [pack_ternary(mx.random.randint(-1, 2, (outputs, n))) for outputs in (33, 21)],
+        ),
+        lambda x, norm, residual, norms, weights: ops.bit_linear(
+            x,
+            [
+                ops.Projection(weight, mx.array([0.5]), own)
+                for weight, own in zip(weights, norms, strict=True)
+            ],
+            eps=1e-6,
+            rounding="half_away",
+            gate="silu",
+            norm=norm,
+            norm_eps=1e-5,
+            residual=residual,
+        ),
+        4,
+        keeps_dtype=True,
+    ),
+    "gated_rms_norm": Case(
+        lambda n, dtype: (
+            _normal(5, n, dtype=dtype),
+            _normal(5, n, dtype=dtype),
+            1.0 + 0.1 * _normal(n, dtype=dtype),
+        ),
+        lambda gate, h, weight: ops.gated_rms_norm(gate, h, weight, eps=1e-6),
+        3,
+        keeps_dtype=True,
+    ),
+    "mlgru_step": Case(
+        lambda n, dtype: (
+            _normal(3, n, 3 * 37, dtype=dtype),
+            _normal(3, 37),
+            1.0 + 0.1 * _normal(37),
+            mx.random.uniform(shape=(37,)),
+        ),
+        lambda gates, state, weight, lower_bound: ops.mlgru_step(
+            gates, state, weight, eps=1e-6, lower_bound=lower_bound
+        ),
+        4,
+        keeps_dtype=True,
     ),
     # more queries than one block
     "attention": Case(
@@ -124,8 +171,8 @@ def test_backend_equals_reference(
             )
         )
         want_gradients = mx.grad(loss, argnums=positions)(*arguments[: case.differentiable])
+    assert got[0][1].dtype == (dtype if case.keeps_dtype else mx.float32)
     for (_, g), (_, w) in zip(got, want, strict=True):
-        assert g.dtype == (dtype if case.keeps_dtype else mx.float32)
         is_rounded = case.metal_keeps_dtype and backend == "metal"
         assert relative_error(g, w) <= TOLERANCE[dtype if is_rounded else g.dtype]
     for g, w in zip(got_gradients, want_gradients, strict=True):

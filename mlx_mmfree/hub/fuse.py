@@ -1,0 +1,101 @@
+"""Merges an adapter into its base: into dense weights, or into ternary ones again."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from ..errors import UnsupportedModelError
+from ..layers import BitLinear, PackedBitLinear
+from ..layers.bit_linear import packed_like
+from ..layers.lora import DoRALinear, LoRAEmbedding, LoRALinear, linear_dims, multiply
+from ..models import Decoder, find
+from .names import WeightNames
+
+FusedForm = Literal["dense", "ternary"]
+_TERNARY = (BitLinear, PackedBitLinear)
+
+
+def fuse(model: Decoder, form: FusedForm, dtype: mx.Dtype = mx.bfloat16) -> Decoder:
+    r"""Merges the adapter that is on a model, in place.
+
+    The sum :math:`W + \alpha (AB)^\top` of a ternary matrix and an adapter is not ternary. As
+    `"dense"` it is kept, and the layer computes with float activations; as `"ternary"` it is rounded
+    to ternary anew (`ops.ternarize`), which loses part of what was learned: measure both.
+
+    Args:
+        model: A model with adapters.
+        form: What ternary layers become. Dense and quantised layers become dense in either.
+        dtype: Float dtype of dense results.
+
+    Returns:
+        The model, without adapters; its `config` describes what it has become.
+
+    Raises:
+        UnsupportedModelError: `"dense"` of an architecture whose ternary linears have a norm inside,
+            which no published form of it has as dense ones.
+    """
+    merged: dict[str, nn.Module] = {}
+    now_dense = []
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoRAEmbedding):
+            merged[name] = _dense_embedding(layer, dtype)
+        elif isinstance(layer, LoRALinear):
+            base: Any = layer.base
+            is_ternary = isinstance(base, _TERNARY)
+            if is_ternary and form == "ternary":
+                merged[name] = packed_like(base, _weight(layer))
+                mx.eval(merged[name].parameters())
+                continue
+            if is_ternary and "norm" in base:
+                raise UnsupportedModelError(
+                    f"[fuse] '{name}' must stay ternary: it has a norm inside, and its architecture has "
+                    "no dense form with one. Keep the adapter beside the base or fuse to ternary."
+                )
+            if is_ternary:
+                now_dense.append(name)
+            merged[name] = _dense_linear(layer, dtype)
+    model.update_modules(tree_unflatten(list(merged.items())))
+    if now_dense:
+        model.config = _with_dense(model, now_dense)
+    return model
+
+
+def _weight(layer: LoRALinear) -> mx.array:
+    """The sum of base and adapter, float32 `(N, D)`."""
+    _, inputs = linear_dims(layer.base)
+    weight = multiply(layer.base, mx.eye(inputs)).T
+    weight = weight + layer.scale * (layer.lora_a @ layer.lora_b).T
+    if isinstance(layer, DoRALinear):
+        weight = weight * (layer.m / mx.linalg.norm(weight, axis=1))[:, None]
+    return weight
+
+
+def _dense_linear(layer: LoRALinear, dtype: mx.Dtype) -> nn.Linear:
+    weight = _weight(layer)
+    dense = nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in layer.base)
+    dense.weight = weight.astype(dtype)
+    if "bias" in layer.base:
+        dense.bias = layer.base.bias
+    mx.eval(dense.parameters())
+    return dense
+
+
+def _dense_embedding(layer: LoRAEmbedding, dtype: mx.Dtype) -> nn.Embedding:
+    rows, dims = linear_dims(layer.base)
+    dense = nn.Embedding(rows, dims)
+    dense.weight = layer(mx.arange(rows)).astype(dtype)
+    mx.eval(dense.parameters())
+    return dense
+
+
+def _with_dense(model: Decoder, names: list[str]) -> Any:
+    """The configuration with these linears left out of the ternary ones."""
+    config: Any = model.config
+    hub_names = WeightNames(find(config.to_hub()["model_type"]).WEIGHT_NAMES)
+    left_out = [hub_names.to_disk(f"{name}.weight").removesuffix(".weight") for name in names]
+    before = ("lm_head",) if config.linears.excluded is None else config.linears.excluded
+    linears = replace(config.linears, excluded=(*before, *sorted(left_out)))
+    return replace(config, linears=linears)

@@ -1,0 +1,148 @@
+"""LoRA adapters as PEFT stores them: transposed factors, `lora_alpha` over the rank as scale."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import CheckpointError
+from ..layers.lora import AdapterKind
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+# what lies behind a layer's name, with our name of the tensor and whether it is transposed
+_PARTS = {
+    "lora_A.weight": ("lora_a", True),
+    "lora_B.weight": ("lora_b", True),
+    "lora_embedding_A": ("lora_a", True),
+    "lora_embedding_B": ("lora_b", True),
+    "lora_magnitude_vector": ("m", False),
+    "lora_magnitude_vector.weight": ("m", False),
+}
+
+# options that are read, or that leave the mathematics of a finished adapter as it is
+_KNOWN = {
+    "auto_mapping",
+    "base_model_name_or_path",
+    "bias",
+    "exclude_modules",
+    "inference_mode",
+    "init_lora_weights",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_alpha",
+    "lora_dropout",
+    "megatron_core",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
+    "use_dora",
+    "use_rslora",
+}
+
+
+def read_options(config: Mapping[str, Any]) -> tuple[AdapterKind, float, float]:
+    """Kind, scale and dropout of a PEFT configuration.
+
+    Raises:
+        CheckpointError: It is not a plain LoRA or DoRA, or a value is of the wrong type.
+    """
+    if config.get("peft_type") != "LORA":
+        raise CheckpointError(
+            f"[adapter] 'peft_type' must be LORA but got {config.get('peft_type')!r:.80}."
+        )
+    changing = [key for key, value in config.items() if value and key not in _KNOWN]
+    if config.get("bias", "none") != "none":
+        changing.append("bias")
+    # these change the base's weights before the training
+    if config.get("init_lora_weights", True) not in (True, False, "gaussian"):
+        changing.append("init_lora_weights")
+    if changing:
+        raise CheckpointError(
+            f"[adapter] PEFT options {', '.join(sorted(changing))} are not supported. Merge the adapter "
+            "into its base with PEFT and convert the result."
+        )
+    rank, alpha, dropout = (
+        _number(config, name, default)
+        for name, default in (("r", 8), ("lora_alpha", 8), ("lora_dropout", 0.0))
+    )
+    if rank < 1:
+        raise CheckpointError(f"[adapter] 'r' must be positive but got {rank}.")
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return "dora" if config.get("use_dora") else "lora", scale, dropout
+
+
+def rename(tensors: Mapping[str, mx.array]) -> dict[str, dict[str, mx.array]]:
+    """PEFT's tensors by layer, with our names and shapes.
+
+    Raises:
+        CheckpointError: A tensor is not part of a LoRA.
+    """
+    layers: dict[str, dict[str, mx.array]] = {}
+    for name, array in tensors.items():
+        suffix = next((suffix for suffix in _PARTS if name.endswith("." + suffix)), None)
+        if suffix is None or not name.startswith(_PREFIX):
+            raise CheckpointError(
+                f"[adapter] tensor {name!r:.120} is not part of a plain LoRA and is not supported."
+            )
+        part, is_transposed = _PARTS[suffix]
+        layer = name[len(_PREFIX) : -len(suffix) - 1]
+        layers.setdefault(layer, {})[part] = array.T if is_transposed else array
+    return layers
+
+
+def describe(
+    kind: AdapterKind,
+    scale: float,
+    dropout: float,
+    tensors: Mapping[str, Mapping[str, mx.array]],
+    base: str | None,
+) -> dict[str, Any]:
+    """The `adapter_config.json` of an adapter."""
+    rank = next(iter(tensors.values()))["lora_a"].shape[1]
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": scale * rank,
+        "lora_dropout": dropout,
+        "target_modules": sorted(tensors),
+        "use_dora": kind == "dora",
+        "use_rslora": False,
+    }
+
+
+def flatten(
+    tensors: Mapping[str, Mapping[str, mx.array]], kind: AdapterKind
+) -> dict[str, mx.array]:
+    """Tensors by PEFT's names."""
+    flat: dict[str, mx.array] = {}
+    for layer, parts in tensors.items():
+        if layer.endswith("embed_tokens"):
+            suffixes = {"lora_a": "lora_embedding_A", "lora_b": "lora_embedding_B"}
+        else:
+            suffixes = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
+        suffixes["m"] = "lora_magnitude_vector"
+        for part, array in parts.items():
+            stored = array if part == "m" else mx.contiguous(array.T)
+            flat[f"{_PREFIX}{layer}.{suffixes[part]}"] = stored
+    return flat
+
+
+def _number(config: Mapping[str, Any], name: str, default: float) -> float:
+    value = config.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise CheckpointError(f"[adapter] '{name}' must be a number but got {value!r:.80}.")
+    return float(value)

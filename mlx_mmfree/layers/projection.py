@@ -1,0 +1,65 @@
+"""Projections that share one input, with what lies around them."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..ops import bit_linear, gated
+from ..ops.activations import Activation
+from .bit_linear import PackedBitLinear
+
+
+def project(
+    x: mx.array,
+    linears: Sequence[nn.Module],
+    *,
+    gate: Activation | None = None,
+    norm: nn.Module | None = None,
+    residual: mx.array | None = None,
+) -> mx.array:
+    r"""Applies several linears to one input.
+
+    .. math::
+        y = \big[\mathrm{linear}_p(\mathrm{norm}(u))\big]_p + r
+
+    with `u` the input or, with a gate, :math:`a(x_{..D}) \odot x_{D..}`. Packed ternary linears are
+    computed in one operation, in float32; others one by one.
+
+    Args:
+        x: `(..., D)`, or gate and up halves `(..., 2D)` with `gate`.
+        linears: Modules that take `(..., D)`.
+        gate: The activation of the gate half.
+        norm: Applied before the linears.
+        residual: Added to the result.
+
+    Returns:
+        The results, one behind the other in the last axis, in the dtype of `x`.
+    """
+    dtype = x.dtype
+    if _is_fused(linears, norm):
+        return bit_linear(
+            x,
+            [linear.projection for linear in linears],
+            gate=gate,
+            norm=None if norm is None else norm.weight,
+            norm_eps=None if norm is None else norm.eps,
+            residual=residual,
+            **linears[0].activations,
+        )
+    if gate is not None:
+        x = gated(x, gate)
+    if norm is not None:
+        x = norm(x)
+    results = [linear(x) for linear in linears]
+    y = results[0] if len(results) == 1 else mx.concatenate(results, axis=-1)
+    return (y if residual is None else residual + y).astype(dtype)
+
+
+def _is_fused(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
+    return (norm is None or type(norm) is nn.RMSNorm) and all(
+        type(linear) is PackedBitLinear
+        and "bias" not in linear
+        and linear.activations == linears[0].activations
+        for linear in linears
+    )

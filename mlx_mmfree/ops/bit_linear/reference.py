@@ -1,0 +1,45 @@
+"""Definition of `bit_linear`, in terms of the other operations."""
+
+from typing import Any
+
+import mlx.core as mx
+
+from ..activations import Activation, gated
+from ..rms_norm_quantize import Rounding, rms_norm_quantize
+from ..ternary_matmul import ternary_matmul
+from . import Projection
+
+
+def unsupported(*args: Any, **kwargs: Any) -> str | None:
+    return None
+
+
+def run(
+    x: mx.array,
+    projections: tuple[Projection, ...],
+    *,
+    eps: float | None,
+    rounding: Rounding,
+    quantize: bool,
+    gate: Activation | None,
+    norm: mx.array | None,
+    norm_eps: float | None,
+    residual: mx.array | None,
+) -> mx.array:
+    z = x.astype(mx.float32)
+    if gate is not None:
+        z = gated(z, gate)
+    if norm is not None and norm_eps is not None:
+        z = mx.fast.rms_norm(z, norm.astype(mx.float32), norm_eps)
+    results = []
+    for weight, scale, own_norm in projections:
+        if quantize:
+            codes, input_scale = rms_norm_quantize(z, own_norm, eps=eps, rounding=rounding)
+            results.append(ternary_matmul(codes, weight, codes=True) * (scale / input_scale))
+        else:
+            normed = z
+            if own_norm is not None and eps is not None:
+                normed = mx.fast.rms_norm(z, own_norm.astype(mx.float32), eps)
+            results.append(ternary_matmul(normed, weight) * scale)
+    y = results[0] if len(results) == 1 else mx.concatenate(results, axis=-1)
+    return (y if residual is None else y + residual).astype(x.dtype)

@@ -1,0 +1,26 @@
+"""RMSNorm of a gate, times the swish of what it gates."""
+
+import mlx.core as mx
+
+from ..dispatch import dispatch
+
+
+def gated_rms_norm(gate: mx.array, h: mx.array, weight: mx.array, *, eps: float) -> mx.array:
+    r"""Gates by a normed gate.
+
+    .. math::
+        y = \frac{g}{\sqrt{\mathrm{mean}(g^2) + \epsilon}}\,w \odot \mathrm{silu}(h)
+
+    Computed in float32. Source: the output gate of the released MLGRU (arXiv 2406.02528).
+
+    Args:
+        gate: `(..., D)`, any float dtype.
+        h: What is gated, `(..., D)`, any float dtype.
+        weight: Scale of the norm, `(D,)`.
+        eps: Epsilon of the norm.
+
+    Returns:
+        `(..., D)` in the dtype of `gate`.
+    """
+    y: mx.array = dispatch(__name__, gate, h, weight, eps=eps)
+    return y

@@ -1,0 +1,51 @@
+"""What MLGRU computes between its projections."""
+
+import mlx.core as mx
+
+from ..dispatch import dispatch
+
+
+def mlgru_step(
+    gates: mx.array,
+    state: mx.array,
+    weight: mx.array,
+    *,
+    eps: float,
+    lower_bound: mx.array | None = None,
+    valid: mx.array | None = None,
+) -> tuple[mx.array, mx.array]:
+    r"""One step or more of the gated recurrence, and its gated output.
+
+    .. math::
+        f_t &= b + (1 - b) \odot \sigma(\hat f_t) \\
+        h_t &= f_t \odot h_{t-1} + \mathrm{silu}(\hat i_t) \odot (1 - f_t) \\
+        y_t &= \mathrm{RMSNorm}(g_t) \odot \mathrm{silu}(h_t)
+
+    Computed in float32. Source: arXiv 2406.02528 sec. 3.3 as released; see `linear_scan` for the
+    order of its sums.
+
+    Args:
+        gates: :math:`\hat i`, :math:`\hat f` and `g`, one behind the other, `(B, L, 3E)`, any float
+            dtype.
+        state: :math:`h_0`, float32 `(B, E)`.
+        weight: Scale of the norm of `g`, `(E,)`.
+        eps: Epsilon of that norm.
+        lower_bound: `b`, `(E,)`; `None` means 0.
+        valid: Booleans `(B, L)`; where `False` the state stays as it is.
+
+    Returns:
+        `y`, `(B, L, E)` in the dtype of `gates`, and the last state, float32 `(B, E)`.
+
+    Raises:
+        ValueError: The shapes do not agree.
+    """
+    batch, _, width = gates.shape
+    if width != 3 * state.shape[-1] or state.shape[0] != batch:
+        raise ValueError(
+            f"[mlgru_step] 'gates' and 'state' must have shapes (B, L, 3E) and (B, E) but got "
+            f"{gates.shape} and {state.shape}."
+        )
+    y, last = dispatch(
+        __name__, gates, state, weight, eps=eps, lower_bound=lower_bound, valid=valid
+    )
+    return y, last

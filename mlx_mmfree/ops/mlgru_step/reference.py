@@ -1,0 +1,34 @@
+"""Definition of `mlgru_step`, in terms of the other operations."""
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..gated_rms_norm import gated_rms_norm
+from ..linear_scan import linear_scan
+
+
+def unsupported(*args: Any, **kwargs: Any) -> str | None:
+    return None
+
+
+def run(
+    gates: mx.array,
+    state: mx.array,
+    weight: mx.array,
+    *,
+    eps: float,
+    lower_bound: mx.array | None,
+    valid: mx.array | None,
+) -> tuple[mx.array, mx.array]:
+    i, f, g = mx.split(gates, 3, axis=-1)
+    f = mx.sigmoid(f.astype(mx.float32))
+    if lower_bound is not None:
+        f = lower_bound + (1.0 - lower_bound) * f
+    i = nn.silu(i.astype(mx.float32)) * (1.0 - f)
+    if valid is not None:
+        f = mx.where(valid[..., None], f, 1.0)
+        i = mx.where(valid[..., None], i, 0.0)
+    h, last = linear_scan(f, i, state)
+    return gated_rms_norm(g, h, weight, eps=eps), last

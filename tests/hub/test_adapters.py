@@ -1,0 +1,260 @@
+"""Adapter folders: written, read back, switched, and exchanged with mlx-lm and PEFT."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten, tree_unflatten
+
+from mlx_mmfree.errors import CheckpointError
+from mlx_mmfree.hub import load_model, save_model
+from mlx_mmfree.hub.adapters import attach, read_adapter, write_adapter, write_peft_adapter
+from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.layers.lora import AdapterKind, add_adapters
+from mlx_mmfree.models import Decoder, find
+from tests.tolerances import TOLERANCE, relative_error
+
+TOKENS = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]])
+FLOAT32 = TOLERANCE[mx.float32]
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+HGRN = {
+    "model_type": "hgrn_bit",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+}
+
+
+def build(config: dict) -> Decoder:
+    mx.random.seed(0)
+    architecture = find(config["model_type"])
+    model: Decoder = architecture.build(architecture.Config.from_hub(config))
+    return model
+
+
+def adapted(
+    config: dict, kind: AdapterKind, names: tuple[str, ...] = ("_proj",), packed: bool = False
+) -> Decoder:
+    model = build(config)
+    if packed:
+        pack_linears(model)
+    add_adapters(model, lambda name, _: name.endswith(names), kind=kind, rank=4, scale=2.0)
+    changed = [
+        (name, value + 0.1 * mx.random.normal(value.shape))
+        for name, value in tree_flatten(model.trainable_parameters())
+    ]
+    model.update(tree_unflatten(changed))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("names", [("_proj",), ("query_proj", "embed", "head")])
+@pytest.mark.parametrize("config", [LLAMA, HGRN], ids=["llama", "hgrn"])
+def test_written_and_read_back(
+    tmp_path: Path, config: dict, names: tuple[str, ...], kind: AdapterKind
+) -> None:
+    model = adapted(config, kind, names, packed=config is HGRN)
+    want, _ = model(TOKENS)
+    write_adapter(tmp_path, model, {"model": "base"})
+    fresh = build(config)
+    if config is HGRN:
+        pack_linears(fresh)
+    plain, _ = fresh(TOKENS)
+    attach(fresh, read_adapter(tmp_path))
+    assert relative_error(fresh(TOKENS)[0], want) <= FLOAT32
+    assert relative_error(plain, want) > 100 * FLOAT32
+    attach(fresh, None)
+    assert mx.array_equal(fresh(TOKENS)[0], plain)
+
+
+def test_adapters_are_switched(tmp_path: Path) -> None:
+    first, second = adapted(LLAMA, "lora"), adapted(LLAMA, "dora", ("value_proj",))
+    write_adapter(tmp_path / "first", first, {})
+    write_adapter(tmp_path / "second", second, {})
+    one, two = read_adapter(tmp_path / "first"), read_adapter(tmp_path / "second")
+    model = build(LLAMA)
+    for adapter, source in ((one, first), (two, second), (one, first)):
+        attach(model, adapter)
+        assert relative_error(model(TOKENS)[0], source(TOKENS)[0]) <= FLOAT32
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_mlx_lm_reads_ours(tmp_path: Path, kind: AdapterKind) -> None:
+    from mlx_lm.tuner.utils import load_adapters
+    from mlx_lm.utils import load_model as load_with_mlx_lm
+
+    save_model(tmp_path / "base", build(LLAMA))
+    model = adapted(LLAMA, kind, ("query_proj", "down_proj"))
+    write_adapter(tmp_path / "adapter", model, {})
+    theirs, _ = load_with_mlx_lm(tmp_path / "base")
+    theirs = load_adapters(theirs, str(tmp_path / "adapter"))
+    theirs.eval()
+    assert relative_error(model(TOKENS)[0], theirs(TOKENS)) <= FLOAT32
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_ours_reads_mlx_lm(tmp_path: Path, kind: AdapterKind) -> None:
+    from mlx_lm.tuner.utils import linear_to_lora_layers
+    from mlx_lm.utils import load_model as load_with_mlx_lm
+
+    save_model(tmp_path / "base", build(LLAMA))
+    theirs, _ = load_with_mlx_lm(tmp_path / "base")
+    theirs.freeze()
+    parameters = {"rank": 4, "scale": 3.0, "dropout": 0.0}
+    linear_to_lora_layers(theirs, 1, parameters, use_dora=kind == "dora")
+    changed = [
+        (name, value + 0.1 * mx.random.normal(value.shape))
+        for name, value in tree_flatten(theirs.trainable_parameters())
+    ]
+    theirs.update(tree_unflatten(changed))
+    mx.save_safetensors(str(tmp_path / "adapters.safetensors"), dict(changed))
+    config = {"fine_tune_type": kind, "num_layers": 1, "lora_parameters": parameters}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    model = attach(load_model(tmp_path / "base"), read_adapter(tmp_path))
+    assert relative_error(model(TOKENS)[0], theirs(TOKENS)) <= FLOAT32
+
+
+# peft asks transformers for a property that transformers is about to rename
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
+@pytest.mark.interop
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_peft_exchange(tmp_path: Path, kind: AdapterKind) -> None:
+    torch = pytest.importorskip("torch")
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    save_model(tmp_path / "base", build(LLAMA))
+    model = adapted(
+        LLAMA, kind, ("query_proj", "up_proj", "embed") if kind == "lora" else ("_proj",)
+    )
+    write_peft_adapter(tmp_path / "ours", model, base=str(tmp_path / "base"))
+    base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
+    ids = torch.tensor(TOKENS.tolist())
+    with torch.no_grad():
+        logits = mx.array(theirs(ids).logits.numpy())
+    assert relative_error(model(TOKENS)[0], logits) <= FLOAT32
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "lora_" in name:
+                parameter.mul_(1.5)
+        logits = mx.array(theirs(ids).logits.numpy())
+    theirs.save_pretrained(tmp_path / "theirs")
+    again = attach(build(LLAMA), read_adapter(tmp_path / "theirs"))
+    assert relative_error(again(TOKENS)[0], logits) <= FLOAT32
+
+
+PEFT = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("peft_type", "IA3"),
+        ("modules_to_save", ["lm_head"]),
+        ("rank_pattern", {"q_proj": 2}),
+        ("alpha_pattern", {"q_proj": 2}),
+        ("fan_in_fan_out", True),
+        ("bias", "all"),
+        ("init_lora_weights", "pissa"),
+        ("lora_bias", True),
+        ("r", "four"),
+        ("r", 0),
+    ],
+)
+def test_peft_options_that_change_the_mathematics_are_refused(
+    tmp_path: Path, option: str, value: object
+) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps(PEFT | {option: value}))
+    with pytest.raises(CheckpointError, match=option):
+        read_adapter(tmp_path)
+
+
+def test_peft_scales(tmp_path: Path) -> None:
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{name}.lora_A.weight": mx.ones((4, 32)), f"{name}.lora_B.weight": mx.ones((32, 4))}
+    mx.save_safetensors(str(tmp_path / "adapter_model.safetensors"), tensors)
+    for options, scale in (({}, 2.0), ({"use_rslora": True}, 4.0)):
+        (tmp_path / "adapter_config.json").write_text(json.dumps(PEFT | options))
+        assert read_adapter(tmp_path).scale == scale
+
+
+def test_norms_inside_cannot_go_to_peft(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="norm inside"):
+        write_peft_adapter(tmp_path, adapted(HGRN, "lora"))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({}, "has no tensors"),
+        (
+            {"model.layers.0.self_attn.q_proj.weight": mx.ones((2, 2))},
+            "must be lora_a, lora_b or m",
+        ),
+        ({"model.layers.0.self_attn.q_proj.lora_a": mx.ones((32, 4))}, "must have float tensors"),
+        (
+            {
+                "model.layers.0.self_attn.q_proj.lora_a": mx.ones((32, 4)),
+                "model.layers.0.self_attn.q_proj.lora_b": mx.ones((3, 32)),
+            },
+            "of one rank",
+        ),
+        (
+            {
+                "model.layers.0.self_attn.q_proj.lora_a": mx.ones((31, 4)),
+                "model.layers.0.self_attn.q_proj.lora_b": mx.ones((4, 32)),
+            },
+            r"must have 'lora_a' of shape \(32, 4\)",
+        ),
+        (
+            {
+                "model.layers.7.self_attn.q_proj.lora_a": mx.ones((32, 4)),
+                "model.layers.7.self_attn.q_proj.lora_b": mx.ones((4, 32)),
+            },
+            "which the model lacks",
+        ),
+    ],
+)
+def test_damaged_adapters_are_refused(
+    tmp_path: Path, tensors: dict[str, mx.array], message: str
+) -> None:
+    mx.save_safetensors(str(tmp_path / "adapters.safetensors"), tensors)
+    config = {"fine_tune_type": "lora", "num_layers": 2, "lora_parameters": {"scale": 1.0}}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        attach(build(LLAMA), read_adapter(tmp_path))
+
+
+def test_a_model_without_adapter_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="must have an adapter"):
+        write_adapter(tmp_path, build(LLAMA), {})
+
+
+def test_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="must be a folder but got"):
+        read_adapter(tmp_path / "missing")
+
+
+def test_dropout_is_kept_and_off_in_evaluation(tmp_path: Path) -> None:
+    model = build(LLAMA)
+    add_adapters(model, lambda name, _: name.endswith("query_proj"), dropout=0.5)
+    write_adapter(tmp_path, model, {})
+    adapter = read_adapter(tmp_path)
+    assert adapter.dropout == 0.5
+    other = attach(build(LLAMA), adapter)
+    other.eval()
+    assert mx.array_equal(other(TOKENS)[0], other(TOKENS)[0])
+    assert isinstance(other.blocks[0].token_mixer.query_proj.dropout, nn.Dropout)

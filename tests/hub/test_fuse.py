@@ -1,0 +1,78 @@
+"""Merged adapters: what the result computes, and what its folder says it is."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from mlx_mmfree.errors import UnsupportedModelError
+from mlx_mmfree.hub import load_model, save_model
+from mlx_mmfree.hub.fuse import fuse
+from mlx_mmfree.layers import PackedBitLinear, pack_linears
+from mlx_mmfree.layers.lora import AdapterKind, multiply
+from mlx_mmfree.models import Decoder
+from mlx_mmfree.ops import ternarize
+from tests.hub.test_adapters import HGRN, LLAMA, TOKENS, adapted
+from tests.tolerances import TOLERANCE, relative_error
+
+FLOAT32 = TOLERANCE[mx.float32]
+BITNET = LLAMA | {
+    "quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear"}
+}
+
+
+def _float_activations(model: Decoder) -> Decoder:
+    for module in model.modules():
+        if isinstance(module, PackedBitLinear):
+            module._quantize_activations = False
+    return model
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_dense_base_keeps_the_result(tmp_path: Path, kind: AdapterKind) -> None:
+    model = adapted(LLAMA, kind, ("_proj", "embed", "head"))
+    want = model(TOKENS)[0]
+    fuse(model, "dense", mx.float32)
+    assert relative_error(model(TOKENS)[0], want) <= FLOAT32
+    save_model(tmp_path / "fused", model)
+    assert relative_error(load_model(tmp_path / "fused")(TOKENS)[0], want) <= FLOAT32
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_ternary_base_becomes_dense(tmp_path: Path, kind: AdapterKind) -> None:
+    model = _float_activations(adapted(BITNET, kind, ("query_proj", "down_proj"), packed=True))
+    want = model(TOKENS)[0]
+    fuse(model, "dense", mx.float32)
+    assert type(model.blocks[0].token_mixer.query_proj) is nn.Linear
+    assert type(model.blocks[0].token_mixer.key_proj) is PackedBitLinear
+    assert relative_error(model(TOKENS)[0], want) <= FLOAT32
+    save_model(tmp_path / "fused", model)
+    loaded = _float_activations(load_model(tmp_path / "fused"))
+    assert relative_error(loaded(TOKENS)[0], want) <= FLOAT32
+
+
+@pytest.mark.parametrize("config", [BITNET, HGRN], ids=["bitnet", "hgrn"])
+def test_ternary_again_is_the_rounded_sum(tmp_path: Path, config: dict) -> None:
+    model = adapted(config, "lora", packed=True)
+    sums = {
+        name: multiply(layer.base, mx.eye(layer.base.input_dims)).T
+        + layer.scale * (layer.lora_a @ layer.lora_b).T
+        for name, layer in model.named_modules()
+        if "lora_a" in layer
+    }
+    fuse(model, "ternary")
+    fused = dict(model.named_modules())
+    for name, weight in sums.items():
+        trits, scale = ternarize(weight)
+        matrix = multiply(fused[name], mx.eye(weight.shape[1])).T
+        assert relative_error(matrix, trits * scale) <= FLOAT32
+    save_model(tmp_path / "fused", model)
+    assert relative_error(load_model(tmp_path / "fused")(TOKENS)[0], model(TOKENS)[0]) <= FLOAT32
+
+
+def test_norms_inside_have_no_dense_form() -> None:
+    model = adapted(HGRN, "lora", packed=True)
+    pack_linears(model)
+    with pytest.raises(UnsupportedModelError, match="must stay ternary"):
+        fuse(model, "dense")

@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten, tree_map, tree_reduce
 
 from ..errors import CheckpointError
 from ..hub.safetensors import read_header
-from ..hub.safetensors_writer import write_tensors
+from ..hub.save import write_tensors
 from ..hub.target_folder import check_space, sync
 from ..hub.tensor_entry import TensorEntry, read_tensors
 from ..models import Decoder

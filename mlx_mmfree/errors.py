@@ -17,6 +17,10 @@ class DownloadError(MMFreeError):
     """A repository or file cannot be fetched from the Hub."""
 
 
+class UploadError(MMFreeError):
+    """A folder cannot be uploaded to the Hub."""
+
+
 class BackendError(MMFreeError):
     """A backend was forced but cannot run the operation; the message holds the reason."""
 

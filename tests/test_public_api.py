@@ -11,22 +11,26 @@ from mlx_mmfree import MLGRU, BitLinear, SwiGLU
 
 _GENERATE = (
     "max_tokens=100, sampler=greedy, processors=(), stop=(), extra_eos_tokens=(), {}"
-    "prefill_step_size=2048)"
+    "prefill_step_size=2048{})"
 )
+_DRAFT = ", draft_model=None, num_draft_tokens=3"
 SIGNATURES = {
     "BitLinear": "(input_dims, output_dims, bias=False, *, norm_eps=None, rounding='half_even', "
     "quantize_activations=True)",
+    "GQA": "(dims, *, num_heads=8, num_kv_heads=None, head_dim=None, linear=Linear, bias=False, "
+    "rope=None, qk_norm_eps=None, output_norm_eps=None, is_causal=True, window=None, sinks=0, "
+    "quantization=None, quantization_start=0)",
     "MLGRU": "(dims, *, hidden_dims=None, linear=Linear, norm_eps=1e-06, conv_size=0, "
     "share_conv=True)",
     "SwiGLU": "(dims, *, hidden_dims=None, linear=Linear, is_stacked=False, bias=False, "
     "norm_eps=None)",
-    "batch_generate": "(model, tokenizer, prompts, *, " + _GENERATE.format("batch_size=32, "),
-    "generate": "(model, tokenizer, prompt, *, " + _GENERATE.format("state=None, "),
+    "batch_generate": "(model, tokenizer, prompts, *, " + _GENERATE.format("batch_size=32, ", ""),
+    "generate": "(model, tokenizer, prompt, *, " + _GENERATE.format("state=None, ", _DRAFT),
     "load": "(path_or_repo, revision=None, dtype=None, packed=True, latent=None)",
     "load_model": "(path_or_repo, revision=None, dtype=None, packed=True, latent=None)",
     "load_tokenizer": "(path_or_repo, revision=None)",
     "save_model": "(path, model, tokenizer=None, *, overwrite=False)",
-    "stream_generate": "(model, tokenizer, prompt, *, " + _GENERATE.format("state=None, "),
+    "stream_generate": "(model, tokenizer, prompt, *, " + _GENERATE.format("state=None, ", _DRAFT),
 }
 
 

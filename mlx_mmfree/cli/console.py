@@ -17,7 +17,7 @@ Command = Callable[[Sequence[str] | None], int]
 
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
-_NOT_COMMANDS = {"console", "flags", "loading", "prompts"}
+_NOT_COMMANDS = {"console", "flags", "loading", "prompts", "sampling"}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -89,6 +89,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _overview() -> str:
     lines = ["usage: mmfree <command> [flags]", ""]
     for name in command_names():
-        lines.append(f"  {name:12}{importlib.import_module(f'{__package__}.{name}').HELP}")
+        lines.append(f"  {name:14}{importlib.import_module(f'{__package__}.{name}').HELP}")
     lines += ["", "'mmfree <command> --help' lists the flags of a command."]
     return "\n".join(lines)

@@ -1,37 +1,226 @@
-"""`mmfree convert`: writes a checkpoint with its ternary weights packed to 2 bits."""
+"""`mmfree convert`: writes a checkpoint in another form and compares it with its source."""
 
 import argparse
+import shlex
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ..errors import UsageError
 from .console import CommandParser, command
 from .loading import DTYPES, add_latent_flag
 
-HELP = "write a checkpoint with packed ternary weights"
+if TYPE_CHECKING:
+    from ..hub import Checkpoint, Report
+
+HELP = "write a checkpoint in the form of MLX, transformers or GGUF"
+
+_BITS = (4, 6, 8)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="mmfree convert", description=__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "--model", "--hf-path", required=True, help="folder or Hub repository to read"
+    _add_source_flags(parser.add_argument_group("source"))
+    _add_target_flags(parser.add_argument_group("target"))
+    _add_ternarize_flags(parser.add_argument_group("dense to ternary"))
+    return parser
+
+
+def _add_source_flags(group: Any) -> None:
+    group.add_argument(
+        "--model", "--hf-path", required=True, help="folder, Hub repository or .gguf file to read"
     )
-    parser.add_argument("--revision", help="branch, tag or commit of the repository")
-    add_latent_flag(parser)
-    parser.add_argument("--mlx-path", default="mlx_model", help="new folder to write (%(default)s)")
-    parser.add_argument(
+    group.add_argument("--revision", help="branch, tag or commit of the repository")
+    add_latent_flag(group)
+
+
+def _add_target_flags(group: Any) -> None:
+    group.add_argument("--mlx-path", default="mlx_model", help="new folder to write (%(default)s)")
+    group.add_argument(
+        "--to",
+        choices=("mlx", "hf", "gguf"),
+        default="mlx",
+        help="the form to write: MLX's, which mlx-lm runs too; transformers'; or GGUF (%(default)s)",
+    )
+    group.add_argument(
+        "--gguf-type",
+        choices=("tq2_0", "tq1_0", "i2_s"),
+        help="type of ternary tensors in GGUF; i2_s is for bitnet.cpp (tq2_0)",
+    )
+    group.add_argument(
         "--dtype", choices=DTYPES, help="type of the float tensors; default: the checkpoint's"
     )
-    return parser
+    for place, what in (("embed", "embedding"), ("head", "output head")):
+        group.add_argument(
+            f"--{place}-bits",
+            type=int,
+            choices=_BITS,
+            help=f"quantise a float {what} to this many bits",
+        )
+    group.add_argument(
+        "--keep-masters",
+        action="store_true",
+        help="with --to hf, leave float master weights unpacked, to be trained on",
+    )
+    group.add_argument(
+        "--no-verify",
+        dest="verify",
+        action="store_false",
+        help="do not read the result again and compare every tensor, and the logits, with the "
+        "source's; comparing logits loads one after the other",
+    )
+    group.add_argument("--overwrite", action="store_true", help="replace an existing folder")
+    group.add_argument("--upload-repo", help="Hub repository to upload the result to")
+
+
+def _add_ternarize_flags(group: Any) -> None:
+    group.add_argument(
+        "--ternarize",
+        nargs="?",
+        const="tensor",
+        choices=("tensor", "group"),
+        help="make a dense Llama or Qwen3 ternary: one scale a matrix and 8-bit activations, as "
+        "BitNet, or a scale for each group of 128 inputs and float activations; needs fine-tuning",
+    )
+    group.add_argument("--text-file", type=Path, help="text on which both models are measured")
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = build_parser().parse_args(arguments)
+    _check(args)
     import mlx.core as mx
 
-    from ..hub import load_model, open_checkpoint, save_model
+    from ..hub import convert, open_checkpoint
+    from ..hub.folder_plan import FloatForms
+    from ..hub.ternarize import check_dense, ternarized
+    from ..hub.upload import check_repository, plan_upload, upload
 
-    checkpoint = open_checkpoint(args.model, args.revision, args.latent)
-    model = load_model(checkpoint, dtype=getattr(mx, args.dtype) if args.dtype else None)
-    save_model(args.mlx_path, model, checkpoint.folder)
+    if args.upload_repo is not None:
+        check_repository(args.upload_repo)
+    source = checkpoint = open_checkpoint(args.model, args.revision, args.latent)
+    if args.ternarize is not None:
+        check_dense(checkpoint)
+    if args.ternarize == "tensor":
+        source = ternarized(checkpoint)
+    forms = FloatForms(
+        dtype=getattr(mx, args.dtype) if args.dtype else None,
+        embed_bits=args.embed_bits,
+        head_bits=args.head_bits,
+        ternarize_groups=args.ternarize == "group",
+        keep_masters=args.keep_masters,
+    )
+    report = convert(
+        source,
+        args.mlx_path,
+        to=args.to,
+        gguf_type=args.gguf_type or "tq2_0",
+        forms=forms,
+        check=args.verify,
+        overwrite=args.overwrite,
+        show_progress=sys.stderr.isatty(),
+        card=_card(args, arguments, checkpoint),
+    )
+    print(_table(report))
+    if args.ternarize is not None:
+        _warn_of_losses(args, checkpoint)
     print(f"Wrote {args.mlx_path}.")
+    if args.upload_repo is not None:
+        print(f"Uploaded to {upload(plan_upload(args.mlx_path, args.upload_repo))}")
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.text_file is not None and args.ternarize is None:
+        raise UsageError("[convert] 'text-file' must come with 'ternarize' but came alone.")
+    if args.gguf_type is not None and args.to != "gguf":
+        raise UsageError(f"[convert] 'gguf-type' must come with '--to gguf' but got {args.to!r}.")
+    if args.keep_masters and args.to != "hf":
+        raise UsageError(f"[convert] 'keep-masters' must come with '--to hf' but got {args.to!r}.")
+    if args.text_file is not None and not args.text_file.is_file():
+        raise UsageError(f"[convert] 'text-file' must be a file but got '{args.text_file}'.")
+
+
+def _card(args: argparse.Namespace, arguments: Sequence[str], checkpoint: "Checkpoint") -> Any:
+    from ..hub.download import local_folder
+    from ..hub.model_card import CARD_PATTERNS, ModelCard, read_source_card
+
+    is_local = Path(args.model).expanduser().exists()
+    folder = checkpoint.folder
+    if not is_local:
+        folder = local_folder(args.model, args.revision, patterns=CARD_PATTERNS)
+    # a card is public, local folders are not
+    shown = [Path(text).name if Path(text).is_absolute() else text for text in arguments]
+    return ModelCard(
+        name=args.upload_repo or Path(args.mlx_path).name,
+        format=args.to,
+        command=shlex.join(["mmfree", "convert", *shown]),
+        base_model=None if is_local else args.model,
+        base_revision=args.revision,
+        source=read_source_card(folder),
+    )
+
+
+def _table(report: "Report") -> str:
+    heads = ("", "tensors", "weights", "bits/weight", "bytes before", "bytes after", "difference")
+    rows = [heads]
+    for name, group in {**report.groups, "total": report.total}.items():
+        if group.tensors:
+            difference = "" if group.difference is None else f"{group.difference:.3g}"
+            rows.append(
+                (
+                    name,
+                    f"{group.tensors}",
+                    f"{group.weights:,}",
+                    f"{group.bits_per_weight:.3f}",
+                    f"{group.source_bytes:,}",
+                    f"{group.target_bytes:,}",
+                    difference,
+                )
+            )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in rows
+    ]
+    if report.logits_difference is None:
+        return "\n".join([*lines, "Not compared with the source."])
+    return "\n".join(
+        [
+            *lines,
+            "Read again and compared: every tensor is what the source gives, codes of ternary "
+            "matrices are equal; the logits of a fixed sequence differ by at most "
+            f"{report.logits_difference:.3g} of the largest.",
+        ]
+    )
+
+
+def _warn_of_losses(args: argparse.Namespace, checkpoint: "Checkpoint") -> None:
+    """Says what ternarisation costs, in numbers if there is a text."""
+    print(
+        "Ternarised without fine-tuning: expect much worse text than the source's until the model "
+        "is trained on."
+    )
+    if args.text_file is None:
+        return
+    import mlx.core as mx
+    import numpy as np
+
+    from ..evaluation import measure_perplexity
+    from ..hub import load_model, load_tokenizer
+
+    text = args.text_file.read_text(encoding="utf-8")
+    tokens = np.array(load_tokenizer(checkpoint.folder).encode(text), np.int32)
+    if len(tokens) < 2:
+        raise UsageError(f"[convert] 'text-file' must hold text but got '{args.text_file}'.")
+    for name, place in (("source", checkpoint), ("ternary", args.mlx_path)):
+        model = load_model(place)
+        measured = measure_perplexity(model, tokens, len(text.encode()))
+        del model
+        mx.clear_cache()
+        print(
+            f"{name}: {measured.loss:.4f} nats a token, perplexity {measured.perplexity:.2f}, "
+            f"{measured.bits_per_byte:.4f} bits a byte"
+        )

@@ -9,13 +9,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UsageError
 from .console import CommandParser, argument_errors, command
-from .flags import escaped, json_object, positive, truth, whole
-from .loading import add_memory_flags, add_model_flags, loaded
-from .prompts import PromptWriter, read_prompts, read_standard_input
+from .flags import escaped, json_object, positive, truth
+from .loading import (
+    add_key_value_flags,
+    add_memory_flags,
+    add_model_flags,
+    adopt_key_value_settings,
+    dtype_of,
+    loaded,
+)
+from .prompts import PromptWriter, most_tokens, read_prompts, read_standard_input
+from .sampling import add_sampling_flags, sampler_from
 
 if TYPE_CHECKING:
-    from ..generation import BatchStats, GenerationResponse, Sampler
+    from ..generation import BatchStats, GenerationResponse
     from ..hub import Tokenizer
     from ..models import Decoder
 
@@ -30,9 +39,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="mmfree generate", description=__doc__, allow_abbrev=False)
     add_model_flags(parser)
     _add_prompt_flags(parser.add_argument_group("prompt"))
-    _add_sampling_flags(parser.add_argument_group("choice of tokens"))
+    choice = parser.add_argument_group("choice of tokens")
+    add_sampling_flags(choice)
+    _add_penalty_flags(choice)
     _add_end_flags(parser.add_argument_group("end of the text"))
     _add_output_flags(parser.add_argument_group("output"))
+    _add_draft_flags(parser.add_argument_group("speculative decoding"))
+    add_key_value_flags(parser)
     add_memory_flags(parser)
     return parser
 
@@ -72,21 +85,28 @@ def _add_prompt_flags(group: Any) -> None:
         default=2048,
         help="positions of the prompt read at a time (%(default)s)",
     )
+    group.add_argument(
+        "--prompt-cache-file",
+        type=Path,
+        help="file of 'mmfree cache_prompt' with what the model read before the prompt",
+    )
 
 
-def _add_sampling_flags(group: Any) -> None:
-    group.add_argument("--temp", type=float, default=0.0, help="temperature; 0 is greedy")
-    group.add_argument("--top-p", type=float, default=1.0, help="probability mass to keep; 1 = all")
-    group.add_argument("--min-p", type=float, default=0.0, help="least share of the best; 0 = all")
-    group.add_argument("--top-k", type=int, default=0, help="tokens to keep; 0 = all")
+def _add_draft_flags(group: Any) -> None:
     group.add_argument(
-        "--min-tokens-to-keep", type=int, default=1, help="tokens that min-p keeps (%(default)s)"
+        "--draft-model",
+        help="folder or Hub repository of a smaller model with the same tokens, which proposes what "
+        "the model then checks; it reads the prompt but no prompt cache",
     )
-    group.add_argument("--xtc-probability", type=float, default=0.0, help="how often XTC filters")
     group.add_argument(
-        "--xtc-threshold", type=float, default=0.1, help="what XTC calls likely (%(default)s)"
+        "--num-draft-tokens",
+        type=positive,
+        default=3,
+        help="tokens that it proposes at a time (%(default)s)",
     )
-    group.add_argument("--seed", type=whole, help="makes random choices repeatable")
+
+
+def _add_penalty_flags(group: Any) -> None:
     group.add_argument(
         "--repetition-penalty", type=float, default=1.0, help="factor on recent tokens; 1 = none"
     )
@@ -146,21 +166,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     with argument_errors():
         # Refuses bad values before the model is loaded.
-        _make_sampler(args, special_tokens=())
+        sampler_from(args, special_tokens=())
         options = _options(args)
     prompts = _prompts(args)
-    batch_size = 1 if args.prompts_file is None else args.batch_size
-    with loaded(args, batch_size=batch_size, prefill_step_size=args.prefill_step_size) as (
-        model,
-        tokenizer,
-    ):
+    context_length = max(map(most_tokens, prompts)) + args.max_tokens + _cached_tokens(args)
+    with loaded(
+        args,
+        batch_size=1 if args.prompts_file is None else args.batch_size,
+        prefill_step_size=args.prefill_step_size,
+        context_length=context_length,
+    ) as (model, tokenizer):
         with argument_errors():
             rows = _rows(args, model, tokenizer, prompts)
             end = end_tokens(tokenizer, args.extra_eos_token)
+            options |= _continued(args, model, tokenizer)
         line_break = tokenizer.encode("\n", add_special_tokens=False)
         options |= {
             "extra_eos_tokens": end,
-            "sampler": _make_sampler(args, special_tokens=[*line_break, *end]),
+            "sampler": sampler_from(args, special_tokens=[*line_break, *end]),
         }
         if args.seed is not None:
             mx.random.seed(args.seed)
@@ -169,6 +192,48 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             _run_batch(args, model, tokenizer, rows, options)
     return 0
+
+
+def _cached_tokens(args: argparse.Namespace) -> int:
+    """The number of tokens in the prompt cache, whose settings the flags take over."""
+    from ..generation.prompt_cache import read_settings
+
+    single = {"prompt_cache_file": args.prompt_cache_file, "draft_model": args.draft_model}
+    for name, value in single.items():
+        if value is not None and args.prompts_file is not None:
+            raise UsageError(
+                f"[generate] '{name}' must come with one prompt but got 'prompts_file' beside it."
+            )
+    if args.prompt_cache_file is None:
+        return 0
+    if args.system_prompt is not None:
+        raise UsageError(
+            "[generate] 'system_prompt' must be left out with 'prompt_cache_file'. Give it when the "
+            "prompt is cached."
+        )
+    settings, count = read_settings(args.prompt_cache_file)
+    adopt_key_value_settings(args, settings)
+    return count
+
+
+def _continued(
+    args: argparse.Namespace, model: "Decoder", tokenizer: "Tokenizer"
+) -> dict[str, Any]:
+    """What was read before the prompt, and the draft model."""
+    from ..generation import load_prompt_cache, with_key_values
+    from ..generation.speculative import check_draft, check_draft_tokenizer
+    from ..hub import load
+
+    options: dict[str, Any] = {}
+    if args.prompt_cache_file is not None:
+        options["state"] = load_prompt_cache(args.prompt_cache_file, model).state
+    if args.draft_model is not None:
+        draft, draft_tokenizer = load(args.draft_model, dtype=dtype_of(args))
+        check_draft_tokenizer(tokenizer, draft_tokenizer)
+        check_draft(model, draft)
+        options["draft_model"] = with_key_values(draft, max_kv_size=args.max_kv_size)
+        options["num_draft_tokens"] = args.num_draft_tokens
+    return options
 
 
 def _rows(
@@ -184,22 +249,11 @@ def _rows(
         ignore_chat_template=args.ignore_chat_template,
         variables=args.chat_template_config,
     )
-    return [prompt_tokens(tokenizer, write(prompt), model.vocab_size) for prompt in prompts]
-
-
-def _make_sampler(args: argparse.Namespace, special_tokens: Sequence[int]) -> "Sampler":
-    from ..generation import make_sampler
-
-    return make_sampler(
-        temp=args.temp,
-        top_p=args.top_p,
-        top_k=args.top_k,
-        min_p=args.min_p,
-        min_tokens_to_keep=args.min_tokens_to_keep,
-        xtc_probability=args.xtc_probability,
-        xtc_threshold=args.xtc_threshold,
-        xtc_special_tokens=special_tokens,
-    )
+    wrote = [
+        write(text) if args.prompt_cache_file is None else write.continuation(text)
+        for text in prompts
+    ]
+    return [prompt_tokens(tokenizer, prompt, model.vocab_size) for prompt in wrote]
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
@@ -246,10 +300,22 @@ def _run_one(
         if not args.json:
             print(response.text, end="", flush=True)
     if args.json:
-        _print_json(args, asdict(response) | {"text": "".join(parts)})
+        result = asdict(response) | {"text": "".join(parts)}
+        if response.draft is None:
+            del result["draft"]
+        else:
+            result["draft"]["acceptance_rate"] = response.draft.acceptance_rate
+        _print_json(args, result)
     else:
         print()
         _print_statistics(args, response)
+        if args.verbose and response.draft is not None:
+            draft = response.draft
+            print(
+                f"Draft: {draft.accepted} of {draft.proposed} tokens accepted, "
+                f"{draft.acceptance_rate:.1%}",
+                file=sys.stderr,
+            )
 
 
 def _run_batch(
@@ -285,7 +351,8 @@ def _run_batch(
 
 
 def _print_json(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    result.pop("token", None)
+    for name in ("token", "from_draft"):
+        result.pop(name, None)
     print(json.dumps({"model": args.model or DEMO} | result))
 
 

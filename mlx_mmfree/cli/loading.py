@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .console import argument_errors
-from .flags import gigabytes
+from .flags import gigabytes, positive, whole
 
 if TYPE_CHECKING:
+    import mlx.core as mx
+
     from ..hub import Tokenizer
     from ..models import Decoder
+
+_KEY_VALUE_NAMES = ("max_kv_size", "kv_bits", "kv_group_size")
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -28,6 +32,14 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dtype", choices=DTYPES, help="float type to compute in; default: the checkpoint's"
     )
+
+
+def dtype_of(args: argparse.Namespace) -> "mx.Dtype | None":
+    """The value of `--dtype`."""
+    import mlx.core as mx
+
+    dtype: mx.Dtype | None = getattr(mx, args.dtype) if args.dtype else None
+    return dtype
 
 
 def add_latent_flag(group: argparse._ActionsContainer) -> None:
@@ -50,19 +62,92 @@ def add_memory_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--memory-limit", **sizes, help="limit of all of MLX's memory")
 
 
+def add_key_value_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("keys and values of attention")
+    group.add_argument(
+        "--max-kv-size",
+        type=positive,
+        help="tokens that attention keeps at most: the first 4 and the last ones; default: all",
+    )
+    group.add_argument(
+        "--kv-bits", type=positive, help="bits of each number kept, 2 to 8; default: exact"
+    )
+    group.add_argument(
+        "--kv-group-size",
+        type=positive,
+        help="numbers that share a scale, 32, 64 or 128; default: 64, or 32 where heads need it",
+    )
+    group.add_argument(
+        "--quantized-kv-start",
+        type=whole,
+        default=5000,
+        help="tokens kept exactly before --kv-bits takes effect (%(default)s)",
+    )
+
+
+def key_value_settings(args: argparse.Namespace) -> dict[str, int | None]:
+    """The values of the flags for keys and values; empty if the command has none."""
+    names = (*_KEY_VALUE_NAMES, "quantized_kv_start")
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
+
+
+def adopt_key_value_settings(args: argparse.Namespace, settings: dict[str, int | None]) -> None:
+    """Sets the flags to what a prompt was cached with.
+
+    Raises:
+        UsageError: A flag was given with another value, or a setting is not known.
+    """
+    is_known = settings.keys() <= key_value_settings(args).keys()
+    if not is_known or settings.get("quantized_kv_start", 0) is None:
+        raise UsageError(
+            f"[prompt cache] settings must be those of this version but got {list(settings)!r:.200}. "
+            "Cache the prompt again."
+        )
+    for name, value in settings.items():
+        given = getattr(args, name)
+        if name in _KEY_VALUE_NAMES and given is not None and given != value:
+            raise UsageError(
+                f"[prompt cache] '{name}' must be as when the prompt was cached, {value}, but got "
+                f"{given}. Leave it out or cache the prompt again."
+            )
+        setattr(args, name, value)
+
+
+def _with_key_values(args: argparse.Namespace, model: "Decoder") -> "Decoder":
+    """The model as the flags for keys and values ask, if the command has them."""
+    from ..generation import with_key_values
+
+    settings: dict[str, Any] = key_value_settings(args)
+    with argument_errors():
+        return with_key_values(model, **settings) if settings else model
+
+
+def _note_unused_flags(args: argparse.Namespace, model: "Decoder") -> None:
+    from ..generation import keeps_key_values
+
+    unused = [name for name in _KEY_VALUE_NAMES if getattr(args, name, None) is not None]
+    if unused and not keeps_key_values(model):
+        flags = ", ".join("--" + name.replace("_", "-") for name in unused)
+        print(
+            f"note: without effect: {flags}. The model has no attention; what it keeps of a text "
+            "has a constant size.",
+            file=sys.stderr,
+        )
+
+
 @contextmanager
 def loaded(
-    args: argparse.Namespace, *, batch_size: int, prefill_step_size: int
+    args: argparse.Namespace, *, batch_size: int, prefill_step_size: int, context_length: int = 0
 ) -> Iterator[tuple["Decoder", "Tokenizer"]]:
     """The model and its tokenizer, under memory limits inside the `with` block.
 
     Args:
-        args: The values of the model and memory flags.
+        args: The values of the model and memory flags, and of those for keys and values if the
+            command has them: the model keeps what they say.
         batch_size: Texts at a time.
         prefill_step_size: Positions of the prompt read at a time.
+        context_length: The most tokens of a text, as far as known.
     """
-    import mlx.core as mx
-
     from .. import demo
     from ..generation import check_memory, memory_limits, memory_need
     from ..hub import load, needed_bytes, open_checkpoint
@@ -73,13 +158,16 @@ def loaded(
         raise UsageError("[load] 'revision' must come with 'model' but came alone.")
     source = demo.path() if args.model is None else args.model
     checkpoint = open_checkpoint(source, args.revision, args.latent)
-    dtype = getattr(mx, args.dtype) if args.dtype else None
+    dtype = dtype_of(args)
     model_bytes = needed_bytes(checkpoint, dtype)
+    skeleton = _with_key_values(args, build_skeleton(checkpoint).model)
+    _note_unused_flags(args, skeleton)
     need = memory_need(
-        build_skeleton(checkpoint).model,
+        skeleton,
         model_bytes,
         batch_size=batch_size,
         prefill_step_size=prefill_step_size,
+        context_length=context_length,
     )
     if warning := check_memory(need):
         print("warning:", warning, file=sys.stderr)
@@ -96,4 +184,4 @@ def loaded(
         model, tokenizer = load(checkpoint, dtype=dtype)
         if args.adapter_path is not None:
             attach(model, read_adapter(args.adapter_path)).eval()
-        yield model, tokenizer
+        yield _with_key_values(args, model), tokenizer

@@ -47,6 +47,11 @@ def read_prompts(file: Path) -> list[str]:
     return [line.rstrip("\r") for _, line in lines]
 
 
+def most_tokens(prompt: str) -> int:
+    """How many tokens a prompt has at most: one is a byte at least."""
+    return len(prompt.encode("utf-8", "surrogatepass"))
+
+
 def _parsed(line: str, place: str) -> str:
     try:
         value = json.loads(line)
@@ -58,6 +63,10 @@ def _parsed(line: str, place: str) -> str:
             f"[generate] {place} must be a string or an object with a string under 'prompt'."
         )
     return prompt
+
+
+# Stands for the text that a chat template is cut at.
+_MARK = "\ufffcprompt\ufffc"
 
 
 class PromptWriter:
@@ -100,11 +109,41 @@ class PromptWriter:
             return prompt and prompt + self._prefill
         messages = [*self._before, _message("user", prompt)]
         ids: list[int] = self._tokenizer.apply_chat_template(messages, **self._variables)
-        if self._prefill:
-            prefill = self._tokenizer.encode(
-                self._prefill, add_special_tokens=False, parse_special=False
+        return [*ids, *self._plain(self._prefill)]
+
+    def opening(self, prompt: str) -> list[int]:
+        """The ids of a prompt that more text of the same message will follow."""
+        if not self._uses_template:
+            ids: list[int] = self._tokenizer.encode(prompt)
+            return ids
+        before, _ = self._around_message()
+        return [*self._parsed(before), *self._plain(prompt)]
+
+    def continuation(self, prompt: str) -> list[int]:
+        """The ids that go on after `opening`, to where the answer begins."""
+        if not self._uses_template:
+            return self._plain(prompt + self._prefill)
+        _, after = self._around_message()
+        return [*self._plain(prompt), *self._parsed(after), *self._plain(self._prefill)]
+
+    def _around_message(self) -> tuple[str, str]:
+        """What the template writes before and after the prompt."""
+        messages = [*self._before, _message("user", _MARK)]
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, **self._variables)
+        parts = text.split(_MARK)
+        if len(parts) != 2:
+            raise UsageError(
+                "[generate] the chat template must write a message once but writes it "
+                f"{len(parts) - 1} times: the prompt cannot be cut in two. Ignore the template."
             )
-            ids = [*ids, *prefill]
+        return parts[0], parts[1]
+
+    def _plain(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+        return ids
+
+    def _parsed(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, parse_special=True)
         return ids
 
 

@@ -1,4 +1,7 @@
-"""Measures of models: perplexity."""
+"""Measures of models: perplexity, likelihood of continuations, tasks."""
 
 from .perplexity import Perplexity as Perplexity
+from .perplexity import is_recurrent as is_recurrent
 from .perplexity import measure_perplexity as measure_perplexity
+from .scoring import Score as Score
+from .scoring import score_continuations as score_continuations

@@ -1,10 +1,13 @@
-"""Decoding: token loop, samplers, penalties, stop rules, text and memory."""
+"""Decoding: token loop, samplers, penalties, stop rules, text, conversations and memory."""
 
 from .batch import BatchResponse as BatchResponse
 from .batch import BatchStats as BatchStats
 from .batch import batch_generate as batch_generate
+from .chat import Chat as Chat
 from .decode import generate_tokens as generate_tokens
 from .decode import prefill as prefill
+from .key_values import keeps_key_values as keeps_key_values
+from .key_values import with_key_values as with_key_values
 from .memory import MemoryNeed as MemoryNeed
 from .memory import check_memory as check_memory
 from .memory import memory_limits as memory_limits
@@ -13,11 +16,16 @@ from .penalties import CountPenalty as CountPenalty
 from .penalties import LogitsProcessor as LogitsProcessor
 from .penalties import RepetitionPenalty as RepetitionPenalty
 from .penalties import make_processors as make_processors
+from .prompt_cache import PromptCache as PromptCache
+from .prompt_cache import cache_prompt as cache_prompt
+from .prompt_cache import load_prompt_cache as load_prompt_cache
+from .prompt_cache import save_prompt_cache as save_prompt_cache
 from .samplers import Sampler as Sampler
 from .samplers import chain as chain
 from .samplers import greedy as greedy
 from .samplers import make_sampler as make_sampler
 from .samplers import temperature as temperature
+from .speculative import DraftStats as DraftStats
 from .stop import StopStrings as StopStrings
 from .text import GenerationResponse as GenerationResponse
 from .text import generate as generate

@@ -8,6 +8,7 @@ from mlx.utils import tree_map
 
 from ..models import Decoder
 from ..models.tokens import token_array
+from ..ops.compilation import compiled
 from .penalties import LogitsProcessor
 from .samplers import Sampler, greedy
 
@@ -44,6 +45,11 @@ def prefill(
     return state
 
 
+def _has_fixed_state(model: Decoder) -> bool:
+    """Whether the state keeps its shapes, so that a step is the same graph each time."""
+    return all(block.token_mixer.recurrent for block in model.blocks)
+
+
 class Decoding:
     """A batch in the middle of decoding: while one step's tokens are read, the next is computed.
 
@@ -72,15 +78,27 @@ class Decoding:
         self._sampler = sampler
         self._processors = processors
         self._steps = 0
+        self._context = model.context()
+        mx.eval(self._context)
+        self._logits = compiled(self._compute) if _has_fixed_state(model) else self._compute
         before = None if valid is None else valid[:, :-1]
+        state = model.init_state(tokens.shape[0]) if state is None else state
         self._state = prefill(model, tokens[:, :-1], state, before, step_size=prefill_step_size)
         self._seen = [p.start(tokens, valid, model.vocab_size) for p in processors]
         self._tokens = self._queue(tokens[:, -1])
 
+    @property
+    def state(self) -> State:
+        """What the model has read: the prompt and the tokens of all steps, save one with `is_last`."""
+        return self._state
+
+    def _compute(self, tokens: mx.array, state: State) -> tuple[mx.array, State]:
+        hidden, state = self._model.hidden(tokens[:, None], state, context=self._context)
+        return self._model.logits(hidden)[:, -1].astype(mx.float32), state
+
     def _queue(self, tokens: mx.array) -> mx.array:
         """Starts computing the tokens that follow `tokens` `(B,)`."""
-        hidden, self._state = self._model.hidden(tokens[:, None], self._state)
-        logits = self._model.logits(hidden)[:, -1].astype(mx.float32)
+        logits, self._state = self._logits(tokens, self._state)
         for process, seen in zip(self._processors, self._seen, strict=True):
             logits = process(logits, seen)
         chosen = self._sampler(logits)

@@ -1,23 +1,35 @@
 """Unified memory: what a model needs, whether the device has it, and MLX's limits while it runs."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_reduce
 
+from .. import ops
 from ..errors import MMFreeError
+from ..layers import BitLinear, PackedBitLinear, TiedBitLinear
 from ..models import Decoder
+from ..ops.dispatch import backend_report, forced_backend
+from ..ops.ternary import packed_width
 from ..platform.device import DeviceInfo, device_info
+from ..token_mixers import GQA
 from .decode import PREFILL_STEP_SIZE
+from .key_values import blank_state
 
 Setter = Callable[[int], int]
 
 DEFAULT_MARGIN_BYTES = 4 * 2**30
 # Float32 values that are alive at once, for each input and output of the widest linear (measured).
 _COPIES_OF_WIDEST = 6
+# Queries whose weights are alive beside those of the whole chunk (measured).
+_ATTENTION_BLOCK = 256
+# Copies of matrices while they are unpacked (measured).
+_COPIES_OF_UNPACKED = 1.5
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,7 @@ def memory_need(
     *,
     batch_size: int = 1,
     prefill_step_size: int = PREFILL_STEP_SIZE,
+    context_length: int = 0,
 ) -> MemoryNeed:
     """Estimates the memory for running a model; its own weights may still be unloaded.
 
@@ -53,7 +66,11 @@ def memory_need(
         weights_bytes: Size of the weights in memory.
         batch_size: Texts at a time.
         prefill_step_size: Positions of the prompt read at a time.
+        context_length: The longest text, prompt included; what attention keeps grows with it. 0 if it
+            is not known.
     """
+    if context_length:
+        prefill_step_size = min(prefill_step_size, context_length)
     widths = [
         sum(module.weight.shape)
         if isinstance(module, nn.Linear)
@@ -63,13 +80,57 @@ def memory_need(
         if isinstance(module, nn.Linear) or hasattr(module, "output_dims")
     ]
     values = _COPIES_OF_WIDEST * max(widths, default=0) * batch_size * prefill_step_size
+    values += _scores(model, batch_size, prefill_step_size, context_length) + _unpacked(model)
     return MemoryNeed(
         weights_bytes=weights_bytes,
         state_bytes=tree_reduce(
-            lambda total, array: total + array.nbytes, model.init_state(batch_size), 0
+            lambda total, array: total + array.nbytes,
+            blank_state(model, batch_size, context_length),
+            0,
         ),
         activations_bytes=values * mx.float32.size,
     )
+
+
+def _scores(model: Decoder, batch_size: int, length: int, context_length: int) -> int:
+    """The most numbers that attention weights take; Metal's kernels keep none."""
+    token = mx.zeros((1, 1, 1, 32))
+    if _backend("attention", token, token, token, None) == "metal":
+        return 0
+    queries = length + min(length, _ATTENTION_BLOCK)
+    most = 0
+    for block in model.blocks:
+        if isinstance(mixer := block.token_mixer, GQA):
+            kept = max(0, context_length - length)
+            if mixer.capacity is not None:
+                kept = min(kept, mixer.capacity)
+            # keys and values in float32 beside them
+            a_key = mixer.num_heads * queries + 2 * mixer.num_kv_heads * mixer.head_dim
+            most = max(most, batch_size * a_key * (kept + length))
+    return most
+
+
+def _unpacked(model: Decoder) -> int:
+    """The most numbers that ternary matrices take where a backend unpacks them to multiply."""
+    weight = mx.zeros((1, packed_width(32)), mx.uint32)
+    if _backend("ternary_matmul", mx.zeros((1, 32)), weight, codes=True) != "reference":
+        return 0
+    parts = [model, *(mixer for block in model.blocks for mixer in block.children().values())]
+    most = 0
+    for part in parts:
+        # matrices that share an input are unpacked together
+        sizes: Counter[int] = Counter()
+        for module in part.children().values():
+            if isinstance(module, BitLinear | TiedBitLinear | PackedBitLinear):
+                sizes[module.input_dims] += module.input_dims * module.output_dims
+        most = max(most, *sizes.values(), 0)
+    return int(_COPIES_OF_UNPACKED * most)
+
+
+def _backend(op: str, *args: Any, **kwargs: Any) -> str:
+    report = backend_report(f"{ops.__name__}.{op}", *args, **kwargs)
+    runs = (name for name, reason in report.items() if reason is None)
+    return forced_backend() or next(runs)
 
 
 def check_memory(need: MemoryNeed, device: DeviceInfo | None = None) -> str | None:

@@ -18,25 +18,44 @@ def greedy(logits: mx.array) -> mx.array:
     return mx.argmax(logits, axis=-1)
 
 
+class Draw:
+    """Draws a token from `softmax(filtered logits / temp)`.
+
+    Args:
+        temp: Below 1 sharpens the distribution, above 1 flattens it. Positive.
+        steps: Filters, applied in order before.
+    """
+
+    def __init__(self, temp: float, steps: Sequence[filters.Filter] = ()):
+        if not 0 < temp < math.inf:
+            raise ValueError(f"[temperature] 'temp' must be a positive number but got {temp}.")
+        self.temp = temp
+        self.steps = tuple(steps)
+
+    def scores(self, logits: mx.array) -> mx.array:
+        """Logarithms of the probabilities, up to a constant of each row."""
+        for keep in self.steps:
+            logits = keep(logits)
+        # The largest logit becomes 0, so that a tiny temperature does not overflow.
+        return (logits - mx.max(logits, axis=-1, keepdims=True)) / self.temp
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        return mx.random.categorical(self.scores(logits))
+
+
 def temperature(value: float) -> Sampler:
     """Draws a token from `softmax(logits / value)`.
 
     Args:
         value: Below 1 sharpens the distribution, above 1 flattens it. Positive.
     """
-    if not 0 < value < math.inf:
-        raise ValueError(f"[temperature] 'temp' must be a positive number but got {value}.")
-
-    def sample(logits: mx.array) -> mx.array:
-        # The largest logit becomes 0, so that a tiny temperature does not overflow.
-        shifted = logits - mx.max(logits, axis=-1, keepdims=True)
-        return mx.random.categorical(shifted / value)
-
-    return sample
+    return Draw(value)
 
 
 def chain(steps: Sequence[filters.Filter], sampler: Sampler) -> Sampler:
     """A sampler that applies the filters in order and then chooses."""
+    if isinstance(sampler, Draw):
+        return Draw(sampler.temp, [*steps, *sampler.steps])
 
     def sample(logits: mx.array) -> mx.array:
         for keep in steps:

@@ -12,6 +12,7 @@ from ..models.tokens import check_tokens, token_array
 from .decode import PREFILL_STEP_SIZE, Decoding, check_max_tokens
 from .penalties import LogitsProcessor
 from .samplers import Sampler, greedy
+from .speculative import NUM_DRAFT_TOKENS, DraftStats, SpeculativeDecoding
 from .stop import StopStrings, end_tokens
 
 Prompt = str | Sequence[int]
@@ -34,6 +35,8 @@ class GenerationResponse:
         peak_memory: The most memory that MLX has used, in GB.
         finish_reason: `"stop"` at a stop string or the end of the text, `"length"` at the last
             token allowed, otherwise `None`.
+        from_draft: Whether the draft model proposed the token.
+        draft: What the draft model proposed so far; `None` without one.
     """
 
     text: str
@@ -44,6 +47,8 @@ class GenerationResponse:
     generation_tps: float
     peak_memory: float
     finish_reason: FinishReason | None = None
+    from_draft: bool = False
+    draft: DraftStats | None = None
 
 
 class Completion:
@@ -130,11 +135,18 @@ def prompt_tokens(tokenizer: Any, prompt: Prompt, vocab_size: int) -> list[int]:
     Raises:
         ValueError: The prompt is empty, no Unicode text, or has a token outside the vocabulary.
     """
-    ids = tokenizer.encode(prompt) if isinstance(prompt, str) and prompt else prompt
+    ids = encode_once_begun(tokenizer, prompt) if isinstance(prompt, str) and prompt else prompt
     if len(ids) == 0:
         raise ValueError("[generate] 'prompt' must not be empty. Give at least one word or token.")
     check_tokens(ids, vocab_size)
     return [int(token) for token in ids]
+
+
+def encode_once_begun(tokenizer: Any, text: str, parse_special: bool | None = None) -> list[int]:
+    """The ids of a text with its first token once, though a chat template may have spelled it."""
+    ids: list[int] = tokenizer.encode(text, parse_special=parse_special)
+    is_twice = len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id
+    return ids[1:] if is_twice else ids
 
 
 def stream_generate(
@@ -149,6 +161,8 @@ def stream_generate(
     extra_eos_tokens: Collection[int | str] = (),
     state: Any = None,
     prefill_step_size: int = PREFILL_STEP_SIZE,
+    draft_model: Decoder | None = None,
+    num_draft_tokens: int = NUM_DRAFT_TOKENS,
 ) -> Iterator[GenerationResponse]:
     """Continues a prompt and yields the text as it comes.
 
@@ -163,9 +177,13 @@ def stream_generate(
         extra_eos_tokens: Ids or texts of tokens that end the text beside the tokenizer's own.
         state: What the model has read before the prompt.
         prefill_step_size: Positions of the prompt read at a time.
+        draft_model: A smaller model with the same tokens, which proposes what the model then only
+            checks; it changes the speed, not the text or its distribution.
+        num_draft_tokens: How many tokens it proposes at a time.
 
     Raises:
-        ValueError: The prompt is empty or not in the vocabulary, or an option is out of its bounds.
+        ValueError: The prompt is empty or not in the vocabulary, an option is out of its bounds, or
+            the draft model has another vocabulary.
 
     Example:
         >>> for response in stream_generate(model, tokenizer, "Once upon a time"):
@@ -175,20 +193,27 @@ def stream_generate(
     ids = prompt_tokens(tokenizer, prompt, model.vocab_size)
     completion = Completion(tokenizer, stop, end_tokens(tokenizer, extra_eos_tokens), max_tokens)
     start = perf_counter()
-    decoding = Decoding(
-        model,
-        token_array(ids, model.vocab_size),
-        state=state,
-        sampler=sampler,
-        processors=with_known_tokens(model, tokenizer, processors),
-        prefill_step_size=prefill_step_size,
-    )
-    return _responses(decoding, completion, len(ids), start)
+    tokens = token_array(ids, model.vocab_size)
+    options: dict[str, Any] = {
+        "state": state,
+        "sampler": sampler,
+        "processors": with_known_tokens(model, tokenizer, processors),
+        "prefill_step_size": prefill_step_size,
+    }
+    decoding: Decoding | SpeculativeDecoding
+    if draft_model is None:
+        decoding = Decoding(model, tokens, **options)
+    else:
+        decoding = SpeculativeDecoding(
+            model, draft_model, tokens, num_draft_tokens=num_draft_tokens, **options
+        )
+    return responses(decoding, completion, len(ids), start)
 
 
-def _responses(
-    decoding: Decoding, completion: Completion, prompt_size: int, start: float
+def responses(
+    decoding: Decoding | SpeculativeDecoding, completion: Completion, prompt_size: int, start: float
 ) -> Iterator[GenerationResponse]:
+    """Decodes to the end of a text and yields its steps; `start` is when reading it began."""
     prompt_tps, first = 0.0, start
     while completion.finish_reason is None:
         (token,) = decoding.step(is_last=completion.remaining == 1)
@@ -206,6 +231,8 @@ def _responses(
             generation_tps=rate(count - 1, now - first),
             peak_memory=mx.get_peak_memory() / BYTES_PER_GB,
             finish_reason=completion.finish_reason,
+            from_draft=isinstance(decoding, SpeculativeDecoding) and decoding.from_draft,
+            draft=decoding.stats if isinstance(decoding, SpeculativeDecoding) else None,
         )
 
 
@@ -226,6 +253,8 @@ def generate(
     extra_eos_tokens: Collection[int | str] = (),
     state: Any = None,
     prefill_step_size: int = PREFILL_STEP_SIZE,
+    draft_model: Decoder | None = None,
+    num_draft_tokens: int = NUM_DRAFT_TOKENS,
 ) -> str:
     """Continues a prompt and returns the new text.
 
@@ -246,5 +275,7 @@ def generate(
         extra_eos_tokens=extra_eos_tokens,
         state=state,
         prefill_step_size=prefill_step_size,
+        draft_model=draft_model,
+        num_draft_tokens=num_draft_tokens,
     )
     return "".join(response.text for response in responses)

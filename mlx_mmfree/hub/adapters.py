@@ -27,7 +27,8 @@ from ..models import Decoder, find
 from . import peft_format
 from .json_file import read_json_object
 from .names import WeightNames
-from .safetensors import read_header, read_tensors
+from .safetensors import read_header
+from .tensor_entry import read_tensors
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapters.safetensors"

@@ -77,6 +77,20 @@ def repack(weight: mx.array, output_dims: int) -> mx.array:
     return mx.contiguous(shifted[0] | shifted[1] | shifted[2] | shifted[3]).view(mx.uint32)
 
 
+def pack(weight: mx.array, input_dims: int) -> mx.array:
+    """A weight in the layout of `ops.ternary` as BitNet checkpoints pack it, the inverse of `repack`.
+
+    Args:
+        weight: `uint32` of shape `(N, packed_width(input_dims))`, N a multiple of 4.
+        input_dims: Columns of the matrix.
+    """
+    rows = weight.shape[0]
+    packed = mx.contiguous(weight).view(mx.uint8)[..., None]
+    codes = (packed >> mx.arange(0, 8, 2, dtype=mx.uint8)) & 3
+    codes = codes.reshape(CODES_PER_BYTE, rows // CODES_PER_BYTE, -1)[..., :input_dims]
+    return codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6
+
+
 def scale_of(described: Mapping[str, Any], weight_scale: mx.array) -> mx.array:
     """What trits are multiplied by, float32 `(1,)`."""
     scale = weight_scale.astype(mx.float32).reshape(1)

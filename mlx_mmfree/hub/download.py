@@ -3,6 +3,7 @@
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from ..errors import CheckpointError, DownloadError
 
@@ -20,9 +21,21 @@ WEIGHT_PATTERNS = (
     "model.safetensors",
     "model-*-of-*.safetensors",
     "model.safetensors.index.json",
+    "ternary_scales.safetensors",
 )
+TORCH_PATTERNS = (
+    *TOKENIZER_PATTERNS,
+    "pytorch_model.bin",
+    "pytorch_model-*-of-*.bin",
+    "pytorch_model.bin.index.json",
+)
+"""For a repository without safetensors."""
 
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model")
+GGUF_SUFFIX = ".gguf"
+
+REPOSITORY_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_REPOSITORY_FILE = re.compile(rf"({REPOSITORY_NAME.pattern})/([\w.-]+\.gguf)", re.ASCII)
 
 
 def local_folder(
@@ -31,13 +44,14 @@ def local_folder(
     *,
     patterns: tuple[str, ...] = TOKENIZER_PATTERNS + WEIGHT_PATTERNS,
 ) -> Path:
-    """The folder that holds a checkpoint, downloaded if it is a Hub repository.
+    """The folder or the GGUF file that holds a checkpoint, downloaded if it is a Hub repository.
 
     A download shows its progress, goes on where an earlier one stopped and lands in the Hub's
     cache; without a network the cached files are used.
 
     Args:
-        path_or_repo: An existing folder, or a repository id `owner/name`.
+        path_or_repo: An existing folder or `.gguf` file, a repository id `owner/name`, or a file
+            `owner/name/file.gguf` in one.
         revision: Branch, tag or commit of the repository. A folder has none.
         patterns: Names of the files to fetch.
 
@@ -47,7 +61,8 @@ def local_folder(
     """
     name = os.fspath(path_or_repo)
     folder = Path(os.path.expanduser(name))
-    if name and folder.is_dir():
+    is_file = folder.suffix == GGUF_SUFFIX and folder.is_file()
+    if name and (folder.is_dir() or is_file):
         if revision is not None:
             raise CheckpointError(
                 f"[load] 'revision' must be left out for folder '{folder}' but got {revision!r}."
@@ -55,9 +70,12 @@ def local_folder(
         return folder
     if name and folder.exists():
         raise CheckpointError(
-            f"[load] 'path_or_repo' must be a folder with a checkpoint but '{folder}' is a file."
+            f"[load] 'path_or_repo' must be a folder with a checkpoint or a {GGUF_SUFFIX} file but "
+            f"'{folder}' is a file of another kind."
         )
-    if not isinstance(path_or_repo, str) or not _REPOSITORY.fullmatch(name):
+    if file := isinstance(path_or_repo, str) and _REPOSITORY_FILE.fullmatch(name):
+        return _download(file[1], revision, (file[2],)) / file[2]
+    if not isinstance(path_or_repo, str) or not REPOSITORY_NAME.fullmatch(name):
         raise CheckpointError(
             "[load] 'path_or_repo' must be an existing folder or a Hub repository 'owner/name' but "
             f"got {name!r}, which is neither."
@@ -65,7 +83,49 @@ def local_folder(
     return _download(name, revision, patterns)
 
 
+def gguf_file(
+    folder: Path, path_or_repo: str | os.PathLike[str], revision: str | None
+) -> Path | None:
+    """The one GGUF file of a folder, fetched if the folder came from the Hub without it.
+
+    Args:
+        folder: What `local_folder` gave; a file is its own answer.
+        path_or_repo, revision: As `local_folder` was given them.
+
+    Raises:
+        CheckpointError: There are several.
+        DownloadError: The Hub does not hand out the file.
+    """
+    if folder.is_file():
+        return folder
+    name = os.fspath(path_or_repo)
+    names = sorted(file.name for file in folder.glob(f"*{GGUF_SUFFIX}"))
+    is_remote = not Path(os.path.expanduser(name)).is_dir()
+    if not names and is_remote:
+        names = _listed(name, revision, (f"*{GGUF_SUFFIX}",))
+    if len(names) > 1:
+        raise CheckpointError(
+            f"[load] '{name}' must hold one {GGUF_SUFFIX} file but holds {len(names)}: "
+            f"{', '.join(names[:8])}. Give one as '{name}/{names[0]}'."
+        )
+    if not names:
+        return None
+    return folder / names[0] if not is_remote else _download(name, revision, (names[0],)) / names[0]
+
+
+def _listed(repository: str, revision: str | None, patterns: tuple[str, ...]) -> list[str]:
+    """The files of a repository that match, not downloaded."""
+    found = _ask_hub(repository, revision, patterns, dry_run=True)
+    return sorted(file.filename for file in found)
+
+
 def _download(repository: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    return Path(_ask_hub(repository, revision, patterns))
+
+
+def _ask_hub(
+    repository: str, revision: str | None, patterns: tuple[str, ...], dry_run: bool = False
+) -> Any:
     # Slow to import, and a local folder does without.
     import huggingface_hub
     from huggingface_hub import errors
@@ -73,13 +133,12 @@ def _download(repository: str, revision: str | None, patterns: tuple[str, ...]) 
     place = f"'{repository}'" + (f" at revision '{revision}'" if revision else "")
     page = f"https://huggingface.co/{repository}"
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                repository,
-                revision=revision,
-                allow_patterns=list(patterns),
-                ignore_patterns=["*/*"],
-            )
+        return huggingface_hub.snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=["*/*"],
+            dry_run=dry_run,
         )
     except errors.GatedRepoError as error:
         raise DownloadError(
@@ -97,14 +156,16 @@ def _download(repository: str, revision: str | None, patterns: tuple[str, ...]) 
     except errors.LocalEntryNotFoundError as error:
         raise DownloadError(_offline_message(place)) from error
     except errors.HFValidationError as error:
-        raise DownloadError(f"[load] {place} is no valid repository id: {_line(error)}.") from error
+        raise DownloadError(
+            f"[load] {place} is no valid repository id: {one_line(error)}."
+        ) from error
     except errors.HfHubHTTPError as error:
         raise DownloadError(
-            f"[load] the Hub did not hand out {place}: {_line(error)}. Try again later."
+            f"[load] the Hub did not hand out {place}: {one_line(error)}. Try again later."
         ) from error
     except (OSError, errors.HTTPError, RuntimeError) as error:
         raise DownloadError(
-            f"[load] {place} cannot be downloaded: {_line(error)}. Check the network and the free "
+            f"[load] {place} cannot be downloaded: {one_line(error)}. Check the network and the free "
             "space of the cache; a new start goes on where this one stopped."
         ) from error
 
@@ -121,6 +182,6 @@ def _offline_message(place: str) -> str:
     )
 
 
-def _line(error: Exception) -> str:
-    """The message on one line."""
+def one_line(error: BaseException) -> str:
+    """The message of an error on one line."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__

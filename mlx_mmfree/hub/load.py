@@ -9,15 +9,18 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ..errors import CheckpointError
-from ..layers import PackedBitLinear, pack_linears
+from ..layers import PackedBitLinear, PackedLinear, pack_linears
 from ..models import Decoder
 from . import pack_cache
 from .checkpoint import Checkpoint, open_checkpoint
-from .download import TOKENIZER_PATTERNS, local_folder
+from .download import TOKENIZER_PATTERNS, VOCABULARY_FILES, gguf_file, local_folder
 from .packed_format import has_valid_codes
-from .safetensors import TensorEntry, read_tensors
 from .skeleton import FLOATS, Skeleton, build_skeleton, kept_names, parameters
+from .tensor_entry import TensorEntry, read_tensors
+from .ternary_values import pack_ternary_values, simplify_affine
 from .tokenizer import Tokenizer
+
+_PACKED_KEYS = ("weight", "scale", "input_scale")
 
 Source = str | os.PathLike[str] | Checkpoint
 
@@ -32,7 +35,8 @@ def load(
     """Loads a model and its tokenizer.
 
     Args:
-        path_or_repo: A folder, a repository `owner/name` of the Hub, or an opened checkpoint.
+        path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, a file
+            `owner/name/file.gguf` in one, or an opened checkpoint.
         revision: Branch, tag or commit of the repository.
         dtype: Float dtype of weights and activations; `None` keeps the checkpoint's. Ternary
             weights do not depend on it.
@@ -89,30 +93,38 @@ def load_model(
             f"[load] 'dtype' must be float32, float16, bfloat16 or None but got {dtype}."
         )
     checkpoint = _opened(path_or_repo, revision, latent)
-    model = _load_packed(checkpoint) if packed else _filled(checkpoint, packed=False).model
-    return _converted(model, dtype)
+    model = _load_packed(checkpoint) if packed else fill(checkpoint, packed=False).model
+    return converted(model, dtype or checkpoint.dtype)
 
 
 def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = None) -> Tokenizer:
     """Loads a tokenizer without its model; of a repository, only the small files are fetched.
 
     Args:
-        path_or_repo: A folder, or a repository `owner/name` of the Hub.
+        path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, or a file
+            `owner/name/file.gguf` in one.
         revision: Branch, tag or commit of the repository.
 
     Raises:
         CheckpointError: A file is missing or damaged.
         DownloadError: The Hub does not hand out the repository.
     """
-    return Tokenizer.from_folder(local_folder(path_or_repo, revision, patterns=TOKENIZER_PATTERNS))
+    folder = local_folder(path_or_repo, revision, patterns=TOKENIZER_PATTERNS)
+    has_vocabulary = any((folder / name).exists() for name in VOCABULARY_FILES)
+    if not has_vocabulary and gguf_file(folder, path_or_repo, revision) is not None:
+        folder = open_checkpoint(path_or_repo, revision).folder
+    return Tokenizer.from_folder(folder)
 
 
 def needed_bytes(checkpoint: Checkpoint, dtype: mx.Dtype | None = None, packed: bool = True) -> int:
-    """Bytes of the weights once loaded, from the headers alone. Arguments as `load`."""
+    """Bytes of the weights once loaded, from the headers alone. Arguments as `load`.
+
+    Dense weights whose values turn out to be ternary take less.
+    """
     skeleton = _skeleton(checkpoint, packed=packed)
     if packed:
         pack_linears(skeleton.model)
-    kept = kept_names(skeleton.model)
+    kept, dtype = kept_names(skeleton.model), dtype or checkpoint.dtype
     return sum(
         array.nbytes if name in kept else array.size * (dtype or skeleton.entries[name].dtype).size
         for name, array in parameters(skeleton.model).items()
@@ -137,19 +149,23 @@ def _load_packed(checkpoint: Checkpoint) -> Decoder:
     cached = pack_cache.find(checkpoint)
     if cached is not None:
         try:
-            return _filled(cached, packed=True).model
+            return fill(cached, packed=True).model
         except CheckpointError as error:
             pack_cache.notify(f"the cached packed form is made again: {error}")
-    skeleton = _filled(checkpoint, packed=True)
+    skeleton = fill(checkpoint, packed=True)
     pack_cache.store(checkpoint, skeleton)
     return skeleton.model
 
 
-def _filled(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
+def fill(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     """The model with its weights, in the dtypes of the file; packs each matrix as it arrives."""
     skeleton = _skeleton(checkpoint, packed=packed)
     model = skeleton.model
     modules = dict(model.named_modules())
+    is_dense = packed and not any(
+        isinstance(module, PackedBitLinear) or hasattr(module, "to_packed")
+        for module in modules.values()
+    )
     for name, array, entry in _arrays(skeleton):
         path, _, key = name.rpartition(".")
         module = modules[path]
@@ -159,10 +175,14 @@ def _filled(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         setattr(module, key, array)
         if packed and key == "weight" and hasattr(module, "to_packed"):
             modules[path] = _pack(model, path, module, entry)
-        elif isinstance(module, PackedBitLinear) and key in ("weight", "scale"):
-            _check_packed(module, key, entry)
+        elif isinstance(module, PackedBitLinear | PackedLinear) and key in _PACKED_KEYS:
+            check_packed(array, key, module.input_dims, entry)
         else:
-            _check_finite(array, entry)
+            check_finite(array, entry)
+            if is_dense and key == "weight" and type(module) is nn.Linear:
+                modules[path] = _pack_values(model, path, module)
+    if is_dense:
+        simplify_affine(model)
     if packed:
         for path, module in modules.items():
             if hasattr(module, "to_packed"):
@@ -184,14 +204,30 @@ def _arrays(skeleton: Skeleton) -> Iterator[tuple[str, mx.array, TensorEntry]]:
 def _pack(model: Decoder, path: str, module: nn.Module, entry: TensorEntry) -> PackedBitLinear:
     packed: PackedBitLinear = module.to_packed()
     mx.eval(packed.weight, packed.scale)
-    _check_finite(packed.scale, entry)
+    check_finite(packed.scale, entry)
     model.update_modules(tree_unflatten([(path, packed)]))
     # the float matrices of all layers would otherwise stay in MLX's cache
     mx.clear_cache()
     return packed
 
 
-def _check_finite(array: mx.array, entry: TensorEntry) -> None:
+def _pack_values(model: Decoder, path: str, linear: nn.Linear) -> nn.Module:
+    """Packs a dense linear whose values are ternary; any other stays."""
+    packed = pack_ternary_values(linear)
+    if packed is None:
+        return linear
+    mx.eval(packed.parameters())
+    model.update_modules(tree_unflatten([(path, packed)]))
+    mx.clear_cache()
+    return packed
+
+
+def check_finite(array: mx.array, entry: TensorEntry) -> None:
+    """Refuses NaN and infinity.
+
+    Raises:
+        CheckpointError: The tensor holds one.
+    """
     if not mx.all(mx.isfinite(array)).item():
         raise CheckpointError(
             f"[load] tensor {entry.name!r} in '{entry.file}' must be finite but holds NaN or "
@@ -199,12 +235,23 @@ def _check_finite(array: mx.array, entry: TensorEntry) -> None:
         )
 
 
-def _check_packed(module: PackedBitLinear, key: str, entry: TensorEntry) -> None:
-    if key == "scale":
-        _check_finite(module.scale, entry)
-        is_valid, rule = mx.all(module.scale > 0).item(), "be positive"
+def check_packed(array: mx.array, key: str, input_dims: int, entry: TensorEntry) -> None:
+    """Refuses codes or scales that no ternary matrix has.
+
+    Args:
+        array: The parameter.
+        key: `"weight"`, or the name of scales.
+        input_dims: Columns of the matrix.
+        entry: Where it was read.
+
+    Raises:
+        CheckpointError: The parameter is damaged.
+    """
+    if key != "weight":
+        check_finite(array, entry)
+        is_valid, rule = mx.all(array > 0).item(), "be positive"
     else:
-        is_valid = has_valid_codes(module.weight, module.input_dims)
+        is_valid = has_valid_codes(array, input_dims)
         rule = "hold ternary codes"
     if not is_valid:
         raise CheckpointError(
@@ -213,7 +260,8 @@ def _check_packed(module: PackedBitLinear, key: str, entry: TensorEntry) -> None
         )
 
 
-def _converted(model: Decoder, dtype: mx.Dtype | None) -> Decoder:
+def converted(model: Decoder, dtype: mx.Dtype | None) -> Decoder:
+    """The model with its floats in another dtype, in place; `None` keeps them."""
     kept = kept_names(model)
     modules = dict(model.named_modules())
     for name, array in parameters(model).items():

@@ -19,28 +19,21 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from huggingface_hub import constants
 
 from ..errors import CheckpointError
+from ..platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder
 from .checkpoint import Checkpoint
 from .packed_format import FORMAT_VERSION, describe_packing
-from .safetensors import checksum, read_header
-from .save import check_space, disk_tensors, sync, write_tensors
+from .safetensors import read_header
+from .save import disk_tensors, write_tensors
 from .skeleton import FLOATS, Skeleton, kept_names
+from .target_folder import check_space, sync
+from .tensor_entry import checksum
 
-ENVIRONMENT_VARIABLE = "MLX_MMFREE_CACHE"
 MIN_SOURCE_BYTES = 64_000_000
 """Smaller checkpoints are packed quickly and are not cached."""
 
 _SOURCE, _CHECKSUMS = "mmfree_source", "mmfree_sha256"
-
-
-def cache_folder() -> Path | None:
-    """Where packed checkpoints are kept; `None` if they are not."""
-    value = os.environ.get(ENVIRONMENT_VARIABLE, "")
-    if value == "0":
-        return None
-    return Path(value).expanduser() if value else Path(constants.HF_HOME) / "mlx_mmfree"
 
 
 def find(checkpoint: Checkpoint) -> Checkpoint | None:
@@ -59,8 +52,9 @@ def find(checkpoint: Checkpoint) -> Checkpoint | None:
     except (CheckpointError, OSError, ValueError, KeyError, TypeError) as error:
         notify(f"the cached packed form is made again: '{file}' is damaged ({error})")
         return None
-    described = describe_packing(checkpoint.config.get("quantization_config"))
-    config = checkpoint.config | {"quantization_config": described}
+    config = dict(checkpoint.config)
+    if (described := config.get("quantization_config")) is not None:
+        config["quantization_config"] = describe_packing(described)
     return Checkpoint(checkpoint.folder, config, tensors)
 
 
@@ -103,7 +97,10 @@ def notify(text: str) -> None:
 
 def _file(checkpoint: Checkpoint) -> Path | None:
     folder = cache_folder()
-    if folder is None or checkpoint.nbytes < MIN_SOURCE_BYTES:
+    has_own_files = all(
+        entry.file.parent == checkpoint.folder for entry in checkpoint.tensors.values()
+    )
+    if folder is None or checkpoint.nbytes < MIN_SOURCE_BYTES or not has_own_files:
         return None
     source = checkpoint.folder.resolve()
     key = hashlib.sha256(os.fsencode(source)).hexdigest()[:16]

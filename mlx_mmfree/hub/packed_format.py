@@ -4,8 +4,14 @@ Names and `config.json` are those of the architecture on the Hub, with two diffe
 
 - each ternary linear `X` holds `X.weight`, `uint32` in the layout of `ops.ternary` (16 neighbouring
   inputs a word, first in the lowest bits, `code = trit + 1`, rows padded to a multiple of 32 inputs
-  with code 1), and `X.weight_scale`, float32 of shape `(1,)`; the weight is `trit * weight_scale`;
+  with code 1), and `X.weight_scale`, float32 of shape `(1,)`; the weight is `trit * weight_scale`.
+  Where `linear_class` is `linear`, activations stay floats, and `weight_scale` may have one number
+  for each row, and `X.input_scale`, float32, one for each column, by which it is multiplied too;
 - `config.json` has `quantization_config` as `describe_packing` gives it.
+
+What `convert` writes can be read by mlx-lm too. There, `X.scales` and `X.biases` repeat the scale in
+MLX's affine form, rounded to the dtype of the model, `config.json` has `quantization` beside
+`quantization_config`, and the exact scales lie in a file of their own, which mlx-lm does not read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,16 +26,23 @@ from . import affine_format, bitnet_format
 QUANT_METHOD = "mmfree"
 FORMAT_VERSION = 1
 
+_ROTATION_MARKS = ("hadamard", "rotation", "rotated", "walsh")
 
-def describe_packing(described: Mapping[str, Any] | None = None) -> dict[str, Any]:
+
+def describe_packing(
+    described: Mapping[str, Any] | None = None, *, is_dense: bool = False
+) -> dict[str, Any]:
     """The value of `quantization_config`.
 
     Args:
         described: That of the checkpoint with float master weights; what it says about the
             mathematics of the linears stays.
+        is_dense: Whether the linears are those of a dense model, whose activations stay floats.
     """
     stored = {"linear_class", "quantization_mode"}
     kept = {key: value for key, value in (described or {}).items() if key not in stored}
+    if is_dense:
+        kept["linear_class"] = "linear"
     return {**kept, "quant_method": QUANT_METHOD, "bits": 2, "format_version": FORMAT_VERSION}
 
 
@@ -43,18 +56,19 @@ def check_packing(config: Mapping[str, Any], methods: Sequence[str]) -> None:
     Raises:
         UnsupportedModelError: Another method, another width, or a newer version.
     """
-    if config.get("quantization") is not None:
-        if affine_format.METHOD in methods:
-            affine_format.check_form(config["quantization"])
-            return
+    _refuse_rotated(config)
+    quantization, described = config.get("quantization"), config.get("quantization_config")
+    method = described.get("quant_method") if isinstance(described, Mapping) else None
+    is_read = method == QUANT_METHOD or affine_format.METHOD in methods
+    if quantization is not None and not is_read:
         raise UnsupportedModelError(
             "[config.json] 'quantization' must be absent for this architecture but is given. Load "
             "the checkpoint that it was made from."
         )
-    described = config.get("quantization_config")
-    if described is None:
+    if quantization is not None:
+        affine_format.check_form(quantization)
+    if described is None or affine_format.is_copy(described, quantization):
         return
-    method = described.get("quant_method") if isinstance(described, Mapping) else None
     if method in methods and method == bitnet_format.QUANT_METHOD:
         bitnet_format.check_form(described)
         return
@@ -66,6 +80,18 @@ def check_packing(config: Mapping[str, Any], methods: Sequence[str]) -> None:
         raise UnsupportedModelError(
             f"[config.json] 'quantization_config' must be {own}{others}, or absent for this "
             f"architecture but got {described!r:.200}."
+        )
+
+
+def _refuse_rotated(config: Mapping[str, Any]) -> None:
+    """Weights in a rotated basis need the same rotation of the activations, or give gibberish."""
+    quantization = config.get("quantization")
+    keys = [*config, *(quantization if isinstance(quantization, Mapping) else ())]
+    rotated = [key for key in keys if any(mark in key.lower() for mark in _ROTATION_MARKS)]
+    if rotated:
+        raise UnsupportedModelError(
+            f"[config.json] {rotated[0]!r:.80} must be absent: weights in a rotated basis, as those "
+            "of Ternary Bonsai 2, are not read. Use a checkpoint of the first generation."
         )
 
 

@@ -4,20 +4,17 @@ Format: 8 bytes little-endian header length, a JSON object `{name: {dtype, shape
 data.
 """
 
-import hashlib
 import math
 import os
 import struct
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from ..errors import CheckpointError
 from .json_file import parse_json_object
+from .tensor_entry import TensorEntry
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_DIMENSIONS = 8
@@ -38,33 +35,6 @@ DTYPES: dict[str, mx.Dtype] = {
 }
 
 
-@dataclass(frozen=True)
-class TensorEntry:
-    """Where one tensor lies.
-
-    Attributes:
-        name: Its name in the file.
-        file: The file.
-        dtype: Its MLX dtype.
-        shape: Its shape.
-        start: First byte, counted from the end of the header.
-        stop: Byte after the last one.
-        checksum: What `checksum` must give for its bytes; `None` if it is not known.
-    """
-
-    name: str
-    file: Path
-    dtype: mx.Dtype
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-    checksum: str | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return self.stop - self.start
-
-
 def _problem(file: Path, text: str) -> CheckpointError:
     return CheckpointError(
         f"[safetensors] '{file}' {text}. The file is damaged or not a safetensors file; fetch or "
@@ -76,7 +46,7 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _entry(file: Path, name: str, info: Any, data_bytes: int) -> TensorEntry:
+def _entry(file: Path, name: str, info: Any, data_start: int, data_bytes: int) -> TensorEntry:
     if not isinstance(info, dict):
         raise _problem(
             file, f"must describe tensor {name!r:.100} by an object but got {info!r:.80}"
@@ -105,7 +75,8 @@ def _entry(file: Path, name: str, info: Any, data_bytes: int) -> TensorEntry:
         raise _problem(
             file, f"gives tensor {name!r:.100} {stop - start} bytes where {size} are needed"
         )
-    return TensorEntry(name, file, DTYPES[dtype], tuple(shape), start, stop)
+    places = data_start + start, data_start + stop
+    return TensorEntry(name, file, DTYPES[dtype], tuple(shape), *places)
 
 
 def _read_header_bytes(file: Path) -> tuple[bytes, int]:
@@ -141,7 +112,8 @@ def read_header(file: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _problem(file, "must have text in '__metadata__'")
-    entries = [_entry(file, name, info, data_bytes) for name, info in header.items()]
+    start = 8 + len(text)
+    entries = [_entry(file, name, info, start, data_bytes) for name, info in header.items()]
     entries.sort(key=lambda entry: (entry.start, entry.stop))
     end = 0
     for entry in entries:
@@ -149,39 +121,3 @@ def read_header(file: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
             raise _problem(file, f"has tensor {entry.name!r:.100} overlapping another one")
         end = max(end, entry.stop)
     return {entry.name: entry for entry in entries}, metadata
-
-
-def read_tensors(file: Path, entries: Iterable[TensorEntry]) -> Iterator[tuple[str, mx.array]]:
-    """Yields the tensors of one file by name, one after the other in the given order.
-
-    Args:
-        file: The file.
-        entries: Tensors that `read_header` found in it.
-
-    Raises:
-        CheckpointError: The file changed or cannot be read.
-    """
-    try:
-        with open(file, "rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            for entry in entries:
-                yield entry.name, _read_tensor(stream, 8 + length, entry)
-    except (OSError, struct.error) as error:
-        raise CheckpointError(f"[safetensors] '{file}' cannot be read: {error}.") from error
-
-
-def checksum(data: np.ndarray) -> str:
-    """SHA-256 of bytes."""
-    return hashlib.sha256(data.data).hexdigest()
-
-
-def _read_tensor(stream: BinaryIO, data_start: int, entry: TensorEntry) -> mx.array:
-    stream.seek(data_start + entry.start)
-    # mx.load would hand out memory that was never filled where the disk fails.
-    data = np.fromfile(stream, np.uint8, entry.nbytes)
-    if data.size < entry.nbytes:
-        raise _problem(entry.file, f"ends inside tensor {entry.name!r:.100}")
-    if entry.checksum is not None and checksum(data) != entry.checksum:
-        raise _problem(entry.file, f"has changed bytes in tensor {entry.name!r:.100}")
-    array = mx.array(data.view(f"u{entry.dtype.size}").reshape(entry.shape))
-    return array != 0 if entry.dtype == mx.bool_ else array.view(entry.dtype)

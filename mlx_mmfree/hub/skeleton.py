@@ -14,14 +14,14 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import CheckpointError
-from ..layers import BitLinear, PackedBitLinear
+from ..layers import BitLinear, PackedBitLinear, PackedLinear
 from ..models import Decoder, find
 from ..models.fields import section
 from . import affine_format, bitnet_format
 from .checkpoint import Checkpoint
 from .names import WeightNames
 from .packed_format import check_packing
-from .safetensors import TensorEntry, read_tensors
+from .tensor_entry import TensorEntry, read_tensors
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 _SHOWN = 5
@@ -69,8 +69,9 @@ def kept_names(model: nn.Module) -> set[str]:
     return {
         f"{path}.{name}"
         for path, module in model.named_modules()
-        if isinstance(module, PackedBitLinear)
-        for name in ("weight", "scale")
+        if isinstance(module, PackedBitLinear | PackedLinear)
+        for name in ("weight", "scale", "input_scale")
+        if name in module
     } | {
         f"{path}.weight"
         for path, module in model.named_modules()
@@ -99,15 +100,57 @@ def build_skeleton(checkpoint: Checkpoint) -> Skeleton:
             ]
         )
     )
+    _pack_dense(model, names, checkpoint)
     quantization = checkpoint.config.get("quantization")
     if quantization is not None:
-        affine_format.quantize_modules(model, names, checkpoint, quantization["group_size"])
+        affine_format.quantize_modules(model, names, checkpoint.tensors, quantization)
     described = section(checkpoint.config, "quantization_config")
     forms: dict[str, StoredForm] = {}
     if bitnet_format.is_packed(described):
         _check_packed_everywhere(model, names, checkpoint)
         forms = _bitnet_forms(model, described)
+    else:
+        _check_described(checkpoint)
     return Skeleton(model, names, _match(model, names, forms, checkpoint), forms)
+
+
+def _pack_dense(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> None:
+    """Makes room for dense linears that are stored packed, see `hub.packed_format`."""
+    replaced = []
+    for path, module in model.named_modules():
+        if type(module) is not nn.Linear:
+            continue
+        scale = checkpoint.tensors.get(names.to_disk(f"{path}.scale"))
+        weight = checkpoint.tensors.get(names.to_disk(f"{path}.weight"))
+        if scale is None or weight is None or weight.dtype != mx.uint32:
+            continue
+        output_dims, input_dims = module.weight.shape
+        packed = PackedLinear(
+            input_dims,
+            output_dims,
+            "bias" in module,
+            has_row_scales=scale.shape != (1,),
+            has_column_scales=names.to_disk(f"{path}.input_scale") in checkpoint.tensors,
+        )
+        replaced.append((path, packed))
+    model.update_modules(tree_unflatten(replaced))
+
+
+def _check_described(checkpoint: Checkpoint) -> None:
+    """Refuses packed weights whose description is lost, as by quantising them once more."""
+    tensors = checkpoint.tensors
+    found = sorted(
+        name
+        for name, entry in tensors.items()
+        if entry.dtype == mx.uint8 and f"{name}_scale" in tensors
+    )
+    if found:
+        raise CheckpointError(
+            f"[load] '{checkpoint.folder}' must say in 'quantization_config', with 'quant_method' "
+            f"{bitnet_format.QUANT_METHOD} and mode offline, what the scales of {len(found)} packed "
+            f"weights mean, such as that of {found[0]!r:.100}, but does not. Take config.json from "
+            "the original checkpoint."
+        )
 
 
 def _check_packed_everywhere(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> None:
@@ -140,6 +183,7 @@ def _match(
     model: Decoder, names: WeightNames, forms: dict[str, StoredForm], checkpoint: Checkpoint
 ) -> dict[str, TensorEntry]:
     expected = parameters(model)
+    copies = _scale_copies(model)
     entries: dict[str, TensorEntry] = {}
     tied_copies = []
     unexpected = []
@@ -149,7 +193,7 @@ def _match(
             entries[name] = entry
         elif name == "head.weight" and getattr(model.config, "tie_word_embeddings", False):
             tied_copies.append(entry)
-        elif not names.is_unused(disk_name):
+        elif not names.is_unused(disk_name) and name not in copies:
             unexpected.append(disk_name)
     missing = [names.to_disk(name) for name in expected if name not in entries]
     if missing:
@@ -163,6 +207,16 @@ def _match(
     for entry in tied_copies:
         _check_tied_copy(entry, entries["embed.weight"])
     return entries
+
+
+def _scale_copies(model: Decoder) -> set[str]:
+    """Names of the scales that the affine form repeats, rounded, for each group of inputs."""
+    return {
+        f"{path}.{key}"
+        for path, module in model.named_modules()
+        if isinstance(module, PackedBitLinear)
+        for key in ("scales", "biases")
+    }
 
 
 def _listing(checkpoint: Checkpoint, verb: str, names: list[str]) -> CheckpointError:

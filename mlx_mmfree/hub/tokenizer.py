@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ..errors import CheckpointError, UsageError
 from .chat_template import ChatTemplate, copy_data, texts_in
 from .detokenizer import Detokenizer, TokenSource
+from .rendered_chat import RenderedChat
 from .sentencepiece_model import SentencePieceVocabulary
 from .special_tokens import Shield, SpecialTokens
 from .tokenizer_files import TokenizerSettings, read_settings
@@ -45,6 +46,7 @@ class Tokenizer:
     Attributes:
         vocab_size: one more than the largest token id.
         bos_token_id: the token that begins a text, or None.
+        eos_token_id: the token named as the end of a text, or None.
         eos_token_ids: the tokens that end a text; any of them ends generation.
         special_tokens: ids of the control tokens by their text.
 
@@ -63,6 +65,7 @@ class Tokenizer:
         if self.bos_token_id is None and _has_token(vocabulary, settings.bos_token_id):
             self.bos_token_id = settings.bos_token_id
         eos_token_id = self._named_id("eos_token", vocabulary.eos_token_id)
+        self.eos_token_id = eos_token_id
         self.eos_token_ids = set(settings.eos_token_ids)
         if eos_token_id is not None:
             self.eos_token_ids.add(eos_token_id)
@@ -172,7 +175,7 @@ class Tokenizer:
 
         Special tokens spelled inside a message stay plain text, so a message cannot end its own
         turn; the template sees them as other characters of the same number while the ids are
-        made. No token is added beyond the template's own.
+        made. Where texts begin with a token that the template does not write, the ids get it.
 
         Args:
             messages: the conversation, each message with a ``role`` and usually a ``content``.
@@ -184,33 +187,35 @@ class Tokenizer:
             CheckpointError: there is no template or it cannot be used.
             UsageError: the template refuses the messages.
         """
-        data = {**variables, "messages": _checked_messages(messages)}
-        data["add_generation_prompt"] = bool(add_generation_prompt)
+        if tokenize:
+            return self.render_chat(messages, add_generation_prompt, **variables).ids()
+        data = _chat_data(messages, add_generation_prompt, variables)
         template = self._chat_template(tools="tools" in variables)
-        if not tokenize:
-            return template.render(copy_data(data) | self._settings.named)
+        return template.render(copy_data(data) | self._settings.named)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> RenderedChat:
+        """Writes a conversation as :meth:`apply_chat_template` does, for its text and its ids."""
+        data = _chat_data(messages, add_generation_prompt, variables)
+        template = self._chat_template(tools="tools" in variables)
         shield = Shield(self._vocabulary.special, [template.source, *texts_in(data)])
         rendered = template.render(copy_data(data, shield.cover) | self._settings.named)
         _check_text(rendered)
-        return self._encode_rendered(rendered, shield)
+        first = self.bos_token_id if self.bos_token_id in self._prefix else None
+        return RenderedChat(rendered, shield, self._vocabulary, first)
 
-    def _encode_rendered(self, rendered: str, shield: Shield) -> list[int]:
-        text = shield.restore(rendered)
-        special = self._vocabulary.special
-        parts = list(special.split(rendered))
-        if parts == list(special.split(text)):
-            ids = self._vocabulary.encode_parsed(text)
-            spelled = [part for part in parts if isinstance(part, int)]
-            if [number for number in ids if number in special.id_set] == spelled:
-                return ids
-        ids = []
-        for part in parts:
-            ids += (
-                [part]
-                if isinstance(part, int)
-                else self._vocabulary.encode_plain(shield.restore(part), at_start=not ids)
-            )
-        return ids
+    def encode_continuation(self, text: str) -> list[int]:
+        """Cuts a text that follows other text into ids; special tokens in it stay plain text.
+
+        Raises:
+            ValueError: the text holds a lone surrogate.
+        """
+        _check_text(text)
+        return self._vocabulary.encode_plain(text, at_start=False)
 
     def _chat_template(self, tools: bool) -> ChatTemplate:
         templates = self._chat_templates
@@ -283,6 +288,13 @@ def _check_text(text: str) -> None:
             f"[Tokenizer] 'text' must be valid Unicode but has a lone surrogate at position "
             f"{error.start}."
         ) from error
+
+
+def _chat_data(
+    messages: Any, add_generation_prompt: bool, variables: Mapping[str, Any]
+) -> dict[str, Any]:
+    data = {**variables, "messages": _checked_messages(messages)}
+    return data | {"add_generation_prompt": bool(add_generation_prompt)}
 
 
 def _checked_messages(messages: Any) -> list[Any]:

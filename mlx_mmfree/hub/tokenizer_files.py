@@ -36,7 +36,7 @@ class TokenizerSettings:
         special_texts: texts of all tokens that some file calls special.
         chat_templates: templates by name.
         bos_token_id: from the model's configuration.
-        eos_token_ids: from the generation settings, else from the model's configuration.
+        eos_token_ids: from the generation settings and the model's configuration.
     """
 
     folder: Path
@@ -82,7 +82,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=frozenset(
             _ids(generation, "eos_token_id", generation_file)
-            or _ids(model, "eos_token_id", model_file)
+            + _ids(model, "eos_token_id", model_file)
         ),
     )
 

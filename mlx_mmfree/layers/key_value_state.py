@@ -1,8 +1,15 @@
 """The keys and values that attention carries, in buffers that grow in steps or rotate."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import mlx.core as mx
+from mlx.utils import tree_map
+
+from .quantized_array import Quantization, QuantizedArray
+
+Buffer = mx.array | QuantizedArray
+"""Vectors in slots `(B, G, C, K)`; quantised, each of the three arrays has its slots on axis 2."""
 
 GROWTH_STEP = 256
 """Slots are added by this many at a time."""
@@ -15,14 +22,14 @@ class KeyValueState(NamedTuple):
     the latest token `S + p` with `p % W == j`. Rows may have read different numbers of tokens.
 
     Attributes:
-        keys: Rotated keys `(B, G, C, K)` with room for `C` tokens.
-        values: Values `(B, G, C, V)`.
+        keys: Rotated keys `(B, G, C, K)` with room for `C` tokens, or their quantised form.
+        values: Values `(B, G, C, V)`, or their quantised form.
         positions: For each slot in use, `(B, N)` with `N <= C`, the position of its token in the
             row's text; -1 where the row is shorter.
     """
 
-    keys: mx.array
-    values: mx.array
+    keys: Buffer
+    values: Buffer
     positions: mx.array
 
     @classmethod
@@ -45,6 +52,34 @@ class KeyValueState(NamedTuple):
     def lengths(self) -> mx.array:
         """Number of tokens that each row has read, `(B,)`."""
         return mx.max(self.positions, axis=1) + 1
+
+    @property
+    def is_quantized(self) -> bool:
+        return isinstance(self.keys, QuantizedArray)
+
+    def quantized(self, quantization: Quantization) -> "KeyValueState":
+        """The same tokens with keys and values in few bits."""
+        if isinstance(self.keys, QuantizedArray) or isinstance(self.values, QuantizedArray):
+            return self
+        return self._replace(
+            keys=QuantizedArray.encode(self.keys, quantization),
+            values=QuantizedArray.encode(self.values, quantization),
+        )
+
+    def without_last(self, count: int) -> "KeyValueState":
+        """The state before the last `count` tokens of every row; not once slots have rotated."""
+        return self._replace(positions=self.positions[:, : self.positions.shape[1] - count])
+
+    def blank(self, length: int, window: int | None = None, sinks: int = 0) -> "KeyValueState":
+        """What this empty state becomes after `length` tokens, without room, keys and values zero."""
+        slots = length if window is None else min(length, sinks + window)
+        padding = [(0, 0), (0, 0), (0, slots), (0, 0)]
+        ends = mx.full((self.positions.shape[0],), length, mx.int32)
+        return KeyValueState(
+            _each(lambda buffer: mx.pad(buffer, padding), self.keys),
+            _each(lambda buffer: mx.pad(buffer, padding), self.values),
+            _positions(ends, slots, window, sinks),
+        )
 
 
 class Attended(NamedTuple):
@@ -81,27 +116,31 @@ def extend(
         sinks: Number of first tokens that are never overwritten, beside the window.
     """
     length, used = keys.shape[2], state.positions.shape[1]
+    key_dims, value_dims = keys.shape[-1], values.shape[-1]
+    new_keys, new_values = _stored(keys, state.keys), _stored(values, state.values)
     start: int | mx.array = 0 if state.is_empty else state.lengths
     end = mx.broadcast_to(start + (length if counts is None else counts), (keys.shape[0],))
     end = end.astype(mx.int32)
     slots = used + length
     if window is not None and slots > sinks + window:
         if length > 1 or counts is not None:
-            return _rotate_many(state, keys, values, end, window, sinks)
+            seen, positions, state = _rotate_many(state, new_keys, new_values, end, window, sinks)
+            return Attended(_read(seen[0], key_dims), _read(seen[1], value_dims), positions), state
         slots = sinks + window
     state = _with_room(state, slots, None if window is None else sinks + window)
     first = start
     if window is not None and not state.is_empty:
         first = mx.where(start < sinks, start, sinks + (start - sinks) % window)
     state = KeyValueState(
-        _write(state.keys, keys, first),
-        _write(state.values, values, first),
+        _each(lambda buffer, new: _write(buffer, new, first), state.keys, new_keys),
+        _each(lambda buffer, new: _write(buffer, new, first), state.values, new_values),
         _positions(end, slots, window, sinks),
     )
     if used == 0:
-        return Attended(keys, values, None), state
-    attended = Attended(state.keys[:, :, :slots], state.values[:, :, :slots], state.positions)
-    return attended, state
+        return Attended(_read(new_keys, key_dims), _read(new_values, value_dims), None), state
+    in_use = _each(lambda buffer: buffer[:, :, :slots], (state.keys, state.values))
+    attended = (_read(in_use[0], key_dims), _read(in_use[1], value_dims))
+    return Attended(*attended, state.positions), state
 
 
 def _positions(lengths: mx.array, slots: int, window: int | None, sinks: int) -> mx.array:
@@ -115,18 +154,35 @@ def _positions(lengths: mx.array, slots: int, window: int | None, sinks: int) ->
 
 
 def _with_room(state: KeyValueState, slots: int, most: int | None) -> KeyValueState:
-    room = state.keys.shape[2]
+    room = _length(state.keys)
     if slots <= room:
         return state
     grown = -(-slots // GROWTH_STEP) * GROWTH_STEP
     grown = grown if most is None else min(grown, most)
     padding = [(0, 0), (0, 0), (0, grown - room), (0, 0)]
-    return state._replace(keys=mx.pad(state.keys, padding), values=mx.pad(state.values, padding))
+    keys, values = _each(lambda buffer: mx.pad(buffer, padding), (state.keys, state.values))
+    return state._replace(keys=keys, values=values)
+
+
+def _each(function: Callable[..., mx.array], *buffers: Any) -> Any:
+    """The function of each array of one or several buffers."""
+    return tree_map(function, *buffers)
+
+
+def _stored(x: mx.array, buffer: Buffer) -> Buffer:
+    """Vectors in the form of the buffer."""
+    if isinstance(buffer, QuantizedArray):
+        x = x.astype(buffer.scales.dtype)
+        return QuantizedArray.encode(x, buffer.quantization(x.shape[-1]))
+    return x.astype(buffer.dtype)
+
+
+def _read(buffer: Buffer, dims: int) -> mx.array:
+    return buffer.decode(dims) if isinstance(buffer, QuantizedArray) else buffer
 
 
 def _write(buffer: mx.array, new: mx.array, first: int | mx.array) -> mx.array:
     """The buffer with `new` written along axis 2 from `first`, which each row has its own of."""
-    new = new.astype(buffer.dtype)
     if isinstance(first, int):
         first = mx.array([first], mx.int32)
     if first.size == 1:
@@ -138,26 +194,35 @@ def _write(buffer: mx.array, new: mx.array, first: int | mx.array) -> mx.array:
 
 def _rotate_many(
     state: KeyValueState,
-    keys: mx.array,
-    values: mx.array,
+    keys: Buffer,
+    values: Buffer,
     end: mx.array,
     window: int,
     sinks: int,
-) -> tuple[Attended, KeyValueState]:
+) -> tuple[tuple[Buffer, Buffer], mx.array | None, KeyValueState]:
     """Several tokens for a full window: they see the old ones that they then overwrite."""
-    used, length = state.positions.shape[1], keys.shape[2]
+    used, length = state.positions.shape[1], _length(keys)
     start = mx.zeros_like(end) if state.is_empty else state.lengths
     new_positions = start[:, None] + mx.arange(length)
     new_positions = mx.where(new_positions < end[:, None], new_positions, -1)
-    attended = Attended(
-        mx.concatenate([state.keys[:, :, :used], keys.astype(state.keys.dtype)], axis=2),
-        mx.concatenate([state.values[:, :, :used], values.astype(state.values.dtype)], axis=2),
-        None if state.is_empty else mx.concatenate([state.positions, new_positions], axis=1),
+    seen = _each(
+        lambda old, new: mx.concatenate([old[:, :, :used], new], axis=2),
+        (state.keys, state.values),
+        (keys, values),
     )
+    seen_positions = None
+    if not state.is_empty:
+        seen_positions = mx.concatenate([state.positions, new_positions], axis=1)
     slots = sinks + window
     positions = _positions(end, slots, window, sinks)
     is_new = positions >= start[:, None]
     source = mx.where(is_new, used + positions - start[:, None], mx.arange(slots))
     source = source[:, None, :, None]
-    keys, values = (mx.take_along_axis(x, source, axis=2) for x in attended[:2])
-    return attended, KeyValueState(keys, values, positions)
+    keys, values = _each(lambda buffer: mx.take_along_axis(buffer, source, axis=2), seen)
+    return seen, seen_positions, KeyValueState(keys, values, positions)
+
+
+def _length(buffer: Buffer) -> int:
+    """The number of slots."""
+    array = buffer.codes if isinstance(buffer, QuantizedArray) else buffer
+    return array.shape[2]

@@ -17,25 +17,27 @@ def linear_wavelengths(wavelengths: mx.array, factor: float) -> mx.array:
 
 
 def dynamic_wavelengths(
-    dims: int, base: float, *, factor: float, trained_length: int, length: int
+    dims: int, base: float, *, factor: float, trained_length: int, length: int | mx.array
 ) -> mx.array:
     r"""A larger base for texts longer than the trained ones ("dynamic NTK").
 
     .. math::
         b' = b\,\Big(\frac{f\,n}{n_0} - (f - 1)\Big)^{K/(K-2)}, \quad n = \max(\mathrm{length}, n_0)
 
-    The wavelengths depend on the length of the whole text, so keys that were rotated for another
-    length do not fit: choose `length` once for a text.
-
     Args:
-        dims: Head dims `K`.
+        dims: Head dims `K`, more than 2.
         base: The base `b` of training.
         factor: Stretching factor `f`.
         trained_length: The longest text of training, `n_0`.
-        length: The longest text to come.
+        length: The length of the text so far, a number or an array `(...)`.
+
+    Returns:
+        `(K / 2,)`, or `(..., K / 2)` for an array.
     """
-    stretch = factor * max(length, trained_length) / trained_length - (factor - 1.0)
-    return rope_wavelengths(dims, base * stretch ** (dims / (dims - 2)))
+    longest = mx.maximum(length, trained_length)[..., None].astype(mx.float32)
+    stretch = factor * longest / trained_length - (factor - 1.0)
+    pair = mx.arange(0, dims, 2, dtype=mx.float32)
+    return rope_wavelengths(dims, base) * mx.power(stretch, pair / (dims - 2))
 
 
 def llama3_wavelengths(
@@ -109,3 +111,72 @@ class RoPE(nn.Module):
             offset=offset,
             freqs=self._wavelengths,
         )
+
+
+class DynamicRoPE(RoPE):
+    r"""RoPE whose base grows with the text beyond the trained length ("dynamic NTK").
+
+    .. math::
+        \theta = p / \lambda_i(p + 1)
+
+    with the wavelengths of `dynamic_wavelengths` for the text up to and including position p. A
+    query and a key are each rotated once, with the base of the moment when their token was read, as
+    transformers does that reads token by token; cached keys keep their rotation. So a text gives the
+    same whole, in pieces or token by token. transformers rotates a prompt longer than the trained
+    length as a whole with the base of its end, which no earlier token can know, and differs there.
+
+    Args:
+        dims: Head dims `K`, even and more than 2.
+        base: Base of the wavelengths in training.
+        factor: Stretching factor `f`.
+        trained_length: The longest text of training.
+        is_interleaved: As in `RoPE`.
+
+    Shape: as `RoPE`.
+
+    Example:
+        >>> DynamicRoPE(8, factor=2.0, trained_length=4)(mx.ones((1, 2, 3, 8)), offset=5).shape
+        (1, 2, 3, 8)
+    """
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        base: float = 10000.0,
+        factor: float,
+        trained_length: int,
+        is_interleaved: bool = False,
+    ):
+        super().__init__(dims, base=base, is_interleaved=is_interleaved)
+        if dims < 4:
+            raise ValueError(f"[DynamicRoPE] 'dims' must be at least 4 but got {dims}.")
+        if factor < 1 or trained_length < 1:
+            raise ValueError(
+                "[DynamicRoPE] 'factor' and 'trained_length' must be at least 1 but got "
+                f"{factor} and {trained_length}."
+            )
+        self._base = base
+        self._factor = factor
+        self._trained_length = trained_length
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        position = mx.arange(x.shape[2]) + mx.array(offset)[..., None]
+        wavelengths = dynamic_wavelengths(
+            self._dims,
+            self._base,
+            factor=self._factor,
+            trained_length=self._trained_length,
+            length=position + 1,
+        )
+        # (L, K / 2) or (B, 1, L, K / 2)
+        angle = position[..., None] / wavelengths
+        angle = angle[:, None] if angle.ndim == 3 else angle
+        pairs = x.astype(mx.float32).reshape(
+            *x.shape[:-1], *((-1, 2) if self._is_interleaved else (2, -1))
+        )
+        axis = -1 if self._is_interleaved else -2
+        a, b = (part.squeeze(axis) for part in mx.split(pairs, 2, axis=axis))
+        cos, sin = mx.cos(angle), mx.sin(angle)
+        rotated = mx.stack([a * cos - b * sin, a * sin + b * cos], axis=axis)
+        return rotated.reshape(x.shape).astype(x.dtype)

@@ -42,6 +42,21 @@ class TokenMixer(nn.Module):
         """The state before the first position."""
         raise NotImplementedError
 
+    def blank_state(self, batch_size: int, length: int, dtype: mx.Dtype) -> State:
+        """A state of the shapes and dtypes that `length` tokens leave, unpadded.
+
+        `int32` arrays hold what the tokens would leave, the others zeros.
+        """
+        return self.init_state(batch_size, dtype)
+
+    def can_rewind(self, state: State, count: int) -> bool:
+        """Whether `rewound` gives back what the state is now once up to `count` tokens are added."""
+        return False
+
+    def rewound(self, state: State, count: int) -> State:
+        """The state before its last `count` tokens, where `can_rewind` promised it."""
+        raise NotImplementedError
+
     def __call__(
         self, x: mx.array, state: State = None, valid: mx.array | None = None
     ) -> tuple[mx.array, State]:

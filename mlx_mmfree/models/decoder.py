@@ -57,8 +57,8 @@ class Decoder(nn.Module):
     def init_state(self, batch_size: int) -> tuple[State, ...]:
         return tuple(block.init_state(batch_size, self.dtype) for block in self.blocks)
 
-    def _context(self) -> list[dict[str, mx.array]]:
-        """What each block's token mixer is given beside its input."""
+    def context(self) -> list[dict[str, mx.array]]:
+        """What each block's token mixer is given beside its input; it depends on weights alone."""
         return [{}] * len(self.blocks)
 
     def hidden(
@@ -66,13 +66,19 @@ class Decoder(nn.Module):
         tokens: mx.array,
         state: tuple[State, ...] | None = None,
         valid: mx.array | None = None,
+        *,
+        context: Sequence[dict[str, mx.array]] | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
-        """The normed residual stream before the head, `(B, L, D)`, and the new state."""
+        """The normed residual stream before the head, `(B, L, D)`, and the new state.
+
+        `context` is that of `context()`, to be given by a caller who has computed it before.
+        """
+        context = self.context() if context is None else context
         state = self.init_state(tokens.shape[0]) if state is None else state
         x = self.embed(tokens)
         new_state = []
-        for block, context, old in zip(self.blocks, self._context(), state, strict=True):
-            x, new = block(x, old, valid, **context)
+        for block, given, old in zip(self.blocks, context, state, strict=True):
+            x, new = block(x, old, valid, **given)
             new_state.append(new)
         return self.norm(x), tuple(new_state)
 

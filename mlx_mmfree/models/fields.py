@@ -22,7 +22,7 @@ def integer(
     value = _value(config, key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise CheckpointError(
-            f"[config.json] '{key}' must be a whole number from {low} to {high} but got {value!r}."
+            f"[config.json] '{key}' must be a whole number from {low} to {high} but got {value!r:.80}."
         )
     return value
 
@@ -34,7 +34,7 @@ def number(
     value = _value(config, key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise CheckpointError(
-            f"[config.json] '{key}' must be a number from {low} to {high} but got {value!r}."
+            f"[config.json] '{key}' must be a number from {low} to {high} but got {value!r:.80}."
         )
     return float(value)
 
@@ -43,7 +43,7 @@ def boolean(config: Mapping[str, Any], key: str, default: Any = _MISSING) -> boo
     """The truth value under `key`."""
     value = _value(config, key, default)
     if not isinstance(value, bool):
-        raise CheckpointError(f"[config.json] '{key}' must be true or false but got {value!r}.")
+        raise CheckpointError(f"[config.json] '{key}' must be true or false but got {value!r:.80}.")
     return value
 
 

@@ -27,7 +27,7 @@ MODEL_TYPES = ("hgrn_bit",)
 QUANT_METHODS = ("mmfree",)
 
 WEIGHT_NAMES: dict[str, str | None] = {
-    "model.embeddings.weight": "embed.weight",
+    "model.embeddings": "embed",
     "model.lower_bounds": "lower_bounds",
     "model.layers.{}.attn_norm.weight": "blocks.{}.token_norm.weight",
     "model.layers.{}.attn.i_proj": "blocks.{}.token_mixer.input_proj",
@@ -164,9 +164,9 @@ class HGRNBit(Decoder):
     blocks, so the first block has none.
     """
 
-    def _context(self) -> list[dict[str, mx.array]]:
+    def context(self) -> list[dict[str, mx.array]]:
         if "lower_bounds" not in self:
-            return super()._context()
+            return super().context()
         shares = mx.softmax(self.lower_bounds.astype(mx.float32), axis=0)
         bounds = (mx.cumsum(shares, axis=0) - shares[:1]).astype(self.dtype)
         return [{}, *({"lower_bound": bounds[n]} for n in range(1, len(self.blocks)))]

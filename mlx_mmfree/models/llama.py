@@ -16,14 +16,14 @@ from ..layers import RoPE
 from ..token_mixers import GQA
 from .block import Block
 from .decoder import Decoder
-from .fields import boolean, integer, number, refuse_unless
+from .fields import boolean, integer, number, refuse_unless, section
 from .initialization import draw_weights
 from .rotation import Rotation
 from .ternary_linears import TernaryLinears, linear_of
 
 MODEL_TYPES = ("llama",)
 
-QUANT_METHODS = ("mmfree", "bitnet")
+QUANT_METHODS = ("mmfree", "bitnet", "affine")
 
 LINEARS = {
     "self_attn.q_proj": "token_mixer.query_proj",
@@ -91,7 +91,7 @@ class Config:
         attention_bias: Whether the projections of attention have a bias.
         mlp_bias: Whether those of the feed-forward have one.
         tie_word_embeddings: The head reads the embedding's weight.
-        max_position_embeddings: The longest text of training; no effect.
+        max_position_embeddings: The longest text of training, where dynamic scaling begins.
         initializer_range: Standard deviation of freshly made weights.
     """
 
@@ -126,6 +126,11 @@ class Config:
             raise CheckpointError(
                 f"[config.json] 'head_dim' must be even, for rotary positions, but got {self.head_dim}."
             )
+        if self.rotation.scaling == "dynamic" and self.head_dim < 4:
+            raise CheckpointError(
+                "[config.json] 'head_dim' must be at least 4 for dynamic scaling but got "
+                f"{self.head_dim}."
+            )
 
     @classmethod
     def from_hub(cls, config: Mapping[str, Any]) -> "Config":
@@ -136,6 +141,7 @@ class Config:
             UnsupportedModelError: A key asks for mathematics that are not implemented.
         """
         refuse_unless(config, _FIXED | {"hidden_act": cls.hidden_act})
+        config = _without_copy(config)
         dims = integer(config, "hidden_size", high=2**17)
         heads = integer(config, "num_attention_heads", high=2**12)
         if config.get("head_dim") is None and dims % heads:
@@ -208,6 +214,17 @@ class Config:
     @property
     def _hub_class(self) -> str:
         return "BitnetForCausalLM" if self.has_sub_norms else "LlamaForCausalLM"
+
+
+def _without_copy(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without a `quantization_config` that only repeats `quantization`, as MLX writes it.
+
+    It says how weights are stored, not what linears compute.
+    """
+    described = section(config, "quantization_config")
+    if config.get("quantization") is None or "quant_method" in described:
+        return config
+    return {key: value for key, value in config.items() if key != "quantization_config"}
 
 
 def build(config: Config) -> Decoder:

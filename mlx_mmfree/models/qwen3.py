@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..errors import UnsupportedModelError
 from . import llama
 from .decoder import Decoder
 from .fields import refuse_unless
 
 MODEL_TYPES = ("qwen3",)
 
-QUANT_METHODS = ("mmfree", "affine")
+QUANT_METHODS = ("mmfree", "bitnet", "affine")
 
 WEIGHT_NAMES = llama.WEIGHT_NAMES | {
     "model.layers.{}.self_attn.q_norm.weight": "blocks.{}.token_mixer.query_norm.weight",
@@ -41,15 +40,6 @@ class Config(llama.Config):
             UnsupportedModelError: A key asks for mathematics that are not implemented.
         """
         refuse_unless(config, {"use_sliding_window": False})
-        rotated = [key for key in config if "hadamard" in key or "rotation" in key]
-        if rotated:
-            raise UnsupportedModelError(
-                f"[config.json] {rotated[0]!r:.80} must be absent: weights in a rotated basis, as "
-                "those of Ternary Bonsai 2, are not read."
-            )
-        if config.get("quantization") is not None:
-            # written twice by MLX; it says how weights are stored, not what linears compute
-            config = {key: value for key, value in config.items() if key != "quantization_config"}
         read = super().from_hub(config)
         return read if isinstance(read, Config) else cls(**vars(read))
 

@@ -16,6 +16,8 @@ from ..layers.token_mixer import LinearFactory
 from .fields import boolean, number, refuse_unless, section
 
 _STORAGE_KEYS = {"quant_method", "linear_class", "quantization_mode", "bits", "format_version"}
+# Packed linears of a dense model, whose activations stay floats.
+_DENSE = "linear"
 _OWN_KEYS = {"modules_to_not_convert", "use_rms_norm", "rms_norm_eps"}
 
 
@@ -40,7 +42,7 @@ class TernaryLinears:
             UnsupportedModelError: A key is not known.
         """
         described = section(config, "quantization_config")
-        if not described:
+        if not described or described.get("linear_class") == _DENSE:
             return None
         refuse_unless(described, dict.fromkeys(set(described) - _STORAGE_KEYS - _OWN_KEYS))
         excluded = described.get("modules_to_not_convert")

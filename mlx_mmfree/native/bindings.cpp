@@ -2,12 +2,16 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "bit_linear/bit_linear.h"
 #include "cpu/kernels.h"
 #include "cpu/thread_pool.h"
 #include "dense_matmul/dense_matmul.h"
 #include "linear_scan/linear_scan.h"
+#include "mlgru_step/mlgru_step.h"
+#include "mlx/compile.h"
 #include "probe/probe.h"
 #include "rms_norm_quantize/rms_norm_quantize.h"
 #include "ternary_matmul/ternary_matmul.h"
@@ -76,6 +80,49 @@ NB_MODULE(_ext, m) {
 
         Returns:
             Codes, float32 (..., D), and their scale, float32 (..., 1).)");
+
+  m.def("bit_linear", &mmfree::bit_linear, "x"_a, "projections"_a, "eps"_a.none(), "half_away"_a,
+        "codes"_a, "gate"_a, "norm"_a.none(), "norm_eps"_a.none(), "residual"_a.none(),
+        R"(Ternary projections of one input, with gating, norms, quantisation, scales and residual.
+
+        Args:
+            x: Activations (..., D), or gate and up halves (..., 2D) with a gate; float32, float16 or
+                bfloat16, as all floats here.
+            projections: Packed trits uint32 (N, padded D / 16), scale float32 (1,) or (N,) and, with
+                eps, the weight of a norm (D,), of each matrix.
+            eps: Epsilon of the projections' norms, or None for no norms.
+            half_away: Whether ties of codes go away from zero, else to even.
+            codes: Whether the activations are quantised to 8 bits.
+            gate: "silu", "relu2", "gelu" or "relu"; empty for none.
+            norm: Weight of the norm before all projections, (D,), or None.
+            norm_eps: Its epsilon, or None.
+            residual: Added to the result, of its shape, or None.
+
+        Returns:
+            The results side by side, in the dtype of x.)");
+
+  m.def("mlgru_step", &mmfree::mlgru_step, "gates"_a, "state"_a, "weight"_a, "eps"_a,
+        "lower_bound"_a.none(), "valid"_a.none(),
+        R"(Gates, recurrence and gated output of MLGRU.
+
+        Args:
+            gates: Input, forget and output gates side by side, (B, L, 3E), any of the float types.
+            state: (B, E) float32.
+            weight: Scale of the norm of the output gate, (E,).
+            eps: Epsilon of that norm.
+            lower_bound: Of the forget gate, (E,), or None.
+            valid: Booleans (B, L), or None.
+
+        Returns:
+            The output (B, L, E) in the dtype of the gates and the last state (B, E).)");
+
+  m.def(
+      "set_fusion",
+      [](bool is_on) {
+        mlx::core::set_compile_mode(is_on ? mlx::core::CompileMode::enabled
+                                          : mlx::core::CompileMode::no_fuse);
+      },
+      "on"_a, "Whether mx.compile, which must be enabled, fuses operations.");
 
   m.def("read_seconds", &mmfree::read_seconds, "arrays"_a,
         "The time to read all of the arrays once and do hardly anything else with them.");

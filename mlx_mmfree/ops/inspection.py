@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from .. import native
+from . import self_check
 from .activations import ACTIVATIONS
 from .bit_linear import Projection
 from .dense_matmul import BITS, Quantization
 from .dispatch import backend_report
-from .self_check import checked_kernels
 from .ternary import packed_width
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -74,8 +74,10 @@ def operation_reports() -> dict[str, dict[str, str | None]]:
     """For each operation and each backend it has, why it cannot run here (`None`: it can).
 
     Asks with small arguments of every kind that the layers use, so that every Metal kernel is
-    checked where there is Metal; a backend that refuses any of them shows its first reason.
+    checked where there is Metal, whatever was found before; a backend that refuses any of them
+    shows its first reason.
     """
+    self_check.check_again()
     package = __name__.rpartition(".")[0]
     found: dict[str, dict[str, str | None]] = {}
     for op, calls in _calls().items():
@@ -89,7 +91,7 @@ def operation_reports() -> dict[str, dict[str, str | None]]:
 
 def metal_kernels() -> dict[str, str | None]:
     """Returns each Metal kernel checked so far with its fault, None for a sound one."""
-    return checked_kernels()
+    return self_check.checked_kernels()
 
 
 def _calls() -> dict[str, Iterator[Call]]:

@@ -5,12 +5,24 @@ from typing import Any
 
 import mlx.core as mx
 
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+SIMD_GROUP = 32
+"""Number of lanes of a SIMD group."""
+
 
 def unavailable() -> str | None:
     """Returns None if Metal kernels can run on the default device, else the reason."""
     if mx.metal.is_available() and mx.default_device() == mx.Device(mx.gpu):
         return None
     return "no Metal device"
+
+
+def not_floats(*arrays: mx.array | None) -> str | None:
+    """Returns why kernels cannot take these arrays, or None if all are floats."""
+    for array in arrays:
+        if array is not None and array.dtype not in FLOATS:
+            return f"it takes float32, float16 or bfloat16, not {array.dtype}"
+    return None
 
 
 def launch(

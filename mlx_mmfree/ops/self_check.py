@@ -1,52 +1,147 @@
 """Checks every kernel on the device that is to run it, against the operation's definition.
 
 At its first use a kernel computes one tiny input. If it does not compile, fails or differs, it is
-switched off for the process with one warning, and the work goes to the next backend.
+switched off with one warning, and the work goes to the next backend. The results are kept in the
+library's cache folder, so that the next process does not check again.
 """
 
+import json
+import os
+import secrets
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
+from hashlib import sha256
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import mlx.core as mx
+
+from ..platform.cache_folder import cache_folder
+from .dispatch import use_backend
 
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 5e-2}
 """Largest error allowed, relative to the largest value of the definition, by dtype of the result."""
 
-_faults: dict[tuple[str, str, str], str | None] = {}
+Faults = dict[str, str | None]
+
+
+class _Check(NamedTuple):
+    kernel: str
+    fault: str | None
+
+
+_checks: dict[tuple[Any, ...], _Check] = {}
+_kept: dict[Path, Faults] = {}
 
 
 def kernel_fault(
     kernel: str,
     run: Callable[..., Any],
     reference: Callable[..., Any],
-    make_inputs: Callable[[], tuple[Any, ...]],
+    make_inputs: Callable[[], Sequence[Any]],
+    **variant: Any,
 ) -> str | None:
     """Returns why a kernel must not be used on the default device, or None.
 
-    The answer is kept for each kernel, device and version of MLX; only the first call computes.
+    The answer is kept for each kernel, variant, device, version of MLX and text of the operations;
+    only the first call computes.
 
     Args:
-        kernel: Name of the kernel, with all that selects the code that is compiled.
+        kernel: Name of the kernel.
         run: Runs the kernel.
         reference: The definition; computed on the CPU.
         make_inputs: Makes the arguments of both.
+        variant: All that selects the code that is compiled.
     """
-    kernel = kernel.replace("mlx.core.", "")
-    device, mlx_version = _device_name(mx.default_device().type), _mlx_version()
-    key = (kernel, device, mlx_version)
-    if key not in _faults:
-        _faults[key] = _difference(run, reference, make_inputs())
-        if fault := _faults[key]:
+    device = _device_name(mx.default_device().type)
+    key = (device, kernel, *variant.values())
+    if key not in _checks:
+        values = ", ".join(f"{name}={value}" for name, value in variant.items())
+        name = f"{kernel}({values})".replace("mlx.core.", "")
+        fault = _kept_or_new_fault(device, name, lambda: _difference(run, reference, make_inputs()))
+        _checks[key] = _Check(name, fault)
+        if fault:
             warnings.warn(
-                f"[mlx_mmfree] The Metal kernel {kernel} is switched off on {device} with MLX "
-                f"{mlx_version}: {fault}. Other code does its work, slower.",
+                f"[mlx_mmfree] The Metal kernel {name} is switched off on {device} with MLX "
+                f"{_mlx_version()}: {fault}. Other code does its work, slower.",
                 RuntimeWarning,
                 stacklevel=2,
             )
-    return _faults[key]
+    return _checks[key].fault
+
+
+def checked_kernels() -> Faults:
+    """Returns each kernel checked so far with its fault, None for a sound one."""
+    return dict(_checks.values())
+
+
+def check_again() -> None:
+    """Forgets all results on the default device, those kept in the cache folder too."""
+    _checks.clear()
+    if file := _file(_device_name(mx.default_device().type)):
+        _kept[file] = {}
+
+
+def packed_pattern(outputs: int, words: int) -> mx.array:
+    """Packed trits of all three kinds, the same in every process; `(outputs, words)`."""
+    pattern = mx.arange(outputs * words, dtype=mx.uint32).reshape(outputs, words) * 2654435761
+    # no code may be 3
+    return pattern - mx.bitwise_and(mx.bitwise_and(pattern, pattern >> 1), 0x55555555)
+
+
+def _kept_or_new_fault(device: str, name: str, check: Callable[[], str | None]) -> str | None:
+    file = _file(device)
+    if file is None:
+        return check()
+    if file not in _kept:
+        _kept[file] = _read(file)
+    known = _kept[file]
+    if name not in known:
+        known[name] = check()
+        _write(file, known)
+    return known[name]
+
+
+def _file(device: str) -> Path | None:
+    folder = cache_folder()
+    if folder is None:
+        return None
+    facts = "\0".join((device, _mlx_version(), _text_of_operations()))
+    return folder / "kernel_checks" / f"{sha256(facts.encode()).hexdigest()[:16]}.json"
+
+
+def _read(file: Path) -> Faults:
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: fault for name, fault in found.items() if fault is None or isinstance(fault, str)}
+
+
+def _write(file: Path, faults: Faults) -> None:
+    temporary = file.with_name(f".{secrets.token_hex(4)}-{file.name}")
+    # a folder that cannot be written costs a check for each process
+    with suppress(OSError):
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(faults, indent=1))
+            os.replace(temporary, file)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@cache
+def _text_of_operations() -> str:
+    """A digest of all that a kernel is made from and launched by."""
+    digest = sha256()
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 @cache
@@ -59,15 +154,10 @@ def _mlx_version() -> str:
     return version("mlx")
 
 
-def checked_kernels() -> dict[str, str | None]:
-    """Returns each kernel checked so far with its fault, None for a sound one."""
-    return {kernel: fault for (kernel, _, _), fault in _faults.items()}
-
-
 def _difference(
-    run: Callable[..., Any], reference: Callable[..., Any], inputs: tuple[Any, ...]
+    run: Callable[..., Any], reference: Callable[..., Any], inputs: Sequence[Any]
 ) -> str | None:
-    with mx.stream(mx.cpu):
+    with mx.stream(mx.cpu), use_backend("reference"):
         wanted = _as_list(reference(*inputs))
         mx.eval(wanted)
     try:

@@ -1,5 +1,6 @@
 """Grouped-query attention (Ainslie et al., arXiv 2305.13245)."""
 
+from copy import copy
 from typing import Any, ClassVar
 
 import mlx.core as mx
@@ -7,10 +8,14 @@ import mlx.nn as nn
 
 from ..layers import project
 from ..layers.key_value_state import Attended, KeyValueState, extend
+from ..layers.quantized_array import GROUP_SIZES, Quantization
 from ..layers.rope import RoPE
 from ..layers.token_mixer import LinearFactory, TokenMixer
 from ..ops import attention
 from ..ops.attention import Mask
+
+SINKS = 4
+"""First tokens that stay in a state of limited size."""
 
 
 class GQA(TokenMixer):
@@ -38,6 +43,9 @@ class GQA(TokenMixer):
         window: Each token sees only tokens nearer than this, itself included: `|t - j| < window`.
         sinks: Number of first tokens that every token sees beside its window (StreamingLLM, Xiao et
             al., arXiv 2309.17453), as near as if the text between had never been.
+        quantization: Stores keys and values in few bits. A token's are rounded before anything
+            attends to them, itself included.
+        quantization_start: The state stays exact until it has so many slots, or its window is full.
 
     Shape:
         `x` and `y`: `(B, L, D)`.
@@ -69,6 +77,8 @@ class GQA(TokenMixer):
         is_causal: bool = True,
         window: int | None = None,
         sinks: int = 0,
+        quantization: Quantization | None = None,
+        quantization_start: int = 0,
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -79,11 +89,13 @@ class GQA(TokenMixer):
                 f"{sinks}."
             )
         head_dim = dims // num_heads if head_dim is None else head_dim
-        self._head_dim = head_dim
-        self._num_kv_heads = num_kv_heads
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
         self._is_causal = is_causal
         self._window = window
         self._sinks = sinks
+        self._set_quantization(quantization, quantization_start)
         self.query_proj = linear(dims, num_heads * head_dim, bias=bias)
         self.key_proj = linear(dims, num_kv_heads * head_dim, bias=bias)
         self.value_proj = linear(dims, num_kv_heads * head_dim, bias=bias)
@@ -96,11 +108,85 @@ class GQA(TokenMixer):
         if output_norm_eps is not None:
             self.output_norm = nn.RMSNorm(num_heads * head_dim, eps=output_norm_eps)
 
+    def with_state(
+        self,
+        *,
+        max_size: int | None = None,
+        quantization: Quantization | None = None,
+        quantization_start: int = 0,
+    ) -> "GQA":
+        """The same attention, with the same weights, that keeps less in its state.
+
+        Args:
+            max_size: The state holds at most so many tokens: the first 4 as sinks, and the last ones
+                as a window, unless the mixer's own are smaller.
+            quantization: Stores keys and values in few bits.
+            quantization_start: When that begins.
+
+        Raises:
+            ValueError: There is no room beside the sinks, or the groups do not fit the heads.
+        """
+        mixer = copy(self)
+        if not self._is_causal:
+            return mixer
+        if max_size is not None:
+            if not SINKS < max_size < 2**31:
+                raise ValueError(
+                    f"[GQA] 'max_size' must be larger than {SINKS}, the first tokens that always "
+                    f"stay, and below 2**31 but got {max_size}."
+                )
+            if self.capacity is None or self.capacity > max_size:
+                mixer._window, mixer._sinks = max_size - SINKS, SINKS
+        mixer._set_quantization(quantization, quantization_start)
+        return mixer
+
+    def _set_quantization(self, quantization: Quantization | None, start: int) -> None:
+        _check_quantization(quantization, start, self.head_dim)
+        self._quantization = quantization
+        self._quantization_start = start
+
+    @property
+    def capacity(self) -> int | None:
+        """The most slots of a state, `None` without a window."""
+        return None if self._window is None else self._sinks + self._window
+
+    @property
+    def _exact_slots(self) -> int | None:
+        """Slots in use with which a state is quantised; `None`: never."""
+        if self._quantization is None:
+            return None
+        start = self._quantization_start
+        return start if self.capacity is None else min(start, self.capacity)
+
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> KeyValueState | tuple[()]:
         if not self._is_causal:
             return ()
-        heads, dims = self._num_kv_heads, self._head_dim
-        return KeyValueState.empty(batch_size, heads, dims, dims, dtype)
+        heads, dims = self.num_kv_heads, self.head_dim
+        state = KeyValueState.empty(batch_size, heads, dims, dims, dtype)
+        return self._quantized(state) if self._exact_slots == 0 else state
+
+    def blank_state(
+        self, batch_size: int, length: int, dtype: mx.Dtype
+    ) -> KeyValueState | tuple[()]:
+        state = self.init_state(batch_size, dtype)
+        if isinstance(state, KeyValueState):
+            exact = self._exact_slots
+            if exact is not None and length > exact:
+                state = self._quantized(state)
+            state = state.blank(length, self._window, self._sinks)
+        return state
+
+    def can_rewind(self, state: KeyValueState | tuple[()], count: int) -> bool:
+        exact = self._exact_slots
+        if self._window is not None or not isinstance(state, KeyValueState):
+            return False
+        return exact is None or state.is_quantized or state.positions.shape[1] + count <= exact
+
+    def rewound(self, state: KeyValueState, count: int) -> KeyValueState:
+        return state.without_last(count)
+
+    def _quantized(self, state: KeyValueState) -> KeyValueState:
+        return state if self._quantization is None else state.quantized(self._quantization)
 
     def __call__(
         self,
@@ -109,12 +195,12 @@ class GQA(TokenMixer):
         valid: mx.array | None = None,
     ) -> tuple[mx.array, KeyValueState | tuple[()]]:
         if valid is None:
-            return self._attend(x, state, None)
+            return self._read(x, state, None)
         # Padding moves behind the tokens, where a causal mask hides it.
         order = mx.argsort(mx.where(valid, 0, x.shape[1]) + mx.arange(x.shape[1]), axis=1)
         x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
         x = mx.take_along_axis(x, order[..., None], axis=1)
-        y, state = self._attend(x, state, valid.sum(axis=1))
+        y, state = self._read(x, state, valid.sum(axis=1))
         y = mx.take_along_axis(y, mx.argsort(order, axis=1)[..., None], axis=1)
         return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), state
 
@@ -127,10 +213,10 @@ class GQA(TokenMixer):
         **context: Any,
     ) -> tuple[mx.array, KeyValueState | tuple[()]]:
         if valid is None:
-            return self._attend(x, state, None, norm, x, **context)
+            return self._read(x, state, None, norm, x, **context)
         return super().residual(x, norm, state, valid, **context)
 
-    def _attend(
+    def _read(
         self,
         x: mx.array,
         state: KeyValueState | tuple[()] | None,
@@ -138,13 +224,40 @@ class GQA(TokenMixer):
         norm: nn.Module | None = None,
         residual: mx.array | None = None,
     ) -> tuple[mx.array, KeyValueState | tuple[()]]:
-        """Attention where the first `counts` tokens of each row are real."""
+        """`_attend`, in two parts where the state is to be quantised between them."""
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
+        exact = self._exact_slots
+        if exact is None or not isinstance(state, KeyValueState) or state.is_quantized:
+            return self._attend(x, state, counts, norm, residual)
+        first = exact - state.positions.shape[1]
+        if first <= 0:
+            return self._attend(x, self._quantized(state), counts, norm, residual)
+        if first >= x.shape[1]:
+            return self._attend(x, state, counts, norm, residual)
+        parts = []
+        for part in (slice(0, first), slice(first, None)):
+            real = None
+            if counts is not None:
+                real = mx.clip(counts - (part.start or 0), 0, first if part.stop else None)
+            added = None if residual is None else residual[:, part]
+            y, state = self._read(x[:, part], state, real, norm, added)
+            parts.append(y)
+        return mx.concatenate(parts, axis=1), state
+
+    def _attend(
+        self,
+        x: mx.array,
+        state: KeyValueState | tuple[()],
+        counts: mx.array | None,
+        norm: nn.Module | None = None,
+        residual: mx.array | None = None,
+    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
+        """Attention where the first `counts` tokens of each row are real."""
         start: int | mx.array = 0
         if isinstance(state, KeyValueState) and not state.is_empty:
             start = state.lengths
         projected = project(x, (self.query_proj, self.key_proj, self.value_proj), norm=norm)
-        kv_dims = self._num_kv_heads * self._head_dim
+        kv_dims = self.num_kv_heads * self.head_dim
         query, key, value = mx.split(projected, [-2 * kv_dims, -kv_dims], axis=-1)
         plain_queries = self._heads(query, "query_norm")
         queries = self._rotate(plain_queries, start)
@@ -164,7 +277,7 @@ class GQA(TokenMixer):
 
     def _heads(self, x: mx.array, norm: str = "") -> mx.array:
         """`(B, L, heads * K)` to `(B, heads, L, K)`, normed if there is such a norm."""
-        x = x.reshape(*x.shape[:2], -1, self._head_dim).swapaxes(1, 2)
+        x = x.reshape(*x.shape[:2], -1, self.head_dim).swapaxes(1, 2)
         return self[norm](x) if norm in self else x
 
     def _rotate(self, x: mx.array, start: int | mx.array) -> mx.array:
@@ -235,3 +348,16 @@ def _check_heads(
     for name, value in (("head_dim", head_dim), ("window", window)):
         if value is not None and value < 1:
             raise ValueError(f"[GQA] '{name}' must be positive but got {value}.")
+
+
+def _check_quantization(quantization: Quantization | None, start: int, head_dim: int) -> None:
+    if start < 0:
+        raise ValueError(f"[GQA] 'quantization_start' must not be negative but got {start}.")
+    if quantization is None or head_dim % quantization.group_size == 0:
+        return
+    fitting = [str(size) for size in GROUP_SIZES if head_dim % size == 0]
+    way_out = f"Use {' or '.join(fitting)}." if fitting else "Keep keys and values exact."
+    raise ValueError(
+        f"[GQA] 'group_size' of the quantization must divide 'head_dim' but got "
+        f"{quantization.group_size} for {head_dim}. {way_out}"
+    )

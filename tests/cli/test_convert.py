@@ -1,14 +1,18 @@
-"""`mmfree convert` on a small float checkpoint."""
+"""`mmfree convert` on small checkpoints."""
 
 import shutil
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from mlx_mmfree.cli import main
+from mlx_mmfree.evaluation import measure_perplexity
 from mlx_mmfree.generation import generate_tokens
-from mlx_mmfree.hub import load, load_model, save_model
+from mlx_mmfree.hub import convert as convert_checkpoint
+from mlx_mmfree.hub import load, load_model, open_checkpoint, save_model
+from mlx_mmfree.hub.folder_plan import FloatForms
 from tests.hub.checkpoints import edit_json, tiny_transformer
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
@@ -50,6 +54,80 @@ def test_existing_folder_is_kept(
     assert convert("--model", folder, "--mlx-path", target) == 2
     assert "must be a new or empty folder" in capsys.readouterr().err
     assert {file: file.read_bytes() for file in target.iterdir()} == before
+
+
+def test_table_and_card(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = shutil.copytree(folder, tmp_path / "source")
+    (source / "LICENSE").write_text("Apache License\nVersion 2.0, January 2004\n")
+    assert convert("--model", source, "--mlx-path", tmp_path / "out", "--embed-bits", 8) == 0
+    out = capsys.readouterr().out.splitlines()
+    forms = FloatForms(embed_bits=8)
+    report = convert_checkpoint(open_checkpoint(source), tmp_path / "again", forms=forms)
+    total = next(line.split() for line in out if line.startswith("total"))
+    assert total[1] == str(report.total.tensors)
+    assert total[4] == f"{report.total.source_bytes:,}"
+    assert any("codes of ternary matrices are equal" in line for line in out)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "license: apache-2.0" in card and "--trust-remote-code" in card
+    assert "mmfree convert --model source --mlx-path out --embed-bits 8" in card
+    assert str(tmp_path) not in card
+    assert (tmp_path / "out" / "LICENSE").is_file()
+
+
+def test_without_comparison(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert("--model", folder, "--mlx-path", tmp_path / "m", "--no-verify") == 0
+    assert "Not compared with the source." in capsys.readouterr().out
+    assert "was not compared" in (tmp_path / "m" / "README.md").read_text()
+
+
+def test_folder_is_replaced_on_demand(folder: Path, tmp_path: Path) -> None:
+    target = shutil.copytree(folder, tmp_path / "target")
+    assert convert("--model", folder, "--mlx-path", target, "--overwrite", "--no-verify") == 0
+    assert (target / "hgrn_bit.py").is_file()
+
+
+@pytest.mark.parametrize("kind", ["tensor", "group"])
+def test_dense_to_ternary(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    sizes = {"vocab_size": 518, "hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
+    save_model(tmp_path / "s", tiny_transformer(linears=None, **sizes), GOLDENS / "tokenizer_bpe")
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time there was a little dog.")
+    flags = ("--ternarize", kind, "--text-file", text)
+    assert convert("--model", tmp_path / "s", "--mlx-path", tmp_path / "m", *flags) == 0
+    out = capsys.readouterr().out
+    assert "without fine-tuning" in out
+    for name, place in (("source", "s"), ("ternary", "m")):
+        model, tokenizer = load(tmp_path / place)
+        tokens = np.array(tokenizer.encode(text.read_text()), np.int32)
+        loss = measure_perplexity(model, tokens, text.stat().st_size).loss
+        assert f"{name}: {loss:.4f} nats a token" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--text-file", __file__), "must come with 'ternarize'"),
+        (("--gguf-type", "i2_s"), "must come with '--to gguf'"),
+        (("--keep-masters",), "must come with '--to hf'"),
+        (("--ternarize", "--text-file", "absent.txt"), "must be a file"),
+        (("--embed-bits", "3"), "invalid choice"),
+        (("--upload-repo", "no-owner"), "'owner/name'"),
+        (("--ternarize",), "It is for llama and qwen3"),
+    ],
+    ids=str,
+)
+def test_flags_that_do_not_fit(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    message: str,
+) -> None:
+    assert convert("--model", folder, "--mlx-path", tmp_path / "m", *flags) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
 
 
 def test_model_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,4 +22,5 @@ if __name__ == "__main__":
         "-W",
         "ignore::pytest.PytestUnraisableExceptionWarning",
     ]
-    sys.exit(pytest.main(["tests/ops/test_metal.py", *quiet, *sys.argv[1:]]))
+    files = ["tests/ops/test_metal.py", "tests/ops/test_metal_fused.py"]
+    sys.exit(pytest.main([*files, *quiet, *sys.argv[1:]]))

@@ -1,6 +1,5 @@
 """Perplexity against a plain computation, token by token."""
 
-import itertools
 import math
 from typing import Any
 
@@ -8,29 +7,99 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.evaluation import measure_perplexity
+from mlx_mmfree.evaluation import Perplexity, is_recurrent, measure_perplexity
+from mlx_mmfree.evaluation import perplexity as perplexity_module
+from mlx_mmfree.models import Decoder, hgrn_bit, llama
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 23,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "intermediate_size": 24,
+    "initializer_range": 0.5,
+}
 
 
 class Bigram:
     """A model whose logits depend on the current token only."""
 
+    vocab_size = 11
+
     def __init__(self) -> None:
         self.table = np.random.default_rng(0).normal(size=(11, 11)).astype(np.float32)
 
-    def __call__(self, tokens: mx.array) -> tuple[mx.array, Any]:
-        return mx.array(self.table)[tokens], ()
+    def hidden(self, tokens: mx.array, state: Any) -> tuple[mx.array, Any]:
+        return mx.array(np.eye(11, dtype=np.float32))[tokens], ()
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        return hidden @ mx.array(self.table)
+
+
+def nats_of(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    logits = logits.astype(np.float64)
+    logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+    return -logits[np.arange(len(tokens)), tokens]
+
+
+def recurrent() -> Decoder:
+    mx.random.seed(1)
+    return hgrn_bit.build(hgrn_bit.Config(**SIZES))
+
+
+def transformer() -> Decoder:
+    mx.random.seed(1)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    return llama.build(llama.Config(**SIZES, **heads))
 
 
 @pytest.mark.parametrize("count", [2, 9, 17, 100])
 @pytest.mark.parametrize("length", [1, 4, 8])
-def test_every_token_but_the_first_counts_once(count: int, length: int) -> None:
+@pytest.mark.parametrize("logits_at_a_time", [11, 50, 2**25])
+def test_every_token_but_the_first_counts_once(
+    count: int, length: int, logits_at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(perplexity_module, "LOGITS_AT_A_TIME", logits_at_a_time)
     model = Bigram()
     tokens = np.random.default_rng(count).integers(0, 11, count).astype(np.int32)
-    result = measure_perplexity(model, tokens, 50, length=length, batch_size=3)
-    table = model.table.astype(np.float64)
-    table -= np.log(np.exp(table).sum(1, keepdims=True))
-    want = -sum(table[a, b] for a, b in itertools.pairwise(tokens))
-    assert result.tokens == count - 1
-    assert result.nats == pytest.approx(want, rel=1e-5)
-    assert result.perplexity == pytest.approx(math.exp(want / (count - 1)), rel=1e-5)
-    assert result.bits_per_byte == pytest.approx(want / math.log(2) / 50, rel=1e-5)
+    done: list[int] = []
+    result = measure_perplexity(
+        model, tokens, 50, length=length, batch_size=3, progress=done.append
+    )
+    nats = nats_of(model.table[tokens[:-1]], tokens[1:])
+    assert result.tokens == sum(done) == count - 1
+    assert result.nats == pytest.approx(nats.sum(), rel=1e-5)
+    assert result.perplexity == pytest.approx(math.exp(nats.mean()), rel=1e-5)
+    assert result.bits_per_byte == pytest.approx(nats.sum() / math.log(2) / 50, rel=1e-5)
+    if count == 2:
+        assert math.isnan(result.standard_error)
+    else:
+        error = math.exp(nats.mean()) * nats.std(ddof=1) / math.sqrt(count - 1)
+        assert result.standard_error == pytest.approx(error, rel=1e-3)
+
+
+def test_equal_losses_have_no_error() -> None:
+    assert (
+        Perplexity(nats=0.3 * 7, squared_nats=0.09 * 7, tokens=7, size_bytes=1).standard_error
+        < 1e-7
+    )
+
+
+@pytest.mark.parametrize("make", [recurrent, transformer])
+def test_carried_state_equals_one_pass(make: Any) -> None:
+    model = make()
+    tokens = np.random.default_rng(0).integers(0, 23, 41).astype(np.int32)
+    logits = np.array(model(mx.array(tokens[None, :-1]))[0][0])
+    whole = nats_of(logits, tokens[1:]).sum()
+    carried = measure_perplexity(model, tokens, 1, length=7, carries_state=True)
+    assert carried.nats == pytest.approx(whole, rel=1e-5)
+    windows = [tokens[start : start + 8] for start in range(0, 40, 7)]
+    alone = sum(
+        nats_of(np.array(model(mx.array(row[None, :-1]))[0][0]), row[1:]).sum() for row in windows
+    )
+    assert abs(alone - whole) > 1e-3 * whole
+    assert measure_perplexity(model, tokens, 1, length=7).nats == pytest.approx(alone, rel=1e-5)
+
+
+def test_recurrent_models_are_told_from_attention() -> None:
+    assert is_recurrent(recurrent())
+    assert not is_recurrent(transformer())

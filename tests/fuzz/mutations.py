@@ -12,8 +12,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlx_mmfree.hub import load_model, save, save_model
+from mlx_mmfree.hub import load_model, safetensors_writer, save_model
 from mlx_mmfree.models.rotation import Rotation
+from tests.fuzz.gguf_mutations import GGUF_MUTATIONS, make_gguf_sources
+from tests.fuzz.torch_mutations import odd_directory, odd_pickle, torch_sources
 from tests.hub.checkpoints import (
     GOLDENS,
     split_safetensors,
@@ -79,18 +81,23 @@ def make_sources(folder: Path) -> list[Path]:
         "convolution": {"conv_size": 3, "share_conv_kernel": False},
         "sharded": {},
     }
-    limit = save.MAX_SHARD_BYTES
+    limit = safetensors_writer.MAX_SHARD_BYTES
     for kind, options in kinds.items():
         tokenizer = GOLDENS / ("tokenizer_bpe" if kind in ("tied", "sharded") else "tokenizer_spm")
         model = tiny_model(vocab_size=640, hidden_size=16, intermediate_size=24, **options)
-        save.MAX_SHARD_BYTES = 20_000 if kind == "sharded" else limit
+        safetensors_writer.MAX_SHARD_BYTES = 20_000 if kind == "sharded" else limit
         try:
             save_model(folder / kind, model, tokenizer)
         finally:
-            save.MAX_SHARD_BYTES = limit
+            safetensors_writer.MAX_SHARD_BYTES = limit
         if kind == "packed":
             save_model(folder / kind, load_model(folder / kind), tokenizer, overwrite=True)
-    return [folder / kind for kind in kinds] + _transformers(folder)
+    return [
+        *(folder / kind for kind in kinds),
+        *_transformers(folder),
+        *make_gguf_sources(folder),
+        *torch_sources(folder),
+    ]
 
 
 def _transformers(folder: Path) -> list[Path]:
@@ -121,13 +128,16 @@ def mutate(sources: list[Path], target: Path, seed: int) -> tuple[Path, str]:
     source = rng.choice(sources)
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
-    mutation = rng.choice(MUTATIONS)
-    what = mutation(target, rng)
+    ggufs = list(target.glob("*.gguf"))
+    is_torch = any(target.glob("*.bin"))
+    mutation = rng.choice(GGUF_MUTATIONS if ggufs else TORCH_MUTATIONS if is_torch else MUTATIONS)
+    what = mutation(ggufs[0] if ggufs else target, rng)
     return source, f"seed {seed}: {mutation.__name__} in {source.name}: {what}"
 
 
 def _weights(folder: Path, rng: random.Random) -> Path:
-    return rng.choice(sorted(folder.glob("*.safetensors")))
+    files = (*folder.glob("*.safetensors"), *folder.glob("*.bin"))
+    return rng.choice(sorted(files))
 
 
 def odd_header(folder: Path, rng: random.Random) -> str:
@@ -333,5 +343,17 @@ MUTATIONS: tuple[Callable[[Path, random.Random], str], ...] = (
     damaged_json,
     damaged_vocabulary,
     odd_index,
+    odd_file,
+)
+TORCH_MUTATIONS: tuple[Callable[[Path, random.Random], str], ...] = (
+    odd_pickle,
+    odd_pickle,
+    odd_pickle,
+    odd_directory,
+    odd_directory,
+    damaged_weights,
+    truncated_weights,
+    odd_config,
+    damaged_json,
     odd_file,
 )

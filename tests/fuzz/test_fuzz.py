@@ -27,7 +27,7 @@ def test_damaged_checkpoints(sources: list[Path], tmp_path: Path) -> None:
 
 def test_harmless_changes_change_nothing(sources: list[Path]) -> None:
     tokens = mx.array([[1, 5, 600]])
-    for folder in sources:
+    for folder in (source for source in sources if (source / "config.json").exists()):
         want = load_model(folder)(tokens)[0]
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"unknown": [1, {}]}))

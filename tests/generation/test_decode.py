@@ -55,7 +55,7 @@ def test_prompt_logits_are_not_computed(model: Decoder, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(type(model), "logits", recorded)
     list(generate_tokens(model, PROMPT, max_tokens=3))
-    assert shapes == [(1, 1, 48)] * 3
+    assert set(shapes) == {(1, 1, 48)}
 
 
 def test_next_step_is_queued_before_a_token_is_read(model: Decoder) -> None:

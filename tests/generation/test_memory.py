@@ -8,9 +8,18 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import MMFreeError
-from mlx_mmfree.generation import MemoryNeed, check_memory, memory_limits, memory_need, prefill
+from mlx_mmfree.generation import (
+    MemoryNeed,
+    check_memory,
+    memory_limits,
+    memory_need,
+    prefill,
+    with_key_values,
+)
 from mlx_mmfree.layers import pack_linears
-from mlx_mmfree.models import Decoder, hgrn_bit
+from mlx_mmfree.models import Decoder, hgrn_bit, llama
+from mlx_mmfree.models.ternary_linears import TernaryLinears
+from mlx_mmfree.ops.dispatch import use_backend
 from mlx_mmfree.platform.device import DeviceInfo
 
 GB = 10**9
@@ -91,6 +100,47 @@ def test_need_is_near_the_measured_peak(batch_size: int) -> None:
     prefill(model, tokens, step_size=length)
     measured = mx.get_peak_memory() - before
     assert 0.5 * measured < found.state_bytes + found.activations_bytes < 2.5 * measured
+
+
+def ternary_transformer() -> Decoder:
+    linears = TernaryLinears()
+    return pack_linears(llama.build(llama.Config(300, 512, 2, 1408, 8, 2, 64, linears=linears)))
+
+
+def peak_bytes(model: Decoder, length: int, read: int = 0) -> int:
+    """What a chunk behind `read` tokens takes."""
+    mx.eval(model.parameters())
+    state = prefill(model, mx.zeros((1, read), mx.int32), model.init_state(1))
+    tokens = mx.zeros((1, length), mx.int32)
+    mx.eval(tokens)
+    mx.synchronize()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    prefill(model, tokens, state, step_size=length)
+    return mx.get_peak_memory() - before
+
+
+@pytest.mark.parametrize("build", [wide_model, ternary_transformer])
+def test_unpacked_copies_of_the_reference_are_counted(build: Callable[[], Decoder]) -> None:
+    model = build()
+    with use_backend("reference"):
+        measured = peak_bytes(model, 4)
+        found = memory_need(model, 0, prefill_step_size=4, context_length=4)
+    assert 0.6 * measured < found.state_bytes + found.activations_bytes < 1.7 * measured
+
+
+@pytest.mark.parametrize(("length", "read"), [(256, 0), (64, 1024)])
+def test_attention_to_long_texts_is_counted(length: int, read: int) -> None:
+    model = ternary_transformer()
+    measured = peak_bytes(model, length, read)
+    found = memory_need(model, 0, prefill_step_size=length, context_length=length + read)
+    short = memory_need(model, 0, prefill_step_size=length)
+    assert 0.5 * measured < found.state_bytes + found.activations_bytes < 2.5 * measured
+    assert (found.activations_bytes > short.activations_bytes) == (read > 0)
+    limited = with_key_values(model, max_kv_size=64)
+    need = memory_need(limited, 0, prefill_step_size=length, context_length=length + read)
+    assert (need.activations_bytes < found.activations_bytes) == (read > 0)
 
 
 class Limit:

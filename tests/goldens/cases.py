@@ -6,7 +6,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlx_mmfree.errors import MMFreeError, UnsupportedModelError
+from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint
 from mlx_mmfree.models import Decoder
 
@@ -63,10 +63,6 @@ def _reason(folder: Path) -> str | None:
         needed_bytes(open_checkpoint(folder))
     except UnsupportedModelError as error:
         return str(error)
-    except MMFreeError:
-        if any(folder.glob("*.bin")):
-            return "PyTorch .bin weights are not read yet"
-        raise
     return None
 
 

@@ -8,10 +8,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlx_mmfree.layers import BitLinear
+from mlx_mmfree.hub import bitnet_format
+from mlx_mmfree.layers import BitLinear, PackedBitLinear
 from mlx_mmfree.layers.rope import llama3_wavelengths, rope_wavelengths
 from mlx_mmfree.models import find
-from mlx_mmfree.ops import linear_scan, rms_norm_quantize, ternarize
+from mlx_mmfree.ops import linear_scan, pack_ternary, rms_norm_quantize, ternarize
 from mlx_mmfree.token_mixers import MLGRU
 from tests.goldens.cases import golden
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
@@ -176,3 +177,26 @@ def test_llama3_wavelengths(tensors: Tensors) -> None:
     want = tensors["rope_llama3.inv_freq"]
     for got, frequency in zip(1.0 / wavelengths, want, strict=True):
         assert relative_error(got, frequency) <= FLOAT32
+
+
+def test_packed_trits(tensors: Tensors) -> None:
+    trits, packed = tensors["pack.ternary"].astype(mx.float32), tensors["pack.packed"]
+    assert bitnet_format.packed_shape(*trits.shape) == packed.shape
+    assert mx.array_equal(bitnet_format.repack(packed, len(trits)), pack_ternary(trits))
+
+
+@pytest.mark.parametrize(
+    ("name", "described"),
+    [
+        ("bitlinear_packed", {}),
+        ("bitlinear_packed", {"linear_class": "bitlinear"}),
+        ("autobitlinear_offline", {"linear_class": "autobitlinear"}),
+    ],
+)
+def test_packed_linear(tensors: Tensors, name: str, described: dict[str, str]) -> None:
+    output_dims, input_dims = tensors["pack.ternary"].shape
+    layer = PackedBitLinear(input_dims, output_dims)
+    layer.weight = bitnet_format.repack(tensors["pack.packed"], output_dims)
+    layer.scale = bitnet_format.scale_of(described, tensors[f"{name}.weight_scale"])
+    for got, want in zip(layer(tensors["tf_act_quant.x"]), tensors[f"{name}.y"], strict=True):
+        assert relative_error(got, want) <= FLOAT32

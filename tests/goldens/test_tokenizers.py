@@ -43,6 +43,19 @@ def test_pieces_and_texts(tokenizer: Tokenizer, reference: Golden) -> None:
             assert skipped == item["decoded_skip_special"]
 
 
+def test_special_tokens_in_the_text(tokenizer: Tokenizer, reference: Golden) -> None:
+    """As a library that looks for special tokens in every text, where the file's own does not."""
+    for item in reference["items"]:
+        if "hf_ids" not in item:
+            continue
+        assert tokenizer.decode(item["hf_ids"]) == item["hf_decoded"]
+        skipped = tokenizer.decode(item["hf_ids"], skip_special_tokens=True)
+        assert skipped == item["hf_decoded_skip_special"]
+        # that library drops a blank at the start of a text
+        if not item["text"].startswith((" ", "\N{LOWER ONE EIGHTH BLOCK}")):
+            assert tokenizer.encode(item["text"], parse_special=True) == item["hf_ids"]
+
+
 def test_streamed_text(tokenizer: Tokenizer, reference: Golden) -> None:
     for item in reference["items"]:
         detokenizer = tokenizer.detokenizer()

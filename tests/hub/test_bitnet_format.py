@@ -6,45 +6,7 @@ import pytest
 
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub import bitnet_format
-from mlx_mmfree.layers import PackedBitLinear
-from mlx_mmfree.ops.ternary import pack_ternary, unpack_ternary
-from tests.hub.checkpoints import GOLDENS
-from tests.tolerances import TOLERANCE, relative_error
-
-
-@pytest.fixture
-def ops() -> dict[str, mx.array]:
-    return mx.load(str(GOLDENS / "ops" / "golden.safetensors"))
-
-
-def layer(ops: dict[str, mx.array], name: str, linear_class: str | None) -> PackedBitLinear:
-    trits = ops["pack.ternary"]
-    made = PackedBitLinear(trits.shape[1], trits.shape[0])
-    made.weight = bitnet_format.repack(ops["pack.packed"], trits.shape[0])
-    described = {} if linear_class is None else {"linear_class": linear_class}
-    made.scale = bitnet_format.scale_of(described, ops[f"{name}.weight_scale"])
-    return made
-
-
-def test_trits(ops: dict[str, mx.array]) -> None:
-    trits = ops["pack.ternary"].astype(mx.float32)
-    repacked = bitnet_format.repack(ops["pack.packed"], trits.shape[0])
-    assert mx.array_equal(repacked, pack_ternary(trits))
-    assert bitnet_format.packed_shape(*trits.shape) == ops["pack.packed"].shape
-
-
-@pytest.mark.parametrize(
-    ("name", "linear_class"),
-    [
-        ("bitlinear_packed", None),
-        ("bitlinear_packed", "bitlinear"),
-        ("autobitlinear_offline", "autobitlinear"),
-    ],
-)
-def test_scales(ops: dict[str, mx.array], name: str, linear_class: str | None) -> None:
-    y = layer(ops, name, linear_class)(ops["tf_act_quant.x"])
-    for got, want in zip(y, ops[f"{name}.y"], strict=True):
-        assert relative_error(got, want) <= TOLERANCE[mx.float32]
+from mlx_mmfree.ops.ternary import unpack_ternary
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 7, 8, 41])

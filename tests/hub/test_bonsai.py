@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint, save_model
+from mlx_mmfree.layers import PackedLinear
 from mlx_mmfree.models import Decoder
 from tests.hub.checkpoints import edit_json, edit_tensors, tiny_transformer
 from tests.tolerances import TOLERANCE, relative_error
@@ -102,7 +103,10 @@ def test_equals_the_dense_model(tmp_path: Path, tied: bool, dtype: mx.Dtype) -> 
     assert load_model(folder).dtype == dtype
     model = load_model(folder, dtype=mx.float32)
     dense = load_model(dense_twin(folder, tmp_path / "d"), dtype=mx.float32)
-    assert sum(isinstance(m, nn.QuantizedLinear) for m in model.modules()) == 15 - tied
+    kinds = [type(module) for module in model.modules()]
+    # rows of one group have one scale
+    assert kinds.count(PackedLinear) == 11 - tied
+    assert kinds.count(nn.QuantizedLinear) == 4
     # the twin's weights were rounded to the file's dtype once more
     assert relative_error(logits(model), logits(dense)) <= 4 * TOLERANCE[dtype]
 
@@ -112,7 +116,10 @@ def test_saves_and_counts_bytes(tmp_path: Path, dtype: mx.Dtype | None) -> None:
     folder = write(tmp_path / "m", tied=False)
     model = load_model(folder, dtype=dtype)
     total = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
-    assert needed_bytes(open_checkpoint(folder), dtype) == total
+    # the scales of rows of one group become one number each
+    saved = sum(4 * m.scale.size for m in model.modules() if isinstance(m, PackedLinear))
+    needed = needed_bytes(open_checkpoint(folder), dtype)
+    assert needed == total + (saved if dtype is None else 0)
     save_model(tmp_path / "again", model)
     again = load_model(tmp_path / "again")
     assert again.config == model.config
@@ -167,7 +174,8 @@ class TestRefused:
     @pytest.mark.parametrize(
         "form",
         [
-            {"group_size": 128, "bits": 4},
+            {"group_size": 128, "bits": 1},
+            {"group_size": 128, "bits": True},
             {"group_size": 16, "bits": 2},
             {"group_size": 128, "bits": 2, "mode": "mxfp4"},
             {"group_size": 128, "bits": 2, "model.embed_tokens": {"bits": 4}},
@@ -178,13 +186,23 @@ class TestRefused:
     )
     def test_other_forms(self, folder: Path, form: Any) -> None:
         edit_json(folder / "config.json", quantization=form)
-        with pytest.raises(UnsupportedModelError, match="'quantization' must be affine with 2"):
+        with pytest.raises(UnsupportedModelError, match="'quantization' must be affine with 2, "):
             load_model(folder)
 
-    @pytest.mark.parametrize("key", ["hadamard_block_size", "rotation"])
-    def test_rotated_weights(self, folder: Path, key: str) -> None:
-        edit_json(folder / "config.json", **{key: 512})
-        with pytest.raises(UnsupportedModelError, match="rotated basis"):
+    @pytest.mark.parametrize("key", ["hadamard_block_size", "rotation", "Walsh"])
+    @pytest.mark.parametrize("is_nested", [False, True])
+    def test_rotated_weights(self, folder: Path, key: str, is_nested: bool) -> None:
+        form = {"group_size": GROUP, "bits": 2, key: 512}
+        edit_json(folder / "config.json", **({"quantization": form} if is_nested else {key: 512}))
+        with pytest.raises(
+            UnsupportedModelError, match="rotated basis, as those of Ternary Bonsai"
+        ):
+            load_model(folder)
+
+    @pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_next"])
+    def test_the_second_generation(self, folder: Path, model_type: str) -> None:
+        edit_json(folder / "config.json", model_type=model_type)
+        with pytest.raises(UnsupportedModelError, match=f"but got '{model_type}'. This arch"):
             load_model(folder)
 
     def test_windows(self, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Folders and repositories are told apart; the Hub's answers become clear messages."""
 
-import functools
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,21 +8,24 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import constants
 from huggingface_hub.errors import HTTPError
 
-from mlx_mmfree.errors import CheckpointError, DownloadError
-from mlx_mmfree.hub import download, load_model, load_tokenizer, pack_cache
+from mlx_mmfree.errors import CheckpointError, DownloadError, MMFreeError
+from mlx_mmfree.hub import download, load_model, pack_cache
 from mlx_mmfree.hub.download import local_folder
-from tests.hub.checkpoints import GOLDENS, golden_checkpoint, tiny_checkpoint
-from tests.hub.hub_server import COMMIT, HubServer
+from tests.hub.checkpoints import GOLDENS, tiny_checkpoint
+from tests.hub.hub_client import HubClient
+from tests.hub.hub_server import COMMIT, TOKEN, HubServer
+from tests.hub.torch_files import to_torch_checkpoint
 
 TOKENS = mx.array([[1, 7, 3, 39, 0]])
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    folder = tiny_checkpoint(tmp_path / "source")
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with files that nobody needs."""
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("hub") / "source")
     for file in (GOLDENS / "tokenizer_spm").glob("tokenizer*"):
         shutil.copyfile(file, folder / file.name)
     for name in (
@@ -34,76 +37,126 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         (folder / name).write_text("not wanted")
     (folder / "original").mkdir()
     shutil.copyfile(folder / "model.safetensors", folder / "original" / "model.safetensors")
-    sharded = golden_checkpoint("hgrn_heads_sharded", tmp_path / "sharded")
-    names = ("me/tiny", "me/gated", "me/broken")
-    server = HubServer(dict.fromkeys(names, folder) | {"me/sharded": sharded})
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 2)
-    patched = functools.partial(
-        snapshot_download, endpoint=server.url, cache_dir=tmp_path / "cache", token=False
-    )
-    monkeypatch.setattr("huggingface_hub.snapshot_download", patched)
-    yield server
-    server.close()
+    return folder
 
 
-def test_downloads_what_a_model_needs(hub: HubServer, tmp_path: Path) -> None:
-    model = load_model("me/tiny")
-    assert mx.array_equal(model(TOKENS)[0], load_model(tmp_path / "source")(TOKENS)[0])
+@pytest.fixture(scope="module")
+def hub(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    torch = to_torch_checkpoint(tiny_checkpoint(source.with_name("torch")), shards=2)
+    names = ("me/tiny", "me/words", "me/gated", "me/broken", "me/hidden")
+    folders = {"me/sharded": GOLDENS / "hgrn_heads_sharded", "me/torch": torch}
+    with HubServer(dict.fromkeys(names, source) | folders) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def home(source: Path) -> Path:
+    return source.with_name("home")
+
+
+@pytest.fixture(scope="module")
+def client(hub: HubServer, home: Path) -> Iterator[HubClient]:
+    """Nobody is logged in."""
+    with HubClient(hub.url, home) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def want(source: Path) -> Any:
+    return load_model(source)(TOKENS)[0].tolist()
+
+
+def test_downloads_what_a_model_needs(hub: HubServer, client: HubClient, want: Any) -> None:
+    assert client.call("logits", "me/tiny") == want
     wanted = ["config.json", "model.safetensors", "tokenizer.model", "tokenizer_config.json"]
-    assert sorted(set(hub.requested)) == wanted
-    hub.requested.clear()
-    load_model("me/tiny")
-    assert hub.requested == []
+    assert sorted(hub.downloaded()) == wanted
+    assert client.call("logits", "me/tiny") == want
+    assert sorted(hub.downloaded()) == wanted
 
 
-def test_downloads_shards(hub: HubServer) -> None:
-    assert load_model("me/sharded").vocab_size == 288
+def test_downloads_shards(client: HubClient) -> None:
+    assert len(client.call("logits", "me/sharded")[0][0]) == 288
 
 
-def test_a_tokenizer_comes_without_weights(hub: HubServer) -> None:
-    assert load_tokenizer("me/tiny").encode("Hello")
-    assert "model.safetensors" not in hub.requested
+def test_torch_files_are_downloaded_where_there_is_nothing_else(
+    hub: HubServer, client: HubClient, want: Any
+) -> None:
+    assert client.call("logits", "me/torch") == want
+    assert sum(name.endswith(".bin") for name in hub.downloaded()) == 2
 
 
-def test_revisions(hub: HubServer) -> None:
+def test_a_tokenizer_comes_without_weights(hub: HubServer, client: HubClient) -> None:
+    earlier = len(hub.downloaded())
+    assert client.call("encode", "me/words")
+    assert "model.safetensors" not in hub.downloaded()[earlier:]
+
+
+def test_resumes_where_the_connection_was_cut(
+    hub: HubServer, client: HubClient, tmp_path: Path
+) -> None:
+    # the client keeps whole chunks
+    content = random.Random(1).randbytes(constants.DOWNLOAD_CHUNK_SIZE + 5000)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    hub.add("me/cut", tmp_path)
+    hub.cuts["model.safetensors"] = len(content) - 1000
+    folder = Path(client.call("folder", "me/cut"))
+    assert (folder / "model.safetensors").read_bytes() == content
+    ranges = [request.headers.get("Range") for request in hub.requests[-2:]]
+    assert ranges == [None, f"bytes={constants.DOWNLOAD_CHUNK_SIZE}-"]
+
+
+def test_revisions(client: HubClient) -> None:
     for revision in ("v1", COMMIT, None):
-        assert local_folder("me/tiny", revision).name == COMMIT
-    with pytest.raises(DownloadError, match="'me/tiny' at revision 'v2' does not exist"):
-        load_model("me/tiny", revision="v2")
+        assert Path(client.call("folder", "me/tiny", revision)).name == COMMIT
+    with pytest.raises(MMFreeError, match="'me/tiny' at revision 'v2' does not exist"):
+        client.call("logits", "me/tiny", "v2")
 
 
 @pytest.mark.parametrize(
     ("repository", "message"),
     [
         ("me/absent", "neither a local folder nor a repository of the Hub"),
+        ("me/hidden", "a private repository needs `hf auth login`"),
         ("me/gated", "is gated. Ask for access on https://huggingface.co/me/gated"),
         ("me/broken", "cannot be reached"),
         ("me/two--dashes", "no valid repository id"),
     ],
 )
-def test_refusals(hub: HubServer, repository: str, message: str) -> None:
-    with pytest.raises(DownloadError, match=message) as caught:
-        load_model(repository)
+def test_refusals(client: HubClient, repository: str, message: str) -> None:
+    with pytest.raises(MMFreeError, match=message) as caught:
+        client.call("logits", repository)
     assert "\n" not in str(caught.value)
 
 
-def test_without_network(
-    hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    want = load_model("me/tiny")(TOKENS)[0]
-    local_folder("me/sharded", patterns=download.TOKENIZER_PATTERNS)
-    hub.close()
-    assert mx.array_equal(load_model("me/tiny")(TOKENS)[0], want)
-    assert load_tokenizer("me/tiny").encode("Hello")
-    for repository in ("me/sharded", "me/absent"):
-        with pytest.raises(DownloadError, match="the Hub cannot be reached"):
-            load_model(repository)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert mx.array_equal(load_model("me/tiny")(TOKENS)[0], want)
-    with pytest.raises(DownloadError, match="Unset HF_HUB_OFFLINE"):
-        load_model("me/absent")
+def test_with_a_login(hub: HubServer, home: Path, want: Any) -> None:
+    home = home.with_name("owner")
+    with HubClient(hub.url, home, TOKEN) as client:
+        assert client.call("logits", "me/hidden") == want
+        with pytest.raises(MMFreeError, match=r"DownloadError: .*is gated"):
+            client.call("logits", "me/gated")
+        with pytest.raises(MMFreeError, match="neither a local folder nor a repository of the Hub"):
+            client.call("logits", "me/absent")
+    assert TOKEN not in (home / "messages.txt").read_text()
+
+
+def test_without_network(source: Path, tmp_path: Path, want: Any) -> None:
+    folders = {"me/tiny": source, "me/sharded": GOLDENS / "hgrn_heads_sharded"}
+    with (
+        HubServer(folders) as hub,
+        HubClient(hub.url, tmp_path) as client,
+        HubClient(hub.url, tmp_path, HF_HUB_OFFLINE="1") as offline,
+    ):
+        assert client.call("logits", "me/tiny") == want
+        client.call("folder", "me/sharded", None, download.TOKENIZER_PATTERNS)
+        hub.close()
+        assert client.call("logits", "me/tiny") == want
+        assert client.call("encode", "me/tiny")
+        for repository in ("me/sharded", "me/absent"):
+            with pytest.raises(MMFreeError, match="the Hub cannot be reached"):
+                client.call("logits", repository)
+        assert offline.call("logits", "me/tiny") == want
+        with pytest.raises(MMFreeError, match="Unset HF_HUB_OFFLINE"):
+            offline.call("logits", "me/absent")
 
 
 @pytest.mark.parametrize(
@@ -120,14 +173,15 @@ def test_interrupted_downloads(monkeypatch: pytest.MonkeyPatch, error: Exception
 
 
 def test_packed_form_is_named_for_the_repository(
-    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: HubClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, want: Any
 ) -> None:
+    folder = Path(client.call("folder", "me/tiny"))
     monkeypatch.setattr(pack_cache, "MIN_SOURCE_BYTES", 0)
-    monkeypatch.setenv("MLX_MMFREE_CACHE", str(tmp_path / "packed"))
-    want = load_model("me/tiny")(TOKENS)[0]
-    [file] = (tmp_path / "packed").iterdir()
+    monkeypatch.setenv("MLX_MMFREE_CACHE", str(tmp_path))
+    for _ in range(2):
+        assert load_model(folder)(TOKENS)[0].tolist() == want
+    [file] = tmp_path.iterdir()
     assert file.name.startswith("me--tiny-")
-    assert mx.array_equal(load_model("me/tiny")(TOKENS)[0], want)
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ class TestFolder:
         weights(folder).unlink()
         refused(folder, r"must hold model\.safetensors")
         (folder / "pytorch_model.bin").touch()
-        refused(folder, r"only PyTorch \.bin")
+        refused(folder, "too short for a zip file")
 
     def test_truncated_weights(self, folder: Path) -> None:
         content = weights(folder).read_bytes()

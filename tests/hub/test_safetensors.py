@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.hub.safetensors import DTYPES, read_header, read_tensors
+from mlx_mmfree.hub.safetensors import DTYPES, read_header
+from mlx_mmfree.hub.tensor_entry import read_tensors
 from tests.hub.checkpoints import write_safetensors
 
 

@@ -12,7 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.hub import Tokenizer, load, load_model, save, save_model
+from mlx_mmfree.hub import Tokenizer, load, load_model, safetensors_writer, save, save_model
 from mlx_mmfree.layers import pack_linears
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_model
 
@@ -78,7 +78,7 @@ def test_names_and_settings_are_the_hubs(tmp_path: Path) -> None:
 
 
 def test_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save, "MAX_SHARD_BYTES", 8000)
+    monkeypatch.setattr(safetensors_writer, "MAX_SHARD_BYTES", 8000)
     model = tiny_model()
     save_model(tmp_path / "m", model)
     shards = sorted(tmp_path.glob("m/*.safetensors"))
@@ -164,7 +164,7 @@ def test_makes_parents_and_ordinary_permissions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error", [OSError("disk failed"), RuntimeError("[write] failed"), KeyboardInterrupt()]
 )
-@pytest.mark.parametrize("step", ["write_tensors", "sync", "_write_json"])
+@pytest.mark.parametrize("step", ["write_shards", "copy_files", "write_json"])
 @pytest.mark.parametrize("exists", [True, False])
 def test_leaves_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, step: str, exists: bool

@@ -3,9 +3,10 @@
 import math
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
-from mlx_mmfree.layers import RoPE
+from mlx_mmfree.layers import DynamicRoPE, RoPE
 from mlx_mmfree.layers.rope import (
     dynamic_wavelengths,
     linear_wavelengths,
@@ -53,6 +54,52 @@ def test_dynamic_scaling_begins_after_the_trained_length() -> None:
     assert relative_error(longer, rope_wavelengths(8, 500.0 * 3 ** (8 / 6))) <= FLOAT32
 
 
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_dynamic_scaling_rotates_each_position_with_the_base_of_its_moment(
+    is_interleaved: bool,
+) -> None:
+    dims, base, factor, trained, count = 8, 500.0, 4.0, 6, 40
+    x = mx.random.normal((1, 1, count, dims), key=mx.random.key(1))
+    options = {"base": base, "factor": factor, "trained_length": trained}
+    rope = DynamicRoPE(dims, is_interleaved=is_interleaved, **options)
+    want = np.zeros((count, dims))
+    for p, row in enumerate(np.asarray(x[0, 0], np.float64)):
+        length = max(p + 1, trained)
+        grown = base * (factor * length / trained - (factor - 1)) ** (dims / (dims - 2))
+        angles = p / grown ** (np.arange(0, dims, 2) / dims)
+        a, b = (row[0::2], row[1::2]) if is_interleaved else (row[: dims // 2], row[dims // 2 :])
+        c, d = a * np.cos(angles) - b * np.sin(angles), a * np.sin(angles) + b * np.cos(angles)
+        want[p] = np.stack([c, d], 1).reshape(-1) if is_interleaved else np.concatenate([c, d])
+    y = rope(x)
+    assert relative_error(y[0, 0], mx.array(want)) <= FLOAT32
+    pieces = [rope(x[:, :, :9]), rope(x[:, :, 9:10], 9), rope(x[:, :, 10:], mx.array([10]))]
+    assert mx.array_equal(mx.concatenate(pieces, axis=2), y)
+    plain = RoPE(dims, base=base, is_interleaved=is_interleaved)(x)
+    assert relative_error(y[:, :, :trained], plain[:, :, :trained]) <= FLOAT32
+    assert relative_error(y[:, :, trained:], plain[:, :, trained:]) > 0.1
+
+
+def test_dynamic_scaling_has_an_offset_for_each_row() -> None:
+    rope = DynamicRoPE(8, factor=2.0, trained_length=3)
+    x = mx.random.normal((2, 3, 4, 8))
+    y = rope(x, mx.array([0, 9]))
+    assert mx.array_equal(y[:1], rope(x[:1]))
+    assert mx.array_equal(y[1:], rope(x[1:], 9))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dims": 2}, "'dims' must be at least 4 but got 2"),
+        ({"factor": 0.5}, "'factor' and 'trained_length' must be at least 1 but got 0.5 and 4"),
+        ({"trained_length": 0}, "must be at least 1 but got 2.0 and 0"),
+    ],
+)
+def test_impossible_dynamic_scaling(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"\[DynamicRoPE\] .*{message}"):
+        DynamicRoPE(**{"dims": 8, "factor": 2.0, "trained_length": 4, **options})
+
+
 def test_llama3_scaling_keeps_short_waves_and_stretches_long_ones() -> None:
     options = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "trained_length": 64}
     waves = mx.array([1.0, 16, 17, 63, 65, 1e4]) / (2 * math.pi)
@@ -68,9 +115,10 @@ def test_dims_come_in_pairs(dims: int) -> None:
         RoPE(dims)
 
 
+@pytest.mark.parametrize("rope", [RoPE(8), DynamicRoPE(8, factor=2.0, trained_length=4)])
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
-def test_dtype_is_kept(dtype: mx.Dtype) -> None:
-    assert RoPE(8)(mx.ones((1, 1, 2, 8), dtype), mx.array([3])).dtype == dtype
+def test_dtype_is_kept(rope: RoPE, dtype: mx.Dtype) -> None:
+    assert rope(mx.ones((1, 1, 2, 8), dtype), mx.array([3])).dtype == dtype
 
 
 def test_has_no_parameters() -> None:

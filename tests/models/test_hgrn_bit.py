@@ -10,6 +10,7 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, hgrn_bit
+from mlx_mmfree.ops import use_backend
 
 SMALL = {
     "model_type": "hgrn_bit",
@@ -65,9 +66,11 @@ def test_config_survives_a_round_trip(keys: dict[str, Any]) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_packed_model_has_equal_logits(tied: bool) -> None:
     model = _model(tie_word_embeddings=tied)
-    want, _ = model(TOKENS)
-    got, _ = pack_linears(model)(TOKENS)
-    assert mx.array_equal(got, want)
+    # a fused backend sums a norm's squares in its own order
+    with use_backend("reference"):
+        want, _ = model(TOKENS)
+        got, _ = pack_linears(model)(TOKENS)
+        assert mx.array_equal(got, want)
 
 
 def test_state_carries_over_chunks_bit_for_bit() -> None:
@@ -92,7 +95,7 @@ def test_left_padded_row_is_bit_equal_to_the_row_alone() -> None:
 
 def test_lower_bounds_rise_and_get_gradients() -> None:
     model = _model()
-    bounds = [context.get("lower_bound") for context in model._context()]
+    bounds = [context.get("lower_bound") for context in model.context()]
     assert bounds[0] is None
     assert (bounds[2] > bounds[1]).all().item()
     gradient = nn.value_and_grad(model, lambda m: (m(TOKENS)[0] ** 2).sum())(model)[1]

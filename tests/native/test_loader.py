@@ -74,8 +74,8 @@ def test_built_from_another_source(site: Path) -> None:
 
 def test_built_before_the_functions_changed(site: Path) -> None:
     write_package(site, interface=1)
-    running = f"was built for interface 1 but interface {loader.INTERFACE} is running"
-    assert running in (native.unavailable() or "")
+    wanted = f"was built for interface 1 but interface {loader.INTERFACE} is running"
+    assert wanted in (native.unavailable() or "")
 
 
 def test_environment_chooses_the_instructions(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

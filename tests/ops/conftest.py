@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree.ops import launch
+from mlx_mmfree.ops.linear_scan import chunked as scan_chunked
+from mlx_mmfree.ops.ternary_matmul import chunked as product_chunked
 from tests.emulator import emulator
 
 STRICT = "MLX_MMFREE_STRICT_EMULATOR"
@@ -18,7 +20,8 @@ STRICT = "MLX_MMFREE_STRICT_EMULATOR"
 
 @pytest.fixture
 def metal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Lets the backend `metal` run."""
+    """Lets the backend `metal` run; every process checks the kernels anew."""
+    monkeypatch.setenv("MLX_MMFREE_CACHE", "0")
     if launch.unavailable() is None:
         yield
         return
@@ -37,10 +40,18 @@ def metal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.fixture
+def chunked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the backend `chunked` run on a CPU too."""
+    for backend in (scan_chunked, product_chunked):
+        monkeypatch.setattr(backend, "unsupported", lambda *_, **__: None)
+
+
+@pytest.fixture
 def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> emulator.Emulator:
     """Lets the backend `metal` run in the emulator."""
     if reason := emulator.unavailable():
         pytest.skip(reason)
+    monkeypatch.setenv("MLX_MMFREE_CACHE", "0")
     machine = emulator.Emulator(_kernel_cache(request))
     monkeypatch.setattr(launch, "unavailable", lambda: None)
     monkeypatch.setattr(launch, "launch", machine.launch)

@@ -1,15 +1,21 @@
-"""Comparisons of an operation on the backend `metal` with its definition; each raises if it differs."""
+"""Comparisons of an operation on one backend with its definition; each raises if it differs."""
 
 import mlx.core as mx
 import numpy as np
 
 from mlx_mmfree.ops import (
+    Projection,
+    bit_linear,
+    gated,
+    gated_rms_norm,
     linear_scan,
+    mlgru_step,
     pack_ternary,
     rms_norm_quantize,
     ternary_matmul,
     use_backend,
 )
+from mlx_mmfree.ops.activations import Activation
 from mlx_mmfree.ops.rms_norm_quantize import Rounding
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
@@ -29,14 +35,16 @@ def random_trits(outputs: int, dims: int) -> mx.array:
     return mx.random.randint(-1, 2, (outputs, dims))
 
 
-def check_code_sums(rows: int, dims: int, outputs: int, dtype: mx.Dtype) -> None:
+def check_code_sums(
+    rows: int, dims: int, outputs: int, dtype: mx.Dtype, backend: str = "metal"
+) -> None:
     """Codes give the same bits as whole numbers, called codes or not."""
     mx.random.seed(rows * 10007 + dims)
     codes = mx.random.randint(-128, 128, (rows, dims))
     trits = random_trits(outputs, dims)
     want = (codes[:, None].astype(mx.int32) * trits[None]).sum(axis=-1).astype(mx.float32)
     for are_codes in (False, True):
-        with use_backend("metal"):
+        with use_backend(backend):
             got = ternary_matmul(codes.astype(dtype), pack_ternary(trits), codes=are_codes)
         assert_same(got, want)
 
@@ -65,9 +73,14 @@ def check_codes(
     if eps is not None:
         y = mx.fast.rms_norm(y, None if weight is None else weight.astype(mx.float32), eps)
     scaled = y * want_scale
+    assert_same_codes(codes, want_codes, scaled)
+
+
+def assert_same_codes(got: mx.array, want: mx.array, scaled: mx.array) -> None:
+    """Equal but where the scaled value is within 1e-4 of a rounding boundary; there off by one."""
     clear = mx.abs(mx.abs(scaled - mx.floor(scaled)) - 0.5) > 1e-4
-    assert_same(mx.where(clear, codes, 0), mx.where(clear, want_codes, 0))
-    assert_close(codes, want_codes, 1.01 / 127)
+    assert_same(mx.where(clear, got, 0), mx.where(clear, want, 0))
+    assert_close(got, want, 1.01 / 127)
 
 
 def check_ties(rounding: Rounding) -> None:
@@ -88,8 +101,8 @@ def scan_inputs(batch: int, length: int, dims: int, dtype: mx.Dtype) -> tuple[mx
     return f, i, mx.random.normal((batch, dims))
 
 
-def check_scan(*inputs: mx.array) -> None:
-    with use_backend("metal"):
+def check_scan(*inputs: mx.array, backend: str = "metal") -> None:
+    with use_backend(backend):
         got = linear_scan(*inputs)
     with use_backend("reference"):
         want = linear_scan(*inputs)
@@ -97,16 +110,151 @@ def check_scan(*inputs: mx.array) -> None:
         assert_close(g, w, TOLERANCE[mx.float32])
 
 
-def check_scan_gradient(*inputs: mx.array) -> None:
+def check_scan_gradient(*inputs: mx.array, backend: str = "metal") -> None:
     weights = mx.random.normal(inputs[0].shape), mx.random.normal(inputs[2].shape)
 
     def loss(*arrays: mx.array) -> mx.array:
         return sum((r * w).sum() for r, w in zip(linear_scan(*arrays), weights, strict=True))
 
     gradient = mx.grad(loss, argnums=(0, 1, 2))
-    with use_backend("metal"):
+    with use_backend(backend):
         got = gradient(*inputs)
     with use_backend("reference"):
         want = gradient(*inputs)
     for g, w in zip(got, want, strict=True):
         assert_close(g, w, max(GRADIENT_TOLERANCE, TOLERANCE[w.dtype]))
+
+
+def check_fused_sums(rows: int, dims: int, outputs: tuple[int, ...], dtype: mx.Dtype) -> None:
+    """Rows of codes whose scale is exactly 1 give exact sums, scaled and added to exactly."""
+    mx.random.seed(rows * 10007 + dims)
+    codes = mx.random.randint(-127, 128, (rows, dims))
+    codes[:, dims // 2] = 127
+    trits = [random_trits(count, dims) for count in outputs]
+    # one scale for a matrix, or one for each of its outputs, by turns
+    scales = [
+        (n + 1 + mx.arange(count if n % 2 else 1) % 3) / 64.0 for n, count in enumerate(outputs)
+    ]
+    residual = mx.random.randint(-50, 50, (rows, sum(outputs))).astype(dtype)
+    want = mx.concatenate(
+        [
+            (codes[:, None] * t[None]).sum(axis=-1).astype(mx.float32) * scale
+            for t, scale in zip(trits, scales, strict=True)
+        ],
+        axis=-1,
+    )
+    projections = [
+        Projection(pack_ternary(t), scale) for t, scale in zip(trits, scales, strict=True)
+    ]
+    with use_backend("metal"):
+        got = bit_linear(codes.astype(dtype), projections, residual=residual)
+    assert_same(got, (want + residual).astype(dtype))
+
+
+def check_fused_codes(
+    rows: int,
+    dims: int,
+    dtype: mx.Dtype,
+    *,
+    gate: Activation | None = None,
+    norm_eps: float | None = None,
+    eps: float | None = None,
+    rounding: Rounding = "half_even",
+) -> None:
+    """Matrices with one trit in a row show the codes, each multiplied by the sign of the trit."""
+    mx.random.seed(rows * 10007 + dims)
+    x = mx.random.normal((rows, dims * (2 if gate else 1))).astype(dtype)
+    norm, *own_norms = 1 + 0.1 * mx.random.normal((3, dims))
+    columns = [mx.random.randint(0, dims, (24,)), mx.arange(dims)[-9:]]
+    signs = [mx.array([1, -1] * 12), mx.array(([-1, 1] * 5)[: len(columns[1])])]
+    z = x.astype(mx.float32) if gate is None else gated(x.astype(mx.float32), gate)
+    if norm_eps is not None:
+        z = mx.fast.rms_norm(z, norm, norm_eps)
+    projections, expected = [], []
+    for column, sign, own in zip(columns, signs, own_norms, strict=True):
+        trits = (mx.arange(dims) == column[:, None]) * sign[:, None]
+        own = None if eps is None else own
+        projections.append(Projection(pack_ternary(trits), mx.array([3.0]), own))
+        with use_backend("reference"):
+            codes, scale = rms_norm_quantize(z, own, eps=eps, rounding=rounding)
+        y = z if eps is None else mx.fast.rms_norm(z, own, eps)
+        expected.append((codes[:, column], (y * scale)[:, column], scale, sign))
+    with use_backend("metal"):
+        got = bit_linear(
+            x,
+            projections,
+            eps=eps,
+            rounding=rounding,
+            gate=gate,
+            norm=None if norm_eps is None else norm,
+            norm_eps=norm_eps,
+        )
+    start = 0
+    for codes, scaled, scale, sign in expected:
+        part = got[:, start : start + len(sign)].astype(mx.float32)
+        start += len(sign)
+        found = part * scale * sign / 3.0
+        if dtype == mx.float32:
+            assert_close(found, mx.round(found), 1e-5)
+            assert_same_codes(mx.round(found), codes, scaled)
+        else:
+            assert_close(found, codes, 1.01 / 127 + TOLERANCE[dtype])
+
+
+def check_fused_ties(rounding: Rounding) -> None:
+    """The largest value is 127, so the scale is exactly 1 and the ties survive."""
+    x = mx.array([[127.0, 0.5, 2.5, -0.5, -2.5]])
+    weight = pack_ternary(mx.eye(5).astype(mx.int32))
+    with use_backend("metal"):
+        got = bit_linear(x, [Projection(weight, mx.ones((1,)))], rounding=rounding)
+    ties = {"half_even": [0, 2, 0, -2], "half_away": [1, 3, -1, -3]}[rounding]
+    assert_same(got, mx.array([[127.0, *ties]]))
+
+
+def check_fused_floats(rows: int, dims: int, dtype: mx.Dtype, gate: Activation | None) -> None:
+    mx.random.seed(rows * 10007 + dims)
+    x = mx.random.normal((rows, dims * (2 if gate else 1))).astype(dtype)
+    projections = [
+        Projection(
+            pack_ternary(random_trits(count, dims)),
+            mx.array([0.02]),
+            1 + 0.1 * mx.random.normal((dims,)),
+        )
+        for count in (33, 7)
+    ]
+    options = {"eps": 1e-3, "quantize": False, "gate": gate, "norm_eps": 1e-2}
+    options["norm"] = 1 + 0.1 * mx.random.normal((dims,))
+    with use_backend("metal"):
+        got = bit_linear(x, projections, **options)
+    with use_backend("reference"):
+        want = bit_linear(x, projections, **options)
+    assert_close(got, want, TOLERANCE[dtype])
+
+
+def check_gated_norm(gate: mx.array, h: mx.array, weight: mx.array) -> None:
+    with use_backend("metal"):
+        got = gated_rms_norm(gate, h, weight, eps=1e-3)
+    with use_backend("reference"):
+        want = gated_rms_norm(gate, h, weight, eps=1e-3)
+    assert_close(got, want, TOLERANCE[gate.dtype])
+
+
+def check_step(
+    batch: int, dims: int, dtype: mx.Dtype, *, is_bounded: bool = True, is_masked: bool = True
+) -> None:
+    mx.random.seed(batch * 10007 + dims)
+    gates = mx.random.normal((batch, 1, 3 * dims)).astype(dtype)
+    state, weight = mx.random.normal((batch, dims)), 1 + 0.1 * mx.random.normal((dims,))
+    options = {
+        "eps": 1e-3,
+        "lower_bound": mx.random.uniform(shape=(dims,)) if is_bounded else None,
+        "valid": mx.arange(batch)[:, None] % 3 != 1 if is_masked else None,
+    }
+    with use_backend("metal"):
+        got = mlgru_step(gates, state, weight, **options)
+    with use_backend("reference"):
+        want = mlgru_step(gates, state, weight, **options)
+    assert_close(got[0], want[0], TOLERANCE[dtype])
+    assert_close(got[1], want[1], TOLERANCE[mx.float32])
+    if is_masked:
+        assert_same(got[1][1::3], state[1::3])

@@ -224,9 +224,10 @@ def test_traffic_of_the_scan(emulated: Emulator, length: int, twice: int) -> Non
 def test_launches_of_a_packed_linear(emulated: Emulator) -> None:
     layer = PackedBitLinear(96, 33, norm_eps=1e-6, rounding="half_away")
     with use_backend("metal"):
-        layer(mx.ones((1, 1, 96)))
-        first = len(emulated.records)
-        layer(mx.ones((1, 1, 96)))
-    codes, product = emulated.records[first:]
-    assert "rms_norm_quantize" in codes.kernel
-    assert "ternary_matmul_decode" in product.kernel
+        for rows, kernels in ((8, ["bit_linear"]), (9, ["rms_norm_quantize", "ternary_matmul"])):
+            layer(mx.ones((1, rows, 96)))
+            first = len(emulated.records)
+            layer(mx.ones((1, rows, 96)))
+            names = [record.kernel for record in emulated.records[first:]]
+            assert len(names) == len(kernels)
+            assert all(kernel in name for kernel, name in zip(kernels, names, strict=True))

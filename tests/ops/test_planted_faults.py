@@ -10,8 +10,13 @@ from tests.emulator.emulator import Emulator, KernelError
 from tests.ops.kernel_checks import (
     check_code_sums,
     check_codes,
+    check_fused_codes,
+    check_fused_sums,
+    check_fused_ties,
+    check_gated_norm,
     check_scan,
     check_scan_gradient,
+    check_step,
     check_ties,
     scan_inputs,
 )
@@ -40,12 +45,37 @@ def scan_gradient() -> None:
     check_scan_gradient(*scan_inputs(2, 200, 37, mx.float32))
 
 
+def fused_sums() -> None:
+    check_fused_sums(2, 1100, (33, 5), mx.float32)
+
+
+def fused_codes() -> None:
+    check_fused_codes(2, 300, mx.float32, gate="silu", norm_eps=1e-2, eps=5e-2)
+
+
+def fused_ties() -> None:
+    check_fused_ties("half_away")
+
+
+def step() -> None:
+    check_step(3, 100, mx.float32)
+
+
+def gated_norm() -> None:
+    check_gated_norm(*mx.random.normal((2, 3, 300), key=mx.random.key(0)), mx.ones((300,)))
+
+
 KERNELS = {
     decode: "ternary_matmul_decode",
     prefill: "ternary_matmul_prefill",
     codes: "rms_norm_quantize",
     scan: "linear_scan_forward",
     scan_gradient: "linear_scan_backward",
+    fused_sums: "bit_linear_2",
+    fused_codes: "bit_linear_2",
+    fused_ties: "bit_linear_1",
+    step: "mlgru_step",
+    gated_norm: "gated_rms_norm",
 }
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 SIMD_BARRIER = "simdgroup_barrier(mem_flags::mem_threadgroup);"
@@ -76,7 +106,7 @@ FAULTS: dict[str, tuple[Callable[[], None], str, str, int]] = {
     "codes: wrong scale": (codes, "127.0f /", "128.0f /", 0),
     "codes: barrier": (codes, BARRIER, "", 0),
     "codes: epsilon left out": (codes, "dims) + eps", "dims)", 0),
-    "codes: ties": (codes, "HALF_AWAY ? round", "HALF_AWAY ? rint", 0),
+    "codes: ties": (codes, "half_away ? round", "half_away ? rint", 0),
     "codes: norm weight left out": (codes, "if (WEIGHTED)", "if (false)", 0),
     "codes: largest of one SIMD group": (
         codes,
@@ -93,6 +123,59 @@ FAULTS: dict[str, tuple[Callable[[], None], str, str, int]] = {
     "scan gradient: state before": (scan_gradient, "states[at - dims]", "states[at]", 0),
     "scan gradient: first step": (scan_gradient, "t >= start", "t > start", 1),
     "scan gradient: chunks after": (scan_gradient, "c > chunk;", "c >= chunk;", 0),
+    "fused: stride of words": (fused_sums, "word += 32", "word += 33", 0),
+    "fused: wrong shift": (fused_sums, ">> (2 * k)", ">> (2 * k + 1)", 0),
+    "fused: codes shifted by one": (fused_sums, "code == 1", "code == 2", 0),
+    "fused: words of the first slab": (fused_sums, "start + word]", "word]", 0),
+    "fused: a word too few": (fused_sums, "used_words - start", "used_words - start - 1", 0),
+    "fused: an input too many": (fused_sums, "inside = k < dims", "inside = k <= dims", 0),
+    "fused: inputs of the first slab": (fused_sums, "k = 16 * start + at", "k = at", 0),
+    "fused: barrier before products": (fused_sums, BARRIER, "", 1),
+    "fused: barrier after products": (fused_sums, BARRIER, "", 2),
+    "fused: outputs beyond the last": (fused_sums, "0 && first + n < outputs", "0", 0),
+    "fused: lanes not summed": (fused_sums, "simd_sum(sums[row][n] +", "(sums[row][n] +", 0),
+    "fused: wrong matrix": (fused_sums, "block >= blocks_of", "block > blocks_of", 0),
+    "fused: outputs of matrices before": (fused_sums, "before += outputs", "before += 32", 0),
+    "fused: scale of another output": (fused_sums, "[0] == 1 ? 0 : output", "[0] == 1 ? 0 : 0", 1),
+    "fused: scale of another matrix": (fused_sums, "scale0[", "scale1[", 0),
+    "fused: residual of another row": (fused_sums, "residual[at]", "residual[output]", 0),
+    "fused: residual left out": (fused_sums, "if (RESIDUAL)", "if (false)", 0),
+    "fused: barrier of statistics": (fused_codes, BARRIER, "", 0),
+    "fused: wrong scale": (fused_codes, "/ code_scales[row])", "/ code_scales[0])", 0),
+    "fused: scale of codes": (fused_codes, "127.0f /", "128.0f /", 0),
+    "fused: largest without own norm": (
+        fused_codes,
+        "abs(normed * weight_of_own)",
+        "abs(normed)",
+        0,
+    ),
+    "fused: first norm": (fused_codes, "if (NORM) factors", "if (false) factors", 0),
+    "fused: norm weight": (fused_codes, "NORM && inside ?", "false ?", 0),
+    "fused: own norm of another matrix": (fused_codes, "own_norm0[k]", "own_norm1[k]", 1),
+    "fused: squares of another norm": (
+        fused_codes,
+        "squares[row] / size + epsilons[0]",
+        "normed_squares[row] / size + epsilons[0]",
+        0,
+    ),
+    "fused: epsilon of another norm": (fused_codes, "epsilons[1]", "epsilons[0]", 0),
+    "fused: gate": (fused_codes, "value * sigmoid(value) * up", "sigmoid(value) * up", 0),
+    "fused: gated by a neighbour": (fused_codes, "x[dims + k]", "x[dims + k - 1]", 0),
+    "fused: half of a row": (fused_codes, "x + row * width", "x + row * dims", 1),
+    "fused: ties": (fused_ties, "half_away ? round", "half_away ? rint", 0),
+    "step: barrier": (step, BARRIER, "", 0),
+    "step: bound": (step, "bound + (1.0f - bound) * f", "bound + f", 0),
+    "step: mask": (step, "stays ? old", "false ? old", 0),
+    "step: mask of another row": (step, "valid[row]", "valid[0]", 0),
+    "step: epsilon left out": (step, "dims) + eps", "dims)", 0),
+    "step: forget gate of another place": (step, "inputs + dims", "inputs + 2 * dims", 0),
+    "step: old state": (step, "f * old +", "old +", 0),
+    "step: new value": (step, "* (1.0f - f);", ";", 0),
+    "step: last channel": (step, "k < dims;", "k < dims - 1;", 1),
+    "gated norm: barrier": (gated_norm, BARRIER, "", 0),
+    "gated norm: gate": (gated_norm, "normed * value * sigmoid", "normed * sigmoid", 0),
+    "gated norm: epsilon left out": (gated_norm, "dims) + eps", "dims)", 0),
+    "gated norm: last square": (gated_norm, "k < dims;", "k < dims - 1;", 0),
 }
 
 
@@ -111,7 +194,7 @@ def test_fault_is_seen(name: str, emulated: Emulator, monkeypatch: pytest.Monkey
 
     # the check of users' machines would see most of these first
     monkeypatch.setattr(self_check, "_difference", lambda *_: None)
-    monkeypatch.setattr(self_check, "_faults", {})
+    monkeypatch.setattr(self_check, "_checks", {})
     emulated.edit = edit
     with pytest.raises((AssertionError, KernelError)):
         check()

@@ -1,12 +1,23 @@
 """A kernel that does not compute what it should is switched off, with one warning that names it."""
 
+import json
 import warnings
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from mlx_mmfree.errors import BackendError
-from mlx_mmfree.ops import backend_report, pack_ternary, self_check, ternary_matmul, use_backend
+from mlx_mmfree.ops import (
+    Projection,
+    backend_report,
+    bit_linear,
+    pack_ternary,
+    self_check,
+    ternary_matmul,
+    use_backend,
+)
+from mlx_mmfree.ops.ternary_matmul import reference
 from tests.emulator.emulator import Emulator
 
 X = mx.arange(2 * 32, dtype=mx.float32).reshape(2, 32)
@@ -18,7 +29,7 @@ OP = "mlx_mmfree.ops.ternary_matmul"
 @pytest.fixture
 def device(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     """A device on which nothing has been checked yet."""
-    monkeypatch.setattr(self_check, "_faults", {})
+    monkeypatch.setattr(self_check, "_checks", {})
     return emulated
 
 
@@ -72,9 +83,114 @@ def test_a_check_may_happen_inside_transformations(device: Emulator) -> None:
     gradient = mx.grad(lambda x: ternary_matmul(x, WEIGHT).sum())(X)
     assert mx.array_equal(gradient, mx.broadcast_to(TRITS.sum(axis=0), X.shape).astype(mx.float32))
     for transform in (mx.compile, mx.vmap):
-        self_check._faults.clear()
+        self_check._checks.clear()
         transform(lambda x: backend_report(OP, X, WEIGHT, codes=False) and x)(X)
         assert list(self_check.checked_kernels().values()) == [None]
+
+
+def test_plain_operations_take_over(
+    device: Emulator, chunked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device.edit = lambda text: text.replace("code == 1 ? 0.0f", "code == 2 ? 0.0f")
+    with pytest.warns(RuntimeWarning, match="ternary_matmul_decode"):
+        assert backend_report(OP, X, WEIGHT, codes=False)["metal"]
+    device.records.clear()
+    monkeypatch.setattr(reference, "run", None)
+    assert mx.array_equal(ternary_matmul(X, WEIGHT), X @ TRITS.T.astype(mx.float32))
+    assert not device.records
+
+
+def test_other_kernels_take_over_from_a_fused_one(device: Emulator) -> None:
+    device.edit = lambda text: text.replace("if (RESIDUAL)", "if (false)")
+    trits = mx.concatenate([TRITS, TRITS])
+    projection = Projection(pack_ternary(trits), mx.array([0.5]))
+    with pytest.warns(RuntimeWarning, match="bit_linear.*wrong values"):
+        got = bit_linear(X, [projection], quantize=False, residual=mx.ones((2, 6)))
+    assert mx.array_equal(got, X @ trits.T.astype(mx.float32) * 0.5 + 1)
+    assert "ternary_matmul_decode" in device.records[-1].kernel
+    bit_linear(X, [projection])
+    assert "bit_linear" in device.records[-1].kernel
+
+
+@pytest.fixture
+def kept(device: Emulator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder in which results are kept."""
+    monkeypatch.setenv("MLX_MMFREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(self_check, "_kept", {})
+    return tmp_path / "cache" / "kernel_checks"
+
+
+def start_process() -> None:
+    self_check._checks.clear()
+    self_check._kept.clear()
+
+
+def launches(device: Emulator) -> int:
+    before = len(device.records)
+    assert mx.array_equal(ternary_matmul(X, WEIGHT), X @ TRITS.T.astype(mx.float32))
+    return len(device.records) - before
+
+
+def test_another_process_does_not_check_again(device: Emulator, kept: Path) -> None:
+    assert launches(device) == 2
+    start_process()
+    assert launches(device) == 1
+    [file] = kept.iterdir()
+    assert list(json.loads(file.read_text()).values()) == [None]
+    self_check.check_again()
+    assert launches(device) == 2
+
+
+def test_a_kept_fault_warns_in_another_process(device: Emulator, kept: Path) -> None:
+    device.edit = lambda text: text.replace("code == 1 ? 0.0f", "code == 2 ? 0.0f")
+    with pytest.warns(RuntimeWarning, match="wrong values"):
+        assert launches(device) == 1
+    start_process()
+    with pytest.warns(RuntimeWarning, match="ternary_matmul_decode.*wrong values"):
+        assert launches(device) == 0
+
+
+@pytest.mark.parametrize("fact", ["_device_name", "_mlx_version", "_text_of_operations"])
+def test_what_a_kept_result_holds_for(
+    device: Emulator, kept: Path, fact: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert launches(device) == 2
+    start_process()
+    monkeypatch.setattr(self_check, fact, lambda *_: "another")
+    assert launches(device) == 2
+    assert len(list(kept.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[1]", b'{"ternary', b"\xff\xfe", b"[" * 100_000, b'{"a": {}}'], ids=repr
+)
+def test_damaged_results_are_ignored(device: Emulator, kept: Path, content: bytes) -> None:
+    assert launches(device) == 2
+    [file] = kept.iterdir()
+    sound = file.read_bytes()
+    file.write_bytes(content)
+    start_process()
+    assert launches(device) == 2
+    assert file.read_bytes() == sound
+    assert list(kept.iterdir()) == [file]
+
+
+def test_a_cache_that_cannot_be_written(device: Emulator, kept: Path) -> None:
+    kept.parent.mkdir()
+    kept.write_text("a file where the folder should be")
+    assert launches(device) == 2
+    assert launches(device) == 1
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_a_cache_that_is_turned_off(
+    device: Emulator, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_MMFREE_CACHE", "0")
+    assert launches(device) == 2
+    start_process()
+    assert launches(device) == 2
+    assert not kept.exists()
 
 
 def test_without_metal_the_reason_says_so() -> None:

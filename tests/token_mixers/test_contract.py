@@ -11,7 +11,8 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 
 import mlx_mmfree.token_mixers as package
-from mlx_mmfree.layers import BitLinear, RoPE
+from mlx_mmfree.layers import BitLinear, DynamicRoPE, RoPE
+from mlx_mmfree.layers.quantized_array import Quantization
 from mlx_mmfree.layers.token_mixer import TokenMixer
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -38,6 +39,8 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
         {"num_heads": 4, "num_kv_heads": 2, "rope": RoPE(8), "window": 4},
         {"num_heads": 2, "num_kv_heads": 2, "rope": RoPE(16), "window": 40},
         {"num_heads": 4, "num_kv_heads": 2, "rope": RoPE(8), "window": 4, "sinks": 2},
+        {"num_heads": 1, "rope": RoPE(32), "window": 4, "quantization": Quantization(8, 32)},
+        {"num_heads": 4, "rope": DynamicRoPE(8, factor=4.0, trained_length=5)},
     ],
     "MLGRU": [{}, {"hidden_dims": 48}, {"conv_size": 4}, {"conv_size": 3, "share_conv": False}],
 }

@@ -4,9 +4,11 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_map
 
 from mlx_mmfree.layers import RoPE
 from mlx_mmfree.layers.key_value_state import GROWTH_STEP
+from mlx_mmfree.layers.quantized_array import Quantization
 from mlx_mmfree.token_mixers import GQA
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -108,6 +110,161 @@ def test_rows_of_different_lengths_step_on(window: dict[str, int]) -> None:
         rows = [mx.concatenate([row, new]) for row, new in zip(rows, step, strict=True)]
         for row, got in zip(rows, y, strict=True):
             assert relative_error(got[0], mixer(row[None])[0][0, -1]) <= FLOAT32
+
+
+STORED: list[dict[str, Any]] = [
+    {},
+    {"window": 7},
+    {"window": 5, "sinks": 2},
+    {"quantization_start": 4},
+    {"quantization_start": 9, "window": 5},
+]
+
+
+def _stored(bits: int, **options: Any) -> GQA:
+    """A mixer whose projections are exact, so that no code lies at a rounding boundary by chance."""
+    mx.random.seed(5)
+    mixer = GQA(
+        16,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        rope=RoPE(32),
+        quantization=Quantization(bits, 32),
+        **options,
+    )
+    mixer.update(tree_map(lambda w: mx.round(32 * w) / 32, mixer.parameters()))
+    return mixer
+
+
+def _exact_input(*shape: int) -> mx.array:
+    return mx.random.randint(-8, 8, shape, key=mx.random.key(1)).astype(mx.float32) / 8
+
+
+@pytest.mark.parametrize("options", STORED, ids=str)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_whole_equals_pieces_equals_steps(bits: int, options: dict[str, Any]) -> None:
+    mixer, x = _stored(bits, **options), _exact_input(2, 21, 16)
+    whole, last = mixer(x)
+    assert last.is_quantized
+    for cuts in ([5], [4, 10], list(range(1, 21))):
+        state, parts = None, []
+        for piece in mx.split(x, cuts, axis=1):
+            y, state = mixer(piece, state)
+            parts.append(y)
+        assert relative_error(mx.concatenate(parts, axis=1), whole) <= FLOAT32
+        assert mx.array_equal(state.positions, last.positions)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_rows_with_padding_equal_their_tokens_alone(bits: int) -> None:
+    for options in ({}, {"window": 7}, {"window": 5, "sinks": 2}):
+        mixer, x = _stored(bits, **options), _exact_input(3, 14, 16)
+        valid = mx.random.uniform(shape=(3, 14), key=mx.random.key(3)) < mx.array(
+            [[0.3], [0.7], [1.0]]
+        )
+        y, state = mixer(x[:, :6], None, valid[:, :6])
+        rest, state = mixer(x[:, 6:], state, valid[:, 6:])
+        y, (after, _) = mx.concatenate([y, rest], axis=1), mixer(x[:, :3], state)
+        for row, mask in enumerate(valid.tolist()):
+            kept = mx.array([n for n, is_real in enumerate(mask) if is_real], mx.int32)
+            want, _ = mixer(mx.concatenate([x[row, kept], x[row, :3]])[None])
+            assert relative_error(y[row, kept], want[0, :-3]) <= FLOAT32
+            assert relative_error(after[row], want[0, -3:]) <= FLOAT32
+
+
+def test_more_bits_are_nearer_to_exact_attention() -> None:
+    x = _exact_input(1, 40, 16)
+    exact = _stored(8, quantization_start=40)(x)[0]
+    errors = [relative_error(_stored(bits)(x)[0], exact) for bits in (2, 4, 8)]
+    assert errors[0] > 4 * errors[1] > 16 * errors[2] > 0
+    assert errors[2] < 0.02
+
+
+def test_quantisation_begins_behind_its_start() -> None:
+    mixer, x = _stored(8, quantization_start=4), _exact_input(1, 5, 16)
+    state, kinds = None, []
+    for token in range(5):
+        _, state = mixer(x[:, token : token + 1], state)
+        kinds.append(state.is_quantized)
+    assert kinds == [False] * 4 + [True]
+    plain = _stored(8, quantization_start=100)
+    assert mx.array_equal(mixer(x[:, :4])[0], plain(x[:, :4])[0])
+    assert not mx.array_equal(mixer(x)[0][:, 4:], plain(x)[0][:, 4:])
+
+
+@pytest.mark.parametrize("options", STORED, ids=str)
+@pytest.mark.parametrize("length", [0, 4, 5, 30])
+def test_blank_state_is_of_the_kind_that_reading_leaves(
+    options: dict[str, Any], length: int
+) -> None:
+    mixer = _stored(4, **options)
+    blank = mixer.blank_state(2, length, mx.float32)
+    state = mixer.init_state(2, mx.float32)
+    if length:
+        _, state = mixer(_exact_input(2, length, 16), state)
+    assert blank.is_quantized == state.is_quantized
+    assert mx.array_equal(blank.positions, state.positions)
+
+
+def test_a_limited_state_shares_the_weights_and_leaves_the_mixer_alone() -> None:
+    mixer = _mixer()
+    limited = mixer.with_state(max_size=9)
+    assert limited.query_proj is mixer.query_proj
+    x = mx.random.normal((1, 30, 16))
+    _, state = limited(x)
+    assert state.positions.shape == (1, 9)
+    assert sorted(state.positions[0].tolist()) == [0, 1, 2, 3, 25, 26, 27, 28, 29]
+    same = GQA(16, num_heads=4, num_kv_heads=2, rope=RoPE(4), window=5, sinks=4)
+    same.update(mixer.parameters())
+    assert mx.array_equal(limited(x)[0], same(x)[0])
+    assert mixer(x)[1].positions.shape == (1, 30)
+
+
+def test_a_window_of_the_mixer_stays_unless_it_is_larger() -> None:
+    x = mx.zeros((1, 30, 16))
+    assert _mixer(window=6).with_state(max_size=9)(x)[1].positions.shape == (1, 6)
+    _, state = _mixer(window=20).with_state(max_size=9)(x)
+    assert sorted(state.positions[0].tolist())[:5] == [0, 1, 2, 3, 25]
+    assert _mixer(is_causal=False).with_state(max_size=9)(x)[1] == ()
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization_start": 4}], ids=str)
+def test_rewound_state_is_the_earlier_one(options: dict[str, Any]) -> None:
+    mixer, x = _stored(8, **options), _exact_input(1, 12, 16)
+    _, early = mixer(x[:, :7])
+    assert mixer.can_rewind(early, 5)
+    _, late = mixer(x[:, 7:] * 0.5, early)
+    want, got = mixer(x[:, 7:], early), mixer(x[:, 7:], mixer.rewound(late, 5))
+    assert mx.array_equal(got[0], want[0])
+
+
+@pytest.mark.parametrize("options", [{"window": 20}, {"window": 3}, {"quantization_start": 11}])
+def test_what_is_overwritten_is_not_rewound(options: dict[str, Any]) -> None:
+    mixer = _stored(8, **options)
+    _, state = mixer(_exact_input(1, 7, 16))
+    assert not mixer.can_rewind(state, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_size": 4}, "'max_size' must be larger than 4"),
+        ({"quantization_start": -1}, "'quantization_start' must not be negative but got -1"),
+        (
+            {"quantization": Quantization(8, 64)},
+            "'group_size' of the quantization must divide 'head_dim' but got 64 for 32. Use 32.",
+        ),
+    ],
+)
+def test_impossible_states(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GQA(64, num_heads=2).with_state(**options)
+
+
+def test_heads_that_no_group_fits_keep_exact_states() -> None:
+    with pytest.raises(ValueError, match=r"got 32 for 20\. Keep keys and values exact."):
+        GQA(40, num_heads=2, quantization=Quantization(8, 32))
 
 
 def test_sinks_keep_their_slots() -> None:

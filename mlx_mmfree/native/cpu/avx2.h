@@ -29,6 +29,9 @@ struct Avx2Base {
   MMFREE_INLINE static Codes codes(__m256i packed) {
     return _mm256_and_si256(_mm256_srli_epi16(packed, 2 * k), _mm256_set1_epi8(3));
   }
+  MMFREE_INLINE static Sum add(Sum a, Sum b) {
+    return _mm256_add_epi32(a, b);
+  }
   MMFREE_INLINE static int32_t total(Sum sum) {
     __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
     half = _mm_add_epi32(half, _mm_unpackhi_epi64(half, half));

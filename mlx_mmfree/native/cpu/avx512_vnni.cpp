@@ -31,12 +31,21 @@ struct Avx512Vnni {
     return _mm512_and_si512(packed, _mm512_set1_epi8(static_cast<char>(3 << (2 * k))));
   }
   MMFREE_INLINE static Sum dot(Sum sum, Codes codes, __m512i x) {
+#if defined(__clang__)
     return _mm512_dpbusd_epi32(sum, codes, x);
+#else
+    // around the intrinsic, GCC copies every sum
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(x));
+    return sum;
+#endif
   }
   MMFREE_INLINE static Sum join(const Sum (&s)[4]) {
     return _mm512_add_epi32(
         _mm512_add_epi32(s[0], _mm512_srai_epi32(s[1], 2)),
         _mm512_add_epi32(_mm512_srai_epi32(s[2], 4), _mm512_srai_epi32(s[3], 6)));
+  }
+  MMFREE_INLINE static Sum add(Sum a, Sum b) {
+    return _mm512_add_epi32(a, b);
   }
   MMFREE_INLINE static int32_t total(Sum sum) {
     return _mm512_reduce_add_epi32(sum);

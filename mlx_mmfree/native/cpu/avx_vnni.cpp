@@ -16,7 +16,13 @@ struct AvxVnni : Avx2Base {
     return _mm256_and_si256(packed, _mm256_set1_epi8(static_cast<char>(3 << (2 * k))));
   }
   MMFREE_INLINE static Sum dot(Sum sum, Codes codes, __m256i x) {
+#if defined(__clang__)
     return _mm256_dpbusd_avx_epi32(sum, codes, x);
+#else
+    // around the intrinsic, GCC copies every sum
+    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(codes), "x"(x));
+    return sum;
+#endif
   }
   MMFREE_INLINE static Sum join(const Sum (&s)[4]) {
     return _mm256_add_epi32(

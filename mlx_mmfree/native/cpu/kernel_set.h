@@ -1,7 +1,10 @@
 #pragma once
 
+#include "bit_linear/finish.h"
+#include "bit_linear/prepare_row.h"
 #include "cpu/kernels.h"
 #include "dense_matmul/quantized_tile.h"
+#include "mlgru_step/recur.h"
 #include "probe/loops.h"
 #include "rms_norm_quantize/quantize_row.h"
 #include "ternary_matmul/code_product.h"
@@ -21,6 +24,13 @@ constexpr Kernels kernel_set(const char* name, bool (*is_supported)()) {
           multiply_floats<Isa>,
           multiply_transposed<Isa>,
           quantize_rows<Isa>,
+          Isa::kStreamRows,
+          prepare_row<Isa>,
+          encode_row<Isa>,
+          normalize_row<Isa>,
+          finish<Isa>,
+          rms_inverse<Isa>,
+          recur<Isa>,
           dense_kernels<Dense>(),
           probe_kernels<Dense>()};
 }

@@ -52,9 +52,14 @@ struct TransposedProduct {
 
 enum class FloatType { float32, float16, bfloat16 };
 
-struct RowQuantizer {
-  const void* x;  // (rows, dims) of the type
+// Floats in memory, or none.
+struct Floats {
+  const void* data;
   FloatType type;
+};
+
+struct RowQuantizer {
+  Floats x;             // (rows, dims)
   const float* weight;  // (dims,) or null
   size_t dims;
   bool has_norm;
@@ -62,6 +67,50 @@ struct RowQuantizer {
   bool half_away;
   float* codes;  // (rows, dims)
   float* scale;  // (rows,)
+};
+
+enum class Activation { none, silu, relu2, gelu, relu };
+
+// z = RMSNorm(u), of u = x or u = a(x[:dims]) * x[dims:].
+struct RowInput {
+  Floats x;  // (rows, dims), or (rows, 2 dims) with an activation
+  size_t dims;
+  Activation gate;
+  Floats norm;  // (dims,) or none: no norm
+  float norm_eps;
+};
+
+// What meets the matrix: RMSNorm(z) of one projection's own, and its codes.
+struct RowEncoder {
+  size_t dims;
+  Floats norm;  // (dims,) or none: no norm
+  float eps;
+  bool half_away;
+};
+
+// y = sums * scale / input scale + residual.
+struct Results {
+  const float* sums;  // (rows, outputs)
+  size_t rows, outputs;
+  const float* scale;  // (outputs,) or one
+  bool has_scales;
+  const float* input_scales;  // (rows,) or null
+  Floats residual;            // or none; both start at the first output,
+  void* y;                    // of the type, and have rows at a distance of
+  FloatType type;
+  size_t stride;
+};
+
+struct RecurrenceStep {
+  Floats gates;        // (rows, 3 dims): input, forget and output gates
+  const float* state;  // (dims,)
+  Floats weight;       // (dims,), of the norm of the output gate
+  Floats lower_bound;  // (dims,) or none
+  const bool* valid;   // (rows,) or null
+  size_t rows, dims;
+  const float* inverse;  // (rows,), of `rms_inverse` of the output gates
+  void* y;               // (rows, dims) of the type of the gates
+  float* last;           // (dims,)
 };
 
 // The loops of one instruction set. Every set gives the same bits, but for those of `dense`.
@@ -80,6 +129,20 @@ struct Kernels {
   void (*multiply_transposed)(const TransposedProduct&, size_t block, size_t first, size_t rows);
   // The rows [first, last).
   void (*quantize_rows)(const RowQuantizer&, size_t first, size_t last);
+  // Rows up to which `multiply_codes` reads the weights as one stream.
+  size_t stream_rows;
+  // z: (blocks * 256,), filled up with zeros; scratch of the same size.
+  void (*prepare_row)(const RowInput&, size_t row, float* z, float* scratch);
+  // Permuted codes of z, their sum and their scale, NaN where there are no codes.
+  void (*encode_row)(const RowEncoder&, const float* z, float* scratch, int8_t* codes, int32_t* sum,
+                     float* scale);
+  // Permuted RMSNorm(z).
+  void (*normalize_row)(const RowEncoder&, const float* z, float* scratch, float* permuted);
+  void (*finish)(const Results&);
+  // 1 / sqrt(mean(x^2) + eps) of the `dims` values from `start`; scratch: (dims,).
+  float (*rms_inverse)(const Floats& x, size_t start, size_t dims, float eps, float* scratch);
+  // The channels [first, last) of all rows of one sequence.
+  void (*recur)(const RecurrenceStep&, size_t first, size_t last);
   DenseKernels dense;
   ProbeKernels probe;
 };

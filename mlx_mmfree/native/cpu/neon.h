@@ -24,6 +24,9 @@ struct Neon {
   MMFREE_INLINE static int8x16_t activations(const int8_t* codes) {
     return vld1q_s8(codes);
   }
+  MMFREE_INLINE static Sum add(Sum a, Sum b) {
+    return vaddq_s32(a, b);
+  }
   MMFREE_INLINE static int32_t total(Sum sum) {
     return vaddvq_s32(sum);
   }

@@ -76,9 +76,13 @@ void pin(std::thread& thread, const std::vector<int>& cpus) {
 #endif
 }
 
+}  // namespace
+
 class Pool {
  public:
-  void run(size_t items, size_t step, size_t count, RangeFunction function, void* context) {
+  using Function = void (*)(void* context, Claims& claims);
+
+  void run(size_t items, size_t step, size_t count, Function function, void* context) {
     start(std::max(count, threads()));
     follow_caller();
     share(items, step, count);
@@ -96,6 +100,21 @@ class Pool {
       wait_for_change(gate_, inside | kClosed);
       inside = gate_.load() & ~kClosed;
     }
+  }
+
+  bool claim(size_t thread, size_t& turn, size_t& first, size_t& last) {
+    for (; turn < count_; ++turn) {
+      Slot& owner = slots_[(thread + turn) % count_];
+      if (owner.next.load(std::memory_order_relaxed) >= owner.end) {
+        continue;
+      }
+      first = owner.next.fetch_add(step_);
+      if (first < owner.end) {
+        last = std::min(first + step_, owner.end);
+        return true;
+      }
+    }
+    return false;
   }
 
   std::mutex busy;
@@ -164,16 +183,8 @@ class Pool {
   }
 
   void work(size_t slot) {
-    for (size_t turn = 0; turn < count_; ++turn) {
-      Slot& owner = slots_[(slot + turn) % count_];
-      for (;;) {
-        const size_t first = owner.next.fetch_add(step_);
-        if (first >= owner.end) {
-          break;
-        }
-        function_(context_, first, std::min(first + step_, owner.end));
-      }
-    }
+    Claims claims(this, slot);
+    function_(context_, claims);
   }
 
   void serve(Slot& own, size_t slot) {
@@ -194,10 +205,12 @@ class Pool {
   std::deque<Slot> slots_;
   std::vector<int> cpus_;
   std::atomic<uint32_t> gate_{kClosed};
-  RangeFunction function_ = nullptr;
+  Function function_ = nullptr;
   void* context_ = nullptr;
   size_t step_ = 1, count_ = 1;
 };
+
+namespace {
 
 // Never destroyed: its threads sleep when the process ends. A child of fork has none of them and
 // starts its own.
@@ -226,8 +239,18 @@ size_t threads() {
   return wanted.load();
 }
 
-void parallel(size_t items, size_t step, RangeFunction function, void* context) {
-  const size_t count = std::min(threads(), (items + step - 1) / step);
+bool Claims::next(size_t& first, size_t& last) {
+  if (pool_) {
+    return pool_->claim(thread_, turn_, first, last);
+  }
+  first = next_;
+  last = next_ = std::min(first + step_, items_);
+  return first < last;
+}
+
+void parallel(size_t items, size_t step, size_t count,
+              void (*function)(void* context, Claims& claims), void* context) {
+  count = std::min(count, (items + step - 1) / step);
   if (count > 1) {
     Pool& shared = pool();
     if (std::unique_lock lock(shared.busy, std::try_to_lock); lock.owns_lock()) {
@@ -235,9 +258,10 @@ void parallel(size_t items, size_t step, RangeFunction function, void* context) 
       return;
     }
   }
-  if (items > 0) {
-    function(context, 0, items);
-  }
+  Claims claims(nullptr, 0);
+  claims.items_ = items;
+  claims.step_ = step;
+  function(context, claims);
 }
 
 }  // namespace mmfree

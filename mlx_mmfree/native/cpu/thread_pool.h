@@ -8,20 +8,53 @@ namespace mmfree {
 void set_threads(size_t count);
 size_t threads();
 
-using RangeFunction = void (*)(void* context, size_t first, size_t last);
+class Pool;
 
-// Calls function(context, first, last) for ranges that together are [0, items). Each thread owns a
-// contiguous share, which it walks in pieces of `step` items, a multiple of which each share
-// starts at; who is done takes pieces from the others. Runs on the caller alone while another
-// caller computes.
-void parallel(size_t items, size_t step, RangeFunction function, void* context);
+// The pieces of one thread's turn in a parallel region.
+class Claims {
+ public:
+  // Takes the next piece, items [first, last). False when none is left.
+  bool next(size_t& first, size_t& last);
+
+  // Which of the computing threads this is; the caller is 0.
+  size_t thread() const {
+    return thread_;
+  }
+
+ private:
+  friend class Pool;
+  friend void parallel(size_t, size_t, size_t, void (*)(void*, Claims&), void*);
+
+  Claims(Pool* pool, size_t thread) : pool_(pool), thread_(thread) {
+  }
+
+  Pool* pool_;  // null: the caller does all items
+  size_t thread_;
+  size_t turn_ = 0, next_ = 0, items_ = 0, step_ = 0;
+};
+
+// Calls function(context, claims) on at most `count` threads, whose claims together are [0, items).
+// Each thread owns a contiguous share, which it walks in pieces of `step` items, a multiple of
+// which each share starts at; who is done takes pieces from the others. Runs on the caller alone
+// while another caller computes. A region of one piece wakes nobody.
+void parallel(size_t items, size_t step, size_t count,
+              void (*function)(void* context, Claims& claims), void* context);
 
 template <class F>
-void parallel_for(size_t items, size_t step, F&& body) {
+void parallel_region(size_t items, size_t step, size_t count, F&& body) {
   parallel(
-      items, step,
-      [](void* context, size_t first, size_t last) { (*static_cast<F*>(context))(first, last); },
-      &body);
+      items, step, count,
+      [](void* context, Claims& claims) { (*static_cast<F*>(context))(claims); }, &body);
+}
+
+// Calls body(first, last) for ranges that together are [0, items).
+template <class F>
+void parallel_for(size_t items, size_t step, F&& body) {
+  parallel_region(items, step, threads(), [&](Claims& claims) {
+    for (size_t first, last; claims.next(first, last);) {
+      body(first, last);
+    }
+  });
 }
 
 }  // namespace mmfree

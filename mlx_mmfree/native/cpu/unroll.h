@@ -17,6 +17,16 @@ template <size_t N, class F>
   unroll_indices(body, std::make_index_sequence<N>{});
 }
 
+// Makes the compiler hold a vector in a register rather than load it again for each use.
+template <class Vector>
+[[gnu::always_inline]] inline void keep(Vector& vector) {
+#if defined(__x86_64__)
+  asm("" : "+v"(vector));
+#elif defined(__aarch64__)
+  asm("" : "+w"(vector));
+#endif
+}
+
 }  // namespace mmfree
 
 #define MMFREE_INLINE __attribute__((always_inline))

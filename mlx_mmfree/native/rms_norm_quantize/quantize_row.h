@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "cpu/floats.h"
 #include "cpu/kernels.h"
 #include "ternary_matmul/float_product.h"
 
@@ -18,32 +19,6 @@ constexpr size_t kSumWidth = 64;
 constexpr float kRounder = 12582912.0f;
 // The float just below 0.5: added and floored, it rounds ties away from zero and 0.49999997 down.
 constexpr float kBelowHalf = 0.49999997f;
-
-template <class Isa>
-void widen(const RowQuantizer& q, size_t row, float* values) {
-  const size_t start = row * q.dims;
-  if (q.type == FloatType::float32) {
-    memcpy(values, static_cast<const float*>(q.x) + start, q.dims * sizeof(float));
-    return;
-  }
-  const uint16_t* halves = static_cast<const uint16_t*>(q.x) + start;
-  for (size_t j = 0; j < q.dims; ++j) {
-    uint32_t bits;
-    if (q.type == FloatType::bfloat16) {
-      bits = static_cast<uint32_t>(halves[j]) << 16;
-    } else {
-      // scaled from the exponent range of float16 to that of float32; infinity and NaN keep theirs
-      const uint32_t magnitude = static_cast<uint32_t>(halves[j] & 0x7fff) << 13;
-      float scaled;
-      memcpy(&scaled, &magnitude, sizeof(scaled));
-      scaled *= 0x1p112f;
-      memcpy(&bits, &scaled, sizeof(bits));
-      bits |= magnitude >= 0x0f800000 ? 0x7f800000 : 0;
-      bits |= static_cast<uint32_t>(halves[j] & 0x8000) << 16;
-    }
-    memcpy(values + j, &bits, sizeof(bits));
-  }
-}
 
 // Calls add(64 values) for the whole row, filled up with zeros.
 template <class Isa, class Add>
@@ -101,12 +76,38 @@ float largest(const float* values, size_t dims) {
 }
 
 template <class Isa>
+float inverse_of(const float* values, size_t dims, float eps) {
+  const float mean = sum_of_squares<Isa>(values, dims) * static_cast<float>(1.0 / dims);
+  return 1.0f / sqrtf(mean + eps);
+}
+
+template <class Isa>
+float rms_inverse(const Floats& x, size_t start, size_t dims, float eps, float* scratch) {
+  widen<Isa>(x, start, dims, scratch);
+  return inverse_of<Isa>(scratch, dims, eps);
+}
+
+template <class Isa>
+float code_scale(const float* values, size_t dims) {
+  const float most = largest<Isa>(values, dims);
+  return 127.0f / (most < 1e-5f ? 1e-5f : most);
+}
+
+// |scaled| <= 127 up to rounding: there is nothing to clip.
+template <class Isa>
+MMFREE_INLINE inline float round_half_away(float scaled) {
+  const float raised = fabsf(scaled) + kBelowHalf;
+  float whole = raised + kRounder - kRounder;
+  whole -= whole > raised ? 1.0f : 0.0f;
+  return copysignf(whole, scaled);
+}
+
+template <class Isa>
 void quantize_row(const RowQuantizer& q, size_t row) {
   float* values = q.codes + row * q.dims;
-  widen<Isa>(q, row, values);
+  widen<Isa>(q.x, row * q.dims, q.dims, values);
   if (q.has_norm) {
-    const float mean = sum_of_squares<Isa>(values, q.dims) * static_cast<float>(1.0 / q.dims);
-    const float inverse = 1.0f / sqrtf(mean + q.eps);
+    const float inverse = inverse_of<Isa>(values, q.dims, q.eps);
     if (q.weight) {
       for (size_t j = 0; j < q.dims; ++j) {
         values[j] = values[j] * inverse * q.weight[j];
@@ -117,17 +118,11 @@ void quantize_row(const RowQuantizer& q, size_t row) {
       }
     }
   }
-  const float most = largest<Isa>(values, q.dims);
-  const float scale = 127.0f / (most < 1e-5f ? 1e-5f : most);
+  const float scale = code_scale<Isa>(values, q.dims);
   q.scale[row] = scale;
-  // |value * scale| <= 127 up to rounding: there is nothing to clip
   if (q.half_away) {
     for (size_t j = 0; j < q.dims; ++j) {
-      const float scaled = values[j] * scale;
-      const float raised = fabsf(scaled) + kBelowHalf;
-      float whole = raised + kRounder - kRounder;
-      whole -= whole > raised ? 1.0f : 0.0f;
-      values[j] = copysignf(whole, scaled);
+      values[j] = round_half_away<Isa>(values[j] * scale);
     }
   } else {
     for (size_t j = 0; j < q.dims; ++j) {

@@ -6,6 +6,7 @@
 
 #include "cpu/kernels.h"
 #include "cpu/thread_pool.h"
+#include "float_type.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/fast.h"
@@ -22,12 +23,6 @@ using Shapes = std::vector<mx::Shape>;
 
 // Values of one piece of work: fewer are done before another thread wakes up.
 constexpr size_t kPieceValues = 16 << 10;
-
-FloatType float_type(mx::Dtype dtype) {
-  return dtype == mx::float32   ? FloatType::float32
-         : dtype == mx::float16 ? FloatType::float16
-                                : FloatType::bfloat16;
-}
 
 Arrays make(std::shared_ptr<mx::Primitive> primitive, const Arrays& inputs) {
   Arrays contiguous;
@@ -69,8 +64,7 @@ void RmsNormQuantize::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   }
   const auto& x = inputs[0];
   const RowQuantizer quantizer{
-      x.data<void>(),
-      float_type(x.dtype()),
+      {x.data<void>(), float_type(x.dtype())},
       inputs.size() > 1 ? inputs[1].data<float>() : nullptr,
       static_cast<size_t>(x.shape(-1)),
       eps_.has_value(),

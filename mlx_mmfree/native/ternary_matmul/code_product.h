@@ -13,7 +13,7 @@
 //   load(bytes), activations(codes)
 //   codes<k>(packed)    weight codes 0, 1, 2 of shift k
 //   masked<k>(packed)   the same times 4^k, and join(sums of the four shifts), without kPartialSums
-//   dot(sum, codes, activations), widen(sum, partial), zero()
+//   dot(sum, codes, activations), widen(sum, partial), zero(), add(sum, sum)
 //   total(sum), totals(four sums, result)
 
 namespace mmfree {
@@ -117,38 +117,88 @@ void code_tile(const CodeProduct& p, size_t row, size_t output) {
   store<Isa, M, N>(p, row, output, sums);
 }
 
+// Bytes that the stream of weights is prefetched ahead: the latency of memory at its full rate.
+constexpr size_t kAheadBytes = 8 << 10;
+
+// The address may lie beyond the weights: nothing is read from it.
+MMFREE_INLINE inline void prefetch_ahead(const uint8_t* weight) {
+  __builtin_prefetch(
+      reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(weight) + kAheadBytes));
+}
+
+// codes: one block of M rows; weight: one block
+template <class Isa, size_t M>
+MMFREE_INLINE inline void add_shifts(Sums<Isa, M, 4>& sums, const int8_t* codes, size_t stride,
+                                     const uint8_t* weight) {
+  for (size_t byte = 0; byte < kBlockBytes; byte += Isa::kBytes) {
+    auto packed = Isa::load(weight + byte);
+    keep(packed);
+    unroll<4>([&](auto k) MMFREE_INLINE {
+      const auto masked = Isa::template masked<k>(packed);
+      unroll<M>([&](auto m) MMFREE_INLINE {
+        const auto x = Isa::activations(codes + m * stride + k * kBlockBytes + byte);
+        sums.at[m][k] = Isa::dot(sums.at[m][k], masked, x);
+      });
+    });
+  }
+}
+
+// M rows times one weight row, with eight chains of sums at least: the dot product has a latency of
+// several cycles. `sums` gets one sum for each row.
+template <class Isa, size_t M>
+MMFREE_INLINE inline void stream_row(const CodeProduct& p, size_t row, size_t output,
+                                     Sums<Isa, M, 1>& sums) {
+  constexpr size_t kUnrolled = M == 1 ? 2 : 1;
+  Sums<Isa, M, 4> chains[kUnrolled];
+  const size_t row_bytes = p.weight.row_bytes;
+  const uint8_t* weight = p.weight.bytes + output * row_bytes;
+  const int8_t* codes = p.codes + row * p.stride;
+  size_t byte = 0;
+  for (; byte + kUnrolled * kBlockBytes <= row_bytes; byte += kUnrolled * kBlockBytes) {
+    unroll<kUnrolled>([&](auto u) MMFREE_INLINE {
+      const size_t at = byte + u * kBlockBytes;
+      prefetch_ahead(weight + at);
+      add_shifts<Isa, M>(chains[u], codes + 4 * at, p.stride, weight + at);
+    });
+  }
+  if (byte + kBlockBytes <= row_bytes) {
+    prefetch_ahead(weight + byte);
+    add_shifts<Isa, M>(chains[0], codes + 4 * byte, p.stride, weight + byte);
+    byte += kBlockBytes;
+  }
+  if (byte < row_bytes) {
+    alignas(64) uint8_t last[kBlockBytes] = {};
+    memcpy(last, weight + byte, row_bytes - byte);
+    add_shifts<Isa, M>(chains[0], codes + 4 * byte, p.stride, last);
+  }
+  unroll<M>([&](auto m) MMFREE_INLINE {
+    unroll<4>([&](auto k) MMFREE_INLINE {
+      for (size_t u = 1; u < kUnrolled; ++u) {
+        chains[0].at[m][k] = Isa::add(chains[0].at[m][k], chains[u].at[m][k]);
+      }
+    });
+    sums.at[m][0] = Isa::join(chains[0].at[m]);
+  });
+}
+
 // M rows times four weight rows, which are read one after the other.
 template <class Isa, size_t M>
 void code_stream(const CodeProduct& p, size_t row, size_t output) {
   Sums<Isa, M, 4> sums;
-  for (size_t n = 0; n < 4; ++n) {
+  unroll<4>([&](auto n) MMFREE_INLINE {
+    Sums<Isa, M, 1> one;
     if constexpr (Isa::kPartialSums) {
-      Sums<Isa, M, 1> one;
-      each_block<Isa, 1>(
-          p, row, output + n,
-          [&](const int8_t* codes, const uint8_t* weight, size_t row_bytes)
-              MMFREE_INLINE { add_block<Isa, M, 1>(one, codes, p.stride, weight, row_bytes); });
-      unroll<M>([&](auto m) MMFREE_INLINE { sums.at[m][n] = one.at[m][0]; });
+      each_block<Isa, 1>(p, row, output + n,
+                         [&](const int8_t* codes, const uint8_t* weight, size_t row_bytes)
+                             MMFREE_INLINE {
+                               prefetch_ahead(weight);
+                               add_block<Isa, M, 1>(one, codes, p.stride, weight, row_bytes);
+                             });
     } else {
-      // one chain of sums for each shift: the dot product has a latency of several cycles
-      Sums<Isa, M, 4> shifts;
-      each_block<Isa, 1>(
-          p, row, output + n,
-          [&](const int8_t* codes, const uint8_t* weight, size_t) MMFREE_INLINE {
-            for (size_t byte = 0; byte < kBlockBytes; byte += Isa::kBytes) {
-              const auto packed = Isa::load(weight + byte);
-              unroll<4>([&](auto k) MMFREE_INLINE {
-                const auto masked = Isa::template masked<k>(packed);
-                unroll<M>([&](auto m) MMFREE_INLINE {
-                  const auto x = Isa::activations(codes + m * p.stride + k * kBlockBytes + byte);
-                  shifts.at[m][k] = Isa::dot(shifts.at[m][k], masked, x);
-                });
-              });
-            }
-          });
-      unroll<M>([&](auto m) MMFREE_INLINE { sums.at[m][n] = Isa::join(shifts.at[m]); });
+      stream_row<Isa, M>(p, row, output + n, one);
     }
-  }
+    unroll<M>([&](auto m) MMFREE_INLINE { sums.at[m][n] = one.at[m][0]; });
+  });
   store<Isa, M, 4>(p, row, output, sums);
 }
 

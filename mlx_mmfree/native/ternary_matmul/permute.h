@@ -3,13 +3,25 @@
 #include <string.h>
 
 #include "cpu/kernels.h"
+#include "cpu/unroll.h"
 
 // Included by one file for each instruction set: everything is templated on a type local to that
 // file, so that the linker cannot mix the sets.
 
 namespace mmfree {
 
-// Codes 4 b + k of a block go to 64 k + b, the order in which packed bytes unpack by shifts.
+// Codes 4 b + k of one block go to 64 k + b, the order in which packed bytes unpack by shifts.
+template <class Isa>
+MMFREE_INLINE inline void permute_block(const int8_t* codes, int8_t* permuted) {
+  uint32_t fours[kBlockBytes];
+  memcpy(fours, codes, sizeof(fours));
+  for (int k = 0; k < 4; ++k) {
+    for (size_t b = 0; b < kBlockBytes; ++b) {
+      permuted[kBlockBytes * k + b] = static_cast<int8_t>(fours[b] >> (8 * k));
+    }
+  }
+}
+
 template <class Isa>
 bool permute_codes(const float* x, size_t dims, int8_t* permuted, int32_t* sum) {
   int bad = 0;
@@ -28,13 +40,7 @@ bool permute_codes(const float* x, size_t dims, int8_t* permuted, int32_t* sum) 
       codes[j] = static_cast<int8_t>(code);
       total += code;
     }
-    uint32_t fours[kBlockBytes];
-    memcpy(fours, codes, sizeof(fours));
-    for (int k = 0; k < 4; ++k) {
-      for (size_t b = 0; b < kBlockBytes; ++b) {
-        permuted[kBlockBytes * k + b] = static_cast<int8_t>(fours[b] >> (8 * k));
-      }
-    }
+    permute_block<Isa>(codes, permuted);
   }
   *sum = total;
   return bad == 0;

@@ -16,8 +16,6 @@ from ..gradient import with_reference_gradient
 from ..self_check import kernel_fault
 from . import reference
 
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
-SIMD_GROUP = 32
 CHUNK_STEPS = 64
 MAX_CHUNKS = 16
 
@@ -110,23 +108,23 @@ _backward = mx.fast.metal_kernel(
 
 
 def unsupported(f: mx.array, i: mx.array, state: mx.array) -> str | None:
-    if reason := launch.unavailable():
+    if reason := launch.unavailable() or launch.not_floats(f, i, state):
         return reason
-    for array in (f, i, state):
-        if array.dtype not in FLOATS:
-            return f"it takes float32, float16 or bfloat16, not {array.dtype}"
     if f.size == 0:
         return None
+    dtypes = {"f": f.dtype, "i": i.dtype}
     return kernel_fault(
-        f"linear_scan_forward({f.dtype}, {i.dtype})",
+        "linear_scan_forward",
         _states,
         reference.run,
-        lambda: _check_inputs(f.dtype, i.dtype),
+        lambda: _check_inputs(**dtypes),
+        **dtypes,
     ) or kernel_fault(
-        f"linear_scan_backward({f.dtype}, {i.dtype})",
+        "linear_scan_backward",
         lambda *inputs: mx.vjp(_scan, [*inputs], [*reference.run(*inputs)])[1],
         lambda *inputs: mx.vjp(reference.run, [*inputs], [*reference.run(*inputs)])[1],
-        lambda: _check_inputs(f.dtype, i.dtype),
+        lambda: _check_inputs(**dtypes),
+        **dtypes,
     )
 
 
@@ -135,23 +133,23 @@ def run(f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
     return states, last
 
 
-def _check_inputs(f_dtype: mx.Dtype, i_dtype: mx.Dtype) -> tuple[mx.array, ...]:
+def _check_inputs(f: mx.Dtype, i: mx.Dtype) -> tuple[mx.array, ...]:
     # two chunks, and more than one SIMD group of channels
-    shape = (2, 2 * CHUNK_STEPS + 2, SIMD_GROUP + 1)
+    shape = (2, 2 * CHUNK_STEPS + 2, launch.SIMD_GROUP + 1)
     pattern = mx.arange(math.prod(shape)).reshape(shape)
-    f = (pattern * 37 % 101) / 101.0
-    i = (pattern * 53 % 97) / 48.0 - 1.0
-    return f.astype(f_dtype), i.astype(i_dtype), i[:, 0] + 0.5
+    gates = (pattern * 37 % 101) / 101.0
+    values = (pattern * 53 % 97) / 48.0 - 1.0
+    return gates.astype(f), values.astype(i), values[:, 0] + 0.5
 
 
 def _launch(kernel: Any, inputs: Sequence[mx.array], shapes: Sequence[tuple]) -> list[mx.array]:
     batch, length, dims = inputs[0].shape
     chunks = min(max(length // CHUNK_STEPS, 1), MAX_CHUNKS)
-    threads = SIMD_GROUP * chunks
+    threads = launch.SIMD_GROUP * chunks
     return launch.launch(
         kernel,
         inputs=inputs,
-        grid=(-(-dims // SIMD_GROUP) * threads, batch, 1),
+        grid=(-(-dims // launch.SIMD_GROUP) * threads, batch, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=shapes,
         output_dtypes=[mx.float32] * len(shapes),

@@ -25,7 +25,8 @@ def run(
     i, f, g = mx.split(gates, 3, axis=-1)
     f = mx.sigmoid(f.astype(mx.float32))
     if lower_bound is not None:
-        f = lower_bound + (1.0 - lower_bound) * f
+        bound = lower_bound.astype(mx.float32)
+        f = bound + (1.0 - bound) * f
     i = nn.silu(i.astype(mx.float32)) * (1.0 - f)
     if valid is not None:
         f = mx.where(valid[..., None], f, 1.0)

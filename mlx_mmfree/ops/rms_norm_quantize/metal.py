@@ -8,11 +8,10 @@ import mlx.core as mx
 
 from .. import launch
 from ..gradient import with_reference_gradient
+from ..metal_functions import QUANTIZE
 from ..self_check import kernel_fault
 from . import reference
 
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
-SIMD_GROUP = 32
 MAX_THREADS = 512
 INPUTS_PER_THREAD = 4
 
@@ -20,6 +19,7 @@ _kernel = mx.fast.metal_kernel(
     name="rms_norm_quantize",
     input_names=["x", "weight", "eps"],  # (rows, D), (D,) if WEIGHTED, ()
     output_names=["codes", "scale"],  # (rows, D), (rows, 1)
+    header=QUANTIZE,
     source="""
     const uint dims = x_shape[1];
     const uint index = thread_index_in_threadgroup;
@@ -49,15 +49,12 @@ _kernel = mx.fast.metal_kernel(
     largest = simd_max(lane < groups ? group_largest[lane] : 0.0f);
 
     const float factor = NORM ? precise::rsqrt(squares / static_cast<float>(dims) + eps) : 1.0f;
-    // the largest value of a row with NaN is NaN, and so are its scale and codes
-    largest = isnan(squares) ? squares : largest * factor;
-    const float row_scale = 127.0f / (largest < 1e-5f ? 1e-5f : largest);
+    // the largest value passes over NaN
+    const float row_scale = scale_of_codes(isnan(squares) ? squares : largest * factor);
     for (uint k = index; k < dims; k += 32 * groups) {
         float value = static_cast<float>(x[start + k]) * factor;
         if (WEIGHTED) value *= static_cast<float>(weight[k]);
-        value *= row_scale;
-        value = HALF_AWAY ? round(value) : rint(value);
-        codes[start + k] = value < -128.0f ? -128.0f : (value > 127.0f ? 127.0f : value);
+        codes[start + k] = code_of(value * row_scale, HALF_AWAY);
     }
     if (index == 0) scale[row] = row_scale;
     """,
@@ -67,19 +64,19 @@ _kernel = mx.fast.metal_kernel(
 def unsupported(
     x: mx.array, weight: mx.array | None, *, eps: float | None, rounding: str
 ) -> str | None:
-    if reason := launch.unavailable():
+    if reason := launch.unavailable() or launch.not_floats(x, weight):
         return reason
-    for array in (x, weight):
-        if array is not None and array.dtype not in FLOATS:
-            return f"it takes float32, float16 or bfloat16, not {array.dtype}"
     if x.size == 0:
         return None
-    kinds = [str(array.dtype) for array in (x, weight) if array is not None]
     return kernel_fault(
-        f"rms_norm_quantize(norm={eps is not None}, {rounding}, {', '.join(kinds)})",
+        "rms_norm_quantize",
         lambda *arrays: _codes(eps, rounding, *arrays),
         lambda *arrays: _reference(eps, rounding, *arrays),
         lambda: _check_inputs(x.dtype, None if weight is None else weight.dtype),
+        x=x.dtype,
+        norm=eps is not None,
+        weight=None if weight is None else weight.dtype,
+        rounding=rounding,
     )
 
 
@@ -113,8 +110,8 @@ def _codes(
     if x.size == 0:
         return mx.zeros(x.shape), mx.zeros((*leading, 1))
     rows = x.size // dims
-    groups = -(-dims // (SIMD_GROUP * INPUTS_PER_THREAD))
-    threads = min(SIMD_GROUP * groups, MAX_THREADS)
+    groups = -(-dims // (launch.SIMD_GROUP * INPUTS_PER_THREAD))
+    threads = min(launch.SIMD_GROUP * groups, MAX_THREADS)
     codes, scale = launch.launch(
         _kernel,
         inputs=[

@@ -8,7 +8,8 @@ import mlx.core as mx
 
 from .. import launch
 from ..gradient import with_reference_gradient
-from ..self_check import kernel_fault
+from ..metal_functions import TERNARY
+from ..self_check import kernel_fault, packed_pattern
 from ..ternary import packed_width
 from . import reference
 
@@ -16,7 +17,6 @@ DECODE_ROWS = 8
 """Largest number of rows of the kernel that reads each packed word once."""
 
 CODES_PER_WORD = 16
-SIMD_GROUP = 32
 DECODE_GROUPS = 2
 DECODE_OUTPUTS = 4
 PREFILL_THREADS = 128
@@ -36,15 +36,7 @@ _decode = mx.fast.metal_kernel(
     name="ternary_matmul_decode",
     input_names=["x", "weight"],  # (ROWS, D), (N, W)
     output_names=["out"],  # (ROWS, N)
-    header="""
-    constant constexpr uint ZERO_TRITS = 0x55555555;
-
-    // the value with the sign of the trit whose code is in the two lowest bits
-    inline float with_sign_of(float value, uint codes) {
-        const uint code = codes & 3;
-        return code == 1 ? 0.0f : (code == 0 ? -value : value);
-    }
-    """,
+    header=TERNARY,
     source="""
     constexpr int OUTPUTS = 4;
     const int dims = x_shape[1];
@@ -103,7 +95,7 @@ _prefill = mx.fast.metal_kernel(
     name="ternary_matmul_prefill",
     input_names=["x", "weight"],  # (rows, D), (N, W)
     output_names=["out"],  # (rows, N)
-    header="constant constexpr uint ZERO_TRITS = 0x55555555;\n",
+    header=TERNARY,
     source="""
     constexpr int TILE = 64, DEPTH = 32, THREADS = 128;
     // lines of the tiles are a little longer than they need be, to spread them over memory banks
@@ -200,13 +192,16 @@ def unsupported(x: mx.array, weight: mx.array, *, codes: bool) -> str | None:
     if rows == 0 or weight.shape[0] == 0:
         return None
     whole_words = dims % CODES_PER_WORD == 0
-    kernel = f"ternary_matmul_{'decode' if rows <= DECODE_ROWS else 'prefill'}"
     return kernel_fault(
-        f"{kernel}(rows={rows}, whole_words={whole_words}, {x.dtype}, codes={codes})",
+        "ternary_matmul_decode" if rows <= DECODE_ROWS else "ternary_matmul_prefill",
         partial(_sums, codes=codes),
         _reference,
         # more words than lanes
         lambda: _check_inputs(rows, 528 if whole_words else 520, x.dtype),
+        rows=rows,
+        whole_words=whole_words,
+        x=x.dtype,
+        codes=codes,
     )
 
 
@@ -217,11 +212,7 @@ def run(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:
 
 def _check_inputs(rows: int, dims: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
     codes = (mx.arange(rows * dims) * 37 % 255 - 127).reshape(rows, dims)
-    words = mx.arange(5 * packed_width(dims), dtype=mx.uint32).reshape(5, -1) * 2654435761
-    # no code may be 3
-    return codes.astype(dtype), words - mx.bitwise_and(
-        mx.bitwise_and(words, words >> 1), 0x55555555
-    )
+    return codes.astype(dtype), packed_pattern(5, packed_width(dims))
 
 
 def _reference(x: mx.array, weight: mx.array) -> mx.array:
@@ -236,7 +227,7 @@ def _sums(x: mx.array, weight: mx.array, codes: bool = False) -> mx.array:
     rows = x.size // dims
     if rows <= DECODE_ROWS:
         groups = -(-outputs // (DECODE_GROUPS * DECODE_OUTPUTS))
-        kernel, threads, grid = _decode, DECODE_GROUPS * SIMD_GROUP, (groups, 1)
+        kernel, threads, grid = _decode, DECODE_GROUPS * launch.SIMD_GROUP, (groups, 1)
         template: list[tuple[str, Any]] = [
             ("ROWS", rows),
             ("WHOLE_WORDS", dims % CODES_PER_WORD == 0),

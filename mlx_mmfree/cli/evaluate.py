@@ -1,0 +1,146 @@
+"""`mmfree evaluate`: runs tasks of lm-evaluation-harness; needs the extra 'eval'."""
+
+import argparse
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from .console import CommandParser, argument_errors, command
+from .flags import json_object, positive, whole
+from .loading import add_memory_flags, add_model_flags, loaded
+
+if TYPE_CHECKING:
+    from ..generation import Sampler
+
+HELP = "run tasks of lm-evaluation-harness"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(prog="mmfree evaluate", description=__doc__, allow_abbrev=False)
+    add_model_flags(parser)
+    _add_task_flags(parser.add_argument_group("tasks"))
+    _add_answer_flags(parser.add_argument_group("answers"))
+    output = parser.add_argument_group("output")
+    output.add_argument("--output-dir", type=Path, help="folder for a JSON file with the results")
+    output.add_argument("--json", action="store_true", help="print one JSON object instead")
+    add_memory_flags(parser)
+    return parser
+
+
+def _add_task_flags(group: Any) -> None:
+    group.add_argument("--tasks", nargs="+", required=True, help="tasks or groups of tasks")
+    group.add_argument("--include-path", type=Path, help="folder with further tasks")
+    group.add_argument("--num-shots", type=whole, help="examples before each question")
+    group.add_argument("--limit", type=positive, help="questions of each task; default: all")
+    group.add_argument("--seed", type=whole, default=123, help="of all choices (%(default)s)")
+    group.add_argument(
+        "--apply-chat-template",
+        action=argparse.BooleanOptionalAction,
+        help="write questions with the chat template; default: if there is one",
+    )
+    group.add_argument(
+        "--chat-template-args",
+        type=json_object,
+        help="JSON object with further names for the chat template",
+    )
+    group.add_argument(
+        "--fewshot-as-multiturn",
+        action="store_true",
+        help="the examples are turns of their own in the chat template",
+    )
+    group.add_argument(
+        "--confirm-run-unsafe-code",
+        action="store_true",
+        help="run tasks that execute what the model writes",
+    )
+    group.add_argument(
+        "--batch-size", type=positive, default=8, help="texts at a time (%(default)s)"
+    )
+
+
+def _add_answer_flags(group: Any) -> None:
+    group.add_argument(
+        "--max-tokens", type=positive, help="tokens at most; default: as the task says"
+    )
+    group.add_argument("--temp", type=float, help="temperature; default: as the task says")
+    group.add_argument("--top-p", type=float, default=1.0, help="with --temp: mass to keep")
+    group.add_argument("--top-k", type=int, default=0, help="with --temp: tokens to keep")
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    from ..evaluation.harness import check_installed, evaluate_tasks, harness_model
+
+    check_installed()
+    if args.include_path is not None and not args.include_path.is_dir():
+        raise UsageError(
+            f"[evaluate] 'include_path' must be a folder but got '{args.include_path}'."
+        )
+    with argument_errors():
+        sampler = _sampler(args)
+    with loaded(args, batch_size=args.batch_size, prefill_step_size=2048) as (model, tokenizer):
+        applies = args.apply_chat_template
+        adapter = harness_model(
+            model,
+            tokenizer,
+            batch_size=args.batch_size,
+            max_tokens=args.max_tokens,
+            sampler=sampler,
+            template_variables=args.chat_template_args,
+        )
+        found = evaluate_tasks(
+            adapter,
+            args.tasks,
+            include_path=args.include_path,
+            seed=args.seed,
+            num_fewshot=args.num_shots,
+            limit=args.limit,
+            apply_chat_template=tokenizer.has_chat_template if applies is None else applies,
+            fewshot_as_multiturn=args.fewshot_as_multiturn,
+            confirm_run_unsafe_code=args.confirm_run_unsafe_code,
+        )
+    _report(args, found)
+    return 0
+
+
+def _sampler(args: argparse.Namespace) -> "Sampler | None":
+    from ..generation import make_sampler
+
+    if args.temp is None:
+        if args.top_p != 1.0 or args.top_k:
+            raise UsageError("[evaluate] 'top_p' and 'top_k' must come with 'temp' but came alone.")
+        return None
+    return make_sampler(temp=args.temp, top_p=args.top_p, top_k=args.top_k)
+
+
+def _report(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    from lm_eval.utils import make_table
+
+    name = args.model or "demo"
+    parts = ("results", "groups", "versions", "n-shot", "n-samples")
+    report = {"model": name} | {part: found[part] for part in parts if part in found}
+    if args.output_dir is not None:
+        label = "_".join([Path(name).name, *args.tasks]).replace("/", "_")[:100]
+        _write(args.output_dir / f"evaluation_{label}.json", json.dumps(report, indent=2))
+    print(json.dumps(report) if args.json else make_table(found))
+
+
+def _write(file: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    temporary = file.with_name(f".{secrets.token_hex(4)}-{file.name}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text + "\n", encoding="utf-8")
+        os.replace(temporary, file)
+    except OSError as error:
+        raise UsageError(
+            f"[evaluate] 'output_dir' must be a folder to write to but '{file.parent}' is not: "
+            f"{error}."
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)

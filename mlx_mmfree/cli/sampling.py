@@ -1,0 +1,47 @@
+"""Flags for the choice of tokens, and the sampler that they ask for."""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .flags import whole
+
+if TYPE_CHECKING:
+    from ..generation import Sampler
+
+
+def add_sampling_flags(group: Any, *, seed: int | None = None) -> None:
+    """Adds the flags; `seed` is the default of `--seed`, `None` for a new one each time."""
+    group.add_argument("--temp", type=float, default=0.0, help="temperature; 0 is greedy")
+    group.add_argument("--top-p", type=float, default=1.0, help="probability mass to keep; 1 = all")
+    group.add_argument("--min-p", type=float, default=0.0, help="least share of the best; 0 = all")
+    group.add_argument("--top-k", type=int, default=0, help="tokens to keep; 0 = all")
+    group.add_argument(
+        "--min-tokens-to-keep", type=int, default=1, help="tokens that min-p keeps (%(default)s)"
+    )
+    group.add_argument("--xtc-probability", type=float, default=0.0, help="how often XTC filters")
+    group.add_argument(
+        "--xtc-threshold", type=float, default=0.1, help="what XTC calls likely (%(default)s)"
+    )
+    group.add_argument(
+        "--seed",
+        type=whole,
+        default=seed,
+        help="makes random choices repeatable" + ("" if seed is None else " (%(default)s)"),
+    )
+
+
+def sampler_from(args: argparse.Namespace, special_tokens: Sequence[int]) -> "Sampler":
+    """The sampler for the values of the flags; XTC never drops `special_tokens`."""
+    from ..generation import make_sampler
+
+    return make_sampler(
+        temp=args.temp,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        min_p=args.min_p,
+        min_tokens_to_keep=args.min_tokens_to_keep,
+        xtc_probability=args.xtc_probability,
+        xtc_threshold=args.xtc_threshold,
+        xtc_special_tokens=special_tokens,
+    )

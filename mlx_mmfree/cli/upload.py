@@ -1,0 +1,50 @@
+"""`mmfree upload`: sends a model folder to the Hub."""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .console import CommandParser, command
+
+if TYPE_CHECKING:
+    from ..hub.upload import UploadPlan
+
+HELP = "send a model folder to the Hub"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(prog="mmfree upload", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--path", required=True, help="model folder to send")
+    parser.add_argument("--repo", required=True, help="repository 'owner/name' of the Hub")
+    parser.add_argument("--private", action="store_true", help="make a new repository private")
+    parser.add_argument("--revision", help="branch to write to, made if missing; default: main")
+    parser.add_argument("--message", help="commit message")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and stop")
+    return parser
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    from ..hub.upload import plan_upload, upload
+
+    plan = plan_upload(
+        args.path, args.repo, private=args.private, revision=args.revision, message=args.message
+    )
+    if args.dry_run:
+        print(describe(plan))
+        return 0
+    print(f"Uploaded to {upload(plan)}.")
+    return 0
+
+
+def describe(plan: "UploadPlan") -> str:
+    """What an upload would send, for people."""
+    place = f"{plan.repository} ({'private' if plan.is_private else 'public'} if it is new)"
+    branch = f" on branch {plan.revision}" if plan.revision else ""
+    lines = [f"Would send {plan.nbytes:,} bytes in {len(plan.files)} files to {place}{branch}:"]
+    lines += [f"{size:>16,}  {name}" for name, size in plan.files.items()]
+    if plan.left_out:
+        lines.append(f"Left out: {', '.join(plan.left_out)}.")
+    lines.append(f"Commit message: {plan.message}")
+    return "\n".join(lines)

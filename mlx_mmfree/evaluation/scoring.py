@@ -1,0 +1,105 @@
+"""How likely a model finds given continuations of given texts."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from ..generation.decode import PREFILL_STEP_SIZE
+from ..models import Decoder
+from ..models.tokens import check_tokens
+from .perplexity import LOGITS_AT_A_TIME
+
+
+class Score(NamedTuple):
+    """What a model says of a continuation.
+
+    Attributes:
+        log_likelihood: Sum of the natural logarithms of its tokens' probabilities.
+        is_greedy: Whether each of its tokens was the likeliest one.
+    """
+
+    log_likelihood: float
+    is_greedy: bool
+
+
+def score_continuations(
+    model: Decoder,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    batch_size: int = 8,
+    prefill_step_size: int = PREFILL_STEP_SIZE,
+    progress: Callable[[int], object] | None = None,
+) -> list[Score]:
+    """Scores continuations, texts of about the same length together.
+
+    Args:
+        model: Gives the logits.
+        pairs: Ids of a context, at least one, and of its continuation.
+        batch_size: Texts at a time.
+        prefill_step_size: Positions read at a time.
+        progress: Called with the number of texts scored since the last call.
+
+    Raises:
+        ValueError: A context is empty or a token is not in the vocabulary.
+
+    Example:
+        >>> score_continuations(model, [([1, 2], [3])])  # doctest: +SKIP
+        [Score(log_likelihood=-3.2, is_greedy=False)]
+    """
+    for context, continuation in pairs:
+        if not len(context):
+            raise ValueError("[score_continuations] a context must have at least one token.")
+        check_tokens([*context, *continuation], model.vocab_size)
+    order = sorted(range(len(pairs)), key=lambda n: -len(pairs[n][0]) - len(pairs[n][1]))
+    scores: dict[int, Score] = {}
+    for first in range(0, len(order), batch_size):
+        chosen = order[first : first + batch_size]
+        batch = [pairs[n] for n in chosen]
+        scores.update(zip(chosen, _score_batch(model, batch, prefill_step_size), strict=True))
+        if progress is not None:
+            progress(len(chosen))
+    return [scores[n] for n in range(len(pairs))]
+
+
+def _score_batch(
+    model: Decoder, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], step_size: int
+) -> list[Score]:
+    rows = [np.array([*context, *continuation], np.int32) for context, continuation in pairs]
+    lengths = np.array([len(row) - 1 for row in rows])
+    starts = np.array([len(context) - 1 for context, _ in pairs])
+    width = int(lengths.max())
+    tokens = np.stack([np.pad(row, (0, width + 1 - len(row))) for row in rows])
+    position = np.arange(width)
+    valid = position < lengths[:, None]
+    counted = valid & (position >= starts[:, None])
+    totals, greedy = np.zeros(len(rows)), np.ones(len(rows), bool)
+    state: Any = None
+    for first in range(0, width, step_size):
+        part = slice(first, first + step_size)
+        mask = None if valid[:, part].all() else mx.array(valid[:, part])
+        hidden, state = model.hidden(mx.array(tokens[:, :-1][:, part]), state, mask)
+        mx.eval(hidden, state)
+        row, column = np.nonzero(counted[:, part])
+        if len(row):
+            chosen = hidden[mx.array(row), mx.array(column)]
+            likelihoods, is_best = _targets(model, chosen, tokens[:, 1:][:, part][row, column])
+            np.add.at(totals, row, likelihoods)
+            np.logical_and.at(greedy, row, is_best)
+    return [Score(float(a), bool(b)) for a, b in zip(totals, greedy, strict=True)]
+
+
+def _targets(
+    model: Decoder, hidden: mx.array, targets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log-likelihood of each target `(N,)` after `hidden` `(N, D)`, and whether it is the best."""
+    step = max(1, LOGITS_AT_A_TIME // model.vocab_size)
+    likelihoods, is_best = [], []
+    for first in range(0, len(targets), step):
+        logits = model.logits(hidden[first : first + step]).astype(mx.float32)
+        target = mx.array(targets[first : first + step])
+        chosen = mx.take_along_axis(logits, target[:, None], axis=1)[:, 0]
+        likelihoods.append(np.array(chosen - mx.logsumexp(logits, axis=1), np.float64))
+        is_best.append(np.array(mx.argmax(logits, axis=1) == target))
+    return np.concatenate(likelihoods), np.concatenate(is_best)

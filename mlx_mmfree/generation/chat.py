@@ -1,0 +1,200 @@
+"""A conversation in which each turn reads only what the model has not read yet."""
+
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from mlx.utils import tree_reduce
+
+from ..errors import UsageError
+from ..models import Decoder
+from ..models.tokens import token_array
+from .decode import PREFILL_STEP_SIZE, Decoding, State, check_max_tokens
+from .samplers import Sampler, greedy
+from .stop import end_tokens
+from .text import Completion, GenerationResponse, responses, with_known_tokens
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A place in the conversation that the model can go on from.
+
+    Attributes:
+        text: The conversation up to here.
+        state: What the model has read of it.
+        unread: The last tokens up to here, which are not in the state yet.
+        size: Number of tokens up to here.
+    """
+
+    text: str
+    state: State
+    unread: tuple[int, ...]
+    size: int
+
+
+class Chat:
+    """A conversation with a model.
+
+    The state after a turn is kept, so the next turn reads only what it adds. A chat template may
+    write earlier turns differently once they lie back; then reading starts from the last place up to
+    which nothing changed: the end of the previous question, or the beginning.
+
+    Without a chat template the model continues one text: each turn adds to it, and the turn after
+    an end of the text begins a new one.
+
+    Args:
+        model: Gives the logits.
+        tokenizer: Belongs to the model.
+        system_prompt: What the model is told first; needs a chat template.
+        max_tokens: How many tokens an answer has at most.
+        sampler: Chooses tokens from logits.
+        extra_eos_tokens: Ids or texts of tokens that end an answer beside the tokenizer's own.
+        variables: Further names for the chat template.
+        state: The state of an empty text; `None` is the model's own.
+        prefill_step_size: Positions read at a time.
+
+    Attributes:
+        messages: The conversation so far, each with `role` and `content`.
+        turns: Number of answers so far.
+
+    Raises:
+        UsageError: A system prompt is given but there is no chat template.
+
+    Example:
+        >>> chat = Chat(model, tokenizer, system_prompt="Be brief.")  # doctest: +SKIP
+        >>> for response in chat.answer("Who are you?"):  # doctest: +SKIP
+        ...     print(response.text, end="", flush=True)
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: Any,
+        *,
+        system_prompt: str | None = None,
+        max_tokens: int = 256,
+        sampler: Sampler = greedy,
+        extra_eos_tokens: Collection[int | str] = (),
+        variables: Mapping[str, Any] | None = None,
+        state: State = None,
+        prefill_step_size: int = PREFILL_STEP_SIZE,
+    ):
+        check_max_tokens(max_tokens)
+        self.has_template: bool = tokenizer.has_chat_template
+        if system_prompt is not None and not self.has_template:
+            raise UsageError(
+                "[chat] 'system_prompt' must be left out where the model has no chat template. Write "
+                "it into the text."
+            )
+        self._model = model
+        self._tokenizer = tokenizer
+        self._first = [] if system_prompt is None else [_message("system", system_prompt)]
+        self._max_tokens = max_tokens
+        self._sampler = sampler
+        self._end = end_tokens(tokenizer, extra_eos_tokens)
+        self._variables = dict(variables or {})
+        self._start = _Mark("", model.init_state(1) if state is None else state, (), 0)
+        self._prefill_step_size = prefill_step_size
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the conversation, all but the system prompt."""
+        self.messages = list(self._first)
+        self.turns = 0
+        self._marks = [self._start]
+
+    @property
+    def size(self) -> int:
+        """Number of tokens of the conversation so far."""
+        return self._marks[-1].size
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of the state that the next turn starts from."""
+        state = self._marks[-1].state
+        return int(tree_reduce(lambda total, array: total + array.nbytes, state, 0))
+
+    def answer(self, text: str) -> Generator[GenerationResponse, None, None]:
+        """Takes the user's next words and yields the answer as it is written.
+
+        An iterator that is closed early ends the answer there, and the conversation goes on from
+        what was shown. `prompt_tokens` of a response counts the tokens read in this turn.
+
+        Raises:
+            UsageError: The chat template refuses the conversation.
+            ValueError: The text is empty or no Unicode text.
+        """
+        if not text:
+            raise ValueError("[chat] 'text' must not be empty.")
+        messages = [*self.messages, _message("user", text)]
+        whole, mark, ids = self._prompt(messages, text)
+        # the other marks are released before reading takes memory
+        self._marks = [mark]
+        start = perf_counter()
+        decoding = Decoding(
+            self._model,
+            token_array(ids, self._model.vocab_size),
+            state=mark.state,
+            sampler=self._sampler,
+            processors=with_known_tokens(self._model, self._tokenizer, ()),
+            prefill_step_size=self._prefill_step_size,
+        )
+        size = mark.size - len(mark.unread) + len(ids)
+        asked = _Mark(whole, decoding.state, (), size)
+        del mark
+        completion = Completion(self._tokenizer, (), self._end, self._max_tokens)
+        state: State = None
+        try:
+            for response in responses(decoding, completion, len(ids), start):
+                self._marks = [asked]
+                state = decoding.state
+                yield response
+                # while a step runs the state is not known, and this one would be memory twice
+                state = None
+            state = decoding.state
+        finally:
+            if completion.tokens:
+                self.messages = [*messages, _message("assistant", completion.text)]
+                self.turns += 1
+                self._marks = self._marks_after(asked, ids[-1], completion.tokens, state)
+
+    def _prompt(
+        self, messages: list[dict[str, str]], text: str
+    ) -> tuple[str, _Mark, Sequence[int]]:
+        """The conversation with its next question, the place to go on from and the ids from there."""
+        if not self.has_template:
+            mark = self._marks[-1]
+            if mark is self._start:
+                return text, mark, self._tokenizer.encode(text)
+            text = text if mark.text[-1:].isspace() or text[0].isspace() else f" {text}"
+            more = self._tokenizer.encode_continuation(text)
+            return mark.text + text, mark, [*mark.unread, *more]
+        chat = self._tokenizer.render_chat(messages, **self._variables)
+        for mark in reversed(self._marks):
+            if mark is not self._start and chat.text.startswith(mark.text):
+                return chat.text, mark, [*mark.unread, *chat.ids_after(len(mark.text))]
+        return chat.text, self._start, chat.ids()
+
+    def _marks_after(
+        self, asked: _Mark, last_read: int, tokens: Sequence[int], state: State
+    ) -> list[_Mark]:
+        """The places that the next turn may start from, after an answer of these tokens."""
+        if not self.has_template and tokens[-1] in self._end:
+            return [self._start]
+        detokenizer = self._tokenizer.detokenizer()
+        # an answer's first token is not the start of the text
+        detokenizer.add(last_read)
+        text = asked.text + "".join(map(detokenizer.add, tokens)) + detokenizer.finalize()
+        unread = tuple(tokens)
+        if state is None:
+            state = asked.state
+        else:
+            # the last token that is allowed is never read
+            unread = unread[self._max_tokens - 1 :]
+        answered = _Mark(text, state, unread, asked.size + len(tokens))
+        return [asked, answered] if self.has_template else [answered]
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}

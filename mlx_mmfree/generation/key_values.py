@@ -1,0 +1,89 @@
+"""What the attention of a model keeps of a text: how many tokens, in how many bits."""
+
+from copy import copy
+from typing import Any
+
+from ..layers.quantized_array import Quantization
+from ..models import Decoder
+from ..token_mixers import GQA
+
+DEFAULT_GROUP_SIZES = (64, 32)
+
+
+def keeps_key_values(model: Decoder) -> bool:
+    """Whether the model has attention, whose state grows with the text."""
+    return any(isinstance(block.token_mixer, GQA) for block in model.blocks)
+
+
+def with_key_values(
+    model: Decoder,
+    *,
+    max_kv_size: int | None = None,
+    kv_bits: int | None = None,
+    kv_group_size: int | None = None,
+    quantized_kv_start: int = 0,
+) -> Decoder:
+    """The same model, with the same weights, whose attention keeps less of a text.
+
+    Everything that runs a model takes the result in its place. A state belongs to the settings it was
+    made with. Token mixers without keys and values stay as they are.
+
+    Args:
+        model: It is not changed.
+        max_kv_size: Tokens to keep at most: the first 4, which stay in view as the nearest of the
+            rest would (StreamingLLM, arXiv 2309.17453), and the last ones.
+        kv_bits: Bits of each number kept: 2, 3, 4, 5, 6 or 8; `None` keeps the floats.
+        kv_group_size: Numbers that share a scale and a bias: 32, 64 or 128. Default: 64, or 32 where
+            64 does not divide the dims of a head.
+        quantized_kv_start: The state stays exact until it holds more tokens, padding counted, or is
+            full.
+
+    Raises:
+        ValueError: A value is out of its bounds, or no group size fits the heads.
+
+    Example:
+        >>> small = with_key_values(model, max_kv_size=1024, kv_bits=8)  # doctest: +SKIP
+        >>> text = generate(small, tokenizer, "Once upon a time")  # doctest: +SKIP
+    """
+    changed = copy(model)
+    changed.blocks = [copy(block) for block in model.blocks]
+    for block in changed.blocks:
+        mixer = block.token_mixer
+        if isinstance(mixer, GQA):
+            block.token_mixer = mixer.with_state(
+                max_size=max_kv_size,
+                quantization=_quantization(mixer, kv_bits, kv_group_size),
+                quantization_start=quantized_kv_start,
+            )
+    return changed
+
+
+def _quantization(mixer: GQA, bits: int | None, group_size: int | None) -> Quantization | None:
+    if bits is None:
+        return None
+    if group_size is None:
+        fitting = (size for size in DEFAULT_GROUP_SIZES if mixer.head_dim % size == 0)
+        group_size = next(fitting, DEFAULT_GROUP_SIZES[-1])
+    return Quantization(bits, group_size)
+
+
+def blank_state(model: Decoder, batch_size: int, length: int) -> tuple[Any, ...]:
+    """A state of the shapes that `length` tokens leave; nothing is computed until it is asked for."""
+    dtype = model.dtype
+    return tuple(block.token_mixer.blank_state(batch_size, length, dtype) for block in model.blocks)
+
+
+def can_rewind(model: Decoder, state: tuple[Any, ...], count: int) -> bool:
+    """Whether a state can be shortened again to what it is now after up to `count` more tokens."""
+    return all(
+        block.token_mixer.can_rewind(old, count)
+        for block, old in zip(model.blocks, state, strict=True)
+    )
+
+
+def rewound(model: Decoder, state: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """The state before its last `count` tokens, where `can_rewind` promised it."""
+    return tuple(
+        block.token_mixer.rewound(old, count)
+        for block, old in zip(model.blocks, state, strict=True)
+    )

@@ -1,0 +1,281 @@
+"""Saves what a model has read, so that a long prompt is read only once.
+
+A file is safetensors: the token ids under `tokens`, each array of the state under `state.` and its
+place in the tree, and metadata that say which model made it.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map, tree_reduce
+
+from ..errors import CheckpointError
+from ..hub.safetensors import read_header
+from ..hub.save import write_tensors
+from ..hub.target_folder import check_space, sync
+from ..hub.tensor_entry import TensorEntry, read_tensors
+from ..models import Decoder
+from ..models.tokens import check_tokens, token_array
+from .decode import PREFILL_STEP_SIZE, prefill
+from .key_values import blank_state
+
+FORMAT_VERSION = "1"
+
+_FORMAT, _MODEL, _SETTINGS = "mmfree_prompt_cache", "mmfree_model", "mmfree_key_values"
+_TOKENS, _STATE = "tokens", "state."
+_WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
+
+Settings = Mapping[str, int | None]
+
+
+@dataclass(frozen=True)
+class PromptCache:
+    """What a model has read.
+
+    Attributes:
+        tokens: The ids that were read.
+        state: The model's state after them, for the argument `state` of `generate`.
+    """
+
+    tokens: list[int]
+    state: tuple[Any, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state."""
+        return cast(int, tree_reduce(lambda total, array: total + array.nbytes, self.state, 0))
+
+
+def cache_prompt(
+    model: Decoder, tokens: Sequence[int], *, prefill_step_size: int = PREFILL_STEP_SIZE
+) -> PromptCache:
+    """Reads a prompt.
+
+    Args:
+        model: Reads it.
+        tokens: Its ids, at least one.
+        prefill_step_size: Positions read at a time.
+
+    Raises:
+        ValueError: There is no token, or one is outside the vocabulary.
+
+    Example:
+        >>> cache = cache_prompt(model, tokenizer.encode(long_text))  # doctest: +SKIP
+        >>> save_prompt_cache("long.safetensors", model, cache)  # doctest: +SKIP
+        >>> state = load_prompt_cache("long.safetensors", model).state  # doctest: +SKIP
+        >>> generate(model, tokenizer, " In short:", state=state)  # doctest: +SKIP
+    """
+    state = prefill(model, token_array(tokens, model.vocab_size), step_size=prefill_step_size)
+    return _trimmed(model, PromptCache([int(token) for token in tokens], state))
+
+
+def save_prompt_cache(
+    path: str | os.PathLike[str],
+    model: Decoder,
+    cache: PromptCache,
+    settings: Settings | None = None,
+) -> None:
+    """Writes what a model has read to a file, whole or not at all; an older file is replaced.
+
+    Args:
+        path: The file.
+        model: The model that read it.
+        cache: What it read, a text without padding.
+        settings: The arguments of `with_key_values` that the model was made with, for those who load
+            the file.
+
+    Raises:
+        CheckpointError: The disk is full or the file cannot be written.
+        ValueError: The state is not one that this model has after these tokens.
+    """
+    file = Path(path).expanduser()
+    cache = _trimmed(model, cache)
+    arrays = {_TOKENS: mx.array(cache.tokens, mx.int32)}
+    arrays |= {_STATE + place: array for place, array in _arrays(cache.state).items()}
+    metadata = {
+        _FORMAT: FORMAT_VERSION,
+        _MODEL: fingerprint(model),
+        _SETTINGS: json.dumps(dict(settings or {})),
+    }
+    temporary = file.with_name(f".{file.name}-{secrets.token_hex(4)}.safetensors")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        check_space(file.parent, sum(array.nbytes for array in arrays.values()))
+        write_tensors(temporary, arrays, metadata)
+        os.replace(temporary, file)
+        sync(file.parent)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"[prompt cache] '{file}' cannot be written: {error}.") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def read_settings(path: str | os.PathLike[str]) -> tuple[dict[str, int | None], int]:
+    """What a file says about the model that made it, without its state.
+
+    Returns:
+        The arguments of `with_key_values`, and the number of tokens.
+
+    Raises:
+        CheckpointError: The file is missing, damaged or no prompt cache.
+    """
+    file, entries, metadata = _header(path)
+    try:
+        settings = json.loads(metadata.get(_SETTINGS, "{}"))
+    except ValueError as error:
+        raise _problem(file, "has settings that are not JSON") from error
+    if not isinstance(settings, dict) or not all(
+        value is None or (isinstance(value, int) and not isinstance(value, bool))
+        for value in settings.values()
+    ):
+        raise _problem(file, "has settings that are not whole numbers")
+    return settings, _tokens_entry(file, entries).shape[0]
+
+
+def load_prompt_cache(path: str | os.PathLike[str], model: Decoder) -> PromptCache:
+    """Reads what the same model has read before.
+
+    Args:
+        path: A file of `save_prompt_cache`; it may come from anywhere.
+        model: The model, made with the same settings for keys and values.
+
+    Raises:
+        CheckpointError: The file is missing or damaged, or another model made it.
+    """
+    file, entries, metadata = _header(path)
+    if metadata.get(_MODEL) != fingerprint(model):
+        raise CheckpointError(
+            f"[prompt cache] '{file}' must come from the model that goes on with it but another one "
+            "made it. Use the same model, adapter and dtype, or cache the prompt again."
+        )
+    tokens = _read_tokens(file, entries, model)
+    blank = blank_state(model, 1, len(tokens))
+    expected = _arrays(blank)
+    _check_entries(file, entries, expected)
+    arrays = dict(read_tensors(file, entries.values()))
+    for place, array in expected.items():
+        loaded = arrays[_STATE + place]
+        if mx.issubdtype(array.dtype, mx.floating) and not mx.isfinite(loaded).all().item():
+            raise _problem(file, "holds NaN or infinity")
+    places = iter(expected)
+    state = tree_map(lambda _: arrays[_STATE + next(places)], blank)
+    cache = PromptCache(tokens, state)
+    try:
+        return _trimmed(model, cache)
+    except ValueError as error:
+        raise _problem(file, "has positions that its tokens do not have") from error
+
+
+def fingerprint(model: Decoder) -> str:
+    """A digest of the architecture and of all weights; every bit is looked at.
+
+    It tells models apart that differ by accident or training, not by intent.
+    """
+    parameters = sorted(_arrays(model.parameters()).items(), key=lambda item: item[0])
+    words = [array.reshape(-1).view(_WORDS[array.dtype.size]) for _, array in parameters]
+    sums = cast(list[int], mx.stack([word.sum().astype(mx.uint32) for word in words]).tolist())
+    config: dict[str, Any] = getattr(model.config, "to_hub", dict)()
+    described = [
+        [name, list(array.shape), str(array.dtype), total]
+        for (name, array), total in zip(parameters, sums, strict=True)
+    ]
+    content = json.dumps([config, described], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _trimmed(model: Decoder, cache: PromptCache) -> PromptCache:
+    """The cache without the room behind its tokens, checked."""
+    check_tokens(cache.tokens, model.vocab_size)
+    blank = blank_state(model, 1, len(cache.tokens))
+    found, expected = _arrays(cache.state), _arrays(blank)
+    is_same = found.keys() == expected.keys() and all(
+        found[place].dtype == array.dtype
+        and found[place].ndim == array.ndim
+        and all(have >= want for have, want in zip(found[place].shape, array.shape, strict=True))
+        for place, array in expected.items()
+    )
+    if is_same:
+        state = tree_map(lambda array, want: array[_slices(want)], cache.state, blank)
+        is_same = all(
+            array.dtype != mx.int32 or mx.array_equal(array, expected[place]).item()
+            for place, array in _arrays(state).items()
+        )
+    if not is_same:
+        raise ValueError(
+            f"[prompt cache] 'cache' must hold the state that the model has after its "
+            f"{len(cache.tokens)} tokens, read alone and without padding, but holds another."
+        )
+    return PromptCache(cache.tokens, state)
+
+
+def _arrays(tree: Any) -> dict[str, mx.array]:
+    """Every array by its place in the tree."""
+    return cast(dict[str, mx.array], dict(tree_flatten(tree)))
+
+
+def _slices(want: mx.array) -> tuple[slice, ...]:
+    return tuple(slice(size) for size in want.shape)
+
+
+def _header(
+    path: str | os.PathLike[str],
+) -> tuple[Path, dict[str, TensorEntry], dict[str, str]]:
+    file = Path(path).expanduser()
+    entries, metadata = read_header(file)
+    if metadata.get(_FORMAT) != FORMAT_VERSION:
+        raise CheckpointError(
+            f"[prompt cache] '{file}' must be a prompt cache of version {FORMAT_VERSION} but is "
+            f"{metadata.get(_FORMAT, 'another kind of file')!r:.40}. Write one with 'mmfree "
+            "cache_prompt'."
+        )
+    return file, entries, metadata
+
+
+def _tokens_entry(file: Path, entries: dict[str, TensorEntry]) -> TensorEntry:
+    entry = entries.get(_TOKENS)
+    if entry is None or entry.dtype != mx.int32 or len(entry.shape) != 1 or not entry.shape[0]:
+        raise _problem(file, "lacks its tokens")
+    return entry
+
+
+def _read_tokens(file: Path, entries: dict[str, TensorEntry], model: Decoder) -> list[int]:
+    ((_, array),) = read_tensors(file, [_tokens_entry(file, entries)])
+    tokens = cast(list[int], array.tolist())
+    try:
+        check_tokens(tokens, model.vocab_size)
+    except ValueError as error:
+        raise _problem(file, "has tokens outside the vocabulary") from error
+    return tokens
+
+
+def _check_entries(
+    file: Path, entries: dict[str, TensorEntry], expected: dict[str, mx.array]
+) -> None:
+    names = {_TOKENS, *(_STATE + place for place in expected)}
+    if entries.keys() != names:
+        different = sorted(entries.keys() ^ names)[0]
+        raise _problem(file, f"lacks {different!r:.60}, or has it where the model has none")
+    for place, array in expected.items():
+        entry = entries[_STATE + place]
+        if entry.shape != array.shape or entry.dtype != array.dtype:
+            raise _problem(
+                file,
+                f"has {entry.dtype} {entry.shape} for {entry.name!r} where the model has "
+                f"{array.dtype} {array.shape}",
+            )
+
+
+def _problem(file: Path, text: str) -> CheckpointError:
+    return CheckpointError(
+        f"[prompt cache] '{file}' {text}. Use the settings for keys and values that it was made with, "
+        "or cache the prompt again."
+    )

@@ -1,0 +1,168 @@
+"""Converts a checkpoint to another form, one tensor at a time, and compares the result."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import mlx.core as mx
+from tqdm import tqdm
+
+from ..errors import CheckpointError
+from .checkpoint import CONFIG_FILE, SCALES_FILE, Checkpoint, open_checkpoint
+from .folder_plan import FloatForms, FolderPlan
+from .gguf_vocabulary import compare_tokenizers
+from .gguf_writer import write_gguf
+from .model_card import ModelCard, write_model_card
+from .parameter_reader import ParameterReader
+from .safetensors_writer import PlannedTensors, write_safetensors, write_shards
+from .target_folder import (
+    check_space,
+    check_target,
+    copy_files,
+    replacing_folder,
+    token_ids,
+    tokenizer_files,
+    write_json,
+)
+from .verify import Report, take_stock, verify
+from .write_gguf import plan_gguf
+from .write_hf import plan_hf
+from .write_mlx import MODEL_FILES, plan_mlx
+
+Target = Literal["mlx", "hf", "gguf"]
+OnBytes = Callable[[int], object]
+GGUFType = Literal["tq2_0", "tq1_0", "i2_s"]
+
+
+def convert(
+    source: Checkpoint,
+    path: str | os.PathLike[str],
+    *,
+    to: Target = "mlx",
+    gguf_type: GGUFType = "tq2_0",
+    forms: FloatForms | None = None,
+    check: bool = True,
+    overwrite: bool = False,
+    show_progress: bool = False,
+    card: ModelCard | None = None,
+) -> Report:
+    """Writes a checkpoint in another form; ternary weights stay what they are, bit for bit.
+
+    Tensors are read, converted and written one after the other. The folder appears under its name
+    only when it is complete and, with `check`, equal to its source.
+
+    Args:
+        source: The checkpoint.
+        path: The folder to make.
+        to: The form: MLX's, transformers', or GGUF.
+        gguf_type: Type of ternary tensors in GGUF.
+        forms: What becomes of weights that are stored as floats. Default: they stay.
+        check: Read the result again, compare every tensor, and the logits of a fixed sequence.
+        overwrite: Replace an existing checkpoint folder.
+        show_progress: Show a progress bar with bytes on stderr.
+        card: What the model card says of the source; the rest is filled in. `None` writes none.
+
+    Returns:
+        What was written and how it compares.
+
+    Raises:
+        CheckpointError: The source is damaged, the target exists, the disk is full, or the result
+            differs from its source.
+        UnsupportedModelError: The form does not exist for this model.
+    """
+    forms = forms or FloatForms()
+    if source.dtype is not None and forms.dtype is None:
+        forms = replace(forms, dtype=source.dtype)
+    target = Path(path).expanduser().resolve()
+    check_target(target, overwrite, "convert")
+    reader = ParameterReader(source)
+    if to == "gguf":
+        writer = _gguf_writer(reader, target.name, gguf_type.upper(), forms)
+    else:
+        writer = _folder_writer(reader, plan_mlx if to == "mlx" else plan_hf, forms)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        check_space(target.parent, writer.nbytes)
+        with replacing_folder(target) as folder:
+            with _progress(writer.nbytes, show_progress) as bar:
+                writer.write(folder, bar.update)
+            written = ParameterReader(open_checkpoint(folder))
+            report = take_stock(reader, written)
+            if check:
+                report = verify(reader, written, forms, writer.scale_dtype)
+                writer.check_files(source.folder, written.checkpoint.folder)
+            if card is not None:
+                write_model_card(folder, _filled(card, to, writer.model_file, report))
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"[convert] '{target}' cannot be written: {error}.") from error
+    return report
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """One planned conversion.
+
+    Attributes:
+        nbytes: Bytes to write.
+        write: Writes the files into a folder and tells bytes as they are written.
+        check_files: Compares the tokenizers of the source's folder and of the written one.
+        scale_dtype: The dtype in which the form holds the scale of a ternary matrix.
+        model_file: The model's Python file for mlx-lm, if there is one.
+    """
+
+    nbytes: int
+    write: Callable[[Path, OnBytes], None]
+    check_files: Callable[[Path, Path], None] = lambda source, target: None
+    scale_dtype: mx.Dtype = mx.float32
+    model_file: str | None = None
+
+
+def _folder_writer(
+    reader: ParameterReader,
+    make_plan: Callable[[ParameterReader, FloatForms], FolderPlan],
+    forms: FloatForms,
+) -> _Writer:
+    plan = make_plan(reader, forms)
+    copied = tokenizer_files(reader.checkpoint.folder)
+    config = {**token_ids(copied.pop(CONFIG_FILE, None)), **plan.config}
+    nbytes = sum(group.nbytes for group in plan.tensors)
+    nbytes += sum(file.stat().st_size for file in copied.values())
+    if plan.model_file:
+        copied[plan.model_file] = MODEL_FILES / plan.model_file
+
+    def write(folder: Path, on_bytes: OnBytes) -> None:
+        write_json(folder / CONFIG_FILE, config)
+        copy_files(copied, folder)
+        write_shards(folder, plan.tensors, on_bytes)
+        if plan.scales:
+            exact = [PlannedTensors.of(*item) for item in plan.scales.items()]
+            write_safetensors(folder / SCALES_FILE, exact)
+
+    return _Writer(nbytes, write, model_file=plan.model_file)
+
+
+def _gguf_writer(reader: ParameterReader, name: str, kind: str, forms: FloatForms) -> _Writer:
+    plan = plan_gguf(reader, kind, forms, name)
+    nbytes = sum(tensor.nbytes for tensor in plan.tensors)
+
+    def write(folder: Path, on_bytes: OnBytes) -> None:
+        write_gguf(folder / f"{name}-{kind}.gguf", plan.metadata, plan.tensors, on_bytes)
+
+    scale_dtype = mx.float32 if kind == "I2_S" else mx.float16
+    return _Writer(nbytes, write, compare_tokenizers, scale_dtype)
+
+
+def _progress(nbytes: int, is_shown: bool) -> tqdm:
+    return tqdm(total=nbytes, unit="B", unit_scale=True, desc="writing", disable=not is_shown)
+
+
+def _filled(card: ModelCard, to: Target, model_file: str | None, report: Report) -> ModelCard:
+    runs_in: Literal["built-in", "model_file"] = "model_file" if model_file else "built-in"
+    return replace(
+        card,
+        format=to,
+        verification={**card.verification, **report.figures()},
+        mlx_lm=runs_in if to == "mlx" else None,
+    )

@@ -1,0 +1,61 @@
+"""Ternary matrices in the block formats of GGUF; the inverse of the readers in `gguf_types`."""
+
+import numpy as np
+
+SCALE_DTYPES = {"TQ1_0": np.float16, "TQ2_0": np.float16, "I2_S": np.float32}
+"""The dtype in which each type holds its scale."""
+
+_TRIT_WEIGHTS = np.array([81, 27, 9, 3, 1], np.uint16)[:, None]
+
+
+def unpack_codes(words: np.ndarray, input_dims: int) -> np.ndarray:
+    """Codes, `trit + 1`, `uint8 (N, D)`, from words in the layout of `ops.ternary`."""
+    data = np.ascontiguousarray(words).view(np.uint8)
+    codes = (data[..., None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3
+    return np.ascontiguousarray(codes.reshape(len(words), -1)[:, :input_dims])
+
+
+def encode(kind: str, codes: np.ndarray, scale: float) -> np.ndarray:
+    """A matrix in one of the types.
+
+    Args:
+        kind: Name of the type.
+        codes: `trit + 1`, `uint8 (N, D)`, D a multiple of the type's block.
+        scale: What trits are multiplied by; it is rounded to float16 but for I2_S.
+
+    Returns:
+        Its bytes, `uint8` of one axis.
+    """
+    if kind == "I2_S":
+        tail = np.full(8, scale, np.float32).view(np.uint8)
+        return np.concatenate([_i2_s(codes.reshape(-1, 128)).reshape(-1), tail])
+    blocks = codes.reshape(-1, 256)
+    packed = _tq2_0(blocks) if kind == "TQ2_0" else _tq1_0(blocks)
+    tails = np.full((len(blocks), 1), scale, np.float16).view(np.uint8)
+    return np.concatenate([packed, tails], axis=1).reshape(-1)
+
+
+def _tq2_0(blocks: np.ndarray) -> np.ndarray:
+    parts = blocks.reshape(-1, 2, 4, 32)
+    packed = parts[:, :, 0] | parts[:, :, 1] << 2 | parts[:, :, 2] << 4 | parts[:, :, 3] << 6
+    return packed.reshape(len(blocks), 64)
+
+
+def _tq1_0(blocks: np.ndarray) -> np.ndarray:
+    parts = (
+        blocks[:, :160].reshape(-1, 5, 32),
+        blocks[:, 160:240].reshape(-1, 5, 16),
+        blocks[:, 240:].reshape(-1, 4, 4),
+    )
+    return np.concatenate([_base3_bytes(part) for part in parts], axis=1)
+
+
+def _base3_bytes(digits: np.ndarray) -> np.ndarray:
+    """Digits along axis 1, most significant first, as fractions of 3^5 in a byte, rounded up."""
+    values = (digits * _TRIT_WEIGHTS[: digits.shape[1]]).sum(axis=1, dtype=np.uint16)
+    return ((values.astype(np.uint32) * 256 + 242) // 243).astype(np.uint8)
+
+
+def _i2_s(blocks: np.ndarray) -> np.ndarray:
+    parts = blocks.reshape(-1, 4, 32)
+    return parts[:, 0] << 6 | parts[:, 1] << 4 | parts[:, 2] << 2 | parts[:, 3]

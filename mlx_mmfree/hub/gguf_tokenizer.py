@@ -1,0 +1,211 @@
+"""The vocabulary in the metadata of GGUF files, as the tokenizer files of a checkpoint."""
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import CheckpointError, UnsupportedModelError
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+# How text is cut before merging, by `tokenizer.ggml.pre`.
+_PATTERNS = {
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon_e", "falcon-e"), _LLAMA3
+    ),
+    **dict.fromkeys(("gpt-2", "gpt2", "olmo", "mpt"), _GPT2),
+    "qwen2": _QWEN2,
+}
+BYTE_LEVEL_PATTERNS = {_LLAMA3: "llama-bpe", _QWEN2: "qwen2", _GPT2: "gpt-2"}
+"""Names by pattern."""
+# Tokens that end a turn, where the metadata do not name them.
+_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+
+
+def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
+    """The tokenizer files of a GGUF file by name; none if it has no vocabulary.
+
+    Raises:
+        CheckpointError: The vocabulary is damaged.
+        UnsupportedModelError: Its kind is not read.
+    """
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind in (None, "none", "no_vocab"):
+        return {}
+    if kind not in ("gpt2", "llama"):
+        raise UnsupportedModelError(
+            f"[GGUF] 'tokenizer.ggml.model' must be gpt2 or llama but got {kind!r:.80}. Put the "
+            "tokenizer.json of the model into the folder of the file and give the folder."
+        )
+    tokens = _list(metadata, "tokens", str)
+    types = _list(metadata, "token_type", int, [_NORMAL] * len(tokens))
+    if not tokens or len(types) != len(tokens):
+        raise CheckpointError(
+            f"[GGUF] 'tokenizer.ggml.token_type' must have one entry for each of {len(tokens)} "
+            f"tokens but has {len(types)}. Fetch the file again."
+        )
+    pattern = _pattern(metadata, tokens) if kind == "gpt2" else ""
+    if kind == "gpt2":
+        files = {"tokenizer.json": _byte_level(metadata, tokens, types, pattern)}
+    else:
+        files = {"tokenizer.model": _sentencepiece(metadata, tokens, types)}
+    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends += [n for n, token in enumerate(tokens) if token in _ENDS and types[n] == _CONTROL]
+    known = sorted({n for n in ends if type(n) is int and 0 <= n < len(tokens)})
+    files["generation_config.json"] = json.dumps({"eos_token_id": known}).encode()
+    adds_bos = kind == "llama" or pattern == _LLAMA3
+    files["tokenizer_config.json"] = json.dumps(_settings(metadata, tokens, adds_bos)).encode()
+    return files
+
+
+def _list(
+    metadata: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = None
+) -> list[Any]:
+    value = metadata.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, list) or not all(isinstance(entry, kind) for entry in value):
+        raise CheckpointError(
+            f"[GGUF] 'tokenizer.ggml.{name}' must be a list of its kind but got {value!r:.60}. "
+            "Fetch the file again."
+        )
+    return value
+
+
+def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = metadata.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, bool):
+        raise CheckpointError(
+            f"[GGUF] 'tokenizer.ggml.{name}' must be true or false but got {value!r:.60}."
+        )
+    return value
+
+
+def _settings(metadata: Mapping[str, Any], tokens: list[str], adds_bos: bool) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "add_bos_token": _flag(metadata, "add_bos_token", adds_bos),
+        "add_eos_token": _flag(metadata, "add_eos_token", False),
+    }
+    for name in ("bos", "eos"):
+        number = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if type(number) is int and 0 <= number < len(tokens):
+            settings[f"{name}_token"] = tokens[number]
+    template = metadata.get("tokenizer.chat_template")
+    if template is not None:
+        settings["chat_template"] = template
+    return settings
+
+
+def _pattern(metadata: Mapping[str, Any], tokens: list[str]) -> str:
+    kind = metadata.get("tokenizer.ggml.pre")
+    if kind is None and {"<|begin_of_text|>", "<|eot_id|>"} <= set(tokens):
+        # the writer of BitNet's files leaves it out; these are the tokens of Llama 3
+        kind = "llama-bpe"
+    if not isinstance(kind, str) or kind not in _PATTERNS:
+        raise UnsupportedModelError(
+            f"[GGUF] 'tokenizer.ggml.pre' must be one of {', '.join(_PATTERNS)} but got "
+            f"{kind!r:.80}. Put the tokenizer.json of the model into the folder of the file and "
+            "give the folder."
+        )
+    return _PATTERNS[kind]
+
+
+def _byte_level(
+    metadata: Mapping[str, Any], tokens: list[str], types: list[int], pattern: str
+) -> bytes:
+    """A `tokenizer.json` with byte-level BPE."""
+    merges = [tuple(merge.split(" ")) for merge in _list(metadata, "merges", str)]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    pieces = (part for merge in merges for part in (*merge, "".join(merge)))
+    if len(vocabulary) < len(tokens) or not all(piece in vocabulary for piece in pieces):
+        raise CheckpointError(
+            "[GGUF] 'tokenizer.ggml.merges' must join pairs of tokens, each listed once, to tokens "
+            "but does not. Fetch the file again."
+        )
+    added = [
+        {
+            "id": number,
+            "content": token,
+            "special": types[number] != _USER_DEFINED,
+            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+        }
+        for number, token in enumerate(tokens)
+        if types[number] in (_CONTROL, _UNKNOWN, _USER_DEFINED)
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    value = {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": {"type": "NFC"} if pattern == _QWEN2 else None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [split, byte_level | {"use_regex": False}],
+        },
+        "decoder": byte_level | {"use_regex": True},
+        "model": {
+            "type": "BPE",
+            "ignore_merges": pattern == _LLAMA3,
+            "vocab": vocabulary,
+            "merges": merges,
+        },
+    }
+    return json.dumps(value).encode()
+
+
+def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> bytes:
+    """A `tokenizer.model`, which is a protobuf message, with byte-pair merges by score."""
+    scores = _list(metadata, "scores", (int, float))
+    if len(scores) != len(tokens):
+        raise CheckpointError(
+            f"[GGUF] 'tokenizer.ggml.scores' must have one entry for each of {len(tokens)} tokens "
+            f"but has {len(scores)}. Fetch the file again."
+        )
+    message = b"".join(
+        _field(1, _field(1, token.encode()) + b"\x15" + struct.pack("<f", score) + _number(3, kind))
+        for token, score, kind in zip(tokens, scores, types, strict=True)
+    )
+    ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _ROLES}
+    roles = b"".join(
+        _field(field, tokens[number].encode())
+        for name, field in _ROLES.items()
+        if type(number := ids[name]) is int and 0 <= number < len(tokens)
+    )
+    trainer = _number(3, 2) + _number(35, int(_BYTE in types)) + roles
+    normalizer = (
+        _field(1, b"identity")
+        + _number(3, int(_flag(metadata, "add_space_prefix", True)))
+        + _number(4, int(_flag(metadata, "remove_extra_whitespaces", False)))
+        + _number(5, 1)
+    )
+    return message + _field(2, trainer) + _field(3, normalizer)
+
+
+# Fields of the message's `trainer_spec` with the texts of the tokens of each role.
+_ROLES = {"unknown": 45, "bos": 46, "eos": 47}
+
+
+def _varint(value: int) -> bytes:
+    digits = []
+    while value > 127:
+        digits.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*digits, value])
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value & 2**64 - 1)
+
+
+def _field(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(content)) + content

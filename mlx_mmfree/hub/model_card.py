@@ -1,0 +1,226 @@
+"""Writes the model card of a folder: `README.md` with the front matter that the Hub reads."""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from ..errors import CheckpointError
+from ..version import __version__
+
+CARD_FILE = "README.md"
+CARD_PATTERNS = (CARD_FILE, "LICENSE*", "LICENCE*", "NOTICE*")
+
+_MAX_BYTES, _MAX_FRONT_MATTER = 1_000_000, 65_536
+_LIBRARIES = {"mlx": "mlx", "hf": "transformers", "gguf": "gguf"}
+_FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.M)
+_REPOSITORIES = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_LICENSE_TEXTS = (
+    ("apache-2.0", re.compile(r"Apache License\s+Version 2\.0, January 2004")),
+    ("mit", re.compile(r"Permission is hereby granted, free of charge, to any person obtaining")),
+)
+
+
+@dataclass(frozen=True)
+class SourceCard:
+    """What the source of a model says about itself.
+
+    Attributes:
+        metadata: The front matter of its card.
+        body: The text of its card.
+        license: The identifier of its licence; `None` if it is not known.
+        license_files: Its licence and notice files, which go with every copy.
+    """
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    body: str = ""
+    license: str | None = None
+    license_files: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What a model card says.
+
+    Attributes:
+        name: Repository `owner/name` or folder under which a user loads the model.
+        format: The layout of the weights: `mlx`, `hf` or `gguf`.
+        command: The command that made the folder.
+        base_model: Repository `owner/name` of the source; `None` if it is a local folder.
+        base_revision: The revision of the source, if not the main one.
+        relation: What the model is to its source, in the Hub's words.
+        source: What the source says about itself.
+        verification: What was measured, by its name; empty if nothing was verified.
+        mlx_lm: Whether mlx-lm loads the folder: as a model of its own, by the model file in it, or
+            not at all (`None`).
+        tags: Tags beside those that follow from the rest.
+    """
+
+    name: str
+    format: Literal["mlx", "hf", "gguf"]
+    command: str
+    base_model: str | None = None
+    base_revision: str | None = None
+    relation: Literal["quantized", "finetune"] | None = "quantized"
+    source: SourceCard = field(default_factory=SourceCard)
+    verification: Mapping[str, str] = field(default_factory=dict)
+    mlx_lm: Literal["built-in", "model_file"] | None = None
+    tags: tuple[str, ...] = ("ternary",)
+
+
+def read_source_card(folder: Path) -> SourceCard:
+    """Reads the card and the licence files of a source folder; a missing or odd card is empty.
+
+    For a repository of the Hub, fetch them first: `local_folder(name, patterns=CARD_PATTERNS)`.
+    """
+    text = _read_text(folder / CARD_FILE)
+    match = _FRONT_MATTER.match(text)
+    metadata = _parse_front_matter(match[1]) if match else {}
+    body = text[match.end() :] if match else text
+    found = {path for pattern in CARD_PATTERNS[1:] for path in folder.glob(pattern)}
+    files = tuple(sorted(file for file in found if _read_text(file)))
+    known = metadata.get("license")
+    if isinstance(known, str) and known.strip():
+        identifier: str | None = known.strip().lower()
+    else:
+        texts = [_read_text(file) for file in files]
+        names = (name for text in texts for name, rule in _LICENSE_TEXTS if rule.search(text))
+        identifier = next(names, None)
+    return SourceCard(metadata, body.strip(), identifier, files)
+
+
+def model_card(card: ModelCard) -> str:
+    """The text of `README.md`."""
+    parts = [
+        f"---\n{yaml.safe_dump(_metadata(card), sort_keys=False, allow_unicode=True)}---",
+        f"# {card.name.rstrip('/').rpartition('/')[2]}",
+        _provenance(card),
+        _verification(card.verification),
+        _usage(card),
+    ]
+    if card.source.license is None:
+        parts.append(
+            "## Licence\n\nThe source does not say under which licence it is published. Ask its "
+            "authors before you pass this model on."
+        )
+    if card.source.body:
+        parts.append(f"## Card of the source\n\n{card.source.body}")
+    return "\n\n".join(parts) + "\n"
+
+
+def write_model_card(folder: Path, card: ModelCard) -> None:
+    """Writes `README.md` and copies the licence files of the source.
+
+    Raises:
+        CheckpointError: A file cannot be written.
+    """
+    try:
+        (folder / CARD_FILE).write_text(model_card(card), encoding="utf-8")
+        for file in card.source.license_files:
+            if not (folder / file.name).exists():
+                shutil.copyfile(file, folder / file.name)
+    except OSError as error:
+        raise CheckpointError(f"[model card] '{folder}' cannot be written: {error}.") from error
+
+
+def _metadata(card: ModelCard) -> dict[str, Any]:
+    source = card.source.metadata
+    metadata: dict[str, Any] = {}
+    for key in ("language", "datasets"):
+        if values := _texts(source.get(key)):
+            metadata[key] = values
+    metadata["library_name"] = _LIBRARIES[card.format]
+    metadata["pipeline_tag"] = "text-generation"
+    if card.source.license is not None:
+        metadata["license"] = card.source.license
+        for key in ("license_name", "license_link"):
+            if isinstance(source.get(key), str):
+                metadata[key] = source[key]
+    base = [card.base_model] if card.base_model else _texts(source.get("base_model"))
+    if base := [name for name in base if _REPOSITORIES.fullmatch(name)]:
+        metadata["base_model"] = base[0] if len(base) == 1 else base
+        if card.relation is not None:
+            metadata["base_model_relation"] = card.relation
+    tags = (_LIBRARIES[card.format], "mlx_mmfree", *card.tags, *_texts(source.get("tags")))
+    metadata["tags"] = list(dict.fromkeys(tags))
+    return metadata
+
+
+def _provenance(card: ModelCard) -> str:
+    source = "a local model"
+    if card.base_model:
+        source = f"[{card.base_model}](https://huggingface.co/{card.base_model})"
+        if card.base_revision:
+            source += f" at revision `{card.base_revision}`"
+    return f"Made from {source} with mlx_mmfree {__version__}:\n\n```bash\n{card.command}\n```"
+
+
+def _verification(figures: Mapping[str, str]) -> str:
+    if not figures:
+        return "## Verification\n\nThe result was not compared with its source."
+    rows = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in figures.items())
+    return (
+        "## Verification\n\nThe written files were read again and compared with the source:\n\n"
+        f"| | |\n|---|---|\n{rows}"
+    )
+
+
+def _usage(card: ModelCard) -> str:
+    name = json.dumps(card.name)
+    text = (
+        "## Usage\n\nWith mlx_mmfree, which computes as the model was trained, with 8-bit "
+        "activations where it has them:\n\n"
+        f"```python\nfrom mlx_mmfree import generate, load\n\nmodel, tokenizer = load({name})\n"
+        'print(generate(model, tokenizer, "Once upon a time"))\n```'
+    )
+    if card.mlx_lm is None:
+        return text
+    flag = " --trust-remote-code" if card.mlx_lm == "model_file" else ""
+    text += (
+        "\n\nWith mlx-lm, which keeps activations in floating point, so that its output differs a "
+        "little:\n\n"
+        f'```bash\nmlx_lm.generate --model {card.name}{flag} --prompt "Once upon a time"\n```'
+    )
+    if flag:
+        text += (
+            "\n\nmlx-lm has no such architecture of its own: the flag lets it run the model's Python "
+            "file that lies in this repository."
+        )
+    return text
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _texts(value: object) -> list[str]:
+    """The texts of a front matter entry, which may be one or a list."""
+    values = value if isinstance(value, list) else [value]
+    return [text for text in values if isinstance(text, str) and text.strip()]
+
+
+def _parse_front_matter(text: str) -> dict[str, Any]:
+    if len(text) > _MAX_FRONT_MATTER:
+        return {}
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _read_text(file: Path) -> str:
+    """The text of a small file; empty if there is none or if it is a link out of the source."""
+    folder = file.parent.resolve()
+    # a snapshot of the Hub's cache holds links into the folder of its repository
+    root = folder.parent.parent if folder.parent.name == "snapshots" else folder
+    if not file.is_file() or not file.resolve().is_relative_to(root):
+        return ""
+    if file.stat().st_size > _MAX_BYTES:
+        return ""
+    return file.read_text(encoding="utf-8", errors="replace")

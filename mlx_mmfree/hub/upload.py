@@ -1,0 +1,258 @@
+"""Uploads a model folder to the Hub; what would be sent is known before anything is."""
+
+import fnmatch
+import glob
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UploadError
+from .checkpoint import CONFIG_FILE, read_tensor_entries
+from .download import REPOSITORY_NAME, one_line
+from .json_file import read_json_object
+
+DEFAULT_MESSAGE = "Upload model with mlx_mmfree"
+
+_GGUF_MAGIC = b"GGUF"
+_LEFT_OUT = (
+    ".*",
+    "*~",
+    "*.tmp",
+    "*.temp",
+    "*.part",
+    "*.partial",
+    "*.incomplete",
+    "*.lock",
+    "*.log",
+)
+_PULL_REQUESTS = "refs/"
+
+
+@dataclass(frozen=True)
+class UploadPlan:
+    """What an upload sends and where to.
+
+    Attributes:
+        folder: The model folder.
+        repository: The repository `owner/name`.
+        files: Bytes of each file by its name.
+        left_out: Entries of the folder that are not sent: folders, hidden and temporary files.
+        is_private: Whether only its owner may see the repository.
+        revision: The branch; `None` is the main one.
+        message: The commit message.
+    """
+
+    folder: Path
+    repository: str
+    files: dict[str, int]
+    left_out: tuple[str, ...]
+    is_private: bool
+    revision: str | None
+    message: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(self.files.values())
+
+
+def check_repository(repository: str) -> None:
+    """Checks what can be known without a network, for a long conversion to fail before it starts.
+
+    Args:
+        repository: The repository id `owner/name`.
+
+    Raises:
+        UploadError: The id is not valid, or nobody is logged in.
+    """
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    _check_name(repository)
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise UploadError(
+            f"[upload] 'repository' must be a valid id but got {repository!r}: {one_line(error)}."
+        ) from error
+    token = get_token()
+    if token is None:
+        raise UploadError(
+            f"[upload] '{repository}' can be written only by someone who is logged in. Run `hf auth "
+            "login`, or set HF_TOKEN to a token that may write."
+        )
+    # errors of the layers below would show it
+    if not token.isascii() or not token.isprintable():
+        raise UploadError(
+            "[upload] the login must be a token in plain letters and digits but is not. Run `hf auth "
+            "login` again, or correct HF_TOKEN."
+        )
+
+
+def plan_upload(
+    path: str | os.PathLike[str],
+    repository: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    message: str | None = None,
+) -> UploadPlan:
+    """Checks a folder and lists what an upload would send; the network is not used.
+
+    Only the files of the folder itself are sent. Folders in it, hidden and temporary files are left
+    out.
+
+    Args:
+        path: A folder with a model: `config.json` and weights, or a GGUF file.
+        repository: The repository id `owner/name`.
+        private: Make a new repository private.
+        revision: The branch to write to; a missing one is made. `None` is the main one.
+        message: The commit message.
+
+    Raises:
+        CheckpointError: The folder's configuration or weights are damaged.
+        UploadError: The folder is not a model, or has a file that must not be sent.
+    """
+    _check_name(repository)
+    if revision == "" or message == "":
+        name = "revision" if revision == "" else "message"
+        raise UploadError(f"[upload] '{name}' must not be empty. Leave it out instead.")
+    folder = Path(path).expanduser().resolve()
+    if not folder.is_dir():
+        raise UploadError(f"[upload] 'path' must be a model folder but '{path}' is not a folder.")
+    files: dict[str, int] = {}
+    left_out = []
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir() or any(fnmatch.fnmatch(entry.name, pattern) for pattern in _LEFT_OUT):
+            left_out.append(f"{entry.name}/" if entry.is_dir() else entry.name)
+        else:
+            files[entry.name] = _file_bytes(folder, entry)
+    _check_model(folder, files)
+    return UploadPlan(
+        folder, repository, files, tuple(left_out), private, revision, message or DEFAULT_MESSAGE
+    )
+
+
+def upload(plan: UploadPlan) -> str:
+    """Sends a model folder to the Hub, making the repository and the branch if needed.
+
+    Files that the Hub already has are not sent again, so a run after an interruption goes on where
+    the first one stopped. Progress is shown by huggingface_hub, whose login is used as well.
+
+    Args:
+        plan: What `plan_upload` returned.
+
+    Returns:
+        The address of the repository at the revision.
+
+    Raises:
+        UploadError: The Hub refuses, or cannot be reached.
+
+    Example:
+        >>> upload(plan_upload("my-model", "me/my-model"))  # doctest: +SKIP
+    """
+    # Slow to import, and planning does without.
+    from huggingface_hub import HfApi
+
+    check_repository(plan.repository)
+    api = HfApi(library_name="mlx_mmfree")
+    with _hub_errors(plan):
+        page = api.create_repo(plan.repository, private=plan.is_private or None, exist_ok=True)
+        if plan.is_private and not api.repo_info(plan.repository).private:
+            raise UploadError(
+                f"[upload] 'private' must be left out for '{plan.repository}', which exists and is "
+                "public. Make it private in its settings first, or choose another name."
+            )
+        if plan.revision is not None and not plan.revision.startswith(_PULL_REQUESTS):
+            api.create_branch(plan.repository, branch=plan.revision, exist_ok=True)
+        api.upload_folder(
+            repo_id=plan.repository,
+            folder_path=plan.folder,
+            revision=plan.revision,
+            commit_message=plan.message,
+            allow_patterns=[glob.escape(name) for name in plan.files],
+        )
+    return f"{page}/tree/{plan.revision}" if plan.revision else str(page)
+
+
+def _check_name(repository: str) -> None:
+    if not REPOSITORY_NAME.fullmatch(repository):
+        raise UploadError(
+            f"[upload] 'repository' must be a Hub repository 'owner/name' but got {repository!r}."
+        )
+
+
+def _file_bytes(folder: Path, file: Path) -> int:
+    target = file.resolve()
+    if not target.is_relative_to(folder):
+        raise UploadError(
+            f"[upload] '{file}' must lie in the folder but is a link to '{target}'. Copy the file "
+            "into the folder, or remove the link."
+        )
+    status = target.stat() if target.exists() else None
+    if status is None or not stat.S_ISREG(status.st_mode):
+        raise UploadError(f"[upload] '{file}' must be a file but is none. Remove it.")
+    return status.st_size
+
+
+def _check_model(folder: Path, files: dict[str, int]) -> None:
+    """Refuses what is not a model; headers of its weights are read."""
+    quantized = [name for name in files if name.endswith(".gguf")]
+    for name in quantized:
+        with open(folder / name, "rb") as stream:
+            if stream.read(4) != _GGUF_MAGIC:
+                raise UploadError(f"[upload] '{folder / name}' must be a GGUF file but is none.")
+    if CONFIG_FILE in files:
+        read_json_object(folder / CONFIG_FILE)
+        if not quantized or any(name.endswith((".safetensors", ".bin")) for name in files):
+            read_tensor_entries(folder)
+    elif not quantized:
+        raise UploadError(
+            f"[upload] 'path' must be a model folder but '{folder}' has neither {CONFIG_FILE} nor a "
+            "GGUF file. Give the folder that convert or train wrote."
+        )
+
+
+@contextmanager
+def _hub_errors(plan: UploadPlan) -> Iterator[None]:
+    from huggingface_hub import errors
+
+    place = f"'{plan.repository}'" + (f" at '{plan.revision}'" if plan.revision else "")
+    try:
+        yield
+    except errors.HfHubHTTPError as error:
+        raise UploadError(f"[upload] {place} {_refusal(error)}") from error
+    except errors.OfflineModeIsEnabled as error:
+        raise UploadError(
+            f"[upload] {place} cannot be reached while HF_HUB_OFFLINE forbids it. Unset it."
+        ) from error
+    except ValueError as error:
+        raise UploadError(f"[upload] {place} was refused: {one_line(error)}.") from error
+    except (OSError, errors.HTTPError, RuntimeError) as error:
+        # the client wraps what happened to one of several files
+        reason = one_line(error.__cause__ or error)
+        raise UploadError(
+            f"[upload] {place} was not written: {reason}. Check the network; a new start sends only "
+            "what the Hub does not have yet."
+        ) from error
+
+
+def _refusal(error: Exception) -> str:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status == 401:
+        return (
+            "was refused: the Hub does not accept the login. Run `hf auth login`, or set HF_TOKEN "
+            "to a valid token."
+        )
+    if status == 403:
+        return (
+            "was refused: the login may not write there. Use a token with the right to write, and "
+            "a namespace of yours."
+        )
+    if status == 404:
+        return "was not found on the Hub. Check the spelling of repository and revision."
+    return f"was not written: {one_line(error)}. Try again later."

@@ -1,0 +1,185 @@
+"""A checkpoint as a GGUF file for llama.cpp or bitnet.cpp."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import UnsupportedModelError
+from .folder_plan import FloatForms
+from .gguf_config import ARCHITECTURES, file_name
+from .gguf_ternary import encode, unpack_codes
+from .gguf_types import TYPES
+from .gguf_vocabulary import vocabulary_metadata
+from .gguf_writer import PlannedGGUFTensor
+from .parameter_reader import ParameterReader
+from .safetensors_writer import tensor_bytes
+
+_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "I2_S": 40}
+_QUANTIZATION_VERSION = 2
+_FLOATS = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16"}
+_BLOCKS = {kind.name: kind.block for kind in TYPES.values()}
+
+
+@dataclass(frozen=True)
+class GGUFPlan:
+    """What a conversion writes.
+
+    Attributes:
+        metadata: The metadata.
+        tensors: The tensors.
+    """
+
+    metadata: dict[str, Any]
+    tensors: list[PlannedGGUFTensor]
+
+
+def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) -> GGUFPlan:
+    """Plans a GGUF file.
+
+    Ternary linears are of the type `kind`, vectors float32, other matrices floats as they are.
+
+    Args:
+        reader: The source.
+        kind: `TQ2_0`, `TQ1_0` or `I2_S`.
+        forms: What becomes of float weights.
+        name: What the file says the model is called.
+
+    Raises:
+        CheckpointError: The tokenizer files are missing or damaged.
+        UnsupportedModelError: llama.cpp and bitnet.cpp do not know the architecture, or the type
+            does not fit.
+    """
+    architecture = _architecture(reader)
+    _check(reader, kind, forms)
+    floats = _FLOATS[forms.dtype or reader.activation_dtype]
+    metadata = {
+        "general.architecture": architecture,
+        "general.type": "model",
+        "general.name": name,
+        "general.file_type": _FILE_TYPES[kind if reader.ternary else floats],
+        "general.quantization_version": _QUANTIZATION_VERSION,
+        **{f"{architecture}.{key}": value for key, value in _sizes(reader).items()},
+        **vocabulary_metadata(reader.checkpoint.folder, reader.model.vocab_size),
+    }
+    tensors = []
+    for parameter in reader.shapes:
+        path, _, key = parameter.rpartition(".")
+        stored = file_name(reader.names.to_disk(parameter), ARCHITECTURES[architecture])
+        heads = _rotated_heads(reader, architecture, path)
+        if path not in reader.ternary or key not in ("weight", "scale"):
+            tensors.append(_float_tensor(reader, parameter, stored, forms.dtype, heads))
+        elif key == "weight":
+            tensors.append(_ternary_tensor(reader, path, stored, kind, heads))
+    return GGUFPlan(metadata, tensors)
+
+
+def _architecture(reader: ParameterReader) -> str:
+    config = reader.model.config
+    model_type = config.to_hub()["model_type"]
+    names = {"llama": "llama", "qwen3": "qwen3", "bitnet": "bitnet-b1.58"}
+    if model_type not in names:
+        raise UnsupportedModelError(
+            f"[convert] 'to' must be mlx or hf for 'model_type' {model_type!r}, which neither "
+            "llama.cpp nor bitnet.cpp knows, but got 'gguf'."
+        )
+    return "bitnet" if model_type == "llama" and config.has_sub_norms else names[model_type]
+
+
+def _check(reader: ParameterReader, kind: str, forms: FloatForms) -> None:
+    config = reader.model.config
+    refused = {
+        "'embed_bits' and 'head_bits' must be left out": forms.embed_bits or forms.head_bits,
+        "'ternarize' must be 'tensor', since a type has one scale,": forms.ternarize_groups,
+        "weights must not be in MLX's affine form": reader.quantized,
+        "linears must have no norm inside": config.linears and config.linears.norm_eps is not None,
+        "linears must have no bias": config.attention_bias or config.mlp_bias,
+        "positions must not be stretched as in Llama 3.1": config.rotation.scaling == "llama3",
+    }
+    for rule, is_broken in refused.items():
+        if is_broken:
+            raise UnsupportedModelError(f"[convert] {rule} for GGUF. Write another form.")
+    for path, module in reader.ternary.items():
+        if module.input_dims % _BLOCKS[kind]:
+            raise UnsupportedModelError(
+                f"[convert] 'gguf_type' must fit the {module.input_dims} inputs of "
+                f"{reader.names.to_disk(path)!r} but {kind} takes multiples of {_BLOCKS[kind]}. "
+                "I2_S takes multiples of 128; other sizes have no ternary type."
+            )
+
+
+def _sizes(reader: ParameterReader) -> Mapping[str, Any]:
+    config = reader.model.config
+    sizes: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.dimension_count": config.head_dim,
+        "rope.freq_base": config.rotation.theta,
+    }
+    if config.rotation.scaling == "linear":
+        sizes["rope.scaling.type"] = "linear"
+        sizes["rope.scaling.factor"] = config.rotation.factor
+    return sizes
+
+
+def _rotated_heads(reader: ParameterReader, architecture: str, path: str) -> int | None:
+    """Heads whose rows are stored pair by pair; `None` where the order stays."""
+    if not ARCHITECTURES[architecture].rotates_pairs:
+        return None
+    config = reader.model.config
+    heads = {"query_proj": config.num_attention_heads, "key_proj": config.num_key_value_heads}
+    return heads.get(path.rpartition(".")[2])
+
+
+def _by_pairs(rows: np.ndarray, heads: int | None) -> np.ndarray:
+    """Rows with the halves of each head interleaved."""
+    if heads is None:
+        return rows
+    halves = rows.reshape(heads, 2, len(rows) // heads // 2, -1)
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _ternary_tensor(
+    reader: ParameterReader, path: str, name: str, kind: str, heads: int | None
+) -> PlannedGGUFTensor:
+    module = reader.ternary[path]
+
+    def make() -> np.ndarray:
+        weight, scale = reader.read_ternary(path)
+        codes = unpack_codes(np.asarray(weight), module.input_dims)
+        return encode(kind, _by_pairs(codes, heads), float(scale))
+
+    return PlannedGGUFTensor(name, kind, (module.output_dims, module.input_dims), make)
+
+
+def _float_tensor(
+    reader: ParameterReader,
+    parameter: str,
+    name: str,
+    dtype: mx.Dtype | None,
+    heads: int | None,
+) -> PlannedGGUFTensor:
+    shape = reader.shapes[parameter]
+    kept = mx.float32 if len(shape) == 1 else dtype or reader.dtype(parameter)
+    return PlannedGGUFTensor(
+        name, _FLOATS[kept], shape, partial(_float_bytes, reader, parameter, kept, heads)
+    )
+
+
+def _float_bytes(
+    reader: ParameterReader, parameter: str, dtype: mx.Dtype, heads: int | None
+) -> np.ndarray:
+    array = reader.read(parameter).astype(dtype)
+    data = tensor_bytes(array)
+    return data if heads is None else _by_pairs(data.reshape(len(array), -1), heads).reshape(-1)

@@ -1,0 +1,42 @@
+#pragma once
+
+#include "cpu/floats.h"
+#include "cpu/kernels.h"
+
+namespace mmfree {
+
+template <class Isa>
+void finish_part(const Results& r, size_t row, size_t first, size_t count) {
+  const float* sums = r.sums + row * r.outputs + first;
+  const size_t start = row * r.stride + first;
+  float values[64], residual[64];
+  const float divisor = r.input_scales ? r.input_scales[row] : 1.0f;
+  if (r.has_scales) {
+    for (size_t n = 0; n < count; ++n) {
+      values[n] = sums[n] * (r.scale[first + n] / divisor);
+    }
+  } else {
+    const float factor = *r.scale / divisor;
+    for (size_t n = 0; n < count; ++n) {
+      values[n] = sums[n] * factor;
+    }
+  }
+  if (r.residual.data) {
+    widen<Isa>(r.residual, start, count, residual);
+    for (size_t n = 0; n < count; ++n) {
+      values[n] += residual[n];
+    }
+  }
+  narrow<Isa>(values, count, r.type, static_cast<char*>(r.y) + start * size_of(r.type));
+}
+
+template <class Isa>
+void finish(const Results& r) {
+  for (size_t row = 0; row < r.rows; ++row) {
+    for (size_t first = 0; first < r.outputs; first += 64) {
+      finish_part<Isa>(r, row, first, r.outputs - first < 64 ? r.outputs - first : 64);
+    }
+  }
+}
+
+}  // namespace mmfree

@@ -1,0 +1,123 @@
+#pragma once
+
+#include <math.h>
+#include <string.h>
+
+#include "cpu/exponential.h"
+#include "cpu/floats.h"
+#include "cpu/kernels.h"
+#include "rms_norm_quantize/quantize_row.h"
+#include "ternary_matmul/permute.h"
+
+// From a row of activations to what meets a ternary matrix.
+
+namespace mmfree {
+
+MMFREE_INLINE inline size_t padded(size_t dims) {
+  return blocks(dims) * kBlockWeights;
+}
+
+// gate = a(gate)
+template <class Isa>
+void activate(Activation activation, float* gate, size_t dims) {
+  switch (activation) {
+    case Activation::silu:
+      for (size_t j = 0; j < dims; ++j) {
+        gate[j] = gate[j] * sigmoid<Isa>(gate[j]);
+      }
+      return;
+    case Activation::relu2:
+      for (size_t j = 0; j < dims; ++j) {
+        const float positive = gate[j] < 0.0f ? 0.0f : gate[j];
+        gate[j] = positive * positive;
+      }
+      return;
+    case Activation::gelu:
+      for (size_t j = 0; j < dims; ++j) {
+        gate[j] = gate[j] * (1.0f + erff(gate[j] * 0.70710678f)) * 0.5f;
+      }
+      return;
+    case Activation::relu:
+      for (size_t j = 0; j < dims; ++j) {
+        gate[j] = gate[j] < 0.0f ? 0.0f : gate[j];
+      }
+      return;
+    case Activation::none:
+      return;
+  }
+}
+
+// result = values * inverse * weight; scratch and result: (dims,)
+template <class Isa>
+void scale_row(const float* values, float inverse, const Floats& weight, size_t dims,
+               float* scratch, float* result) {
+  const float* factors = static_cast<const float*>(weight.data);
+  if (weight.type != FloatType::float32) {
+    widen<Isa>(weight, 0, dims, scratch);
+    factors = scratch;
+  }
+  for (size_t j = 0; j < dims; ++j) {
+    result[j] = values[j] * inverse * factors[j];
+  }
+}
+
+template <class Isa>
+void prepare_row(const RowInput& input, size_t row, float* z, float* scratch) {
+  const size_t dims = input.dims;
+  if (input.gate == Activation::none) {
+    widen<Isa>(input.x, row * dims, dims, z);
+  } else {
+    widen<Isa>(input.x, 2 * row * dims, dims, z);
+    activate<Isa>(input.gate, z, dims);
+    widen<Isa>(input.x, (2 * row + 1) * dims, dims, scratch);
+    for (size_t j = 0; j < dims; ++j) {
+      z[j] *= scratch[j];
+    }
+  }
+  if (input.norm.data) {
+    scale_row<Isa>(z, inverse_of<Isa>(z, dims, input.norm_eps), input.norm, dims, scratch, z);
+  }
+  memset(z + dims, 0, (padded(dims) - dims) * sizeof(float));
+}
+
+// values: (padded dims,), may be z; returns the row that meets the matrix
+template <class Isa>
+const float* normalized(const RowEncoder& encoder, const float* z, float* scratch) {
+  if (!encoder.norm.data) {
+    return z;
+  }
+  const size_t dims = encoder.dims;
+  scale_row<Isa>(z, inverse_of<Isa>(z, dims, encoder.eps), encoder.norm, dims, scratch, scratch);
+  memset(scratch + dims, 0, (padded(dims) - dims) * sizeof(float));
+  return scratch;
+}
+
+template <class Isa>
+void encode_row(const RowEncoder& encoder, const float* z, float* scratch, int8_t* codes,
+                int32_t* sum, float* scale) {
+  const float* values = normalized<Isa>(encoder, z, scratch);
+  const float factor = code_scale<Isa>(values, encoder.dims);
+  int32_t total = 0;
+  for (size_t start = 0; start < encoder.dims; start += kBlockWeights) {
+    alignas(64) int8_t block[kBlockWeights];
+    for (size_t j = 0; j < kBlockWeights; ++j) {
+      const float scaled = values[start + j] * factor;
+      const float whole = encoder.half_away ? round_half_away<Isa>(scaled) : scaled;
+      // the lowest bits of the sum are the whole number
+      const int32_t code = __builtin_bit_cast(int32_t, whole + kRounder) << 24 >> 24;
+      block[j] = static_cast<int8_t>(code);
+      total += code;
+    }
+    permute_block<Isa>(block, codes + start);
+  }
+  *sum = total;
+  // an infinite value makes the scale zero
+  *scale = factor > 0.0f ? factor : NAN;
+}
+
+template <class Isa>
+void normalize_row(const RowEncoder& encoder, const float* z, float* scratch, float* permuted) {
+  permute_floats<Isa>(normalized<Isa>(encoder, z, scratch), encoder.dims, permuted);
+}
+
+}  // namespace mmfree

@@ -1,0 +1,272 @@
+#include "bit_linear/project.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/floats.h"
+#include "cpu/thread_pool.h"
+#include "cpu/workspace.h"
+
+namespace mmfree {
+
+namespace {
+
+// Outputs of a group are whole cache lines; pieces of work are whole groups.
+constexpr size_t kGroup = 16;
+// Weights of one piece: with the activations of one tile they stay in the second-level cache.
+constexpr size_t kPieceBytes = 128 << 10;
+// Below this much work the caller is done before another thread wakes up.
+constexpr size_t kSharedBytes = 64 << 10;
+// Encoded activations that are prepared at once.
+constexpr size_t kPanelBytes = 2 << 20;
+// Rows whose sums are finished while they are in the first-level cache.
+constexpr size_t kChunkRows = 24;
+// The start of a share, fetched while the activations are prepared.
+constexpr size_t kEarlyBytes = 8 << 10;
+
+constexpr size_t round_up(size_t value, size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+constexpr size_t groups(size_t outputs) {
+  return (outputs + kGroup - 1) / kGroup;
+}
+
+// Cuts one block of memory into parts, each aligned to a cache line.
+class Cutter {
+ public:
+  explicit Cutter(void* memory) : memory_(static_cast<char*>(memory)) {
+  }
+  template <class T>
+  T* take(size_t count) {
+    T* part = reinterpret_cast<T*>(memory_ + size_);
+    size_ += round_up(count * sizeof(T), 64);
+    return part;
+  }
+  size_t size() const {
+    return size_;
+  }
+
+ private:
+  char* memory_;
+  size_t size_ = 0;
+};
+
+// Encoded rows for each projection, or for all of them where they have no norms.
+struct Panel {
+  size_t rows, stride;
+  bool has_codes;
+  int8_t* codes;  // (projections, rows, stride)
+  float* floats;  // the same, without codes
+  int32_t* sums;  // (projections, rows)
+  float* scales;  // (projections, rows)
+
+  void cut(Cutter& cutter, size_t count) {
+    codes = has_codes ? cutter.take<int8_t>(count * rows * stride) : nullptr;
+    floats = has_codes ? nullptr : cutter.take<float>(count * rows * stride);
+    sums = cutter.take<int32_t>(count * rows);
+    scales = cutter.take<float>(count * rows);
+  }
+};
+
+struct Scratch {
+  float *z, *values, *sums;
+
+  void cut(Cutter& cutter, size_t z_rows, size_t stride, size_t sum_count) {
+    z = cutter.take<float>(z_rows * stride);
+    values = cutter.take<float>(stride);
+    sums = cutter.take<float>(sum_count);
+  }
+};
+
+class Projector {
+ public:
+  explicit Projector(const BitLinearCall& call)
+      : call_(call),
+        set_(kernels()),
+        stride_(std::max<size_t>(blocks(call.input.dims), 1) * kBlockWeights),
+        row_bytes_(call.projections[0].weight.row_bytes) {
+    for (const auto& projection : call.projections) {
+      has_norms_ |= projection.norm.data != nullptr;
+      groups_ += groups(projection.weight.outputs);
+      outputs_ += projection.weight.outputs;
+    }
+    panels_ = has_norms_ ? call.projections.size() : 1;
+  }
+
+  void run() const {
+    if (call_.rows <= set_.stream_rows && call_.rows > 0) {
+      run_few();
+      return;
+    }
+    const size_t row_size = panels_ * stride_ * (call_.has_codes ? 1 : sizeof(float));
+    const size_t most = std::max<size_t>(kPanelBytes / row_size / 12 * 12, 12);
+    for (size_t start = 0; start < call_.rows; start += most) {
+      run_panel(start, std::min(most, call_.rows - start));
+    }
+  }
+
+ private:
+  // Groups of one piece of the products.
+  size_t piece(size_t rows, size_t threads) const {
+    if (groups_ * kGroup * row_bytes_ * rows <= kSharedBytes) {
+      return groups_;
+    }
+    const size_t cached = kPieceBytes / std::max<size_t>(row_bytes_ * kGroup, 1);
+    return std::max<size_t>(std::min(cached, groups_ / (4 * threads)), 1);
+  }
+
+  // The activations are prepared by each thread for itself, those of a projection when it comes to
+  // it: that is faster than to wait for others.
+  void run_few() const {
+    const size_t count = threads(), step = piece(call_.rows, count);
+    const auto cut = [&](Cutter& cutter, Panel& panel, Scratch& scratch) {
+      panel.cut(cutter, panels_);
+      scratch.cut(cutter, call_.rows, stride_, call_.rows * step * kGroup);
+    };
+    Panel panel{call_.rows, stride_, call_.has_codes, nullptr, nullptr, nullptr, nullptr};
+    Scratch scratch;
+    Cutter measure(nullptr);
+    cut(measure, panel, scratch);
+    char* memory = static_cast<char*>(workspace(count * measure.size()));
+    parallel_region(groups_, step, count, [&](Claims& claims) {
+      size_t first, last;
+      if (!claims.next(first, last)) {
+        return;
+      }
+      Panel panel{call_.rows, stride_, call_.has_codes, nullptr, nullptr, nullptr, nullptr};
+      Scratch scratch;
+      Cutter cutter(memory + claims.thread() * measure.size());
+      cut(cutter, panel, scratch);
+      prefetch(first);
+      for (size_t row = 0; row < call_.rows; ++row) {
+        set_.prepare_row(call_.input, row, scratch.z + row * stride_, scratch.values);
+      }
+      size_t encoded = call_.projections.size();
+      do {
+        each_projection(first, last, [&](size_t p, size_t output, size_t offset, size_t outputs) {
+          if (encoded != p && (has_norms_ || encoded == call_.projections.size())) {
+            for (size_t row = 0; row < call_.rows; ++row) {
+              encode(panel, p, row, scratch.z + row * stride_, scratch.values);
+            }
+            encoded = p;
+          }
+          multiply(panel, p, 0, call_.rows, 0, output, offset, outputs, scratch.sums);
+        });
+      } while (claims.next(first, last));
+    });
+  }
+
+  void run_panel(size_t start, size_t rows) const {
+    const size_t count = threads(), step = piece(rows, count);
+    Panel panel{rows, stride_, call_.has_codes, nullptr, nullptr, nullptr, nullptr};
+    Scratch scratch;
+    const auto cut_scratch = [&](Cutter& cutter, Scratch& scratch) {
+      scratch.cut(cutter, 1, stride_, std::min(rows, kChunkRows) * step * kGroup);
+    };
+    Cutter measure(nullptr), panel_measure(nullptr);
+    cut_scratch(measure, scratch);
+    panel.cut(panel_measure, panels_);
+    char* memory = static_cast<char*>(workspace(panel_measure.size() + count * measure.size()));
+    Cutter panel_cutter(memory);
+    panel.cut(panel_cutter, panels_);
+    const auto own = [&](const Claims& claims) {
+      Scratch scratch;
+      Cutter cutter(memory + panel_measure.size() + claims.thread() * measure.size());
+      cut_scratch(cutter, scratch);
+      return scratch;
+    };
+    const size_t row_step = std::max<size_t>(kSharedBytes / (panels_ * stride_ * 4), 1);
+    parallel_region(rows, row_step, count, [&](Claims& claims) {
+      const Scratch scratch = own(claims);
+      for (size_t first, last; claims.next(first, last);) {
+        for (size_t row = first; row < last; ++row) {
+          set_.prepare_row(call_.input, start + row, scratch.z, scratch.values);
+          for (size_t p = 0; p < panels_; ++p) {
+            encode(panel, p, row, scratch.z, scratch.values);
+          }
+        }
+      }
+    });
+    parallel_region(groups_, step, count, [&](Claims& claims) {
+      const Scratch scratch = own(claims);
+      for (size_t first, last; claims.next(first, last);) {
+        each_projection(first, last, [&](size_t p, size_t output, size_t offset, size_t outputs) {
+          for (size_t row = 0; row < rows; row += kChunkRows) {
+            multiply(panel, p, row, std::min(kChunkRows, rows - row), start + row, output, offset,
+                     outputs, scratch.sums);
+          }
+        });
+      }
+    });
+  }
+
+  // Calls body(projection, its first output, that in y, outputs) for the groups [first, last).
+  template <class Body>
+  void each_projection(size_t first, size_t last, Body&& body) const {
+    size_t start = 0, offset = 0;
+    for (size_t p = 0; p < call_.projections.size(); ++p) {
+      const size_t outputs = call_.projections[p].weight.outputs;
+      const size_t from = std::max(first, start), end = std::min(last, start + groups(outputs));
+      if (from < end) {
+        const size_t output = (from - start) * kGroup;
+        body(p, output, offset + output, std::min((end - start) * kGroup, outputs) - output);
+      }
+      start += groups(outputs);
+      offset += outputs;
+    }
+  }
+
+  void prefetch(size_t group) const {
+    each_projection(group, group + 1, [&](size_t p, size_t output, size_t, size_t) {
+      const uint8_t* weight = call_.projections[p].weight.bytes + output * row_bytes_;
+      for (size_t byte = 0; byte < kEarlyBytes; byte += 64) {
+        __builtin_prefetch(weight + byte);
+      }
+    });
+  }
+
+  void encode(const Panel& panel, size_t p, size_t row, const float* z, float* scratch) const {
+    const RowEncoder encoder{call_.input.dims, call_.projections[p].norm, call_.eps,
+                             call_.half_away};
+    const size_t at = (has_norms_ ? p : 0) * panel.rows + row;
+    if (panel.has_codes) {
+      set_.encode_row(encoder, z, scratch, panel.codes + at * stride_, panel.sums + at,
+                      panel.scales + at);
+    } else {
+      set_.normalize_row(encoder, z, scratch, panel.floats + at * stride_);
+    }
+  }
+
+  // The rows [row, row + rows) of the panel, which are those from `y_row` of y.
+  void multiply(const Panel& panel, size_t p, size_t row, size_t rows, size_t y_row, size_t output,
+                size_t offset, size_t outputs, float* sums) const {
+    const Projection& projection = call_.projections[p];
+    const size_t at = (has_norms_ ? p : 0) * panel.rows + row;
+    const PackedMatrix weight{projection.weight.bytes + output * row_bytes_, outputs, row_bytes_};
+    if (panel.has_codes) {
+      set_.multiply_codes(
+          {panel.codes + at * stride_, panel.sums + at, rows, stride_, weight, sums}, 0, outputs);
+    } else {
+      set_.multiply_floats({panel.floats + at * stride_, rows, stride_, weight, sums}, 0, outputs);
+    }
+    const size_t start = y_row * outputs_ + offset;
+    set_.finish({sums, rows, outputs, projection.scale + (projection.has_scales ? output : 0),
+                 projection.has_scales, panel.has_codes ? panel.scales + at : nullptr,
+                 mmfree::offset(call_.residual, start),
+                 static_cast<char*>(call_.y) + start * size_of(call_.type), call_.type, outputs_});
+  }
+
+  const BitLinearCall& call_;
+  const Kernels& set_;
+  size_t stride_, row_bytes_, groups_ = 0, outputs_ = 0, panels_ = 1;
+  bool has_norms_ = false;
+};
+
+}  // namespace
+
+void project(const BitLinearCall& call) {
+  Projector(call).run();
+}
+
+}  // namespace mmfree

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <string.h>
+
+#include "cpu/kernels.h"
+#include "cpu/unroll.h"
+
+// Conversions between float32 and the types of arrays, in loops that the compiler vectorises. Every
+// instruction set gives the same bits.
+
+namespace mmfree {
+
+MMFREE_INLINE inline size_t size_of(FloatType type) {
+  return type == FloatType::float32 ? 4 : 2;
+}
+
+MMFREE_INLINE inline Floats offset(const Floats& floats, size_t count) {
+  const char* data = static_cast<const char*>(floats.data);
+  return {data ? data + count * size_of(floats.type) : data, floats.type};
+}
+
+template <class Isa>
+void widen(const Floats& x, size_t start, size_t count, float* values) {
+  if (x.type == FloatType::float32) {
+    memcpy(values, static_cast<const float*>(x.data) + start, count * sizeof(float));
+    return;
+  }
+  const uint16_t* halves = static_cast<const uint16_t*>(x.data) + start;
+  if (x.type == FloatType::bfloat16) {
+    for (size_t j = 0; j < count; ++j) {
+      values[j] = __builtin_bit_cast(float, static_cast<uint32_t>(halves[j]) << 16);
+    }
+    return;
+  }
+  for (size_t j = 0; j < count; ++j) {
+    // scaled from the exponent range of float16 to that of float32; infinity and NaN keep theirs
+    const uint32_t magnitude = static_cast<uint32_t>(halves[j] & 0x7fff) << 13;
+    uint32_t bits = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, magnitude) * 0x1p112f);
+    bits |= magnitude >= 0x0f800000 ? 0x7f800000 : 0;
+    bits |= static_cast<uint32_t>(halves[j] & 0x8000) << 16;
+    values[j] = __builtin_bit_cast(float, bits);
+  }
+}
+
+// Rounds to the nearest, ties to even.
+template <class Isa>
+void narrow(const float* values, size_t count, FloatType type, void* result) {
+  if (type == FloatType::float32) {
+    memcpy(result, values, count * sizeof(float));
+    return;
+  }
+  uint16_t* halves = static_cast<uint16_t*>(result);
+  if (type == FloatType::bfloat16) {
+    for (size_t j = 0; j < count; ++j) {
+      const uint32_t bits = __builtin_bit_cast(uint32_t, values[j]);
+      const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+      halves[j] = (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded;
+    }
+    return;
+  }
+  for (size_t j = 0; j < count; ++j) {
+    const uint32_t bits = __builtin_bit_cast(uint32_t, values[j]);
+    const uint32_t magnitude = bits & 0x7fffffff;
+    const uint32_t normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+    // the sum with 0.5 has the half's last bit where a float's is
+    const uint32_t small =
+        __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, magnitude) + 0.5f) - 0x3f000000;
+    uint32_t half = magnitude < 0x38800000 ? small : normal;
+    half = magnitude >= 0x477ff000 ? 0x7c00 : half;
+    half = magnitude > 0x7f800000 ? 0x7e00 : half;
+    halves[j] = half | (bits >> 16 & 0x8000);
+  }
+}
+
+}  // namespace mmfree

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "cpu/kernels.h"
+#include "mlx/array.h"
+
+namespace mmfree {
+
+// Whether the kernels take the array's type.
+inline bool is_float(const mlx::core::array& x) {
+  return x.dtype() == mlx::core::float32 || x.dtype() == mlx::core::float16 ||
+         x.dtype() == mlx::core::bfloat16;
+}
+
+inline FloatType float_type(mlx::core::Dtype dtype) {
+  return dtype == mlx::core::float32   ? FloatType::float32
+         : dtype == mlx::core::float16 ? FloatType::float16
+                                       : FloatType::bfloat16;
+}
+
+}  // namespace mmfree

@@ -1,0 +1,244 @@
+"""The Metal kernel of `bit_linear` for a few rows.
+
+A threadgroup computes 32 outputs of one matrix for all rows. It first finds the statistics of the
+rows, then computes the activations of a slab of inputs at a time into threadgroup memory, where
+its SIMD groups multiply them. So each packed word is read once a launch, and `x` and the norms by
+each threadgroup, once for the statistics and once for the activations.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+
+from ..metal_functions import QUANTIZE, SIGMOID, TERNARY
+
+MAX_MATRICES = 4
+"""Largest number of matrices of one launch."""
+
+SIMD_GROUPS = 8
+OUTPUTS_PER_GROUP = 4
+OUTPUTS = SIMD_GROUPS * OUTPUTS_PER_GROUP
+"""Outputs of a threadgroup."""
+
+_HEADER = (
+    f"""
+    {TERNARY}
+    {SIGMOID}
+    {QUANTIZE}
+    constant constexpr int SIMD_GROUPS = {SIMD_GROUPS};
+    constant constexpr int OUTPUTS = {OUTPUTS_PER_GROUP};
+"""
+    + """
+    inline int blocks_of(int outputs) {
+        return (outputs + OUTPUTS * SIMD_GROUPS - 1) / (OUTPUTS * SIMD_GROUPS);
+    }
+
+    // x: a row of D inputs, or of D gates and D inputs
+    template <int GATE, typename Pointer>
+    inline float input_at(Pointer x, int k, int dims) {
+        const float value = static_cast<float>(x[k]);
+        if (GATE == 0) return value;
+        const float up = static_cast<float>(x[dims + k]);
+        if (GATE == 1) return value * sigmoid(value) * up;
+        // NaN is not less than zero, and stays
+        const float positive = value < 0.0f ? 0.0f : value;
+        return (GATE == 2 ? positive * positive : positive) * up;
+    }
+"""
+)
+
+_SOURCE = """
+    constexpr int THREADS = 32 * SIMD_GROUPS;
+    // words of a row in threadgroup memory; lines are longer by one, to spread over memory banks
+    constexpr int SLAB = ROWS < 3 ? 128 / ROWS : 32;
+    constexpr int LINE = SLAB + 1;
+    threadgroup float slab[ROWS * 16 * LINE];
+    threadgroup float statistics[ROWS * 3 * SIMD_GROUPS];
+
+    const int width = x_shape[1];
+    const int dims = GATE == 0 ? width : width / 2;
+    const int words = weight0_shape[1];
+    const int used_words = (dims + 15) / 16;
+    const int index = thread_index_in_threadgroup;
+    const int lane = thread_index_in_simdgroup;
+    const int group = simdgroup_index_in_threadgroup;
+
+    int block = threadgroup_position_in_grid.x;
+    int matrix = 0;
+    int before = 0;  // outputs of the matrices before
+    int outputs = weight0_shape[0];
+    const device uint* weight = weight0;  // (outputs, words)
+    <choice of the matrix>
+    const int first = OUTPUTS * (SIMD_GROUPS * block + group);
+
+    float factors[ROWS];  // of both norms
+    float code_scales[ROWS];
+    #pragma clang loop unroll(full)
+    for (int row = 0; row < ROWS; row++) {
+        factors[row] = 1;
+        code_scales[row] = 1;
+    }
+    if (QUANTIZED || NORM || OWN_NORM) {
+        float squares[ROWS];
+        float normed_squares[ROWS];
+        float largest[ROWS];
+        #pragma clang loop unroll(full)
+        for (int row = 0; row < ROWS; row++) {
+            squares[row] = 0;
+            normed_squares[row] = 0;
+            largest[row] = 0;
+        }
+        for (int k = index; k < dims; k += THREADS) {
+            const float weight_of_norm = NORM ? static_cast<float>(norm[k]) : 1.0f;
+            const float weight_of_own = OWN_NORM ? <own_norm[k]> : 1.0f;
+            #pragma clang loop unroll(full)
+            for (int row = 0; row < ROWS; row++) {
+                const float value = input_at<GATE>(x + row * width, k, dims);
+                const float normed = value * weight_of_norm;
+                squares[row] += value * value;
+                normed_squares[row] += normed * normed;
+                largest[row] = max(largest[row], abs(normed * weight_of_own));
+            }
+        }
+        #pragma clang loop unroll(full)
+        for (int row = 0; row < ROWS; row++) {
+            squares[row] = simd_sum(squares[row]);
+            normed_squares[row] = simd_sum(normed_squares[row]);
+            largest[row] = simd_max(largest[row]);
+            if (lane == 0) {
+                statistics[(3 * row + 0) * SIMD_GROUPS + group] = squares[row];
+                statistics[(3 * row + 1) * SIMD_GROUPS + group] = normed_squares[row];
+                statistics[(3 * row + 2) * SIMD_GROUPS + group] = largest[row];
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        #pragma clang loop unroll(full)
+        for (int row = 0; row < ROWS; row++) {
+            const threadgroup float* found = statistics + 3 * row * SIMD_GROUPS;
+            const int other = lane % SIMD_GROUPS;
+            const bool counts = lane < SIMD_GROUPS;
+            squares[row] = simd_sum(counts ? found[other] : 0.0f);
+            normed_squares[row] = simd_sum(counts ? found[SIMD_GROUPS + other] : 0.0f);
+            largest[row] = simd_max(found[2 * SIMD_GROUPS + other]);
+            const float size = static_cast<float>(dims);
+            if (NORM) factors[row] = precise::rsqrt(squares[row] / size + epsilons[0]);
+            if (OWN_NORM) {
+                // of a row whose squares overflow nothing is left
+                const float square = factors[row] == 0.0f
+                    ? 0.0f : factors[row] * factors[row] * normed_squares[row];
+                factors[row] *= precise::rsqrt(square / size + epsilons[1]);
+            }
+            if (QUANTIZED) code_scales[row] = scale_of_codes(largest[row] * factors[row]);
+        }
+    }
+
+    float sums[ROWS][OUTPUTS];
+    float checks[ROWS];
+    #pragma clang loop unroll(full)
+    for (int row = 0; row < ROWS; row++) {
+        checks[row] = 0;
+        #pragma clang loop unroll(full)
+        for (int n = 0; n < OUTPUTS; n++) sums[row][n] = 0;
+    }
+    for (int start = 0; start < used_words; start += SLAB) {
+        const int filled = min(SLAB, used_words - start);
+        for (int at = index; at < 16 * filled; at += THREADS) {
+            const int k = 16 * start + at;
+            const bool inside = k < dims;
+            const float weight_of_norm = NORM && inside ? static_cast<float>(norm[k]) : 1.0f;
+            const float weight_of_own = OWN_NORM && inside ? <own_norm[k]> : 1.0f;
+            #pragma clang loop unroll(full)
+            for (int row = 0; row < ROWS; row++) {
+                float value = 0;
+                if (inside) {
+                    value = input_at<GATE>(x + row * width, k, dims) * weight_of_norm;
+                    value *= weight_of_own * factors[row];
+                    if (QUANTIZED) value = code_of(value * code_scales[row], HALF_AWAY);
+                }
+                slab[(16 * row + at % 16) * LINE + at / 16] = value;
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (int word = lane; word < filled; word += 32) {
+            uint codes[OUTPUTS];
+            #pragma clang loop unroll(full)
+            for (int n = 0; n < OUTPUTS; n++) {
+                codes[n] = first + n < outputs
+                    ? weight[static_cast<size_t>(first + n) * words + start + word] : ZERO_TRITS;
+            }
+            for (int k = 0; k < 16; k++) {
+                #pragma clang loop unroll(full)
+                for (int row = 0; row < ROWS; row++) {
+                    const float value = slab[(16 * row + k) * LINE + word];
+                    checks[row] += value;
+                    #pragma clang loop unroll(full)
+                    for (int n = 0; n < OUTPUTS; n++) {
+                        sums[row][n] += with_sign_of(value, codes[n] >> (2 * k));
+                    }
+                }
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    #pragma clang loop unroll(full)
+    for (int row = 0; row < ROWS; row++) {
+        #pragma clang loop unroll(full)
+        for (int n = 0; n < OUTPUTS; n++) {
+            // a zero trit skips its input: the check carries NaN and infinity over to every output
+            const float sum = simd_sum(sums[row][n] + 0.0f * checks[row]);
+            if (lane == 0 && first + n < outputs) {
+                const int output = first + n;
+                const size_t at = static_cast<size_t>(row) * <all outputs> + before + output;
+                float result = sum * (<scale of the output> / code_scales[row]);
+                if (RESIDUAL) result += static_cast<float>(residual[at]);
+                out[at] = static_cast<T>(result);
+            }
+        }
+    }
+"""
+
+
+def _kernel(matrices: int) -> Any:
+    """The kernel for a number of matrices: each has inputs of its own, chosen by threadgroup."""
+    numbers = range(matrices)
+    choice = "".join(
+        f"""
+    if (matrix == {n - 1} && block >= blocks_of(outputs)) {{
+        block -= blocks_of(outputs);
+        before += outputs;
+        matrix = {n};
+        outputs = weight{n}_shape[0];
+        weight = weight{n};
+    }}"""
+        for n in numbers[1:]
+    )
+    values = {
+        "<choice of the matrix>": choice.strip(),
+        "<own_norm[k]>": _chosen([f"own_norm{n}[k]" for n in numbers]),
+        "<scale of the output>": _chosen(
+            [f"scale{n}[scale{n}_shape[0] == 1 ? 0 : output]" for n in numbers]
+        ),
+        "<all outputs>": f"({' + '.join(f'weight{n}_shape[0]' for n in numbers)})",
+    }
+    source = _SOURCE
+    for name, text in values.items():
+        source = source.replace(name, text)
+    # (ROWS, D) or (ROWS, 2D), (D,), (ROWS, N), (2,)
+    input_names = ["x", "norm", "residual", "epsilons"]
+    for n in numbers:
+        input_names += [f"weight{n}", f"scale{n}", f"own_norm{n}"]  # (N_n, W), (1,) or (N_n,), (D,)
+    return mx.fast.metal_kernel(
+        name=f"bit_linear_{matrices}",
+        input_names=input_names,
+        output_names=["out"],  # (ROWS, N), the sum of all N_n
+        header=_HEADER,
+        source=source,
+    )
+
+
+def _chosen(values: list[str]) -> str:
+    chain = [f"matrix == {n} ? static_cast<float>({value})" for n, value in enumerate(values[:-1])]
+    return f"({' : '.join([*chain, f'static_cast<float>({values[-1]})'])})"
+
+
+KERNELS = {matrices: _kernel(matrices) for matrices in range(1, MAX_MATRICES + 1)}

@@ -1,0 +1,49 @@
+"""`bit_linear` on the CPU in C++: one pass over the weights, everything else in its registers."""
+
+import mlx.core as mx
+
+from ...native import kernels, unavailable
+from ..activations import Activation
+from ..rms_norm_quantize import Rounding
+from . import Projection
+
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+
+
+def unsupported(
+    x: mx.array,
+    projections: tuple[Projection, ...],
+    *,
+    eps: float | None,
+    rounding: Rounding,
+    quantize: bool,
+    gate: Activation | None,
+    norm: mx.array | None,
+    norm_eps: float | None,
+    residual: mx.array | None,
+) -> str | None:
+    if mx.default_device() != mx.Device(mx.cpu):
+        return "the default device is not the CPU"
+    if x.dtype not in FLOATS:
+        return f"'x' is {x.dtype}"
+    if x.shape[-1] == 0:
+        return "'x' has empty rows"
+    return unavailable()
+
+
+def run(
+    x: mx.array,
+    projections: tuple[Projection, ...],
+    *,
+    eps: float | None,
+    rounding: Rounding,
+    quantize: bool,
+    gate: Activation | None,
+    norm: mx.array | None,
+    norm_eps: float | None,
+    residual: mx.array | None,
+) -> mx.array:
+    y: mx.array = kernels().bit_linear(
+        x, projections, eps, rounding == "half_away", quantize, gate or "", norm, norm_eps, residual
+    )
+    return y

@@ -1,0 +1,41 @@
+r"""`linear_scan` in plain operations, parallel over chunks of steps.
+
+From the state before a chunk, :math:`s_t = p_t\,s + c_t` for each of its steps, with the products
+:math:`p_t` of its gates and the states :math:`c_t` that start from zero. All chunks find these side
+by side; the states before the chunks are a scan themselves, one step for each chunk. Nothing is
+divided and no logarithm is taken, so gates may be zero.
+"""
+
+import mlx.core as mx
+
+from . import reference
+
+CHUNK_STEPS = 32
+
+
+def unsupported(f: mx.array, i: mx.array, state: mx.array) -> str | None:
+    if mx.default_device() == mx.Device(mx.cpu):
+        return "its last bits depend on how a sequence is cut, and on a CPU they must not"
+    return None
+
+
+def run(f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
+    batch, length, dims = f.shape
+    if length <= CHUNK_STEPS:
+        return reference.run(f, i, state)
+    chunks = -(-length // CHUNK_STEPS)
+    padding = [(0, 0), (0, chunks * CHUNK_STEPS - length), (0, 0)]
+    shape = (batch, chunks, CHUNK_STEPS, dims)
+    # steps that change nothing
+    f = mx.pad(f.astype(mx.float32), padding, constant_values=1.0).reshape(shape)
+    i = mx.pad(i.astype(mx.float32), padding).reshape(shape)
+
+    products, sums = [f[:, :, 0]], [i[:, :, 0]]
+    for step in range(1, CHUNK_STEPS):
+        gate = f[:, :, step]
+        products.append(gate * products[-1])
+        sums.append(gate * sums[-1] + i[:, :, step])
+    after, last = run(products[-1], sums[-1], state)
+    before = mx.concatenate([state.astype(mx.float32)[:, None], after[:, :-1]], axis=1)
+    states = mx.stack(products, axis=2) * before[:, :, None] + mx.stack(sums, axis=2)
+    return states.reshape(batch, chunks * CHUNK_STEPS, dims)[:, :length], last

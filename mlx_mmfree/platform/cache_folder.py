@@ -1,0 +1,20 @@
+"""Where the library keeps what it need not compute again."""
+
+import os
+from pathlib import Path
+
+ENVIRONMENT_VARIABLE = "MLX_MMFREE_CACHE"
+
+
+def cache_folder() -> Path | None:
+    """The folder that `MLX_MMFREE_CACHE` names, else `mlx_mmfree` in the Hub's; `None` for `0`."""
+    value = os.environ.get(ENVIRONMENT_VARIABLE, "")
+    if value == "0":
+        return None
+    return Path(value).expanduser() if value else _hub_folder() / "mlx_mmfree"
+
+
+def _hub_folder() -> Path:
+    """What `huggingface_hub` calls `HF_HOME`."""
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    return Path(os.path.expandvars(os.path.expanduser(os.environ.get("HF_HOME", default))))

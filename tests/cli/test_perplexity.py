@@ -1,0 +1,96 @@
+"""`mmfree perplexity` on small files."""
+
+import json
+import math
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from mlx_mmfree import demo
+from mlx_mmfree.cli import main
+from mlx_mmfree.hub import load
+
+Captured = pytest.CaptureFixture[str]
+TEXT = "Once upon a time, there was a little girl. She said: <|endoftext|> café! " * 4
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    target = tmp_path / "text.txt"
+    target.write_text(TEXT, encoding="utf-8")
+    return target
+
+
+def figures(capsys: Captured, *arguments: str) -> dict[str, float]:
+    assert main(["perplexity", "--json", *arguments]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return json.loads(shown.out)
+
+
+def nats_in_one_pass(folder: Path, with_first: bool) -> tuple[float, int]:
+    model, tokenizer = load(folder)
+    ids = tokenizer.encode(TEXT, add_special_tokens=False, parse_special=False)
+    ids = [tokenizer.bos_token_id, *ids] if with_first else ids
+    logits, _ = model(mx.array([ids[:-1]]))
+    losses = nn.losses.cross_entropy(logits[0].astype(mx.float32), mx.array(ids[1:]))
+    return float(np.array(losses, np.float64).sum()), len(ids) - 1
+
+
+def test_a_recurrent_model_carries_its_state(folder: Path, file: Path, capsys: Captured) -> None:
+    flags = ["--model", str(folder), "--text-file", str(file), "--sequence-length", "16"]
+    got = figures(capsys, *flags)
+    nats, count = nats_in_one_pass(folder, with_first=True)
+    assert (got["tokens"], got["size_bytes"]) == (count, len(TEXT.encode()))
+    assert got["carries_state"] is True
+    assert got["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-5)
+    assert got["bits_per_byte"] == pytest.approx(nats / math.log(2) / got["size_bytes"], rel=1e-5)
+    assert got["standard_error"] > 0
+    empty = figures(capsys, *flags, "--no-carry-state", "--batch-size", "3")
+    assert empty["carries_state"] is False
+    assert empty["tokens"] == count
+    assert empty["perplexity"] != pytest.approx(got["perplexity"], rel=1e-4)
+
+
+def test_without_a_first_token_the_first_of_the_text_is_not_predicted(
+    file: Path, capsys: Captured
+) -> None:
+    got = figures(capsys, "--data", str(file), "--sequence-length", "1000")
+    nats, count = nats_in_one_pass(demo.path(), with_first=False)
+    _, tokenizer = load(demo.path())
+    first = tokenizer.decode(tokenizer.encode(TEXT)[:1])
+    assert got["tokens"] == count
+    assert got["size_bytes"] == len(TEXT.encode()) - len(first)
+    assert got["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-5)
+
+
+def test_some_windows(folder: Path, file: Path, capsys: Captured) -> None:
+    flags = ["--model", str(folder), "--data-path", str(file), "--sequence-length", "8"]
+    assert main(["perplexity", *flags, "--num-samples", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Perplexity: ") and " ± " in lines[0]
+    assert lines[2].startswith("Predicted: 24 tokens, ")
+    _, tokenizer = load(folder)
+    ids = tokenizer.encode(TEXT, add_special_tokens=False, parse_special=False)[:24]
+    assert lines[2].endswith(f" {len(tokenizer.decode(ids).encode())} bytes")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "cannot be read"),
+        (b"\xff", "cannot be read"),
+        (b"a", "must hold at least two tokens"),
+    ],
+)
+def test_unfit_files(content: bytes | None, reason: str, tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "text.txt"
+    if content is not None:
+        file.write_bytes(content)
+    assert main(["perplexity", "--data", str(file)]) == 2
+    shown = capsys.readouterr()
+    assert reason in shown.err and shown.err.count("\n") == 1
+    assert shown.out == ""

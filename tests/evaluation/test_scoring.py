@@ -1,0 +1,70 @@
+"""Likelihoods of continuations against one text at a time."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_mmfree.evaluation import score_continuations
+from mlx_mmfree.models import Decoder, hgrn_bit, llama
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 23,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "intermediate_size": 24,
+    "initializer_range": 0.5,
+}
+
+
+@pytest.fixture(params=["recurrent", "attention"])
+def model(request: pytest.FixtureRequest) -> Decoder:
+    mx.random.seed(1)
+    if request.param == "recurrent":
+        return hgrn_bit.build(hgrn_bit.Config(**SIZES))
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    return llama.build(llama.Config(**SIZES, **heads))
+
+
+def alone(model: Decoder, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    logits = np.array(model(mx.array([context + continuation]))[0][0], np.float64)
+    logits = logits[len(context) - 1 : -1]
+    likelihoods = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    total = likelihoods[np.arange(len(continuation)), continuation].sum()
+    return float(total), bool((logits.argmax(1) == continuation).all())
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize("prefill_step_size", [4, 2048])
+def test_batches_equal_texts_alone(model: Decoder, batch_size: int, prefill_step_size: int) -> None:
+    rng = np.random.default_rng(0)
+    pairs = [
+        (rng.integers(0, 23, n).tolist(), rng.integers(0, 23, m).tolist())
+        for n, m in [(1, 1), (9, 2), (3, 8), (1, 12), (5, 1), (2, 0)]
+    ]
+    # one continuation that is the likeliest
+    best = [int(mx.argmax(model(mx.array([pairs[1][0]]))[0][0, -1]).item())]
+    pairs.append((pairs[1][0], best))
+    done: list[int] = []
+    scores = score_continuations(
+        model,
+        pairs,
+        batch_size=batch_size,
+        prefill_step_size=prefill_step_size,
+        progress=done.append,
+    )
+    assert sum(done) == len(pairs)
+    for score, pair in zip(scores, pairs, strict=True):
+        likelihood, is_greedy = alone(model, *pair)
+        assert score.log_likelihood == pytest.approx(likelihood, rel=1e-5, abs=1e-6)
+        assert score.is_greedy == is_greedy
+    assert scores[-1].is_greedy and scores[5] == (0.0, True)
+
+
+def test_refusals(model: Decoder) -> None:
+    with pytest.raises(ValueError, match="context must have at least one token"):
+        score_continuations(model, [([], [1])])
+    with pytest.raises(ValueError, match="within the model's vocabulary"):
+        score_continuations(model, [([1], [23])])
+    assert score_continuations(model, []) == []

@@ -1,0 +1,184 @@
+"""A card says where a model comes from, how it was checked and how it is used."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard as HubCard
+
+from mlx_mmfree.errors import CheckpointError
+from mlx_mmfree.hub.model_card import (
+    ModelCard,
+    SourceCard,
+    model_card,
+    read_source_card,
+    write_model_card,
+)
+
+COMMAND = "mmfree convert --model ridger/MMfreeLM-370M --mlx-path out"
+CARD = ModelCard("me/tiny-2bit", "mlx", COMMAND, base_model="ridger/MMfreeLM-370M")
+SOURCE_TEXT = """---
+license: Other
+license_name: falcon-llm
+license_link: https://example.com/terms
+language:
+- en
+- no
+tags: [bitnet, mlx]
+datasets: some/corpus
+base_model: tiiuae/base
+widget: [{text: hello}]
+---
+
+# Source
+
+A table of results.
+"""
+MIT = "MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining a copy"
+APACHE = "      Apache License\n   Version 2.0, January 2004\nhttp://www.apache.org/licenses/"
+
+
+def front_matter(card: ModelCard) -> dict[str, Any]:
+    text = model_card(card)
+    metadata: dict[str, Any] = yaml.safe_load(text.split("---\n")[1])
+    assert HubCard(text).data.to_dict() == metadata
+    return metadata
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    return folder
+
+
+def test_front_matter() -> None:
+    assert front_matter(CARD) == {
+        "library_name": "mlx",
+        "pipeline_tag": "text-generation",
+        "base_model": "ridger/MMfreeLM-370M",
+        "base_model_relation": "quantized",
+        "tags": ["mlx", "mlx_mmfree", "ternary"],
+    }
+    libraries = {"mlx": "mlx", "hf": "transformers", "gguf": "gguf"}
+    for layout, library in libraries.items():
+        assert front_matter(replace(CARD, format=layout))["library_name"] == library
+
+
+def test_front_matter_of_the_source_is_carried_on(source: Path) -> None:
+    (source / "README.md").write_text(SOURCE_TEXT)
+    card = replace(CARD, source=read_source_card(source))
+    metadata = front_matter(card)
+    assert metadata["license"] == "other"
+    assert metadata["license_name"] == "falcon-llm"
+    assert metadata["license_link"] == "https://example.com/terms"
+    # YAML reads `no` as a truth value; it is no text and is dropped
+    assert metadata["language"] == ["en"]
+    assert metadata["datasets"] == ["some/corpus"]
+    assert metadata["tags"] == ["mlx", "mlx_mmfree", "ternary", "bitnet"]
+    assert metadata["base_model"] == "ridger/MMfreeLM-370M"
+    assert "widget" not in metadata
+    local = front_matter(replace(card, base_model=None))
+    assert local["base_model"] == "tiiuae/base"
+    text = model_card(card)
+    assert text.endswith("## Card of the source\n\n# Source\n\nA table of results.\n")
+    assert "which licence" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "want"),
+    [
+        ("LICENSE", MIT, "mit"),
+        ("LICENSE.txt", APACHE, "apache-2.0"),
+        ("LICENCE.md", "All rights reserved", None),
+        ("COPYING", MIT, None),
+    ],
+)
+def test_licence_files(source: Path, name: str, content: str, want: str | None) -> None:
+    (source / name).write_text(content)
+    card = replace(CARD, source=read_source_card(source))
+    assert front_matter(card).get("license") == want
+    assert ("does not say under which licence" in model_card(card)) == (want is None)
+
+
+def test_licence_files_go_with_the_model(source: Path, tmp_path: Path) -> None:
+    (source / "LICENSE").write_text(APACHE)
+    (source / "NOTICE").write_text("Made by them")
+    (tmp_path / "secret").write_text("secret")
+    (source / "LICENSE-2").symlink_to(tmp_path / "secret")
+    target = tmp_path / "target"
+    target.mkdir()
+    write_model_card(target, replace(CARD, source=read_source_card(source)))
+    assert {file.name for file in target.iterdir()} == {"README.md", "LICENSE", "NOTICE"}
+    assert (target / "NOTICE").read_text() == "Made by them"
+    assert (target / "README.md").read_text(encoding="utf-8").startswith("---\nlibrary_name: mlx\n")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        write_model_card(tmp_path / "absent", CARD)
+
+
+def test_a_snapshot_of_the_cache_holds_links(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--me--tiny" / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--me--tiny" / "blob").write_text(SOURCE_TEXT)
+    (snapshot / "README.md").symlink_to("../../blob")
+    assert read_source_card(snapshot).license == "other"
+
+
+def test_verification() -> None:
+    assert "was not compared with its source" in model_card(CARD)
+    text = model_card(replace(CARD, verification={"tensors": "210", "a | b": "0\n1"}))
+    assert "| tensors | 210 |\n| a \\| b | 0 1 |\n" in text
+    assert "not compared" not in text
+
+
+def test_command_and_origin() -> None:
+    text = model_card(replace(CARD, base_revision="prequantized"))
+    assert f"```bash\n{COMMAND}\n```" in text
+    assert "](https://huggingface.co/ridger/MMfreeLM-370M) at revision `prequantized`" in text
+    local = replace(CARD, base_model=None)
+    assert "Made from a local model" in model_card(local)
+    assert "base_model" not in front_matter(local)
+
+
+def test_usage() -> None:
+    assert 'load("me/tiny-2bit")' in model_card(CARD)
+    assert "mlx-lm" not in model_card(CARD)
+    built_in = model_card(replace(CARD, mlx_lm="built-in"))
+    assert "keeps activations in floating point" in built_in
+    assert "mlx_lm.generate --model me/tiny-2bit --prompt" in built_in
+    own = model_card(replace(CARD, mlx_lm="model_file"))
+    assert "mlx_lm.generate --model me/tiny-2bit --trust-remote-code" in own
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "no front matter",
+        "---\nnot closed",
+        "---\n- a list\n---\nbody",
+        "---\na: [\n---\nbody",
+        "---\nlicense: [mit]\nbase_model: {a: b}\ntags: 5\n---\nbody",
+        "---\na: !!python/object/apply:os.system [ls]\n---\nbody",
+        "---\nlicense: ''\n---\nbody",
+        "---\ndate: 2024-99-99\n---\nbody",
+        "---\na: " + "[" * 60_000 + "\n---\nbody",
+        "---\na: " + "[" * 900_000 + "\n---\nbody",
+        "---\nbase_model: '../../etc'\n---\n" + "---\n" * 3,
+        "\ufeff---\r\nlicense: mit\r\n---\r\nbody",
+    ],
+)
+def test_odd_cards(source: Path, text: str) -> None:
+    (source / "README.md").write_bytes(text.encode())
+    found = read_source_card(source)
+    metadata = front_matter(replace(CARD, base_model=None, source=found))
+    assert metadata.get("license") == ("mit" if "mit\r" in text else None)
+    assert "base_model" not in metadata
+    assert ("body" in text) == (found.body == "body")
+
+
+def test_too_long_cards_are_left_out(source: Path) -> None:
+    (source / "README.md").write_text("x" * 1_000_001)
+    assert read_source_card(source) == SourceCard()

@@ -1,0 +1,230 @@
+"""Uploads are planned before anything is sent, and go on where an earlier one stopped."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_mmfree.cli import main
+from mlx_mmfree.errors import CheckpointError, UploadError
+from mlx_mmfree.hub.upload import check_repository, plan_upload
+from tests.hub.checkpoints import GOLDENS, tiny_checkpoint
+from tests.hub.hub_client import HubClient
+from tests.hub.hub_server import TOKEN, HubServer
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("upload") / "model")
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# Tiny\n")
+    for file in (GOLDENS / "tokenizer_spm").glob("tokenizer*"):
+        shutil.copyfile(file, folder / file.name)
+    return folder
+
+
+@pytest.fixture
+def folder(source: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(source, tmp_path / "model")
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[HubServer]:
+    with HubServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def home(source: Path) -> Path:
+    return source.with_name("home")
+
+
+@pytest.fixture(scope="module")
+def client(hub: HubServer, home: Path) -> Iterator[HubClient]:
+    with HubClient(hub.url, home, TOKEN) as client:
+        yield client
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+def upload(client: HubClient, folder: Path, repository: str, *flags: str) -> tuple[int, str, str]:
+    result: Any = client.call(
+        "command", "upload", "--path", str(folder), "--repo", repository, *flags
+    )
+    status, out, err = result
+    assert TOKEN not in out + err
+    return status, out, err
+
+
+class TestPlan:
+    def test_leaves_out_what_does_not_belong_to_a_model(self, folder: Path) -> None:
+        names = set(contents(folder))
+        for name in (".cache", "checkpoints", "__pycache__", ".git"):
+            (folder / name).mkdir()
+            (folder / name / "file").touch()
+        for name in (".env", "model.safetensors.tmp", "a.incomplete", "b.lock", "c~", "train.log"):
+            (folder / name).touch()
+        plan = plan_upload(folder, "me/tiny")
+        assert set(plan.files) == names
+        assert plan.nbytes == sum(map(len, contents(folder).values()))
+        assert {"checkpoints/", ".cache/", ".env", "c~"} < set(plan.left_out)
+
+    def test_links(self, folder: Path, tmp_path: Path) -> None:
+        (folder / "LICENSE").symlink_to("README.md")
+        assert "LICENSE" in plan_upload(folder, "me/tiny").files
+        (tmp_path / "secret").write_text("secret")
+        (folder / "notes.txt").symlink_to(tmp_path / "secret")
+        with pytest.raises(UploadError, match=r"is a link to .*secret"):
+            plan_upload(folder, "me/tiny")
+        (folder / "notes.txt").unlink()
+        (folder / "notes.txt").symlink_to("absent")
+        with pytest.raises(UploadError, match="must be a file but is none"):
+            plan_upload(folder, "me/tiny")
+
+    def test_folders_that_are_no_model(self, folder: Path, tmp_path: Path) -> None:
+        for path in (tmp_path / "absent", folder / "config.json"):
+            with pytest.raises(UploadError, match="is not a folder"):
+                plan_upload(path, "me/tiny")
+        with pytest.raises(UploadError, match=r"neither config\.json nor a GGUF file"):
+            plan_upload(tmp_path, "me/tiny")
+        (folder / "config.json").write_text("{")
+        with pytest.raises(CheckpointError, match="must be JSON"):
+            plan_upload(folder, "me/tiny")
+
+    def test_unsound_weights(self, folder: Path) -> None:
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1])
+        with pytest.raises(CheckpointError, match="ends before tensor"):
+            plan_upload(folder, "me/tiny")
+        weights.unlink()
+        with pytest.raises(CheckpointError, match="has none of them"):
+            plan_upload(folder, "me/tiny")
+        (folder / "model.gguf").write_bytes(b"GGUF")
+        assert "model.gguf" in plan_upload(folder, "me/tiny").files
+        (folder / "model.gguf").write_bytes(b"GGML")
+        with pytest.raises(UploadError, match="must be a GGUF file"):
+            plan_upload(folder, "me/tiny")
+
+    @pytest.mark.parametrize("repository", ["tiny", "", "me/", "a/b/c", "../x", "me/ti ny"])
+    def test_names(self, source: Path, repository: str) -> None:
+        with pytest.raises(UploadError, match="'owner/name'"):
+            plan_upload(source, repository)
+
+    def test_empty_texts(self, source: Path) -> None:
+        for name in ("revision", "message"):
+            with pytest.raises(UploadError, match=f"'{name}' must not be empty"):
+                plan_upload(source, "me/tiny", **{name: ""})
+
+
+def test_dry_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / ".cache").mkdir()
+    arguments = ["--path", str(folder), "--repo", "me/tiny", "--private", "--revision", "v2"]
+    assert main(["upload", *arguments, "--message", "New", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "6 files to me/tiny (private if it is new) on branch v2" in out
+    assert f"{(folder / 'model.safetensors').stat().st_size:,}  model.safetensors" in out
+    assert "Left out: .cache/." in out
+    assert "Commit message: New" in out
+
+
+def test_uploads_and_skips_what_the_hub_has(
+    hub: HubServer, client: HubClient, folder: Path
+) -> None:
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "config.json").write_text("{}")
+    (folder / "notes [1].txt").write_text("a name with signs that patterns use")
+    status, out, _ = upload(client, folder, "me/first")
+    assert (status, out) == (0, f"Uploaded to {hub.url}/me/first.\n")
+    repository = hub.repositories["me/first"]
+    assert repository.branches == {"main": contents(folder)}
+    assert not repository.is_private
+    assert len(repository.commits) == 2
+    assert len(hub.asked("PUT")) == 3
+
+    status, _, _ = upload(client, folder, "me/first")
+    assert status == 0
+    assert len(repository.commits) == 2
+    assert len(hub.asked("PUT")) == 3
+
+    (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
+    upload(client, folder, "me/first", "--message", "One file more")
+    assert repository.commits[2:] == [("main", "One file more")]
+    assert repository.branches["main"] == contents(folder)
+    [last] = [request for request in hub.requests if "commit" in request.path][-1:]
+    assert len(last.body.splitlines()) == 2
+    assert len(hub.asked("PUT")) == 3
+
+
+def test_private_repositories_and_branches(hub: HubServer, client: HubClient, source: Path) -> None:
+    flags = ("--private", "--revision", "packed/v1")
+    assert upload(client, source, "me/secret", *flags)[:2] == (
+        0,
+        f"Uploaded to {hub.url}/me/secret/tree/packed/v1.\n",
+    )
+    repository = hub.repositories["me/secret"]
+    assert repository.is_private
+    assert repository.branches == {"main": {}, "packed/v1": contents(source)}
+    assert upload(client, source, "me/secret", *flags)[0] == 0
+    assert len(repository.commits) == 2
+
+
+def test_private_never_means_public(hub: HubServer, client: HubClient, source: Path) -> None:
+    upload(client, source, "me/known")
+    status, _, err = upload(client, source, "me/known", "--private")
+    assert status == 2
+    assert "exists and is public" in err
+    assert len(hub.repositories["me/known"].commits) == 2
+
+
+def test_goes_on_after_an_interruption(source: Path, tmp_path: Path) -> None:
+    with HubServer() as hub, HubClient(hub.url, tmp_path, TOKEN) as client:
+        hub.stall_uploads = True
+        with HubClient(hub.url, tmp_path, TOKEN) as killed:
+            killed.start("command", "upload", "--path", str(source), "--repo", "me/late")
+            assert hub.stalled.wait(60)
+        hub.stall_uploads = False
+        assert hub.repositories["me/late"].branches == {"main": {}}
+        assert upload(client, source, "me/late")[0] == 0
+        assert hub.repositories["me/late"].branches == {"main": contents(source)}
+
+
+def test_refusals(hub: HubServer, client: HubClient, folder: Path, tmp_path: Path) -> None:
+    def refused(client: HubClient, repository: str, *flags: str) -> str:
+        status, out, err = upload(client, folder, repository, *flags)
+        assert (status, out) == (2, "")
+        assert err.splitlines()[-1].startswith("error: [upload]")
+        return err.splitlines()[-1]
+
+    assert "may not write there" in refused(client, "other/model")
+    assert "valid id" in refused(client, "me/two--dashes")
+    assert "was not found on the Hub" in refused(client, "me/tiny", "--revision", "refs/pr/7")
+    (folder / "README.md").write_text("---\nlicense: MIT\n---\n")
+    assert "Invalid metadata in README.md" in refused(client, "me/tiny")
+    (folder / "README.md").unlink()
+    with HubClient(hub.url, tmp_path / "nobody") as nobody:
+        assert "hf auth login" in refused(nobody, "me/tiny")
+    with HubClient(hub.url, tmp_path / "wrong", "hf_wrong") as wrong:
+        assert "does not accept the login" in refused(wrong, "me/tiny")
+    with HubClient("http://127.0.0.1:9", tmp_path / "lost", TOKEN) as lost:
+        assert "Check the network" in refused(lost, "me/tiny")
+    with HubClient(hub.url, tmp_path / "offline", TOKEN, HF_HUB_OFFLINE="1") as offline:
+        assert "HF_HUB_OFFLINE" in refused(offline, "me/tiny")
+
+
+def test_odd_logins_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    for token in ("hf_a\x01b", "hf_\u00e9"):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(UploadError, match="plain letters and digits") as caught:
+            check_repository("me/tiny")
+        assert "hf_" not in str(caught.value)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    check_repository("me/tiny")
+
+
+def test_the_login_is_written_nowhere(client: HubClient, home: Path, source: Path) -> None:
+    upload(client, source, "me/again")
+    for file in home.rglob("*"):
+        assert file.is_dir() or TOKEN not in file.read_text(errors="replace"), file

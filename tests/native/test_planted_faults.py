@@ -1,0 +1,136 @@
+"""The kernel check sees faults that are planted in the kernels one by one."""
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.native.test_kernel_check import CHECK, FLAGS, PORTABLE, SOURCES, X86, run
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="built for x86-64"),
+    pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler"),
+]
+
+
+class Fault(NamedTuple):
+    """A change of one file, and the file that is compiled with it."""
+
+    file: str
+    right: str
+    wrong: str
+    unit: str = "cpu/portable.cpp"
+
+
+FAULTS = {
+    "wrong shift of the activations": Fault(
+        "ternary_matmul/permute.h", "fours[b] >> (8 * k)", "fours[b] >> (8 * (k ^ 1))"
+    ),
+    "wrong shift of the weights": Fault(
+        "ternary_matmul/float_product.h",
+        "trits = Isa::template trits<s>",
+        "trits = Isa::template trits<s ^ 1>",
+    ),
+    "wrong shift of the transposed weights": Fault(
+        "ternary_matmul/float_product.h", "Isa::template trits<S + s>", "Isa::template trits<S ^ 1>"
+    ),
+    "wrong offset of the codes": Fault(
+        "ternary_matmul/code_product.h", "totals[n] - sum", "totals[n] + sum"
+    ),
+    "missing tail": Fault(
+        "ternary_matmul/code_product.h", "if (byte < row_bytes) {", "if (byte > row_bytes) {"
+    ),
+    "tail one byte short": Fault(
+        "ternary_matmul/code_product.h",
+        "memcpy(last[n], weight + n * row_bytes + byte, row_bytes - byte);",
+        "memcpy(last[n], weight + n * row_bytes + byte, row_bytes - byte - 1);",
+    ),
+    "missing scale": Fault(
+        "bit_linear/finish.h", "values[n] = sums[n] * factor;", "values[n] = sums[n];"
+    ),
+    "scale of another output": Fault(
+        "bit_linear/finish.h", "r.scale[first + n]", "r.scale[(first + n) / 2]"
+    ),
+    "residual of another row": Fault(
+        "bit_linear/finish.h", "widen<Isa>(r.residual, start,", "widen<Isa>(r.residual, first,"
+    ),
+    "wrong largest code": Fault(
+        "rms_norm_quantize/quantize_row.h", "127.0f / (most", "126.0f / (most"
+    ),
+    "padding is not zero": Fault(
+        "bit_linear/prepare_row.h", "memset(scratch + dims, 0,", "memset(scratch + dims, 64,"
+    ),
+    "halves of the gate swapped": Fault(
+        "bit_linear/prepare_row.h", "(2 * row + 1) * dims", "(2 * row) * dims"
+    ),
+    "ties up": Fault("cpu/floats.h", "+ 0x7fff +", "+ 0x8000 +"),
+    "state of invalid positions": Fault(
+        "mlgru_step/recur.h", "if (!s.valid || s.valid[row])", "if (s.valid)"
+    ),
+    "input gate without its forget gate": Fault(
+        "mlgru_step/recur.h", "sigmoid<Isa>(i[c]) * (1.0f - forget)", "sigmoid<Isa>(i[c])"
+    ),
+    "outputs beyond the matrix": Fault(
+        "bit_linear/project.cpp",
+        "std::min((end - start) * kGroup, outputs) - output",
+        "(end - start) * kGroup - output",
+        "bit_linear/project.cpp",
+    ),
+    "codes of another norm": Fault(
+        "bit_linear/project.cpp",
+        "(has_norms_ ? p : 0) * panel.rows + row;\n    const PackedMatrix",
+        "row;\n    const PackedMatrix",
+        "bit_linear/project.cpp",
+    ),
+    "missing barrier": Fault(
+        "cpu/thread_pool.cpp", "while (inside != 0)", "while (false)", "cpu/thread_pool.cpp"
+    ),
+    "piece done twice": Fault(
+        "cpu/thread_pool.cpp",
+        "first = owner.next.fetch_add(step_);",
+        "first = owner.next.load(); owner.next.store(first + step_);",
+        "cpu/thread_pool.cpp",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every source file compiled as it is."""
+    folder = tmp_path_factory.mktemp("objects")
+    units = {name: folder / f"{n}.o" for n, name in enumerate([*PORTABLE, *X86, str(CHECK)])}
+    for name, target in units.items():
+        flags = [*FLAGS, "-O1", *X86.get(name, [])]
+        run(["c++", *flags, "-c", SOURCES / name, "-o", target])
+    return units
+
+
+def checked(objects: dict[str, Path], folder: Path) -> subprocess.CompletedProcess:
+    program = folder / "kernel_check"
+    run(["c++", *objects.values(), "-pthread", "-o", program])
+    return subprocess.run(
+        [program, "portable"], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_kernels_as_they_are_pass(objects: dict[str, Path], tmp_path: Path) -> None:
+    assert checked(objects, tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_seen(name: str, objects: dict[str, Path], tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    sources = tmp_path / "native"
+    shutil.copytree(SOURCES, sources)
+    file = sources / fault.file
+    text = file.read_text()
+    assert fault.right in text
+    file.write_text(text.replace(fault.right, fault.wrong))
+    target = tmp_path / "fault.o"
+    flags = [flag.replace(str(SOURCES), str(sources)) for flag in FLAGS]
+    run(["c++", *flags, "-O1", "-c", sources / fault.unit, "-o", target])
+    assert checked(objects | {fault.unit: target}, tmp_path).returncode != 0

@@ -1,0 +1,200 @@
+"""The Metal kernels of fused operations: values, and how much memory they read and write."""
+
+import mlx.core as mx
+import pytest
+
+from mlx_mmfree.ops import (
+    Projection,
+    bit_linear,
+    gated_rms_norm,
+    mlgru_step,
+    pack_ternary,
+    use_backend,
+)
+from mlx_mmfree.ops.activations import Activation
+from mlx_mmfree.ops.rms_norm_quantize import Rounding
+from tests.emulator.emulator import Emulator
+from tests.ops.kernel_checks import (
+    assert_close,
+    check_fused_codes,
+    check_fused_floats,
+    check_fused_sums,
+    check_fused_ties,
+    check_gated_norm,
+    check_step,
+    random_trits,
+)
+
+pytestmark = [pytest.mark.metal, pytest.mark.usefixtures("metal")]
+
+FLOATS = [mx.float32, mx.float16, mx.bfloat16]
+SIZES = [1, 31, 33, 63, 100, 5460]
+
+
+@pytest.mark.parametrize("dims", SIZES)
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_sums_of_codes_are_exact(rows: int, dims: int, dtype: mx.Dtype) -> None:
+    check_fused_sums(rows, dims, (33, 8, 5), dtype)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 6, 7, 8, 9])
+def test_sums_for_other_numbers_of_rows(rows: int) -> None:
+    check_fused_sums(rows, 1100, (33,), mx.float32)
+
+
+@pytest.mark.parametrize(
+    "outputs", [(32,), (1,), (4, 70, 4, 4), (5, 4, 40, 4, 6), (4,) * 9], ids=str
+)
+def test_sums_for_other_matrices(outputs: tuple[int, ...]) -> None:
+    check_fused_sums(2, 63, outputs, mx.float32)
+
+
+# every pair of values occurs, gates apart
+@pytest.mark.parametrize(
+    ("gate", "norm_eps", "eps", "rounding"),
+    [
+        (None, None, None, "half_even"),
+        (None, 1e-2, 1e-2, "half_away"),
+        ("silu", None, 1e-2, "half_even"),
+        ("silu", 1e-2, None, "half_away"),
+        ("relu2", None, 1e-2, "half_away"),
+        ("relu2", 1e-2, None, "half_even"),
+        ("relu", 1e-2, 1e-2, "half_even"),
+        ("relu", None, None, "half_away"),
+        ("gelu", 1e-2, 1e-2, "half_even"),
+    ],
+)
+def test_codes(
+    gate: Activation | None, norm_eps: float | None, eps: float | None, rounding: Rounding
+) -> None:
+    check_fused_codes(2, 100, mx.float32, gate=gate, norm_eps=norm_eps, eps=eps, rounding=rounding)
+
+
+@pytest.mark.parametrize("dims", SIZES)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_codes_for_other_sizes(dims: int, dtype: mx.Dtype) -> None:
+    check_fused_codes(3, dims, dtype, gate="silu", norm_eps=1e-2, eps=1e-2, rounding="half_away")
+
+
+@pytest.mark.parametrize("rounding", ["half_even", "half_away"])
+def test_exact_ties(rounding: Rounding) -> None:
+    check_fused_ties(rounding)
+
+
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize("dims", [63, 5460])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_floats_without_quantisation(dims: int, dtype: mx.Dtype, gate: Activation | None) -> None:
+    check_fused_floats(5, dims, dtype, gate)
+
+
+def test_arrays_that_are_not_contiguous() -> None:
+    mx.random.seed(0)
+    x = mx.random.normal((100, 2, 3)).transpose(1, 2, 0)[:, ::-1]
+    weight = pack_ternary(random_trits(66, 100))[::2]
+    norm, residual = mx.ones((100, 2))[:, 0] * 2, mx.random.normal((33, 3, 2)).T
+    arguments = {"norm": norm, "norm_eps": 1e-2, "residual": residual, "quantize": False}
+    with use_backend("metal"):
+        got = bit_linear(x, [Projection(weight, mx.ones((33, 2))[:, 1])], **arguments)
+    with use_backend("reference"):
+        want = bit_linear(x, [Projection(weight, mx.ones((33,)))], **arguments)
+    assert_close(got, want, 1e-5)
+
+
+@pytest.mark.parametrize("quantize", [True, False])
+@pytest.mark.parametrize(("gate", "eps"), [(None, None), ("silu", 1e-6), ("relu2", None)])
+def test_a_bad_row_stays_alone(quantize: bool, gate: Activation | None, eps: float | None) -> None:
+    x = mx.ones((6, 100 if gate is None else 200))
+    x[1, 40], x[3, 99] = mx.nan, mx.inf
+    x[4] = 0
+    norm = None if eps is None else mx.ones((100,))
+    projection = Projection(pack_ternary(random_trits(33, 100)), mx.ones((1,)), norm)
+    with use_backend("metal"):
+        got = bit_linear(
+            x, [projection], eps=eps, quantize=quantize, gate=gate, norm=norm, norm_eps=eps
+        )
+    finite = mx.isfinite(got).all(axis=1).tolist()
+    assert [n for n, ok in enumerate(finite) if not ok] == [1, 3]
+    assert not mx.isfinite(got[mx.array([1, 3])]).any()
+    assert not got[4].any()
+
+
+@pytest.mark.parametrize("dims", SIZES)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_step(dims: int, dtype: mx.Dtype) -> None:
+    check_step(4, dims, dtype)
+
+
+@pytest.mark.parametrize(
+    ("is_bounded", "is_masked"), [(True, False), (False, True), (False, False)]
+)
+def test_step_without_bound_or_mask(is_bounded: bool, is_masked: bool) -> None:
+    check_step(2, 100, mx.float32, is_bounded=is_bounded, is_masked=is_masked)
+
+
+@pytest.mark.parametrize("dims", SIZES)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_gated_norm(dims: int, dtype: mx.Dtype) -> None:
+    mx.random.seed(dims)
+    gate, h = mx.random.normal((2, 2, 3, dims)).astype(dtype)
+    check_gated_norm(gate.swapaxes(0, 1), h.swapaxes(0, 1), 1 + 0.1 * mx.random.normal((dims,)))
+
+
+def test_empty_arrays() -> None:
+    weight = pack_ternary(random_trits(8, 32))
+    with use_backend("metal"):
+        y = bit_linear(mx.ones((0, 32)), [Projection(weight, mx.ones((1,)))])
+        assert y.shape == (0, 8)
+        assert gated_rms_norm(mx.ones((0, 3)), mx.ones((0, 3)), mx.ones((3,)), eps=1.0).size == 0
+        y, last = mlgru_step(mx.ones((2, 0, 9)), mx.ones((2, 3)), mx.ones((3,)), eps=1.0)
+        assert (y.shape, last.tolist()) == ((2, 0, 3), [[1.0] * 3] * 2)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 12345])
+def test_the_order_of_threads_does_not_matter(emulated: Emulator, seed: int) -> None:
+    emulated.seed = seed
+    check_fused_sums(3, 1100, (33, 5), mx.float32)
+    check_fused_codes(2, 300, mx.float32, gate="silu", norm_eps=1e-2, eps=1e-2)
+    check_step(3, 100, mx.float32)
+    check_gated_norm(*mx.random.normal((2, 2, 300)), mx.ones((300,)))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8])
+@pytest.mark.parametrize("dims", [100, 2100])
+def test_a_launch_reads_each_packed_word_once(emulated: Emulator, rows: int, dims: int) -> None:
+    outputs = (33, 40)
+    check_fused_sums(rows, dims, outputs, mx.float16)
+    record = emulated.records[-1]
+    for n, count in enumerate(outputs):
+        # the last words of a row may hold padding alone
+        assert record.loaded[f"weight{n}"] == count * -(-dims // 16) * 4
+    # each of 2 + 2 threadgroups reads the input for its statistics and for its codes
+    assert record.loaded["x"] == 4 * 2 * rows * dims * 2
+    assert record.loaded["residual"] == rows * sum(outputs) * 2
+    assert record.stored == {"out": rows * sum(outputs) * 2}
+
+
+def test_traffic_of_norms(emulated: Emulator) -> None:
+    check_fused_codes(2, 100, mx.float32, norm_eps=1e-2, eps=1e-2)
+    record = emulated.records[-1]
+    # two matrices in a threadgroup each
+    assert record.loaded["norm"] == 2 * 2 * 100 * 4
+    assert record.loaded["own_norm0"] == record.loaded["own_norm1"] == 2 * 100 * 4
+
+
+def test_traffic_of_a_step(emulated: Emulator) -> None:
+    check_step(3, 100, mx.float16, is_masked=False)
+    record = emulated.records[-1]
+    # the output gate is read once more, for its norm
+    assert record.loaded["gates"] == 3 * 4 * 100 * 2
+    assert record.loaded["state"] == 3 * 100 * 4
+    assert record.stored == {"out": 3 * 100 * 2, "last": 3 * 100 * 4}
+
+
+def test_traffic_of_a_gated_norm(emulated: Emulator) -> None:
+    check_gated_norm(*mx.random.normal((2, 3, 300)).astype(mx.float16), mx.ones((300,)))
+    record = emulated.records[-1]
+    assert record.loaded["gate"] == 2 * 3 * 300 * 2
+    assert record.loaded["h"] == 3 * 300 * 2
+    assert record.stored == {"out": 3 * 300 * 2}

@@ -44,7 +44,10 @@ def measure(task: str, arguments: dict[str, Any], threads: int) -> tuple[list[Re
         check=False,
     )
     if process.returncode:
-        raise RuntimeError(f"[bench] the measurement of {task} failed: {process.stderr[-2000:]}")
+        raise RuntimeError(
+            f"[bench] the measurement of {task} ended with status {process.returncode}: "
+            f"{process.stderr[-2000:]}"
+        )
     return read_result(process.stdout.splitlines()[-1])
 
 

@@ -118,6 +118,8 @@ def _set_head(model: Decoder, bits: int, dtype: mx.Dtype) -> None:
     if "head" in model:
         if type(model.head) is nn.Linear:
             model.head = random_head(output_dims, input_dims, bits, dtype)
+        if dtype == mx.bfloat16:
+            model.embed.weight = random_head(output_dims, input_dims, 16).weight
     elif type(model.embed) is nn.Embedding:
         if bits == 16:
             model.embed.weight = random_head(output_dims, input_dims, bits).weight
@@ -137,9 +139,10 @@ def _set_codes(module: nn.Module, output_dims: int, input_dims: int, dtype: mx.D
 
 
 def _random_words(rows: int, columns: int, used: int = _SMALL_HALVES) -> mx.array:
-    words = np.random.default_rng(0).integers(0, 2**32, (rows, columns), dtype=np.uint32)
-    words &= np.uint32(used)
-    return mx.array(words)
+    # rows repeat, so that little more memory than theirs is ever in use
+    shape = (min(rows, 1024), columns)
+    words = np.random.default_rng(0).integers(0, 2**32, shape, dtype=np.uint32) & np.uint32(used)
+    return mx.take(mx.array(words), mx.arange(rows) % shape[0], axis=0)
 
 
 def _convert(model: nn.Module, dtype: mx.Dtype) -> None:

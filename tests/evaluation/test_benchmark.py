@@ -275,7 +275,8 @@ def test_a_fresh_process_measures() -> None:
     assert (found.threads, len(found.seconds), len(found.limit_seconds)) == (3, 2, 2)
     assert notes["bytes_per_second"] > 0
     with pytest.raises(
-        RuntimeError, match=r"\[bench\] the measurement of products failed: (.|\n)*TypeError"
+        RuntimeError,
+        match=r"\[bench\] the measurement of products ended with status 1: (.|\n)*TypeError",
     ):
         benchmark_process.measure("products", {**arguments, "rounds": "x"}, 1)
 

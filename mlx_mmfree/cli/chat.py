@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import MMFreeError
 from .console import CommandParser, argument_errors, command
 from .flags import json_object, positive
-from .loading import add_memory_flags, add_model_flags, loaded
+from .loading import add_key_value_flags, add_memory_flags, add_model_flags, loaded
 from .sampling import add_sampling_flags, sampler_from
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="positions of a question read at a time (%(default)s)",
     )
     add_sampling_flags(parser.add_argument_group("choice of tokens"), seed=0)
+    add_key_value_flags(parser)
     add_memory_flags(parser)
     return parser
 

@@ -1,40 +1,45 @@
-"""`mmfree bench`: measures this machine, the ternary products, and models if any are named."""
+"""`mmfree bench`: measures this machine, products, training and models against what limits them."""
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from .bench_table import report_lines
 from .console import CommandParser, command
 from .flags import positive
 from .loading import DTYPES, add_latent_flag
 
 if TYPE_CHECKING:
-    from ..evaluation.benchmark import BenchmarkSettings, MachineResult
-    from ..evaluation.benchmark_models import ModelResult
-    from ..evaluation.benchmark_products import ProductResult
-    from ..models import Decoder
+    from ..evaluation.benchmark import BenchmarkSettings, ModelChoice, Report
 
 HELP = "measure the speed of this machine and of models on it"
 
-_SETTINGS = ("prompt_tokens", "positions", "decoded_tokens", "rounds")
-_THREADS = "OPENBLAS_NUM_THREADS or OMP_NUM_THREADS sets the number of threads."
+_SETTINGS = ("processes", "rounds", "prompt_tokens", "positions", "decoded_tokens")
+_HEAD_BITS = (4, 6, 8, 16)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="mmfree bench", description=__doc__, epilog=_THREADS, allow_abbrev=False
-    )
+    parser = CommandParser(prog="mmfree bench", description=__doc__, allow_abbrev=False)
     models = parser.add_argument_group("models")
     models.add_argument(
         "--config",
         nargs="+",
         default=[],
         help="models with random weights: mmfreelm-370m, mmfreelm-1.3b, mmfreelm-2.7b, "
-        "bitnet-2b-4t, or a config.json",
+        "bitnet-2b-4t, falcon3-1b, or a config.json",
+    )
+    models.add_argument(
+        "--head-bits",
+        type=int,
+        choices=_HEAD_BITS,
+        nargs="+",
+        default=[6],
+        help="bits of a head that is not ternary, with random weights (6)",
     )
     models.add_argument("--model", help="folder or Hub repository of a model with its weights")
     models.add_argument("--revision", help="branch, tag or commit of the repository")
@@ -44,74 +49,118 @@ def build_parser() -> argparse.ArgumentParser:
         choices=DTYPES,
         help="float type to compute in; default: the checkpoint's, float32 for random weights",
     )
+    models.add_argument(
+        "--compare",
+        choices=("llama.cpp",),
+        help="measure llama.cpp too, with TQ2_0 weights of the shape of BitNet-2B-4T; needs "
+        "llama-cpp-python and gguf",
+    )
     amount = parser.add_argument_group("amount")
-    amount.add_argument("--prompt-tokens", type=positive, help="tokens of the prompt (128)")
+    amount.add_argument(
+        "--threads", type=positive, nargs="+", help="numbers of threads (1 and all processors)"
+    )
+    amount.add_argument("--processes", type=positive, help="fresh processes for each figure (8)")
+    amount.add_argument("--rounds", type=positive, help="measurements in each process (5)")
+    amount.add_argument(
+        "--prompt-tokens", type=positive, nargs="+", help="lengths of the prompts (128 512)"
+    )
     amount.add_argument(
         "--positions", type=positive, nargs="+", help="tokens before those decoded (16 512 2048)"
     )
-    amount.add_argument("--decoded-tokens", type=positive, help="tokens decoded in a round (32)")
-    amount.add_argument("--rounds", type=positive, help="times that everything is measured (5)")
-    amount.add_argument(
-        "--products",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="measure ternary products too",
-    )
+    amount.add_argument("--decoded-tokens", type=positive, help="tokens decoded in a round (16)")
+    for name, what in (("products", "ternary products and heads"), ("training", "a training step")):
+        amount.add_argument(
+            f"--{name}",
+            action=argparse.BooleanOptionalAction,
+            default=True,
+            help=f"measure {what} too",
+        )
     amount.add_argument(
         "--quick", action="store_true", help="seconds-long run from the caches, to try the command"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object instead")
+    output.add_argument("--plot", type=Path, help="draw the roofline as a PNG; needs matplotlib")
     return parser
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
+    _check(args)
+    from ..evaluation.benchmark import benchmark, join
+    from ..platform.threads import thread_count
+
+    all_threads = thread_count()
+    reports = benchmark(
+        _settings(args),
+        args.threads or sorted({1, all_threads}),
+        products=args.products,
+        training=args.training,
+        models=_models(args),
+        compare=args.compare is not None,
+    )
+    whole = join(reports, _ignore if args.json else _show)
+    if args.plot is not None:
+        from ..evaluation.benchmark_plot import plot_roofline
+
+        plot_roofline(whole, args.plot)
+    if args.json:
+        print(json.dumps(whole.to_json()))
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
     if args.model is None and args.revision is not None:
         raise UsageError("[bench] 'revision' must come with 'model' but came alone.")
-    from ..evaluation.benchmark import benchmark_model, benchmark_products, measure_machine
-    from ..platform.memory_reader import memory_reader
-
-    settings = _settings(args)
-    configs = {name: _read_config(name) for name in args.config}
-    show: Callable[[str], None] = _silent if args.json else _show
-    with memory_reader() as reader:
-        machine = measure_machine(reader, settings)
-        show(_machine_lines(machine))
-        products = []
-        if args.products:
-            show(_PRODUCT_HEADER)
-            for product in benchmark_products(reader, settings):
-                products.append(product)
-                show(_product_line(product))
-        models = []
-        for name, model in _models(args, configs):
-            result = benchmark_model(reader, model, name, settings)
-            models.append(result)
-            show(_model_lines(result))
-            del model
-    if args.json:
-        print(
-            json.dumps(
-                {
-                    "machine": machine.to_json(),
-                    "products": [product.to_json() for product in products],
-                    "models": [model.to_json() for model in models],
-                }
+    needed = {"matplotlib": args.plot, "llama_cpp": args.compare, "gguf": args.compare}
+    packages = {"llama_cpp": "llama-cpp-python"}
+    for module, flag in needed.items():
+        if flag is not None and find_spec(module) is None:
+            package = packages.get(module, module)
+            raise UsageError(
+                f"[bench] '{flag}' needs the package {package}. Install it: pip install {package}"
             )
-        )
-    return 0
 
 
 def _settings(args: argparse.Namespace) -> "BenchmarkSettings":
     from ..evaluation.benchmark import QUICK, BenchmarkSettings
 
     given: dict[str, Any] = {
-        name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None
+        name: tuple(value) if isinstance(value, list) else value
+        for name in _SETTINGS
+        if (value := getattr(args, name)) is not None
     }
-    if "positions" in given:
-        given["positions"] = tuple(given["positions"])
     return replace(QUICK if args.quick else BenchmarkSettings(), **given)
+
+
+def _models(args: argparse.Namespace) -> list["ModelChoice"]:
+    from ..evaluation.benchmark import ModelChoice
+    from ..evaluation.benchmark_weights import has_dense_head
+    from ..hub import open_checkpoint
+
+    choices = []
+    for name in args.config:
+        config = _read_config(name)
+        if not has_dense_head(config):
+            choices.append(ModelChoice(name, config, dtype=args.dtype))
+            continue
+        for bits in args.head_bits:
+            title = f"{name}, {bits}-bit head"
+            choices.append(ModelChoice(title, config, head_bits=bits, dtype=args.dtype))
+    if args.model is not None:
+        # found, and fetched, before anything is measured
+        open_checkpoint(args.model, args.revision, args.latent)
+        choices.append(
+            ModelChoice(
+                args.model,
+                checkpoint=args.model,
+                revision=args.revision,
+                latent=args.latent,
+                dtype=args.dtype,
+            )
+        )
+    return choices
 
 
 def _read_config(name: str) -> dict[str, Any]:
@@ -128,65 +177,10 @@ def _read_config(name: str) -> dict[str, Any]:
     return read_json_object(path / "config.json" if path.is_dir() else path)
 
 
-def _models(
-    args: argparse.Namespace, configs: dict[str, dict[str, Any]]
-) -> Iterator[tuple[str, "Decoder"]]:
-    """Each model as its turn comes, so that one is in memory at a time."""
-    import mlx.core as mx
-
-    from ..evaluation.benchmark_weights import random_model
-    from ..hub import load_model, open_checkpoint
-
-    dtype = getattr(mx, args.dtype) if args.dtype else None
-    for name, config in configs.items():
-        yield f"{name}, random weights", random_model(config, dtype or mx.float32)
-    if args.model is not None:
-        checkpoint = open_checkpoint(args.model, args.revision, args.latent)
-        yield args.model, load_model(checkpoint, dtype=dtype)
+def _show(report: "Report") -> None:
+    for line in report_lines(report):
+        print(line, flush=True)
 
 
-def _show(text: str) -> None:
-    print(text, flush=True)
-
-
-def _silent(_: str) -> None:
+def _ignore(_: "Report") -> None:
     pass
-
-
-def _machine_lines(machine: "MachineResult") -> str:
-    best, median = machine.to_json()["read_gb_per_second"].values()
-    return (
-        f"{machine.device.name}, {machine.threads} thread(s), products by the backend "
-        f"'{machine.backend}'\n"
-        f"memory read: {best:.1f} GB/s at best, {median:.1f} median ({machine.read_method})\n"
-        "'limit' is a plain read of the same memory, in turn with what is measured."
-    )
-
-
-_PRODUCT_HEADER = (
-    f"\n{'ternary product':>16} {'rows':>5} {'us':>9} {'GB/s':>7} {'GMAC/s':>7} {'of limit':>9}"
-)
-
-
-def _product_line(product: "ProductResult") -> str:
-    shown = product.to_json()
-    micros = product.matrix_bytes / product.bytes_per_second * 1e6
-    return (
-        f"{product.output_dims:>9} x {product.input_dims:<4} {product.rows:>5} {micros:>9.1f} "
-        f"{shown['gb_per_second']:>7.1f} {shown['gmac_per_second']:>7.1f} "
-        f"{product.bandwidth_share:>9.0%}"
-    )
-
-
-def _model_lines(model: "ModelResult") -> str:
-    lines = [
-        f"\n{model.name}: {model.token_bytes / 1e6:.1f} MB a token, "
-        f"{model.peak_bytes / 1e6:.0f} MB of memory at most",
-        f"  prefill of {model.prompt_tokens}: {model.prefill_tokens_per_second:.1f} tokens/s",
-    ]
-    lines += [
-        f"  decode after {result.position}: {result.tokens_per_second:.1f} tokens/s, "
-        f"{result.bandwidth_share:.0%} of limit"
-        for result in model.decode
-    ]
-    return "\n".join(lines)

@@ -1,16 +1,22 @@
-"""The benchmark: the machine, ternary products and whole models, measured in one run."""
+"""The benchmark: which measurements are made, each in several fresh processes, in turn."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..models import Decoder
-from ..platform.device import DeviceInfo, device_info
-from ..platform.memory_reader import MemoryReader
+import mlx.core as mx
+
+from ..ops import backend_report
+from ..platform.device import device_info
 from ..version import __version__
-from .benchmark_bandwidth import measure_bandwidth, median
-from .benchmark_models import ModelResult, measure_model
-from .benchmark_products import SHAPES, ProductResult, measure_products, product_backend
+from .benchmark_process import measure
+from .benchmark_record import Figure, Record, figures
+from .benchmark_weights import random_packed
+
+SHAPES = ((6912, 2560), (2560, 6912), (11264, 2048))
+"""Outputs and inputs: up and down projection of BitNet-2B-4T, stacked gates of MMfreeLM-1.3B."""
 
 
 @dataclass(frozen=True)
@@ -18,108 +24,246 @@ class BenchmarkSettings:
     """How much is measured.
 
     Attributes:
-        buffer_bytes: Size of the buffer for the machine's bandwidth.
+        processes: Fresh processes for each measurement.
+        rounds: Times that each process measures everything.
         walk_bytes: Memory that the copies of one matrix take at least.
         shapes: Outputs and inputs of the ternary matrices.
         rows: Tokens multiplied at a time.
-        prompt_tokens: Length of the prompt whose reading is timed.
+        heads: Outputs and inputs of the heads.
+        head_bits: Bits of their weights.
+        prompt_tokens: Lengths of the prompts whose reading is timed.
         positions: Tokens read before decoding is timed.
         decoded_tokens: Tokens decoded in each round.
-        rounds: How often everything is measured.
+        training_tokens: Tokens of the batch that is trained on.
+        is_small: Whether to train, and to compare with llama.cpp, at a tiny shape.
     """
 
-    buffer_bytes: int = 2**30
+    processes: int = 8
+    rounds: int = 5
     walk_bytes: int = 2**29
     shapes: tuple[tuple[int, int], ...] = SHAPES
     rows: tuple[int, ...] = (1, 128)
-    prompt_tokens: int = 128
+    heads: tuple[tuple[int, int], ...] = ((128256, 2560),)
+    head_bits: tuple[int, ...] = (4, 6, 8, 16)
+    prompt_tokens: tuple[int, ...] = (128, 512)
     positions: tuple[int, ...] = (16, 512, 2048)
-    decoded_tokens: int = 32
-    rounds: int = 5
+    decoded_tokens: int = 16
+    training_tokens: int = 512
+    is_small: bool = False
 
 
 QUICK = BenchmarkSettings(
-    buffer_bytes=2**24,
+    processes=1,
+    rounds=1,
     walk_bytes=2**20,
     shapes=((256, 512),),
     rows=(1, 8),
-    prompt_tokens=8,
+    heads=((512, 256),),
+    prompt_tokens=(8,),
     positions=(2, 8),
     decoded_tokens=2,
-    rounds=1,
+    training_tokens=8,
+    is_small=True,
 )
 """Takes seconds; its figures come from the caches and say nothing about speed."""
 
 
 @dataclass(frozen=True)
-class MachineResult:
-    """The machine.
+class ModelChoice:
+    """A model to measure: random weights for a configuration, or a checkpoint.
 
     Attributes:
-        device: MLX's default device.
-        threads: Threads that compute and read.
-        backend: Backend of the ternary products.
-        read_method: How the bandwidth was measured.
-        bandwidths: Bytes a second of each plain read.
+        name: Shown with the results.
+        config: As a Hub `config.json`.
+        checkpoint: Folder or repository.
+        revision: Branch, tag or commit of the repository.
+        latent: Whether its latent weights are read.
+        head_bits: Bits of a head that is not ternary, with random weights.
+        dtype: Floats to compute in.
     """
 
-    device: DeviceInfo
-    threads: int
-    backend: str
-    read_method: str
-    bandwidths: tuple[float, ...]
+    name: str
+    config: Mapping[str, Any] | None = None
+    checkpoint: str | None = None
+    revision: str | None = None
+    latent: bool = False
+    head_bits: int | None = None
+    dtype: str | None = None
+
+
+@dataclass
+class Report:
+    """Everything that was measured.
+
+    Attributes:
+        machine: What the machine is and can do.
+        figures: In the order of measurement.
+        memory: Of each model, by process.
+        ratios: Of our rates to those of another program.
+    """
+
+    machine: dict[str, Any] = field(default_factory=dict)
+    figures: list[Figure] = field(default_factory=list)
+    memory: list[dict[str, Any]] = field(default_factory=list)
+    ratios: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "version": __version__,
-            "device": self.device.name,
-            "memory_bytes": self.device.memory_bytes,
-            "threads": self.threads,
-            "backend": self.backend,
-            "read_method": self.read_method,
-            "read_gb_per_second": {
-                "best": max(self.bandwidths) / 1e9,
-                "median": median(self.bandwidths) / 1e9,
-            },
+            "machine": self.machine,
+            "figures": [figure.to_json() for figure in self.figures],
+            "memory": self.memory,
+            "ratios": self.ratios,
         }
 
 
-def measure_machine(reader: MemoryReader, settings: BenchmarkSettings) -> MachineResult:
-    """Measures how fast a large buffer is read."""
-    return MachineResult(
-        device=device_info(),
-        threads=reader.threads,
-        backend=product_backend(),
-        read_method=reader.method,
-        bandwidths=tuple(measure_bandwidth(reader, settings.buffer_bytes, settings.rounds)),
+def benchmark(
+    settings: BenchmarkSettings,
+    threads: Sequence[int],
+    *,
+    products: bool = True,
+    training: bool = True,
+    models: Sequence[ModelChoice] = (),
+    compare: bool = False,
+) -> Iterator[Report]:
+    """Measures one thing after the other; each report holds what the last measurement added.
+
+    Args:
+        settings: How much.
+        threads: Numbers of threads to measure with; models and training use the last.
+        products: Whether to measure ternary products and heads.
+        training: Whether to measure a training step.
+        models: The models to measure.
+        compare: Whether to measure llama.cpp at the shape of BitNet-2B-4T, in turn with ours.
+
+    Raises:
+        RuntimeError: A process failed.
+    """
+    yield Report(machine=_describe())
+    if products:
+        tasks = [("products", _products(settings), count) for count in threads]
+        found, notes = _in_turn(tasks, settings.processes)
+        yield Report(_best(notes), figures(found))
+    if training:
+        task = ("training", _training(settings), threads[-1])
+        yield Report(figures=figures(_in_turn([task], settings.processes)[0]))
+    for choice in models:
+        task = ("model", _model(choice, settings), threads[-1])
+        found, notes = _in_turn([task], settings.processes)
+        yield Report(figures=figures(found), memory=notes)
+    if compare:
+        yield _compare(settings, threads[-1])
+
+
+Task = tuple[str, dict[str, Any], int]
+
+
+def _in_turn(tasks: Sequence[Task], processes: int) -> tuple[list[Record], list[dict]]:
+    records, notes = [], []
+    for _ in range(processes):
+        for task, arguments, threads in tasks:
+            found, said = measure(task, arguments, threads)
+            records += found
+            if said:
+                notes.append(said | {"threads": threads})
+    return records, notes
+
+
+def _describe() -> dict[str, Any]:
+    device = device_info()
+    report = backend_report(
+        "mlx_mmfree.ops.ternary_matmul", mx.zeros((1, 32)), random_packed(1, 32), codes=True
     )
+    return {
+        "version": __version__,
+        "device": device.name,
+        "memory_bytes": device.memory_bytes,
+        "backend": next(name for name, reason in report.items() if reason is None),
+    }
 
 
-def benchmark_products(
-    reader: MemoryReader, settings: BenchmarkSettings
-) -> Iterable[ProductResult]:
-    """Measures the ternary products, one shape after the other."""
-    for output_dims, input_dims in settings.shapes:
-        yield from measure_products(
-            reader,
-            output_dims,
-            input_dims,
-            rows=settings.rows,
-            walk_bytes=settings.walk_bytes,
-            rounds=settings.rounds,
-        )
+def _best(notes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The fastest plain read and arithmetic for each number of threads."""
+    by_threads: dict[str, Any] = {}
+    for note in notes:
+        best = by_threads.setdefault(str(note["threads"]), {})
+        for name in ("bytes_per_second", "macs_per_second"):
+            best[name] = max(best.get(name) or 0, note[name] or 0) or None
+        best["read_method"] = note["read_method"]
+    return {"limits": by_threads}
 
 
-def benchmark_model(
-    reader: MemoryReader, model: Decoder, name: str, settings: BenchmarkSettings
-) -> ModelResult:
-    """Measures a model; see `measure_model`."""
-    return measure_model(
-        reader,
-        model,
-        name,
-        prompt_tokens=settings.prompt_tokens,
-        positions=settings.positions,
-        decoded_tokens=settings.decoded_tokens,
-        rounds=settings.rounds,
-    )
+def _products(settings: BenchmarkSettings) -> dict[str, Any]:
+    return {
+        "shapes": settings.shapes,
+        "rows": settings.rows,
+        "heads": settings.heads,
+        "head_bits": settings.head_bits,
+        "walk_bytes": settings.walk_bytes,
+        "rounds": settings.rounds,
+    }
+
+
+def _training(settings: BenchmarkSettings) -> dict[str, Any]:
+    dims, layers = (64, 1) if settings.is_small else (1024, 4)
+    return {
+        "name": f"MatMul-free, {layers} block{'s' if layers > 1 else ''} of {dims}",
+        "config": {
+            "model_type": "hgrn_bit",
+            "vocab_size": 64 if settings.is_small else 32000,
+            "hidden_size": dims,
+            "num_hidden_layers": layers,
+        },
+        "batch_size": 1,
+        "length": settings.training_tokens,
+        "rounds": settings.rounds,
+    }
+
+
+def _model(choice: ModelChoice, settings: BenchmarkSettings) -> dict[str, Any]:
+    return vars(choice) | {
+        "prompt_tokens": settings.prompt_tokens,
+        "positions": settings.positions,
+        "decoded_tokens": settings.decoded_tokens,
+        "rounds": settings.rounds,
+    }
+
+
+def _compare(settings: BenchmarkSettings, threads: int) -> Report:
+    from . import benchmark_llama
+
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "random.gguf"
+        config = benchmark_llama.write_model(file, settings.is_small)
+        choice = ModelChoice(f"ours, {config['name']}", config["config"], head_bits=6)
+        ours = _model(choice, settings)
+        theirs = {
+            "file": str(file),
+            "name": f"llama.cpp, {config['name']}",
+            "macs": config["macs"],
+            "prompt_tokens": settings.prompt_tokens,
+            "positions": settings.positions,
+            "decoded_tokens": settings.decoded_tokens,
+            "rounds": settings.rounds,
+        }
+        tasks = [("model", ours, threads), ("llama.cpp", theirs, threads)]
+        records, notes = _in_turn(tasks, settings.processes)
+    found = figures(records)
+    seconds = {figure.records[0].name: figure.seconds for figure in found}
+    ratios = {}
+    for name, own in seconds.items():
+        other = seconds.get(name.replace("ours, ", "llama.cpp, ", 1))
+        if name.startswith("ours, ") and other is not None:
+            ratios[name.split(": ")[-1]] = other / own
+    return Report(figures=found, memory=notes, ratios=ratios)
+
+
+def join(reports: Iterator[Report], show: Callable[[Report], None]) -> Report:
+    """Shows each report as it comes and returns all of them as one."""
+    whole = Report()
+    for report in reports:
+        show(report)
+        whole.machine |= report.machine
+        whole.figures += report.figures
+        whole.memory += report.memory
+        whole.ratios |= report.ratios
+    return whole

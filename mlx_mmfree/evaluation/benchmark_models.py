@@ -1,137 +1,100 @@
-"""Speed of whole models: reading a prompt, and decoding after texts of several lengths."""
+"""Speed and memory of whole models: prompts of several lengths, and decoding after them."""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_reduce
 
 from ..generation.decode import Decoding, prefill
+from ..hub import load_model, open_checkpoint
 from ..models import Decoder
-from ..platform.memory_reader import MemoryReader
-from .benchmark_bandwidth import median
-from .benchmark_products import READINGS
-from .benchmark_weights import read_weights, token_bytes
+from ..platform.resident_memory import peak_resident_bytes
+from .benchmark_limits import Limits, held_arrays, limits
+from .benchmark_record import MULTIPLY, READ, Record, median
+from .benchmark_weights import head_macs, random_model, read_weights, ternary_macs
 
 State = Any
 
 
-@dataclass(frozen=True)
-class DecodeResult:
-    """Decoding after a text of some length.
-
-    Attributes:
-        position: Tokens read before.
-        token_seconds: Time of a token, the median of each round.
-        read_seconds: Time of a plain read of as many bytes, by a read of the matrices, in each round.
-        state_bytes: What is carried from token to token.
-    """
-
-    position: int
-    token_seconds: tuple[float, ...]
-    read_seconds: tuple[float, ...]
-    state_bytes: int
-
-    @property
-    def tokens_per_second(self) -> float:
-        return 1 / median(self.token_seconds)
-
-    @property
-    def bandwidth_share(self) -> float:
-        """Median over the rounds of the time of the plain read over that of a token."""
-        pairs = zip(self.token_seconds, self.read_seconds, strict=True)
-        return median([read / own for own, read in pairs])
-
-    def to_json(self) -> dict:
-        return {
-            "position": self.position,
-            "tokens_per_second": self.tokens_per_second,
-            "bandwidth_share": self.bandwidth_share,
-            "state_bytes": self.state_bytes,
-            "token_seconds": list(self.token_seconds),
-            "read_seconds": list(self.read_seconds),
-        }
-
-
-@dataclass(frozen=True)
-class ModelResult:
-    """One model.
-
-    Attributes:
-        name: What was measured.
-        token_bytes: Bytes of weights that a decoded token reads.
-        peak_bytes: The most memory that MLX held, weights included.
-        prompt_tokens: Length of the prompt.
-        prompt_seconds: Time until its next token is known, from the second run on.
-        decode: Decoding, by position.
-    """
-
-    name: str
-    token_bytes: int
-    peak_bytes: int
-    prompt_tokens: int
-    prompt_seconds: tuple[float, ...]
-    decode: tuple[DecodeResult, ...]
-
-    @property
-    def prefill_tokens_per_second(self) -> float:
-        return self.prompt_tokens / median(self.prompt_seconds)
-
-    def to_json(self) -> dict:
-        return {
-            "name": self.name,
-            "token_bytes": self.token_bytes,
-            "peak_bytes": self.peak_bytes,
-            "prompt_tokens": self.prompt_tokens,
-            "prefill_tokens_per_second": self.prefill_tokens_per_second,
-            "prompt_seconds": list(self.prompt_seconds),
-            "decode": [result.to_json() for result in self.decode],
-        }
-
-
-def measure_model(
-    reader: MemoryReader,
-    model: Decoder,
+def run(
     name: str,
-    *,
-    prompt_tokens: int,
-    positions: tuple[int, ...],
+    config: Mapping[str, Any] | None,
+    checkpoint: str | None,
+    revision: str | None,
+    latent: bool,
+    head_bits: int | None,
+    dtype: str | None,
+    prompt_tokens: Sequence[int],
+    positions: Sequence[int],
     decoded_tokens: int,
     rounds: int,
-) -> ModelResult:
-    """Measures a model; decoding is as in `generate`, in turn with plain reads of the weights.
+) -> tuple[list[Record], dict]:
+    """Measures a model with random weights, or one from a checkpoint.
 
     Args:
-        reader: Reads the weights.
-        model: In its inference form.
-        name: Shown in the result.
-        prompt_tokens: Length of the prompt whose reading is timed.
+        name: Shown with the results.
+        config: As a Hub `config.json`, for random weights.
+        checkpoint: Folder or repository, for its weights.
+        revision: Branch, tag or commit of the repository.
+        latent: Whether to read latent weights.
+        head_bits: Bits of a head that is not ternary, for random weights.
+        dtype: Floats to compute in.
+        prompt_tokens: Lengths of the prompts.
         positions: Tokens read before decoding is timed.
         decoded_tokens: Tokens decoded in each round.
-        rounds: How often everything is measured.
+        rounds: How often everything is measured, after a first time.
     """
-    mx.reset_peak_memory()
-    prompt_seconds = [_prompt_seconds(model, prompt_tokens) for _ in range(rounds + 1)][1:]
-    decode = []
-    state: State = None
-    reached = 0
-    for position in sorted(set(positions)):
-        state = prefill(model, _tokens(model, position - reached), state)
-        reached = position
-        decode.append(_measure_decode(reader, model, state, position, decoded_tokens, rounds))
-    return ModelResult(
-        name,
-        token_bytes(model),
-        mx.get_peak_memory(),
-        prompt_tokens,
-        tuple(prompt_seconds),
-        tuple(decode),
-    )
+    before = peak_resident_bytes()
+    wanted = getattr(mx, dtype) if dtype else None
+    if config is None:
+        model = load_model(open_checkpoint(str(checkpoint), revision, latent), dtype=wanted)
+    else:
+        model = random_model(config, wanted or mx.float32, head_bits)
+    loaded = peak_resident_bytes()
+    records = []
+    with limits() as found:
+        for length in prompt_tokens:
+            records.append(_measure_prompt(found, model, name, length, rounds))
+        state: State = None
+        reached = 0
+        for position in sorted(set(positions)):
+            state = prefill(model, _tokens(model, position - reached), state)
+            reached = position
+            records.append(
+                _measure_decode(found, model, name, state, position, decoded_tokens, rounds)
+            )
+    tensors = sum(array.nbytes for array in held_arrays(model))
+    notes = {
+        "model": name,
+        "tensor_bytes": tensors,
+        "loading_bytes": loaded - before,
+        "peak_bytes": peak_resident_bytes() - before,
+    }
+    return records, notes
 
 
 def _tokens(model: Decoder, length: int) -> mx.array:
     return mx.random.randint(0, model.vocab_size, (1, length))
+
+
+def _measure_prompt(found: Limits, model: Decoder, name: str, length: int, rounds: int) -> Record:
+    macs = ternary_macs(model) * length + head_macs(model)
+    weights = sum(array.nbytes for array in read_weights(model))
+    kind = READ if found.multiply_rate() is None else MULTIPLY
+    own, limit = [], []
+    for n in range(-1, rounds):
+        rate = found.multiply_rate()
+        plain = macs / rate if rate else found.read_seconds(read_weights(model))
+        seconds = _prompt_seconds(model, length)
+        if n >= 0:
+            own.append(seconds)
+            limit.append(plain)
+    title = f"{name}: prefill of {length}"
+    return Record(
+        title, found.threads, kind, weights, macs, tuple(own), tuple(limit), "tokens", length
+    )
 
 
 def _prompt_seconds(model: Decoder, length: int) -> float:
@@ -144,32 +107,29 @@ def _prompt_seconds(model: Decoder, length: int) -> float:
 
 
 def _measure_decode(
-    reader: MemoryReader,
+    found: Limits,
     model: Decoder,
+    name: str,
     state: State,
     position: int,
     decoded_tokens: int,
     rounds: int,
-) -> DecodeResult:
-    weights = _matrices(model)
+) -> Record:
     state_bytes = tree_reduce(lambda total, array: total + array.nbytes, state or (), 0)
-    all_bytes = token_bytes(model) + state_bytes
-    scale = all_bytes / sum(array.nbytes for array in weights)
-    own, read = [], []
+    own, limit = [], []
     for n in range(-1, rounds):
-        plain = reader.seconds(weights, READINGS) * scale
-        token = _token_seconds(model, state, decoded_tokens)
+        weights = read_weights(model)
+        size = state_bytes + sum(array.nbytes for array in weights)
+        # small arrays are all overhead: the larger ones stand for them
+        large = [array for array in weights if array.nbytes * len(weights) >= size]
+        plain = found.read_seconds(large) * size / sum(array.nbytes for array in large)
+        seconds = _token_seconds(model, state, decoded_tokens)
         if n >= 0:
-            own.append(token)
-            read.append(plain)
-    return DecodeResult(position, tuple(own), tuple(read), state_bytes)
-
-
-def _matrices(model: Decoder) -> list[mx.array]:
-    """The larger weights: a read of a small one is all overhead."""
-    weights = read_weights(model)
-    mean = sum(array.nbytes for array in weights) / len(weights)
-    return [array for array in weights if array.nbytes >= mean]
+            own.append(seconds)
+            limit.append(plain)
+    macs = ternary_macs(model) + head_macs(model)
+    title = f"{name}: decode after {position}"
+    return Record(title, found.threads, READ, size, macs, tuple(own), tuple(limit), "tokens")
 
 
 def _token_seconds(model: Decoder, state: State, count: int) -> float:

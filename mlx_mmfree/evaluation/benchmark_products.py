@@ -1,147 +1,130 @@
-"""Ternary products from cold memory against a plain read of the same memory."""
+"""Products of ternary layers and of heads from cold memory, in turn with plain reads of it."""
 
 import math
 import time
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
+import mlx.nn as nn
 
-from ..layers import PackedBitLinear
-from ..ops import backend_report
-from ..platform.memory_reader import MemoryReader
-from .benchmark_bandwidth import median
-from .benchmark_weights import random_packed
-
-SHAPES = ((6912, 2560), (2560, 6912), (11264, 2048))
-"""Outputs and inputs: up and down projection of BitNet-2B-4T, stacked gates of MMfreeLM-1.3B."""
-
-READINGS = 3
-"""Plain reads for each measured walk; the fastest counts."""
+from ..layers import PackedBitLinear, apply_head
+from .benchmark_limits import Limits, held_arrays, limits
+from .benchmark_record import MULTIPLY, READ, Record
+from .benchmark_weights import random_head, random_packed
 
 # Products queued at a time: as in a model, MLX's hand-over is shared by a few of them.
 _GROUP = 8
 
 
-@dataclass(frozen=True)
-class ProductResult:
-    """One ternary linear, quantisation of its input and scaling of its result included.
-
-    Attributes:
-        output_dims: Rows of the matrix.
-        input_dims: Columns of the matrix.
-        rows: Tokens multiplied at a time.
-        copies: Copies of the matrix that are walked over.
-        matrix_bytes: Size of one.
-        seconds: Time of one product, a value for each round.
-        read_seconds: Time of a plain read of one matrix in the same round.
-    """
-
-    output_dims: int
-    input_dims: int
-    rows: int
-    copies: int
-    matrix_bytes: int
-    seconds: tuple[float, ...]
-    read_seconds: tuple[float, ...]
-
-    @cached_property
-    def bytes_per_second(self) -> float:
-        """Weights read, by the median round."""
-        return self.matrix_bytes / median(self.seconds)
-
-    @cached_property
-    def macs_per_second(self) -> float:
-        """Multiply-accumulates, by the median round."""
-        return self.output_dims * self.input_dims * self.rows / median(self.seconds)
-
-    @cached_property
-    def bandwidth_share(self) -> float:
-        """Median over the rounds of the time of the plain read over that of the product."""
-        return median(
-            [read / own for own, read in zip(self.seconds, self.read_seconds, strict=True)]
-        )
-
-    def to_json(self) -> dict:
-        return {
-            "output_dims": self.output_dims,
-            "input_dims": self.input_dims,
-            "rows": self.rows,
-            "copies": self.copies,
-            "walked_bytes": self.copies * self.matrix_bytes,
-            "gb_per_second": self.bytes_per_second / 1e9,
-            "gmac_per_second": self.macs_per_second / 1e9,
-            "bandwidth_share": self.bandwidth_share,
-            "seconds": list(self.seconds),
-            "read_seconds": list(self.read_seconds),
-        }
-
-
-def measure_products(
-    reader: MemoryReader,
-    output_dims: int,
-    input_dims: int,
-    *,
-    rows: tuple[int, ...],
+def run(
+    shapes: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    heads: Sequence[Sequence[int]],
+    head_bits: Sequence[int],
     walk_bytes: int,
     rounds: int,
-) -> list[ProductResult]:
-    """Measures one shape with several numbers of rows, in turn with plain reads.
+) -> tuple[list[Record], dict]:
+    """Measures products, quantisation of their input and hand-over to the threads included.
 
     Args:
-        reader: Reads the copies of the matrix.
-        output_dims: Rows of the matrix.
-        input_dims: Columns of the matrix.
-        rows: Tokens multiplied at a time, one result for each.
-        walk_bytes: The copies take at least this much, so that each is cold when its turn comes.
-        rounds: How often everything is measured.
+        shapes: Outputs and inputs of ternary matrices.
+        rows: Tokens multiplied at a time: one against a plain read, several against arithmetic.
+        heads: Outputs and inputs of heads.
+        head_bits: Bits of their weights; 16 means floats.
+        walk_bytes: The copies of a matrix take at least this much, so that each is cold when its turn
+            comes.
+        rounds: How often everything is measured, after a first time.
     """
-    weight = random_packed(output_dims, input_dims)
-    copies = max(2, math.ceil(walk_bytes / weight.nbytes))
-    layers = [_layer(output_dims, input_dims, weight) for _ in range(copies)]
-    inputs = {count: mx.random.normal((count, input_dims)) for count in rows}
-    mx.eval(inputs)
-    own: dict[int, list[float]] = {count: [] for count in rows}
-    read: dict[int, list[float]] = {count: [] for count in rows}
+    records = []
+    with limits() as found:
+        buffer = mx.full((max(walk_bytes // 4, 1),), 1, mx.uint32)
+        plain = [found.read_seconds([buffer]) for _ in range(rounds + 1)][1:]
+        notes = {
+            "bytes_per_second": buffer.nbytes / min(plain),
+            "macs_per_second": found.multiply_rate(),
+            "read_method": found.read_method(),
+        }
+        del buffer
+        for outputs, inputs in shapes:
+            weight = random_packed(outputs, inputs)
+            layers: list[nn.Module] = [
+                _ternary(outputs, inputs, weight) for _ in range(_copies(weight, walk_bytes))
+            ]
+            for count in rows:
+                name = f"ternary {outputs} x {inputs}, {_rows(count)}"
+                records.append(
+                    _measure(found, name, layers, _call, count, outputs * inputs, inputs, rounds)
+                )
+            del layers
+        for outputs, inputs in heads:
+            for bits in head_bits:
+                head = random_head(outputs, inputs, bits)
+                copies = _copies(head.weight, walk_bytes)
+                layers = [head, *(random_head(outputs, inputs, bits) for _ in range(copies - 1))]
+                name = f"head {outputs} x {inputs}, {bits} bits, 1 row"
+                records.append(
+                    _measure(found, name, layers, apply_head, 1, outputs * inputs, inputs, rounds)
+                )
+                del head, layers
+    return records, notes
+
+
+def _measure(
+    found: Limits,
+    name: str,
+    layers: Sequence[nn.Module],
+    call: Callable[[nn.Module, mx.array], mx.array],
+    rows: int,
+    weights: int,
+    inputs: int,
+    rounds: int,
+) -> Record:
+    x = mx.random.normal((rows, inputs))
+    mx.eval(x)
+    rate = found.multiply_rate() if rows > 1 else None
+    own, limit = [], []
     for n in range(-1, rounds):
-        for count in rows:
-            plain = reader.seconds([layer.weight for layer in layers], READINGS) / copies
-            product = _walk(layers, inputs[count]) / copies
-            # the first round starts threads and touches pages
-            if n >= 0:
-                own[count].append(product)
-                read[count].append(plain)
-    return [
-        ProductResult(
-            output_dims,
-            input_dims,
-            count,
-            copies,
-            weight.nbytes,
-            tuple(own[count]),
-            tuple(read[count]),
-        )
-        for count in rows
-    ]
-
-
-def product_backend() -> str:
-    """The backend that multiplies by ternary matrices here."""
-    report = backend_report(
-        "mlx_mmfree.ops.ternary_matmul", mx.zeros((1, 32)), random_packed(1, 32), codes=True
+        arrays = [array for layer in layers for array in held_arrays(layer)]
+        if rate is None:
+            plain = found.read_seconds(arrays) / len(layers)
+        else:
+            plain = weights * rows / (found.multiply_rate() or rate)
+        product = _walk(layers, x, call) / len(layers)
+        # the first round starts threads, touches pages and lets layers arrange their weights
+        if n >= 0:
+            own.append(product)
+            limit.append(plain)
+    size = sum(array.nbytes for array in held_arrays(layers[0]))
+    kind = READ if rate is None else MULTIPLY
+    return Record(
+        name, found.threads, kind, size, weights * rows, tuple(own), tuple(limit), "rows", rows
     )
-    return next(name for name, reason in report.items() if reason is None)
 
 
-def _layer(output_dims: int, input_dims: int, weight: mx.array) -> PackedBitLinear:
-    layer = PackedBitLinear(input_dims, output_dims)
+def _walk(
+    layers: Sequence[nn.Module], x: mx.array, call: Callable[[nn.Module, mx.array], mx.array]
+) -> float:
+    start = time.perf_counter()
+    for first in range(0, len(layers), _GROUP):
+        mx.eval([call(layer, x) for layer in layers[first : first + _GROUP]])
+    return time.perf_counter() - start
+
+
+def _call(layer: nn.Module, x: mx.array) -> mx.array:
+    y: mx.array = layer(x)
+    return y
+
+
+def _ternary(outputs: int, inputs: int, weight: mx.array) -> PackedBitLinear:
+    layer = PackedBitLinear(inputs, outputs)
     layer.weight = mx.bitwise_or(weight, mx.array(0, mx.uint32))
     mx.eval(layer.parameters())
     return layer
 
 
-def _walk(layers: list[PackedBitLinear], x: mx.array) -> float:
-    start = time.perf_counter()
-    for first in range(0, len(layers), _GROUP):
-        mx.eval([layer(x) for layer in layers[first : first + _GROUP]])
-    return time.perf_counter() - start
+def _copies(weight: mx.array, walk_bytes: int) -> int:
+    return max(2, math.ceil(walk_bytes / weight.nbytes))
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'s' if count > 1 else ''}"

@@ -6,13 +6,16 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 
 from ..layers import PackedBitLinear, pack_linears
 from ..models import Decoder, find
 from ..ops.ternary import CODES_PER_WORD, packed_width
+from .benchmark_limits import held_arrays
 
 _ONE_IN_EACH_CODE = 0x55555555
+# two bfloat16 of at most 2^-31 in magnitude
+_SMALL_HALVES = 0xAFFFAFFF
+_GROUP = 64
 
 _MMFREE: dict[str, Any] = {"model_type": "hgrn_bit", "vocab_size": 32000, "use_lower_bound": True}
 
@@ -32,6 +35,20 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rope_theta": 500000.0,
         "tie_word_embeddings": True,
     },
+    "falcon3-1b": {
+        "model_type": "llama",
+        "vocab_size": 131072,
+        "hidden_size": 2048,
+        "num_hidden_layers": 18,
+        "intermediate_size": 8192,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000042.0,
+        "tie_word_embeddings": False,
+        "quantization_config": {"quant_method": "bitnet"},
+    },
 }
 """The `config.json` of published models, reduced to what decides the arithmetic."""
 
@@ -47,12 +64,16 @@ def random_packed(output_dims: int, input_dims: int, seed: int = 0) -> mx.array:
     return mx.array((words & mask) | (~mask & np.uint32(_ONE_IN_EACH_CODE)))
 
 
-def random_model(config: Mapping[str, Any], dtype: mx.Dtype = mx.float32) -> Decoder:
+def random_model(
+    config: Mapping[str, Any], dtype: mx.Dtype = mx.float32, head_bits: int | None = None
+) -> Decoder:
     """A model in its inference form with random weights.
 
     Args:
         config: As a Hub `config.json`.
         dtype: Of everything that is not packed.
+        head_bits: Bits of a head that is not ternary, and of the embedding if that is the head: 4, 6
+            or 8 bit codes, or 16 for bfloat16. `None` leaves it in `dtype`.
 
     Raises:
         CheckpointError: A value is missing, of the wrong type or out of bounds.
@@ -66,15 +87,68 @@ def random_model(config: Mapping[str, Any], dtype: mx.Dtype = mx.float32) -> Dec
         if isinstance(module, PackedBitLinear):
             module.weight = random_packed(module.output_dims, module.input_dims, seed)
             module.scale = mx.full((1,), module.input_dims**-0.5)
+    if head_bits is not None:
+        _set_head(model, head_bits, dtype)
     _convert(model, dtype)
     return model
+
+
+def has_dense_head(config: Mapping[str, Any]) -> bool:
+    """Whether the head of such a model, or the embedding that serves as head, is not ternary."""
+    architecture = find(config.get("model_type"))
+    model: Decoder = architecture.build(architecture.Config.from_hub(config))
+    return type(model.head if "head" in model else model.embed) in (nn.Linear, nn.Embedding)
+
+
+def random_head(
+    output_dims: int, input_dims: int, bits: int, dtype: mx.Dtype = mx.float32
+) -> nn.Module:
+    """A linear layer of random codes with 16-bit scales for groups of 64, or of bfloat16 for 16 bits."""
+    if bits == 16:
+        linear = nn.Linear(1, 1, bias=False)
+        linear.weight = _random_words(output_dims, input_dims // 2).view(mx.bfloat16)
+        return linear
+    head = nn.QuantizedLinear(_GROUP, 1, bias=False, group_size=_GROUP, bits=bits)
+    _set_codes(head, output_dims, input_dims, dtype)
+    return head
+
+
+def _set_head(model: Decoder, bits: int, dtype: mx.Dtype) -> None:
+    output_dims, input_dims = model.embed.weight.shape
+    if "head" in model:
+        if type(model.head) is nn.Linear:
+            model.head = random_head(output_dims, input_dims, bits, dtype)
+    elif type(model.embed) is nn.Embedding:
+        if bits == 16:
+            model.embed.weight = random_head(output_dims, input_dims, bits).weight
+        else:
+            embed: Any = nn.QuantizedEmbedding(1, _GROUP, group_size=_GROUP, bits=bits)
+            _set_codes(embed, output_dims, input_dims, dtype)
+            model.embed = embed
+
+
+def _set_codes(module: nn.Module, output_dims: int, input_dims: int, dtype: mx.Dtype) -> None:
+    bits = module.bits
+    module.weight = _random_words(output_dims, input_dims * bits // 32, used=0xFFFFFFFF)
+    largest = input_dims**-0.5
+    module.scales = mx.full((output_dims, input_dims // _GROUP), 2 * largest / 2**bits, dtype)
+    module.biases = mx.full(module.scales.shape, -largest, dtype)
+    mx.eval(module.parameters())
+
+
+def _random_words(rows: int, columns: int, used: int = _SMALL_HALVES) -> mx.array:
+    words = np.random.default_rng(0).integers(0, 2**32, (rows, columns), dtype=np.uint32)
+    words &= np.uint32(used)
+    return mx.array(words)
 
 
 def _convert(model: nn.Module, dtype: mx.Dtype) -> None:
     for module in model.modules():
         kept = {"weight", "scale"} if isinstance(module, PackedBitLinear) else set()
         for name, value in list(module.items()):
-            if isinstance(value, mx.array) and name not in kept:
+            # neither packed weights nor a head of 16 bits
+            is_wide = isinstance(value, mx.array) and value.dtype == mx.float32
+            if is_wide and name not in kept:
                 module[name] = value.astype(dtype)
         # one module at a time: casting needs both forms at once
         mx.eval([value for value in module.values() if isinstance(value, mx.array)])
@@ -88,7 +162,20 @@ def token_bytes(model: Decoder) -> int:
 
 def read_weights(model: Decoder) -> list[mx.array]:
     """The weights that one decoded token reads as a whole."""
-    parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
-    if "head" in model:
-        del parameters["embed.weight"]
-    return list(parameters.values())
+    unread = held_arrays(model.embed) if "head" in model else []
+    return [array for array in held_arrays(model) if all(array is not other for other in unread)]
+
+
+def ternary_macs(model: Decoder) -> int:
+    """Multiply-accumulates of the blocks' ternary layers for one token."""
+    return sum(
+        module.input_dims * module.output_dims
+        for block in model.blocks
+        for module in block.modules()
+        if isinstance(module, PackedBitLinear)
+    )
+
+
+def head_macs(model: Decoder) -> int:
+    """Multiply-accumulates of the head for one token."""
+    return model.vocab_size * model.norm.weight.size

@@ -5,6 +5,7 @@ from .bit_linear import PackedBitLinear as PackedBitLinear
 from .bit_linear import TiedBitLinear as TiedBitLinear
 from .bit_linear import pack_linears as pack_linears
 from .channel_mixer import ChannelMixer as ChannelMixer
+from .dense_head import apply_head as apply_head
 from .packed_linear import PackedLinear as PackedLinear
 from .projection import project as project
 from .rope import DynamicRoPE as DynamicRoPE

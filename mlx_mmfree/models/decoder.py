@@ -6,6 +6,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..layers import apply_head
 from ..layers.token_mixer import State
 from .block import Block
 
@@ -83,8 +84,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: mx.array) -> mx.array:
         """The head, applied to what `hidden` returns."""
-        y: mx.array = self.head(hidden) if "head" in self else self.embed.as_linear(hidden)
-        return y
+        return apply_head(self.head if "head" in self else self.embed, hidden)
 
     def __call__(
         self,

@@ -8,9 +8,11 @@
 #include "bit_linear/bit_linear.h"
 #include "cpu/kernels.h"
 #include "cpu/thread_pool.h"
+#include "dense_matmul/dense_matmul.h"
 #include "linear_scan/linear_scan.h"
 #include "mlgru_step/mlgru_step.h"
 #include "mlx/compile.h"
+#include "probe/probe.h"
 #include "rms_norm_quantize/rms_norm_quantize.h"
 #include "ternary_matmul/ternary_matmul.h"
 
@@ -41,6 +43,30 @@ NB_MODULE(_ext, m) {
 
         Returns:
             Sums, float32 (..., N).)");
+
+  m.def("dense_matmul", &mmfree::dense_matmul, "x"_a, "weight"_a,
+        R"(Product with a matrix of floats, x W^T.
+
+        Args:
+            x: Activations, float32 (..., D).
+            weight: float32, float16 or bfloat16 (N, D).
+
+        Returns:
+            float32 (..., N).)");
+
+  m.def("quantized_matmul", &mmfree::quantized_matmul, "x"_a, "weight"_a, "scales"_a, "biases"_a,
+        "bits"_a,
+        R"(Product with a matrix in MLX's affine form, x W^T. Activations are rounded to 16 bits.
+
+        Args:
+            x: Activations, float32 (..., D).
+            weight: Codes of 2, 4, 6 or 8 bits, uint32 (N, D * bits / 32).
+            scales: float32, float16 or bfloat16 (N, D / 32), (N, D / 64) or (N, D / 128).
+            biases: As the scales.
+            bits: Of each code.
+
+        Returns:
+            float32 (..., N).)");
 
   m.def("rms_norm_quantize", &mmfree::rms_norm_quantize, "x"_a, "weight"_a.none(), "eps"_a.none(),
         "half_away"_a,
@@ -98,6 +124,11 @@ NB_MODULE(_ext, m) {
       },
       "on"_a, "Whether mx.compile, which must be enabled, fuses operations.");
 
+  m.def("read_seconds", &mmfree::read_seconds, "arrays"_a,
+        "The time to read all of the arrays once and do hardly anything else with them.");
+  m.def("multiply_rate", &mmfree::multiply_rate, "seconds"_a,
+        "Multiply-accumulates of 8-bit numbers a second at most, measured for about that long; 0 "
+        "where the instruction set has none.");
   m.def("set_threads", &mmfree::set_threads, "count"_a,
         "Sets the number of threads that compute, the calling one included.");
   m.def("threads", &mmfree::threads, "The number of threads that compute.");

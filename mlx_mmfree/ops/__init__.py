@@ -9,6 +9,8 @@ from .activations import gated as gated
 from .attention import attention as attention
 from .bit_linear import Projection as Projection
 from .bit_linear import bit_linear as bit_linear
+from .dense_matmul import Quantization as Quantization
+from .dense_matmul import dense_matmul as dense_matmul
 from .dispatch import BACKENDS as BACKENDS
 from .dispatch import backend_report as backend_report
 from .dispatch import use_backend as use_backend

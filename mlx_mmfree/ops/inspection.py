@@ -1,6 +1,6 @@
 """What would run each operation on this machine, and why the rest would not."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from .. import native
 from . import self_check
 from .activations import ACTIVATIONS
 from .bit_linear import Projection
+from .dense_matmul import BITS, Quantization
 from .dispatch import backend_report
 from .ternary import packed_width
 
@@ -48,6 +49,27 @@ def cpu_kernels() -> CpuKernels:
     return CpuKernels(None, module.kernel_name(), tuple(module.kernel_names()), module.threads())
 
 
+def read_seconds(arrays: Sequence[mx.array]) -> float | None:
+    """The time in which the threads of the compiled kernels read the arrays, or `None` without them."""
+    if native.unavailable() or mx.default_device() != mx.Device(mx.cpu):
+        return None
+    return float(native.kernels().read_seconds(list(arrays)))
+
+
+def multiply_rate(seconds: float = 0.02) -> float | None:
+    """Multiply-accumulates of 8-bit numbers a second that the CPU is capable of at most.
+
+    Args:
+        seconds: How long it is measured, about.
+
+    Returns:
+        The rate of all threads together; `None` without compiled kernels that have such dot products.
+    """
+    if native.unavailable():
+        return None
+    return float(native.kernels().multiply_rate(seconds)) or None
+
+
 def operation_reports() -> dict[str, dict[str, str | None]]:
     """For each operation and each backend it has, why it cannot run here (`None`: it can).
 
@@ -76,6 +98,7 @@ def _calls() -> dict[str, Iterator[Call]]:
     return {
         "attention": _attention_calls(),
         "bit_linear": _bit_linear_calls(),
+        "dense_matmul": _dense_matmul_calls(),
         "gated_rms_norm": _gated_rms_norm_calls(),
         "linear_scan": _linear_scan_calls(),
         "mlgru_step": _mlgru_step_calls(),
@@ -88,6 +111,16 @@ def _attention_calls() -> Iterator[Call]:
     for dtype in DTYPES:
         x = mx.zeros((1, 1, 2, 64), dtype)
         yield Call((x, x, x, "causal"), {})
+
+
+def _dense_matmul_calls() -> Iterator[Call]:
+    for dtype in DTYPES:
+        x, weight = mx.zeros((1, 128), dtype), mx.zeros((4, 128), dtype)
+        yield Call((x, weight, None), {})
+        for bits in BITS:
+            group = mx.zeros((4, 2), dtype)
+            codes = mx.zeros((4, 4 * bits), mx.uint32)
+            yield Call((x, codes, Quantization(group, group, 64, bits)), {})
 
 
 def _bit_linear_calls() -> Iterator[Call]:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.cli import main
+from mlx_mmfree.evaluation import benchmark
+from mlx_mmfree.evaluation.benchmark_process import read_result, run_task
 
 CONFIG = {
     "model_type": "hgrn_bit",
@@ -24,6 +26,16 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting processes takes most of the time of a small run."""
+    monkeypatch.setattr(
+        benchmark,
+        "measure",
+        lambda task, arguments, threads: read_result(json.dumps(run_task(task, arguments))),
+    )
+
+
 def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main(["bench", "--quick", "--json", *arguments]) == 0
     shown = capsys.readouterr()
@@ -33,31 +45,32 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 
 
 def test_json(capsys: pytest.CaptureFixture[str], config: Path, folder: Path) -> None:
-    shown = report(capsys, "--config", str(config), str(config.parent), "--model", str(folder))
-    assert set(shown) == {"machine", "products", "models"}
-    assert shown["machine"]["threads"] >= 1
-    assert [product["rows"] for product in shown["products"]] == [1, 8]
-    assert [model["name"] for model in shown["models"]] == [
-        f"{config}, random weights",
-        f"{config.parent}, random weights",
-        str(folder),
+    flags = ["--config", str(config), "--model", str(folder), "--no-training", "--threads", "1"]
+    shown = report(capsys, *flags)
+    assert set(shown) == {"machine", "figures", "memory", "ratios"}
+    assert set(shown["machine"]["limits"]) == {"1"}
+    names = [figure["name"] for figure in shown["figures"]]
+    assert "ternary 256 x 512, 1 row" in names
+    assert [name for name in names if name.endswith(": decode after 2")] == [
+        f"{config}: decode after 2",
+        f"{folder}: decode after 2",
     ]
+    assert all(figure["fraction_of_limit"] > 0 for figure in shown["figures"])
 
 
 def test_flags_win_over_quick(capsys: pytest.CaptureFixture[str], config: Path) -> None:
-    flags = ["--positions", "3", "1", "--prompt-tokens", "5", "--rounds", "2", "--no-products"]
-    shown = report(capsys, "--config", str(config), *flags)
-    assert shown["products"] == []
-    [model] = shown["models"]
-    assert [decode["position"] for decode in model["decode"]] == [1, 3]
-    assert model["prompt_tokens"] == 5
-    assert len(model["prompt_seconds"]) == 2
+    flags = ["--positions", "3", "1", "--prompt-tokens", "5", "--rounds", "2", "--processes", "2"]
+    shown = report(capsys, "--config", str(config), *flags, "--no-products", "--no-training")
+    names = [figure["name"].split(": ")[-1] for figure in shown["figures"]]
+    assert names == ["prefill of 5", "decode after 1", "decode after 3"]
+    for figure in shown["figures"]:
+        assert [len(process["seconds"]) for process in figure["processes"]] == [2, 2]
 
 
 def test_table(capsys: pytest.CaptureFixture[str], config: Path) -> None:
-    assert main(["bench", "--quick", "--config", str(config)]) == 0
+    assert main(["bench", "--quick", "--config", str(config), "--threads", "1"]) == 0
     shown = capsys.readouterr().out
-    for text in ("thread(s)", "memory read:", "256 x 512", "decode after 2:", "prefill of 8:"):
+    for text in ("of limit", "plain read", "256 x 512", "training step", "decode after 2", "MB of"):
         assert text in shown
 
 
@@ -68,12 +81,13 @@ def test_table(capsys: pytest.CaptureFixture[str], config: Path) -> None:
         (["--revision", "main"], "'revision' must come with 'model'"),
         (["--rounds", "0"], "must be a whole number from 1"),
         (["--model", "no/such/folder"], "no/such/folder"),
+        (["--head-bits", "5"], "invalid choice: 5"),
     ],
 )
 def test_mistakes_are_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
 ) -> None:
-    assert main(["bench", "--quick", "--no-products", "--json", *arguments]) == 2
+    assert main(["bench", "--quick", "--no-products", "--no-training", "--json", *arguments]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert reason in shown.err and shown.err.count("\n") == 1

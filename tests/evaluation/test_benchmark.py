@@ -1,9 +1,11 @@
 """The benchmark's structure and arithmetic; no test looks at how fast anything is."""
 
-import math
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -11,27 +13,27 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import UnsupportedModelError
-from mlx_mmfree.evaluation.benchmark import (
-    QUICK,
-    benchmark_model,
-    benchmark_products,
-    measure_machine,
-)
-from mlx_mmfree.evaluation.benchmark_bandwidth import measure_bandwidth
-from mlx_mmfree.evaluation.benchmark_models import DecodeResult, ModelResult
-from mlx_mmfree.evaluation.benchmark_products import ProductResult
+from mlx_mmfree.evaluation import benchmark, benchmark_process
+from mlx_mmfree.evaluation.benchmark import QUICK, ModelChoice, Report
+from mlx_mmfree.evaluation.benchmark_limits import held_arrays
+from mlx_mmfree.evaluation.benchmark_llama import write_model
+from mlx_mmfree.evaluation.benchmark_plot import plot_roofline
+from mlx_mmfree.evaluation.benchmark_process import read_result, run_task
+from mlx_mmfree.evaluation.benchmark_record import MULTIPLY, READ, Record, figures
 from mlx_mmfree.evaluation.benchmark_weights import (
     PRESETS,
+    has_dense_head,
+    head_macs,
     random_model,
     random_packed,
     read_weights,
+    ternary_macs,
     token_bytes,
 )
-from mlx_mmfree.layers import BitLinear
+from mlx_mmfree.layers import BitLinear, pack_linears
 from mlx_mmfree.models import find
 from mlx_mmfree.ops import pack_ternary, unpack_ternary
 from mlx_mmfree.platform.memory_reader import MemoryReader, _shares, memory_reader
-from mlx_mmfree.platform.threads import thread_count
 
 HGRN = {
     "model_type": "hgrn_bit",
@@ -48,12 +50,35 @@ BITNET = PRESETS["bitnet-2b-4t"] | {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+FALCON = PRESETS["falcon3-1b"] | {
+    "vocab_size": 70,
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 
 
 @pytest.fixture
 def reader() -> Iterator[MemoryReader]:
     with memory_reader() as made:
         yield made
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Runs every measurement in this process; lists the tasks and their threads."""
+    measured = []
+
+    def measure(task: str, arguments: dict[str, Any], threads: int) -> tuple[list[Record], dict]:
+        measured.append((task, threads))
+        found = run_task(task, json.loads(json.dumps(arguments)))
+        return read_result(json.dumps(found))
+
+    monkeypatch.setattr(benchmark, "measure", measure)
+    return measured
 
 
 @pytest.mark.parametrize("input_dims", [1, 15, 16, 33, 64, 100])
@@ -104,27 +129,47 @@ def test_presets_have_the_published_numbers_of_ternary_weights() -> None:
         "mmfreelm-1.3b": 1233.1,
         "mmfreelm-2.7b": 2537.6,
         "bitnet-2b-4t": 2084.0,
+        "falcon3-1b": 1132.5,
     }
     assert set(PRESETS) == set(published)
     for name, config in PRESETS.items():
         architecture = find(config["model_type"])
         model = architecture.build(architecture.Config.from_hub(config))
-        count = sum(
-            module.input_dims * module.output_dims
-            for block in model.blocks
-            for module in block.modules()
-            if isinstance(module, BitLinear)
-        )
-        assert count / 1e6 == pytest.approx(published[name], abs=0.1)
+        pack_linears(model)
+        assert ternary_macs(model) / 1e6 == pytest.approx(published[name], abs=0.1)
+        assert head_macs(model) == config["vocab_size"] * config["hidden_size"]
+        assert has_dense_head(config) == (not name.startswith("mmfreelm"))
+
+
+@pytest.mark.parametrize("bits", [4, 6, 8, 16])
+@pytest.mark.parametrize("config", [BITNET, FALCON], ids=["tied", "untied"])
+def test_head_of_some_bits(config: dict, bits: int) -> None:
+    model = random_model(config, head_bits=bits)
+    head = model.head if "head" in model else model.embed
+    size = head.weight.nbytes * 8 / (70 * 64)
+    assert size == bits
+    logits, _ = model(mx.array([[1, 2, 3]]))
+    assert logits.shape == (1, 3, 70)
+    assert mx.all(mx.isfinite(logits)).item() and mx.std(logits).item() > 0
 
 
 def test_a_token_reads_a_row_of_the_embedding_or_all_of_a_tied_one() -> None:
     untied, tied = random_model(HGRN), random_model(BITNET)
     for model, rows in ((untied, 1), (tied, 70)):
-        everything = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+        everything = sum(array.nbytes for array in held_arrays(model))
         unread = (70 - rows) * model.embed.weight[0].nbytes
         assert token_bytes(model) == everything - unread
     assert sum(array.nbytes for array in read_weights(tied)) == token_bytes(tied)
+
+
+def test_arrays_that_are_no_parameters_are_held() -> None:
+    model = random_model(HGRN)
+    before = held_arrays(model)
+    model.blocks[0].token_norm._arranged = (mx.ones((3,)), mx.zeros((2,)))
+    assert [array.size for array in held_arrays(model) if all(array is not b for b in before)] == [
+        3,
+        2,
+    ]
 
 
 @pytest.mark.parametrize("dtype", [mx.uint32, mx.float16, mx.bfloat16, mx.float32])
@@ -136,7 +181,7 @@ def test_reader_takes_every_array(reader: MemoryReader, dtype: mx.Dtype, size: i
 def test_reader_leaves_the_callers_processors_alone(reader: MemoryReader) -> None:
     affinity = getattr(os, "sched_getaffinity", lambda _: None)
     before = affinity(0)
-    assert all(rate > 0 for rate in measure_bandwidth(reader, 2**16, 2))
+    assert reader.seconds([mx.ones((2**14,))], 2) > 0
     assert affinity(0) == before
 
 
@@ -152,56 +197,100 @@ def test_threads_share_every_word_once(sizes: list[int], count: int) -> None:
     assert max(lengths) - min(lengths) <= 1
 
 
-def test_machine(reader: MemoryReader) -> None:
-    shown = measure_machine(reader, QUICK).to_json()
-    assert shown["threads"] == thread_count()
-    assert shown["backend"] in ("metal", "native", "chunked", "reference")
-    assert shown["read_gb_per_second"]["best"] >= shown["read_gb_per_second"]["median"] > 0
+def record(name: str, limit: str, own: tuple, plain: tuple, threads: int = 1) -> Record:
+    return Record(name, threads, limit, 100, 1000, own, plain, "tokens", 8)
 
 
-def test_products(reader: MemoryReader) -> None:
-    settings = replace(QUICK, shapes=((64, 96), (96, 64)), walk_bytes=10_000, rounds=2)
-    results = list(benchmark_products(reader, settings))
-    assert [(r.output_dims, r.input_dims, r.rows) for r in results] == [
-        (64, 96, 1),
-        (64, 96, 8),
-        (96, 64, 1),
-        (96, 64, 8),
-    ]
-    for result in results:
-        assert result.matrix_bytes == 64 * 96 // 4
-        assert result.copies == math.ceil(10_000 / result.matrix_bytes)
-        assert len(result.seconds) == len(result.read_seconds) == 2
-        assert min(*result.seconds, *result.read_seconds) > 0
-
-
-def test_product_figures() -> None:
-    result = ProductResult(
-        64, 32, 8, 3, 512, seconds=(4e-6, 2e-6, 8e-6), read_seconds=(1e-6, 1e-6, 4e-6)
-    )
-    assert result.bytes_per_second == pytest.approx(512 / 4e-6)
-    assert result.macs_per_second == pytest.approx(64 * 32 * 8 / 4e-6)
+def test_a_record_is_compared_round_by_round() -> None:
+    measured = record("a", READ, (4.0, 2.0, 8.0), (1.0, 1.0, 4.0))
     # the ratio of each round, then the median: 1/4, 1/2, 1/2
-    assert result.bandwidth_share == pytest.approx(0.5)
-    assert result.to_json()["walked_bytes"] == 3 * 512
+    assert measured.share == 0.5
+    assert measured.limit_rate == 100
+    assert record("a", MULTIPLY, (1.0,), (2.0,)).limit_rate == 500
 
 
-@pytest.mark.parametrize("config", [HGRN, BITNET], ids=["hgrn_bit", "bitnet"])
-def test_model(reader: MemoryReader, config: dict) -> None:
-    model = random_model(config)
-    settings = replace(QUICK, positions=(9, 2, 9))
-    result = benchmark_model(reader, model, "tiny", settings)
-    assert result.token_bytes == token_bytes(model)
-    assert result.peak_bytes >= result.token_bytes
-    assert [decode.position for decode in result.decode] == [2, 9]
-    assert all(decode.tokens_per_second > 0 for decode in result.decode)
-    assert all(decode.state_bytes > 0 for decode in result.decode)
+def test_processes_with_slow_memory_are_shown_but_do_not_count() -> None:
+    rates = {1.0: 0.5, 1.2: 0.7, 1.3: 0.1}
+    records = [record("a", READ, (plain / share,), (plain,)) for plain, share in rates.items()]
+    [figure] = figures(records)
+    assert [r.limit_rate for r in figure.counted] == [100, pytest.approx(100 / 1.2)]
+    assert figure.share == pytest.approx(0.6)
+    shown = figure.to_json()
+    assert [process["is_counted"] for process in shown["processes"]] == [True, True, False]
+    assert shown["seconds"] == pytest.approx((2.0 + 1.2 / 0.7) / 2)
+    assert shown["rate"] == pytest.approx(8 / shown["seconds"])
 
 
-def test_model_figures() -> None:
-    decode = DecodeResult(5, (0.1, 0.2, 0.4), (0.1, 0.1, 0.1), state_bytes=8)
-    result = ModelResult("m", 100, 200, 128, (0.5, 1.0, 4.0), (decode,))
-    shown = result.to_json()
-    assert shown["prefill_tokens_per_second"] == pytest.approx(128)
-    assert shown["decode"][0]["tokens_per_second"] == pytest.approx(5)
-    assert shown["decode"][0]["bandwidth_share"] == pytest.approx(0.5)
+def test_figures_are_apart_by_name_threads_and_limit() -> None:
+    kinds = [("a", READ, 1), ("a", READ, 2), ("a", MULTIPLY, 1), ("b", READ, 1)]
+    records = [record(name, limit, (1.0,), (1.0,), threads) for name, limit, threads in kinds]
+    assert [len(figure.records) for figure in figures(records + records)] == [2] * 4
+
+
+def test_everything(here: list, tmp_path: Path) -> None:
+    settings = replace(QUICK, shapes=((64, 96),), heads=((70, 64),), processes=2, walk_bytes=10_000)
+    choices = [ModelChoice(name, config) for name, config in (("hgrn", HGRN), ("bitnet", BITNET))]
+    shown: list[Report] = []
+    reports = benchmark.benchmark(settings, [1, 2], models=choices)
+    whole = benchmark.join(reports, shown.append)
+    in_turn = [("products", 1), ("products", 2)]
+    assert here == in_turn * 2 + [("training", 2)] * 2 + [("model", 2)] * 4
+    assert len(shown) == 5
+    named = {figure.records[0].name: figure for figure in whole.figures}
+    assert set(named) == {
+        "ternary 64 x 96, 1 row",
+        "ternary 64 x 96, 8 rows",
+        *(f"head 70 x 64, {bits} bits, 1 row" for bits in (4, 6, 8, 16)),
+        "MatMul-free, 1 block of 64: training step",
+        *(
+            f"{model}: {what}"
+            for model in ("hgrn", "bitnet")
+            for what in ("prefill of 8", "decode after 2", "decode after 8")
+        ),
+    }
+    for figure in whole.figures:
+        assert len(figure.records) == (4 if "row" in figure.records[0].name else 2)
+        assert figure.share > 0
+    assert named["ternary 64 x 96, 1 row"].records[0].macs == 64 * 96
+    assert named["bitnet: prefill of 8"].records[0].macs > 8 * 2 * 64 * 64
+    assert [note["model"] for note in whole.memory] == ["hgrn"] * 2 + ["bitnet"] * 2
+    assert set(whole.machine["limits"]) == {"1", "2"}
+    json.dumps(whole.to_json())
+    pytest.importorskip("matplotlib")
+    plot_roofline(whole, tmp_path / "roof.png")
+    assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
+    assert list(tmp_path.iterdir()) == [tmp_path / "roof.png"]
+
+
+def test_a_fresh_process_measures() -> None:
+    arguments = {
+        "shapes": [[64, 96]],
+        "rows": [1],
+        "heads": [],
+        "head_bits": [],
+        "walk_bytes": 2**12,
+        "rounds": 2,
+    }
+    [found], notes = benchmark_process.measure("products", arguments, 3)
+    assert (found.threads, len(found.seconds), len(found.limit_seconds)) == (3, 2, 2)
+    assert notes["bytes_per_second"] > 0
+    with pytest.raises(
+        RuntimeError, match=r"\[bench\] the measurement of products failed: (.|\n)*TypeError"
+    ):
+        benchmark_process.measure("products", {**arguments, "rounds": "x"}, 1)
+
+
+def test_llama_cpp_file_has_the_shape(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    file = tmp_path / "small.gguf"
+    written = write_model(file, is_small=True)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    assert len(tensors) == 2 + 2 * 11
+    assert tensors["blk.1.ffn_down.weight"].shape.tolist() == [512, 256]
+    assert tensors["blk.1.ffn_down.weight"].tensor_type == gguf.GGMLQuantizationType.TQ2_0
+    linears = [t for name, t in tensors.items() if "norm" not in name]
+    assert sum(t.n_elements for t in linears) == written["macs"]
+    # codes 0 to 2 only, and a scale that is a number
+    blocks = tensors["blk.0.attn_q.weight"].data.reshape(-1, 66)
+    assert all(((blocks[:, :64] >> shift) & 3).max() == 2 for shift in (0, 2, 4, 6))
+    assert np.isfinite(np.ascontiguousarray(blocks[:, 64:]).view(np.float16)).all()

@@ -18,6 +18,7 @@ PORTABLE = [
     "cpu/portable.cpp",
     "cpu/thread_pool.cpp",
     "cpu/workspace.cpp",
+    "dense_matmul/product.cpp",
     "ternary_matmul/product.cpp",
 ]
 FLAGS = ["-std=c++20", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", f"-I{SOURCES}"]
@@ -34,8 +35,8 @@ X86 = {
         *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma"),
         *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
     ],
-    "cpu/avx_vnni.cpp": ["-mavx2", "-mfma", "-mavxvnni"],
-    "cpu/avx2.cpp": ["-mavx2", "-mfma"],
+    "cpu/avx_vnni.cpp": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
+    "cpu/avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
 }
 # the spelling of the Zig compiler
 ARM = {

@@ -1,5 +1,7 @@
 #include "cpu/avx2.h"
 
+#include "dense_matmul/avx2.h"
+
 namespace mmfree {
 
 namespace {
@@ -19,12 +21,12 @@ struct Avx2 : Avx2Base {
 };
 
 bool is_supported() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_half_floats();
 }
 
 }  // namespace
 
 extern const Kernels avx2_kernels;
-constinit const Kernels avx2_kernels = kernel_set<Avx2>("avx2", is_supported);
+constinit const Kernels avx2_kernels = kernel_set<Avx2, DenseAvx2>("avx2", is_supported);
 
 }  // namespace mmfree

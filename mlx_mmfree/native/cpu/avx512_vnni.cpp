@@ -1,6 +1,7 @@
 #include <immintrin.h>
 
 #include "cpu/kernel_set.h"
+#include "dense_matmul/avx512.h"
 
 namespace mmfree {
 
@@ -88,6 +89,7 @@ bool is_supported() {
 }  // namespace
 
 extern const Kernels avx512_vnni_kernels;
-constinit const Kernels avx512_vnni_kernels = kernel_set<Avx512Vnni>("avx512_vnni", is_supported);
+constinit const Kernels avx512_vnni_kernels =
+    kernel_set<Avx512Vnni, DenseAvx512>("avx512_vnni", is_supported);
 
 }  // namespace mmfree

@@ -1,6 +1,7 @@
 #include <cpuid.h>
 
 #include "cpu/avx2.h"
+#include "dense_matmul/avx2.h"
 
 namespace mmfree {
 
@@ -33,12 +34,13 @@ struct AvxVnni : Avx2Base {
 bool is_supported() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   const bool has_vnni = __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
-  return has_vnni && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return has_vnni && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         has_half_floats();
 }
 
 }  // namespace
 
 extern const Kernels avx_vnni_kernels;
-constinit const Kernels avx_vnni_kernels = kernel_set<AvxVnni>("avx_vnni", is_supported);
+constinit const Kernels avx_vnni_kernels = kernel_set<AvxVnni, DenseAvx2>("avx_vnni", is_supported);
 
 }  // namespace mmfree

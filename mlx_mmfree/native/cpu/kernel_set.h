@@ -3,6 +3,8 @@
 #include "bit_linear/finish.h"
 #include "bit_linear/prepare_row.h"
 #include "cpu/kernels.h"
+#include "dense_matmul/quantized_tile.h"
+#include "probe/loops.h"
 #include "mlgru_step/recur.h"
 #include "rms_norm_quantize/quantize_row.h"
 #include "ternary_matmul/code_product.h"
@@ -11,7 +13,7 @@
 
 namespace mmfree {
 
-template <class Isa>
+template <class Isa, class Dense>
 constexpr Kernels kernel_set(const char* name, bool (*is_supported)()) {
   return {name,
           is_supported,
@@ -28,7 +30,9 @@ constexpr Kernels kernel_set(const char* name, bool (*is_supported)()) {
           normalize_row<Isa>,
           finish<Isa>,
           rms_inverse<Isa>,
-          recur<Isa>};
+          recur<Isa>,
+          dense_kernels<Dense>(),
+          probe_kernels<Dense>()};
 }
 
 }  // namespace mmfree

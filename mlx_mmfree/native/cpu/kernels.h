@@ -5,6 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "dense_matmul/kernels.h"
+#include "probe/kernels.h"
+
 namespace mmfree {
 
 // A packed row is read in blocks of 64 bytes, 256 weights; activations are padded to whole blocks.
@@ -110,7 +113,7 @@ struct RecurrenceStep {
   float* last;           // (dims,)
 };
 
-// The loops of one instruction set. Every set gives the same bits.
+// The loops of one instruction set. Every set gives the same bits, but for those of `dense`.
 struct Kernels {
   const char* name;
   bool (*is_supported)();
@@ -140,6 +143,8 @@ struct Kernels {
   float (*rms_inverse)(const Floats& x, size_t start, size_t dims, float eps, float* scratch);
   // The channels [first, last) of all rows of one sequence.
   void (*recur)(const RecurrenceStep&, size_t first, size_t last);
+  DenseKernels dense;
+  ProbeKernels probe;
 };
 
 // The fastest set that this processor has, unless `use_kernels` chose another.

@@ -1,5 +1,6 @@
 #include "cpu/arm_features.h"
 #include "cpu/neon.h"
+#include "dense_matmul/neon.h"
 
 namespace mmfree {
 
@@ -29,6 +30,6 @@ struct NeonDotprod : Neon {
 
 extern const Kernels neon_dotprod_kernels;
 constinit const Kernels neon_dotprod_kernels =
-    kernel_set<NeonDotprod>("neon_dotprod", has_dot_products);
+    kernel_set<NeonDotprod, DenseNeon>("neon_dotprod", has_dot_products);
 
 }  // namespace mmfree

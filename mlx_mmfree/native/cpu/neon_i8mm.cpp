@@ -1,5 +1,6 @@
 #include "cpu/arm_features.h"
 #include "cpu/neon.h"
+#include "dense_matmul/neon.h"
 
 namespace mmfree {
 
@@ -34,6 +35,7 @@ bool is_supported() {
 }  // namespace
 
 extern const Kernels neon_i8mm_kernels;
-constinit const Kernels neon_i8mm_kernels = kernel_set<NeonI8mm>("neon_i8mm", is_supported);
+constinit const Kernels neon_i8mm_kernels =
+    kernel_set<NeonI8mm, DenseNeon>("neon_i8mm", is_supported);
 
 }  // namespace mmfree

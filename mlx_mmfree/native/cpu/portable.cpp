@@ -1,3 +1,5 @@
+#include "dense_matmul/portable.h"
+
 #include "cpu/kernel_set.h"
 
 namespace mmfree {
@@ -79,6 +81,7 @@ bool is_supported() {
 }  // namespace
 
 extern const Kernels portable_kernels;
-constinit const Kernels portable_kernels = kernel_set<Portable>("portable", is_supported);
+constinit const Kernels portable_kernels =
+    kernel_set<Portable, DensePortable>("portable", is_supported);
 
 }  // namespace mmfree

@@ -1,0 +1,69 @@
+"""Runs a measurement in a fresh process: memory, threads and caches of its own."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from .benchmark_record import Record
+
+_TASKS = {
+    "products": "benchmark_products",
+    "model": "benchmark_models",
+    "training": "benchmark_training",
+    "llama.cpp": "benchmark_llama",
+}
+
+
+def measure(task: str, arguments: dict[str, Any], threads: int) -> tuple[list[Record], dict]:
+    """Returns the records of a task that a new process runs, and what else it says.
+
+    Args:
+        task: `products`, `model`, `training` or `llama.cpp`.
+        arguments: Of the function `run` of the task's module; JSON values.
+        threads: Threads that compute in the process.
+
+    Raises:
+        RuntimeError: The process failed; its last words are in the message.
+    """
+    environment = os.environ | {
+        "OPENBLAS_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_PROC_BIND": "true",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    process = subprocess.run(
+        [sys.executable, "-m", __name__],
+        input=json.dumps({"task": task, "arguments": arguments}),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if process.returncode:
+        raise RuntimeError(f"[bench] the measurement of {task} failed: {process.stderr[-2000:]}")
+    return read_result(process.stdout.splitlines()[-1])
+
+
+def read_result(text: str) -> tuple[list[Record], dict]:
+    """The records and notes that a process printed as JSON."""
+    found = json.loads(text)
+    records = [
+        Record(**r | {name: tuple(r[name]) for name in ("seconds", "limit_seconds")})
+        for r in found["records"]
+    ]
+    return records, found["notes"]
+
+
+def run_task(task: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Runs a task in this process; see `measure`."""
+    module = importlib.import_module(f"{__package__}.{_TASKS[task]}")
+    records, notes = module.run(**arguments)
+    return {"records": [asdict(record) for record in records], "notes": notes}
+
+
+if __name__ == "__main__":
+    print(json.dumps(run_task(**json.loads(sys.stdin.read()))))

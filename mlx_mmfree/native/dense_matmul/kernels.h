@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mmfree {
+
+enum class FloatType;
+
+// y = x W^T for floats.
+struct DenseProduct {
+  const float* x;  // (rows, stride), zeros beyond dims
+  size_t rows, stride, dims;
+  const void* weight;  // (outputs, dims) of the type
+  FloatType type;
+  size_t outputs;
+  float* y;  // (rows, outputs)
+};
+
+// y = x W^T for W = scale * code + bias, with a scale and a bias for each group of inputs.
+struct QuantizedProduct {
+  uint8_t* x;  // (rows, stride) bytes as `arrange` wrote them
+  size_t rows, stride, dims;
+  const uint8_t* codes;  // (outputs, dims * bits / 8), lowest bits first
+  const void* scales;    // (outputs, dims / group) of the type
+  const void* biases;
+  FloatType type;
+  size_t outputs, group;
+  int bits;
+  float* y;  // (rows, outputs)
+};
+
+// The loops of one instruction set; no row of a result depends on the others.
+struct DenseKernels {
+  // Floats that a row of x is padded to a multiple of.
+  size_t padding;
+  // Outputs [first, last) of every row.
+  void (*multiply)(const DenseProduct&, size_t first, size_t last);
+  // Bytes of one arranged row, a multiple of 64.
+  size_t (*arranged_bytes)(size_t dims, size_t group, int bits);
+  // x: (dims,). Returns whether all values are finite.
+  bool (*arrange)(const float* x, size_t dims, size_t group, int bits, uint8_t* row);
+  // Outputs [first, last) of every row.
+  void (*multiply_quantized)(const QuantizedProduct&, size_t first, size_t last);
+};
+
+}  // namespace mmfree

@@ -1,0 +1,33 @@
+#pragma once
+
+#include "cpu/kernels.h"
+
+namespace mmfree {
+
+// The products on plain memory, shared out over the threads. No row of a result depends on the
+// number of rows or threads.
+
+struct FloatMatrix {
+  const void* values;  // (outputs, dims) of the type
+  FloatType type;
+  size_t outputs;
+};
+
+// W = scale * code + bias, with a scale and a bias for each group of inputs.
+struct QuantizedMatrix {
+  const uint8_t* codes;  // (outputs, dims * bits / 8)
+  const void* scales;    // (outputs, dims / group) of the type
+  const void* biases;
+  FloatType type;
+  size_t outputs, group;
+  int bits;
+};
+
+// x: (rows, dims), y: (rows, outputs).
+void dense_product(const float* x, size_t rows, size_t dims, const FloatMatrix& weight, float* y);
+
+// x: (rows, dims), y: (rows, outputs). A row with a value that is not finite gives NaN.
+void quantized_product(const float* x, size_t rows, size_t dims, const QuantizedMatrix& weight,
+                       float* y);
+
+}  // namespace mmfree

@@ -1,0 +1,252 @@
+#pragma once
+
+#include <string.h>
+
+#include "cpu/kernels.h"
+#include "cpu/unroll.h"
+#include "dense_matmul/float_tile.h"
+
+// Products with codes of 2, 4, 6 or 8 bits. Activations are 16-bit whole numbers with a scale for
+// each lane of each chunk, so that the sums of a chunk are exact integers. An instruction set `Isa`
+// gives, beside what `float_tile.h` asks for,
+//   Words, Sums            vectors of 2 kLanes 16-bit words and of kLanes 32-bit sums
+//   kCodes<bits>           codes of one word; those of 6 bits are spread over words first
+//   load_words<bits>(bytes)    the words of one chunk
+//   codes<bits, k>(words)      code k of every word
+//   dot(sums, codes, x)        adds the products of words 2 l and 2 l + 1 to lane l
+//   to_floats(sums), multiply(a, b), no_sums()
+//   spread<count>(values, first)   `count` lanes from `first` on, each over an equal share of lanes
+//   load<type>(pointer, count)     where kMasks: up to kLanes values, then zeros
+
+namespace mmfree {
+
+constexpr float kLargestCode = 32767.0f;
+// Adding and subtracting it rounds |x| < 2^22 to a whole number.
+constexpr float kRound = 12582912.0f;
+// Smaller values count as zeros: their scale would be no normal number.
+constexpr float kSmallest = 1e-30f;
+
+// How a chunk of codes, one vector of words, lies in memory.
+template <class Isa, int bits>
+struct Chunk {
+  static constexpr size_t kCodes = Isa::template kCodes<bits>;
+  static constexpr size_t kWords = 2 * Isa::kLanes;
+  static constexpr size_t kInputs = kWords * kCodes;
+  static constexpr size_t kBytes = kInputs * bits / 8;
+
+  static constexpr size_t count(size_t dims) {
+    return (dims + kInputs - 1) / kInputs;
+  }
+};
+
+// An arranged row: 16-bit codes, for each chunk word j of code k at kWords k + j; the scale of each
+// lane of each chunk; the sum of each group, zeros up to whole vectors.
+template <class Isa>
+struct Row {
+  int16_t* codes;
+  float* scales;
+  float* sums;
+  size_t bytes;
+
+  MMFREE_INLINE Row(uint8_t* memory, size_t inputs, size_t lanes, size_t groups) {
+    codes = reinterpret_cast<int16_t*>(memory);
+    scales = reinterpret_cast<float*>(memory + inputs * sizeof(int16_t));
+    sums = scales + lanes;
+    const size_t padded = (groups + Isa::kLanes - 1) / Isa::kLanes * Isa::kLanes;
+    bytes = inputs * sizeof(int16_t) + (lanes + padded) * sizeof(float);
+    bytes = (bytes + 63) / 64 * 64;
+  }
+};
+
+template <class Isa, int bits>
+Row<Isa> arranged_row(uint8_t* memory, size_t dims, size_t group) {
+  const size_t chunks = Chunk<Isa, bits>::count(dims);
+  return Row<Isa>(memory, chunks * Chunk<Isa, bits>::kInputs, chunks * Isa::kLanes, dims / group);
+}
+
+// The largest magnitude's bits, which are ordered as the magnitudes are; NaN is beyond infinity.
+template <class Isa>
+MMFREE_INLINE inline uint32_t largest_bits(const float* values, size_t count) {
+  uint32_t largest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    memcpy(&bits, values + i, sizeof(bits));
+    bits &= 0x7fffffff;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
+template <class Isa, int bits>
+bool arrange_bits(const float* x, size_t dims, size_t group, uint8_t* memory) {
+  using C = Chunk<Isa, bits>;
+  const Row<Isa> row = arranged_row<Isa, bits>(memory, dims, group);
+  memset(memory, 0, row.bytes);
+  // inputs of neighbouring words, and the lane that each pair of words goes to
+  constexpr size_t kPair = 2 * C::kCodes;
+  if (largest_bits<Isa>(x, dims) >= 0x7f800000) {
+    return false;
+  }
+  for (size_t start = 0; start < dims; start += kPair) {
+    const uint32_t largest_of_pair = largest_bits<Isa>(x + start, kPair);
+    float largest;
+    memcpy(&largest, &largest_of_pair, sizeof(largest));
+    if (largest < kSmallest) {
+      continue;
+    }
+    const float scale = largest / kLargestCode, inverse = kLargestCode / largest;
+    const size_t chunk = start / C::kInputs, word = start % C::kInputs / C::kCodes;
+    int16_t* codes = row.codes + chunk * C::kInputs + word;
+    int32_t sum = 0;
+    for (size_t i = 0; i < kPair; ++i) {
+      const auto code = static_cast<int16_t>((x[start + i] * inverse + kRound) - kRound);
+      codes[i % C::kCodes * C::kWords + i / C::kCodes] = code;
+      sum += code;
+    }
+    row.sums[start / group] += static_cast<float>(sum) * scale;
+    row.scales[chunk * Isa::kLanes + word / 2] = scale;
+  }
+  return true;
+}
+
+// Up to kLanes values as floats, then zeros.
+template <class Isa>
+MMFREE_INLINE inline typename Isa::Floats widen(const void* values, FloatType type, size_t first,
+                                                size_t count) {
+  const uint8_t* bytes = static_cast<const uint8_t*>(values) + first * float_bytes(type);
+  switch (type) {
+    case FloatType::float32:
+      return load_some<Isa, FloatType::float32>(bytes, count);
+    case FloatType::float16:
+      return load_some<Isa, FloatType::float16>(bytes, count);
+    default:
+      return load_some<Isa, FloatType::bfloat16>(bytes, count);
+  }
+}
+
+// M rows times one output.
+template <class Isa, int bits, size_t group, size_t M>
+void quantized_tile(const QuantizedProduct& p, size_t row, size_t output) {
+  using C = Chunk<Isa, bits>;
+  constexpr size_t kLanes = Isa::kLanes, kChunkGroups = C::kInputs > group ? C::kInputs / group : 1;
+  const size_t groups = p.dims / group, row_bytes = p.dims * bits / 8;
+  const uint8_t* codes = p.codes + output * row_bytes;
+  const Row<Isa> x = arranged_row<Isa, bits>(p.x + row * p.stride, p.dims, group);
+  const auto of_row = [&](const auto* pointer, size_t m) MMFREE_INLINE {
+    return reinterpret_cast<decltype(pointer)>(reinterpret_cast<const uint8_t*>(pointer) +
+                                               m * p.stride);
+  };
+  const auto floats = [&](const float* pointer, size_t m) MMFREE_INLINE {
+    return Isa::template load<FloatType::float32>(of_row(pointer, m));
+  };
+  typename Isa::Floats sums[M];
+  unroll<M>([&](auto m) MMFREE_INLINE { sums[m] = Isa::zero(); });
+  for (size_t start = 0; start < groups; start += kLanes) {
+    const size_t count = groups - start < kLanes ? groups - start : kLanes;
+    const auto scales = widen<Isa>(p.scales, p.type, output * groups + start, count);
+    const auto biases = widen<Isa>(p.biases, p.type, output * groups + start, count);
+    unroll<M>([&](auto m) MMFREE_INLINE {
+      sums[m] = Isa::multiply_add(floats(x.sums + start, m), biases, sums[m]);
+    });
+    const auto add = [&](size_t chunk, const uint8_t* bytes) MMFREE_INLINE {
+      const auto words = Isa::template load_words<bits>(bytes);
+      const auto scale =
+          Isa::template spread<kChunkGroups>(scales, chunk * C::kInputs / group - start);
+      typename Isa::Words decoded[C::kCodes];
+      unroll<C::kCodes>([&](auto k)
+                            MMFREE_INLINE { decoded[k] = Isa::template codes<bits, k>(words); });
+      unroll<M>([&](auto m) MMFREE_INLINE {
+        const int16_t* values = of_row(x.codes, m) + chunk * C::kInputs;
+        auto sum = Isa::no_sums();
+        unroll<C::kCodes>(
+            [&](auto k) MMFREE_INLINE { sum = Isa::dot(sum, decoded[k], values + k * C::kWords); });
+        const auto scaled =
+            Isa::multiply(Isa::to_floats(sum), floats(x.scales + chunk * kLanes, m));
+        sums[m] = Isa::multiply_add(scaled, scale, sums[m]);
+      });
+    };
+    size_t chunk = start * group / C::kInputs;
+    const size_t end = (start + count) * group;
+    for (; (chunk + 1) * C::kInputs <= end; ++chunk) {
+      prefetch_weights(codes + chunk * C::kBytes);
+      add(chunk, codes + chunk * C::kBytes);
+    }
+    if (chunk * C::kInputs < end) {
+      alignas(64) uint8_t last[C::kBytes] = {};
+      memcpy(last, codes + chunk * C::kBytes, row_bytes - chunk * C::kBytes);
+      add(chunk, last);
+    }
+  }
+  unroll<M>([&](auto m)
+                MMFREE_INLINE { p.y[(row + m) * p.outputs + output] = Isa::total(sums[m]); });
+}
+
+template <class Isa, int bits, size_t group, size_t M>
+void quantized_rows(const QuantizedProduct& p, size_t row, size_t first, size_t last) {
+  for (size_t output = first; output < last; ++output) {
+    quantized_tile<Isa, bits, group, M>(p, row, output);
+  }
+}
+
+template <class Isa, int bits, size_t group>
+void multiply_group(const QuantizedProduct& p, size_t first, size_t last) {
+  size_t row = 0;
+  for (; row + 4 <= p.rows; row += 4) {
+    quantized_rows<Isa, bits, group, 4>(p, row, first, last);
+  }
+  for (; row + 2 <= p.rows; row += 2) {
+    quantized_rows<Isa, bits, group, 2>(p, row, first, last);
+  }
+  if (row < p.rows) {
+    quantized_rows<Isa, bits, group, 1>(p, row, first, last);
+  }
+}
+
+template <class Isa, int bits>
+void multiply_bits(const QuantizedProduct& p, size_t first, size_t last) {
+  if (p.group == 32) {
+    multiply_group<Isa, bits, 32>(p, first, last);
+  } else if (p.group == 64) {
+    multiply_group<Isa, bits, 64>(p, first, last);
+  } else {
+    multiply_group<Isa, bits, 128>(p, first, last);
+  }
+}
+
+// call(bits as a constant)
+template <class Call>
+MMFREE_INLINE inline auto with_bits(int bits, Call&& call) {
+  switch (bits) {
+    case 2:
+      return call(std::integral_constant<int, 2>{});
+    case 4:
+      return call(std::integral_constant<int, 4>{});
+    case 6:
+      return call(std::integral_constant<int, 6>{});
+    default:
+      return call(std::integral_constant<int, 8>{});
+  }
+}
+
+template <class Isa>
+void multiply_quantized(const QuantizedProduct& p, size_t first, size_t last) {
+  with_bits(p.bits, [&](auto bits) { multiply_bits<Isa, bits>(p, first, last); });
+}
+
+template <class Isa>
+bool arrange(const float* x, size_t dims, size_t group, int bits, uint8_t* row) {
+  return with_bits(bits, [&](auto b) { return arrange_bits<Isa, b>(x, dims, group, row); });
+}
+
+template <class Isa>
+size_t arranged_bytes(size_t dims, size_t group, int bits) {
+  return with_bits(bits, [&](auto b) { return arranged_row<Isa, b>(nullptr, dims, group).bytes; });
+}
+
+template <class Isa>
+constexpr DenseKernels dense_kernels() {
+  return {2 * Isa::kLanes, multiply_dense<Isa>, arranged_bytes<Isa>, arrange<Isa>,
+          multiply_quantized<Isa>};
+}
+
+}  // namespace mmfree

@@ -1,0 +1,91 @@
+"""Product of activations and a dense matrix of floats or of 2- to 8-bit codes."""
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from ..dispatch import dispatch
+
+BITS = (2, 4, 6, 8)
+GROUP_SIZES = (32, 64, 128)
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+
+
+class Quantization(NamedTuple):
+    """MLX's affine form: a weight is `scale * code + bias`, with one of each for a group of inputs.
+
+    Attributes:
+        scales: `(N, D / group_size)`, float32, float16 or bfloat16.
+        biases: As `scales`.
+        group_size: 32, 64 or 128.
+        bits: Of a code: 2, 4, 6 or 8.
+    """
+
+    scales: mx.array
+    biases: mx.array
+    group_size: int
+    bits: int
+
+
+def dense_matmul(
+    x: mx.array, weight: mx.array, quantization: Quantization | None = None
+) -> mx.array:
+    r"""Multiplies by a dense matrix: :math:`y = x\,W^\top`, summed in float32 or better.
+
+    For heads: many outputs, and few rows of `x`. On the CPU a row has the same bits whatever the
+    number of rows. With codes, its activations may be rounded to 16 bits in each group, which costs up
+    to `1e-4` of the largest result, and a row with an infinity or a NaN may give NaN everywhere. The
+    gradient is that of `x` and of a matrix of floats.
+
+    Args:
+        x: Activations `(..., D)`, any float dtype.
+        weight: Floats `(N, D)`; or, with `quantization`, codes as `mx.quantize` packs them, `uint32`
+            of shape `(N, D * bits / 32)`.
+        quantization: What turns the codes into weights.
+
+    Returns:
+        float32 of shape `(..., N)`; on a GPU with the precision of the dtype of `x` and `W`.
+
+    Raises:
+        ValueError: A shape or dtype does not fit.
+    """
+    _check(x, weight, quantization)
+    y: mx.array = dispatch(__name__, x, weight, quantization)
+    return y
+
+
+def _check(x: mx.array, weight: mx.array, quantization: Quantization | None) -> None:
+    dims = x.shape[-1]
+    if quantization is None:
+        if weight.dtype not in FLOATS or weight.ndim != 2 or weight.shape[1] != dims:
+            raise ValueError(
+                f"[dense_matmul] 'weight' must be a float matrix of {dims} columns but got "
+                f"{weight.dtype} with shape {weight.shape}."
+            )
+        return
+    scales, biases, group_size, bits = quantization
+    if bits not in BITS or group_size not in GROUP_SIZES:
+        raise ValueError(
+            f"[dense_matmul] 'quantization' must have {_list(BITS)} bits and groups of "
+            f"{_list(GROUP_SIZES)} but got {bits} and {group_size}."
+        )
+    if dims % group_size:
+        raise ValueError(
+            f"[dense_matmul] 'x' must have a multiple of {group_size} inputs but got {dims}."
+        )
+    if weight.dtype != mx.uint32 or weight.ndim != 2 or weight.shape[1] * 32 != dims * bits:
+        raise ValueError(
+            f"[dense_matmul] 'weight' must be a uint32 matrix of {dims * bits // 32} columns but got "
+            f"{weight.dtype} with shape {weight.shape}."
+        )
+    for array in (scales, biases):
+        expected = (weight.shape[0], dims // group_size)
+        if array.dtype not in FLOATS or array.dtype != scales.dtype or array.shape != expected:
+            raise ValueError(
+                f"[dense_matmul] 'scales' and 'biases' must be floats of one dtype with shape "
+                f"{expected} but got {array.dtype} with shape {array.shape}."
+            )
+
+
+def _list(numbers: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"

@@ -1,0 +1,92 @@
+"""`dense_matmul` with codes on every backend, and the arguments it refuses."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_mmfree.errors import BackendError
+from mlx_mmfree.ops import Quantization, dense_matmul, use_backend
+from mlx_mmfree.ops.dense_matmul import BITS, GROUP_SIZES, chunked
+from tests.tolerances import FIXED_POINT_TOLERANCE, TOLERANCE, relative_error
+
+DTYPES = [mx.float32, mx.float16, mx.bfloat16]
+
+
+def quantize(
+    outputs: int, dims: int, group_size: int, bits: int, dtype: mx.Dtype = mx.float32
+) -> tuple[mx.array, Quantization]:
+    weight = mx.random.normal((outputs, dims)).astype(dtype)
+    codes, scales, biases = mx.quantize(weight, group_size=group_size, bits=bits)
+    return codes, Quantization(scales, biases, group_size, bits)
+
+
+def exact(x: mx.array, codes: mx.array, quantization: Quantization) -> np.ndarray:
+    """The product in float64."""
+    scales, biases, group_size, bits = quantization
+    words = np.array(codes)
+    stream = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+    values = stream.reshape(len(words), -1, bits) @ (1 << np.arange(bits))
+    groups = values.reshape(len(words), -1, group_size).astype(np.float64)
+    scale, bias = (np.array(a.astype(mx.float32)).astype(np.float64) for a in (scales, biases))
+    weight = (groups * scale[..., None] + bias[..., None]).reshape(len(words), -1)
+    return np.array(x.astype(mx.float32)).astype(np.float64) @ weight.T
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize(
+    "backend", [pytest.param("metal", marks=pytest.mark.metal), "native", "chunked", "reference"]
+)
+def test_codes(backend: str, bits: int, dtype: mx.Dtype, request: pytest.FixtureRequest) -> None:
+    if backend == "metal":
+        request.getfixturevalue("metal")
+        if dtype != mx.float32 and not mx.metal.is_available():
+            pytest.skip("MLX's CPU product of codes rounds 16-bit floats too often")
+    mx.random.seed(bits)
+    for group_size in GROUP_SIZES:
+        dims = 3 * group_size
+        codes, quantization = quantize(40, dims, group_size, bits, dtype)
+        x = mx.random.normal((2, 3, dims)).astype(dtype)
+        want = mx.array(exact(x.reshape(6, dims), codes, quantization)).astype(mx.float32)
+        tolerance = TOLERANCE[dtype] if backend == "metal" else FIXED_POINT_TOLERANCE
+        with use_backend(backend):
+            try:
+                got = dense_matmul(x, codes, quantization)
+            except BackendError as error:
+                pytest.skip(str(error))
+            upstream = mx.random.normal(got.shape)
+            gradient = mx.grad(
+                lambda x: (dense_matmul(x, codes, quantization) * upstream).sum()  # noqa: B023
+            )(x)
+        assert got.dtype == mx.float32
+        assert relative_error(got.reshape(6, 40), want) <= tolerance
+        with use_backend("reference"):
+            identity = dense_matmul(mx.eye(dims), codes, quantization)
+        want_gradient = (upstream @ identity.T).astype(dtype)
+        assert relative_error(gradient, want_gradient) <= TOLERANCE[dtype]
+
+
+def test_many_outputs_are_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "BLOCK_WEIGHTS", 64 * 7)
+    codes, quantization = quantize(40, 64, 32, 4, mx.bfloat16)
+    x = mx.random.normal((3, 64))
+    with use_backend("reference"):
+        want = dense_matmul(x, codes, quantization)
+    with use_backend("chunked"):
+        got = dense_matmul(x, codes, quantization)
+    assert relative_error(got, want) <= TOLERANCE[mx.float32]
+
+
+def test_arguments_are_checked() -> None:
+    x, (codes, quantization) = mx.ones((2, 64)), quantize(8, 64, 32, 4)
+    for weight, form, message in (
+        (mx.ones((8, 65)), None, "'weight' must be a float matrix of 64 columns"),
+        (codes, None, "'weight' must be a float matrix"),
+        (codes[:, 1:], quantization, "'weight' must be a uint32 matrix of 8 columns"),
+        (codes, quantization._replace(bits=3), "'quantization' must have 2, 4, 6 or 8 bits"),
+        (codes, quantization._replace(group_size=16), "groups of 32, 64 or 128 but got 4 and 16"),
+        (codes, quantization._replace(group_size=128), "must have a multiple of 128 inputs"),
+        (codes, quantization._replace(biases=mx.ones((8, 1))), "must be floats of one dtype"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dense_matmul(x, weight, form)

@@ -17,6 +17,8 @@ from mlx_mmfree.ops import (
     ternary_matmul,
     use_backend,
 )
+from mlx_mmfree.ops.bit_linear import native as fused_native
+from mlx_mmfree.ops.ternary_matmul import native as product_native
 from mlx_mmfree.ops.ternary_matmul import reference
 from tests.emulator.emulator import Emulator
 
@@ -28,8 +30,10 @@ OP = "mlx_mmfree.ops.ternary_matmul"
 
 @pytest.fixture
 def device(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
-    """A device on which nothing has been checked yet."""
+    """A device other than the CPU, on which nothing has been checked yet."""
     monkeypatch.setattr(self_check, "_checks", {})
+    for backend in (fused_native, product_native):
+        monkeypatch.setattr(backend, "unsupported", lambda *_, **__: "this is no CPU")
     return emulated
 
 

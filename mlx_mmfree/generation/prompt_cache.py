@@ -19,8 +19,9 @@ from mlx.utils import tree_flatten, tree_map, tree_reduce
 
 from ..errors import CheckpointError
 from ..hub.safetensors import read_header
+from ..hub.save import write_tensors
+from ..hub.target_folder import check_space, sync
 from ..hub.tensor_entry import TensorEntry, read_tensors
-from ..hub.save import check_space, sync, write_tensors
 from ..models import Decoder
 from ..models.tokens import check_tokens, token_array
 from .decode import PREFILL_STEP_SIZE, prefill

@@ -223,7 +223,7 @@ class TestRefused:
 
     def test_matmul_free_models(self, tmp_path: Path) -> None:
         checkpoint = open_checkpoint(tiny_checkpoint(tmp_path / "s"))
-        with pytest.raises(UnsupportedModelError, match="neither llama.cpp nor"):
+        with pytest.raises(UnsupportedModelError, match=r"neither llama\.cpp nor"):
             convert(checkpoint, tmp_path / "m", to="gguf")
 
     def test_missing_tokenizer(self, tmp_path: Path) -> None:

@@ -39,9 +39,8 @@ mx::array contiguous(const mx::array& x, mx::Stream stream) {
   auto& encoder = mx::cpu::get_command_encoder(stream);
   encoder.add_temporary(result);
   encoder.dispatch([from = x.data<char>(), to = result.data<char>(), shape = x.shape(),
-                    strides = x.strides(), item = x.itemsize(), count = x.size()]() {
-    copy(from, to, shape, strides, item, count);
-  });
+                    strides = x.strides(), item = x.itemsize(),
+                    count = x.size()]() { copy(from, to, shape, strides, item, count); });
   return result;
 }
 

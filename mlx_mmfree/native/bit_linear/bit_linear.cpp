@@ -74,7 +74,8 @@ mx::array activate(const mx::array& x, Activation gate, mx::Stream s) {
     case Activation::relu2:
       return mx::square(mx::maximum(x, zero, s), s);
     case Activation::gelu: {
-      const auto argument = mx::multiply(x, mx::array(static_cast<float>(1 / std::numbers::sqrt2)), s);
+      const auto argument =
+          mx::multiply(x, mx::array(static_cast<float>(1 / std::numbers::sqrt2)), s);
       return mx::multiply(mx::multiply(x, mx::array(0.5f), s),
                           mx::add(mx::erf(argument, s), mx::array(1.0f), s), s);
     }
@@ -96,8 +97,8 @@ std::pair<mx::array, mx::array> quantize(const mx::array& y, bool half_away, mx:
   const auto scaled = mx::multiply(y, scale, s);
   // the float just below 0.5 leaves 0.49999997 at 0
   const auto raised = mx::add(mx::abs(scaled, s), mx::array(0.49999997f), s);
-  const auto codes = half_away ? mx::multiply(mx::sign(scaled, s), mx::floor(raised, s), s)
-                               : mx::round(scaled, s);
+  const auto codes =
+      half_away ? mx::multiply(mx::sign(scaled, s), mx::floor(raised, s), s) : mx::round(scaled, s);
   // exactly the codes: the bracket is zero
   const auto zero = mx::subtract(scaled, mx::stop_gradient(scaled, s), s);
   return {mx::add(mx::stop_gradient(codes, s), zero, s), scale};
@@ -116,16 +117,16 @@ mx::array compose(const Arrays& inputs, const BitLinearOptions& options, mx::Str
   }
   Arrays results;
   for (size_t p = 0; p < options.projections; ++p) {
-    const auto y = options.eps ? mx::fast::rms_norm(z, float32(inputs[at.own_norm(p)], s),
-                                                    *options.eps, s)
-                               : z;
+    const auto y = options.eps
+                       ? mx::fast::rms_norm(z, float32(inputs[at.own_norm(p)], s), *options.eps, s)
+                       : z;
     if (options.has_codes) {
       const auto [codes, scale] = quantize(y, options.half_away, s);
       results.push_back(mx::multiply(ternary_matmul(codes, inputs[at.weight(p)], true),
                                      mx::divide(inputs[at.scale(p)], scale, s), s));
     } else {
-      results.push_back(mx::multiply(ternary_matmul(y, inputs[at.weight(p)], false),
-                                     inputs[at.scale(p)], s));
+      results.push_back(
+          mx::multiply(ternary_matmul(y, inputs[at.weight(p)], false), inputs[at.scale(p)], s));
     }
   }
   auto y = results.size() == 1 ? results[0] : mx::concatenate(results, -1, s);
@@ -185,8 +186,13 @@ mx::array bit_linear(const mx::array& x, const std::vector<ProjectionArrays>& pr
                      std::optional<float> norm_eps, const std::optional<mx::array>& residual) {
   require(!projections.empty(), "'projections' must not be empty.");
   require(norm.has_value() == norm_eps.has_value(), "'norm' and 'norm_eps' come together.");
-  const BitLinearOptions options{eps,      half_away,           has_codes, activation(gate),
-                                 norm_eps, residual.has_value(), projections.size()};
+  const BitLinearOptions options{eps,
+                                 half_away,
+                                 has_codes,
+                                 activation(gate),
+                                 norm_eps,
+                                 residual.has_value(),
+                                 projections.size()};
   Arrays inputs = {x};
   for (const auto& [weight, scale, own_norm] : projections) {
     inputs.push_back(weight);

@@ -14,7 +14,8 @@ namespace mmfree {
 
 namespace mx = mlx::core;
 
-// Packed trits (N, padded D / 16) uint32, scale (1,) or (N,) float32, weight of a norm (D,) or none.
+// Packed trits (N, padded D / 16) uint32, scale (1,) or (N,) float32, weight of a norm (D,) or
+// none.
 using ProjectionArrays = std::tuple<mx::array, mx::array, std::optional<mx::array>>;
 
 struct BitLinearOptions {
@@ -28,15 +29,16 @@ struct BitLinearOptions {
   bool operator==(const BitLinearOptions&) const = default;
 };
 
-// u = x or a(x[..., :D]) * x[..., D:], z = RMSNorm(u), y = [codes(RMSNorm_p(z)) T_p^T scale_p / s_p]_p
+// u = x or a(x[..., :D]) * x[..., D:], z = RMSNorm(u), y = [codes(RMSNorm_p(z)) T_p^T scale_p /
+// s_p]_p
 // + residual; computed in float32, result in the dtype of x. All floats may be of any float type.
 mx::array bit_linear(const mx::array& x, const std::vector<ProjectionArrays>& projections,
                      std::optional<float> eps, bool half_away, bool has_codes,
                      const std::string& gate, const std::optional<mx::array>& norm,
                      std::optional<float> norm_eps, const std::optional<mx::array>& residual);
 
-// Inputs: x, then weight, scale and, with eps, norm of each projection, then the norm before them and
-// the residual where there are such.
+// Inputs: x, then weight, scale and, with eps, norm of each projection, then the norm before them
+// and the residual where there are such.
 class BitLinear : public mx::UnaryPrimitive {
  public:
   BitLinear(mx::Stream stream, const BitLinearOptions& options)

@@ -56,10 +56,10 @@ class Cutter {
 struct Panel {
   size_t rows, stride;
   bool has_codes;
-  int8_t* codes;   // (projections, rows, stride)
-  float* floats;   // the same, without codes
-  int32_t* sums;   // (projections, rows)
-  float* scales;   // (projections, rows)
+  int8_t* codes;  // (projections, rows, stride)
+  float* floats;  // the same, without codes
+  int32_t* sums;  // (projections, rows)
+  float* scales;  // (projections, rows)
 
   void cut(Cutter& cutter, size_t count) {
     codes = has_codes ? cutter.take<int8_t>(count * rows * stride) : nullptr;
@@ -167,8 +167,7 @@ class Projector {
     Cutter measure(nullptr), panel_measure(nullptr);
     cut_scratch(measure, scratch);
     panel.cut(panel_measure, panels_);
-    char* memory =
-        static_cast<char*>(workspace(panel_measure.size() + count * measure.size()));
+    char* memory = static_cast<char*>(workspace(panel_measure.size() + count * measure.size()));
     Cutter panel_cutter(memory);
     panel.cut(panel_cutter, panels_);
     const auto own = [&](const Claims& claims) {
@@ -246,8 +245,8 @@ class Projector {
     const size_t at = (has_norms_ ? p : 0) * panel.rows + row;
     const PackedMatrix weight{projection.weight.bytes + output * row_bytes_, outputs, row_bytes_};
     if (panel.has_codes) {
-      set_.multiply_codes({panel.codes + at * stride_, panel.sums + at, rows, stride_, weight, sums},
-                          0, outputs);
+      set_.multiply_codes(
+          {panel.codes + at * stride_, panel.sums + at, rows, stride_, weight, sums}, 0, outputs);
     } else {
       set_.multiply_floats({panel.floats + at * stride_, rows, stride_, weight, sums}, 0, outputs);
     }

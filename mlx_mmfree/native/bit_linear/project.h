@@ -13,7 +13,8 @@ struct Projection {
   Floats norm;  // (dims,) or none
 };
 
-// y = [product of the codes of RMSNorm_p(z) with matrix p, scaled]_p + residual, z as in `RowInput`.
+// y = [product of the codes of RMSNorm_p(z) with matrix p, scaled]_p + residual, z as in
+// `RowInput`.
 struct BitLinearCall {
   RowInput input;
   size_t rows;

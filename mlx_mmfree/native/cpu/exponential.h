@@ -4,8 +4,8 @@
 
 #include "cpu/unroll.h"
 
-// Included by one file for each instruction set; loops over these vectorise, and without contraction
-// every set gives the same bits.
+// Included by one file for each instruction set; loops over these vectorise, and without
+// contraction every set gives the same bits.
 
 namespace mmfree {
 

@@ -102,11 +102,11 @@ struct Results {
 };
 
 struct RecurrenceStep {
-  Floats gates;       // (rows, 3 dims): input, forget and output gates
+  Floats gates;        // (rows, 3 dims): input, forget and output gates
   const float* state;  // (dims,)
-  Floats weight;      // (dims,), of the norm of the output gate
+  Floats weight;       // (dims,), of the norm of the output gate
   Floats lower_bound;  // (dims,) or none
-  const bool* valid;  // (rows,) or null
+  const bool* valid;   // (rows,) or null
   size_t rows, dims;
   const float* inverse;  // (rows,), of `rms_inverse` of the output gates
   void* y;               // (rows, dims) of the type of the gates

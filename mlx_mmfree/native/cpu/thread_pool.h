@@ -33,10 +33,10 @@ class Claims {
   size_t turn_ = 0, next_ = 0, items_ = 0, step_ = 0;
 };
 
-// Calls function(context, claims) on at most `count` threads, whose claims together are [0, items). Each
-// thread owns a contiguous share, which it walks in pieces of `step` items, a multiple of which each
-// share starts at; who is done takes pieces from the others. Runs on the caller alone while another
-// caller computes. A region of one piece wakes nobody.
+// Calls function(context, claims) on at most `count` threads, whose claims together are [0, items).
+// Each thread owns a contiguous share, which it walks in pieces of `step` items, a multiple of
+// which each share starts at; who is done takes pieces from the others. Runs on the caller alone
+// while another caller computes. A region of one piece wakes nobody.
 void parallel(size_t items, size_t step, size_t count,
               void (*function)(void* context, Claims& claims), void* context);
 
@@ -44,8 +44,7 @@ template <class F>
 void parallel_region(size_t items, size_t step, size_t count, F&& body) {
   parallel(
       items, step, count,
-      [](void* context, Claims& claims) { (*static_cast<F*>(context))(claims); },
-      &body);
+      [](void* context, Claims& claims) { (*static_cast<F*>(context))(claims); }, &body);
 }
 
 // Calls body(first, last) for ranges that together are [0, items).

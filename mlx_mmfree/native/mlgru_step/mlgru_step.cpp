@@ -116,8 +116,8 @@ std::pair<mx::array, mx::array> mlgru_step(const mx::array& gates, const mx::arr
   require(is_float(gates) && is_float(weight) && state.dtype() == mx::float32,
           "'gates' and 'weight' must be floats and 'state' float32.");
   const mx::Shape dims = {state.shape(1)};
-  require(weight.shape() == dims && (!lower_bound || (lower_bound->shape() == dims &&
-                                                      is_float(*lower_bound))),
+  require(weight.shape() == dims &&
+              (!lower_bound || (lower_bound->shape() == dims && is_float(*lower_bound))),
           "'weight' and 'lower_bound' must be (E,).");
   require(!valid || (valid->dtype() == mx::bool_ && valid->ndim() == 2 &&
                      valid->shape(0) == gates.shape(0) && valid->shape(1) == gates.shape(1)),
@@ -145,14 +145,13 @@ void MlgruStep::eval_cpu(const Arrays& inputs, Arrays& outputs) {
     const auto values = data(input);
     return Floats{values.data<void>(), float_type(values.dtype())};
   };
-  const Call call{
-      {floats(0), data(1).data<float>(), floats(2),
-       options_.has_lower_bound ? floats(3) : Floats{nullptr, FloatType::float32},
-       options_.has_valid ? data(inputs.size() - 1).data<bool>() : nullptr,
-       static_cast<size_t>(inputs[0].shape(1)), static_cast<size_t>(inputs[1].shape(1)), nullptr,
-       outputs[0].data<void>(), outputs[1].data<float>()},
-      static_cast<size_t>(inputs[0].shape(0)),
-      options_.eps};
+  const Call call{{floats(0), data(1).data<float>(), floats(2),
+                   options_.has_lower_bound ? floats(3) : Floats{nullptr, FloatType::float32},
+                   options_.has_valid ? data(inputs.size() - 1).data<bool>() : nullptr,
+                   static_cast<size_t>(inputs[0].shape(1)), static_cast<size_t>(inputs[1].shape(1)),
+                   nullptr, outputs[0].data<void>(), outputs[1].data<float>()},
+                  static_cast<size_t>(inputs[0].shape(0)),
+                  options_.eps};
   mx::cpu::get_command_encoder(stream()).dispatch([call]() { compute(call); });
 }
 

@@ -19,9 +19,9 @@ struct MlgruOptions {
 };
 
 // f = b + (1 - b) sigmoid(f'), h_t = f h_{t-1} + silu(i') (1 - f), y = RMSNorm(g) silu(h) of gates
-// i', f', g (B, L, 3 E) of any float type, the state (B, E) float32, the norm's weight (E,), b (E,) and
-// valid (B, L) bool. Computed in float32. Returns y (B, L, E) in the dtype of the gates and the last
-// state (B, E) float32.
+// i', f', g (B, L, 3 E) of any float type, the state (B, E) float32, the norm's weight (E,), b (E,)
+// and valid (B, L) bool. Computed in float32. Returns y (B, L, E) in the dtype of the gates and the
+// last state (B, E) float32.
 std::pair<mx::array, mx::array> mlgru_step(const mx::array& gates, const mx::array& state,
                                            const mx::array& weight, float eps,
                                            const std::optional<mx::array>& lower_bound,

@@ -122,8 +122,8 @@ constexpr size_t kAheadBytes = 8 << 10;
 
 // The address may lie beyond the weights: nothing is read from it.
 MMFREE_INLINE inline void prefetch_ahead(const uint8_t* weight) {
-  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(weight) +
-                                                   kAheadBytes));
+  __builtin_prefetch(
+      reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(weight) + kAheadBytes));
 }
 
 // codes: one block of M rows; weight: one block
@@ -188,12 +188,12 @@ void code_stream(const CodeProduct& p, size_t row, size_t output) {
   unroll<4>([&](auto n) MMFREE_INLINE {
     Sums<Isa, M, 1> one;
     if constexpr (Isa::kPartialSums) {
-      each_block<Isa, 1>(
-          p, row, output + n,
-          [&](const int8_t* codes, const uint8_t* weight, size_t row_bytes) MMFREE_INLINE {
-            prefetch_ahead(weight);
-            add_block<Isa, M, 1>(one, codes, p.stride, weight, row_bytes);
-          });
+      each_block<Isa, 1>(p, row, output + n,
+                         [&](const int8_t* codes, const uint8_t* weight, size_t row_bytes)
+                             MMFREE_INLINE {
+                               prefetch_ahead(weight);
+                               add_block<Isa, M, 1>(one, codes, p.stride, weight, row_bytes);
+                             });
     } else {
       stream_row<Isa, M>(p, row, output + n, one);
     }

@@ -17,7 +17,7 @@ Command = Callable[[Sequence[str] | None], int]
 
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
-_NOT_COMMANDS = {"console", "flags", "loading", "prompts", "sampling"}
+_NOT_COMMANDS = {"bench_table", "console", "flags", "loading", "prompts", "sampling"}
 
 
 class CommandParser(argparse.ArgumentParser):

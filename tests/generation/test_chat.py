@@ -66,9 +66,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     tokens: list[int] = []
     hidden = Decoder.hidden
 
-    def record(self: Decoder, ids: mx.array, *state: Any) -> Any:
+    def record(self: Decoder, ids: mx.array, *state: Any, **options: Any) -> Any:
         tokens.extend(ids.flatten().tolist())
-        return hidden(self, ids, *state)
+        return hidden(self, ids, *state, **options)
 
     monkeypatch.setattr(Decoder, "hidden", record)
     return tokens

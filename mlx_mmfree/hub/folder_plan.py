@@ -53,3 +53,11 @@ def float_tensor(
     kept = stored if dtype is None or not mx.issubdtype(stored, mx.floating) else dtype
     spec = TensorSpec(disk_name or reader.names.to_disk(name), kept, reader.shapes[name])
     return PlannedTensors((spec,), lambda: (reader.read(name).astype(kept),))
+
+
+def written_out(reader: ParameterReader, path: str, dtype: mx.Dtype | None) -> PlannedTensors:
+    """The float matrix of a module that is stored in few bits."""
+    kept = dtype or reader.matrix_dtype(path)
+    name = reader.names.to_disk(f"{path}.weight")
+    spec = TensorSpec(name, kept, reader.matrix_shape(path))
+    return PlannedTensors((spec,), lambda: (reader.read_matrix(path).astype(kept),))

@@ -2,9 +2,6 @@
 
 import numpy as np
 
-SCALE_DTYPES = {"TQ1_0": np.float16, "TQ2_0": np.float16, "I2_S": np.float32}
-"""The dtype in which each type holds its scale."""
-
 _TRIT_WEIGHTS = np.array([81, 27, 9, 3, 1], np.uint16)[:, None]
 
 
@@ -15,13 +12,14 @@ def unpack_codes(words: np.ndarray, input_dims: int) -> np.ndarray:
     return np.ascontiguousarray(codes.reshape(len(words), -1)[:, :input_dims])
 
 
-def encode(kind: str, codes: np.ndarray, scale: float) -> np.ndarray:
+def encode(kind: str, codes: np.ndarray, scale: float | np.ndarray) -> np.ndarray:
     """A matrix in one of the types.
 
     Args:
         kind: Name of the type.
         codes: `trit + 1`, `uint8 (N, D)`, D a multiple of the type's block.
-        scale: What trits are multiplied by; it is rounded to float16 but for I2_S.
+        scale: What trits are multiplied by; it is rounded to float16 but for I2_S. Other types take
+            one for each block, `(N, D / 256)`.
 
     Returns:
         Its bytes, `uint8` of one axis.
@@ -31,7 +29,8 @@ def encode(kind: str, codes: np.ndarray, scale: float) -> np.ndarray:
         return np.concatenate([_i2_s(codes.reshape(-1, 128)).reshape(-1), tail])
     blocks = codes.reshape(-1, 256)
     packed = _tq2_0(blocks) if kind == "TQ2_0" else _tq1_0(blocks)
-    tails = np.full((len(blocks), 1), scale, np.float16).view(np.uint8)
+    scales = np.broadcast_to(np.asarray(scale, np.float16).reshape(-1, 1), (len(blocks), 1))
+    tails = np.ascontiguousarray(scales).view(np.uint8)
     return np.concatenate([packed, tails], axis=1).reshape(-1)
 
 

@@ -3,16 +3,18 @@
 from functools import cached_property
 
 import mlx.core as mx
+import mlx.nn as nn
 
-from ..layers import PackedBitLinear, TiedBitLinear, pack_linears
+from ..layers import PackedBitLinear, PackedLinear, TiedBitLinear, pack_linears
 from ..models import Decoder
-from ..ops import pack_ternary, ternarize
+from ..ops import pack_ternary, ternarize, unpack_ternary
 from .affine_format import KEYS as AFFINE_KEYS
 from .affine_format import QuantizedModule
 from .checkpoint import Checkpoint
 from .load import check_finite, check_packed
 from .skeleton import build_skeleton, parameters
 from .tensor_entry import TensorEntry, read_tensors
+from .ternary_values import pack_ternary_values
 
 
 class ParameterReader:
@@ -45,11 +47,16 @@ class ParameterReader:
         pack_linears(self.model)
 
     @cached_property
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules of the model by their paths."""
+        return dict(self.model.named_modules())
+
+    @cached_property
     def ternary(self) -> dict[str, PackedBitLinear]:
         """The packed linears by their paths."""
         return {
             path: module
-            for path, module in self.model.named_modules()
+            for path, module in self.modules.items()
             if isinstance(module, PackedBitLinear)
         }
 
@@ -58,9 +65,37 @@ class ParameterReader:
         """The modules in MLX's affine form by their paths."""
         return {
             path: module
-            for path, module in self.model.named_modules()
+            for path, module in self.modules.items()
             if isinstance(module, QuantizedModule)
         }
+
+    @cached_property
+    def packed_dense(self) -> dict[str, PackedLinear]:
+        """The linears of a dense model that are stored packed, by their paths."""
+        return {
+            path: module
+            for path, module in self.modules.items()
+            if isinstance(module, PackedLinear)
+        }
+
+    @cached_property
+    def ternary_values(self) -> dict[str, PackedLinear]:
+        """The linears of a dense model whose values are ternary, packed, without their codes.
+
+        Reads every linear once.
+        """
+        if self.ternary:
+            return {}
+        found: dict[str, PackedLinear] = {}
+        for path, module in self.modules.items():
+            if isinstance(module, nn.Linear | PackedLinear):
+                packed = pack_ternary_values(_holding(self.read_matrix(path)))
+                if packed is not None:
+                    mx.eval(packed.parameters())
+                    packed.weight = mx.zeros((0,), mx.uint32)
+                    found[path] = packed
+                mx.clear_cache()
+        return found
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -104,11 +139,35 @@ class ParameterReader:
             check_finite(array, entry)
         return array
 
-    def read_dequantized(self, path: str) -> mx.array:
-        """The float matrix that a module in MLX's affine form stands for."""
-        module = self.quantized[path]
-        weight, scales, biases = (self.read(f"{path}.{key}") for key in AFFINE_KEYS)
-        return mx.dequantize(weight, scales, biases, module.group_size, module.bits)
+    def matrix_shape(self, path: str) -> tuple[int, int]:
+        """Outputs and inputs of a linear or an embedding, however it is stored."""
+        if path in self.packed_dense:
+            return self.packed_dense[path].output_dims, self.packed_dense[path].input_dims
+        rows, columns = self.shapes[f"{path}.weight"]
+        quantized = self.quantized.get(path)
+        return rows, columns if quantized is None else columns * 32 // quantized.bits
+
+    def matrix_dtype(self, path: str) -> mx.Dtype:
+        """The dtype of what `read_matrix` gives."""
+        if path in self.packed_dense:
+            return self.activation_dtype
+        return self.dtype(f"{path}.scales" if path in self.quantized else f"{path}.weight")
+
+    def read_matrix(self, path: str) -> mx.array:
+        """The float matrix of a linear or an embedding that is not a `BitLinear`."""
+        weight = self.read(f"{path}.weight")
+        if path in self.quantized:
+            module = self.quantized[path]
+            scales, biases = (self.read(f"{path}.{key}") for key in AFFINE_KEYS[1:])
+            return mx.dequantize(weight, scales, biases, module.group_size, module.bits)
+        if path in self.packed_dense:
+            packed = self.packed_dense[path]
+            trits = unpack_ternary(weight, packed.input_dims)
+            matrix = trits * self.read(f"{path}.scale")[:, None]
+            if "input_scale" in packed:
+                matrix = matrix * self.read(f"{path}.input_scale")
+            return matrix.astype(self.activation_dtype)
+        return weight
 
     def read_ternary(self, path: str) -> tuple[mx.array, mx.array]:
         """A ternary linear's packed weight and its float32 scale, ternarised if it is stored as floats.
@@ -129,3 +188,9 @@ class ParameterReader:
         check_packed(weight, "weight", module.input_dims, self.entry(name))
         check_packed(scale, "scale", module.input_dims, self.entry(f"{path}.scale"))
         return weight, scale
+
+
+def _holding(weight: mx.array) -> nn.Linear:
+    linear = nn.Linear(1, 1, bias=False)
+    linear.weight = weight
+    return linear

@@ -1,5 +1,6 @@
 """Compares a written checkpoint with its source, tensor by tensor and by the logits."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from .load import converted, fill
 from .parameter_reader import ParameterReader
 from .safetensors_writer import tensor_bytes
 from .tensor_entry import TensorEntry, read_tensors
-from .write_mlx import quantized_forms
+from .write_mlx import quantized_forms, ternary_forms
 
 TERNARY, EMBEDDING, REST = "ternary matrices", "embedding and head", "norms and the rest"
 LOGITS_TOLERANCE = 1e-5
@@ -150,13 +151,13 @@ def verify(
     return report
 
 
-def kind_of(name: str, *readers: ParameterReader) -> str:
+def kind_of(name: str, source: ParameterReader, target: ParameterReader) -> str:
     """Which group of the report a parameter belongs to, by its name in memory."""
     path = name.rpartition(".")[0]
-    for reader in readers:
-        module = reader.quantized.get(path)
-        if path in reader.ternary or (module is not None and module.bits == TERNARY_BITS):
-            return TERNARY
+    quantized = (reader.quantized.get(path) for reader in (source, target))
+    has_two_bits = any(module is not None and module.bits == TERNARY_BITS for module in quantized)
+    if path in source.ternary or path in source.ternary_values or has_two_bits:
+        return TERNARY
     return EMBEDDING if path in ("embed", "head") else REST
 
 
@@ -183,11 +184,10 @@ def _logical_sizes(reader: ParameterReader) -> Iterator[tuple[str, int]]:
         if path in reader.ternary and key in ("weight", "scale"):
             module = reader.ternary[path]
             yield name, module.output_dims * module.input_dims if key == "weight" else 0
-        elif path in reader.quantized and key in ("weight", "scales", "biases"):
-            packed = shape[0] * shape[1] * 32 // reader.quantized[path].bits
-            yield name, packed if key == "weight" else 0
+        elif (path in reader.quantized and key in KEYS) or path in reader.packed_dense:
+            yield name, math.prod(reader.matrix_shape(path)) if key == "weight" else 0
         else:
-            yield name, int(np.prod(shape))
+            yield name, math.prod(shape)
 
 
 def _differences(
@@ -196,7 +196,8 @@ def _differences(
     forms: FloatForms,
     scale_dtype: mx.Dtype,
 ) -> Iterator[tuple[str, float]]:
-    made = quantized_forms(source, forms)
+    made = {**ternary_forms(source), **quantized_forms(source, forms)}
+    made = {path: made[path] for path in made if path in target.quantized}
     done: set[str] = set()
     for path in source.ternary:
         done |= {f"{path}.weight", f"{path}.scale"}
@@ -217,17 +218,17 @@ def _differences(
             master = f"{path}.weight"
             _check_equal(target, master, target.read(master), source.read(master))
     for path, (_, _, quantize) in made.items():
-        weight = source.read(f"{path}.weight")
+        weight = source.read_matrix(path)
         dtype = target.dtype(f"{path}.scales")
         for key, want in zip(KEYS, quantize(weight.astype(dtype)), strict=True):
             _check_equal(target, f"{path}.{key}", target.read(f"{path}.{key}"), want)
             done.add(f"{path}.{key}")
-        yield f"{path}.weight", _distance(target.read_dequantized(path), weight)
+        yield f"{path}.weight", _distance(target.read_matrix(path), weight)
     for name in target.shapes:
         path = name.rpartition(".")[0]
         if name not in done:
-            is_written_out = path in source.quantized and path not in target.quantized
-            want = source.read_dequantized(path) if is_written_out else source.read(name)
+            is_same = type(source.modules[path]) is type(target.modules[path])
+            want = source.read(name) if is_same else source.read_matrix(path)
             got = target.read(name)
             _check_equal(target, name, got, want.astype(got.dtype))
             yield name, _distance(got, want)

@@ -60,7 +60,9 @@ def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) 
         "general.architecture": architecture,
         "general.type": "model",
         "general.name": name,
-        "general.file_type": _FILE_TYPES[kind if reader.ternary else floats],
+        "general.file_type": _FILE_TYPES[
+            kind if reader.ternary or reader.ternary_values else floats
+        ],
         "general.quantization_version": _QUANTIZATION_VERSION,
         **{f"{architecture}.{key}": value for key, value in _sizes(reader).items()},
         **vocabulary_metadata(reader.checkpoint.folder, reader.model.vocab_size),
@@ -70,10 +72,16 @@ def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) 
         path, _, key = parameter.rpartition(".")
         stored = file_name(reader.names.to_disk(parameter), ARCHITECTURES[architecture])
         heads = _rotated_heads(reader, architecture, path)
-        if path not in reader.ternary or key not in ("weight", "scale"):
-            tensors.append(_float_tensor(reader, parameter, stored, forms.dtype, heads))
-        elif key == "weight":
+        is_packed = path in reader.ternary or path in reader.packed_dense
+        if is_packed and key in ("scale", "input_scale"):
+            continue
+        scales = _block_scales(reader, path, kind) if key == "weight" else None
+        if path in reader.ternary and key == "weight":
             tensors.append(_ternary_tensor(reader, path, stored, kind, heads))
+        elif scales is not None:
+            tensors.append(_ternary_values_tensor(reader, path, stored, kind, heads, scales))
+        else:
+            tensors.append(_float_tensor(reader, parameter, stored, forms.dtype, heads))
     return GGUFPlan(metadata, tensors)
 
 
@@ -163,6 +171,41 @@ def _ternary_tensor(
     return PlannedGGUFTensor(name, kind, (module.output_dims, module.input_dims), make)
 
 
+def _block_scales(reader: ParameterReader, path: str, kind: str) -> np.ndarray | None:
+    """The scale of each block of a dense linear whose values are ternary, `(N, D / 256)`.
+
+    `None` where values are not ternary or do not fit. An I2_S matrix would be read as one with 8-bit
+    activations.
+    """
+    packed = reader.ternary_values.get(path)
+    block = _BLOCKS[kind]
+    if packed is None or kind == "I2_S" or packed.input_dims % block:
+        return None
+    scales = np.ones((packed.output_dims, packed.input_dims // block), np.float32)
+    scales *= np.asarray(packed.scale)[:, None]
+    if "input_scale" in packed:
+        columns = np.asarray(packed.input_scale).reshape(-1, block)
+        if np.any(columns != columns[:, :1]):
+            return None
+        scales *= columns[:, 0]
+    return scales
+
+
+def _ternary_values_tensor(
+    reader: ParameterReader,
+    path: str,
+    name: str,
+    kind: str,
+    heads: int | None,
+    scales: np.ndarray,
+) -> PlannedGGUFTensor:
+    def make() -> np.ndarray:
+        codes = (np.asarray(mx.sign(reader.read_matrix(path)).astype(mx.int8)) + 1).astype(np.uint8)
+        return encode(kind, _by_pairs(codes, heads), _by_pairs(scales, heads))
+
+    return PlannedGGUFTensor(name, kind, reader.matrix_shape(path), make)
+
+
 def _float_tensor(
     reader: ParameterReader,
     parameter: str,
@@ -171,7 +214,11 @@ def _float_tensor(
     heads: int | None,
 ) -> PlannedGGUFTensor:
     shape = reader.shapes[parameter]
-    kept = mx.float32 if len(shape) == 1 else dtype or reader.dtype(parameter)
+    path = parameter.rpartition(".")[0]
+    if path in reader.packed_dense:
+        shape = reader.matrix_shape(path)
+    stored = reader.activation_dtype if path in reader.packed_dense else reader.dtype(parameter)
+    kept = mx.float32 if len(shape) == 1 else dtype or stored
     return PlannedGGUFTensor(
         name, _FLOATS[kept], shape, partial(_float_bytes, reader, parameter, kept, heads)
     )
@@ -180,6 +227,8 @@ def _float_tensor(
 def _float_bytes(
     reader: ParameterReader, parameter: str, dtype: mx.Dtype, heads: int | None
 ) -> np.ndarray:
-    array = reader.read(parameter).astype(dtype)
+    path = parameter.rpartition(".")[0]
+    array = reader.read_matrix(path) if path in reader.packed_dense else reader.read(parameter)
+    array = array.astype(dtype)
     data = tensor_bytes(array)
     return data if heads is None else _by_pairs(data.reshape(len(array), -1), heads).reshape(-1)

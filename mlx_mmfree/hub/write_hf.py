@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from ..errors import UnsupportedModelError
 from . import bitnet_format
-from .folder_plan import FloatForms, FolderPlan, float_tensor
+from .folder_plan import FloatForms, FolderPlan, float_tensor, written_out
 from .parameter_reader import ParameterReader
 from .safetensors_writer import PlannedTensors, TensorSpec
 
@@ -38,9 +38,10 @@ def plan_hf(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
         else:
             plan.tensors.append(_packed(reader, path))
         done |= {f"{path}.weight", f"{path}.scale"}
-    for path in reader.quantized:
-        plan.tensors.append(_dequantized(reader, path, forms.dtype))
-        done |= {f"{path}.{key}" for key in ("weight", "scales", "biases")}
+    for path in (*reader.quantized, *reader.packed_dense):
+        plan.tensors.append(written_out(reader, path, forms.dtype))
+        stored = ("weight", "scales", "biases", "scale", "input_scale")
+        done |= {f"{path}.{key}" for key in stored}
     # a tied ternary head is made of the embedding
     kept = {"embed.weight"} if any(map(reader.is_tied, reader.ternary)) else set()
     plan.tensors += [
@@ -115,12 +116,3 @@ def _masters(reader: ParameterReader, path: str) -> list[PlannedTensors]:
     shape = (module.output_dims, module.input_dims)
     spec = TensorSpec(reader.names.to_disk(name), reader.dtype(name), shape)
     return [PlannedTensors((spec,), lambda: (reader.read(name),))]
-
-
-def _dequantized(reader: ParameterReader, path: str, dtype: mx.Dtype | None) -> PlannedTensors:
-    module = reader.quantized[path]
-    rows, words = reader.shapes[f"{path}.weight"]
-    kept = dtype or reader.dtype(f"{path}.scales")
-    name = reader.names.to_disk(f"{path}.weight")
-    spec = TensorSpec(name, kept, (rows, words * 32 // module.bits))
-    return PlannedTensors((spec,), lambda: (reader.read_dequantized(path).astype(kept),))

@@ -13,9 +13,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import UnsupportedModelError
-from ..layers import PackedBitLinear
+from ..layers import PackedBitLinear, PackedLinear
+from ..ops import pack_ternary
 from . import affine_format
-from .folder_plan import FloatForms, FolderPlan, float_tensor
+from .folder_plan import FloatForms, FolderPlan, float_tensor, written_out
 from .packed_format import describe_packing
 from .parameter_reader import ParameterReader
 from .safetensors_writer import PlannedTensors, TensorSpec
@@ -40,7 +41,7 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
     Raises:
         UnsupportedModelError: The form does not fit the model.
     """
-    quantized = quantized_forms(reader, forms)
+    quantized = {**ternary_forms(reader), **quantized_forms(reader, forms)}
     config: dict[str, Any] = reader.model.config.to_hub()
     plan = FolderPlan(config, [], model_file=mlx_model_file(reader))
     described: dict[str, dict[str, Any]] = {}
@@ -59,7 +60,10 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
         name = reader.names.to_disk(path)
         described[name] = affine_format.form(group_size, bits)
         plan.tensors.append(_quantized_tensors(reader, path, group_size, bits, quantize, forms))
-        done.add(f"{path}.weight")
+        done |= {f"{path}.{key}" for key in ("weight", "scale", "input_scale")}
+    for path in set(reader.packed_dense) - set(quantized):
+        plan.tensors.append(written_out(reader, path, forms.dtype))
+        done |= {f"{path}.{key}" for key in ("weight", "scale", "input_scale")}
     for path, kept in reader.quantized.items():
         described[reader.names.to_disk(path)] = affine_format.form(kept.group_size, kept.bits)
     plan.tensors += [
@@ -114,6 +118,37 @@ def quantized_forms(
                 )
             found[path] = (GROUP_SIZE, affine_format.TERNARY_BITS, ternarize_groups)
     return found
+
+
+def ternary_forms(reader: ParameterReader) -> dict[str, tuple[int, int, Quantize]]:
+    """The same of the dense linears whose values are ternary and fit the affine form as they are."""
+    found: dict[str, tuple[int, int, Quantize]] = {}
+    for path, packed in reader.ternary_values.items():
+        columns = packed.get("input_scale")
+        for group_size in reversed(affine_format.GROUP_SIZES):
+            is_whole = packed.input_dims % group_size == 0
+            if is_whole and (columns is None or _has_equal_groups(columns, group_size)):
+                values = partial(_affine_values, packed=packed, group_size=group_size)
+                found[path] = (group_size, affine_format.TERNARY_BITS, values)
+                break
+    return found
+
+
+def _has_equal_groups(scales: mx.array, group_size: int) -> bool:
+    groups = scales.reshape(-1, group_size)
+    return bool(mx.all(groups == groups[:, :1]).item())
+
+
+def _affine_values(
+    weight: mx.array, packed: PackedLinear, group_size: int
+) -> tuple[mx.array, mx.array, mx.array]:
+    """A matrix of ternary values in the affine form."""
+    groups = mx.ones((weight.shape[0], packed.input_dims // group_size))
+    scales = groups * packed.scale[:, None]
+    if "input_scale" in packed:
+        scales = scales * packed.input_scale[::group_size]
+    scales = scales.astype(weight.dtype)
+    return pack_ternary(mx.sign(weight)), scales, -scales
 
 
 def _why_not(module: nn.Module | None) -> str:
@@ -176,12 +211,12 @@ def _quantized_tensors(
     forms: FloatForms,
 ) -> PlannedTensors:
     name = reader.names.to_disk(path)
-    dtype = forms.dtype or reader.dtype(f"{path}.weight")
-    rows, dims = reader.shapes[f"{path}.weight"]
+    dtype = forms.dtype or reader.matrix_dtype(path)
+    rows, dims = reader.matrix_shape(path)
     groups = (rows, dims // group_size)
     specs = (
         TensorSpec(f"{name}.weight", mx.uint32, (rows, dims * bits // 32)),
         TensorSpec(f"{name}.scales", dtype, groups),
         TensorSpec(f"{name}.biases", dtype, groups),
     )
-    return PlannedTensors(specs, lambda: quantize(reader.read(f"{path}.weight").astype(dtype)))
+    return PlannedTensors(specs, lambda: quantize(reader.read_matrix(path).astype(dtype)))

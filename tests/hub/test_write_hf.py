@@ -65,7 +65,7 @@ def test_masters(tmp_path: Path, name: str) -> None:
 
 
 def test_affine_weights_are_written_out(tmp_path: Path) -> None:
-    sizes = SIZES | {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
+    sizes = SIZES | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     save_model(tmp_path / "s", tiny_transformer("qwen3", linears=None, **sizes))
     forms = FloatForms(ternarize_groups=True)
     convert(open_checkpoint(tmp_path / "s"), tmp_path / "g", forms=forms)

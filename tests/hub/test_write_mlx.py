@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.models.rotation import Rotation
 from mlx_mmfree.models.ternary_linears import TernaryLinears
+from mlx_mmfree.ops.dispatch import use_backend
 from tests.hub.checkpoints import (
     GOLDENS,
     edit_tensors,
@@ -183,7 +183,10 @@ def test_embedding_and_head_in_few_bits(tmp_path: Path, bits: int, tied: bool) -
         assert mx.array_equal(model.embed[key], array)
     error = mx.abs(mx.dequantize(*want, group_size=64, bits=bits) - weight).max().item()
     assert report.groups["embedding and head"].difference >= error > 0
-    ours = weight_only(tmp_path / "m")(TOKENS)[0]
+    # the CPU's own product with codes rounds activations
+    with use_backend("reference"):
+        ours = weight_only(tmp_path / "m")(TOKENS)[0]
+        mx.eval(ours)
     assert relative_error(mlx_lm_model(tmp_path / "m")(TOKENS), ours) <= TOLERANCE[mx.float32]
     save_model(tmp_path / "again", model)
     assert same_parameters(tmp_path / "again", tmp_path / "m")
@@ -303,7 +306,6 @@ def test_shards_are_read_by_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(names) > 2 and not (tmp_path / "m" / "model.safetensors").exists()
     index = json.loads((tmp_path / "m" / "model.safetensors.index.json").read_text())
     assert sorted(set(index["weight_map"].values())) == names
-    shutil.rmtree(tmp_path / "s" / "nothing", ignore_errors=True)
     assert same_parameters(tmp_path / "s", tmp_path / "m")
     ours = weight_only(tmp_path / "m")(TOKENS)[0]
     assert relative_error(mlx_lm_model(tmp_path / "m")(TOKENS), ours) <= TOLERANCE[mx.float32]

@@ -113,11 +113,14 @@ class PromptWriter:
 
     def opening(self, prompt: str) -> list[int]:
         """The ids of a prompt that more text of the same message will follow."""
+        from ..generation.text import encode_once_begun
+
         if not self._uses_template:
             ids: list[int] = self._tokenizer.encode(prompt)
             return ids
         before, _ = self._around_message()
-        return [*self._parsed(before), *self._plain(prompt)]
+        begun = encode_once_begun(self._tokenizer, before, parse_special=True)
+        return [*begun, *self._plain(prompt)]
 
     def continuation(self, prompt: str) -> list[int]:
         """The ids that go on after `opening`, to where the answer begins."""

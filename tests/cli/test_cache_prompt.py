@@ -1,12 +1,14 @@
 """`mmfree cache_prompt`, and what `mmfree generate` makes of its file and of a draft model."""
 
 import json
+import shutil
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from mlx_mmfree.cli import main
+from mlx_mmfree.cli.prompts import PromptWriter
 from mlx_mmfree.hub import load, load_tokenizer, save_model
 from mlx_mmfree.models import llama
 
@@ -162,3 +164,12 @@ def test_a_draft_of_another_family_is_refused(
     save_model(draft, llama.build(llama.Config(600, 32, 1, 32, 2, 1, 16)), tokenizer)
     error = refusal(capsys, folder, "--draft-model", str(draft))
     assert "must have the model's vocabulary of 518 tokens but has 600" in error
+
+
+def test_a_template_without_a_first_token_gets_it_once(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "chat_template.jinja").write_text("User: {{ messages[0].content }}<|eot_id|>Answer: ")
+    write = PromptWriter(load_tokenizer(copy))
+    ids = [*write.opening("The dog"), *write.continuation(" ran")]
+    assert ids.count(512) == 1
+    assert load_tokenizer(copy).decode(ids) == load_tokenizer(copy).decode(write("The dog ran"))

@@ -18,7 +18,7 @@ import pytest
 from mlx_mmfree import demo
 from mlx_mmfree.cli import main
 from mlx_mmfree.cli.chat import Interruption
-from mlx_mmfree.generation import Chat
+from mlx_mmfree.generation import Chat, with_key_values
 from mlx_mmfree.hub import load, save_model
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import llama
@@ -72,8 +72,12 @@ def talk(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 
 def expected(folder: Path, questions: list[str], **options: str) -> list[str]:
     chat = Chat(*load(folder), max_tokens=6, **options)
-    texts = ["".join(r.text for r in chat.answer(question)) for question in questions]
-    return [re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text) for text in texts]
+    return [shade("".join(r.text for r in chat.answer(question))) for question in questions]
+
+
+def shade(text: str) -> str:
+    """A text as the terminal is given it."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text)
 
 
 def test_turns_and_commands(
@@ -93,6 +97,21 @@ def test_turns_and_commands(
     assert shown.out.endswith("must be one of /reset, /stats, /help, /exit.\n")
     for line in ("answers: 2\n", "State: ", "Last question: ", "Last answer: 6 ", "Peak memory: "):
         assert line in shown.out
+
+
+def test_what_attention_keeps(
+    attention_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    model, tokenizer = load(attention_folder)
+    chat = Chat(with_key_values(model, max_kv_size=24), tokenizer, max_tokens=6)
+    for question in ("Tell me of the dog", "and of the cat"):
+        assert list(chat.answer(question))
+    talk(monkeypatch, "Tell me of the dog", "and of the cat", "/stats")
+    assert main(["chat", "--model", str(attention_folder), "-m", "6", "--max-kv-size", "24"]) == 0
+    shown = capsys.readouterr().out
+    assert shade(chat.messages[-1]["content"]) in shown
+    assert f"State: {chat.state_bytes / 1e6:.3f} MB" in shown
+    assert chat.size > 48
 
 
 def test_a_base_model_is_said_to_be_one(

@@ -14,6 +14,8 @@ from mlx_mmfree.hub import convert as convert_checkpoint
 from mlx_mmfree.hub import load, load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.folder_plan import FloatForms
 from tests.hub.checkpoints import edit_json, tiny_transformer
+from tests.hub.hub_client import HubClient
+from tests.hub.hub_server import TOKEN, HubServer, Repository
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 
@@ -145,3 +147,19 @@ def test_masters_of_a_silent_llama(tmp_path: Path, capsys: pytest.CaptureFixture
         target = tmp_path / flag
         assert convert("--model", source, "--mlx-path", target, flag) == 0
         assert (load_model(target).config.linears is not None) == is_ternary
+
+
+def test_from_the_hub_and_back(folder: Path, tmp_path: Path) -> None:
+    files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    files["README.md"] = b"---\nlicense: mit\nlanguage: en\n---\n\nA model.\n"
+    with HubServer() as hub, HubClient(hub.url, tmp_path / "home", TOKEN) as client:
+        hub.repositories["them/tiny"] = Repository(branches={"main": files})
+        flags = ("--mlx-path", str(tmp_path / "out"), "--upload-repo", "me/tiny-mlx")
+        status, out, err = client.call("command", "convert", "--model", "them/tiny", *flags)
+        assert status == 0, err
+        assert f"Uploaded to {hub.url}/me/tiny-mlx" in out
+        uploaded = hub.repositories["me/tiny-mlx"].branches["main"]
+        assert uploaded == {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+        card = uploaded["README.md"].decode()
+        assert "base_model: them/tiny" in card and "license: mit" in card
+        assert client.call("logits", "me/tiny-mlx") == client.call("logits", str(folder))

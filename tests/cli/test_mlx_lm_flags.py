@@ -11,7 +11,7 @@ import pytest
 
 from mlx_mmfree.cli.console import command_names
 
-TABLE = Path(__file__).parents[2] / "docs" / "mlx_lm_flags.md"
+TABLE = Path(__file__).with_name("mlx_lm_flags.md")
 COMMANDS = [
     "cache_prompt",
     "chat",

@@ -1,6 +1,5 @@
 """GGUF files: containers, tensor types, models of every architecture, vocabularies."""
 
-import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +9,8 @@ import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
-from huggingface_hub import snapshot_download
 
-from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
+from mlx_mmfree.errors import CheckpointError, MMFreeError, UnsupportedModelError
 from mlx_mmfree.hub import load, load_model, load_tokenizer, open_checkpoint, save_model
 from mlx_mmfree.hub.gguf_types import TYPES, dequantized, ternary_words
 from mlx_mmfree.layers import PackedBitLinear, PackedLinear, pack_linears
@@ -29,6 +27,7 @@ from tests.hub.gguf_files import (
     tensors_of,
     write_gguf,
 )
+from tests.hub.hub_client import HubClient
 from tests.hub.hub_server import HubServer
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -407,31 +406,22 @@ def test_latent_answer(tmp_path: Path) -> None:
 
 class TestDownload:
     @pytest.fixture
-    def hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    def hub(self, tmp_path: Path) -> Iterator[HubServer]:
         for name in ("one", "two"):
             (tmp_path / name).mkdir()
             tiny_file(tmp_path / name / "ggml-model-i2_s.gguf")
             (tmp_path / name / "README.md").write_text("not wanted")
         tiny_file(tmp_path / "two" / "f16.gguf")
-        server = HubServer({"me/one": tmp_path / "one", "me/two": tmp_path / "two"})
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        patched = functools.partial(
-            snapshot_download, endpoint=server.url, cache_dir=tmp_path / "cache", token=False
-        )
-        monkeypatch.setattr("huggingface_hub.snapshot_download", patched)
-        yield server
-        server.close()
+        with HubServer({"me/one": tmp_path / "one", "me/two": tmp_path / "two"}) as server:
+            yield server
 
-    def test_repository_with_one_file(self, hub: HubServer, tmp_path: Path) -> None:
-        want = logits(load_model(tmp_path / "one"))
-        assert mx.array_equal(logits(load_model("me/one")), want)
-        assert hub.requested == ["ggml-model-i2_s.gguf"]
-        assert mx.array_equal(logits(load_model("me/one")), want)
-        assert hub.requested == ["ggml-model-i2_s.gguf"]
-
-    def test_one_file_of_several(self, hub: HubServer) -> None:
-        with pytest.raises(CheckpointError, match=r"holds 2: .* Give one as 'me/two/f16.gguf'"):
-            load_model("me/two")
-        assert hub.requested == []
-        load_model("me/two/f16.gguf")
-        assert hub.requested == ["f16.gguf"]
+    def test_repositories(self, hub: HubServer, tmp_path: Path) -> None:
+        want = logits(load_model(tmp_path / "one")).tolist()
+        with HubClient(hub.url, tmp_path / "home") as client:
+            for _ in range(2):
+                assert client.call("logits", "me/one") == want
+                assert hub.downloaded() == ["ggml-model-i2_s.gguf"]
+            with pytest.raises(MMFreeError, match=r"holds 2: .* Give one as 'me/two/f16.gguf'"):
+                client.call("logits", "me/two")
+            assert client.call("logits", "me/two/f16.gguf") == want
+            assert hub.downloaded() == ["ggml-model-i2_s.gguf", "f16.gguf"]

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from mlx_mmfree import native
+from mlx_mmfree.generation.decode import generate_tokens
+from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.models import hgrn_bit
 from mlx_mmfree.ops import pack_ternary
 from mlx_mmfree.ops.ternary_matmul import native as compiled
 
@@ -48,6 +51,32 @@ def test_environment_sets_the_number_of_threads() -> None:
     code = "native.unavailable(); print(native.kernels().threads())"
     assert run(code, OPENBLAS_NUM_THREADS="3") == "3"
     assert run(code, OPENBLAS_NUM_THREADS="", OMP_NUM_THREADS="2") == "2"
+
+
+def test_two_models_generate_at_once() -> None:
+    models = []
+    for seed in (1, 2):
+        mx.random.seed(seed)
+        config = hgrn_bit.Config(
+            vocab_size=300, hidden_size=256, num_hidden_layers=3, intermediate_size=512
+        )
+        models.append(pack_linears(hgrn_bit.build(config)))
+        mx.eval(models[-1].parameters())
+    results: dict[int, list] = {0: [], 1: []}
+
+    def generate(number: int) -> None:
+        for _ in range(3):
+            results[number].append(list(generate_tokens(models[number], [5, 6], max_tokens=40)))
+
+    generate(0), generate(1)
+    workers = [threading.Thread(target=generate, args=(number,)) for number in (0, 1)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for texts in results.values():
+        assert len(texts) == 6 and all(text == texts[0] for text in texts)
+    assert results[0][0] != results[1][0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")

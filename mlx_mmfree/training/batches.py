@@ -1,0 +1,169 @@
+"""Batches of samples, in an order that the seed and the step alone decide."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import TrainingError
+from .samples import Sample
+
+PADDED_TO = 32
+"""Lengths of padded batches are multiples of this, so that few shapes are compiled."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs and what they should predict.
+
+    Attributes:
+        inputs: Ids, int32 `(B, L)`.
+        targets: The next id of each, int32 `(B, L)`.
+        weights: 1 where the target is learned, else 0, float32 `(B, L)`.
+        valid: `False` where padded, `(B, L)`; `None`: nowhere.
+        starts: `True` where a sample begins behind another one, `(B, L)`; `None`: nowhere.
+    """
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+    valid: np.ndarray | None = None
+    starts: np.ndarray | None = None
+
+    @classmethod
+    def of_rows(cls, rows: np.ndarray) -> "Batch":
+        """Of token rows `(B, L + 1)`, all learned."""
+        return cls(rows[:, :-1], rows[:, 1:], np.ones(rows[:, 1:].shape, np.float32))
+
+    @property
+    def tokens(self) -> int:
+        """Number of learned tokens."""
+        return int(self.weights.sum())
+
+
+def padded_batch(samples: Sequence[Sample], length: int | None = None) -> Batch:
+    """One sample a row, padded to `length` or to the longest one, rounded up."""
+    longest = max(len(sample.tokens) for sample in samples) - 1
+    length = -(-longest // PADDED_TO) * PADDED_TO if length is None else length
+    return _filled([[sample] for sample in samples], length, is_packed=False)
+
+
+def packed_rows(samples: Sequence[Sample], length: int) -> list[list[Sample]]:
+    """Rows of at most `length` inputs: longest samples first, each into the first row that fits."""
+    rows: list[list[Sample]] = []
+    room: list[int] = []
+    for sample in sorted(samples, key=lambda sample: -len(sample.tokens)):
+        needed = len(sample.tokens) - 1
+        place = next((n for n, left in enumerate(room) if left >= needed), None)
+        if place is None:
+            rows.append([])
+            room.append(length)
+            place = len(rows) - 1
+        rows[place].append(sample)
+        room[place] -= needed
+    return rows
+
+
+class Schedule:
+    """Which samples each step sees; every epoch sees each sample once.
+
+    Args:
+        samples: The samples.
+        batch_size: Rows of a batch.
+        seed: Seed of the order.
+        packed_length: Pack samples into rows of this many inputs; `None` pads one sample a row, with
+            samples of similar lengths together.
+        shard: This process and the number of processes; each takes its own rows of every batch.
+
+    Raises:
+        TrainingError: There are no samples.
+    """
+
+    _WINDOW = 1024
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        batch_size: int,
+        seed: int,
+        packed_length: int | None = None,
+        shard: tuple[int, int] = (0, 1),
+    ):
+        if not samples:
+            raise TrainingError(
+                "[data] there must be at least one sample to learn from but got none."
+            )
+        self._samples = samples
+        self._batch_size = batch_size
+        self._seed = seed
+        self._packed_length = packed_length
+        self._shard = shard
+        self._epoch: tuple[int, list[list[list[Sample]]]] = (-1, [])
+        self._first_steps = [0]
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step, counted from 0."""
+        epoch = 0
+        while True:
+            batches = self._batches(epoch)
+            if len(self._first_steps) == epoch + 1:
+                self._first_steps.append(self._first_steps[epoch] + len(batches))
+            if step < self._first_steps[epoch + 1]:
+                break
+            epoch += 1
+        rank, size = self._shard
+        rows = batches[step - self._first_steps[epoch]]
+        return self._made(rows[rank::size])
+
+    def epoch_steps(self) -> int:
+        """Number of steps of the first epoch."""
+        return len(self._batches(0))
+
+    def _made(self, rows: list[list[Sample]]) -> Batch:
+        if self._packed_length is not None:
+            return _filled(rows, self._packed_length, is_packed=True)
+        return padded_batch([sample for row in rows for sample in row])
+
+    def _batches(self, epoch: int) -> list[list[list[Sample]]]:
+        """The rows of every batch of an epoch."""
+        if self._epoch[0] == epoch:
+            return self._epoch[1]
+        random = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
+        shuffled = [self._samples[n] for n in random.permutation(len(self._samples))]
+        rows: list[list[Sample]] = []
+        for start in range(0, len(shuffled), self._WINDOW):
+            window = shuffled[start : start + self._WINDOW]
+            if self._packed_length is None:
+                rows += [[s] for s in sorted(window, key=lambda sample: len(sample.tokens))]
+            else:
+                rows += packed_rows(window, self._packed_length)
+        size = self._batch_size
+        # an epoch ends with the first samples again where they do not fill its last batch
+        rows += [rows[n % len(rows)] for n in range(-len(rows) % size)]
+        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+        self._epoch = epoch, [batches[n] for n in random.permutation(len(batches))]
+        return self._epoch[1]
+
+
+def _filled(rows: Sequence[Sequence[Sample]], length: int, is_packed: bool) -> Batch:
+    shape = (len(rows), length)
+    inputs, targets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    weights, valid = np.zeros(shape, np.float32), np.zeros(shape, bool)
+    starts = np.zeros(shape, bool)
+    for row, samples in enumerate(rows):
+        at = 0
+        for sample in samples:
+            size = len(sample.tokens) - 1
+            inputs[row, at : at + size] = sample.tokens[:-1]
+            targets[row, at : at + size] = sample.tokens[1:]
+            weights[row, at + max(sample.prompt - 1, 0) : at + size] = 1
+            valid[row, at : at + size] = True
+            starts[row, at] = at > 0
+            at += size
+    return Batch(
+        inputs,
+        targets,
+        weights,
+        None if valid.all() else valid,
+        starts if is_packed and starts.any() else None,
+    )

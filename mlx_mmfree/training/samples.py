@@ -1,0 +1,218 @@
+"""Fine-tuning samples from JSON lines: text, prompt and completion, or a conversation."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import MMFreeError, TrainingError
+
+SPLITS = ("train", "valid", "test")
+MAX_LINE_CHARACTERS = 50_000_000
+
+
+class SampleTokenizer(Protocol):
+    """What is needed of a tokenizer."""
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    @property
+    def eos_token_ids(self) -> set[int]: ...
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def apply_chat_template(
+        self,
+        messages: Any,
+        add_generation_prompt: bool = True,
+        tokenize: bool = True,
+        **variables: Any,
+    ) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One text to learn from.
+
+    Attributes:
+        tokens: Ids, int32 `(n,)`, n at least 2.
+        prompt: Number of first tokens that are read but not learned.
+    """
+
+    tokens: np.ndarray
+    prompt: int = 0
+
+
+@dataclass(frozen=True)
+class Features:
+    """The keys of a line.
+
+    Attributes:
+        prompt: Key of the prompt.
+        completion: Key of the completion.
+        chat: Key of the messages.
+        text: Key of the text.
+    """
+
+    prompt: str = "prompt"
+    completion: str = "completion"
+    chat: str = "messages"
+    text: str = "text"
+
+
+@dataclass
+class Samples:
+    """The samples of one file.
+
+    Attributes:
+        samples: The samples, in the file's order.
+        truncated: How many were cut to the longest length.
+        dropped: How many had nothing left to learn after that.
+    """
+
+    samples: list[Sample] = field(default_factory=list)
+    truncated: int = 0
+    dropped: int = 0
+
+
+def find_splits(folder: Path) -> dict[str, Path]:
+    """The files `train.jsonl`, `valid.jsonl` and `test.jsonl` that a folder has."""
+    if not folder.is_dir():
+        raise TrainingError(
+            f"[data] 'data' must be a folder with train.jsonl, valid.jsonl or test.jsonl, or a dataset "
+            f"of the Hub, but '{folder}' is neither."
+        )
+    return {
+        name: folder / f"{name}.jsonl" for name in SPLITS if (folder / f"{name}.jsonl").is_file()
+    }
+
+
+def read_samples(
+    path: Path,
+    tokenizer: SampleTokenizer,
+    *,
+    max_length: int = 2048,
+    mask_prompt: bool = False,
+    features: Features | None = None,
+) -> Samples:
+    """Reads and encodes a file, one JSON object a line.
+
+    A line is, in this order: `prompt` and `completion`; `messages`, with `tools` where a chat template
+    takes them; `text`. A prompt and its completion are put into the chat template, or joined where the
+    model has none.
+
+    Args:
+        path: The file.
+        tokenizer: The model's.
+        max_length: Longer samples lose their end.
+        mask_prompt: Learn the completion, or the last message, alone.
+        features: Other names of the keys.
+
+    Raises:
+        TrainingError: A line cannot be used; the message names file and line.
+    """
+    encode = _Encoder(tokenizer, mask_prompt, features or Features())
+    found = Samples()
+    for number, line in _lines(path):
+        try:
+            tokens, prompt = encode(_parsed(line))
+        except (MMFreeError, _LineError) as error:
+            raise TrainingError(f"[data] '{path}' line {number}: {error}") from error
+        if len(tokens) > max_length:
+            found.truncated += 1
+            tokens = tokens[:max_length]
+        if len(tokens) < 2 or prompt >= len(tokens):
+            found.dropped += 1
+            continue
+        found.samples.append(Sample(np.array(tokens, np.int32), prompt))
+    return found
+
+
+class _LineError(Exception):
+    """What is wrong with a line."""
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            number = 0
+            while line := file.readline(MAX_LINE_CHARACTERS):
+                number += 1
+                if line.strip():
+                    yield number, line
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrainingError(f"[data] '{path}' must be a readable UTF-8 file: {error}") from error
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _LineError(f"it must be JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise _LineError(f"it must be a JSON object but is {type(value).__name__}.")
+    return value
+
+
+class _Encoder:
+    """Maps a line to its tokens and the number of those that are not learned."""
+
+    def __init__(self, tokenizer: SampleTokenizer, mask_prompt: bool, features: Features):
+        self._tokenizer = tokenizer
+        self._mask_prompt = mask_prompt
+        self._features = features
+
+    def __call__(self, line: Mapping[str, Any]) -> tuple[list[int], int]:
+        keys = self._features
+        if keys.prompt in line and keys.completion in line:
+            return self._completion(_text(line, keys.prompt), _text(line, keys.completion), line)
+        if keys.chat in line:
+            return self._chat(line[keys.chat], line)
+        if keys.text not in line:
+            raise _LineError(
+                f"it must have '{keys.prompt}' and '{keys.completion}', '{keys.chat}', or "
+                f"'{keys.text}' but has {', '.join(map(repr, line)) or 'no keys'}."
+            )
+        if self._mask_prompt:
+            raise _LineError("'mask_prompt' needs prompts; a text has none.")
+        return self._ended(self._tokenizer.encode(_text(line, keys.text))), 0
+
+    def _completion(
+        self, prompt: str, completion: str, line: Mapping[str, Any]
+    ) -> tuple[list[int], int]:
+        if self._tokenizer.has_chat_template:
+            messages = [
+                {"role": "user", "content": prompt},
+                {"role": "assistant", "content": completion},
+            ]
+            return self._chat(messages, line)
+        before = self._tokenizer.encode(prompt)
+        after = self._tokenizer.encode(completion, add_special_tokens=False)
+        return self._ended(before + after), len(before) if self._mask_prompt else 0
+
+    def _chat(self, messages: Any, line: Mapping[str, Any]) -> tuple[list[int], int]:
+        if not isinstance(messages, list) or not messages:
+            raise _LineError(f"'{self._features.chat}' must be a list of messages.")
+        variables = {"tools": line["tools"]} if line.get("tools") is not None else {}
+        render: Callable[..., list[int]] = self._tokenizer.apply_chat_template
+        tokens = render(messages, add_generation_prompt=False, **variables)
+        if not self._mask_prompt:
+            return tokens, 0
+        answers = isinstance(messages[-1], Mapping) and messages[-1].get("role") == "assistant"
+        prompt = render(messages[:-1], add_generation_prompt=answers, **variables)
+        return tokens, len(prompt)
+
+    def _ended(self, tokens: list[int]) -> list[int]:
+        ends = self._tokenizer.eos_token_ids
+        return tokens if not ends or (tokens and tokens[-1] in ends) else [*tokens, min(ends)]
+
+
+def _text(line: Mapping[str, Any], key: str) -> str:
+    value = line[key]
+    if not isinstance(value, str):
+        raise _LineError(f"'{key}' must be text but is {type(value).__name__}.")
+    return value

@@ -44,7 +44,7 @@ class _TernaryLinear(nn.Module):
         self._rounding: Rounding = rounding
         self._quantize_activations = quantize_activations
         if norm_eps is not None:
-            self.norm: nn.Module = nn.RMSNorm(input_dims, eps=norm_eps)
+            self.norm = nn.RMSNorm(input_dims, eps=norm_eps)
         if bias:
             self.bias = mx.zeros((output_dims,))
         self._make_weight()

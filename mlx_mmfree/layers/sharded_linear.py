@@ -19,7 +19,7 @@ from .packed_linear import PackedLinear
 Group = mx.distributed.Group
 
 
-class ShardedRMSNorm(nn.Module):
+class ShardedRMSNorm(nn.RMSNorm):
     r"""RMSNorm of vectors whose parts lie on the processes of a group.
 
     .. math::
@@ -36,10 +36,9 @@ class ShardedRMSNorm(nn.Module):
     """
 
     def __init__(self, norm: nn.RMSNorm, group: Group):
-        super().__init__()
+        super().__init__(norm.weight.shape[0] // group.size(), eps=norm.eps)
         self._dims = norm.weight.shape[0]
         self._group = group
-        self.eps = norm.eps
         self.weight = _part(norm.weight, group)
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -116,10 +115,9 @@ class ShardedToAllBitLinear(PackedBitLinear):
     def _quantize(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """Codes of this process' part with the scale of the whole token."""
         largest = mx.abs(x).max(axis=-1, keepdims=True)
-        # a maximum over processes may lose a NaN, integers hold none: both come back by the scale
-        largest = mx.where(mx.isnan(largest), mx.inf, largest)
-        largest = mx.distributed.all_max(largest, group=self._group)
-        largest = mx.where(mx.isinf(largest), mx.nan, largest)
+        # gathered, since MLX's maximum over processes may lose a NaN, which only the scale carries
+        # past the integers: (size, ..., 1)
+        largest = mx.distributed.all_gather(largest[None], group=self._group).max(axis=0)
         codes, scale = rms_norm_quantize(
             mx.concatenate([x, largest], axis=-1), rounding=self._rounding
         )

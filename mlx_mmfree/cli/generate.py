@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     context_length = max(map(most_tokens, prompts)) + args.max_tokens + _cached_tokens(args)
     group = tensor_group(args)
     with (
-        one_voice(group),
+        one_voice(0 if group is None else group.rank()),
         loaded(
             args,
             batch_size=1 if args.prompts_file is None else args.batch_size,

@@ -42,9 +42,9 @@ def tensor_group(args: argparse.Namespace) -> "mx.distributed.Group | None":
 
 
 @contextmanager
-def one_voice(group: "mx.distributed.Group | None") -> Iterator[None]:
-    """Only the first process prints inside the `with` block."""
-    if group is None or group.rank() == 0:
+def one_voice(rank: int) -> Iterator[None]:
+    """Only the first process, of rank 0, prints inside the `with` block."""
+    if rank == 0:
         yield
         return
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):

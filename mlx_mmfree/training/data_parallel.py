@@ -59,9 +59,9 @@ class DataParallel:
             return loss, tokens, gradient
         gradients: dict[str, mx.array] = dict(tree_flatten(gradient))
         mx.eval(loss, tokens, gradients)
-        loss, tokens = self._all(mx.distributed.all_sum, [loss, tokens])
+        [tokens] = self._all(mx.distributed.all_sum, [tokens])
         summed: list[mx.array] = []
-        for part in _parts(gradients.values()):
+        for part in _parts([loss, *gradients.values()]):
             flat = mx.concatenate([array.astype(mx.float32).reshape(-1) for array in part])
             [flat] = self._all(mx.distributed.all_sum, [flat])
             ends = list(accumulate(array.size for array in part))
@@ -69,6 +69,7 @@ class DataParallel:
                 piece.reshape(array.shape).astype(array.dtype)
                 for piece, array in zip(mx.split(flat, ends[:-1]), part, strict=True)
             ]
+        loss, *summed = summed
         return loss, tokens, tree_unflatten(list(zip(gradients, summed, strict=True)))
 
     def of_first(self, tree: Tree) -> Tree:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..platform.allocator import keep_freed_memory
 from .console import argument_errors
 from .flags import gigabytes, positive, whole
 
@@ -203,4 +204,6 @@ def loaded(
         if group is not None:
             with argument_errors():
                 shard(model, group)
+        # only now: what loading needed beside the weights has been handed back
+        keep_freed_memory()
         yield _with_key_values(args, model), tokenizer

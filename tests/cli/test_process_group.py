@@ -1,5 +1,6 @@
-"""`mmfree generate --tensor-parallel` in two processes."""
+"""Commands in two processes: `generate --tensor-parallel`, `lora`."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from mlx_mmfree.cli import main
 from mlx_mmfree.hub import save_model
 from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.training.log import read_log
 from tests.hub.checkpoints import GOLDENS, tiny_transformer
 from tests.process_group import finish, start_group
 
@@ -52,3 +54,32 @@ def test_one_process_is_refused(split_folder: Path, capsys: pytest.CaptureFixtur
     error = capsys.readouterr().err
     assert "[generate] 'tensor_parallel' must be used in several processes but got one." in error
     assert "mlx.launch -n 2 --backend ring -- mmfree generate --tensor-parallel" in error
+
+
+def test_lora_is_written_and_told_by_the_first_process(split_folder: Path, tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"The number {n} is {n}."}) for n in range(4)]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    flags = ["lora", "--model", str(split_folder), "--train", "--data", str(tmp_path)]
+    flags += ["--batch-size", "4", "--iters", "3", "--adapter-path", str(tmp_path / "adapter")]
+    processes = start_group(tmp_path, 2, "-c", CALL, *flags)
+    [(first, _), second] = finish(processes)
+    assert [process.returncode for process in processes] == [0, 0]
+    assert second == ("", "")
+    assert first.startswith("train: 4 samples, ")
+    assert f"Kept in {tmp_path / 'adapter'}." in first
+    assert (tmp_path / "adapter" / "adapters.safetensors").exists()
+    records = read_log(tmp_path / "adapter" / "log.jsonl")
+    assert records[0]["processes"] == 2
+    assert records[-1]["step"] == 3
+
+
+def test_rows_must_be_shared_out(split_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(json.dumps({"text": "The number 1 is 1."}))
+    flags = ["lora", "--model", str(split_folder), "--train", "--data", str(tmp_path)]
+    flags += ["--batch-size", "3", "--adapter-path", str(tmp_path / "adapter")]
+    processes = start_group(tmp_path, 2, "-c", CALL, *flags)
+    for _, errors in finish(processes):
+        assert errors == (
+            "error: [train] 'batch_size' must be a multiple of the number of processes, 2, but got 3.\n"
+        )
+    assert [process.returncode for process in processes] == [2, 2]

@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+MMFREE = ("-c", "import sys; from mlx_mmfree.cli import main; sys.exit(main(sys.argv[1:]))")
+"""Arguments of `python` that run the console program."""
 
 
 def start_group(folder: Path, size: int, *arguments: str) -> list[subprocess.Popen[str]]:

@@ -12,7 +12,7 @@ from ..errors import TrainingError
 Result = TypeVar("Result")
 Tree = TypeVar("Tree")
 
-_BYTES_AT_ONCE = 32 * 2**20
+_NUMBERS_AT_ONCE = 2**23
 
 
 class DataParallel:
@@ -58,32 +58,23 @@ class DataParallel:
         if self.size == 1:
             return loss, tokens, gradient
         gradients: dict[str, mx.array] = dict(tree_flatten(gradient))
-        mx.eval(loss, tokens, gradients)
-        [tokens] = self._all(mx.distributed.all_sum, [tokens])
-        summed: list[mx.array] = []
-        for part in _parts([loss, *gradients.values()]):
-            flat = mx.concatenate([array.astype(mx.float32).reshape(-1) for array in part])
-            [flat] = self._all(mx.distributed.all_sum, [flat])
-            ends = list(accumulate(array.size for array in part))
-            summed += [
-                piece.reshape(array.shape).astype(array.dtype)
-                for piece, array in zip(mx.split(flat, ends[:-1]), part, strict=True)
-            ]
-        loss, *summed = summed
+        # in two halves, whose sums are exact in float32
+        halves = mx.stack([tokens // 4096, tokens % 4096])
+        loss, halves, *summed = self._summed([loss, halves, *gradients.values()])
+        tokens = halves[0] * 4096 + halves[1]
         return loss, tokens, tree_unflatten(list(zip(gradients, summed, strict=True)))
 
     def of_first(self, tree: Tree) -> Tree:
-        """A tree of arrays, or of numbers, as the first process has it; numbers in float32."""
+        """A tree of float arrays, or of numbers, as the first process has it in float32."""
         if self.size == 1:
             return tree
         values: dict[str, mx.array | float] = dict(tree_flatten(tree))
         arrays = [mx.array(value) for value in values.values()]
         if not self.is_first:
             arrays = [mx.zeros_like(array) for array in arrays]
-        arrays = self._all(mx.distributed.all_sum, arrays)
         shared = [
             (name, array if isinstance(value, mx.array) else array.item())
-            for (name, value), array in zip(values.items(), arrays, strict=True)
+            for (name, value), array in zip(values.items(), self._summed(arrays), strict=True)
         ]
         result: Tree = tree_unflatten(shared)
         return result
@@ -103,7 +94,7 @@ class DataParallel:
         Raises:
             TrainingError: Another process has ended.
         """
-        self._all(mx.distributed.all_sum, [mx.zeros((), mx.int32)])
+        self._together(mx.distributed.all_sum, mx.zeros((), mx.int32))
 
     def check_same(self, name: str, value: int) -> None:
         """Refuses a number that differs between the processes.
@@ -111,14 +102,12 @@ class DataParallel:
         Raises:
             TrainingError: It does.
         """
-        if self.size == 1:
-            return
-        [low] = self._all(mx.distributed.all_min, [mx.array(value, mx.int32)])
-        [high] = self._all(mx.distributed.all_max, [mx.array(value, mx.int32)])
-        if low.item() != high.item():
+        bounds = self._together(mx.distributed.all_max, mx.array([value, -value], mx.int32))
+        high, low = int(bounds[0]), -int(bounds[1])
+        if low != high:
             raise TrainingError(
-                f"[train] '{name}' must be the same in all processes but got {low.item()} to "
-                f"{high.item()}. Give them all the same folder of the run."
+                f"[train] '{name}' must be the same in all processes but got {low} to "
+                f"{high}. Give them all the same folder of the run."
             )
 
     def share(self, batch_size: int) -> tuple[int, int]:
@@ -134,27 +123,38 @@ class DataParallel:
             )
         return self.rank, self.size
 
-    def _all(
-        self, collective: Callable[..., mx.array], arrays: Sequence[mx.array]
-    ) -> list[mx.array]:
-        """Collectives of computed arrays: their failure alone means that a process is gone."""
-        mx.eval(arrays)
+    def _summed(self, arrays: Sequence[mx.array]) -> list[mx.array]:
+        """The arrays, added over the processes in float32, in few messages."""
+        summed: list[mx.array] = []
+        for part in _parts(arrays):
+            flat = mx.concatenate([array.astype(mx.float32).reshape(-1) for array in part])
+            flat = self._together(mx.distributed.all_sum, flat)
+            ends = list(accumulate(array.size for array in part))
+            summed += [
+                piece.reshape(array.shape).astype(array.dtype)
+                for piece, array in zip(mx.split(flat, ends[:-1]), part, strict=True)
+            ]
+        return summed
+
+    def _together(self, collective: Callable[..., mx.array], array: mx.array) -> mx.array:
+        """A collective of a computed array: its failure alone means that a process is gone."""
+        mx.eval(array)
         try:
-            results = [collective(array, group=self._group) for array in arrays]
-            mx.eval(results)
+            result = collective(array, group=self._group)
+            mx.eval(result)
         except RuntimeError as error:
             raise TrainingError(
                 f"[train] another of the {self.size} processes has ended, so process {self.rank} "
-                "stops. The last checkpoint is kept; start all of them again to go on from it."
+                f"stops ({error}). The last checkpoint is kept; start all of them again to go on."
             ) from error
-        return results
+        return result
 
 
 def _parts(arrays: Iterable[mx.array]) -> Iterator[list[mx.array]]:
-    """The arrays in order, about 32 MiB at a time."""
+    """The arrays in order, at most 32 MiB of float32 at a time unless one is larger."""
     part: list[mx.array] = []
     for array in arrays:
-        if part and sum(other.size for other in part) * 4 + array.size * 4 > _BYTES_AT_ONCE:
+        if part and sum(other.size for other in [*part, array]) > _NUMBERS_AT_ONCE:
             yield part
             part = []
         part.append(array)

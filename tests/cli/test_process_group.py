@@ -10,9 +10,7 @@ from mlx_mmfree.hub import save_model
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.training.log import read_log
 from tests.hub.checkpoints import GOLDENS, tiny_transformer
-from tests.process_group import finish, start_group
-
-CALL = "import sys; from mlx_mmfree.cli import main; sys.exit(main(sys.argv[1:]))"
+from tests.process_group import MMFREE, finish, start_group
 
 SEEDS = """
 import mlx.core as mx
@@ -37,7 +35,7 @@ def test_the_first_process_prints_what_one_would(
     flags = ["generate", "--model", str(split_folder), "-p", "The dog", "-m", "8", "--verbose", "F"]
     assert main(flags) == 0
     wanted = capsys.readouterr().out
-    processes = start_group(tmp_path, 2, "-c", CALL, *flags, "--tensor-parallel")
+    processes = start_group(tmp_path, 2, *MMFREE, *flags, "--tensor-parallel")
     assert finish(processes) == [(wanted, ""), ("", "")]
     assert [process.returncode for process in processes] == [0, 0]
 
@@ -61,7 +59,7 @@ def test_lora_is_written_and_told_by_the_first_process(split_folder: Path, tmp_p
     (tmp_path / "train.jsonl").write_text("\n".join(lines))
     flags = ["lora", "--model", str(split_folder), "--train", "--data", str(tmp_path)]
     flags += ["--batch-size", "4", "--iters", "3", "--adapter-path", str(tmp_path / "adapter")]
-    processes = start_group(tmp_path, 2, "-c", CALL, *flags)
+    processes = start_group(tmp_path, 2, *MMFREE, *flags)
     [(first, _), second] = finish(processes)
     assert [process.returncode for process in processes] == [0, 0]
     assert second == ("", "")
@@ -77,7 +75,7 @@ def test_rows_must_be_shared_out(split_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text(json.dumps({"text": "The number 1 is 1."}))
     flags = ["lora", "--model", str(split_folder), "--train", "--data", str(tmp_path)]
     flags += ["--batch-size", "3", "--adapter-path", str(tmp_path / "adapter")]
-    processes = start_group(tmp_path, 2, "-c", CALL, *flags)
+    processes = start_group(tmp_path, 2, *MMFREE, *flags)
     for _, errors in finish(processes):
         assert errors == (
             "error: [train] 'batch_size' must be a multiple of the number of processes, 2, but got 3.\n"

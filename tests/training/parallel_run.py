@@ -25,7 +25,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "dense": {"model_type": "llama", "num_attention_heads": 4},
     "ternary": {"model_type": "hgrn_bit"},
 }
-STEPS, ROWS, DEATH = 20, 4, 11
+STEPS = {"dense": 20, "ternary": 2}
+ROWS, DEATH = 4, 11
 
 
 def build(name: str, seed: int = 5) -> Decoder:
@@ -46,7 +47,7 @@ def batch(step: int, rank: int, size: int) -> Batch:
 
 
 def train(folder: Path, name: str, processes: DataParallel, dying: int | None = None) -> str:
-    """A run of 20 steps; returns a digest of the weights. The process `dying` is killed on the way."""
+    """A short run; returns a digest of the weights. The process `dying` is killed on the way."""
     rank, size = processes.share(ROWS)
 
     def batches(step: int) -> list[Batch]:
@@ -61,7 +62,7 @@ def train(folder: Path, name: str, processes: DataParallel, dying: int | None = 
     # weights of the first process count
     model = build(name, seed=5 + rank)
     settings = LoopSettings(
-        folder, STEPS, clip_norm=1.0, steps_per_report=1, steps_per_eval=5, save_every=5
+        folder, STEPS[name], clip_norm=1.0, steps_per_report=1, steps_per_eval=5, save_every=5
     )
     optimizer = named_optimizer("adamw", 3e-3, None)
     Trainer(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,6 +79,17 @@ class Samples:
     truncated: int = 0
     dropped: int = 0
 
+    def summary(self) -> str:
+        """The numbers in words."""
+        tokens = sum(len(sample.tokens) for sample in self.samples)
+        learned = sum(len(s.tokens) - max(s.prompt, 1) for s in self.samples)
+        words = f"{len(self.samples)} samples, {tokens:,} tokens, {learned:,} of them learned"
+        if self.truncated:
+            words += f"; {self.truncated} cut to the longest length"
+        if self.dropped:
+            words += f"; {self.dropped} left out with nothing to learn"
+        return words
+
 
 def find_splits(folder: Path) -> dict[str, Path]:
     """The files `train.jsonl`, `valid.jsonl` and `test.jsonl` that a folder has."""
@@ -120,7 +132,7 @@ def read_samples(
     for number, line in _lines(path):
         try:
             tokens, prompt = encode(_parsed(line))
-        except (MMFreeError, _LineError) as error:
+        except (MMFreeError, ValueError, _LineError) as error:
             raise TrainingError(f"[data] '{path}' line {number}: {error}") from error
         if len(tokens) > max_length:
             found.truncated += 1
@@ -200,11 +212,13 @@ class _Encoder:
         variables = {"tools": line["tools"]} if line.get("tools") is not None else {}
         render: Callable[..., list[int]] = self._tokenizer.apply_chat_template
         tokens = render(messages, add_generation_prompt=False, **variables)
-        if not self._mask_prompt:
+        if not self._mask_prompt or len(messages) == 1:
             return tokens, 0
         answers = isinstance(messages[-1], Mapping) and messages[-1].get("role") == "assistant"
         prompt = render(messages[:-1], add_generation_prompt=answers, **variables)
-        return tokens, len(prompt)
+        # a template may write the last message another way than it begins an answer
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(tokens, prompt, strict=False))
+        return tokens, sum(1 for _ in same)
 
     def _ended(self, tokens: list[int]) -> list[int]:
         ends = self._tokenizer.eos_token_ids

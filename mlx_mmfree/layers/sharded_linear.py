@@ -5,6 +5,7 @@ behind it is split by inputs and sums its parts over the group. Dense and quanti
 MLX's own sharded ones; here are the ternary ones.
 """
 
+from collections.abc import Sequence
 from copy import copy
 
 import mlx.core as mx
@@ -54,10 +55,10 @@ class ShardedToAllBitLinear(PackedBitLinear):
     .. math::
         y = \Big(\sum_r q_r\,t_r^\top\Big)\,m / s + b
 
-    The activation scale :math:`s` comes from the largest magnitude over all processes, and the sums
-    over :math:`r` are sums of integers: codes and products are those of one process. A norm's mean
-    square is summed in another order than there, which can move a code that lies at a rounding
-    boundary to within a few units of float32.
+    The sums over :math:`r` are sums of integers, and the activation scale :math:`s` comes from the
+    largest magnitude over all processes: codes and products are those of one process. Where a norm
+    lies before, the processes exchange its input and each computes the whole norm, since a mean square
+    that is added up in another order would move codes at rounding boundaries.
 
     Args:
         linear: The whole layer.
@@ -75,7 +76,7 @@ class ShardedToAllBitLinear(PackedBitLinear):
         self.weight = packed_columns(linear.weight, linear.input_dims, start, start + width)
         self.scale = linear.scale
         if "norm" in linear:
-            self.norm = ShardedRMSNorm(linear.norm, group)
+            self.norm = linear.norm
         if "bias" in linear:
             self.bias = linear.bias
 
@@ -90,20 +91,20 @@ class ShardedToAllBitLinear(PackedBitLinear):
         norm: nn.Module | None = None,
         residual: mx.array | None = None,
     ) -> mx.array:
-        """The layer with what lies around it, in float32, as `layers.project` has it."""
+        """The layer with what lies around it, in float32, as `layers.project` has it.
+
+        `norm` is that of whole tokens.
+        """
         z = x.astype(mx.float32)
         if gate is not None:
             z = gated(z, gate)
-        if norm is not None:
-            z = norm(z)
-        if "norm" in self:
-            z = self.norm(z)
-        if self._quantize_activations:
-            codes, input_scale = self._quantize(z)
-            sums = ternary_matmul(codes, self.weight, codes=True).astype(mx.int32)
-            y = self._sum(sums).astype(mx.float32) * (self.scale / input_scale)
-        else:
+        norms = [each for each in (norm, self.norm if "norm" in self else None) if each is not None]
+        z, input_scale = self._quantize(z) if not norms else self._normed(z, norms)
+        if input_scale is None:
             y = self._sum(ternary_matmul(z, self.weight)) * self.scale
+        else:
+            sums = self._sum(ternary_matmul(z, self.weight, codes=True).astype(mx.int32))
+            y = sums.astype(mx.float32) * (self.scale / input_scale)
         if "bias" in self:
             y = y + self.bias
         return (y if residual is None else y + residual).astype(x.dtype)
@@ -112,16 +113,36 @@ class ShardedToAllBitLinear(PackedBitLinear):
         total: mx.array = mx.distributed.all_sum(part, group=self._group)
         return total
 
-    def _quantize(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Codes of this process' part with the scale of the whole token."""
-        largest = mx.abs(x).max(axis=-1, keepdims=True)
+    def _gather(self, part: mx.array) -> mx.array:
+        """The parts of all processes, `(size, ...)`."""
+        parts: mx.array = mx.distributed.all_gather(part[None], group=self._group)
+        return parts
+
+    def _quantize(self, x: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Codes of this process' part of each token, with the scale of the whole token."""
+        if not self._quantize_activations:
+            return x, None
         # gathered, since MLX's maximum over processes may lose a NaN, which only the scale carries
-        # past the integers: (size, ..., 1)
-        largest = mx.distributed.all_gather(largest[None], group=self._group).max(axis=0)
+        # past the integers
+        largest = self._gather(mx.abs(x).max(axis=-1, keepdims=True)).max(axis=0)
         codes, scale = rms_norm_quantize(
             mx.concatenate([x, largest], axis=-1), rounding=self._rounding
         )
         return codes[..., :-1], scale
+
+    def _normed(self, x: mx.array, norms: Sequence[nn.Module]) -> tuple[mx.array, mx.array | None]:
+        """This process' part of each token after norms of the whole token, as codes with a scale."""
+        whole = mx.moveaxis(self._gather(x), 0, -2).flatten(-2)
+        start = self._group.rank() * self.input_dims
+        part = (..., slice(start, start + self.input_dims))
+        last = norms[-1] if self._quantize_activations else None
+        for norm in norms:
+            if norm is not last:
+                whole = mx.fast.rms_norm(whole, norm.weight.astype(mx.float32), norm.eps)
+        if last is None:
+            return whole[part], None
+        codes, scale = rms_norm_quantize(whole, last.weight, eps=last.eps, rounding=self._rounding)
+        return codes[part], scale
 
 
 class ShardedToAllPackedLinear(PackedLinear):

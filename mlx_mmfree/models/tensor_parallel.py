@@ -12,6 +12,7 @@ from ..layers.sharded_linear import (
     SHARDABLE,
     Group,
     ShardedRMSNorm,
+    ShardedToAllBitLinear,
     all_to_sharded,
     sharded_to_all,
 )
@@ -65,7 +66,7 @@ def _split(mixer: nn.Module, names: tuple[str, ...], group: Group) -> None:
     for name in columns:
         mixer[name] = all_to_sharded(_packed(mixer[name]), group)
     mixer[rows] = sharded_to_all(_packed(mixer[rows]), group)
-    if norm in mixer:
+    if norm in mixer and not isinstance(mixer[rows], ShardedToAllBitLinear):
         mixer[norm] = ShardedRMSNorm(mixer[norm], group)
 
 

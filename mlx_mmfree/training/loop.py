@@ -214,7 +214,7 @@ class Trainer:
         """One optimizer step: summed loss, learned tokens, gradient norm and learning rate."""
         sums = self._sums(step)
         total, tokens = float(sums.loss), int(sums.tokens)
-        gradient = tree_map(lambda g: g / tokens, sums.gradient)
+        gradient = tree_map(lambda g: g.astype(mx.float32) / tokens, sums.gradient)
         gradient, norm = optim.clip_grad_norm(gradient, self._settings.clip_norm or math.inf)
         length = float(norm)
         if not math.isfinite(total) or not math.isfinite(length):
@@ -223,6 +223,9 @@ class Trainer:
                 f"the last good state is kept in '{self._settings.folder}'. Lower 'learning_rate' or "
                 "'clip_norm'."
             )
+        # a float32 gradient would turn 16-bit weights into float32 ones
+        weights = self.model.trainable_parameters()
+        gradient = tree_map(lambda g, weight: g.astype(weight.dtype), gradient, weights)
         rate = self._schedule(step)
         self._optimizer.learning_rate = rate
         self._optimizer.update(self.model, gradient)

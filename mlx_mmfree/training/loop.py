@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten, tree_map, tree_reduce
 from tqdm import tqdm
 
 from ..errors import TrainingError
@@ -214,18 +214,21 @@ class Trainer:
         """One optimizer step: summed loss, learned tokens, gradient norm and learning rate."""
         sums = self._sums(step)
         total, tokens = float(sums.loss), int(sums.tokens)
-        gradient = tree_map(lambda g: g.astype(mx.float32) / tokens, sums.gradient)
-        gradient, norm = optim.clip_grad_norm(gradient, self._settings.clip_norm or math.inf)
-        length = float(norm)
+        length = float(_norm(sums.gradient)) / tokens
         if not math.isfinite(total) or not math.isfinite(length):
             raise TrainingError(
                 f"[train] the loss is {total / tokens} and the gradient norm {length} at step {step}; "
                 f"the last good state is kept in '{self._settings.folder}'. Lower 'learning_rate' or "
                 "'clip_norm'."
             )
+        factor = min(1.0, (self._settings.clip_norm or math.inf) / (length + 1e-6)) / tokens
         # a float32 gradient would turn 16-bit weights into float32 ones
-        weights = self.model.trainable_parameters()
-        gradient = tree_map(lambda g, weight: g.astype(weight.dtype), gradient, weights)
+        gradient = tree_map(
+            lambda g, weight: (g.astype(mx.float32) * factor).astype(weight.dtype),
+            sums.gradient,
+            self.model.trainable_parameters(),
+        )
+        del sums
         rate = self._schedule(step)
         self._optimizer.learning_rate = rate
         self._optimizer.update(self.model, gradient)
@@ -316,6 +319,11 @@ class _Clock:
         start = time.perf_counter()
         yield
         self._start += time.perf_counter() - start
+
+
+def _norm(gradient: Any) -> mx.array:
+    """Euclidean norm of all arrays together, in float32."""
+    return mx.sqrt(tree_reduce(lambda a, g: a + g.astype(mx.float32).square().sum(), gradient, 0.0))
 
 
 def _mixed(*numbers: int) -> int:

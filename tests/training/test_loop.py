@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import mlx.optimizers as optim
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
@@ -156,6 +157,23 @@ def test_sums_of_several_processes_are_added_before_division(tmp_path: Path) -> 
         assert progress["tokens"] == (3 if reduce is None else 6) * 4 * 12
     for name, value in _weights(models[0]).items():
         assert mx.array_equal(_weights(models[1])[name], value), name
+
+
+def test_gradients_are_clipped_to_a_length(tmp_path: Path) -> None:
+    moved, norms = [], []
+    for clip_norm in (0.0, 0.01):
+        model = _model()
+        before = _weights(model)
+        run = f"run{clip_norm}"
+        settings = _settings(tmp_path, output=run, steps=1, warmup_steps=0, clip_norm=clip_norm)
+        Trainer(
+            model, settings.loop(), optim.SGD(0.0), lambda step: mx.array(1.0), _batches()
+        ).train()
+        change = [value - before[name] for name, value in _weights(model).items()]
+        moved.append(math.sqrt(sum(c.square().sum().item() for c in change)))
+        norms.append(read_log(tmp_path / run / "log.jsonl")[1]["gradient_norm"])
+    assert norms[0] == norms[1] > 0.1
+    assert moved == pytest.approx([norms[0], 0.01], rel=1e-3)
 
 
 def test_masked_tokens_and_padding_are_not_learned() -> None:

@@ -1,4 +1,4 @@
-"""The state of a training run on disk: weights, optimizer, random numbers, position."""
+"""The state of a training run on disk: trained weights, optimizer, position."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def save_checkpoint(
 
     Args:
         run: Folder of the run.
-        model: Its weights are kept.
+        model: Its trainable parameters are kept.
         optimizer: Its state is kept.
         progress: Plain values, such as the step and the settings.
     """
@@ -31,9 +31,8 @@ def save_checkpoint(
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir(parents=True)
-    mx.save_safetensors(str(new / "model.safetensors"), dict(tree_flatten(model.parameters())))
-    state = dict(tree_flatten(optimizer.state)) | {"random_state": _random_key()}
-    mx.save_safetensors(str(new / "optimizer.safetensors"), state)
+    mx.save_safetensors(str(new / "model.safetensors"), _trainable(model))
+    mx.save_safetensors(str(new / "optimizer.safetensors"), dict(tree_flatten(optimizer.state)))
     (new / "progress.json").write_text(json.dumps(progress, indent=2) + "\n")
     for file in new.iterdir():
         with open(file, "rb") as handle:
@@ -56,10 +55,8 @@ def load_checkpoint(
     if folder is None:
         return None
     try:
-        model.load_weights(str(folder / "model.safetensors"))
+        load_trainable(model, folder / "model.safetensors")
         state = cast(dict[str, mx.array], mx.load(str(folder / "optimizer.safetensors")))
-        high, low = cast(list[int], state.pop("random_state").tolist())
-        mx.random.seed(high << 32 | low)
         optimizer.state = tree_unflatten(list(state.items()))
         progress: dict[str, Any] = json.loads((folder / "progress.json").read_text())
     except (OSError, RuntimeError, ValueError, KeyError) as error:
@@ -69,7 +66,20 @@ def load_checkpoint(
     return progress
 
 
-def _random_key() -> mx.array:
-    """The two words of MLX's global random state; `mx.random.seed` of both restores it."""
-    key: mx.array = cast(Any, mx.random.state)[0]
-    return key
+def load_trainable(model: nn.Module, file: Path) -> None:
+    """Sets all trainable parameters of `model` from a file.
+
+    Raises:
+        ValueError: The file holds other names or shapes.
+    """
+    weights = cast(dict[str, mx.array], mx.load(str(file)))
+    want = {name: array.shape for name, array in _trainable(model).items()}
+    got = {name: array.shape for name, array in weights.items()}
+    if want != got:
+        differing = sorted(name for name in want | got if want.get(name) != got.get(name))
+        raise ValueError(f"it holds other parameters than the model trains: {differing[0]}")
+    model.update(tree_unflatten(list(weights.items())))
+
+
+def _trainable(model: nn.Module) -> dict[str, mx.array]:
+    return dict(tree_flatten(model.trainable_parameters()))

@@ -14,9 +14,13 @@ class CheckpointedBlock(Block):
     def __call__(
         self, x: mx.array, state: State = None, valid: mx.array | None = None, **context: Any
     ) -> tuple[mx.array, State]:
+        high, low = (int(word) for word in mx.random.state[0].tolist())
+
         def forward(
             parameters: dict[str, Any], x: mx.array, state: State, context: dict[str, Any]
         ) -> tuple[mx.array, State]:
+            # the backward pass drops what the forward pass dropped
+            mx.random.seed(high << 32 | low)
             self.update(parameters)
             return Block.__call__(self, x, state, valid, **context)
 

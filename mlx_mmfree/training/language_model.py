@@ -13,9 +13,13 @@ from ..hub import load_tokenizer, save_model
 from ..hub.vocabulary import train_vocabulary
 from ..layers import pack_linears
 from ..models import Decoder, find
+from .batches import Batch
+from .callbacks import BestWeights
+from .checkpoint import load_trainable
 from .corpus import END_OF_TEXT, Mixture, TokenStream, read_documents, tokenize
 from .gradient_checkpoint import checkpoint_blocks
 from .loop import Trainer
+from .optimizer import build_optimizer, build_schedule
 from .settings import Settings
 
 
@@ -41,10 +45,10 @@ def train_language_model(settings: Settings) -> dict[str, Any]:
         settings.seed,
     )
 
-    def batches(step: int) -> list[np.ndarray]:
+    def batches(step: int) -> list[Batch]:
         size = settings.batch_size * settings.accumulation_steps
         rows = mixture.batch(step, settings.steps, size, settings.sequence_length)
-        return np.split(rows, settings.accumulation_steps)
+        return [Batch.of_rows(part) for part in np.split(rows, settings.accumulation_steps)]
 
     def validation(model: Decoder) -> dict[str, float]:
         return {"valid_loss": _loss_on_head(model, settings, streams[settings.valid[0]])}
@@ -52,9 +56,18 @@ def train_language_model(settings: Settings) -> dict[str, Any]:
     model = _build(settings)
     if settings.grad_checkpoint:
         checkpoint_blocks(model)
-    progress = Trainer(model, settings, batches, validation).train()
+    best_file = output / "best.safetensors"
+    progress = Trainer(
+        model,
+        settings.loop(),
+        build_optimizer(settings),
+        build_schedule(settings),
+        batches,
+        validation,
+        callbacks=[BestWeights(model, best_file)],
+    ).train()
     best = _build(settings)
-    best.load_weights(str(output / "best.safetensors"))
+    load_trainable(best, best_file)
     pack_linears(best)
     save_model(output / "model", best, tokenizer_folder, overwrite=True)
     return progress | {"held_out": _held_out(best, settings, streams)}

@@ -4,158 +4,301 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 from tqdm import tqdm
 
 from ..errors import TrainingError
 from ..models import Decoder
 from ..platform.threads import thread_count
 from ..version import __version__
+from .batches import Batch
+from .callbacks import Callback
 from .checkpoint import load_checkpoint, save_checkpoint
 from .log import RunLog, plot_curve
-from .optimizer import build_optimizer, build_schedule
-from .settings import Settings
+from .loss import Loss, next_token_loss
 
-Batches = Callable[[int], list[np.ndarray]]
-"""Maps a step to its token batches `(B, L + 1)`, one for each accumulated forward pass."""
+Batches = Callable[[int], list[Batch]]
+"""Maps a step to its batches, one for each accumulated forward pass."""
 
 Validation = Callable[[Decoder], dict[str, float]]
 """Maps the model to named figures; `valid_loss` picks the best weights."""
 
 
-def next_token_loss(model: Decoder, tokens: mx.array) -> mx.array:
-    """Sum of the cross-entropies of tokens 1 to L given the ones before, in nats."""
-    logits, _ = model(tokens[:, :-1])
-    return nn.losses.cross_entropy(logits.astype(mx.float32), tokens[:, 1:], reduction="sum")
+class Sums(NamedTuple):
+    """What a step adds up over its batches, before anything is divided.
+
+    Attributes:
+        loss: Sum of the losses, float32 `()`.
+        tokens: Number of learned tokens, int32 `()`.
+        gradient: Sum of the gradients, as `model.trainable_parameters()`.
+    """
+
+    loss: mx.array
+    tokens: mx.array
+    gradient: Any
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """How long the loop runs and what it does on the way.
+
+    Attributes:
+        folder: Log, curve and checkpoint.
+        steps: Optimizer steps.
+        seed: Seed of dropout, together with the step.
+        clip_norm: Largest norm of the gradient; 0 means no clipping.
+        steps_per_report: Steps between two log lines.
+        steps_per_eval: Steps between two validations.
+        save_every: Steps between two checkpoints.
+        patience: Validations in a row without a better loss after which the run ends; 0: never.
+        validates_first: Also measure the model before the first step.
+        clear_cache_bytes: MLX's cache is cleared after a step that leaves it larger; `None`: never.
+        record: What must be the same when the run is resumed, as plain values.
+    """
+
+    folder: Path
+    steps: int
+    seed: int = 0
+    clip_norm: float = 0.0
+    steps_per_report: int = 10
+    steps_per_eval: int = 200
+    save_every: int = 100
+    patience: int = 0
+    validates_first: bool = False
+    clear_cache_bytes: int | None = None
+    record: dict[str, Any] = field(default_factory=dict)
 
 
 class Trainer:
     """Trains a model step by step, and can be killed and resumed at any step.
 
+    Only the trainable parameters are learned, kept in checkpoints and restored from them.
+
     Args:
         model: The model, its trainable parameters are changed in place.
         settings: The run.
+        optimizer: Takes the mean gradient.
+        schedule: Learning rate of a step, counted from 0.
         batches: The data.
         validation: Measures the model; called every `steps_per_eval` steps and at the end.
+        loss: Sum of the losses of a batch.
+        reduce: Adds up the sums of several processes; `None`: there is one.
+        callbacks: Told of each record, best model and checkpoint.
+
+    Raises:
+        TrainingError: The model has no trainable parameters.
     """
 
     def __init__(
-        self, model: Decoder, settings: Settings, batches: Batches, validation: Validation
+        self,
+        model: Decoder,
+        settings: LoopSettings,
+        optimizer: optim.Optimizer,
+        schedule: Callable[[int], mx.array],
+        batches: Batches,
+        validation: Validation | None = None,
+        *,
+        loss: Loss = next_token_loss,
+        reduce: Callable[[Sums], Sums] | None = None,
+        callbacks: Sequence[Callback] = (),
     ):
+        if not tree_flatten(model.trainable_parameters()):
+            raise TrainingError("[train] the model has no trainable parameters: all are frozen.")
         self.model = model
         self._settings = settings
+        self._optimizer = optimizer
+        self._optimizer.init(model.trainable_parameters())
+        self._schedule = schedule
         self._batches = batches
         self._validation = validation
-        self._run = settings.path(settings.output)
-        self._schedule = build_schedule(settings)
-        self._optimizer = build_optimizer(settings)
-        self._optimizer.init(model.trainable_parameters())
-        self._loss_and_gradient = nn.value_and_grad(model, next_token_loss)
+        self._loss_and_gradient = nn.value_and_grad(model, loss)
+        self._reduce = reduce
+        self._callbacks = callbacks
         self._progress: dict[str, Any] = {
             "step": 0,
             "tokens": 0,
             "best_loss": math.inf,
             "best_step": 0,
-            "settings": settings.record(),
+            "validations_since_best": 0,
+            "unreported": {"loss": 0.0, "tokens": 0},
+            "settings": settings.record,
         }
 
     def train(self) -> dict[str, Any]:
-        """Runs to the last step; returns the progress record.
+        """Runs to the last step, or until patience ends; returns the progress record.
 
         Raises:
             TrainingError: The loss is not finite, or the run's checkpoint has other settings.
         """
         self._resume()
         settings, progress = self._settings, self._progress
-        log = RunLog(self._run / "log.jsonl", progress["step"])
+        log = RunLog(settings.folder / "log.jsonl", progress["step"])
+        mx.reset_peak_memory()
         if progress["step"] == 0:
-            log.write(step=0, **_environment(), settings=settings.record())
+            log.write(step=0, **_environment(), settings=settings.record)
+            if settings.validates_first:
+                self._validate(log)
+        self.model.train()
         bar = tqdm(total=settings.steps, initial=progress["step"], unit="step", dynamic_ncols=True)
-        reported, losses = time.perf_counter(), []
-        while progress["step"] < settings.steps:
+        clock = _Clock()
+        while progress["step"] < settings.steps and not self._is_out_of_patience():
             loss, tokens, norm, rate = self._step(progress["step"])
-            losses.append(loss)
             progress["step"] += 1
             progress["tokens"] += tokens
+            progress["unreported"]["loss"] += loss
+            progress["unreported"]["tokens"] += tokens
+            clock.tokens += tokens
             bar.update()
-            step = progress["step"]
-            if step % settings.steps_per_report == 0 or step == settings.steps:
-                seconds = (time.perf_counter() - reported) / len(losses)
-                record = {
-                    "loss": sum(losses) / len(losses),
-                    "learning_rate": rate,
-                    "gradient_norm": norm,
-                    "tokens_per_second": tokens / seconds,
-                    "peak_memory_bytes": mx.get_peak_memory(),
-                }
-                log.write(step=step, tokens=progress["tokens"], **record)
+            if self._is_due(settings.steps_per_report):
+                record = self._report(log, clock, norm, rate)
                 bar.set_postfix_str(
                     f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} tokens/s"
                 )
-                losses = []
-            if step % settings.steps_per_eval == 0 or step == settings.steps:
-                self._validate(log)
-            if step % settings.save_every == 0 or step == settings.steps:
-                save_checkpoint(self._run, self.model, self._optimizer, progress)
-            if not losses:
-                reported = time.perf_counter()
+            with clock.paused():
+                if self._is_due(settings.steps_per_eval):
+                    self._validate(log)
+                if self._is_due(settings.save_every) or self._is_out_of_patience():
+                    self._save()
         bar.close()
-        if not plot_curve(self._run / "log.jsonl", self._run / "curve.png"):
+        if not plot_curve(settings.folder / "log.jsonl", settings.folder / "curve.png"):
             print("No curve was drawn: pip install 'mlx-mmfree[plot]' adds matplotlib.")
         return progress
 
+    def _is_due(self, every: int) -> bool:
+        step: int = self._progress["step"]
+        return step % every == 0 or step == self._settings.steps
+
+    def _is_out_of_patience(self) -> bool:
+        patience: int = self._settings.patience
+        return 0 < patience <= self._progress["validations_since_best"]
+
     def _resume(self) -> None:
-        progress = load_checkpoint(self._run, self.model, self._optimizer)
+        folder = self._settings.folder
+        progress = load_checkpoint(folder, self.model, self._optimizer)
         if progress is None:
             return
-        old, new = progress["settings"], _plain(self._settings.record())
-        if differing := sorted(key for key in new if old.get(key) != new[key]):
+        old, new = progress["settings"], _plain(self._settings.record)
+        if differing := sorted(k for k in old | new if old.get(k, ...) != new.get(k, ...)):
             raise TrainingError(
-                f"[train] '{self._run}' holds a run with other values of {', '.join(differing)}. "
+                f"[train] '{folder}' holds a run with other values of {', '.join(differing)}. "
                 "Resume with the same settings or give another output folder."
             )
         self._progress = progress
 
     def _step(self, step: int) -> tuple[float, int, float, float]:
-        """One optimizer step: mean loss, tokens, gradient norm and learning rate."""
-        total, tokens, gradient = mx.zeros(()), 0, None
-        for batch in self._batches(step):
-            loss, part = self._loss_and_gradient(self.model, mx.array(batch))
-            total = total + loss
-            tokens += batch.shape[0] * (batch.shape[1] - 1)
-            gradient = part if gradient is None else tree_map(mx.add, gradient, part)
-            mx.eval(total, gradient)
-        gradient = tree_map(lambda g: g / tokens, gradient)
+        """One optimizer step: summed loss, learned tokens, gradient norm and learning rate."""
+        sums = self._sums(step)
+        total, tokens = float(sums.loss), int(sums.tokens)
+        gradient = tree_map(lambda g: g / tokens, sums.gradient)
         gradient, norm = optim.clip_grad_norm(gradient, self._settings.clip_norm or math.inf)
-        mean, length = float(total) / tokens, float(norm)
-        if not math.isfinite(mean) or not math.isfinite(length):
+        length = float(norm)
+        if not math.isfinite(total) or not math.isfinite(length):
             raise TrainingError(
-                f"[train] the loss is {mean} and the gradient norm {length} at step {step}; "
-                f"the last good state is kept in '{self._run}'. Lower 'learning_rate' or "
+                f"[train] the loss is {total / tokens} and the gradient norm {length} at step {step}; "
+                f"the last good state is kept in '{self._settings.folder}'. Lower 'learning_rate' or "
                 "'clip_norm'."
             )
         rate = self._schedule(step)
         self._optimizer.learning_rate = rate
         self._optimizer.update(self.model, gradient)
         mx.eval(self.model.parameters(), self._optimizer.state)
-        return mean, tokens, length, float(rate)
+        limit = self._settings.clear_cache_bytes
+        if limit is not None and mx.get_cache_memory() > limit:
+            mx.clear_cache()
+        return total, tokens, length, float(rate)
+
+    def _sums(self, step: int) -> Sums:
+        """Loss, tokens and gradient of a step over its batches, and over all processes."""
+        total, tokens, gradient = mx.zeros(()), 0, None
+        for part, batch in enumerate(self._batches(step)):
+            # dropout depends on the position in the run alone, so that a resumed run repeats it
+            mx.random.seed(_mixed(self._settings.seed, step, part))
+            loss, added = self._loss_and_gradient(self.model, batch)
+            total = total + loss
+            tokens += batch.tokens
+            gradient = added if gradient is None else tree_map(mx.add, gradient, added)
+            mx.eval(total, gradient)
+        sums = Sums(total, mx.array(tokens, mx.int32), gradient)
+        return sums if self._reduce is None else self._reduce(sums)
+
+    def _report(self, log: RunLog, clock: "_Clock", norm: float, rate: float) -> dict[str, Any]:
+        progress = self._progress
+        sums = progress["unreported"]
+        record = {
+            "step": progress["step"],
+            "tokens": progress["tokens"],
+            "loss": sums["loss"] / sums["tokens"],
+            "learning_rate": rate,
+            "gradient_norm": norm,
+            "tokens_per_second": clock.rate(),
+            "peak_memory_bytes": mx.get_peak_memory(),
+        }
+        progress["unreported"] = {"loss": 0.0, "tokens": 0}
+        log.write(**record)
+        for callback in self._callbacks:
+            callback.on_train(record)
+        return record
 
     def _validate(self, log: RunLog) -> None:
+        if self._validation is None:
+            return
         progress = self._progress
+        self.model.eval()
         figures = self._validation(self.model)
-        log.write(step=progress["step"], tokens=progress["tokens"], **figures)
-        if figures["valid_loss"] < progress["best_loss"]:
+        self.model.train()
+        record = {"step": progress["step"], "tokens": progress["tokens"], **figures}
+        log.write(**record)
+        is_best = figures["valid_loss"] < progress["best_loss"]
+        if is_best:
             progress["best_loss"], progress["best_step"] = figures["valid_loss"], progress["step"]
-            self.model.save_weights(str(self._run / "best.new.safetensors"))
-            (self._run / "best.new.safetensors").replace(self._run / "best.safetensors")
+            progress["validations_since_best"] = 0
+        else:
+            progress["validations_since_best"] += 1
+        for callback in self._callbacks:
+            callback.on_validation(record)
+            if is_best:
+                callback.on_best(progress["step"])
+
+    def _save(self) -> None:
+        save_checkpoint(self._settings.folder, self.model, self._optimizer, self._progress)
+        for callback in self._callbacks:
+            callback.on_save(self._progress["step"])
+
+
+class _Clock:
+    """Learned tokens a second since the last report, without the time of validations."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._start = time.perf_counter()
+
+    def rate(self) -> float:
+        now = time.perf_counter()
+        rate = self.tokens / (now - self._start)
+        self.tokens, self._start = 0, now
+        return rate
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - start
+
+
+def _mixed(*numbers: int) -> int:
+    """One 64-bit seed of several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:

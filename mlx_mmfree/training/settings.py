@@ -8,6 +8,7 @@ import yaml
 
 from ..errors import TrainingError
 from .corpus import Stage
+from .loop import LoopSettings
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,19 @@ class Settings:
     def path(self, name: str) -> Path:
         """A path of the settings, relative to the file they were read from."""
         return self.root / name
+
+    def loop(self) -> LoopSettings:
+        """What the loop is told."""
+        return LoopSettings(
+            folder=self.path(self.output),
+            steps=self.steps,
+            seed=self.seed,
+            clip_norm=self.clip_norm,
+            steps_per_report=self.steps_per_report,
+            steps_per_eval=self.steps_per_eval,
+            save_every=self.save_every,
+            record=self.record(),
+        )
 
     def record(self) -> dict[str, Any]:
         """Everything that decides the course of the run, as plain values."""

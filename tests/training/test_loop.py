@@ -14,11 +14,12 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.models import Decoder, hgrn_bit
 from mlx_mmfree.training import Settings
-from mlx_mmfree.training.checkpoint import load_checkpoint, save_checkpoint
+from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.corpus import Stage
 from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
 from mlx_mmfree.training.log import read_log
-from mlx_mmfree.training.loop import Trainer, next_token_loss
+from mlx_mmfree.training.loop import Trainer
+from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import build_optimizer, build_schedule
 from tests.tolerances import GRADIENT_TOLERANCE, relative_error
 
@@ -48,16 +49,29 @@ def _model(**keys: Any) -> Decoder:
 
 
 def _batches(rows: int = 4, parts: int = 1) -> Any:
-    def batches(step: int) -> list[np.ndarray]:
+    def batches(step: int) -> list[Batch]:
         random = np.random.default_rng(step)
-        return np.split(random.integers(0, 40, (rows, 13)).astype(np.int32), parts)
+        tokens = random.integers(0, 40, (rows, 13)).astype(np.int32)
+        return [Batch.of_rows(part) for part in np.split(tokens, parts)]
 
     return batches
 
 
 def _validation(model: Decoder) -> dict[str, float]:
-    tokens = mx.arange(24).reshape(2, 12)
-    return {"valid_loss": next_token_loss(model, tokens).item() / 22}
+    batch = Batch.of_rows(np.arange(24, dtype=np.int32).reshape(2, 12))
+    return {"valid_loss": next_token_loss(model, batch).item() / batch.tokens}
+
+
+def _trainer(model: Decoder, settings: Settings, batches: Any, **options: Any) -> Trainer:
+    return Trainer(
+        model,
+        settings.loop(),
+        build_optimizer(settings),
+        build_schedule(settings),
+        batches,
+        _validation,
+        **options,
+    )
 
 
 def _weights(model: nn.Module) -> dict[str, mx.array]:
@@ -71,17 +85,17 @@ class _Kill(Exception):
 @pytest.mark.parametrize("last_step", [1, 2, 3, 5])
 def test_killed_run_resumes_to_the_same_bits(tmp_path: Path, last_step: int) -> None:
     want = _model()
-    Trainer(want, _settings(tmp_path, output="whole"), _batches(), _validation).train()
+    _trainer(want, _settings(tmp_path, output="whole"), _batches()).train()
 
-    def dying(step: int) -> list[np.ndarray]:
+    def dying(step: int) -> list[Batch]:
         if step == last_step:
             raise _Kill
         return _batches()(step)
 
     with pytest.raises(_Kill):
-        Trainer(_model(), _settings(tmp_path), dying, _validation).train()
+        _trainer(_model(), _settings(tmp_path), dying).train()
     got = _model()
-    progress = Trainer(got, _settings(tmp_path), _batches(), _validation).train()
+    progress = _trainer(got, _settings(tmp_path), _batches()).train()
     assert (progress["step"], progress["tokens"]) == (7, 7 * 4 * 12)
     for name, value in _weights(want).items():
         assert mx.array_equal(_weights(got)[name], value), name
@@ -92,39 +106,26 @@ def test_killed_run_resumes_to_the_same_bits(tmp_path: Path, last_step: int) -> 
     assert losses[0] == losses[1]
 
 
-def test_random_numbers_go_on_where_they_stopped(tmp_path: Path) -> None:
-    model, settings = _model(), _settings(tmp_path)
-    optimizer = build_optimizer(settings)
-    optimizer.init(model.trainable_parameters())
-    mx.random.seed(3)
-    mx.random.normal((5,))
-    save_checkpoint(tmp_path, model, optimizer, {})
-    want = mx.random.normal((5,))
-    mx.random.seed(0)
-    load_checkpoint(tmp_path, model, optimizer)
-    assert mx.array_equal(mx.random.normal((5,)), want)
-
-
 def test_kill_while_a_checkpoint_is_replaced(tmp_path: Path) -> None:
-    Trainer(_model(), _settings(tmp_path), _batches(), _validation).train()
+    _trainer(_model(), _settings(tmp_path), _batches()).train()
     (tmp_path / "run/checkpoint").rename(tmp_path / "run/checkpoint.old")
     (tmp_path / "run/checkpoint.new").mkdir()
-    progress = Trainer(_model(), _settings(tmp_path), _batches(), _validation).train()
+    progress = _trainer(_model(), _settings(tmp_path), _batches()).train()
     assert progress["step"] == 7
 
 
 def test_other_settings_do_not_resume(tmp_path: Path) -> None:
-    Trainer(_model(), _settings(tmp_path), _batches(), _validation).train()
+    _trainer(_model(), _settings(tmp_path), _batches()).train()
     with pytest.raises(TrainingError, match="other values of learning_rate, steps"):
         settings = _settings(tmp_path, steps=9, learning_rate=1e-3)
-        Trainer(_model(), settings, _batches(), _validation).train()
+        _trainer(_model(), settings, _batches()).train()
 
 
 def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    Trainer(_model(), _settings(tmp_path), _batches(), _validation).train()
+    _trainer(_model(), _settings(tmp_path), _batches()).train()
     (tmp_path / "run/checkpoint/optimizer.safetensors").write_bytes(b"broken")
     with pytest.raises(TrainingError, match="checkpoint' cannot be read"):
-        Trainer(_model(), _settings(tmp_path), _batches(), _validation).train()
+        _trainer(_model(), _settings(tmp_path), _batches()).train()
 
 
 def test_accumulation_equals_the_larger_batch(tmp_path: Path) -> None:
@@ -133,14 +134,14 @@ def test_accumulation_equals_the_larger_batch(tmp_path: Path) -> None:
     for parts in (1, 2):
         model = _model(linear_class="dense")
         settings = _settings(tmp_path, output=f"run{parts}", steps=3)
-        Trainer(model, settings, _batches(4, parts), _validation).train()
+        _trainer(model, settings, _batches(4, parts)).train()
         models.append(_weights(model))
     for name, value in models[0].items():
         assert relative_error(models[1][name], value) <= 1e-3, name
 
 
 def test_gradient_checkpoints_change_no_gradient() -> None:
-    tokens = mx.arange(26).reshape(2, 13)
+    tokens = Batch.of_rows(np.arange(26, dtype=np.int32).reshape(2, 13))
     plain, recomputed = _model(), _model()
     checkpoint_blocks(recomputed)
     want_loss, want = nn.value_and_grad(plain, next_token_loss)(plain, tokens)
@@ -154,7 +155,7 @@ def test_gradient_checkpoints_change_no_gradient() -> None:
 def test_loss_falls(tmp_path: Path) -> None:
     fixed = _batches()(0)
     settings = _settings(tmp_path, steps=40, warmup_steps=4)
-    Trainer(_model(), settings, lambda step: fixed, _validation).train()
+    _trainer(_model(), settings, lambda step: fixed).train()
     losses = [r["loss"] for r in read_log(tmp_path / "run/log.jsonl") if "loss" in r]
     assert losses[-1] < 0.6 * losses[0]
 
@@ -162,13 +163,13 @@ def test_loss_falls(tmp_path: Path) -> None:
 def test_loss_that_is_not_finite_stops_and_keeps_the_last_state(tmp_path: Path) -> None:
     model = _model()
 
-    def poisoned(step: int) -> list[np.ndarray]:
+    def poisoned(step: int) -> list[Batch]:
         if step == 5:
             model.norm.weight = mx.full(model.norm.weight.shape, math.nan)
         return _batches()(step)
 
     with pytest.raises(TrainingError, match=r"loss is nan .* at step 5; the last good state"):
-        Trainer(model, _settings(tmp_path), poisoned, _validation).train()
+        _trainer(model, _settings(tmp_path), poisoned).train()
     kept = mx.load(str(tmp_path / "run/checkpoint/model.safetensors"))
     assert all(mx.isfinite(value).all().item() for value in kept.values())
     assert json.loads((tmp_path / "run/checkpoint/progress.json").read_text())["step"] == 4

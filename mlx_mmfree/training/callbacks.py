@@ -1,0 +1,74 @@
+"""What is told of a training run while it goes on."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from ..errors import TrainingError
+
+
+class Callback:
+    """Is called by the loop; each method does nothing unless it is overridden."""
+
+    def on_train(self, record: Mapping[str, Any]) -> None:
+        """A log record of training: step, tokens, loss, learning rate, speed, memory."""
+
+    def on_validation(self, record: Mapping[str, Any]) -> None:
+        """A log record of validation."""
+
+    def on_best(self, step: int) -> None:
+        """The model has its best validation loss so far."""
+
+    def on_save(self, step: int) -> None:
+        """A checkpoint was written."""
+
+
+class BestWeights(Callback):
+    """Keeps the trainable parameters of the best validation in a file.
+
+    Args:
+        model: The model that is trained.
+        file: Replaced when there is something better.
+    """
+
+    def __init__(self, model: nn.Module, file: Path):
+        self._model = model
+        self._file = file
+
+    def on_best(self, step: int) -> None:
+        new = self._file.with_name(f"{self._file.stem}.new.safetensors")
+        mx.save_safetensors(str(new), dict(tree_flatten(self._model.trainable_parameters())))
+        new.replace(self._file)
+
+
+class WandbReport(Callback):
+    """Sends the records to Weights & Biases.
+
+    Args:
+        project: Name of the project there; `None` leaves it to wandb.
+        folder: The run's folder; its name is the run's.
+        settings: Kept with the run.
+
+    Raises:
+        TrainingError: wandb is not installed.
+    """
+
+    def __init__(self, project: str | None, folder: Path, settings: Mapping[str, Any]):
+        try:
+            import wandb
+        except ImportError as error:
+            raise TrainingError(
+                "[train] 'report_to' wandb needs the package wandb: pip install wandb."
+            ) from error
+        self._log = wandb.log
+        wandb.init(project=project, name=folder.name, dir=str(folder), config=dict(settings))
+
+    def on_train(self, record: Mapping[str, Any]) -> None:
+        self._log(dict(record), step=record["step"])
+
+    def on_validation(self, record: Mapping[str, Any]) -> None:
+        self._log(dict(record), step=record["step"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from argparse import ArgumentTypeError
 from typing import Any
 
@@ -39,6 +40,15 @@ def gigabytes(text: str) -> int:
     return int(value * BYTES_PER_GB)
 
 
+def size_bytes(text: str) -> int:
+    """A size such as 500MB, 2GB or a number of bytes."""
+    units = {"": 1, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", text.strip().upper(), re.ASCII)
+    if match is None or match[2] not in units:
+        raise ArgumentTypeError(f"must be a size such as 500MB or 2GB but got {text!r}")
+    return int(float(match[1]) * units[match[2]])
+
+
 def truth(text: str) -> bool:
     """`T` or `F`, also spelled out."""
     values = {"t": True, "true": True, "f": False, "false": False}
@@ -61,3 +71,17 @@ def json_object(text: str) -> dict[str, Any]:
 def escaped(text: str) -> str:
     r"""Text in which the two characters `\n` and `\t` mean a line break and a tab."""
     return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+def descriptions(settings: type) -> dict[str, str]:
+    """The description of each attribute of a settings class, from its docstring."""
+    lines = (settings.__doc__ or "").split("Attributes:")[1].splitlines()
+    described: dict[str, str] = {}
+    name = ""
+    for line in lines:
+        if line.startswith(" " * 8 + " "):
+            described[name] += " " + line.strip()
+        elif ":" in line:
+            name, _, text = line.strip().partition(": ")
+            described[name] = text
+    return described

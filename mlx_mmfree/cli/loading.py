@@ -136,6 +136,24 @@ def _note_unused_flags(args: argparse.Namespace, model: "Decoder") -> None:
 
 
 @contextmanager
+def limits(args: argparse.Namespace, model_bytes: int) -> Iterator[None]:
+    """MLX's memory limits inside the `with` block, as the memory flags ask."""
+    from ..generation import memory_limits
+
+    sizes = {
+        "margin_bytes": args.memory_margin,
+        "wired_bytes": args.wired_limit,
+        "cache_bytes": args.cache_limit,
+        "memory_bytes": args.memory_limit,
+    }
+    given = {name: size for name, size in sizes.items() if size is not None}
+    with ExitStack() as stack:
+        with argument_errors():
+            stack.enter_context(memory_limits(model_bytes, **given))
+        yield
+
+
+@contextmanager
 def loaded(
     args: argparse.Namespace, *, batch_size: int, prefill_step_size: int, context_length: int = 0
 ) -> Iterator[tuple["Decoder", "Tokenizer"]]:
@@ -149,7 +167,7 @@ def loaded(
         context_length: The most tokens of a text, as far as known.
     """
     from .. import demo
-    from ..generation import check_memory, memory_limits, memory_need
+    from ..generation import check_memory, memory_need
     from ..hub import load, needed_bytes, open_checkpoint
     from ..hub.adapters import attach, read_adapter
     from ..hub.skeleton import build_skeleton
@@ -171,16 +189,7 @@ def loaded(
     )
     if warning := check_memory(need):
         print("warning:", warning, file=sys.stderr)
-    sizes = {
-        "margin_bytes": args.memory_margin,
-        "wired_bytes": args.wired_limit,
-        "cache_bytes": args.cache_limit,
-        "memory_bytes": args.memory_limit,
-    }
-    given = {name: size for name, size in sizes.items() if size is not None}
-    with ExitStack() as stack:
-        with argument_errors():
-            stack.enter_context(memory_limits(model_bytes, **given))
+    with limits(args, model_bytes):
         model, tokenizer = load(checkpoint, dtype=dtype)
         if args.adapter_path is not None:
             attach(model, read_adapter(args.adapter_path)).eval()

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..platform.allocator import keep_freed_memory
 from ..training.settings import Settings
 from .console import CommandParser, command
+from .flags import descriptions
 
 HELP = "train a language model from text files"
 
@@ -32,7 +33,7 @@ _FLAGS = {
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="mmfree train", description=__doc__, allow_abbrev=False)
     parser.add_argument("--config", required=True, type=Path, help="YAML file with the settings")
-    described = _descriptions()
+    described = descriptions(Settings)
     for name, kind in _FLAGS.items():
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=kind, help=f"{described[name]} Wins over the file.")
@@ -66,17 +67,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, value in result["held_out"].items():
         print(f"{name}: {value:.4f}")
     return 0
-
-
-def _descriptions() -> dict[str, str]:
-    """The description of each setting, from the docstring of `Settings`."""
-    lines = (Settings.__doc__ or "").split("Attributes:")[1].splitlines()
-    described: dict[str, str] = {}
-    name = ""
-    for line in lines:
-        if line.startswith(" " * 8 + " "):
-            described[name] += " " + line.strip()
-        elif ":" in line:
-            name, _, text = line.strip().partition(": ")
-            described[name] = text
-    return described

@@ -143,6 +143,36 @@ def write_peft_adapter(
     write_files(Path(folder), config, peft_format.WEIGHTS_FILE, tensors)
 
 
+def load_adapter_weights(model: Decoder, file: str | os.PathLike[str]) -> None:
+    """Sets the adapter that is on a model from an `adapters.safetensors`, in place.
+
+    Raises:
+        CheckpointError: The file cannot be read, or holds an adapter of other layers or shapes.
+    """
+    given = _grouped(_read(Path(file).expanduser()))
+    wanted = adapter_of(model).tensors
+    names = WeightNames(find(model.config.to_hub()["model_type"]).WEIGHT_NAMES)
+    shapes = [
+        {
+            name: {part: array.shape for part, array in parts.items()}
+            for name, parts in tensors.items()
+        }
+        for tensors in (wanted, given)
+    ]
+    if shapes[0] != shapes[1]:
+        differing = min(n for n in wanted.keys() | given if shapes[0].get(n) != shapes[1].get(n))
+        raise CheckpointError(
+            f"[adapter] '{file}' must hold an adapter like the one that is trained but layer "
+            f"{differing!r:.100} has {shapes[1].get(differing)} instead of {shapes[0].get(differing)}. "
+            "Train the same layers with the same rank and type."
+        )
+    modules = dict(model.named_modules())
+    for hub_name, parts in given.items():
+        ours = (names.to_memory(f"{hub_name}.weight") or "").removesuffix(".weight")
+        for part, array in parts.items():
+            modules[ours][part] = array
+
+
 def attach(model: Decoder, adapter: Adapter | None) -> Decoder:
     """Puts an adapter on a model, in place of the one it has; `None` takes it off.
 

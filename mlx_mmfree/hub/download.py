@@ -31,6 +31,8 @@ TORCH_PATTERNS = (
 )
 """For a repository without safetensors."""
 
+DATASET_FILES = ("train.jsonl", "valid.jsonl", "test.jsonl")
+
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model")
 GGUF_SUFFIX = ".gguf"
 
@@ -113,6 +115,35 @@ def gguf_file(
     return folder / names[0] if not is_remote else _download(name, revision, (names[0],)) / names[0]
 
 
+def dataset_folder(path_or_repo: str, revision: str | None = None) -> Path:
+    """The folder that holds JSON lines, downloaded if it is a dataset of the Hub.
+
+    Args:
+        path_or_repo: An existing folder or a dataset id `owner/name`.
+        revision: Branch, tag or commit of the dataset.
+
+    Raises:
+        CheckpointError: There is no such folder, and the name cannot be a dataset.
+        DownloadError: The Hub does not hand out the dataset, or it has no JSON lines.
+    """
+    folder = Path(path_or_repo).expanduser()
+    if path_or_repo and folder.is_dir():
+        return folder
+    if not REPOSITORY_NAME.fullmatch(path_or_repo) or folder.exists():
+        raise CheckpointError(
+            "[data] 'data' must be an existing folder with train.jsonl or a Hub dataset 'owner/name' "
+            f"but got {path_or_repo!r:.200}, which is neither."
+        )
+    found = Path(_ask_hub(path_or_repo, revision, DATASET_FILES, repo_type="dataset"))
+    if not any((found / name).is_file() for name in DATASET_FILES):
+        raise DownloadError(
+            f"[data] the dataset '{path_or_repo}' must hold {', '.join(DATASET_FILES)} but has none; "
+            "parquet and loading scripts are not read. Write JSON lines with the package datasets, "
+            "dataset.to_json('train.jsonl'), and give their folder."
+        )
+    return found
+
+
 def _listed(repository: str, revision: str | None, patterns: tuple[str, ...]) -> list[str]:
     """The files of a repository that match, not downloaded."""
     found = _ask_hub(repository, revision, patterns, dry_run=True)
@@ -124,14 +155,19 @@ def _download(repository: str, revision: str | None, patterns: tuple[str, ...]) 
 
 
 def _ask_hub(
-    repository: str, revision: str | None, patterns: tuple[str, ...], dry_run: bool = False
+    repository: str,
+    revision: str | None,
+    patterns: tuple[str, ...],
+    dry_run: bool = False,
+    repo_type: str | None = None,
 ) -> Any:
     # Slow to import, and a local folder does without.
     import huggingface_hub
     from huggingface_hub import errors
 
     place = f"'{repository}'" + (f" at revision '{revision}'" if revision else "")
-    page = f"https://huggingface.co/{repository}"
+    kind = "datasets/" if repo_type == "dataset" else ""
+    page = f"https://huggingface.co/{kind}{repository}"
     try:
         return huggingface_hub.snapshot_download(
             repository,
@@ -139,6 +175,7 @@ def _ask_hub(
             allow_patterns=list(patterns),
             ignore_patterns=["*/*"],
             dry_run=dry_run,
+            repo_type=repo_type,
         )
     except errors.GatedRepoError as error:
         raise DownloadError(

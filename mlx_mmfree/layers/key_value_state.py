@@ -104,6 +104,7 @@ def extend(
     counts: mx.array | None,
     window: int | None = None,
     sinks: int = 0,
+    begin: mx.array | None = None,
 ) -> tuple[Attended, KeyValueState]:
     """Adds the tokens of a call to a state.
 
@@ -114,6 +115,8 @@ def extend(
         counts: How many tokens of each row are real, `(B,)`; they come first. `None`: all.
         window: Number of slots after which the oldest tokens are overwritten.
         sinks: Number of first tokens that are never overwritten, beside the window.
+        begin: Where in each row, `(B,)`, the text begins that the new state goes on with; the call
+            still sees all. `None`: at 0.
     """
     length, used = keys.shape[2], state.positions.shape[1]
     key_dims, value_dims = keys.shape[-1], values.shape[-1]
@@ -121,12 +124,13 @@ def extend(
     start: int | mx.array = 0 if state.is_empty else state.lengths
     end = mx.broadcast_to(start + (length if counts is None else counts), (keys.shape[0],))
     end = end.astype(mx.int32)
-    slots = used + length
-    if window is not None and slots > sinks + window:
-        if length > 1 or counts is not None:
-            seen, positions, state = _rotate_many(state, new_keys, new_values, end, window, sinks)
-            return Attended(_read(seen[0], key_dims), _read(seen[1], value_dims), positions), state
-        slots = sinks + window
+    slots = used + length if window is None else min(used + length, sinks + window)
+    is_full = slots < used + length
+    if begin is not None or (is_full and (length > 1 or counts is not None)):
+        positions = _positions(end if begin is None else end - begin, slots, window, sinks)
+        places = positions if begin is None else positions + begin[:, None]
+        seen, visible, state = _rewritten(state, new_keys, new_values, end, positions, places)
+        return Attended(_read(seen[0], key_dims), _read(seen[1], value_dims), visible), state
     state = _with_room(state, slots, None if window is None else sinks + window)
     first = start
     if window is not None and not state.is_empty:
@@ -192,15 +196,18 @@ def _write(buffer: mx.array, new: mx.array, first: int | mx.array) -> mx.array:
     return mx.put_along_axis(buffer, slots, new, axis=2)
 
 
-def _rotate_many(
+def _rewritten(
     state: KeyValueState,
     keys: Buffer,
     values: Buffer,
     end: mx.array,
-    window: int,
-    sinks: int,
+    positions: mx.array,
+    places: mx.array,
 ) -> tuple[tuple[Buffer, Buffer], mx.array | None, KeyValueState]:
-    """Several tokens for a full window: they see the old ones that they then overwrite."""
+    """Several tokens, which see the old ones, into slots filled anew.
+
+    The slots then hold the tokens of these `positions`, found at these `places` of their rows.
+    """
     used, length = state.positions.shape[1], _length(keys)
     start = mx.zeros_like(end) if state.is_empty else state.lengths
     new_positions = start[:, None] + mx.arange(length)
@@ -213,10 +220,8 @@ def _rotate_many(
     seen_positions = None
     if not state.is_empty:
         seen_positions = mx.concatenate([state.positions, new_positions], axis=1)
-    slots = sinks + window
-    positions = _positions(end, slots, window, sinks)
-    is_new = positions >= start[:, None]
-    source = mx.where(is_new, used + positions - start[:, None], mx.arange(slots))
+    is_new = places >= start[:, None]
+    source = mx.where(is_new, used + places - start[:, None], mx.arange(places.shape[1]))
     source = source[:, None, :, None]
     keys, values = _each(lambda buffer: mx.take_along_axis(buffer, source, axis=2), seen)
     return seen, seen_positions, KeyValueState(keys, values, positions)

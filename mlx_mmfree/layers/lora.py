@@ -10,6 +10,7 @@ from mlx.utils import tree_unflatten
 
 from ..ops import ternarize, ternary_matmul
 from .bit_linear import BitLinear, PackedBitLinear
+from .packed_linear import PackedLinear
 
 AdapterKind = Literal["lora", "dora"]
 
@@ -180,7 +181,7 @@ class DoRAEmbedding(LoRAEmbedding):
         return (self._row_factors(mx.arange(self.lora_a.shape[0])) * y).astype(y.dtype)
 
 
-_LINEARS = (nn.Linear, nn.QuantizedLinear, BitLinear, PackedBitLinear)
+_LINEARS = (nn.Linear, nn.QuantizedLinear, BitLinear, PackedBitLinear, PackedLinear)
 _EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
 
 
@@ -239,7 +240,7 @@ def remove_adapters(model: nn.Module) -> nn.Module:
 
 def linear_dims(layer: nn.Module) -> tuple[int, int]:
     """Rows and columns of the matrix of a layer that can be adapted, as a dense one."""
-    if isinstance(layer, (BitLinear, PackedBitLinear)):
+    if isinstance(layer, (BitLinear, PackedBitLinear, PackedLinear)):
         return layer.output_dims, layer.input_dims
     rows, columns = layer.weight.shape
     if isinstance(layer, (nn.QuantizedLinear, nn.QuantizedEmbedding)):
@@ -251,6 +252,9 @@ def multiply(layer: nn.Module, x: mx.array) -> mx.array:
     """`x W^T` in float32 with the matrix of a linear alone: no norm, no quantisation, no bias."""
     x = x.astype(mx.float32)
     if isinstance(layer, PackedBitLinear):
+        return ternary_matmul(x, layer.weight) * layer.scale
+    if isinstance(layer, PackedLinear):
+        x = x * layer.input_scale if "input_scale" in layer else x
         return ternary_matmul(x, layer.weight) * layer.scale
     if isinstance(layer, nn.QuantizedLinear):
         biases: Any = layer.biases

@@ -78,7 +78,8 @@ class RoPE(nn.Module):
             halves `(i, i + K / 2)`, as in checkpoints of the Hub.
 
     Shape:
-        `x` and result `(B, H, L, K)`; `offset`: the position of the first token, a number or `(B,)`.
+        `x` and result `(B, H, L, K)`; `offset`: the position of the first token, a number or `(B,)`,
+        or of each token, `(B, L)`.
 
     Example:
         >>> RoPE(8)(mx.ones((1, 2, 3, 8)), offset=5).shape
@@ -102,6 +103,11 @@ class RoPE(nn.Module):
         self._wavelengths = rope_wavelengths(dims, base) if wavelengths is None else wavelengths
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        if isinstance(offset, mx.array) and offset.ndim == 2:
+            # rows of one token
+            tokens = x.swapaxes(1, 2)
+            rows = tokens.reshape(-1, *tokens.shape[2:])[:, :, None]
+            return self(rows, offset.reshape(-1)).reshape(tokens.shape).swapaxes(1, 2)
         return mx.fast.rope(
             x,
             self._dims,
@@ -161,7 +167,9 @@ class DynamicRoPE(RoPE):
         self._trained_length = trained_length
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        position = mx.arange(x.shape[2]) + mx.array(offset)[..., None]
+        position = mx.array(offset)
+        if position.ndim < 2:
+            position = position[..., None] + mx.arange(x.shape[2])
         wavelengths = dynamic_wavelengths(
             self._dims,
             self._base,

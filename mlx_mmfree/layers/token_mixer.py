@@ -19,7 +19,9 @@ class TokenMixer(nn.Module):
     `mixer(x, state, valid)` maps `x` of shape `(B, L, D)` to `y` of the same shape and the state after
     the last position. Feeding a sequence whole, in pieces or token by token gives the same result.
     The state is returned, never kept or changed in place. Positions where `valid`, booleans `(B, L)`,
-    is `False` are padding and change nothing.
+    is `False` are padding and change nothing. Where `starts`, booleans `(B, L)`, is `True` and the
+    position is no padding, a new sample begins in the row: nothing before it is seen from there on,
+    and the result, the gradient and the state returned are those of that sample alone.
 
     A mixer is made as `Mixer(dims, *, ..., linear=nn.Linear)`, with `is_causal` and `max_length` only
     where they mean something. What it can do is declared:
@@ -58,7 +60,12 @@ class TokenMixer(nn.Module):
         raise NotImplementedError
 
     def __call__(
-        self, x: mx.array, state: State = None, valid: mx.array | None = None
+        self,
+        x: mx.array,
+        state: State = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
     ) -> tuple[mx.array, State]:
         raise NotImplementedError
 

@@ -22,8 +22,8 @@ class Decoder(nn.Module):
         config: The architecture's configuration, kept as the attribute `config`.
 
     Shape:
-        `tokens`: integers `(B, L)`; `valid`: booleans `(B, L)`, `False` where padded; logits
-        `(B, L, V)`.
+        `tokens`: integers `(B, L)`; `valid`: booleans `(B, L)`, `False` where padded; `starts`:
+        booleans `(B, L)`, `True` where another sample begins in the row; logits `(B, L, V)`.
 
     State:
         A tuple with the state of each block; every array has the batch on axis 0.
@@ -67,6 +67,7 @@ class Decoder(nn.Module):
         state: tuple[State, ...] | None = None,
         valid: mx.array | None = None,
         *,
+        starts: mx.array | None = None,
         context: Sequence[dict[str, mx.array]] | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
         """The normed residual stream before the head, `(B, L, D)`, and the new state.
@@ -74,6 +75,8 @@ class Decoder(nn.Module):
         `context` is that of `context()`, to be given by a caller who has computed it before.
         """
         context = self.context() if context is None else context
+        if starts is not None:
+            context = [{**given, "starts": starts} for given in context]
         state = self.init_state(tokens.shape[0]) if state is None else state
         x = self.embed(tokens)
         new_state = []
@@ -91,6 +94,8 @@ class Decoder(nn.Module):
         tokens: mx.array,
         state: tuple[State, ...] | None = None,
         valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
-        x, state = self.hidden(tokens, state, valid)
+        x, state = self.hidden(tokens, state, valid, starts=starts)
         return self.logits(x), state

@@ -158,7 +158,8 @@ def _gated_rms_norm_calls() -> Iterator[Call]:
 def _mlgru_step_calls() -> Iterator[Call]:
     for dtype in DTYPES:
         for length in (1, 2):
-            options = {"eps": 1e-6, "lower_bound": mx.zeros((32,), dtype), "valid": None}
+            bound = mx.zeros((32,), dtype)
+            options = {"eps": 1e-6, "lower_bound": bound, "valid": None, "starts": None}
             gates = mx.zeros((1, length, 96), dtype)
             yield Call((gates, mx.zeros((1, 32)), mx.ones((32,))), options)
 

@@ -10,6 +10,7 @@ from ..layers import project
 from ..layers.key_value_state import Attended, KeyValueState, extend
 from ..layers.quantized_array import GROUP_SIZES, Quantization
 from ..layers.rope import RoPE
+from ..layers.sample_starts import sample_begins
 from ..layers.token_mixer import LinearFactory, TokenMixer
 from ..ops import attention
 from ..ops.attention import Mask
@@ -193,14 +194,18 @@ class GQA(TokenMixer):
         x: mx.array,
         state: KeyValueState | tuple[()] | None = None,
         valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
     ) -> tuple[mx.array, KeyValueState | tuple[()]]:
         if valid is None:
-            return self._read(x, state, None)
+            return self._read(x, state, None, starts=starts)
         # Padding moves behind the tokens, where a causal mask hides it.
         order = mx.argsort(mx.where(valid, 0, x.shape[1]) + mx.arange(x.shape[1]), axis=1)
         x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
         x = mx.take_along_axis(x, order[..., None], axis=1)
-        y, state = self._read(x, state, valid.sum(axis=1))
+        if starts is not None:
+            starts = mx.take_along_axis(starts & valid, order, axis=1)
+        y, state = self._read(x, state, valid.sum(axis=1), starts=starts)
         y = mx.take_along_axis(y, mx.argsort(order, axis=1)[..., None], axis=1)
         return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), state
 
@@ -223,12 +228,18 @@ class GQA(TokenMixer):
         counts: mx.array | None,
         norm: nn.Module | None = None,
         residual: mx.array | None = None,
+        starts: mx.array | None = None,
     ) -> tuple[mx.array, KeyValueState | tuple[()]]:
         """`_attend`, in two parts where the state is to be quantised between them."""
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
         exact = self._exact_slots
         if exact is None or not isinstance(state, KeyValueState) or state.is_quantized:
-            return self._attend(x, state, counts, norm, residual)
+            return self._attend(x, state, counts, norm, residual, starts)
+        if starts is not None:
+            raise ValueError(
+                "[GQA] 'starts' must be None while the state is still to be quantised but got "
+                f"{starts.shape}. Set 'quantization_start' to 0 or leave out the quantization."
+            )
         first = exact - state.positions.shape[1]
         if first <= 0:
             return self._attend(x, self._quantized(state), counts, norm, residual)
@@ -251,25 +262,32 @@ class GQA(TokenMixer):
         counts: mx.array | None,
         norm: nn.Module | None = None,
         residual: mx.array | None = None,
+        starts: mx.array | None = None,
     ) -> tuple[mx.array, KeyValueState | tuple[()]]:
         """Attention where the first `counts` tokens of each row are real."""
         start: int | mx.array = 0
         if isinstance(state, KeyValueState) and not state.is_empty:
             start = state.lengths
+        begins = None if starts is None else sample_begins(starts, start)
+        offset = start if begins is None else _places(start, x.shape[1]) - begins
         projected = project(x, (self.query_proj, self.key_proj, self.value_proj), norm=norm)
         kv_dims = self.num_kv_heads * self.head_dim
         query, key, value = mx.split(projected, [-2 * kv_dims, -kv_dims], axis=-1)
         plain_queries = self._heads(query, "query_norm")
-        queries = self._rotate(plain_queries, start)
-        keys = self._rotate(self._heads(key, "key_norm"), start)
+        queries = self._rotate(plain_queries, offset)
+        keys = self._rotate(self._heads(key, "key_norm"), offset)
         values = self._heads(value)
         if isinstance(state, KeyValueState):
-            attended, state = extend(state, keys, values, counts, self._window, self._sinks)
-            mask = self._causal_mask(attended, x.shape[1], start)
+            begin = None if begins is None else begins[:, -1]
+            attended, state = extend(state, keys, values, counts, self._window, self._sinks, begin)
+            mask = self._causal_mask(attended, x.shape[1], start, begins)
             if self._sinks and "rope" in self and not isinstance(mask, str | None):
-                queries, attended = self._near_sinks(plain_queries, queries, attended, start)
+                queries, attended = self._near_sinks(
+                    plain_queries, queries, attended, start, begins
+                )
         else:
-            attended, mask = Attended(keys, values, None), self._full_mask(x.shape[1], counts)
+            attended = Attended(keys, values, None)
+            mask = self._full_mask(x.shape[1], counts, begins)
         y = attention(queries, attended.keys, attended.values, mask)
         y = y.swapaxes(1, 2).reshape(*x.shape[:2], -1).astype(x.dtype)
         output_norm = self.output_norm if "output_norm" in self else None
@@ -280,22 +298,30 @@ class GQA(TokenMixer):
         x = x.reshape(*x.shape[:2], -1, self.head_dim).swapaxes(1, 2)
         return self[norm](x) if norm in self else x
 
-    def _rotate(self, x: mx.array, start: int | mx.array) -> mx.array:
-        y: mx.array = self.rope(x, start) if "rope" in self else x
+    def _rotate(self, x: mx.array, offset: int | mx.array) -> mx.array:
+        y: mx.array = self.rope(x, offset) if "rope" in self else x
         return y
 
     def _near_sinks(
-        self, plain: mx.array, queries: mx.array, attended: Attended, start: int | mx.array
+        self,
+        plain: mx.array,
+        queries: mx.array,
+        attended: Attended,
+        start: int | mx.array,
+        begins: mx.array | None,
     ) -> tuple[mx.array, Attended]:
         """Queries and keys of twice the dims: for sinks, a query stands right behind a full window."""
-        batch, heads, length, dims = plain.shape
+        batch, _, length, _ = plain.shape
         farthest = self._sinks + (self._window or 0) - 1
-        at = mx.minimum(_column(start) + mx.arange(length), farthest)
-        at = mx.broadcast_to(at, (batch, length)).reshape(-1)
-        near = plain.swapaxes(1, 2).reshape(batch * length, heads, 1, dims)
-        near = self.rope(near, at).reshape(batch, length, heads, dims).swapaxes(1, 2)
-        position = mx.arange(length)[None] if attended.positions is None else attended.positions
-        is_sink = (position < self._sinks)[:, None, :, None]
+        query = _places(start, length)
+        key = mx.arange(length)[None] if attended.positions is None else attended.positions
+        if begins is not None:
+            query = query - begins
+            # the tokens before the call belong to a text that began at 0
+            key = key - mx.pad(begins, [(0, 0), (attended.keys.shape[2] - length, 0)])
+        at = mx.broadcast_to(mx.minimum(query, farthest), (batch, length))
+        near = self.rope(plain, at)
+        is_sink = (key < self._sinks)[:, None, :, None]
         zero = mx.zeros((), attended.keys.dtype)
         others = mx.where(is_sink, zero, attended.keys)
         sinks = mx.where(is_sink, attended.keys, zero)
@@ -303,22 +329,26 @@ class GQA(TokenMixer):
         queries = mx.concatenate([queries, near], axis=-1) * 2**0.5
         return queries, attended._replace(keys=mx.concatenate([others, sinks], axis=-1))
 
-    def _causal_mask(self, attended: Attended, length: int, start: int | mx.array) -> Mask:
+    def _causal_mask(
+        self, attended: Attended, length: int, start: int | mx.array, begins: mx.array | None
+    ) -> Mask:
         if attended.positions is None:
-            if self._window is None or length <= self._sinks + self._window:
+            is_short = self._window is None or length <= self._sinks + self._window
+            if is_short and begins is None:
                 return "causal" if length > 1 else None
             # (1, N): the call's own tokens
             key = mx.arange(length)[None]
         else:
             key = attended.positions
-        query = (_column(start) + mx.arange(length)[None])[..., None]
+        query = _places(start, length)[..., None]
         key = key[:, None]
-        mask = (key >= 0) & (key <= query)
+        begin = 0 if begins is None else begins[..., None]
+        mask = (key >= begin) & (key <= query)
         if self._window is not None:
-            mask = mask & ((query - key < self._window) | (key < self._sinks))
+            mask = mask & ((query - key < self._window) | (key < begin + self._sinks))
         return mask[:, None]
 
-    def _full_mask(self, length: int, counts: mx.array | None) -> Mask:
+    def _full_mask(self, length: int, counts: mx.array | None, begins: mx.array | None) -> Mask:
         mask: mx.array | None = None
         if self._window is not None:
             token = mx.arange(length)
@@ -326,11 +356,16 @@ class GQA(TokenMixer):
         if counts is not None:
             is_real = mx.arange(length) < counts[:, None, None, None]
             mask = is_real if mask is None else mask & is_real
+        if begins is not None:
+            is_same = (begins[:, :, None] == begins[:, None])[:, None]
+            mask = is_same if mask is None else mask & is_same
         return mask
 
 
-def _column(start: int | mx.array) -> int | mx.array:
-    return start[:, None] if isinstance(start, mx.array) else start
+def _places(start: int | mx.array, length: int) -> mx.array:
+    """Positions of tokens in their row, `(1, L)` or `(B, L)`."""
+    column = start[:, None] if isinstance(start, mx.array) else start
+    return column + mx.arange(length)[None]
 
 
 def _check_heads(

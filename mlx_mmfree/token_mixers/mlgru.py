@@ -96,8 +96,9 @@ class MLGRU(TokenMixer):
         valid: mx.array | None = None,
         *,
         lower_bound: mx.array | None = None,
+        starts: mx.array | None = None,
     ) -> tuple[mx.array, MLGRUState]:
-        return self._mix(x, None, None, state, valid, lower_bound)
+        return self._mix(x, None, None, state, valid, lower_bound, starts)
 
     def residual(
         self,
@@ -117,17 +118,22 @@ class MLGRU(TokenMixer):
         state: MLGRUState | None,
         valid: mx.array | None,
         lower_bound: mx.array | None = None,
+        starts: mx.array | None = None,
     ) -> tuple[mx.array, MLGRUState]:
+        if starts is not None and valid is not None:
+            starts = starts & valid
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
         convolutions = state.convolutions
         if "shared_conv" in self:
-            x, last = self.shared_conv(x if norm is None else norm(x), convolutions[0], valid)
+            x, last = self.shared_conv(
+                x if norm is None else norm(x), convolutions[0], valid, starts
+            )
             norm, convolutions = None, (last,)
         gates = project(x, (self.input_proj, self.forget_proj, self.gate_proj), norm=norm)
         if "input_conv" in self:
             i, f, g = mx.split(gates, 3, axis=-1)
-            i, last_i = self.input_conv(i, convolutions[0], valid)
-            f, last_f = self.forget_conv(f, convolutions[1], valid)
+            i, last_i = self.input_conv(i, convolutions[0], valid, starts)
+            f, last_f = self.forget_conv(f, convolutions[1], valid, starts)
             gates, convolutions = mx.concatenate([i, f, g], axis=-1), (last_i, last_f)
         y, hidden = mlgru_step(
             gates,
@@ -136,6 +142,7 @@ class MLGRU(TokenMixer):
             eps=self.gate_norm.eps,
             lower_bound=lower_bound,
             valid=valid,
+            starts=starts,
         )
         y = project(y, (self.output_proj,), residual=residual)
         return y, MLGRUState(hidden, convolutions)

@@ -1,5 +1,6 @@
 """Batches of samples, in an order that the seed and the step alone decide."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,6 +65,29 @@ def packed_rows(samples: Sequence[Sample], length: int) -> list[list[Sample]]:
     return rows
 
 
+def evaluation_batches(
+    samples: Sequence[Sample], batch_size: int, limit: int = -1, seed: int = 0
+) -> list[Batch]:
+    """Each sample once, those of similar lengths together, one a row.
+
+    Args:
+        samples: The samples.
+        batch_size: Rows of a batch.
+        limit: The most batches, drawn at random; -1: all.
+        seed: Seed of the draw.
+
+    Raises:
+        TrainingError: There are no samples.
+    """
+    _check_samples(samples)
+    in_order = sorted(samples, key=lambda sample: len(sample.tokens))
+    starts = np.arange(0, len(in_order), batch_size)
+    if limit != -1:
+        random = np.random.Generator(np.random.Philox(key=[seed, 0]))
+        starts = np.sort(random.permutation(starts)[:limit])
+    return [padded_batch(in_order[start : start + batch_size]) for start in starts]
+
+
 class Schedule:
     """Which samples each step sees; every epoch sees each sample once.
 
@@ -89,9 +113,11 @@ class Schedule:
         packed_length: int | None = None,
         shard: tuple[int, int] = (0, 1),
     ):
-        if not samples:
+        _check_samples(samples)
+        if batch_size < shard[1]:
             raise TrainingError(
-                "[data] there must be at least one sample to learn from but got none."
+                f"[data] 'batch_size' must be at least the number of processes, {shard[1]}, but got "
+                f"{batch_size}."
             )
         self._samples = samples
         self._batch_size = batch_size
@@ -103,16 +129,12 @@ class Schedule:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step, counted from 0."""
-        epoch = 0
-        while True:
-            batches = self._batches(epoch)
-            if len(self._first_steps) == epoch + 1:
-                self._first_steps.append(self._first_steps[epoch] + len(batches))
-            if step < self._first_steps[epoch + 1]:
-                break
-            epoch += 1
+        while step >= self._first_steps[-1]:
+            epoch_steps = len(self._batches(len(self._first_steps) - 1))
+            self._first_steps.append(self._first_steps[-1] + epoch_steps)
+        epoch = bisect_right(self._first_steps, step) - 1
         rank, size = self._shard
-        rows = batches[step - self._first_steps[epoch]]
+        rows = self._batches(epoch)[step - self._first_steps[epoch]]
         return self._made(rows[rank::size])
 
     def epoch_steps(self) -> int:
@@ -143,6 +165,11 @@ class Schedule:
         batches = [rows[start : start + size] for start in range(0, len(rows), size)]
         self._epoch = epoch, [batches[n] for n in random.permutation(len(batches))]
         return self._epoch[1]
+
+
+def _check_samples(samples: Sequence[Sample]) -> None:
+    if not samples:
+        raise TrainingError("[data] there must be at least one sample to learn from but got none.")
 
 
 def _filled(rows: Sequence[Sequence[Sample]], length: int, is_packed: bool) -> Batch:

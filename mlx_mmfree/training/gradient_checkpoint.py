@@ -1,6 +1,6 @@
 """Gradient checkpointing: blocks whose inner values are recomputed in the backward pass."""
 
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -14,7 +14,7 @@ class CheckpointedBlock(Block):
     def __call__(
         self, x: mx.array, state: State = None, valid: mx.array | None = None, **context: Any
     ) -> tuple[mx.array, State]:
-        high, low = (int(word) for word in mx.random.state[0].tolist())
+        high, low = cast(Any, mx.random.state)[0].tolist()
 
         def forward(
             parameters: dict[str, Any], x: mx.array, state: State, context: dict[str, Any]

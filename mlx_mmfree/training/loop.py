@@ -267,6 +267,11 @@ class Trainer:
         self.model.eval()
         figures = self._validation(self.model)
         self.model.train()
+        if not math.isfinite(figures["valid_loss"]):
+            raise TrainingError(
+                f"[train] the validation loss is {figures['valid_loss']} at step {progress['step']}; "
+                f"the last good state is kept in '{self._settings.folder}'. Lower 'learning_rate'."
+            )
         record = {"step": progress["step"], "tokens": progress["tokens"], **figures}
         log.write(**record)
         is_best = figures["valid_loss"] < progress["best_loss"]

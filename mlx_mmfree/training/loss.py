@@ -1,6 +1,7 @@
 """What training makes small."""
 
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,7 +16,9 @@ Loss = Callable[[Decoder, Batch], mx.array]
 def batch_logits(model: Decoder, batch: Batch) -> mx.array:
     """The logits of a batch, `(B, L, V)`; packed samples do not see each other."""
     arrays = {"valid": batch.valid, "starts": batch.starts}
-    masks = {name: mx.array(array) for name, array in arrays.items() if array is not None}
+    masks: dict[str, Any] = {
+        name: mx.array(array) for name, array in arrays.items() if array is not None
+    }
     logits, _ = model(mx.array(batch.inputs), **masks)
     return logits
 

@@ -1,10 +1,12 @@
 """The optimizer and learning-rate schedule of a training run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import mlx.core as mx
 import mlx.optimizers as optim
 
+from ..errors import TrainingError
 from .settings import Settings
 
 
@@ -35,3 +37,70 @@ def build_schedule(settings: Settings) -> Callable[[int], mx.array]:
     else:
         schedule = cosine
     return lambda step: schedule(mx.array(step))
+
+
+OPTIMIZERS = {
+    "adam": optim.Adam,
+    "adamw": optim.AdamW,
+    "sgd": optim.SGD,
+    "adafactor": optim.Adafactor,
+    "muon": optim.Muon,
+}
+
+SCHEDULES: dict[str, Any] = {
+    "cosine_decay": optim.cosine_decay,
+    "exponential_decay": optim.exponential_decay,
+    "linear_schedule": optim.linear_schedule,
+    "step_decay": optim.step_decay,
+}
+
+# Without it Adafactor ignores the learning rate that it is given.
+_DEFAULTS: dict[str, dict[str, Any]] = {"adafactor": {"relative_step": False}}
+
+
+def named_optimizer(
+    name: str, learning_rate: float, options: Mapping[str, Any] | None = None
+) -> optim.Optimizer:
+    """One of MLX's optimizers by its name in `OPTIMIZERS`.
+
+    Raises:
+        TrainingError: An option is unknown.
+    """
+    given = _DEFAULTS.get(name, {}) | dict(options or {})
+    try:
+        optimizer: optim.Optimizer = OPTIMIZERS[name](learning_rate=learning_rate, **given)
+    except TypeError as error:
+        raise TrainingError(
+            f"[train] 'optimizer_config' must hold options of {name} but got {given}: {error}."
+        ) from error
+    return optimizer
+
+
+def named_schedule(description: Mapping[str, Any]) -> Callable[[int], mx.array]:
+    """One of MLX's schedules by its name in `SCHEDULES`, after a linear warm-up.
+
+    Args:
+        description: `name`; `arguments`, the first of which is the learning rate it starts at;
+            `warmup` steps (0) from the learning rate `warmup_init` (0).
+
+    Raises:
+        TrainingError: The arguments do not fit.
+    """
+    keys = {"name", "arguments", "warmup", "warmup_init"}
+    try:
+        if unknown := description.keys() - keys:
+            raise ValueError(f"unknown keys {', '.join(sorted(unknown))}")
+        # YAML 1.1 reads 1e-5, without a dot, as a string.
+        arguments = [float(value) for value in description["arguments"]]
+        schedule = SCHEDULES[description["name"]](*arguments)
+        if warmup := int(description.get("warmup", 0)):
+            start = float(description.get("warmup_init", 0.0))
+            rise = optim.linear_schedule(start, arguments[0], warmup)
+            schedule = optim.join_schedules([rise, schedule], [warmup + 1])
+        schedule(mx.array(0))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise TrainingError(
+            f"[train] 'lr_schedule' must have name, arguments and maybe warmup and warmup_init but got "
+            f"{dict(description)}: {error}."
+        ) from error
+    return lambda step: mx.array(schedule(mx.array(step)))

@@ -78,6 +78,17 @@ class Samples:
     truncated: int = 0
     dropped: int = 0
 
+    def summary(self) -> str:
+        """The numbers in words."""
+        tokens = sum(len(sample.tokens) for sample in self.samples)
+        learned = sum(len(s.tokens) - max(s.prompt, 1) for s in self.samples)
+        words = f"{len(self.samples)} samples, {tokens:,} tokens, {learned:,} of them learned"
+        if self.truncated:
+            words += f"; {self.truncated} cut to the longest length"
+        if self.dropped:
+            words += f"; {self.dropped} left out with nothing to learn"
+        return words
+
 
 def find_splits(folder: Path) -> dict[str, Path]:
     """The files `train.jsonl`, `valid.jsonl` and `test.jsonl` that a folder has."""

@@ -1,14 +1,13 @@
 """What a training run is made of."""
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from ..errors import TrainingError
 from .corpus import Stage
 from .loop import LoopSettings
+from .yaml_values import check_keys, checked_numbers, read_mapping
 
 
 @dataclass(frozen=True)
@@ -123,31 +122,15 @@ def read_settings(path: Path, overrides: dict[str, Any] | None = None) -> Settin
     Raises:
         TrainingError: The file cannot be read, or a key is unknown, missing or of the wrong type.
     """
-    try:
-        values = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise TrainingError(f"[train] '{path}' must be a readable YAML file: {error}") from error
-    if not isinstance(values, dict):
-        raise TrainingError(
-            f"[train] '{path}' must hold a mapping but got {type(values).__name__}."
-        )
+    values = read_mapping(path)
     values |= {name: value for name, value in (overrides or {}).items() if value is not None}
     return _settings(values, path)
 
 
 def _settings(values: dict[str, Any], path: Path) -> Settings:
-    known = {f.name: f for f in fields(Settings) if f.name != "root"}
-    if unknown := sorted(values.keys() - known.keys()):
-        raise TrainingError(
-            f"[train] '{path}' has unknown keys {', '.join(unknown)}. Known: {', '.join(known)}."
-        )
+    check_keys(values, Settings, f"'{path}'")
     try:
-        for name, value in values.items():
-            if known[name].type is float:
-                # YAML 1.1 reads 1e-5, without a dot, as a string.
-                values[name] = float(value)
-            elif known[name].type is int and (isinstance(value, bool) or int(value) != value):
-                raise ValueError(f"'{name}' must be a whole number but got {value!r}")
+        values = checked_numbers(values, Settings)
         values["stages"] = tuple(
             Stage(float(s["until"]), {str(k): float(w) for k, w in s["weights"].items()})
             for s in values["stages"]

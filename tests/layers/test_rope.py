@@ -38,6 +38,17 @@ def test_each_row_has_its_own_offset() -> None:
     assert relative_error(y[1:], rope(x[1:], 9)) <= FLOAT32
 
 
+@pytest.mark.parametrize(
+    "rope", [RoPE(8, is_interleaved=True), DynamicRoPE(8, factor=4.0, trained_length=2)]
+)
+def test_each_token_has_its_own_offset(rope: RoPE) -> None:
+    x = mx.random.normal((2, 3, 4, 8))
+    y = rope(x, mx.array([[0, 1, 0, 1], [7, 8, 9, 0]]))
+    assert relative_error(y[0, :, 2:], rope(x[:1, :, 2:])[0]) <= FLOAT32
+    assert relative_error(y[1, :, :3], rope(x[1:, :, :3], 7)[0]) <= FLOAT32
+    assert relative_error(y[1, :, 3:], rope(x[1:, :, 3:])[0]) <= FLOAT32
+
+
 def test_linear_scaling_divides_positions() -> None:
     x = mx.random.normal((1, 1, 1, 8))
     stretched = RoPE(8, wavelengths=linear_wavelengths(rope_wavelengths(8), 4.0))

@@ -32,6 +32,22 @@ def test_pieces_equal_the_whole(kernel_size: int) -> None:
     assert mx.array_equal(state, last)
 
 
+@pytest.mark.parametrize("kernel_size", [1, 2, 4])
+def test_a_new_sample_sees_zeros_before_it(kernel_size: int) -> None:
+    convolution = ShortConvolution(5, kernel_size)
+    x = mx.random.normal((1, 9, 5), key=mx.random.key(1))
+    carried = mx.random.normal((1, kernel_size - 1, 5), key=mx.random.key(2))
+    starts = mx.array([[t in (2, 7) for t in range(9)]])
+    y, state = convolution(x, carried, None, starts)
+    parts, last = [], carried
+    for piece in mx.split(x, [2, 7], axis=1):
+        part, last = convolution(piece, last)
+        parts.append(part)
+        last_of_row, last = last, mx.zeros_like(last)
+    assert mx.array_equal(y, mx.concatenate(parts, axis=1))
+    assert mx.array_equal(state, last_of_row)
+
+
 def test_kernel_size_must_be_positive() -> None:
     with pytest.raises(ValueError, match="'kernel_size' must be positive but got 0"):
         ShortConvolution(4, 0)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_mmfree import native
+from mlx_mmfree.errors import BackendError
 from mlx_mmfree.ops import mlgru_step, use_backend
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -103,3 +104,15 @@ def test_transforms(transform) -> None:
         mapped = mx.vmap(lambda g, s: mlgru_step(g, s, mx.ones(20), eps=1e-6)[0])(gates, state)
         for n in range(4):
             assert relative_error(mapped[n], call(gates[n], state[n])) <= 1e-5
+
+
+def test_new_samples_are_left_to_the_definition() -> None:
+    arguments = mx.ones((1, 2, 9)), mx.ones((1, 3)), mx.ones((3,))
+    starts = mx.array([[False, True]])
+    with pytest.raises(BackendError, match="'native' cannot run: 'starts' are given"):
+        run("native", *arguments, starts=starts)
+    with use_backend("reference"):
+        want = mlgru_step(*arguments, eps=1e-6, starts=starts)
+    got = mlgru_step(*arguments, eps=1e-6, starts=starts)
+    for g, w in zip(got, want, strict=True):
+        assert relative_error(g, w) <= TOLERANCE[mx.float32]

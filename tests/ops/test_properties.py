@@ -280,6 +280,7 @@ def test_steps_are_those_of_the_definition(op: str, backend: str) -> None:
         seed: int,
         is_bounded: bool,
         is_masked: bool,
+        is_packed: bool,
     ) -> None:
         random = np.random.default_rng(seed)
         gates, state, weight = (
@@ -289,7 +290,8 @@ def test_steps_are_those_of_the_definition(op: str, backend: str) -> None:
         bound = mx.array(random.uniform(size=dims).astype(np.float32)) if is_bounded else None
         valid = mx.array(random.uniform(size=(batch, length)) < 0.5) if is_masked else None
         arguments = (gates.astype(dtype), state, weight)
-        options = {"eps": 0.1, "lower_bound": bound, "valid": valid}
+        starts = mx.array(random.uniform(size=(batch, length)) < 0.5) if is_packed else None
+        options = {"eps": 0.1, "lower_bound": bound, "valid": valid, "starts": starts}
         got = ops.mlgru_step(*arguments, **options)
         with use_backend("reference"):
             want = ops.mlgru_step(*arguments, **options)
@@ -306,4 +308,6 @@ def test_steps_are_those_of_the_definition(op: str, backend: str) -> None:
         seed=SEEDS,
         is_bounded=st.booleans(),
         is_masked=st.booleans(),
+        # the compiled kernel leaves this to the others
+        is_packed=st.just(False) if backend == "native" else st.booleans(),
     )

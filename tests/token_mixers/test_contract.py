@@ -7,6 +7,7 @@ from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
@@ -14,7 +15,7 @@ import mlx_mmfree.token_mixers as package
 from mlx_mmfree.layers import BitLinear, DynamicRoPE, RoPE
 from mlx_mmfree.layers.quantized_array import Quantization
 from mlx_mmfree.layers.token_mixer import TokenMixer
-from tests.tolerances import TOLERANCE, relative_error
+from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 DIMS, LENGTH = 32, 13
 LINEARS = {"dense": nn.Linear, "ternary": partial(BitLinear, norm_eps=1e-6)}
@@ -137,6 +138,66 @@ def test_a_padded_step_leaves_the_recurrence(
         assert mx.array_equal(after.hidden, state.hidden)
     else:
         _continue_equally(mixer, x, after, state)
+
+
+# the samples of each row; what remains of 3 + LENGTH positions is padding
+SAMPLES = [[3, 6, 7], [9, 5], [16]]
+
+
+@pytest.mark.parametrize("is_carried", [False, True], ids=["fresh", "carried"])
+@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+def test_packed_samples_equal_each_alone(
+    name: str, linear: str, options: dict[str, object], x: mx.array, is_carried: bool
+) -> None:
+    mixer = _build(name, linear, options)
+    before = mixer(x[:, :5])[1] if is_carried else mixer.init_state(3, x.dtype)
+    x = mx.random.normal((3, 3 + LENGTH, DIMS), key=mx.random.key(8))
+    weights = mx.cos(mx.arange(x.size)).reshape(x.shape)
+    starts, valid = np.zeros(x.shape[:2], bool), np.zeros(x.shape[:2], bool)
+    for row, lengths in enumerate(SAMPLES):
+        # a carried state goes on with the first sample; padding starts nothing
+        starts[row, np.cumsum(lengths if is_carried else [0, *lengths])[:-1]] = True
+        valid[row, : sum(lengths)] = True
+    starts[~valid] = True
+
+    def packed(x: mx.array) -> tuple[mx.array, object]:
+        return mixer(x, before, mx.array(valid), starts=mx.array(starts))
+
+    def alone(x: mx.array) -> tuple[mx.array, list[object]]:
+        rows, states = [], []
+        for row, lengths in enumerate(SAMPLES):
+            state, parts = tree_map(lambda a, row=row: a[row : row + 1], before), []
+            for n, part in enumerate(
+                mx.split(x[row : row + 1], np.cumsum(lengths).tolist(), axis=1)
+            ):
+                if n < len(lengths):
+                    y, state = mixer(part, state if n == 0 else None)
+                    parts.append(y)
+                else:
+                    parts.append(mx.zeros_like(part))
+            rows.append(mx.concatenate(parts, axis=1))
+            states.append(state)
+        return mx.concatenate(rows), states
+
+    def weighted(y: mx.array) -> mx.array:
+        return (mx.where(mx.array(valid)[..., None], y, 0.0) * weights).sum()
+
+    got, state = packed(x)
+    want, states = alone(x)
+    _equal(mx.where(mx.array(valid)[..., None], got, 0.0), want)
+    for row, last in enumerate(states):
+        own = tree_map(lambda a, row=row: a[row : row + 1], state)
+        if mixer.recurrent and not valid[row].all():
+            _equal(own.hidden, last.hidden)
+            continue
+        if mixer.recurrent:
+            _equal(own, last)
+        _continue_equally(mixer, x[row : row + 1], own, last)
+    if "quantization" in options:  # rounding has no gradient
+        return
+    gradient = mx.grad(lambda x: weighted(packed(x)[0]))(x)
+    want_gradient = mx.grad(lambda x: weighted(alone(x)[0]))(x)
+    assert relative_error(gradient, want_gradient) <= GRADIENT_TOLERANCE
 
 
 @pytest.mark.parametrize(("name", "linear", "options"), CASES)

@@ -296,3 +296,22 @@ def test_sinks_keep_their_slots() -> None:
 def test_impossible_sizes(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GQA(16, **options)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_bidirectional_attention_stays_within_samples(window: int | None) -> None:
+    mixer = _mixer(is_causal=False, window=window)
+    x = mx.random.normal((2, 9, 16))
+    starts = mx.array([[t in (0, 4) for t in range(9)], [t == 2 for t in range(9)]])
+    valid = mx.arange(9) < mx.array([[9], [7]])
+    y, _ = mixer(x, None, valid, starts=starts)
+    for row, parts in ((0, (slice(0, 4), slice(4, 9))), (1, (slice(0, 2), slice(2, 7)))):
+        for part in parts:
+            want, _ = mixer(x[row : row + 1, part])
+            assert relative_error(y[row : row + 1, part], want) <= FLOAT32
+
+
+def test_samples_cannot_be_packed_into_a_state_still_to_be_quantised() -> None:
+    mixer = GQA(32, num_heads=1, quantization=Quantization(8, 32), quantization_start=3)
+    with pytest.raises(ValueError, match="'starts' must be None while the state is still"):
+        mixer(mx.ones((1, 5, 32)), starts=mx.zeros((1, 5), mx.bool_))

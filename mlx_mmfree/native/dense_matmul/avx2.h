@@ -20,6 +20,9 @@ struct DenseAvx2 {
   MMFREE_INLINE static Floats zero() {
     return _mm256_setzero_ps();
   }
+  MMFREE_INLINE static Floats fill(float value) {
+    return _mm256_set1_ps(value);
+  }
   template <FloatType type>
   MMFREE_INLINE static Floats load(const void* values) {
     if constexpr (type == FloatType::float32) {

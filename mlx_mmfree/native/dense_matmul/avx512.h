@@ -19,6 +19,9 @@ struct DenseAvx512 {
   MMFREE_INLINE static Floats zero() {
     return _mm512_setzero_ps();
   }
+  MMFREE_INLINE static Floats fill(float value) {
+    return _mm512_set1_ps(value);
+  }
   template <FloatType type>
   MMFREE_INLINE static Floats load(const void* values) {
     if constexpr (type == FloatType::float32) {

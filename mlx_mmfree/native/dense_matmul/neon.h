@@ -20,6 +20,9 @@ struct DenseNeon {
   MMFREE_INLINE static Floats zero() {
     return vdupq_n_f32(0);
   }
+  MMFREE_INLINE static Floats fill(float value) {
+    return vdupq_n_f32(value);
+  }
   template <FloatType type>
   MMFREE_INLINE static Floats load(const void* values) {
     if constexpr (type == FloatType::float32) {

@@ -22,6 +22,9 @@ struct DensePortable {
   MMFREE_INLINE static Floats zero() {
     return Floats{};
   }
+  MMFREE_INLINE static Floats fill(float value) {
+    return Floats{} + value;
+  }
   template <FloatType type>
   MMFREE_INLINE static Floats load(const void* values) {
     if constexpr (type == FloatType::float32) {

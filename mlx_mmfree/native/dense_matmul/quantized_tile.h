@@ -6,21 +6,23 @@
 #include "cpu/unroll.h"
 #include "dense_matmul/float_tile.h"
 
-// Products with codes of 2, 4, 6 or 8 bits. Activations are 16-bit whole numbers with a scale for
-// each lane of each chunk, so that the sums of a chunk are exact integers. An instruction set `Isa`
-// gives, beside what `float_tile.h` asks for,
+// Products with codes of 2, 4, 6 or 8 bits. Activations are two 16-bit whole numbers, high and low,
+// with a scale for each lane of each chunk: together they keep what a float holds, and the sums of
+// a chunk are exact integers. An instruction set `Isa` gives, beside what `float_tile.h` asks for,
 //   Words, Sums            vectors of 2 kLanes 16-bit words and of kLanes 32-bit sums
 //   kCodes<bits>           codes of one word; those of 6 bits are spread over words first
 //   load_words<bits>(bytes)    the words of one chunk
 //   codes<bits, k>(words)      code k of every word
 //   dot(sums, codes, x)        adds the products of words 2 l and 2 l + 1 to lane l
-//   to_floats(sums), multiply(a, b), no_sums()
+//   to_floats(sums), multiply(a, b), no_sums(), fill(value)
 //   spread<count>(values, first)   `count` lanes from `first` on, each over an equal share of lanes
 //   load<type>(pointer, count)     where kMasks: up to kLanes values, then zeros
 
 namespace mmfree {
 
 constexpr float kLargestCode = 32767.0f;
+// Low numbers of a high one: the rest of the rounding is at most one half of it.
+constexpr float kLowCodes = 2 * kLargestCode;
 // Adding and subtracting it rounds |x| < 2^22 to a whole number.
 constexpr float kRound = 12582912.0f;
 // Smaller values count as zeros: their scale would be no normal number.
@@ -39,8 +41,9 @@ struct Chunk {
   }
 };
 
-// An arranged row: 16-bit codes, for each chunk word j of code k at kWords k + j; the scale of each
-// lane of each chunk; the sum of each group, zeros up to whole vectors.
+// An arranged row: 16-bit codes, for each chunk word j of code k at kWords k + j, the high ones of
+// a chunk and then its low ones; the scale of each lane of each chunk; the sum of each group, zeros
+// up to whole vectors.
 template <class Isa>
 struct Row {
   int16_t* codes;
@@ -50,10 +53,10 @@ struct Row {
 
   MMFREE_INLINE Row(uint8_t* memory, size_t inputs, size_t lanes, size_t groups) {
     codes = reinterpret_cast<int16_t*>(memory);
-    scales = reinterpret_cast<float*>(memory + inputs * sizeof(int16_t));
+    scales = reinterpret_cast<float*>(memory + 2 * inputs * sizeof(int16_t));
     sums = scales + lanes;
     const size_t padded = (groups + Isa::kLanes - 1) / Isa::kLanes * Isa::kLanes;
-    bytes = inputs * sizeof(int16_t) + (lanes + padded) * sizeof(float);
+    bytes = 2 * inputs * sizeof(int16_t) + (lanes + padded) * sizeof(float);
     bytes = (bytes + 63) / 64 * 64;
   }
 };
@@ -96,14 +99,20 @@ bool arrange_bits(const float* x, size_t dims, size_t group, uint8_t* memory) {
     }
     const float scale = largest / kLargestCode, inverse = kLargestCode / largest;
     const size_t chunk = start / C::kInputs, word = start % C::kInputs / C::kCodes;
-    int16_t* codes = row.codes + chunk * C::kInputs + word;
-    int32_t sum = 0;
+    int16_t* codes = row.codes + 2 * chunk * C::kInputs + word;
+    int32_t high_sum = 0, low_sum = 0;
     for (size_t i = 0; i < kPair; ++i) {
-      const auto code = static_cast<int16_t>((x[start + i] * inverse + kRound) - kRound);
-      codes[i % C::kCodes * C::kWords + i / C::kCodes] = code;
-      sum += code;
+      const float scaled = x[start + i] * inverse;
+      const float high = (scaled + kRound) - kRound;
+      const float low = ((scaled - high) * kLowCodes + kRound) - kRound;
+      int16_t* pair = codes + i % C::kCodes * C::kWords + i / C::kCodes;
+      pair[0] = static_cast<int16_t>(high);
+      pair[C::kInputs] = static_cast<int16_t>(low);
+      high_sum += pair[0];
+      low_sum += pair[C::kInputs];
     }
-    row.sums[start / group] += static_cast<float>(sum) * scale;
+    row.sums[start / group] +=
+        (static_cast<float>(high_sum) + static_cast<float>(low_sum) / kLowCodes) * scale;
     row.scales[chunk * Isa::kLanes + word / 2] = scale;
   }
   return true;
@@ -156,12 +165,15 @@ void quantized_tile(const QuantizedProduct& p, size_t row, size_t output) {
       unroll<C::kCodes>([&](auto k)
                             MMFREE_INLINE { decoded[k] = Isa::template codes<bits, k>(words); });
       unroll<M>([&](auto m) MMFREE_INLINE {
-        const int16_t* values = of_row(x.codes, m) + chunk * C::kInputs;
-        auto sum = Isa::no_sums();
-        unroll<C::kCodes>(
-            [&](auto k) MMFREE_INLINE { sum = Isa::dot(sum, decoded[k], values + k * C::kWords); });
-        const auto scaled =
-            Isa::multiply(Isa::to_floats(sum), floats(x.scales + chunk * kLanes, m));
+        const int16_t* values = of_row(x.codes, m) + 2 * chunk * C::kInputs;
+        auto high = Isa::no_sums(), low = Isa::no_sums();
+        unroll<C::kCodes>([&](auto k) MMFREE_INLINE {
+          high = Isa::dot(high, decoded[k], values + k * C::kWords);
+          low = Isa::dot(low, decoded[k], values + C::kInputs + k * C::kWords);
+        });
+        const auto sum =
+            Isa::multiply_add(Isa::to_floats(low), Isa::fill(1 / kLowCodes), Isa::to_floats(high));
+        const auto scaled = Isa::multiply(sum, floats(x.scales + chunk * kLanes, m));
         sums[m] = Isa::multiply_add(scaled, scale, sums[m]);
       });
     };

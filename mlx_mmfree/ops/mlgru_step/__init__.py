@@ -13,6 +13,7 @@ def mlgru_step(
     eps: float,
     lower_bound: mx.array | None = None,
     valid: mx.array | None = None,
+    starts: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
     r"""One step or more of the gated recurrence, and its gated output.
 
@@ -32,6 +33,7 @@ def mlgru_step(
         eps: Epsilon of that norm.
         lower_bound: `b`, `(E,)`; `None` means 0.
         valid: Booleans `(B, L)`; where `False` the state stays as it is.
+        starts: Booleans `(B, L)`; where `True`, and `valid`, the state before counts as zero.
 
     Returns:
         `y`, `(B, L, E)` in the dtype of `gates`, and the last state, float32 `(B, E)`.
@@ -46,6 +48,13 @@ def mlgru_step(
             f"{gates.shape} and {state.shape}."
         )
     y, last = dispatch(
-        __name__, gates, state, weight, eps=eps, lower_bound=lower_bound, valid=valid
+        __name__,
+        gates,
+        state,
+        weight,
+        eps=eps,
+        lower_bound=lower_bound,
+        valid=valid,
+        starts=starts,
     )
     return y, last

@@ -1,6 +1,6 @@
 """`mlgru_step` on Metal: one launch for one step, with a threadgroup for each sequence.
 
-Longer inputs are computed by the operations that it is made of.
+Longer inputs and new samples are computed by the operations that it is made of.
 """
 
 from collections.abc import Callable, Sequence
@@ -86,10 +86,11 @@ def unsupported(
     eps: float,
     lower_bound: mx.array | None,
     valid: mx.array | None,
+    starts: mx.array | None,
 ) -> str | None:
     if reason := launch.unavailable() or launch.not_floats(gates, state, weight, lower_bound):
         return reason
-    if not _is_fused(gates):
+    if not _is_fused(gates, starts):
         return None
     form = _Form(eps, lower_bound is not None, valid is not None)
     dtypes: dict[str, Any] = {
@@ -115,17 +116,20 @@ def run(
     eps: float,
     lower_bound: mx.array | None,
     valid: mx.array | None,
+    starts: mx.array | None,
 ) -> tuple[mx.array, mx.array]:
-    if not _is_fused(gates):
-        return reference.run(gates, state, weight, eps=eps, lower_bound=lower_bound, valid=valid)
+    if not _is_fused(gates, starts):
+        return reference.run(
+            gates, state, weight, eps=eps, lower_bound=lower_bound, valid=valid, starts=starts
+        )
     options = [array for array in (lower_bound, valid) if array is not None]
     function = _differentiable(_Form(eps, lower_bound is not None, valid is not None))
     y, last = function(gates, state, weight, *options)
     return y, last
 
 
-def _is_fused(gates: mx.array) -> bool:
-    return gates.shape[1] == 1 and gates.size > 0
+def _is_fused(gates: mx.array, starts: mx.array | None) -> bool:
+    return gates.shape[1] == 1 and gates.size > 0 and starts is None
 
 
 def _check_inputs(
@@ -145,7 +149,7 @@ def _check_inputs(
 
 def _reference(form: _Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:
     inputs, options = form.nested(arrays)
-    return reference.run(*inputs, eps=form.eps, **options)
+    return reference.run(*inputs, eps=form.eps, starts=None, **options)
 
 
 def _step(form: _Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:

@@ -15,6 +15,7 @@ def unsupported(
     eps: float,
     lower_bound: mx.array | None,
     valid: mx.array | None,
+    starts: mx.array | None,
 ) -> str | None:
     if mx.default_device() != mx.Device(mx.cpu):
         return "the default device is not the CPU"
@@ -22,6 +23,8 @@ def unsupported(
         return f"'gates' are {gates.dtype}"
     if gates.size == 0:
         return "'gates' are empty"
+    if starts is not None:
+        return "'starts' are given"
     return unavailable()
 
 
@@ -33,6 +36,7 @@ def run(
     eps: float,
     lower_bound: mx.array | None,
     valid: mx.array | None,
+    starts: mx.array | None,
 ) -> tuple[mx.array, mx.array]:
     y, last = kernels().mlgru_step(gates, state, weight, eps, lower_bound, valid)
     return y, last

@@ -21,6 +21,7 @@ def run(
     eps: float,
     lower_bound: mx.array | None,
     valid: mx.array | None,
+    starts: mx.array | None,
 ) -> tuple[mx.array, mx.array]:
     i, f, g = mx.split(gates, 3, axis=-1)
     f = mx.sigmoid(f.astype(mx.float32))
@@ -28,6 +29,8 @@ def run(
         bound = lower_bound.astype(mx.float32)
         f = bound + (1.0 - bound) * f
     i = nn.silu(i.astype(mx.float32)) * (1.0 - f)
+    if starts is not None:
+        f = mx.where(starts[..., None], 0.0, f)
     if valid is not None:
         f = mx.where(valid[..., None], f, 1.0)
         i = mx.where(valid[..., None], i, 0.0)

@@ -1,0 +1,192 @@
+"""Fine-tunes a model on samples: data, adapters or weights, loop, and what is kept."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import TrainingError
+from ..hub import Tokenizer
+from ..hub.adapters import load_adapter_weights
+from ..hub.download import dataset_folder
+from ..models import Decoder
+from .batches import Batch, Schedule, evaluation_batches
+from .callbacks import Callback
+from .fine_tune_settings import FineTuneSettings
+from .gradient_checkpoint import checkpoint_blocks
+from .loop import Sums, Trainer
+from .loss import Loss, next_token_loss
+from .optimizer import named_optimizer, named_schedule
+from .results import AdapterFiles, TunedModel
+from .samples import Samples, find_splits, read_samples
+from .trainable import adapt_layers, unfreeze_layers
+
+
+def read_data(settings: FineTuneSettings, tokenizer: Tokenizer) -> dict[str, Samples]:
+    """The samples of each split that `settings.data` has.
+
+    Raises:
+        TrainingError: There is no such data, or a line cannot be used.
+        DownloadError: The Hub does not hand out the dataset.
+    """
+    splits = find_splits(dataset_folder(settings.data))
+    return {
+        name: read_samples(
+            file,
+            tokenizer,
+            max_length=settings.max_seq_length,
+            mask_prompt=settings.mask_prompt,
+            features=settings.features,
+        )
+        for name, file in splits.items()
+    }
+
+
+def prepare(model: Decoder, settings: FineTuneSettings) -> list[str]:
+    """Freezes a model but for what the run trains; puts adapters on it if it trains those.
+
+    Args:
+        model: Changed in place. For `full`, one that was loaded with `packed=False`.
+        settings: The run.
+
+    Returns:
+        The names of what is trained on the Hub.
+
+    Raises:
+        TrainingError: There is nothing to train.
+        CheckpointError: `resume_adapter_file` cannot be read or does not fit.
+    """
+    layers: dict[str, Any] = {"num_layers": settings.num_layers, "keys": settings.keys}
+    if settings.fine_tune_type == "full":
+        return unfreeze_layers(model, **layers)
+    mx.random.seed(settings.seed)
+    names = adapt_layers(
+        model,
+        kind="dora" if settings.fine_tune_type == "dora" else "lora",
+        rank=settings.rank,
+        scale=settings.scale,
+        dropout=settings.dropout,
+        **layers,
+    )
+    if settings.resume_adapter_file is not None:
+        load_adapter_weights(model, settings.resume_adapter_file)
+    return names
+
+
+def fine_tune(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    data: Mapping[str, Samples],
+    settings: FineTuneSettings,
+    *,
+    loss: Loss = next_token_loss,
+    reduce: Callable[[Sums], Sums] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> dict[str, Any]:
+    """Runs or resumes a fine-tuning run.
+
+    Writes into `settings.adapter_path`: `log.jsonl`, `curve.png` and `checkpoint/`; the adapter that is
+    best on the validation samples, that of the last checkpoint in `last/`, and those of all checkpoints
+    as `0000100_adapters.safetensors`; of full fine-tuning `best.safetensors` and, at the end, `model/`.
+    Without validation samples the last weights count as the best.
+
+    Args:
+        model: What `prepare` returned; it has the best weights at the end.
+        tokenizer: The model's; its files are copied beside a fully tuned model.
+        data: What `read_data` returned.
+        settings: The run.
+        loss: Sum of the losses of a batch while training; validation takes cross-entropy.
+        reduce: As in `Trainer`.
+        callbacks: As in `Trainer`.
+
+    Returns:
+        The run's progress record.
+
+    Raises:
+        TrainingError: There are no samples, the loss is not finite, or the folder holds another run.
+    """
+    folder = Path(settings.adapter_path)
+    if "train" not in data:
+        raise TrainingError(f"[data] '{settings.data}' must have a train.jsonl but has none.")
+    schedule = Schedule(
+        data["train"].samples,
+        settings.batch_size,
+        settings.seed,
+        settings.max_seq_length - 1 if settings.pack else None,
+    )
+    parts = settings.grad_accumulation_steps
+
+    def batches(step: int) -> list[Batch]:
+        return [schedule.batch(step * parts + part) for part in range(parts)]
+
+    if settings.grad_checkpoint:
+        checkpoint_blocks(model)
+    has_validation = "valid" in data
+    result: AdapterFiles | TunedModel
+    if settings.fine_tune_type == "full":
+        result = TunedModel(folder, model, tokenizer, has_validation)
+    else:
+        result = AdapterFiles(folder, model, settings.record(), has_validation)
+    progress = Trainer(
+        model,
+        settings.loop({"architecture": model.config.to_hub(), "samples": _digest(data)}),
+        named_optimizer(
+            settings.optimizer,
+            settings.learning_rate,
+            settings.optimizer_config.get(settings.optimizer),
+        ),
+        _rate(settings),
+        batches,
+        _validation(data, settings),
+        loss=loss,
+        reduce=reduce,
+        callbacks=[result, *callbacks],
+    ).train()
+    result.finish()
+    return progress
+
+
+def mean_loss(model: Decoder, batches: Sequence[Batch]) -> float:
+    """Cross-entropy of the learned tokens of some batches, nats a token."""
+    total, tokens = 0.0, 0
+    for batch in batches:
+        total += float(next_token_loss(model, batch))
+        tokens += batch.tokens
+    return total / tokens
+
+
+def held_out_loss(model: Decoder, samples: Samples, settings: FineTuneSettings) -> float:
+    """Cross-entropy on test samples, nats a token."""
+    model.eval()
+    batches = evaluation_batches(samples.samples, settings.batch_size, settings.test_batches)
+    return mean_loss(model, batches)
+
+
+def _validation(
+    data: Mapping[str, Samples], settings: FineTuneSettings
+) -> Callable[[Decoder], dict[str, float]] | None:
+    if "valid" not in data:
+        return None
+    batches = evaluation_batches(
+        data["valid"].samples, settings.batch_size, settings.val_batches, settings.seed
+    )
+    return lambda model: {"valid_loss": mean_loss(model, batches)}
+
+
+def _rate(settings: FineTuneSettings) -> Callable[[int], mx.array]:
+    if settings.lr_schedule is not None:
+        return named_schedule(settings.lr_schedule)
+    return lambda step: mx.array(settings.learning_rate)
+
+
+def _digest(data: Mapping[str, Samples]) -> str:
+    """Tells other samples from the same ones."""
+    digest = hashlib.sha256()
+    for name in ("train", "valid"):
+        for sample in data[name].samples if name in data else ():
+            digest.update(f"{len(sample.tokens)} {sample.prompt} ".encode())
+            digest.update(sample.tokens.tobytes())
+        digest.update(b"|")
+    return digest.hexdigest()

@@ -1,0 +1,197 @@
+"""What a fine-tuning run is made of."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import TrainingError
+from .loop import LoopSettings
+from .optimizer import OPTIMIZERS, SCHEDULES
+from .samples import Features
+from .yaml_values import check_keys, checked_numbers
+
+KINDS = ("lora", "dora", "full")
+
+_POSITIVE = (
+    "batch_size iters learning_rate steps_per_report steps_per_eval grad_accumulation_steps "
+    "save_every rank"
+)
+_WITHOUT_INFLUENCE = (
+    "data adapter_path iters steps_per_report save_every test_batches resume_adapter_file patience "
+    "clear_cache_threshold grad_checkpoint"
+)
+
+
+@dataclass(frozen=True)
+class FineTuneSettings:
+    """One fine-tuning run; names and defaults are mlx-lm's where it has them.
+
+    Attributes:
+        data: Folder with train.jsonl, valid.jsonl and test.jsonl, or a dataset of the Hub.
+        adapter_path: Folder of the run: adapter or model, checkpoint, log and curve.
+        fine_tune_type: lora, dora, or full: the weights themselves, ternary ones through their float
+            masters.
+        optimizer: adam, adamw, sgd, adafactor or muon.
+        optimizer_config: Further options, by the optimizer's name.
+        learning_rate: Learning rate, unless there is a schedule.
+        lr_schedule: name, arguments, warmup and warmup_init of a schedule.
+        iters: Optimizer steps.
+        batch_size: Rows of a batch.
+        grad_accumulation_steps: Batches of one optimizer step.
+        clip_norm: Largest norm of the gradient; 0: no clipping.
+        max_seq_length: Longer samples lose their end.
+        mask_prompt: Learn completions, or last messages, alone.
+        pack: Put several short samples into a row of max_seq_length; they do not see each other.
+        num_layers: Last layers that are trained; -1: all.
+        rank: Rank of an adapter.
+        scale: Factor of an adapter.
+        dropout: Dropout of an adapter's input.
+        keys: Patterns of the names of what is trained, in a layer (self_attn.q_proj) or in the model
+            (lm_head); by default everything in the layers.
+        val_batches: Batches of a validation; -1: all.
+        test_batches: Batches of the test; -1: all.
+        steps_per_report: Steps between two log lines.
+        steps_per_eval: Steps between two validations.
+        save_every: Steps between two checkpoints.
+        patience: Validations in a row without a better loss that end the run; 0: never.
+        resume_adapter_file: adapters.safetensors to begin with.
+        grad_checkpoint: Recompute each block in the backward pass, which saves memory.
+        clear_cache_threshold: Clear MLX's cache after a step that leaves it larger, in bytes.
+        seed: Seed of adapters, order and dropout.
+        prompt_feature: Key of the prompt in the data.
+        completion_feature: Key of the completion.
+        chat_feature: Key of the messages.
+        text_feature: Key of the text.
+    """
+
+    data: str
+    adapter_path: str = "adapters"
+    fine_tune_type: str = "lora"
+    optimizer: str = "adam"
+    optimizer_config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    learning_rate: float = 1e-5
+    lr_schedule: Mapping[str, Any] | None = None
+    iters: int = 1000
+    batch_size: int = 4
+    grad_accumulation_steps: int = 1
+    clip_norm: float = 0.0
+    max_seq_length: int = 2048
+    mask_prompt: bool = False
+    pack: bool = False
+    num_layers: int = 16
+    rank: int = 8
+    scale: float = 20.0
+    dropout: float = 0.0
+    keys: tuple[str, ...] | None = None
+    val_batches: int = 25
+    test_batches: int = 500
+    steps_per_report: int = 10
+    steps_per_eval: int = 200
+    save_every: int = 100
+    patience: int = 0
+    resume_adapter_file: str | None = None
+    grad_checkpoint: bool = False
+    clear_cache_threshold: int | None = None
+    seed: int = 0
+    prompt_feature: str = "prompt"
+    completion_feature: str = "completion"
+    chat_feature: str = "messages"
+    text_feature: str = "text"
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE.split():
+            self._check(name, 0 < getattr(self, name) < math.inf, "positive")
+        for name in ("num_layers", "val_batches", "test_batches"):
+            value = getattr(self, name)
+            self._check(name, value == -1 or value > 0, "positive, or -1 for all,")
+        for name in ("clip_norm", "patience", "seed"):
+            self._check(name, 0 <= getattr(self, name) < math.inf, "0 or more")
+        self._check("max_seq_length", self.max_seq_length >= 2, "2 or more")
+        self._check("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
+        self._check("fine_tune_type", self.fine_tune_type in KINDS, "one of " + ", ".join(KINDS))
+        known = ", ".join(OPTIMIZERS)
+        self._check("optimizer", self.optimizer in OPTIMIZERS, f"one of {known}")
+        if self.lr_schedule is not None:
+            is_known = self.lr_schedule.get("name") in SCHEDULES
+            self._check("lr_schedule", is_known, f"one of {', '.join(SCHEDULES)}")
+        if self.fine_tune_type == "full" and self.resume_adapter_file is not None:
+            raise TrainingError(
+                "[lora] 'resume_adapter_file' must be left out for full fine-tuning. Give the folder of "
+                "the model to begin with as 'model'."
+            )
+
+    def _check(self, name: str, is_sound: bool, rule: str) -> None:
+        if not is_sound:
+            raise TrainingError(f"[lora] '{name}' must be {rule} but got {getattr(self, name)!r}.")
+
+    @property
+    def features(self) -> Features:
+        """The keys of the data."""
+        return Features(
+            prompt=self.prompt_feature,
+            completion=self.completion_feature,
+            chat=self.chat_feature,
+            text=self.text_feature,
+        )
+
+    def loop(self, record: dict[str, Any]) -> LoopSettings:
+        """What the loop is told; `record` describes model and data."""
+        return LoopSettings(
+            folder=Path(self.adapter_path),
+            steps=self.iters,
+            seed=self.seed,
+            clip_norm=self.clip_norm,
+            steps_per_report=self.steps_per_report,
+            steps_per_eval=self.steps_per_eval,
+            save_every=self.save_every,
+            patience=self.patience,
+            validates_first=True,
+            clear_cache_bytes=self.clear_cache_threshold,
+            record=self.record() | record,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Everything that decides the course of the run, as plain values."""
+        record = asdict(self)
+        for name in _WITHOUT_INFLUENCE.split():
+            del record[name]
+        return record
+
+
+def fine_tune_settings(values: Mapping[str, Any], source: str) -> FineTuneSettings:
+    """Settings from plain values, as YAML and flags give them.
+
+    Args:
+        values: The fields of `FineTuneSettings`; `lora_parameters`, as mlx-lm has it, holds `rank`,
+            `scale`, `dropout` and `keys`, which those beside it win over.
+        source: Where they come from, for messages.
+
+    Raises:
+        TrainingError: A key is unknown or missing, or a value is wrong.
+    """
+    values = {name: value for name, value in values.items() if value is not None}
+    nested = values.pop("lora_parameters", {})
+    if not isinstance(nested, Mapping) or not nested.keys() <= {"rank", "scale", "dropout", "keys"}:
+        raise TrainingError(
+            f"[lora] 'lora_parameters' must hold rank, scale, dropout or keys but got {nested!r:.200}."
+        )
+    values = {**nested, **values}
+    check_keys(values, FineTuneSettings, source)
+    if "data" not in values:
+        raise TrainingError(
+            "[lora] 'data' must be given: a folder with train.jsonl, or a dataset of the Hub."
+        )
+    try:
+        for name in ("optimizer_config", "lr_schedule"):
+            if not isinstance(values.get(name, {}), Mapping):
+                raise ValueError(f"'{name}' must be a mapping but got {values[name]!r:.80}")
+        keys = values.pop("keys", None)
+        if keys is not None:
+            if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
+                raise ValueError(f"'keys' must be a list of names but got {keys!r:.80}")
+            values["keys"] = tuple(keys)
+        return FineTuneSettings(**checked_numbers(values, FineTuneSettings))
+    except (TypeError, ValueError) as error:
+        raise TrainingError(f"[lora] {source} holds a wrong value: {error}.") from error

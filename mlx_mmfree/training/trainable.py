@@ -1,0 +1,127 @@
+"""Chooses what a fine-tuning run trains: adapters on layers, or the layers' own weights."""
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import mlx.nn as nn
+from mlx.utils import tree_reduce
+
+from ..errors import TrainingError
+from ..hub.names import WeightNames
+from ..layers import PackedBitLinear, PackedLinear
+from ..layers.lora import AdapterKind, add_adapters, can_adapt, linear_dims
+from ..models import Decoder, find
+
+_IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_QUANTIZED = (PackedBitLinear, PackedLinear, nn.QuantizedLinear, nn.QuantizedEmbedding)
+
+
+def adapt_layers(
+    model: Decoder,
+    *,
+    kind: AdapterKind = "lora",
+    num_layers: int = -1,
+    keys: Sequence[str] | None = None,
+    rank: int = 8,
+    scale: float = 20.0,
+    dropout: float = 0.0,
+) -> list[str]:
+    """Freezes a model and puts fresh adapters on layers of it.
+
+    Args:
+        model: Changed in place.
+        kind: `"lora"` or `"dora"`.
+        num_layers: Last layers of the model that take part; -1: all.
+        keys: Patterns (`fnmatch`) of names on the Hub, within a layer or of the whole model; `None`:
+            all linears of the layers.
+        rank, scale, dropout: As in `LoRALinear`.
+
+    Returns:
+        The names of the adapted layers on the Hub.
+
+    Raises:
+        TrainingError: A pattern fits nothing, or there is nothing to adapt.
+    """
+    chosen = _chosen(model, num_layers, keys, [n for n, m in model.named_modules() if can_adapt(m)])
+    add_adapters(
+        model, lambda name, _: name in chosen, kind=kind, rank=rank, scale=scale, dropout=dropout
+    )
+    return list(chosen.values())
+
+
+def unfreeze_layers(
+    model: Decoder, *, num_layers: int = -1, keys: Sequence[str] | None = None
+) -> list[str]:
+    """Freezes a model but for layers of it, whose float weights are then trained.
+
+    Args: as `adapt_layers`.
+
+    Returns:
+        The names of the trained modules on the Hub.
+
+    Raises:
+        TrainingError: A pattern fits nothing, there is nothing to train, or a layer has no float
+            weights.
+    """
+    own = [name for name, module in model.named_modules() if _own_parameters(module)]
+    chosen = _chosen(model, num_layers, keys, own)
+    modules = dict(model.named_modules())
+    for name, hub_name in chosen.items():
+        if isinstance(modules[name], _QUANTIZED):
+            raise TrainingError(
+                f"[lora] '{hub_name}' must have float weights for full fine-tuning but is packed. Load "
+                "a checkpoint with float masters, or train an adapter."
+            )
+    model.freeze()
+    for name in chosen:
+        modules[name].unfreeze(recurse=False)
+    return list(chosen.values())
+
+
+def trained_parameters(model: nn.Module) -> tuple[int, int]:
+    """Numbers that are trained, and all numbers; a packed code counts as one."""
+    trained, total = (
+        tree_reduce(lambda count, array: count + array.size, tree, 0)
+        for tree in (model.trainable_parameters(), model.parameters())
+    )
+    for module in model.modules():
+        if isinstance(module, _QUANTIZED):
+            rows, columns = linear_dims(module)
+            total += rows * columns - module.weight.size
+    return trained, total
+
+
+def _chosen(
+    model: Decoder, num_layers: int, keys: Sequence[str] | None, candidates: Sequence[str]
+) -> dict[str, str]:
+    """The candidates that are asked for, and their names on the Hub."""
+    names = WeightNames(find(model.config.to_hub()["model_type"]).WEIGHT_NAMES)
+    first = 0 if num_layers == -1 else max(0, len(model.blocks) - num_layers)
+    known: set[str] = set()
+    used: set[str] = set()
+    chosen = {}
+    for name in candidates:
+        hub_name = names.to_disk(f"{name}.weight").removesuffix(".weight")
+        match = _IN_LAYER.fullmatch(hub_name)
+        label = match[2] if match else hub_name
+        known.add(label)
+        fitting = [key for key in keys or () if any(fnmatchcase(n, key) for n in (label, hub_name))]
+        used.update(fitting)
+        if (match is None or int(match[1]) >= first) and (fitting or (keys is None and match)):
+            chosen[name] = hub_name
+    if unused := [key for key in keys or () if key not in used]:
+        raise TrainingError(
+            f"[lora] 'keys' must name layers that can be trained but {', '.join(unused)} fits none. "
+            f"There are: {', '.join(sorted(known))}."
+        )
+    if not chosen:
+        raise TrainingError(
+            "[lora] nothing would be trained: the model has no layer of a kind that can be, or 'keys' "
+            f"is empty. There are: {', '.join(sorted(known)) or 'none'}."
+        )
+    return chosen
+
+
+def _own_parameters(module: nn.Module) -> bool:
+    return any(not isinstance(child, (dict, list)) for child in module.values())

@@ -1,0 +1,67 @@
+"""Values of a YAML file for the fields of a settings class."""
+
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args
+
+import yaml
+
+from ..errors import TrainingError
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds.
+
+    Raises:
+        TrainingError: The file cannot be read or holds something else.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TrainingError(f"[train] '{path}' must be a readable YAML file: {error}") from error
+    if not isinstance(values, dict):
+        raise TrainingError(
+            f"[train] '{path}' must hold a mapping but got {type(values).__name__}."
+        )
+    return values
+
+
+def check_keys(values: dict[str, Any], settings: type, source: str) -> None:
+    """Refuses keys that are no field of a settings class.
+
+    Raises:
+        TrainingError: A key is unknown.
+    """
+    known = [f.name for f in fields(settings) if f.name != "root"]
+    if unknown := sorted(map(str, values.keys() - set(known))):
+        raise TrainingError(
+            f"[train] {source} has unknown keys {', '.join(unknown)}. Known: {', '.join(known)}."
+        )
+
+
+def checked_numbers(values: dict[str, Any], settings: type) -> dict[str, Any]:
+    """The values, with those of numeric, true-or-false and text fields of their type.
+
+    Raises:
+        ValueError, TypeError: A value is of another type.
+    """
+    types = {f.name: f.type for f in fields(settings)}
+    return {name: _checked(name, value, types[name]) for name, value in values.items()}
+
+
+def _checked(name: str, value: Any, kind: Any) -> Any:
+    if NoneType in get_args(kind):
+        if value is None:
+            return None
+        [kind] = [part for part in get_args(kind) if part is not NoneType]
+    if kind is float and not isinstance(value, bool):
+        # YAML 1.1 reads 1e-5, without a dot, as a string.
+        return float(value)
+    if kind is int and (isinstance(value, bool) or int(value) != value):
+        raise ValueError(f"'{name}' must be a whole number but got {value!r}")
+    if kind in (bool, float) and isinstance(value, bool) is not (kind is bool):
+        raise ValueError(f"'{name}' must be {kind.__name__} but got {value!r}")
+    if kind is str and not isinstance(value, str):
+        raise ValueError(f"'{name}' must be text but got {value!r}")
+    return value

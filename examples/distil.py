@@ -16,6 +16,7 @@ from mlx_mmfree.hub import Tokenizer, convert, load, load_model, open_checkpoint
 from mlx_mmfree.hub.folder_plan import FloatForms
 from mlx_mmfree.hub.ternarize import ternarized
 from mlx_mmfree.models import Decoder
+from mlx_mmfree.platform.allocator import keep_freed_memory
 from mlx_mmfree.training import Settings, train_language_model
 from mlx_mmfree.training.corpus import END_OF_TEXT, Stage, TokenStream, tokenize
 from mlx_mmfree.training.distillation import distillation_loss
@@ -67,6 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a few steps of a minimal model")
     quick = parser.parse_args().quick
+    keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         train_float_model(f"{folder}/float", 10 if quick else 1000, 32 if quick else 128)
         teacher, tokenizer = load(f"{folder}/float/model")

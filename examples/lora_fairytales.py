@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from mlx_mmfree import demo, generate, load
+from mlx_mmfree.platform.allocator import keep_freed_memory
 from mlx_mmfree.training.fine_tune import fine_tune, held_out_loss, prepare, read_data
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
 
@@ -25,17 +26,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a few steps on a few questions")
     quick = parser.parse_args().quick
+    keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         for file in QUESTIONS.glob("*.jsonl.xz"):
-            lines = lzma.open(file, "rt", encoding="utf-8").readlines()
-            Path(folder, file.stem).write_text("".join(lines[: 8 if quick else None]))
+            lines = lzma.decompress(file.read_bytes()).splitlines(keepends=True)
+            Path(folder, file.stem).write_bytes(b"".join(lines[: 8 if quick else None]))
         settings = FineTuneSettings(
             data=folder,
             adapter_path=f"{folder}/adapters",
             mask_prompt=True,
             learning_rate=2e-3,
-            lr_schedule={"name": "cosine_decay", "arguments": [2e-3, 4 if quick else 600]},
-            iters=4 if quick else 600,
+            lr_schedule={"name": "cosine_decay", "arguments": [2e-3, 4 if quick else 400]},
+            iters=4 if quick else 400,
             batch_size=2 if quick else 8,
             rank=16,
             scale=2.0,

@@ -4,9 +4,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import TrainingError
+from ..hub import Tokenizer, load
 from ..models import Decoder
 from .batches import Batch
-from .loss import Loss, batch_logits
+from .fine_tune_settings import FineTuneSettings
+from .loss import Loss, batch_logits, next_token_loss
 
 
 def distillation_loss(
@@ -59,6 +61,48 @@ def distillation_loss(
         return (losses * mx.array(batch.weights)).sum()
 
     return loss
+
+
+def teacher_loss(settings: FineTuneSettings, student: Decoder, tokenizer: Tokenizer) -> Loss:
+    """The loss of a run: with its teacher, which is loaded here, or on the data alone.
+
+    Args:
+        settings: The run.
+        student: The model that will be trained.
+        tokenizer: The student's.
+
+    Raises:
+        TrainingError: The teacher has another vocabulary.
+        CheckpointError, DownloadError, UnsupportedModelError: It cannot be loaded.
+    """
+    if settings.teacher is None:
+        return next_token_loss
+    teacher, other = load(settings.teacher)
+    loss = distillation_loss(
+        teacher,
+        student,
+        weight=settings.teacher_weight,
+        temperature=settings.teacher_temperature,
+        top_k=settings.teacher_top_k,
+    )
+    _check_same_tokens(tokenizer, other)
+    return loss
+
+
+def _check_same_tokens(tokenizer: Tokenizer, teacher: Tokenizer) -> None:
+    count = tokenizer.vocab_size
+    if teacher.vocab_size != count:
+        raise TrainingError(
+            f"[distillation] 'teacher' must have the student's {count} tokens but has "
+            f"{teacher.vocab_size}."
+        )
+    for token_id in range(count):
+        wanted, got = tokenizer.piece(token_id), teacher.piece(token_id)
+        if wanted != got:
+            raise TrainingError(
+                f"[distillation] 'teacher' must have the student's tokens but its token {token_id} is "
+                f"{got!r:.80} instead of {wanted!r:.80}."
+            )
 
 
 def divergence(

@@ -154,9 +154,10 @@ def _train(
 
     names = prepare(model, settings)
     trained, total = trained_parameters(model)
+    is_full = settings.fine_tune_type == "full"
     print(
         f"Training {trained:,} of {total:,} parameters ({trained / total:.3%}) in {len(names)} "
-        f"layers: {settings.fine_tune_type}."
+        f"{'tensors' if is_full else 'layers'}: {settings.fine_tune_type}."
     )
     if "valid" not in data:
         print("There is no valid.jsonl: nothing is measured on the way, the last weights are kept.")
@@ -176,7 +177,6 @@ def _train(
             f"Validation loss {losses[0]:.4f} before, {progress['best_loss']:.4f} at the best step "
             f"{progress['best_step']}."
         )
-    is_full = settings.fine_tune_type == "full"
     print(f"Kept in {folder / 'model' if is_full else folder}.")
 
 

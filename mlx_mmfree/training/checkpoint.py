@@ -43,27 +43,37 @@ def save_checkpoint(
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load_checkpoint(
-    run: Path, model: nn.Module, optimizer: optim.Optimizer
-) -> dict[str, Any] | None:
-    """Restores the run's checkpoint in place and returns its progress; `None` if there is none.
+def read_progress(run: Path) -> dict[str, Any] | None:
+    """The progress of the run's checkpoint; `None` if there is none.
 
     Raises:
         TrainingError: The checkpoint is damaged.
     """
-    folder = next((p for p in (run / _FOLDER, run / f"{_FOLDER}.old") if p.exists()), None)
+    folder = _existing(run)
     if folder is None:
         return None
+    try:
+        progress: dict[str, Any] = json.loads((folder / "progress.json").read_text())
+    except (OSError, ValueError) as error:
+        raise _damage(folder, error) from error
+    return progress
+
+
+def restore_checkpoint(run: Path, model: nn.Module, optimizer: optim.Optimizer) -> None:
+    """Sets trained weights and optimizer, in place, to those of the run's checkpoint.
+
+    Raises:
+        TrainingError: The checkpoint is damaged, or another model's.
+    """
+    folder = _existing(run)
+    if folder is None:
+        raise TrainingError(f"[train] '{run}' must hold a checkpoint but has none.")
     try:
         load_trainable(model, folder / "model.safetensors")
         state = cast(dict[str, mx.array], mx.load(str(folder / "optimizer.safetensors")))
         optimizer.state = tree_unflatten(list(state.items()))
-        progress: dict[str, Any] = json.loads((folder / "progress.json").read_text())
     except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise TrainingError(
-            f"[train] the checkpoint '{folder}' cannot be read ({error}). Delete it to start over."
-        ) from error
-    return progress
+        raise _damage(folder, error) from error
 
 
 def load_trainable(model: nn.Module, file: Path) -> None:
@@ -83,3 +93,13 @@ def load_trainable(model: nn.Module, file: Path) -> None:
 
 def _trainable(model: nn.Module) -> dict[str, mx.array]:
     return dict(tree_flatten(model.trainable_parameters()))
+
+
+def _existing(run: Path) -> Path | None:
+    return next((p for p in (run / _FOLDER, run / f"{_FOLDER}.old") if p.exists()), None)
+
+
+def _damage(folder: Path, error: Exception) -> TrainingError:
+    return TrainingError(
+        f"[train] the checkpoint '{folder}' cannot be read ({error}). Delete it to start over."
+    )

@@ -25,7 +25,7 @@ from ..platform.threads import thread_count
 from ..version import __version__
 from .batches import Batch
 from .callbacks import Callback
-from .checkpoint import load_checkpoint, save_checkpoint
+from .checkpoint import read_progress, restore_checkpoint, save_checkpoint
 from .log import RunLog, plot_curve
 from .loss import Loss, next_token_loss
 
@@ -194,7 +194,7 @@ class Trainer:
 
     def _resume(self) -> None:
         folder = self._settings.folder
-        progress = load_checkpoint(folder, self.model, self._optimizer)
+        progress = read_progress(folder)
         if progress is None:
             return
         old, new = progress["settings"], _plain(self._settings.record)
@@ -203,6 +203,7 @@ class Trainer:
                 f"[train] '{folder}' holds a run with other values of {', '.join(differing)}. "
                 "Resume with the same settings or give another output folder."
             )
+        restore_checkpoint(folder, self.model, self._optimizer)
         self._progress = progress
 
     def _step(self, step: int) -> tuple[float, int, float, float]:

@@ -131,7 +131,7 @@ def read_samples(
     for number, line in _lines(path):
         try:
             tokens, prompt = encode(_parsed(line))
-        except (MMFreeError, _LineError) as error:
+        except (MMFreeError, ValueError, _LineError) as error:
             raise TrainingError(f"[data] '{path}' line {number}: {error}") from error
         if len(tokens) > max_length:
             found.truncated += 1

@@ -9,6 +9,7 @@ from mlx.utils import tree_reduce
 
 from ..errors import TrainingError
 from ..hub.names import WeightNames
+from ..hub.skeleton import parameters
 from ..layers import PackedBitLinear, PackedLinear
 from ..layers.lora import AdapterKind, add_adapters, can_adapt, linear_dims
 from ..models import Decoder, find
@@ -43,11 +44,17 @@ def adapt_layers(
     Raises:
         TrainingError: A pattern fits nothing, or there is nothing to adapt.
     """
-    chosen = _chosen(model, num_layers, keys, [n for n, m in model.named_modules() if can_adapt(m)])
+    candidates = [f"{name}.weight" for name, m in model.named_modules() if can_adapt(m)]
+    chosen = _chosen(model, num_layers, keys, candidates)
     add_adapters(
-        model, lambda name, _: name in chosen, kind=kind, rank=rank, scale=scale, dropout=dropout
+        model,
+        lambda name, _: f"{name}.weight" in chosen,
+        kind=kind,
+        rank=rank,
+        scale=scale,
+        dropout=dropout,
     )
-    return list(chosen.values())
+    return sorted(chosen.values())
 
 
 def unfreeze_layers(
@@ -58,25 +65,24 @@ def unfreeze_layers(
     Args: as `adapt_layers`.
 
     Returns:
-        The names of the trained modules on the Hub.
+        The names of the trained parameters on the Hub.
 
     Raises:
         TrainingError: A pattern fits nothing, there is nothing to train, or a layer has no float
             weights.
     """
-    own = [name for name, module in model.named_modules() if _own_parameters(module)]
-    chosen = _chosen(model, num_layers, keys, own)
     modules = dict(model.named_modules())
+    chosen = _chosen(model, num_layers, keys, list(parameters(model)))
+    model.freeze()
     for name, hub_name in chosen.items():
-        if isinstance(modules[name], _QUANTIZED):
+        path, _, key = name.rpartition(".")
+        if isinstance(modules[path], _QUANTIZED):
             raise TrainingError(
                 f"[lora] '{hub_name}' must have float weights for full fine-tuning but is packed. Load "
                 "a checkpoint with float masters, or train an adapter."
             )
-    model.freeze()
-    for name in chosen:
-        modules[name].unfreeze(recurse=False)
-    return list(chosen.values())
+        modules[path].unfreeze(recurse=False, keys=[key])
+    return sorted(chosen.values())
 
 
 def trained_parameters(model: nn.Module) -> tuple[int, int]:
@@ -95,14 +101,14 @@ def trained_parameters(model: nn.Module) -> tuple[int, int]:
 def _chosen(
     model: Decoder, num_layers: int, keys: Sequence[str] | None, candidates: Sequence[str]
 ) -> dict[str, str]:
-    """The candidates that are asked for, and their names on the Hub."""
+    """The parameters that are asked for, and their names on the Hub without `.weight`."""
     names = WeightNames(find(model.config.to_hub()["model_type"]).WEIGHT_NAMES)
     first = 0 if num_layers == -1 else max(0, len(model.blocks) - num_layers)
     known: set[str] = set()
     used: set[str] = set()
     chosen = {}
     for name in candidates:
-        hub_name = names.to_disk(f"{name}.weight").removesuffix(".weight")
+        hub_name = names.to_disk(name).removesuffix(".weight")
         match = _IN_LAYER.fullmatch(hub_name)
         label = match[2] if match else hub_name
         known.add(label)
@@ -121,7 +127,3 @@ def _chosen(
             f"is empty. There are: {', '.join(sorted(known)) or 'none'}."
         )
     return chosen
-
-
-def _own_parameters(module: nn.Module) -> bool:
-    return any(not isinstance(child, (dict, list)) for child in module.values())

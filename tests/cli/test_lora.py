@@ -1,0 +1,233 @@
+"""`mmfree lora` on a tiny checkpoint, from JSON lines to an adapter that loads."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+import yaml
+
+from mlx_mmfree.cli.generate import main as generate
+from mlx_mmfree.cli.lora import build_parser, main
+from mlx_mmfree.hub import save_model
+from mlx_mmfree.models import hgrn_bit
+from mlx_mmfree.training.log import read_log
+
+GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+ROOT = Path(__file__).parents[2]
+QUICK = ["--iters", "4", "--batch-size", "2", "--steps-per-report", "1", "--steps-per-eval", "2"]
+QUICK += ["--save-every", "2"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, count in (("train", 6), ("valid", 2), ("test", 2)):
+        lines = [{"prompt": f"Number {n}?", "completion": "The cat. " * n} for n in range(count)]
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def masters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with float masters."""
+    mx.random.seed(5)
+    config = hgrn_bit.Config(
+        vocab_size=518, hidden_size=32, num_hidden_layers=2, intermediate_size=48
+    )
+    target = tmp_path_factory.mktemp("masters") / "tiny"
+    save_model(target, hgrn_bit.build(config), GOLDENS / "tokenizer_bpe")
+    return target
+
+
+def _flags(folder: Path, data: Path, run: str = "run") -> list[str]:
+    return ["--model", str(folder), "--data", str(data), "--adapter-path", str(data.parent / run)]
+
+
+def _losses(run: Path) -> list[float]:
+    return [
+        r[key] for r in read_log(run / "log.jsonl") for key in ("loss", "valid_loss") if key in r
+    ]
+
+
+def test_trains_tests_and_the_adapter_is_read(
+    folder: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = _flags(folder, data)
+    assert main([*flags, *QUICK, "--train", "--test", "--learning-rate", "1e-2"]) == 0
+    out = capsys.readouterr().out
+    assert "train: 6 samples, " in out and "valid: 2 samples, " in out
+    assert "parameters (" in out and "in 12 layers: lora." in out
+    assert "tokens learned, peak memory 0." in out
+    assert "Validation loss " in out and f"Kept in {data.parent / 'run'}." in out
+    assert main([*flags, "--test"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == out.splitlines()[-1]
+    assert main([*flags[:-1], "", "--test"]) == 0
+    base = capsys.readouterr().out.splitlines()[-1]
+    assert base.startswith("Test loss ") and base != out.splitlines()[-1]
+    adapter = ["--adapter-path", str(data.parent / "run")]
+    assert generate(["--model", str(folder), *adapter, "--prompt", "The", "--max-tokens", "2"]) == 0
+
+
+def test_full_tuning_from_a_checkpoint_with_masters(masters: Path, data: Path) -> None:
+    flags = [*_flags(masters, data), *QUICK, "--fine-tune-type", "full"]
+    assert main([*flags, "--train", "--test"]) == 0
+    tuned = ["--model", str(data.parent / "run/model"), "--data", str(data), "--test"]
+    assert main([*tuned, "--adapter-path", ""]) == 0
+
+
+def test_packed_checkpoints_cannot_be_tuned_in_full(
+    folder: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*_flags(folder, data), "--train", "--fine-tune-type", "full"]) == 2
+    assert "load the checkpoint that it was packed from" in capsys.readouterr().err
+
+
+def test_yaml_of_mlx_lm_and_flags_that_win(
+    folder: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values: dict[str, Any] = {
+        "model": str(folder),
+        "train": True,
+        "test": False,
+        "fine_tune_type": "dora",
+        "optimizer": "adamw",
+        "optimizer_config": {"adam": {}, "adamw": {"weight_decay": 0.0}},
+        "data": str(data),
+        "seed": 0,
+        "num_layers": 1,
+        "batch_size": 2,
+        "iters": 50,
+        "learning_rate": "1e-5",
+        "report_to": None,
+        "adapter_path": str(data.parent / "run"),
+        "lora_parameters": {"keys": ["attn.i_proj"], "rank": 8, "scale": 20.0, "dropout": 0.0},
+        "lr_schedule": {"name": "cosine_decay", "arguments": ["1e-5", 10], "warmup": 2},
+    }
+    file = data.parent / "lora.yaml"
+    file.write_text(yaml.safe_dump(values))
+    assert main(["-c", str(file), "--iters", "2", "--rank", "2"]) == 0
+    assert "in 1 layers: dora." in capsys.readouterr().out
+    config = json.loads((data.parent / "run/adapter_config.json").read_text())
+    assert (config["fine_tune_type"], config["num_layers"]) == ("dora", 1)
+    assert config["lora_parameters"]["rank"] == 2
+    log = read_log(data.parent / "run/log.jsonl")
+    assert [r["step"] for r in log if "loss" in r] == [2]
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_killed_process_resumes_to_the_same_log(masters: Path, data: Path, kind: str) -> None:
+    options = [*QUICK, "--iters", "40", "--fine-tune-type", kind, "--train", "--pack"]
+    options += ["--max-seq-length", "64", *(["--dropout", "0.2"] if kind == "lora" else [])]
+    assert main([*_flags(masters, data, "whole"), *options]) == 0
+    flags = [*_flags(masters, data), *options]
+    log = data.parent / "run/log.jsonl"
+    draw = random.Random(kind)
+    for wanted in (8, 25):
+        program = "import sys; from mlx_mmfree.cli.lora import main; main(sys.argv[1:])"
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, *flags],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        while process.poll() is None and len(read_log(log)) < wanted:
+            time.sleep(0.002)
+        time.sleep(draw.random() * 0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert 0 < len(_losses(log.parent)) < len(_losses(data.parent / "whole"))
+    assert main(flags) == 0
+    assert _losses(log.parent) == _losses(data.parent / "whole")
+    for name in ("adapters.safetensors", "best.safetensors"):
+        files = [data.parent / run / name for run in ("run", "whole")]
+        contents = [file.read_bytes() if file.exists() else None for file in files]
+        assert contents[0] == contents[1]
+
+
+def test_records_go_to_wandb(folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    module = SimpleNamespace(
+        init=lambda **options: calls.append(options),
+        log=lambda record, step: calls.append((step, record)),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    reports = ["--report-to", "wandb", "--project-name", "cats"]
+    assert main([*_flags(folder, data), *QUICK, "--train", *reports]) == 0
+    assert (calls[0]["project"], calls[0]["name"]) == ("cats", "run")
+    assert [step for step, record in calls[1:] if "loss" in record] == [1, 2, 3, 4]
+    assert [step for step, record in calls[1:] if "valid_loss" in record] == [0, 2, 4]
+
+
+def test_limits_of_memory_are_restored(folder: Path, data: Path) -> None:
+    before = mx.set_cache_limit(123456789)
+    limits = ["--cache-limit", "0.5", "--memory-limit", "8", "--clear-cache-threshold", "1MB"]
+    try:
+        assert main([*_flags(folder, data), *QUICK, "--train", *limits]) == 0
+    finally:
+        assert mx.set_cache_limit(before) == 123456789
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "'train' or 'test' must be given"),
+        (["--train", "--keys", "q_proj"], "q_proj fits none. There are: attn.f_proj"),
+        (["--train", "--rank", "0"], "'rank' must be positive but got 0"),
+        (["--train", "--report-to", "swanlab"], "'report_to' must be wandb but got 'swanlab'"),
+        (["--train", "--clear-cache-threshold", "much"], "must be a size such as 500MB or 2GB"),
+        (["--train", "--data", "absent"], "'data' must be an existing folder"),
+        (["--test", "--adapter-path", "absent"], "'adapter_path' must be a folder"),
+        (["--train", "--config", "absent.yaml"], "'absent.yaml' must be a readable YAML file"),
+        (["--trainn"], "unrecognized arguments: --trainn"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_one_line(
+    folder: Path, data: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert main([*_flags(folder, data), *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_wandb_that_is_missing_is_named(
+    folder: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert main([*_flags(folder, data), "--train", "--report-to", "wandb"]) == 2
+    assert "pip install wandb" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["train", "test"])
+def test_data_without_the_split_is_named(
+    folder: Path, data: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (data / f"{name}.jsonl").unlink()
+    adapter = ["--adapter-path", ""] if name == "test" else []
+    assert main([*_flags(folder, data), *adapter, f"--{name}"]) == 2
+    assert f"must have a {name}.jsonl" in capsys.readouterr().err
+
+
+def test_defaults_are_those_of_mlx_lm() -> None:
+    from mlx_lm.lora import CONFIG_DEFAULTS as THEIRS
+
+    from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
+
+    ours = vars(FineTuneSettings("d"))
+    differing = {n for n in ours.keys() & THEIRS.keys() if ours[n] != THEIRS[n]}
+    assert differing == {"data", "clear_cache_threshold", "optimizer_config"}
+    assert {name: ours[name] for name in THEIRS["lora_parameters"]} == THEIRS["lora_parameters"]
+
+
+def test_every_flag_is_described() -> None:
+    assert all(action.help for action in build_parser()._actions)

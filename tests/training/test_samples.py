@@ -1,0 +1,173 @@
+"""Reading fine-tuning samples: forms, masks, truncation, bad lines."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.hub import Tokenizer
+from mlx_mmfree.training.samples import Features, Sample, Samples, find_splits, read_samples
+
+GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Who?"},
+    {"role": "assistant", "content": "The cat."},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_folder(GOLDENS / "tokenizer_bpe")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer without a chat template."""
+    return Tokenizer.from_folder(
+        _changed_template(tmp_path_factory.mktemp("tokenizer") / "plain", None)
+    )
+
+
+def _changed_template(folder: Path, template: str | None) -> Path:
+    shutil.copytree(GOLDENS / "tokenizer_bpe", folder)
+    file = folder / "tokenizer_config.json"
+    entries = json.loads(file.read_text())
+    entries.pop("chat_template")
+    file.write_text(
+        json.dumps(entries if template is None else {**entries, "chat_template": template})
+    )
+    return folder
+
+
+def _read(tmp_path: Path, tokenizer: Tokenizer, *lines: Any, **options: Any) -> Samples:
+    file = tmp_path / "train.jsonl"
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    file.write_text("\n".join(texts), encoding="utf-8")
+    return read_samples(file, tokenizer, **options)
+
+
+def _one(tmp_path: Path, tokenizer: Tokenizer, line: Any, **options: Any) -> Sample:
+    [sample] = _read(tmp_path, tokenizer, line, **options).samples
+    return sample
+
+
+def test_text_ends_with_the_end_of_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    sample = _one(tmp_path, tokenizer, {"text": "The cat sat."})
+    want = [*tokenizer.encode("The cat sat."), min(tokenizer.eos_token_ids)]
+    assert (sample.tokens.tolist(), sample.prompt) == (want, 0)
+
+
+def test_chat_is_what_the_template_writes(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    sample = _one(tmp_path, tokenizer, {"messages": CHAT})
+    want = tokenizer.apply_chat_template(CHAT, add_generation_prompt=False)
+    assert (sample.tokens.tolist(), sample.prompt) == (want, 0)
+
+
+def test_masked_prompt_of_a_chat_ends_where_the_answer_begins(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    sample = _one(tmp_path, tokenizer, {"messages": CHAT}, mask_prompt=True)
+    prompt = tokenizer.apply_chat_template(CHAT[:-1], add_generation_prompt=True)
+    assert sample.tokens[: sample.prompt].tolist() == prompt
+    assert tokenizer.decode(sample.tokens[sample.prompt :].tolist()) == "The cat.<|eot_id|>"
+
+
+def test_prompt_and_completion_are_a_chat(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    line = {"prompt": "Who?", "completion": "The cat."}
+    got = _one(tmp_path, tokenizer, line, mask_prompt=True)
+    want = _one(tmp_path, tokenizer, {"messages": CHAT[1:]}, mask_prompt=True)
+    assert (got.tokens.tolist(), got.prompt) == (want.tokens.tolist(), want.prompt)
+
+
+def test_prompt_and_completion_without_a_template_are_joined(
+    tmp_path: Path, plain: Tokenizer
+) -> None:
+    line = {"prompt": "Who sat?", "completion": " The cat."}
+    sample = _one(tmp_path, plain, line, mask_prompt=True)
+    prompt, answer = plain.encode("Who sat?"), plain.encode(" The cat.", add_special_tokens=False)
+    assert sample.tokens.tolist() == [*prompt, *answer, min(plain.eos_token_ids)]
+    assert sample.prompt == len(prompt)
+    assert _one(tmp_path, plain, line).prompt == 0
+
+
+def test_tools_reach_the_template(tmp_path: Path) -> None:
+    template = (
+        "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    tokenizer = Tokenizer.from_folder(_changed_template(tmp_path / "tools", template))
+    sample = _one(tmp_path, tokenizer, {"messages": CHAT, "tools": TOOLS}, mask_prompt=True)
+    assert "[look]" in tokenizer.decode(sample.tokens.tolist())
+    without = _one(tmp_path, tokenizer, {"messages": CHAT}, mask_prompt=True)
+    assert sample.prompt - without.prompt == len(sample.tokens) - len(without.tokens) > 0
+
+
+def test_other_names_of_the_keys(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    features = Features(prompt="question", completion="answer", text="story")
+    line = {"question": "Who?", "answer": "The cat.", "story": "long"}
+    got = _one(tmp_path, tokenizer, line, features=features)
+    want = _one(tmp_path, tokenizer, {"prompt": "Who?", "completion": "The cat."})
+    assert got.tokens.tolist() == want.tokens.tolist()
+
+
+def test_long_samples_are_cut_and_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    short, long = {"text": "The cat."}, {"text": "The cat sat. " * 30}
+    found = _read(tmp_path, tokenizer, short, long, max_length=20)
+    assert [len(sample.tokens) <= 20 for sample in found.samples] == [True, True]
+    assert (found.truncated, found.dropped) == (1, 0)
+    assert found.summary().endswith("; 1 cut to the longest length")
+
+
+def test_a_sample_with_nothing_left_to_learn_is_left_out(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    line = {"prompt": "Who sat? " * 20, "completion": "The cat."}
+    found = _read(tmp_path, tokenizer, line, max_length=20, mask_prompt=True)
+    assert (found.samples, found.truncated, found.dropped) == ([], 1, 1)
+    assert found.summary().endswith("1 left out with nothing to learn")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "cut', "it must be JSON"),
+        ("[" * 100_000, "it must be JSON"),
+        ("[1, 2]", "it must be a JSON object but is list"),
+        ({}, "but has no keys"),
+        ({"prompt": "Who?"}, "must have 'prompt' and 'completion', 'messages', or 'text'"),
+        ({"text": 3}, "'text' must be text but is int"),
+        ({"prompt": "Who?", "completion": None}, "'completion' must be text but is NoneType"),
+        ({"messages": []}, "'messages' must be a list of messages"),
+        ({"messages": "hello"}, "'messages' must be a list of messages"),
+        ({"messages": [3]}, "must be a list of at least one object"),
+        ({"text": "\ud800"}, "has a lone surrogate"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_bad_lines_are_named(tmp_path: Path, tokenizer: Tokenizer, line: Any, message: str) -> None:
+    with pytest.raises(TrainingError, match=r"train\.jsonl' line 3: .*" + message):
+        _read(tmp_path, tokenizer, {"text": "The cat."}, "", line)
+
+
+def test_a_text_has_no_prompt_to_mask(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with pytest.raises(TrainingError, match=r"line 1: 'mask_prompt' needs prompts"):
+        _read(tmp_path, tokenizer, {"text": "The cat."}, mask_prompt=True)
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "train.jsonl").write_bytes(b'{"text": "\xff"}')
+    with pytest.raises(TrainingError, match=r"train\.jsonl' must be a readable UTF-8 file"):
+        read_samples(tmp_path / "train.jsonl", tokenizer)
+
+
+def test_splits_that_exist(tmp_path: Path) -> None:
+    for name in ("train.jsonl", "test.jsonl", "other.jsonl"):
+        (tmp_path / name).touch()
+    assert sorted(find_splits(tmp_path)) == ["test", "train"]
+    with pytest.raises(TrainingError, match="is neither"):
+        find_splits(tmp_path / "absent")

@@ -29,7 +29,7 @@ TRAIN, VALID = CORPUS / "train-storybooks.txt.xz", CORPUS / "valid-storybooks.tx
 LENGTH = 64
 
 
-def train_float_model(folder: str, steps: int, dims: int) -> None:
+def train_float_model(folder: str, corpus: Path, steps: int, dims: int) -> None:
     settings = Settings(
         output=folder,
         model={
@@ -42,7 +42,7 @@ def train_float_model(folder: str, steps: int, dims: int) -> None:
             "num_key_value_heads": 4,
             "tie_word_embeddings": False,
         },
-        stages=(Stage(1, {str(TRAIN): 1}),),
+        stages=(Stage(1, {str(corpus): 1}),),
         valid=(str(VALID),),
         valid_tokens=4096,
         steps=steps,
@@ -59,8 +59,8 @@ def read(file: Path, tokenizer: Tokenizer) -> TokenStream:
     return tokenize(file, lambda text: tokenizer.encode(text, parse_special=False), end_of_text)
 
 
-def windows(stream: TokenStream, count: int) -> Samples:
-    starts = range(0, min(len(stream.tokens) - LENGTH, count * LENGTH), LENGTH)
+def windows(stream: TokenStream, count: int | None = None) -> Samples:
+    starts = range(0, len(stream.tokens) - LENGTH, LENGTH)[:count]
     return Samples([Sample(stream.tokens[start : start + LENGTH + 1]) for start in starts])
 
 
@@ -69,8 +69,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few steps of a minimal model")
     quick = parser.parse_args().quick
     keep_freed_memory()
+    corpus = VALID if quick else TRAIN
     with tempfile.TemporaryDirectory() as folder:
-        train_float_model(f"{folder}/float", 10 if quick else 1000, 32 if quick else 128)
+        train_float_model(f"{folder}/float", corpus, 10 if quick else 1000, 32 if quick else 128)
         teacher, tokenizer = load(f"{folder}/float/model")
         held_out = read(VALID, tokenizer)
         tokens = held_out.tokens[: 1000 if quick else None]
@@ -85,7 +86,7 @@ def main() -> None:
         losses = {"float": loss(teacher), "ternary, before": loss(student)}
         iters = 4 if quick else 500
         settings = FineTuneSettings(
-            data=str(TRAIN),
+            data=str(corpus),
             adapter_path=f"{folder}/recovered",
             fine_tune_type="full",
             learning_rate=2e-3,
@@ -96,10 +97,7 @@ def main() -> None:
             steps_per_eval=100,
             quantization_warmup=iters // 5,
         )
-        data = {
-            "train": windows(read(TRAIN, tokenizer), 64 if quick else 10**6),
-            "valid": windows(held_out, 16),
-        }
+        data = {"train": windows(read(corpus, tokenizer)), "valid": windows(held_out, 16)}
         prepare(student, settings)
         distilled = distillation_loss(teacher, student)
         fine_tune(student, tokenizer, data, settings, loss=distilled)

@@ -96,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import mlx.core as mx
 
     from ..hub import convert, open_checkpoint
+    from ..hub.adapters import CONFIG_FILE as ADAPTER_CONFIG
     from ..hub.folder_plan import FloatForms
     from ..hub.ternarize import check_dense, ternarized
     from ..hub.upload import check_repository, plan_upload, upload
@@ -129,6 +130,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.ternarize is not None:
         _warn_of_losses(args, checkpoint)
     print(f"Wrote {args.mlx_path}.")
+    if (checkpoint.folder / ADAPTER_CONFIG).exists():
+        print(
+            "note: the adapter that lies beside the model was not converted. 'mmfree fuse' merges it.",
+            file=sys.stderr,
+        )
     if args.upload_repo is not None:
         print(f"Uploaded to {upload(plan_upload(args.mlx_path, args.upload_repo))}")
     return 0

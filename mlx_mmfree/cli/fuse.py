@@ -1,6 +1,7 @@
 """`mmfree fuse`: merges an adapter into its model, or puts both into one folder."""
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -58,7 +59,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--text-file",
         type=Path,
         metavar="FILE",
-        help="UTF-8 text on which the loss is measured before and after",
+        help="UTF-8 text on which the loss is measured before and after, or a folder with the "
+        "test.jsonl or valid.jsonl of 'mmfree lora'",
+    )
+    group.add_argument(
+        "--mask-prompt",
+        action="store_true",
+        help="of a folder, count completions, or last messages, alone",
     )
     group.add_argument(
         "--sequence-length",
@@ -114,25 +121,43 @@ def _measure(
     """What measures a model and prints its loss under a name; `None` without a text."""
     if args.data is None:
         return None
+    make = _loss_on_samples if args.data.is_dir() else _loss_on_text
+    loss_of = make(args, tokenizer, vocab_size)
+
+    def measure(model: "Decoder", name: str) -> float:
+        loss = loss_of(model)
+        print(f"{name}: {loss:.4f} nats a token, perplexity {math.exp(loss):.3f}", flush=True)
+        return loss
+
+    return measure
+
+
+def _loss_on_text(
+    args: argparse.Namespace, tokenizer: "Tokenizer", vocab_size: int
+) -> "Callable[[Decoder], float]":
     from ..evaluation import is_recurrent, measure_perplexity
 
     tokens, size_bytes = text_tokens(tokenizer, read_text(args.data), vocab_size)
+    length = args.sequence_length
+    return lambda model: (
+        measure_perplexity(
+            model, tokens, size_bytes, length=length, carries_state=is_recurrent(model)
+        ).loss
+    )
 
-    def measure(model: "Decoder", name: str) -> float:
-        measured = measure_perplexity(
-            model,
-            tokens,
-            size_bytes,
-            length=args.sequence_length,
-            carries_state=is_recurrent(model),
-        )
-        print(
-            f"{name}: {measured.loss:.4f} nats a token, perplexity {measured.perplexity:.3f}",
-            flush=True,
-        )
-        return measured.loss
 
-    return measure
+def _loss_on_samples(
+    args: argparse.Namespace, tokenizer: "Tokenizer", vocab_size: int
+) -> "Callable[[Decoder], float]":
+    from ..training.fine_tune import held_out_loss, read_data
+    from ..training.fine_tune_settings import FineTuneSettings
+
+    settings = FineTuneSettings(data=str(args.data), mask_prompt=args.mask_prompt, test_batches=-1)
+    splits = read_data(settings, tokenizer)
+    samples = splits.get("test", splits.get("valid"))
+    if samples is None:
+        raise UsageError(f"[fuse] '{args.data}' must have a test.jsonl or a valid.jsonl.")
+    return lambda model: held_out_loss(model, samples, settings)
 
 
 def _losses_before(

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
@@ -14,6 +15,8 @@ from mlx_mmfree.hub import load, load_model
 from mlx_mmfree.hub.adapters import attach, read_adapter, write_adapter, write_peft_adapter
 from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.layers.lora import LoRALinear, add_adapters
+from tests.hub.hub_client import HubClient
+from tests.hub.hub_server import TOKEN, HubServer, Repository
 from tests.tolerances import TOLERANCE, relative_error
 
 Captured = pytest.CaptureFixture[str]
@@ -77,6 +80,9 @@ def test_the_adapter_is_kept_beside_the_base(
     assert "--adapter-path" in card and str(tmp_path) not in card
     assert main(["upload", "--path", str(target), "--repo", "me/tiny", "--dry-run"]) == 0
     assert "adapters.safetensors" in capsys.readouterr().out
+    converted = ("--mlx-path", str(tmp_path / "converted"), "--no-verify")
+    assert main(["convert", "--model", str(target), *converted]) == 0
+    assert "adapter that lies beside the model was not converted" in capsys.readouterr().err
 
 
 def test_ternary_again_prints_what_it_costs(
@@ -101,6 +107,36 @@ def test_ternary_again_prints_what_it_costs(
     assert f"| ternary | {losses['ternary']} |" in (target / "README.md").read_text()
     fused = load_model(target)
     assert type(fused.blocks[0].channel_mixer.down_proj) is PackedBitLinear
+
+
+def test_loss_on_the_samples_of_a_folder(
+    attention_folder: Path, adapter_path: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    line = {"prompt": "Who was it?", "completion": "A little girl."}
+    data = tmp_path / "data"
+    data.mkdir()
+    flags = ("--form", "ternary", "--data", data)
+    assert fuse(attention_folder, adapter_path, tmp_path / "fused", *flags) == 2
+    assert "must have a test.jsonl or a valid.jsonl" in capsys.readouterr().err
+    (data / "valid.jsonl").write_text(json.dumps(line))
+    shown = []
+    for mask in ((), ("--mask-prompt",)):
+        target = tmp_path / f"fused{len(mask)}"
+        assert fuse(attention_folder, adapter_path, target, *flags, *mask) == 0
+        shown.append(re.findall(r": (\d+\.\d{4}) nats a token, p", capsys.readouterr().out))
+    model, tokenizer = load(attention_folder)
+    sample = tokenizer.apply_chat_template(
+        [
+            {"role": "user", "content": line["prompt"]},
+            {"role": "assistant", "content": line["completion"]},
+        ],
+        add_generation_prompt=False,
+    )
+    logits = model(mx.array([sample[:-1]]))[0]
+    want = nn.losses.cross_entropy(logits, mx.array([sample[1:]]), reduction="mean")
+    assert len(shown[0]) == len(shown[1]) == 3
+    assert float(shown[0][0]) == pytest.approx(want.item(), abs=1e-4)
+    assert shown[0] != shown[1]
 
 
 def test_dense_layers_hold_the_sum(
@@ -144,3 +180,22 @@ def test_refused(
     shown = capsys.readouterr()
     assert reason in shown.err and shown.err.count("\n") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["adapter"]
+
+
+def test_uploaded_with_its_adapter(
+    attention_folder: Path, adapter_path: Path, tmp_path: Path
+) -> None:
+    files = {file.name: file.read_bytes() for file in attention_folder.iterdir()}
+    target = tmp_path / "fused"
+    with HubServer() as hub, HubClient(hub.url, tmp_path / "home", TOKEN) as client:
+        hub.repositories["them/tiny"] = Repository(branches={"main": files})
+        flags = ("--adapter-path", str(adapter_path), "--save-path", str(target))
+        flags += ("--model", "them/tiny", "--upload-repo", "me/tuned")
+        status, out, err = client.call("command", "fuse", *flags)
+        assert status == 0, err
+        assert f"Uploaded to {hub.url}/me/tuned" in out
+        uploaded = hub.repositories["me/tuned"].branches["main"]
+    assert uploaded == {file.name: file.read_bytes() for file in target.iterdir()}
+    assert "adapters.safetensors" in uploaded
+    card = uploaded["README.md"].decode()
+    assert "base_model: them/tiny\nbase_model_relation: adapter" in card

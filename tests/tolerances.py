@@ -4,8 +4,6 @@ import mlx.core as mx
 
 TOLERANCE = {mx.float32: 1e-5, mx.float16: 4e-3, mx.bfloat16: 3e-2}
 GRADIENT_TOLERANCE = 1e-4
-# activations rounded to 16 bits
-FIXED_POINT_TOLERANCE = 1e-4
 
 
 def relative_error(got: mx.array, want: mx.array) -> float:

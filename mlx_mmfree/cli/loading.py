@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..platform.allocator import keep_freed_memory
 from .console import argument_errors
 from .flags import gigabytes, positive, whole
 
@@ -193,4 +194,6 @@ def loaded(
         model, tokenizer = load(checkpoint, dtype=dtype)
         if args.adapter_path is not None:
             attach(model, read_adapter(args.adapter_path)).eval()
+        # only now: what loading needed beside the weights has been handed back
+        keep_freed_memory()
         yield _with_key_values(args, model), tokenizer

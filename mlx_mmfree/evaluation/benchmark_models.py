@@ -10,6 +10,7 @@ from mlx.utils import tree_reduce
 from ..generation.decode import Decoding, prefill
 from ..hub import load_model, open_checkpoint
 from ..models import Decoder
+from ..platform.allocator import keep_freed_memory
 from ..platform.resident_memory import peak_resident_bytes
 from .benchmark_limits import Limits, held_arrays, limits
 from .benchmark_record import MULTIPLY, READ, Record, median
@@ -53,6 +54,7 @@ def run(
     else:
         model = random_model(config, wanted or mx.float32, head_bits)
     loaded = peak_resident_bytes()
+    keep_freed_memory()
     records = []
     with limits() as found:
         for length in prompt_tokens:

@@ -32,7 +32,6 @@ def measure(task: str, arguments: dict[str, Any], threads: int) -> tuple[list[Re
     environment = os.environ | {
         "OPENBLAS_NUM_THREADS": str(threads),
         "OMP_NUM_THREADS": str(threads),
-        "OMP_PROC_BIND": "true",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
     process = subprocess.run(

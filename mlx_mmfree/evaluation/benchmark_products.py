@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import PackedBitLinear, apply_head
+from ..platform.allocator import keep_freed_memory
 from .benchmark_limits import Limits, held_arrays, limits
 from .benchmark_record import MULTIPLY, READ, Record
 from .benchmark_weights import random_head, random_packed
@@ -35,6 +36,7 @@ def run(
             comes.
         rounds: How often everything is measured, after a first time.
     """
+    keep_freed_memory()
     records = []
     with limits() as found:
         buffer = mx.full((max(walk_bytes // 4, 1),), 1, mx.uint32)

@@ -13,8 +13,9 @@ def keep_freed_memory() -> bool:
     """Lets the process keep the memory of freed arrays for the next ones.
 
     By default glibc hands large blocks back at once, and the kernel clears every page again when the
-    next array touches it: about a third of the time of a training step. Afterwards the process holds
-    its peak memory to the end, so this is for a program that does one long job.
+    next array touches it: about a third of the time of a training step or of reading a long prompt.
+    Afterwards the process holds its peak memory to the end, so this is for a program that does one
+    long job.
 
     Returns:
         Whether the C library took the settings; `False` where it is not glibc.

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import TrainingError
 from ..hub import Tokenizer
 from ..hub.adapters import load_adapter_weights
 from ..hub.download import dataset_folder
+from ..hub.skeleton import parameters
 from ..models import Decoder
 from .batches import Batch, Schedule, evaluation_batches
 from .callbacks import Callback
@@ -131,7 +133,7 @@ def fine_tune(
         result = AdapterFiles(folder, model, settings.record(), has_validation)
     progress = Trainer(
         model,
-        settings.loop({"architecture": model.config.to_hub(), "samples": _digest(data)}),
+        settings.loop({"weights": _weights_digest(model), "samples": _samples_digest(data)}),
         named_optimizer(
             settings.optimizer,
             settings.learning_rate,
@@ -181,7 +183,7 @@ def _rate(settings: FineTuneSettings) -> Callable[[int], mx.array]:
     return lambda step: mx.array(settings.learning_rate)
 
 
-def _digest(data: Mapping[str, Samples]) -> str:
+def _samples_digest(data: Mapping[str, Samples]) -> str:
     """Tells other samples from the same ones."""
     digest = hashlib.sha256()
     for name in ("train", "valid"):
@@ -189,4 +191,13 @@ def _digest(data: Mapping[str, Samples]) -> str:
             digest.update(f"{len(sample.tokens)} {sample.prompt} ".encode())
             digest.update(sample.tokens.tobytes())
         digest.update(b"|")
+    return digest.hexdigest()
+
+
+def _weights_digest(model: Decoder) -> str:
+    """Tells another model or other first weights from the same ones, by a few of each tensor."""
+    digest = hashlib.sha256()
+    for name, array in parameters(model).items():
+        digest.update(f"{name} {array.shape} {array.dtype} ".encode())
+        digest.update(np.array(array.reshape(-1)[:64].astype(mx.float32)).tobytes())
     return digest.hexdigest()

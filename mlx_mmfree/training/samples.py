@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -211,11 +212,13 @@ class _Encoder:
         variables = {"tools": line["tools"]} if line.get("tools") is not None else {}
         render: Callable[..., list[int]] = self._tokenizer.apply_chat_template
         tokens = render(messages, add_generation_prompt=False, **variables)
-        if not self._mask_prompt:
+        if not self._mask_prompt or len(messages) == 1:
             return tokens, 0
         answers = isinstance(messages[-1], Mapping) and messages[-1].get("role") == "assistant"
         prompt = render(messages[:-1], add_generation_prompt=answers, **variables)
-        return tokens, len(prompt)
+        # a template may write the last message another way than it begins an answer
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(tokens, prompt, strict=False))
+        return tokens, sum(1 for _ in same)
 
     def _ended(self, tokens: list[int]) -> list[int]:
         ends = self._tokenizer.eos_token_ids

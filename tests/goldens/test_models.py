@@ -8,7 +8,10 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
+from mlx_mmfree.hub import load_model
 from mlx_mmfree.hub.names import WeightNames
+from mlx_mmfree.layers import PackedBitLinear
+from mlx_mmfree.layers.lora import DoRAEmbedding, add_adapters, multiply
 from mlx_mmfree.models import Block, Decoder, find
 from tests.goldens.cases import Case, golden, model_of
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
@@ -101,8 +104,8 @@ def test_padded_rows_equal_rows_alone(padded_case: Case, packed: bool) -> None:
         assert mx.array_equal(state[-1].hidden[row], alone_state[-1].hidden[0])
 
 
-def test_loss_and_gradients(gradient_case: Case) -> None:
-    tensors, model = golden(gradient_case.folder), model_of(gradient_case.folder, False, mx.float32)
+def gradients_of(model: Decoder, tensors: dict[str, mx.array]) -> dict[str, mx.array]:
+    """The gradient of each trainable parameter, after a look at the loss."""
     tokens = tensors["input_ids"]
 
     def loss_of(model: Decoder) -> mx.array:
@@ -111,11 +114,55 @@ def test_loss_and_gradients(gradient_case: Case) -> None:
 
     loss, tree = nn.value_and_grad(model, loss_of)(model)
     assert abs(loss.item() - tensors["loss"].item()) <= 1e-5
+    return dict(tree_flatten(tree))
+
+
+def reference_gradients(model: Decoder, tensors: dict[str, mx.array]) -> dict[str, mx.array]:
     names = WeightNames(find(model.config.to_hub()["model_type"]).WEIGHT_NAMES)
-    gradients = {f"grad.{names.to_disk(name)}": gradient for name, gradient in tree_flatten(tree)}
-    assert set(gradients) == {name for name in tensors if name.startswith("grad.")}
+    found = {name[5:]: value for name, value in tensors.items() if name.startswith("grad.")}
+    return {names.to_memory(name): value for name, value in found.items()}
+
+
+def test_loss_and_gradients(gradient_case: Case, packed: bool) -> None:
+    """Packed weights have no gradient; what lies before and behind them has."""
+    tensors, model = (
+        golden(gradient_case.folder),
+        model_of(gradient_case.folder, packed, mx.float32),
+    )
+    gradients, wanted = gradients_of(model, tensors), reference_gradients(model, tensors)
+    frozen = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if type(module) is PackedBitLinear
+    }
+    assert bool(frozen) == packed
+    assert set(gradients) == set(wanted) - frozen
     for name, gradient in gradients.items():
-        assert relative_error(gradient, tensors[name]) <= GRADIENT_TOLERANCE, name
+        assert relative_error(gradient, wanted[name]) <= GRADIENT_TOLERANCE, name
+
+
+def test_gradients_of_fresh_adapters(gradient_case: Case, packed: bool) -> None:
+    r"""From the reference's gradient G of each matrix W, :math:`y = m / |W| (W x + B^T A^T x)`.
+
+    While B is zero, that of B is :math:`A^T G^T` and that of m :math:`(G \odot W) 1 / |W|`. An adapter
+    of a ternary layer reads other values than the codes in G, so there only m has its reference.
+    """
+    tensors = golden(gradient_case.folder)
+    model = load_model(gradient_case.folder, packed=packed, dtype=mx.float32)
+    wanted = reference_gradients(model, tensors)
+    names = add_adapters(model, lambda *_: True, kind="dora", rank=4, scale=1.0)
+    gradients, modules = gradients_of(model, tensors), dict(model.named_modules())
+    assert len(names) > 8 and "embed" in names and "head" in names
+    for name in names:
+        adapter, gradient = modules[name], wanted[f"{name}.weight"]
+        base, is_embedding = adapter.base, type(adapter) is DoRAEmbedding
+        rows = base.weight if is_embedding else multiply(base, mx.eye(adapter.lora_a.shape[0])).T
+        want = (gradient * rows).sum(axis=1) / mx.linalg.norm(rows, axis=1)
+        assert relative_error(gradients[f"{name}.m"], want) <= GRADIENT_TOLERANCE, name
+        assert not gradients[f"{name}.lora_a"].any().item()
+        if is_embedding or type(base) is nn.Linear:
+            want = adapter.lora_a.T @ (gradient if is_embedding else gradient.T)
+            assert relative_error(gradients[f"{name}.lora_b"], want) <= GRADIENT_TOLERANCE, name
 
 
 def test_low_precision_logits(low_precision_case: Case, packed: bool) -> None:

@@ -104,6 +104,13 @@ def folder(name: str, revision: str | None = None, patterns: list[str] | None = 
     return str(local_folder(name, revision, **chosen))
 
 
+def dataset(name: str) -> str:
+    """Where a dataset lies on this machine."""
+    from mlx_mmfree.hub.download import dataset_folder
+
+    return str(dataset_folder(name))
+
+
 def command(*arguments: str) -> tuple[int, str, str]:
     """Status, output and messages of the program `mmfree`."""
     from mlx_mmfree.cli import main
@@ -115,7 +122,7 @@ def command(*arguments: str) -> tuple[int, str, str]:
 
 
 def serve() -> None:
-    functions = {f.__name__: f for f in (logits, encode, folder, command)}
+    functions = {f.__name__: f for f in (logits, encode, folder, dataset, command)}
     for line in sys.stdin:
         function, arguments = json.loads(line)
         try:

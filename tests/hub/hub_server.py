@@ -1,10 +1,10 @@
 """A small stand-in for the Hub, for the real client `huggingface_hub`.
 
 It speaks what the client uses to look up, list, download, create, branch, commit to and upload LFS
-files of model repositories. It keeps everything in memory. Processes that use it are started with
-`HF_ENDPOINT`, with a private `HF_HOME`, and with `HF_HUB_DISABLE_XET=1`: the Hub's newer store for
-large files, Xet, is reached by compiled code with a protocol of its own and cannot be imitated, so
-that nothing here tests it.
+files of model repositories, and to download datasets, which are not kept apart. It keeps everything
+in memory. Processes that use it are started with `HF_ENDPOINT`, with a private `HF_HOME`, and with
+`HF_HUB_DISABLE_XET=1`: the Hub's newer store for large files, Xet, is reached by compiled code with
+a protocol of its own and cannot be imitated, so that nothing here tests it.
 """
 
 import base64
@@ -25,6 +25,7 @@ import yaml
 COMMIT = f"{1:040x}"
 TOKEN = "hf_token_of_the_tests"
 NAMESPACE = "me"
+KINDS = "(?:models|datasets)"
 LFS_BYTES = 5_000
 """Files from this size are LFS files, and so are safetensors."""
 
@@ -171,9 +172,9 @@ class HubServer:
             ("POST", r"([^/]+/[^/]+)\.git/info/lfs/objects/batch", self._batch),
             ("PUT", r"lfs/([0-9a-f]+)", self._store),
             ("POST", r"lfs/([0-9a-f]+)/verify", self._verify),
-            ("GET", r"api/models/([^/]+/[^/]+)(?:/revision/(.+))?", self._information),
-            ("GET", r"api/models/([^/]+/[^/]+)/tree/([^/]+)", self._tree),
-            ("GET", r"([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self._file),
+            ("GET", rf"api/{KINDS}/([^/]+/[^/]+)(?:/revision/(.+))?", self._information),
+            ("GET", rf"api/{KINDS}/([^/]+/[^/]+)/tree/([^/]+)", self._tree),
+            ("GET", r"(?:datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self._file),
         ):
             match = re.fullmatch(pattern, path)
             if match and request.method.replace("HEAD", "GET") == method:

@@ -112,6 +112,35 @@ def test_revisions(client: HubClient) -> None:
         client.call("logits", "me/tiny", "v2")
 
 
+def test_a_dataset_comes_as_json_lines(hub: HubServer, client: HubClient, tmp_path: Path) -> None:
+    names = ["test.jsonl", "train.jsonl", "valid.jsonl"]
+    for name in (*names, "README.md", "script.py"):
+        (tmp_path / name).write_text("{}")
+    hub.add("me/words-data", tmp_path)
+    folder = Path(client.call("dataset", "me/words-data"))
+    assert sorted(file.name for file in folder.iterdir()) == names
+    assert hub.asked("GET", "^datasets/me/words-data/resolve/")
+    assert client.call("dataset", str(folder)) == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("me/parquet", r"must hold train\.jsonl, .* but has none; parquet .* are not read"),
+        ("me/absent", "neither a local folder nor a repository of the Hub"),
+        ("me/gated", "Ask for access on https://huggingface.co/datasets/me/gated"),
+        ("no folder", "'data' must be an existing folder with train.jsonl or a Hub dataset"),
+    ],
+)
+def test_datasets_that_are_refused(
+    hub: HubServer, client: HubClient, tmp_path: Path, name: str, message: str
+) -> None:
+    (tmp_path / "train.parquet").write_text("columns")
+    hub.add("me/parquet", tmp_path)
+    with pytest.raises(MMFreeError, match=message):
+        client.call("dataset", name)
+
+
 @pytest.mark.parametrize(
     ("repository", "message"),
     [

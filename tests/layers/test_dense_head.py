@@ -7,7 +7,7 @@ import mlx.nn as nn
 import pytest
 
 from mlx_mmfree.layers import BitLinear, apply_head
-from tests.tolerances import FIXED_POINT_TOLERANCE, TOLERANCE, relative_error
+from tests.tolerances import TOLERANCE, relative_error
 
 HEADS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(64, 50),
@@ -32,7 +32,7 @@ def test_head(name: str, dtype: mx.Dtype) -> None:
 
     y = apply_head(head, x)
     assert y.dtype == dtype
-    tolerance = max(FIXED_POINT_TOLERANCE, TOLERANCE[dtype])
+    tolerance = TOLERANCE[dtype]
     assert relative_error(y, call(x)) <= tolerance
 
     def gradient(call: Callable[[mx.array], mx.array]) -> mx.array:

@@ -5,7 +5,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree.layers import BitLinear, PackedBitLinear
+from mlx_mmfree.layers import BitLinear, PackedBitLinear, PackedLinear
 from mlx_mmfree.layers.lora import (
     DoRAEmbedding,
     DoRALinear,
@@ -16,9 +16,19 @@ from mlx_mmfree.layers.lora import (
     multiply,
     remove_adapters,
 )
+from mlx_mmfree.ops import pack_ternary
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 FLOAT32 = TOLERANCE[mx.float32]
+
+
+def _scaled() -> PackedLinear:
+    """Ternary with a scale for each row and column."""
+    layer = PackedLinear(96, 40, True, has_row_scales=True, has_column_scales=True)
+    layer.weight = pack_ternary(mx.random.randint(-1, 2, (40, 96)).astype(mx.float32))
+    for name in ("scale", "input_scale"):
+        layer[name] = mx.random.uniform(0.5, 1.5, layer[name].shape)
+    return layer
 
 
 def _bases() -> dict[str, nn.Module]:
@@ -28,6 +38,7 @@ def _bases() -> dict[str, nn.Module]:
         "quantized": nn.Linear(96, 40).to_quantized(group_size=32, bits=4),
         "ternary": BitLinear(96, 40, bias=True),
         "packed": BitLinear(96, 40, norm_eps=1e-6, rounding="half_away").to_packed(),
+        "scaled": _scaled(),
         "weight_only": BitLinear(96, 40, quantize_activations=False).to_packed(),
     }
 

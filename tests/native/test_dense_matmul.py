@@ -13,7 +13,7 @@ from mlx_mmfree.ops import Quantization
 from mlx_mmfree.ops.dense_matmul import BITS, GROUP_SIZES
 from mlx_mmfree.ops.dense_matmul import native as compiled
 from tests.ops.test_dense_matmul import exact, quantize
-from tests.tolerances import FIXED_POINT_TOLERANCE, TOLERANCE
+from tests.tolerances import TOLERANCE
 
 if reason := native.unavailable():
     pytest.skip(reason, allow_module_level=True)
@@ -65,7 +65,7 @@ def test_codes(bits: int, instructions: str, threads: int) -> None:
         dims = group_size * groups
         codes, form = quantize(50, dims, group_size, bits, dtype)
         x = heavy_tailed(7, dims)
-        assert_close(multiply(x, codes, form), exact(x, codes, form), FIXED_POINT_TOLERANCE)
+        assert_close(multiply(x, codes, form), exact(x, codes, form), TOLERANCE[mx.float32])
 
 
 @pytest.mark.parametrize("bits", [*BITS, 16])
@@ -106,7 +106,7 @@ def test_extreme_activations(instructions: str) -> None:
     codes, form = quantize(30, 256, 64, 8)
     for scale in (1e-25, 1.0, 1e30):
         x = mx.random.normal((3, 256)) * scale
-        assert_close(multiply(x, codes, form), exact(x, codes, form), FIXED_POINT_TOLERANCE)
+        assert_close(multiply(x, codes, form), exact(x, codes, form), TOLERANCE[mx.float32])
     assert not multiply(mx.zeros((2, 256)), codes, form).any()
     # the largest sums of whole numbers that there are
     for sign in (-1, 1):
@@ -164,4 +164,4 @@ def test_any_shape(data: st.DataObject) -> None:
         module.use_kernels(before[0])
         module.set_threads(before[1])
     size = np.abs(exact(mx.abs(x), codes, form)).max()
-    assert np.abs(got - want).max() <= FIXED_POINT_TOLERANCE * max(np.abs(want).max(), size)
+    assert np.abs(got - want).max() <= TOLERANCE[mx.float32] * max(np.abs(want).max(), size)

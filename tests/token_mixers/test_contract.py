@@ -141,7 +141,7 @@ def test_a_padded_step_leaves_the_recurrence(
 
 
 # the samples of each row; what remains of 3 + LENGTH positions is padding
-SAMPLES = [[3, 6, 7], [9, 5], [16]]
+SAMPLES = [[3, 11, 2], [9, 5], [16]]
 
 
 @pytest.mark.parametrize("is_carried", [False, True], ids=["fresh", "carried"])
@@ -155,10 +155,9 @@ def test_packed_samples_equal_each_alone(
     weights = mx.cos(mx.arange(x.size)).reshape(x.shape)
     starts, valid = np.zeros(x.shape[:2], bool), np.zeros(x.shape[:2], bool)
     for row, lengths in enumerate(SAMPLES):
-        # a carried state goes on with the first sample; padding starts nothing
+        # a carried state goes on with the first sample
         starts[row, np.cumsum(lengths if is_carried else [0, *lengths])[:-1]] = True
         valid[row, : sum(lengths)] = True
-    starts[~valid] = True
 
     def packed(x: mx.array) -> tuple[mx.array, object]:
         return mixer(x, before, mx.array(valid), starts=mx.array(starts))
@@ -198,6 +197,18 @@ def test_packed_samples_equal_each_alone(
     gradient = mx.grad(lambda x: weighted(packed(x)[0]))(x)
     want_gradient = mx.grad(lambda x: weighted(alone(x)[0]))(x)
     assert relative_error(gradient, want_gradient) <= GRADIENT_TOLERANCE
+
+
+@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+def test_padding_starts_no_sample(
+    name: str, linear: str, options: dict[str, object], x: mx.array
+) -> None:
+    mixer = _build(name, linear, options)
+    valid = mx.broadcast_to(mx.arange(LENGTH) % 5 != 3, x.shape[:2])
+    got, state = mixer(x, None, valid, starts=~valid)
+    want, want_state = mixer(x, None, valid)
+    _equal(mx.where(valid[..., None], got, 0.0), mx.where(valid[..., None], want, 0.0))
+    _continue_equally(mixer, x, state, want_state)
 
 
 @pytest.mark.parametrize(("name", "linear", "options"), CASES)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from mlx_mmfree.training import loop
+
 WORDS = [
     "the",
     "cat",
@@ -71,3 +73,9 @@ def config(tmp_path: Path, run_values: dict[str, Any]) -> Path:
     path = tmp_path / "train.yaml"
     path.write_text(yaml.safe_dump(run_values))
     return path
+
+
+@pytest.fixture
+def without_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw nothing, which takes longer than they do."""
+    monkeypatch.setattr(loop, "plot_curve", lambda log, image: True)

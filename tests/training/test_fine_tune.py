@@ -28,6 +28,8 @@ from mlx_mmfree.training.optimizer import OPTIMIZERS, named_schedule
 from mlx_mmfree.training.trainable import adapt_layers, trained_parameters, unfreeze_layers
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
+pytestmark = pytest.mark.usefixtures("without_curve")
+
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 SIZES = {
     "vocab_size": 518,
@@ -42,6 +44,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "hgrn_dense": {"model_type": "hgrn_bit", "linear_class": "dense"},
     "bitnet": {"model_type": "bitnet", **HEADS, "head_dim": 16},
     "llama": {"model_type": "llama", **HEADS},
+    "llama_ternary": {
+        "model_type": "llama",
+        **HEADS,
+        "quantization_config": {
+            "quant_method": "bitnet",
+            "linear_class": "autobitlinear",
+            "quantization_mode": "online",
+        },
+    },
 }
 FLOAT32 = TOLERANCE[mx.float32]
 
@@ -182,17 +193,20 @@ def test_other_data_or_settings_do_not_resume(data: Path, tokenizer: Tokenizer) 
     _run(_settings(data, iters=2), tokenizer)
     with pytest.raises(TrainingError, match="other values of rank, seed"):
         _run(_settings(data, rank=2, seed=1), tokenizer)
+    with pytest.raises(TrainingError, match="other values of weights"):
+        _run(_settings(data), tokenizer, "hgrn_dense")
     (data / "train.jsonl").write_text('{"prompt": "Who?", "completion": "Me."}')
     with pytest.raises(TrainingError, match="other values of samples"):
         _run(_settings(data), tokenizer)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize(
+    ("kind", "name"), [*(("lora", name) for name in MODELS), ("dora", "hgrn"), ("dora", "llama")]
+)
 def test_adapters_learn_and_the_base_stays(
     data: Path, tokenizer: Tokenizer, name: str, kind: str
 ) -> None:
-    settings = _settings(data, fine_tune_type=kind, iters=30, steps_per_eval=15, save_every=15)
+    settings = _settings(data, fine_tune_type=kind, iters=20, steps_per_eval=10, save_every=20)
     base = dict(tree_flatten(_build(name).parameters()))
     model, progress = _run(settings, tokenizer, name)
     losses = _losses(settings)
@@ -211,7 +225,7 @@ def test_a_run_leaves_best_last_and_each_adapter(data: Path, tokenizer: Tokenize
     _, progress = _run(settings, tokenizer)
     folder = Path(settings.adapter_path)
     names = {file.name for file in folder.iterdir()}
-    assert names - {"curve.png"} == {
+    assert names == {
         "0000002_adapters.safetensors",
         "0000004_adapters.safetensors",
         "adapters.safetensors",
@@ -240,7 +254,7 @@ def test_an_adapter_of_other_layers_does_not_begin_a_run(data: Path, tokenizer: 
             prepare(_build("hgrn"), _settings(data, resume_adapter_file=file, **change))
 
 
-@pytest.mark.parametrize("name", ["hgrn", "llama", "hgrn_dense"])
+@pytest.mark.parametrize("name", ["hgrn", "hgrn_dense", "bitnet", "llama_ternary"])
 def test_full_tuning_changes_layers_alone_and_writes_a_model(
     data: Path, tokenizer: Tokenizer, name: str
 ) -> None:
@@ -351,11 +365,7 @@ def test_packed_samples_do_not_see_each_other(data: Path, tokenizer: Tokenizer, 
     samples = read_data(_settings(data), tokenizer)["train"].samples
     batch = Schedule(samples, 2, 0, packed_length=160).batch(0)
     assert batch.starts is not None and batch.starts.sum() >= 3
-    model = _build(name)
-    adapt_layers(model, scale=2.0)
-    for module in model.modules():
-        if isinstance(module, LoRALinear):
-            module.lora_b = 0.05 * mx.random.normal(module.lora_b.shape)
+    model = _adapted(name)
     value_and_grad = nn.value_and_grad(model, next_token_loss)
     loss, got = value_and_grad(model, batch)
     alone = [value_and_grad(model, padded_batch([sample])) for sample in samples]
@@ -365,6 +375,56 @@ def test_packed_samples_do_not_see_each_other(data: Path, tokenizer: Tokenizer, 
     for path, gradient in tree_flatten(got):
         want = sum(part[path] for part in gradients)
         assert relative_error(gradient, want) <= GRADIENT_TOLERANCE, path
+
+
+def _adapted(name: str, packed: bool = True) -> Decoder:
+    """Adapters that change something, on all linears, embedding and head."""
+    model = _build(name, packed)
+    adapt_layers(model, keys=["*"], rank=4, scale=2.0)
+    for _, module in model.named_modules():
+        if "lora_b" in module:
+            module.lora_b = 0.05 * mx.random.normal(module.lora_b.shape)
+    return model
+
+
+@pytest.mark.parametrize("name", ["hgrn", "bitnet", "llama_ternary"])
+def test_gradients_through_packed_layers_are_those_through_masters(
+    data: Path, tokenizer: Tokenizer, name: str
+) -> None:
+    batch = padded_batch(read_data(_settings(data), tokenizer)["train"].samples)
+    results = []
+    for packed in (True, False):
+        model = _adapted(name, packed)
+        loss, gradient = nn.value_and_grad(model, next_token_loss)(model, batch)
+        results.append(dict(tree_flatten(gradient)) | {"loss": loss})
+    assert results[0].keys() == results[1].keys()
+    for path, want in results[1].items():
+        assert relative_error(results[0][path], want) <= GRADIENT_TOLERANCE, path
+
+
+@pytest.mark.parametrize("name", ["hgrn_dense", "llama"])
+def test_gradients_of_adapters_are_those_of_the_merged_weights(
+    data: Path, tokenizer: Tokenizer, name: str
+) -> None:
+    batch = padded_batch(read_data(_settings(data), tokenizer)["train"].samples)
+    model = _adapted(name)
+    loss, got = nn.value_and_grad(model, next_token_loss)(model, batch)
+    merged = _build(name)
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, LoRALinear)}
+    for path, module in merged.named_modules():
+        if path in layers:
+            module.weight = module.weight + 2.0 * (layers[path].lora_a @ layers[path].lora_b).T
+    merged.embed.weight = model.embed(mx.arange(518))
+    want_loss, want = nn.value_and_grad(merged, next_token_loss)(merged, batch)
+    assert loss.item() == pytest.approx(want_loss.item(), rel=1e-5)
+    got, want = dict(tree_flatten(got)), dict(tree_flatten(want))
+    for path, layer in layers.items():
+        of_weight = 2.0 * want[f"{path}.weight"].T
+        of_a, of_b = of_weight @ layer.lora_b.T, layer.lora_a.T @ of_weight
+        assert relative_error(got[f"{path}.lora_a"], of_a) <= GRADIENT_TOLERANCE, path
+        assert relative_error(got[f"{path}.lora_b"], of_b) <= GRADIENT_TOLERANCE, path
+    of_b = 2.0 * model.embed.lora_a.T @ want["embed.weight"]
+    assert relative_error(got["embed.lora_b"], of_b) <= GRADIENT_TOLERANCE
 
 
 def test_packing_trains_with_checkpoints(data: Path, tokenizer: Tokenizer) -> None:

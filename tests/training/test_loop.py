@@ -23,6 +23,8 @@ from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import build_optimizer, build_schedule
 from tests.tolerances import GRADIENT_TOLERANCE, relative_error
 
+pytestmark = pytest.mark.usefixtures("without_curve")
+
 MODEL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32}
 
 

@@ -77,6 +77,24 @@ def test_masked_prompt_of_a_chat_ends_where_the_answer_begins(
     assert tokenizer.decode(sample.tokens[sample.prompt :].tolist()) == "The cat.<|eot_id|>"
 
 
+def test_a_single_message_is_learned_whole(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    sample = _one(tmp_path, tokenizer, {"messages": CHAT[:1]}, mask_prompt=True)
+    want = tokenizer.apply_chat_template(CHAT[:1], add_generation_prompt=False)
+    assert (sample.tokens.tolist(), sample.prompt) == (want, 0)
+
+
+def test_an_answer_that_is_written_another_way_is_learned_from_there_on(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+        "{% if add_generation_prompt %}assistant:<think>{% endif %}"
+    )
+    tokenizer = Tokenizer.from_folder(_changed_template(tmp_path / "other", template))
+    sample = _one(tmp_path, tokenizer, {"messages": CHAT}, mask_prompt=True)
+    learned = tokenizer.decode(sample.tokens[sample.prompt :].tolist())
+    assert learned.endswith("The cat. ") and "<think>" not in learned
+    assert len(learned) < len("assistant: The cat. ")
+
+
 def test_prompt_and_completion_are_a_chat(tmp_path: Path, tokenizer: Tokenizer) -> None:
     line = {"prompt": "Who?", "completion": "The cat."}
     got = _one(tmp_path, tokenizer, line, mask_prompt=True)

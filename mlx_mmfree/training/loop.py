@@ -19,6 +19,7 @@ from mlx.utils import tree_flatten, tree_map
 from tqdm import tqdm
 
 from ..errors import TrainingError
+from ..layers import set_quantization_strength
 from ..models import Decoder
 from ..platform.threads import thread_count
 from ..version import __version__
@@ -64,6 +65,8 @@ class LoopSettings:
         save_every: Steps between two checkpoints.
         patience: Validations in a row without a better loss after which the run ends; 0: never.
         validates_first: Also measure the model before the first step.
+        quantization_warmup: Steps over which weights and activations of ternary layers pass from float
+            to quantised; validations measure quantised ones. 0: quantised from the start.
         clear_cache_bytes: MLX's cache is cleared after a step that leaves it larger; `None`: never.
         record: What must be the same when the run is resumed, as plain values.
     """
@@ -77,6 +80,7 @@ class LoopSettings:
     save_every: int = 100
     patience: int = 0
     validates_first: bool = False
+    quantization_warmup: int = 0
     clear_cache_bytes: int | None = None
     record: dict[str, Any] = field(default_factory=dict)
 
@@ -99,7 +103,7 @@ class Trainer:
         callbacks: Told of each record, best model and checkpoint.
 
     Raises:
-        TrainingError: The model has no trainable parameters.
+        TrainingError: The model has no trainable parameters, or no quantisation to warm up.
     """
 
     def __init__(
@@ -117,6 +121,11 @@ class Trainer:
     ):
         if not tree_flatten(model.trainable_parameters()):
             raise TrainingError("[train] the model has no trainable parameters: all are frozen.")
+        if settings.quantization_warmup and not set_quantization_strength(model, 1):
+            raise TrainingError(
+                "[train] 'quantization_warmup' must be 0 for a model without ternary layers in their "
+                f"training form but got {settings.quantization_warmup}."
+            )
         self.model = model
         self._settings = settings
         self._optimizer = optimizer
@@ -212,7 +221,8 @@ class Trainer:
 
     def _step(self, step: int) -> tuple[float, int, float, float]:
         """One optimizer step: summed loss, learned tokens, gradient norm and learning rate."""
-        sums = self._sums(step)
+        with _warming_up(self.model, step, self._settings.quantization_warmup):
+            sums = self._sums(step)
         total, tokens = float(sums.loss), int(sums.tokens)
         gradient = tree_map(lambda g: g.astype(mx.float32) / tokens, sums.gradient)
         gradient, norm = optim.clip_grad_norm(gradient, self._settings.clip_norm or math.inf)
@@ -316,6 +326,19 @@ class _Clock:
         start = time.perf_counter()
         yield
         self._start += time.perf_counter() - start
+
+
+@contextmanager
+def _warming_up(model: Decoder, step: int, steps: int) -> Iterator[None]:
+    """Quantises with the strength of a step inside the `with` block, and fully after it."""
+    if step >= steps:
+        yield
+        return
+    set_quantization_strength(model, step / steps)
+    try:
+        yield
+    finally:
+        set_quantization_strength(model, 1)
 
 
 def _mixed(*numbers: int) -> int:

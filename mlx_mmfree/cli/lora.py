@@ -100,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     dtype = dtype_of(args)
     checkpoint = open_checkpoint(_source(args), args.revision, args.latent)
     model_bytes = needed_bytes(checkpoint, dtype, packed=not is_full)
+    if settings.teacher is not None:
+        model_bytes += needed_bytes(open_checkpoint(settings.teacher))
     processes = DataParallel()
     with one_voice(processes.rank), limits(args, model_bytes):
         model, tokenizer = load(checkpoint, dtype=dtype, packed=not is_full)
@@ -150,6 +152,7 @@ def _train(
     import mlx.core as mx
 
     from ..training.callbacks import WandbReport
+    from ..training.distillation import teacher_loss
     from ..training.fine_tune import fine_tune, prepare
     from ..training.log import read_log
     from ..training.trainable import trained_parameters
@@ -167,7 +170,10 @@ def _train(
     callbacks: list[Callback] = []
     if args.report_to == "wandb" and processes.is_first:
         callbacks.append(WandbReport(args.project_name, folder, settings.record()))
-    progress = fine_tune(model, tokenizer, data, settings, processes=processes, callbacks=callbacks)
+    loss = teacher_loss(settings, model, tokenizer)
+    progress = fine_tune(
+        model, tokenizer, data, settings, loss=loss, processes=processes, callbacks=callbacks
+    )
     print(
         f"{progress['step']} steps, {progress['tokens']:,} tokens learned, peak memory "
         f"{mx.get_peak_memory() / 1e9:.3f} GB."

@@ -21,6 +21,7 @@ _FLAGS = {
     "sequence_length": int,
     "learning_rate": float,
     "warmup_steps": int,
+    "quantization_warmup": int,
     "weight_decay": float,
     "clip_norm": float,
     "steps_per_report": int,

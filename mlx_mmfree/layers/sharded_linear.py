@@ -99,7 +99,7 @@ class ShardedToAllBitLinear(PackedBitLinear):
         if gate is not None:
             z = gated(z, gate)
         norms = [each for each in (norm, self.norm if "norm" in self else None) if each is not None]
-        z, input_scale = self._quantize(z) if not norms else self._normed(z, norms)
+        z, input_scale = self._quantize(z) if not norms else self._encode(z, norms)
         if input_scale is None:
             y = self._sum(ternary_matmul(z, self.weight)) * self.scale
         else:
@@ -130,7 +130,7 @@ class ShardedToAllBitLinear(PackedBitLinear):
         )
         return codes[..., :-1], scale
 
-    def _normed(self, x: mx.array, norms: Sequence[nn.Module]) -> tuple[mx.array, mx.array | None]:
+    def _encode(self, x: mx.array, norms: Sequence[nn.Module]) -> tuple[mx.array, mx.array | None]:
         """This process' part of each token after norms of the whole token, as codes with a scale."""
         whole = mx.moveaxis(self._gather(x), 0, -2).flatten(-2)
         start = self._group.rank() * self.input_dims

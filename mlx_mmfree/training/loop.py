@@ -2,12 +2,9 @@
 
 import json
 import math
-import platform
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,14 +16,13 @@ from mlx.utils import tree_flatten, tree_map, tree_reduce
 from tqdm import tqdm
 
 from ..errors import TrainingError
+from ..layers import set_quantization_strength
 from ..models import Decoder
-from ..platform.threads import thread_count
-from ..version import __version__
 from .batches import Batch
 from .callbacks import Callback
 from .checkpoint import read_progress, restore_checkpoint, save_checkpoint
 from .data_parallel import DataParallel
-from .log import RunLog, plot_curve
+from .log import Clock, RunLog, environment, plot_curve
 from .loss import Loss, next_token_loss
 
 Batches = Callable[[int], list[Batch]]
@@ -64,6 +60,8 @@ class LoopSettings:
         save_every: Steps between two checkpoints.
         patience: Validations in a row without a better loss after which the run ends; 0: never.
         validates_first: Also measure the model before the first step.
+        quantization_warmup: Steps over which weights and activations of ternary layers pass from float
+            to quantised; validations measure quantised ones. 0: quantised from the start.
         clear_cache_bytes: MLX's cache is cleared after a step that leaves it larger; `None`: never.
         record: What must be the same when the run is resumed, as plain values.
     """
@@ -77,6 +75,7 @@ class LoopSettings:
     save_every: int = 100
     patience: int = 0
     validates_first: bool = False
+    quantization_warmup: int = 0
     clear_cache_bytes: int | None = None
     record: dict[str, Any] = field(default_factory=dict)
 
@@ -99,7 +98,7 @@ class Trainer:
         callbacks: Told of each record, best model and checkpoint.
 
     Raises:
-        TrainingError: The model has no trainable parameters.
+        TrainingError: The model has no trainable parameters, or no quantisation to warm up.
     """
 
     def __init__(
@@ -117,6 +116,11 @@ class Trainer:
     ):
         if not tree_flatten(model.trainable_parameters()):
             raise TrainingError("[train] the model has no trainable parameters: all are frozen.")
+        if settings.quantization_warmup and not set_quantization_strength(model, 1):
+            raise TrainingError(
+                "[train] 'quantization_warmup' must be 0 for a model without ternary layers in their "
+                f"training form but got {settings.quantization_warmup}."
+            )
         self.model = model
         self._settings = settings
         self._optimizer = optimizer
@@ -151,7 +155,7 @@ class Trainer:
         log = RunLog(settings.folder / "log.jsonl" if is_first else None, progress["step"])
         mx.reset_peak_memory()
         if progress["step"] == 0:
-            environment = _environment() | {"processes": self._processes.size}
+            environment = environment() | {"processes": self._processes.size}
             log.write(step=0, **environment, settings=settings.record)
             if settings.validates_first:
                 self._validate(log)
@@ -163,7 +167,7 @@ class Trainer:
             dynamic_ncols=True,
             disable=not is_first,
         )
-        clock = _Clock()
+        clock = Clock()
         while progress["step"] < settings.steps and not self._is_out_of_patience():
             loss, tokens, norm, rate = self._step(progress["step"])
             progress["step"] += 1
@@ -212,7 +216,8 @@ class Trainer:
 
     def _step(self, step: int) -> tuple[float, int, float, float]:
         """One optimizer step: summed loss, learned tokens, gradient norm and learning rate."""
-        sums = self._sums(step)
+        with _warming_up(self.model, step, self._settings.quantization_warmup):
+            sums = self._sums(step)
         total, tokens = float(sums.loss), int(sums.tokens)
         length = float(_norm(sums.gradient)) / tokens
         if not math.isfinite(total) or not math.isfinite(length):
@@ -251,7 +256,7 @@ class Trainer:
             mx.eval(total, gradient)
         return Sums(*self._processes.sums(total, mx.array(tokens, mx.int32), gradient))
 
-    def _report(self, log: RunLog, clock: "_Clock", norm: float, rate: float) -> dict[str, Any]:
+    def _report(self, log: RunLog, clock: Clock, norm: float, rate: float) -> dict[str, Any]:
         progress = self._progress
         sums = progress["unreported"]
         record = {
@@ -301,29 +306,22 @@ class Trainer:
             callback.on_save(self._progress["step"])
 
 
-class _Clock:
-    """Learned tokens a second since the last report, without the time of validations."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._start = time.perf_counter()
-
-    def rate(self) -> float:
-        now = time.perf_counter()
-        rate = self.tokens / (now - self._start)
-        self.tokens, self._start = 0, now
-        return rate
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._start += time.perf_counter() - start
-
-
 def _norm(gradient: Any) -> mx.array:
     """Euclidean norm of all arrays together, in float32."""
     return mx.sqrt(tree_reduce(lambda a, g: a + g.astype(mx.float32).square().sum(), gradient, 0.0))
+
+
+@contextmanager
+def _warming_up(model: Decoder, step: int, steps: int) -> Iterator[None]:
+    """Quantises with the strength of a step inside the `with` block, and fully after it."""
+    if step >= steps:
+        yield
+        return
+    set_quantization_strength(model, step / steps)
+    try:
+        yield
+    finally:
+        set_quantization_strength(model, 1)
 
 
 def _mixed(*numbers: int) -> int:
@@ -335,14 +333,3 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
     """The record as JSON gives it back."""
     plain: dict[str, Any] = json.loads(json.dumps(record))
     return plain
-
-
-def _environment() -> dict[str, Any]:
-    """What a run's figures depend on beside its settings."""
-    return {
-        "mlx_version": version("mlx"),
-        "library_version": __version__,
-        "device": str(mx.default_device()),
-        "machine": platform.machine(),
-        "threads": thread_count(),
-    }

@@ -155,8 +155,8 @@ class Trainer:
         log = RunLog(settings.folder / "log.jsonl" if is_first else None, progress["step"])
         mx.reset_peak_memory()
         if progress["step"] == 0:
-            environment = environment() | {"processes": self._processes.size}
-            log.write(step=0, **environment, settings=settings.record)
+            processes = self._processes.size
+            log.write(step=0, **environment(), processes=processes, settings=settings.record)
             if settings.validates_first:
                 self._validate(log)
         self.model.train()

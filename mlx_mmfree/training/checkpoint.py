@@ -28,8 +28,10 @@ def save_checkpoint(
         progress: Plain values, such as the step and the settings.
     """
     new, old, current = (run / f"{_FOLDER}{suffix}" for suffix in (".new", ".old", ""))
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(new, ignore_errors=True)
+    if current.exists():
+        # otherwise a kill between the two renames left it as the only one
+        shutil.rmtree(old, ignore_errors=True)
     new.mkdir(parents=True)
     mx.save_safetensors(str(new / "model.safetensors"), _trainable(model))
     mx.save_safetensors(str(new / "optimizer.safetensors"), dict(tree_flatten(optimizer.state)))

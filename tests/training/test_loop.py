@@ -17,6 +17,7 @@ from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.models import Decoder, hgrn_bit
 from mlx_mmfree.training import Settings
 from mlx_mmfree.training.batches import Batch
+from mlx_mmfree.training.checkpoint import read_progress, save_checkpoint
 from mlx_mmfree.training.corpus import Stage
 from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
 from mlx_mmfree.training.log import read_log
@@ -116,6 +117,22 @@ def test_kill_while_a_checkpoint_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "run/checkpoint.new").mkdir()
     progress = _trainer(_model(), _settings(tmp_path), _batches()).train()
     assert progress["step"] == 7
+
+
+def test_second_kill_leaves_the_old_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _trainer(_model(), _settings(tmp_path), _batches()).train()
+    (tmp_path / "run/checkpoint").rename(tmp_path / "run/checkpoint.old")
+
+    def killed(*arguments: Any) -> None:
+        raise _Kill
+
+    monkeypatch.setattr(mx, "save_safetensors", killed)
+    with pytest.raises(_Kill):
+        save_checkpoint(tmp_path / "run", _model(), optim.SGD(0.0), {})
+    progress = read_progress(tmp_path / "run")
+    assert progress is not None and progress["step"] == 7
 
 
 def test_other_settings_do_not_resume(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ int draw(int low, int high) {
   return std::uniform_int_distribution<int>(low, high)(random_source);
 }
 
-void require(bool condition, const char *what, const std::string &where) {
+void require(bool condition, const char* what, const std::string& where) {
   if (!condition) {
     std::printf("%s: %s\n", where.c_str(), what);
     std::exit(1);
@@ -42,10 +42,16 @@ void require(bool condition, const char *what, const std::string &where) {
 
 // Buffers end where their memory ends, so that a sanitizer sees every read
 // beyond them.
-template <class T> struct Buffer {
-  explicit Buffer(size_t size) : memory(new T[size]()), size(size) {}
-  T &operator[](size_t i) { return memory[i]; }
-  T *data() { return memory.get(); }
+template <class T>
+struct Buffer {
+  explicit Buffer(size_t size) : memory(new T[size]()), size(size) {
+  }
+  T& operator[](size_t i) {
+    return memory[i];
+  }
+  T* data() {
+    return memory.get();
+  }
   std::unique_ptr<T[]> memory;
   size_t size;
 };
@@ -57,9 +63,14 @@ struct Problem {
   Buffer<uint8_t> packed;
 
   Problem(size_t rows, size_t dims, size_t outputs)
-      : rows(rows), dims(dims), outputs(outputs),
-        row_bytes((dims + 31) / 32 * 8), x(rows * dims), dy(rows * outputs),
-        trits(outputs * dims), packed(outputs * row_bytes) {
+      : rows(rows),
+        dims(dims),
+        outputs(outputs),
+        row_bytes((dims + 31) / 32 * 8),
+        x(rows * dims),
+        dy(rows * outputs),
+        trits(outputs * dims),
+        packed(outputs * row_bytes) {
     for (size_t i = 0; i < x.size; ++i) {
       x[i] = draw(0, 9) ? draw(-128, 127) : -128;
     }
@@ -77,12 +88,13 @@ struct Problem {
     }
   }
 
-  PackedMatrix weight() { return {packed.data(), outputs, row_bytes}; }
+  PackedMatrix weight() {
+    return {packed.data(), outputs, row_bytes};
+  }
 };
 
-void check_products(Problem &p, const std::string &where) {
-  Buffer<float> codes(p.rows * p.outputs), floats(p.rows * p.outputs),
-      dx(p.rows * p.dims);
+void check_products(Problem& p, const std::string& where) {
+  Buffer<float> codes(p.rows * p.outputs), floats(p.rows * p.outputs), dx(p.rows * p.dims);
   code_product(p.x.data(), p.rows, p.dims, p.weight(), codes.data());
   float_product(p.x.data(), p.rows, p.dims, p.weight(), floats.data());
   transposed_product(p.dy.data(), p.rows, p.dims, p.weight(), dx.data());
@@ -92,10 +104,8 @@ void check_products(Problem &p, const std::string &where) {
       for (size_t i = 0; i < p.dims; ++i) {
         want += p.x[m * p.dims + i] * p.trits[n * p.dims + i];
       }
-      require(codes[m * p.outputs + n] == want, "a sum of codes is wrong",
-              where);
-      require(floats[m * p.outputs + n] == want, "a sum of floats is wrong",
-              where);
+      require(codes[m * p.outputs + n] == want, "a sum of codes is wrong", where);
+      require(floats[m * p.outputs + n] == want, "a sum of floats is wrong", where);
     }
     for (size_t i = 0; i < p.dims; ++i) {
       float want = 0;
@@ -107,15 +117,14 @@ void check_products(Problem &p, const std::string &where) {
   }
 }
 
-void check_bad_rows(const std::string &where) {
+void check_bad_rows(const std::string& where) {
   for (float bad : {NAN, INFINITY, -INFINITY, 0.5f, 128.0f, 1e30f}) {
     Problem p(3, 70, 9);
     p.x[70 + 69] = bad;
     Buffer<float> y(27);
     code_product(p.x.data(), 3, 70, p.weight(), y.data());
     for (size_t i = 0; i < y.size; ++i) {
-      require(std::isnan(y[i]) == (i / 9 == 1), "NaN is not in its row alone",
-              where);
+      require(std::isnan(y[i]) == (i / 9 == 1), "NaN is not in its row alone", where);
     }
   }
 }
@@ -129,21 +138,15 @@ std::vector<float> fractions(size_t rows, size_t dims, size_t outputs) {
     p.x[i] = normal(random_source);
   }
   std::vector<float> result(rows * (outputs + 3 * dims + 2));
-  float *y = result.data();
-  float *dx = y + rows * outputs;
+  float* y = result.data();
+  float* dx = y + rows * outputs;
   float_product(p.x.data(), rows, dims, p.weight(), y);
   transposed_product(y, rows, dims, p.weight(), dx);
-  float *codes = dx + rows * dims;
+  float* codes = dx + rows * dims;
   for (bool half_away : {true, false}) {
-    float *scale = codes + rows * dims;
-    RowQuantizer quantizer{{p.x.data(), FloatType::float32},
-                           nullptr,
-                           dims,
-                           half_away,
-                           1e-6f,
-                           half_away,
-                           codes,
-                           scale};
+    float* scale = codes + rows * dims;
+    RowQuantizer quantizer{
+        {p.x.data(), FloatType::float32}, nullptr, dims, half_away, 1e-6f, half_away, codes, scale};
     kernels().quantize_rows(quantizer, 0, rows);
     for (size_t i = 0; i < rows * dims; ++i) {
       require(std::abs(codes[i]) <= 127 && codes[i] == std::floor(codes[i]),
@@ -154,7 +157,7 @@ std::vector<float> fractions(size_t rows, size_t dims, size_t outputs) {
   return result;
 }
 
-void check_halves(const std::string &where) {
+void check_halves(const std::string& where) {
   Buffer<uint16_t> x(1 << 16);
   for (size_t i = 0; i < x.size; ++i) {
     x[i] = i;
@@ -167,26 +170,23 @@ void check_halves(const std::string &where) {
     const uint16_t one = type == FloatType::float16 ? 0x3c00 : 0x3f80;
     require(codes[one] == 127 && scale[one] == 127, "1 is read wrongly", where);
     require(codes[one | 0x8000] == -127, "-1 is read wrongly", where);
-    require(std::isnan(codes[0x7fff]) && std::isnan(scale[0xffff]),
-            "NaN is lost", where);
-    require(codes[0] == 0 && scale[0] == 127 / 1e-5f, "0 is read wrongly",
-            where);
+    require(std::isnan(codes[0x7fff]) && std::isnan(scale[0xffff]), "NaN is lost", where);
+    require(codes[0] == 0 && scale[0] == 127 / 1e-5f, "0 is read wrongly", where);
   }
 }
 
 constexpr Floats kNone{nullptr, FloatType::float32};
 
-Floats floats(Buffer<float> &values) {
+Floats floats(Buffer<float>& values) {
   return {values.data(), FloatType::float32};
 }
 
 // Activations of +-1 have the mean square 1, and a norm whose largest weight is
 // 127 has codes that are its weights: everything is a whole number.
 void check_projections(size_t rows, size_t dims, bool has_gate, bool has_codes,
-                       const std::string &where) {
+                       const std::string& where) {
   Problem first(rows, dims, 37), second(rows, dims, 21);
-  Buffer<float> x(rows * dims * (has_gate ? 2 : 1)), before(dims),
-      residual(rows * 58);
+  Buffer<float> x(rows * dims * (has_gate ? 2 : 1)), before(dims), residual(rows * 58);
   Buffer<float> norm_a(dims), norm_b(dims), scales(21), y(rows * 58);
   for (size_t i = 0; i < x.size; ++i) {
     x[i] = draw(0, 1) ? 1 : -1;
@@ -209,8 +209,7 @@ void check_projections(size_t rows, size_t dims, bool has_gate, bool has_codes,
   }
   const float one_scale = 2;
   const BitLinearCall call{
-      {floats(x), dims, has_gate ? Activation::relu2 : Activation::none,
-       floats(before), 0},
+      {floats(x), dims, has_gate ? Activation::relu2 : Activation::none, floats(before), 0},
       rows,
       {{first.weight(), &one_scale, false, floats(norm_a)},
        {second.weight(), scales.data(), true, floats(norm_b)}},
@@ -227,20 +226,18 @@ void check_projections(size_t rows, size_t dims, bool has_gate, bool has_codes,
       const size_t output = is_first ? n : n - 37;
       float sum = 0;
       for (size_t i = 0; i < dims; ++i) {
-        const float z =
-            x[has_gate ? (2 * m + 1) * dims + i : m * dims + i] * before[i];
+        const float z = x[has_gate ? (2 * m + 1) * dims + i : m * dims + i] * before[i];
         sum += z * (is_first ? norm_a : norm_b)[i] *
                (is_first ? first : second).trits[output * dims + i];
       }
-      const float want =
-          sum * (is_first ? one_scale : scales[output]) + residual[m * 58 + n];
+      const float want = sum * (is_first ? one_scale : scales[output]) + residual[m * 58 + n];
       require(y[m * 58 + n] == want, "a projection is wrong", where);
     }
   }
 }
 
 // Rows one by one, with any number of threads: the same bits.
-std::vector<float> check_rows(const std::string &where) {
+std::vector<float> check_rows(const std::string& where) {
   random_source.seed(11);
   const size_t rows = 29, dims = 333;
   Problem p(rows, dims, 500);
@@ -254,8 +251,7 @@ std::vector<float> check_rows(const std::string &where) {
   }
   std::vector<float> whole(rows * 500), single(rows * 500);
   const float scale = 0.25f;
-  const auto run = [&](size_t first, size_t count, bool has_codes,
-                       std::vector<float> &y) {
+  const auto run = [&](size_t first, size_t count, bool has_codes, std::vector<float>& y) {
     project({{{x.data() + 2 * first * dims, FloatType::float32},
               dims,
               Activation::silu,
@@ -288,8 +284,7 @@ std::vector<float> check_rows(const std::string &where) {
     run(0, rows, has_codes, single);
     for (size_t i = 0; i < single.size(); ++i) {
       const bool is_bad = i / 500 == 7 || i / 500 == 9;
-      require(!std::isfinite(single[i]) == is_bad, "a bad row is not alone",
-              where);
+      require(!std::isfinite(single[i]) == is_bad, "a bad row is not alone", where);
       require(is_bad || single[i] == result[(has_codes ? 0 : whole.size()) + i],
               "a bad row changes others", where);
     }
@@ -297,7 +292,7 @@ std::vector<float> check_rows(const std::string &where) {
   return result;
 }
 
-void check_rounding(const std::string &where) {
+void check_rounding(const std::string& where) {
   Buffer<float> values(2), back(2);
   Buffer<uint16_t> halves(2), result(2);
   const float one = 1;
@@ -307,40 +302,34 @@ void check_rounding(const std::string &where) {
       halves[0] = half;
       float sum = 0;
       const Floats residual{halves.data(), type};
-      kernels().finish({&sum, 1, 1, &one, false, nullptr, residual, back.data(),
-                        FloatType::float32, 1});
+      kernels().finish(
+          {&sum, 1, 1, &one, false, nullptr, residual, back.data(), FloatType::float32, 1});
       return back[0];
     };
     const auto write = [&](float value) {
-      kernels().finish(
-          {&value, 1, 1, &one, false, nullptr, kNone, result.data(), type, 1});
+      kernels().finish({&value, 1, 1, &one, false, nullptr, kNone, result.data(), type, 1});
       return result[0];
     };
     for (unsigned half = 0; half < infinity; ++half) {
       const float value = read(half), next = read(half + 1);
-      require(write(value) == half && write(-value) == (half | 0x8000),
-              "a half is lost", where);
+      require(write(value) == half && write(-value) == (half | 0x8000), "a half is lost", where);
       if (half + 1 < infinity) {
         const float tie = value + (next - value) / 2;
-        require(write(tie) == half + half % 2, "a tie is not rounded to even",
-                where);
-        require(write(std::nextafter(tie, next)) == half + 1,
-                "a half is not the nearest", where);
+        require(write(tie) == half + half % 2, "a tie is not rounded to even", where);
+        require(write(std::nextafter(tie, next)) == half + 1, "a half is not the nearest", where);
       }
     }
     require(write(INFINITY) == infinity &&
-                write(3e38f) ==
-                    (type == FloatType::float16 ? infinity : 0x7f62),
+                write(3e38f) == (type == FloatType::float16 ? infinity : 0x7f62),
             "a large half is wrong", where);
     require(std::isnan(read(write(NAN))), "NaN is lost", where);
   }
 }
 
-std::vector<float> check_recurrence(const std::string &where) {
+std::vector<float> check_recurrence(const std::string& where) {
   random_source.seed(13);
   const size_t rows = 5, dims = 133;
-  Buffer<float> gates(3 * rows * dims), state(dims), weight(dims), bound(dims),
-      inverse(rows);
+  Buffer<float> gates(3 * rows * dims), state(dims), weight(dims), bound(dims), inverse(rows);
   Buffer<float> scratch(dims), last(dims), y(rows * dims);
   Buffer<bool> valid(rows);
   std::normal_distribution<float> normal(0, 4);
@@ -354,39 +343,38 @@ std::vector<float> check_recurrence(const std::string &where) {
   }
   for (size_t row = 0; row < rows; ++row) {
     valid[row] = row != 2;
-    inverse[row] = kernels().rms_inverse(floats(gates), (3 * row + 2) * dims,
-                                         dims, 1e-6f, scratch.data());
+    inverse[row] =
+        kernels().rms_inverse(floats(gates), (3 * row + 2) * dims, dims, 1e-6f, scratch.data());
   }
-  const RecurrenceStep step{
-      floats(gates), state.data(), floats(weight), floats(bound), valid.data(),
-      rows,          dims,         inverse.data(), y.data(),      last.data()};
+  const RecurrenceStep step{floats(gates), state.data(), floats(weight), floats(bound),
+                            valid.data(),  rows,         dims,           inverse.data(),
+                            y.data(),      last.data()};
   kernels().recur(step, 0, 64);
   kernels().recur(step, 64, dims);
   const auto sigmoid = [](double v) { return 1 / (1 + std::exp(-v)); };
   for (size_t c = 0; c < dims; ++c) {
     double h = state[c];
     for (size_t row = 0; row < rows; ++row) {
-      const float *g = gates.data() + 3 * row * dims + c;
+      const float* g = gates.data() + 3 * row * dims + c;
       const double f = bound[c] + (1 - bound[c]) * sigmoid(g[dims]);
       h = valid[row] ? f * h + g[0] * sigmoid(g[0]) * (1 - f) : h;
       double square = 0;
       for (size_t i = 0; i < dims; ++i) {
         square += std::pow(gates[(3 * row + 2) * dims + i], 2) / dims;
       }
-      const double want =
-          g[2 * dims] / std::sqrt(square + 1e-6) * weight[c] * h * sigmoid(h);
+      const double want = g[2 * dims] / std::sqrt(square + 1e-6) * weight[c] * h * sigmoid(h);
       require(std::abs(y[row * dims + c] - want) <= 1e-5 * (1 + std::abs(want)),
               "an output of the recurrence is wrong", where);
     }
-    require(std::abs(last[c] - h) <= 1e-5 * (1 + std::abs(h)),
-            "a state is wrong", where);
+    require(std::abs(last[c] - h) <= 1e-5 * (1 + std::abs(h)), "a state is wrong", where);
   }
   std::vector<float> result(y.data(), y.data() + y.size);
   result.insert(result.end(), last.data(), last.data() + dims);
   return result;
 }
 
-template <class T> void append(std::vector<T> &to, const std::vector<T> &from) {
+template <class T>
+void append(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
@@ -405,9 +393,8 @@ float from_bfloat16(uint16_t half) {
 
 // Every row alone must give the bits that it has among the others.
 template <class Product>
-void check_dense(size_t rows, size_t dims, size_t outputs,
-                 const std::vector<double> &weight, Product &&product,
-                 const std::string &where) {
+void check_dense(size_t rows, size_t dims, size_t outputs, const std::vector<double>& weight,
+                 Product&& product, const std::string& where) {
   std::normal_distribution<float> normal;
   Buffer<float> x(rows * dims), y(rows * outputs), one(outputs);
   for (size_t i = 0; i < x.size; ++i) {
@@ -422,16 +409,13 @@ void check_dense(size_t rows, size_t dims, size_t outputs,
         want += x[m * dims + i] * weight[n * dims + i];
         size += std::abs(x[m * dims + i] * weight[n * dims + i]);
       }
-      require(std::abs(y[m * outputs + n] - want) <= 1e-4 * size,
-              "a dense sum is wrong", where);
-      require(y[m * outputs + n] == one[n], "a row depends on the others",
-              where);
+      require(std::abs(y[m * outputs + n] - want) <= 1e-4 * size, "a dense sum is wrong", where);
+      require(y[m * outputs + n] == one[n], "a row depends on the others", where);
     }
   }
 }
 
-void check_dense_floats(size_t rows, size_t dims, size_t outputs,
-                        const std::string &where) {
+void check_dense_floats(size_t rows, size_t dims, size_t outputs, const std::string& where) {
   std::normal_distribution<float> normal;
   Buffer<uint16_t> halves(outputs * dims);
   Buffer<float> floats(outputs * dims);
@@ -442,18 +426,16 @@ void check_dense_floats(size_t rows, size_t dims, size_t outputs,
   }
   const FloatMatrix wide{floats.data(), FloatType::float32, outputs};
   const FloatMatrix narrow{halves.data(), FloatType::bfloat16, outputs};
-  for (const FloatMatrix &matrix : {wide, narrow}) {
+  for (const FloatMatrix& matrix : {wide, narrow}) {
     check_dense(
         rows, dims, outputs, weight,
-        [&](const float *x, size_t count, float *y) {
-          dense_product(x, count, dims, matrix, y);
-        },
+        [&](const float* x, size_t count, float* y) { dense_product(x, count, dims, matrix, y); },
         where);
   }
 }
 
-void check_dense_codes(size_t rows, size_t group, size_t groups, size_t outputs,
-                       int bits, const std::string &where) {
+void check_dense_codes(size_t rows, size_t group, size_t groups, size_t outputs, int bits,
+                       const std::string& where) {
   const size_t dims = group * groups;
   Buffer<uint8_t> codes(outputs * dims * bits / 8);
   Buffer<float> scales(outputs * groups), biases(outputs * groups);
@@ -473,18 +455,15 @@ void check_dense_codes(size_t rows, size_t group, size_t groups, size_t outputs,
     }
     weight[i] = double(code) * scales[i / group] + biases[i / group];
   }
-  const QuantizedMatrix matrix{
-      codes.data(), scales.data(), biases.data(), FloatType::float32,
-      outputs,      group,         bits};
+  const QuantizedMatrix matrix{codes.data(), scales.data(), biases.data(), FloatType::float32,
+                               outputs,      group,         bits};
   check_dense(
       rows, dims, outputs, weight,
-      [&](const float *x, size_t count, float *y) {
-        quantized_product(x, count, dims, matrix, y);
-      },
+      [&](const float* x, size_t count, float* y) { quantized_product(x, count, dims, matrix, y); },
       where);
 }
 
-void check_dense_products(const std::string &name) {
+void check_dense_products(const std::string& name) {
   for (size_t rows : {1, 3, 7}) {
     for (size_t dims : {1, 31, 32, 100}) {
       check_dense_floats(rows, dims, 10, name + " floats");
@@ -508,17 +487,22 @@ struct AttentionProblem {
   static constexpr size_t kLengths[] = {140, 0, 2};
   static constexpr size_t kRows = 3;
 
-  AttentionProblem(const HeadSizes &size, size_t window, size_t sinks)
-      : size(size), window(window), sinks(sinks),
+  AttentionProblem(const HeadSizes& size, size_t window, size_t sinks)
+      : size(size),
+        window(window),
+        sinks(sinks),
         used(window ? std::min(kLengths[0], window + sinks) : kLengths[0]),
         slots(window ? std::min(used + 1, window + sinks) : used + 1),
         room(slots + 2),
         projected(kRows * (size.heads + 2 * size.groups) * size.dims),
-        keys(kRows * size.groups * room * size.dims), values(keys.size),
-        wavelengths(size.dims / 2), norm(size.dims), positions(kRows * used),
+        keys(kRows * size.groups * room * size.dims),
+        values(keys.size),
+        wavelengths(size.dims / 2),
+        norm(size.dims),
+        positions(kRows * used),
         new_positions(kRows * slots) {
     std::normal_distribution<float> normal;
-    for (auto *buffer : {&projected, &keys, &values, &norm}) {
+    for (auto* buffer : {&projected, &keys, &values, &norm}) {
       for (size_t i = 0; i < buffer->size; ++i) {
         (*buffer)[i] = normal(random_source);
       }
@@ -544,14 +528,12 @@ struct AttentionProblem {
   }
 
   size_t slot_of(size_t position) const {
-    return window == 0 || position < sinks
-               ? position
-               : sinks + (position - sinks) % window;
+    return window == 0 || position < sinks ? position : sinks + (position - sinks) % window;
   }
 
   // One row alone, or all.
-  std::vector<float> attend_to(size_t row, size_t count, Buffer<float> &keys,
-                               Buffer<float> &values) {
+  std::vector<float> attend_to(size_t row, size_t count, Buffer<float>& keys,
+                               Buffer<float>& values) {
     const size_t buffers = row * size.groups * room * size.dims;
     std::vector<float> y(count * size.heads * size.dims);
     attend({offset(row * (size.heads + 2 * size.groups) * size.dims),
@@ -585,8 +567,8 @@ struct AttentionProblem {
 
   // A head, normed and rotated.
   std::vector<double> head(size_t row, size_t index, bool is_value) const {
-    const float *x = projected.memory.get() +
-                     (row * (size.heads + 2 * size.groups) + index) * size.dims;
+    const float* x =
+        projected.memory.get() + (row * (size.heads + 2 * size.groups) + index) * size.dims;
     std::vector<double> result(x, x + size.dims);
     if (is_value) {
       return result;
@@ -601,8 +583,7 @@ struct AttentionProblem {
     for (size_t i = 0; size.dims % 2 == 0 && i < size.dims / 2; ++i) {
       const size_t a = size.dims % 4 == 0 ? 2 * i : i;
       const size_t b = size.dims % 4 == 0 ? 2 * i + 1 : i + size.dims / 2;
-      const double angle =
-          kLengths[row] / static_cast<double>(wavelengths.memory[i]);
+      const double angle = kLengths[row] / static_cast<double>(wavelengths.memory[i]);
       const double first = result[a], second = result[b];
       result[a] = first * std::cos(angle) - second * std::sin(angle);
       result[b] = first * std::sin(angle) + second * std::cos(angle);
@@ -616,10 +597,10 @@ struct AttentionProblem {
   Buffer<int32_t> positions, new_positions;
 };
 
-void check_attention_of(const HeadSizes &size, size_t window, size_t sinks,
-                        const std::string &where) {
+void check_attention_of(const HeadSizes& size, size_t window, size_t sinks,
+                        const std::string& where) {
   AttentionProblem p(size, window, sinks);
-  const auto copy = [](const Buffer<float> &buffer) {
+  const auto copy = [](const Buffer<float>& buffer) {
     Buffer<float> result(buffer.size);
     std::copy_n(buffer.memory.get(), buffer.size, result.data());
     return result;
@@ -630,8 +611,7 @@ void check_attention_of(const HeadSizes &size, size_t window, size_t sinks,
   for (size_t row = 0; row < p.kRows; ++row) {
     auto own_keys = copy(p.keys), own_values = copy(p.values);
     const auto own = p.attend_to(row, 1, own_keys, own_values);
-    require(std::memcmp(own.data(), y.data() + row * own.size(),
-                        4 * own.size()) == 0,
+    require(std::memcmp(own.data(), y.data() + row * own.size(), 4 * own.size()) == 0,
             "attention of a row depends on the others", where);
   }
   set_threads(2);
@@ -651,22 +631,19 @@ void check_attention_of(const HeadSizes &size, size_t window, size_t sinks,
       const auto value = p.head(row, size.heads + size.groups + group, true);
       for (size_t i = 0; i < p.room * size.dims; ++i) {
         const bool is_new = i / size.dims == place;
-        require(close(keys[start + i],
-                      is_new ? key[i % size.dims] : p.keys[start + i]) &&
-                    close(values[start + i],
-                          is_new ? value[i % size.dims] : p.values[start + i]),
+        require(close(keys[start + i], is_new ? key[i % size.dims] : p.keys[start + i]) &&
+                    close(values[start + i], is_new ? value[i % size.dims] : p.values[start + i]),
                 "a buffer is wrong", where);
       }
-      for (size_t h = group * size.heads / size.groups;
-           h < (group + 1) * size.heads / size.groups; ++h) {
+      for (size_t h = group * size.heads / size.groups; h < (group + 1) * size.heads / size.groups;
+           ++h) {
         const auto query = p.head(row, h, false);
         std::vector<double> sums(size.dims);
         double total = 0;
         for (size_t slot = 0; slot < count; ++slot) {
           double score = 0;
           for (size_t d = 0; d < size.dims; ++d) {
-            score += query[d] * keys[start + slot * size.dims + d] /
-                     std::sqrt(1.0 * size.dims);
+            score += query[d] * keys[start + slot * size.dims + d] / std::sqrt(1.0 * size.dims);
           }
           total += std::exp(score);
           for (size_t d = 0; d < size.dims; ++d) {
@@ -674,9 +651,8 @@ void check_attention_of(const HeadSizes &size, size_t window, size_t sinks,
           }
         }
         for (size_t d = 0; d < size.dims; ++d) {
-          require(
-              close(y[(row * size.heads + h) * size.dims + d], sums[d] / total),
-              "attention is wrong", where);
+          require(close(y[(row * size.heads + h) * size.dims + d], sums[d] / total),
+                  "attention is wrong", where);
         }
       }
     }
@@ -684,12 +660,11 @@ void check_attention_of(const HeadSizes &size, size_t window, size_t sinks,
 }
 
 // Values of one slot in two halves of a type, whose weights are all the same.
-void check_attention_halves(FloatType type, const std::string &where) {
+void check_attention_halves(FloatType type, const std::string& where) {
   constexpr size_t kDims = 41;
   const uint16_t one = type == FloatType::float16 ? 0x3c00 : 0x3f80;
   const uint16_t two = 0x4000;
-  Buffer<uint16_t> projected(3 * kDims), keys(2 * kDims), values(2 * kDims),
-      y(kDims);
+  Buffer<uint16_t> projected(3 * kDims), keys(2 * kDims), values(2 * kDims), y(kDims);
   Buffer<int32_t> positions(1), new_positions(2);
   for (size_t d = 0; d < kDims; ++d) {
     values[d] = d % 2 ? one : two;
@@ -718,24 +693,18 @@ void check_attention_halves(FloatType type, const std::string &where) {
           2,
           y.data()});
   for (size_t d = 0; d < kDims; ++d) {
-    require(y[d] == (d % 2 ? one : two) && values[kDims + d] == y[d],
-            "a half is wrong", where);
+    require(y[d] == (d % 2 ? one : two) && values[kDims + d] == y[d], "a half is wrong", where);
   }
 }
 
-void check_attention(const std::string &name) {
+void check_attention(const std::string& name) {
   random_source.seed(17);
-  for (const auto &[window, sinks] :
-       {std::pair{0, 0}, {9, 0}, {5, 3}, {200, 0}}) {
-    for (const HeadSizes &size : {HeadSizes{1, 1, 8},
-                                  {6, 2, 33},
-                                  {5, 1, 100},
-                                  {4, 4, 64},
-                                  {8, 2, 130}}) {
+  for (const auto& [window, sinks] : {std::pair{0, 0}, {9, 0}, {5, 3}, {200, 0}}) {
+    for (const HeadSizes& size :
+         {HeadSizes{1, 1, 8}, {6, 2, 33}, {5, 1, 100}, {4, 4, 64}, {8, 2, 130}}) {
       check_attention_of(size, window, sinks,
-                         name + " attention " + std::to_string(size.heads) +
-                             " x " + std::to_string(size.dims) + " window " +
-                             std::to_string(window));
+                         name + " attention " + std::to_string(size.heads) + " x " +
+                             std::to_string(size.dims) + " window " + std::to_string(window));
     }
   }
   check_attention_halves(FloatType::float16, name + " attention of float16");
@@ -764,7 +733,7 @@ void check_callers_and_fork() {
     for (unsigned seed = 0; seed < 3; ++seed) {
       callers.emplace_back(work, seed);
     }
-    for (auto &caller : callers) {
+    for (auto& caller : callers) {
       caller.join();
     }
   }
@@ -780,28 +749,27 @@ void check_callers_and_fork() {
   work(10);
 }
 
-} // namespace
+}  // namespace
 
-int main(int count, char **wanted) {
+int main(int count, char** wanted) {
   const auto names = kernel_names();
   for (int i = 1; i < count; ++i) {
     bool found = false;
-    for (const auto &name : names) {
+    for (const auto& name : names) {
       found |= name == wanted[i];
     }
     require(found, "is not offered by this processor", wanted[i]);
   }
   set_threads(2);
   std::vector<float> first;
-  for (const auto &name : names) {
+  for (const auto& name : names) {
     use_kernels(name);
     for (size_t dims : {1, 31, 33, 63, 100, 256, 257, 1000}) {
       for (size_t rows : {1, 2, 3, 4, 5, 6, 7, 13}) {
         for (size_t outputs : {1, 3, 4, 37}) {
           Problem p(rows, dims, outputs);
-          check_products(p, name + " " + std::to_string(rows) + " x " +
-                                std::to_string(dims) + " x " +
-                                std::to_string(outputs));
+          check_products(p, name + " " + std::to_string(rows) + " x " + std::to_string(dims) +
+                                " x " + std::to_string(outputs));
         }
       }
     }
@@ -812,9 +780,9 @@ int main(int count, char **wanted) {
     for (size_t dims : {1, 31, 33, 63, 100, 300}) {
       for (size_t rows : {1, 2, 3, 30}) {
         for (int kind = 0; kind < 4; ++kind) {
-          check_projections(rows, dims, kind % 2, kind / 2,
-                            name + " projections " + std::to_string(rows) +
-                                " x " + std::to_string(dims));
+          check_projections(
+              rows, dims, kind % 2, kind / 2,
+              name + " projections " + std::to_string(rows) + " x " + std::to_string(dims));
         }
       }
     }
@@ -825,8 +793,7 @@ int main(int count, char **wanted) {
     append(bits, check_rows(name));
     append(bits, check_recurrence(name));
     first = first.empty() ? bits : first;
-    require(std::memcmp(bits.data(), first.data(), 4 * bits.size()) == 0,
-            "other bits", name);
+    require(std::memcmp(bits.data(), first.data(), 4 * bits.size()) == 0, "other bits", name);
     std::printf("%s\n", name.c_str());
   }
   check_callers_and_fork();

@@ -165,9 +165,9 @@ class Attention {
     const float* peaks = record + shared_ * stride_ + own;
     const size_t runs = (used_[row] + kRunSlots - 1) / kRunSlots;
     char* y = static_cast<char*>(c.y) + head * c.dims * size_of(c.projected.type);
-    set_.merge(
-        {record + own * c.dims, peaks, peaks + shared_, runs, record_, c.dims, y, c.projected.type},
-        scratch);
+    set_.merge({record + own * stride_, peaks, peaks + shared_, runs, record_, c.dims, y,
+                c.projected.type},
+               scratch);
   }
 
   const AttentionCall& call_;

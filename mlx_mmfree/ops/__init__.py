@@ -7,6 +7,7 @@ K key dims, V value dims, N output dims, W window.
 from .activations import ACTIVATIONS as ACTIVATIONS
 from .activations import gated as gated
 from .attention import attention as attention
+from .attention_step import attention_step as attention_step
 from .bit_linear import Projection as Projection
 from .bit_linear import bit_linear as bit_linear
 from .dense_matmul import Quantization as Quantization

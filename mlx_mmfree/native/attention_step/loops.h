@@ -1,0 +1,188 @@
+#pragma once
+
+#include <math.h>
+#include <string.h>
+
+#include "bit_linear/prepare_row.h"
+#include "cpu/exponential.h"
+#include "cpu/floats.h"
+#include "cpu/kernels.h"
+#include "dense_matmul/float_tile.h"
+
+// Attention of one token, but for the scores, which are a dense product.
+
+namespace mmfree {
+
+// Independent maxima and sums, for vectors.
+constexpr size_t kScoreLanes = 16;
+// Slots whose values stay in the first-level cache while all heads and dims meet them.
+constexpr size_t kValueSlots = 16;
+// Vectors of one tile.
+constexpr size_t kValueVectors = 4;
+
+template <class Isa>
+void rotate_head(const Heads& h, float* values) {
+  const size_t half = h.dims / 2, step = h.is_interleaved ? 2 : 1;
+  const float *cosines = h.cosines, *sines = cosines + half;
+  float* second = values + (h.is_interleaved ? 1 : half);
+  for (size_t i = 0; i < half; ++i) {
+    const float a = values[step * i], b = second[step * i];
+    values[step * i] = a * cosines[i] - b * sines[i];
+    second[step * i] = a * sines[i] + b * cosines[i];
+  }
+}
+
+template <class Isa>
+void prepare_heads(const Heads& h, float* scratch) {
+  float* values = scratch + h.dims;
+  for (size_t head = 0; head < h.count; ++head) {
+    widen<Isa>(h.x, head * h.dims, h.dims, values);
+    if (h.norm.data) {
+      scale_row<Isa>(values, inverse_of<Isa>(values, h.dims, h.eps), h.norm, h.dims, scratch,
+                     values);
+    }
+    if (h.cosines) {
+      rotate_head<Isa>(h, values);
+    }
+    for (size_t d = 0; d < h.dims; ++d) {
+      values[d] *= h.scale;
+    }
+    narrow<Isa>(values, h.dims, h.type,
+                static_cast<char*>(h.y) + head * h.stride * size_of(h.type));
+  }
+}
+
+// Weights from the scores of one head.
+template <class Isa>
+void soften(float* scores, size_t count, float* peak, float* total) {
+  float most[kScoreLanes], sums[kScoreLanes] = {};
+  for (float& lane : most) {
+    lane = -INFINITY;
+  }
+  for (size_t j = 0; j < count; j += kScoreLanes) {
+    const size_t lanes = count - j < kScoreLanes ? count - j : kScoreLanes;
+    for (size_t l = 0; l < lanes; ++l) {
+      most[l] = scores[j + l] > most[l] ? scores[j + l] : most[l];
+    }
+  }
+  for (float lane : most) {
+    *most = lane > *most ? lane : *most;
+  }
+  for (size_t j = 0; j < count; ++j) {
+    scores[j] = exponential<Isa>(scores[j] - *most);
+  }
+  for (size_t j = 0; j < count; j += kScoreLanes) {
+    const size_t lanes = count - j < kScoreLanes ? count - j : kScoreLanes;
+    for (size_t l = 0; l < lanes; ++l) {
+      sums[l] += scores[j + l];
+    }
+  }
+  *peak = *most;
+  *total = 0.0f;
+  for (float lane : sums) {
+    *total += lane;
+  }
+}
+
+// The values of the slots [slot, last) for M heads, V vectors of dims from `start`. The sum of each
+// head and dim is one chain, whatever the tile.
+template <class Isa, FloatType type, size_t M, size_t V>
+void add_values(const SlotRun& r, size_t head, size_t slot, size_t last, size_t start) {
+  using Vector = typename Isa::Floats;
+  constexpr size_t kBytes = float_bytes(type), kLanes = Isa::kLanes;
+  const size_t some = r.dims - start < kLanes ? r.dims - start : kLanes;
+  Vector sums[M][V];
+  for (size_t m = 0; m < M; ++m) {
+    memcpy(sums[m], r.sums + (head + m) * r.stride + start, sizeof(sums[m]));
+  }
+  const float* weights = r.scores + head * r.slots;
+  for (; slot < last; ++slot) {
+    const uint8_t* row =
+        static_cast<const uint8_t*>(r.values.data) + (slot * r.dims + start) * kBytes;
+    Vector values[V];
+    unroll<V>([&](auto v) MMFREE_INLINE {
+      prefetch_weights(row + v * kLanes * kBytes);
+      if constexpr (V > 1) {
+        values[v] = Isa::template load<type>(row + v * kLanes * kBytes);
+      } else {
+        values[v] = load_some<Isa, type>(row, some);
+      }
+    });
+    unroll<M>([&](auto m) MMFREE_INLINE {
+      const Vector weight = Isa::fill(weights[m * r.slots + slot]);
+      unroll<V>([&](auto v) MMFREE_INLINE {
+        sums[m][v] = Isa::multiply_add(values[v], weight, sums[m][v]);
+      });
+    });
+  }
+  for (size_t m = 0; m < M; ++m) {
+    memcpy(r.sums + (head + m) * r.stride + start, sums[m], sizeof(sums[m]));
+  }
+}
+
+template <class Isa, FloatType type, size_t M>
+void add_values(const SlotRun& r, size_t head, size_t slot, size_t last) {
+  constexpr size_t kTile = kValueVectors * Isa::kLanes;
+  size_t start = 0;
+  for (; start + kTile <= r.dims; start += kTile) {
+    add_values<Isa, type, M, kValueVectors>(r, head, slot, last, start);
+  }
+  for (; start < r.dims; start += Isa::kLanes) {
+    add_values<Isa, type, M, 1>(r, head, slot, last, start);
+  }
+}
+
+template <class Isa, FloatType type>
+void add_values(const SlotRun& r) {
+  for (size_t slot = 0; slot < r.slots; slot += kValueSlots) {
+    const size_t last = slot + kValueSlots < r.slots ? slot + kValueSlots : r.slots;
+    for (size_t head = 0; head < r.heads; head += Isa::kRows) {
+      const size_t heads = r.heads - head < Isa::kRows ? r.heads - head : Isa::kRows;
+      unroll<Isa::kRows>([&](auto m) {
+        if (heads == m + 1) {
+          add_values<Isa, type, m + 1>(r, head, slot, last);
+        }
+      });
+    }
+  }
+}
+
+template <class Isa>
+void weigh(const SlotRun& r) {
+  for (size_t head = 0; head < r.heads; ++head) {
+    soften<Isa>(r.scores + head * r.slots, r.slots, r.peaks + head, r.totals + head);
+  }
+  memset(r.sums, 0, r.heads * r.stride * sizeof(float));
+  switch (r.values.type) {
+    case FloatType::float32:
+      return add_values<Isa, FloatType::float32>(r);
+    case FloatType::float16:
+      return add_values<Isa, FloatType::float16>(r);
+    case FloatType::bfloat16:
+      return add_values<Isa, FloatType::bfloat16>(r);
+  }
+}
+
+template <class Isa>
+void merge(const RunResults& r, float* scratch) {
+  float peak = -INFINITY, total = 0.0f;
+  for (size_t run = 0; run < r.runs; ++run) {
+    const float own = r.peaks[run * r.distance];
+    peak = own > peak ? own : peak;
+  }
+  memset(scratch, 0, r.dims * sizeof(float));
+  for (size_t run = 0; run < r.runs; ++run) {
+    const float weight = exponential<Isa>(r.peaks[run * r.distance] - peak);
+    const float* sums = r.sums + run * r.distance;
+    total += weight * r.totals[run * r.distance];
+    for (size_t d = 0; d < r.dims; ++d) {
+      scratch[d] += weight * sums[d];
+    }
+  }
+  for (size_t d = 0; d < r.dims; ++d) {
+    scratch[d] /= total;
+  }
+  narrow<Isa>(scratch, r.dims, r.type, r.y);
+}
+
+}  // namespace mmfree

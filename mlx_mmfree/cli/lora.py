@@ -15,11 +15,13 @@ from ..training.yaml_values import read_mapping
 from .console import CommandParser, command
 from .flags import descriptions, size_bytes
 from .loading import DTYPES, add_latent_flag, add_memory_flags, dtype_of, limits
+from .process_group import one_voice
 
 if TYPE_CHECKING:
     from ..hub import Tokenizer
     from ..models import Decoder
     from ..training.callbacks import Callback
+    from ..training.data_parallel import DataParallel
     from ..training.samples import Samples
 
 HELP = "fine-tune a model with LoRA, DoRA or in full"
@@ -90,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     settings = _settings(args)
     from ..hub import load, needed_bytes, open_checkpoint
+    from ..training.data_parallel import DataParallel
     from ..training.fine_tune import read_data
 
     keep_freed_memory()
@@ -99,14 +102,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     model_bytes = needed_bytes(checkpoint, dtype, packed=not is_full)
     if settings.teacher is not None:
         model_bytes += needed_bytes(open_checkpoint(settings.teacher))
-    with limits(args, model_bytes):
+    processes = DataParallel()
+    with one_voice(processes.rank), limits(args, model_bytes):
         model, tokenizer = load(checkpoint, dtype=dtype, packed=not is_full)
         data = read_data(settings, tokenizer)
         for name, samples in data.items():
             print(f"{name}: {samples.summary()}")
         if args.train:
-            _train(args, model, tokenizer, data, settings)
-        if args.test:
+            _train(args, model, tokenizer, data, settings, processes)
+        if args.test and processes.is_first:
             _test(args, model, data, settings)
     return 0
 
@@ -143,6 +147,7 @@ def _train(
     tokenizer: "Tokenizer",
     data: "dict[str, Samples]",
     settings: FineTuneSettings,
+    processes: "DataParallel",
 ) -> None:
     import mlx.core as mx
 
@@ -163,10 +168,12 @@ def _train(
         print("There is no valid.jsonl: nothing is measured on the way, the last weights are kept.")
     folder = Path(settings.adapter_path)
     callbacks: list[Callback] = []
-    if args.report_to == "wandb":
+    if args.report_to == "wandb" and processes.is_first:
         callbacks.append(WandbReport(args.project_name, folder, settings.record()))
     loss = teacher_loss(settings, model, tokenizer)
-    progress = fine_tune(model, tokenizer, data, settings, loss=loss, callbacks=callbacks)
+    progress = fine_tune(
+        model, tokenizer, data, settings, loss=loss, processes=processes, callbacks=callbacks
+    )
     print(
         f"{progress['step']} steps, {progress['tokens']:,} tokens learned, peak memory "
         f"{mx.get_peak_memory() / 1e9:.3f} GB."

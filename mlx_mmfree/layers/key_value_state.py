@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx.utils import tree_map
 
+from ..ops.slots import held_positions, next_slots, slots_after, write_slots
 from .quantized_array import Quantization, QuantizedArray
 
 Buffer = mx.array | QuantizedArray
@@ -72,13 +73,13 @@ class KeyValueState(NamedTuple):
 
     def blank(self, length: int, window: int | None = None, sinks: int = 0) -> "KeyValueState":
         """What this empty state becomes after `length` tokens, without room, keys and values zero."""
-        slots = length if window is None else min(length, sinks + window)
+        slots = slots_after(0, length, window, sinks)
         padding = [(0, 0), (0, 0), (0, slots), (0, 0)]
         ends = mx.full((self.positions.shape[0],), length, mx.int32)
         return KeyValueState(
             _each(lambda buffer: mx.pad(buffer, padding), self.keys),
             _each(lambda buffer: mx.pad(buffer, padding), self.values),
-            _positions(ends, slots, window, sinks),
+            held_positions(ends, slots, window, sinks),
         )
 
 
@@ -124,21 +125,19 @@ def extend(
     start: int | mx.array = 0 if state.is_empty else state.lengths
     end = mx.broadcast_to(start + (length if counts is None else counts), (keys.shape[0],))
     end = end.astype(mx.int32)
-    slots = used + length if window is None else min(used + length, sinks + window)
+    slots = slots_after(used, length, window, sinks)
     is_full = slots < used + length
     if begin is not None or (is_full and (length > 1 or counts is not None)):
-        positions = _positions(end if begin is None else end - begin, slots, window, sinks)
+        positions = held_positions(end if begin is None else end - begin, slots, window, sinks)
         places = positions if begin is None else positions + begin[:, None]
         seen, visible, state = _rewritten(state, new_keys, new_values, end, positions, places)
         return Attended(_read(seen[0], key_dims), _read(seen[1], value_dims), visible), state
-    state = _with_room(state, slots, None if window is None else sinks + window)
-    first = start
-    if window is not None and not state.is_empty:
-        first = mx.where(start < sinks, start, sinks + (start - sinks) % window)
+    state = with_room(state, length, window, sinks)
+    first = next_slots(start, window, sinks) if isinstance(start, mx.array) else start
     state = KeyValueState(
-        _each(lambda buffer, new: _write(buffer, new, first), state.keys, new_keys),
-        _each(lambda buffer, new: _write(buffer, new, first), state.values, new_values),
-        _positions(end, slots, window, sinks),
+        _each(lambda buffer, new: write_slots(buffer, new, first), state.keys, new_keys),
+        _each(lambda buffer, new: write_slots(buffer, new, first), state.values, new_values),
+        held_positions(end, slots, window, sinks),
     )
     if used == 0:
         return Attended(_read(new_keys, key_dims), _read(new_values, value_dims), None), state
@@ -147,22 +146,15 @@ def extend(
     return Attended(*attended, state.positions), state
 
 
-def _positions(lengths: mx.array, slots: int, window: int | None, sinks: int) -> mx.array:
-    """The position that each slot holds in rows of these lengths."""
-    slot, last = mx.arange(slots), lengths[:, None] - 1
-    position = slot
-    if window is not None:
-        # the latest position that falls on the slot
-        position = mx.where(slot < sinks, slot, last - (last - slot) % window)
-    return mx.where((position >= slot) & (position <= last), position, -1)
-
-
-def _with_room(state: KeyValueState, slots: int, most: int | None) -> KeyValueState:
-    room = _length(state.keys)
+def with_room(
+    state: KeyValueState, length: int, window: int | None = None, sinks: int = 0
+) -> KeyValueState:
+    """The state with room for `length` more tokens."""
+    room, slots = _length(state.keys), slots_after(state.positions.shape[1], length, window, sinks)
     if slots <= room:
         return state
     grown = -(-slots // GROWTH_STEP) * GROWTH_STEP
-    grown = grown if most is None else min(grown, most)
+    grown = grown if window is None else min(grown, sinks + window)
     padding = [(0, 0), (0, 0), (0, grown - room), (0, 0)]
     keys, values = _each(lambda buffer: mx.pad(buffer, padding), (state.keys, state.values))
     return state._replace(keys=keys, values=values)
@@ -183,17 +175,6 @@ def _stored(x: mx.array, buffer: Buffer) -> Buffer:
 
 def _read(buffer: Buffer, dims: int) -> mx.array:
     return buffer.decode(dims) if isinstance(buffer, QuantizedArray) else buffer
-
-
-def _write(buffer: mx.array, new: mx.array, first: int | mx.array) -> mx.array:
-    """The buffer with `new` written along axis 2 from `first`, which each row has its own of."""
-    if isinstance(first, int):
-        first = mx.array([first], mx.int32)
-    if first.size == 1:
-        return mx.slice_update(buffer, new, first.reshape(1), axes=(2,))
-    slots = first[:, None] + mx.arange(new.shape[2])
-    slots = mx.broadcast_to(slots[:, None, :, None], new.shape)
-    return mx.put_along_axis(buffer, slots, new, axis=2)
 
 
 def _rewritten(

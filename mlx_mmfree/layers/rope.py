@@ -102,6 +102,15 @@ class RoPE(nn.Module):
         # Underscored: no parameters.
         self._wavelengths = rope_wavelengths(dims, base) if wavelengths is None else wavelengths
 
+    @property
+    def wavelengths(self) -> mx.array | None:
+        """Positions per radian of each pair, `(K / 2,)`; `None` where they depend on the position."""
+        return self._wavelengths
+
+    @property
+    def is_interleaved(self) -> bool:
+        return self._is_interleaved
+
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         if isinstance(offset, mx.array) and offset.ndim == 2:
             # rows of one token
@@ -165,6 +174,10 @@ class DynamicRoPE(RoPE):
         self._base = base
         self._factor = factor
         self._trained_length = trained_length
+
+    @property
+    def wavelengths(self) -> mx.array | None:
+        return None
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         position = mx.array(offset)

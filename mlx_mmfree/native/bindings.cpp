@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "attention_step/attention_step.h"
 #include "bit_linear/bit_linear.h"
 #include "cpu/kernels.h"
 #include "cpu/thread_pool.h"
@@ -100,6 +101,30 @@ NB_MODULE(_ext, m) {
 
         Returns:
             The results side by side, in the dtype of x.)");
+
+  m.def("attention_step", &mmfree::attention_step, "projected"_a, "keys"_a, "values"_a,
+        "positions"_a, "num_heads"_a, "wavelengths"_a.none(), "is_interleaved"_a,
+        "query_norm"_a.none(), "key_norm"_a.none(), "norm_eps"_a, "window"_a, "sinks"_a,
+        R"(One token's attention to the slots of a state, which takes its key and value.
+
+        Args:
+            projected: Query, key and value heads side by side, (B, 1, (H + 2G) K), any of the float
+                types.
+            keys: (B, G, C, K), any of the float types, with room for the token.
+            values: As the keys.
+            positions: Those of the slots in use, int32 (B, N); -1 where there is no token.
+            num_heads: H.
+            wavelengths: Positions per radian of each pair, float32 (K / 2,), or None.
+            is_interleaved: Whether pairs are neighbours, else halves.
+            query_norm: Weight of an RMSNorm of each query head, (K,), or None.
+            key_norm: Of each key head, (K,), or None.
+            norm_eps: Epsilon of both.
+            window: Slots behind the sinks, or 0 for as many as there are tokens.
+            sinks: Slots of the first tokens, which stay.
+
+        Returns:
+            The output (B, 1, H K) in the dtype of the projected heads, and the new keys, values and
+            positions.)");
 
   m.def("mlgru_step", &mmfree::mlgru_step, "gates"_a, "state"_a, "weight"_a, "eps"_a,
         "lower_bound"_a.none(), "valid"_a.none(),

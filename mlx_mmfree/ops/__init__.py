@@ -7,6 +7,7 @@ K key dims, V value dims, N output dims, W window.
 from .activations import ACTIVATIONS as ACTIVATIONS
 from .activations import gated as gated
 from .attention import attention as attention
+from .attention_step import attention_step as attention_step
 from .bit_linear import Projection as Projection
 from .bit_linear import bit_linear as bit_linear
 from .dense_matmul import Quantization as Quantization
@@ -20,6 +21,7 @@ from .mlgru_step import mlgru_step as mlgru_step
 from .rms_norm_quantize import rms_norm_quantize as rms_norm_quantize
 from .straight_through import straight_through as straight_through
 from .ternary import pack_ternary as pack_ternary
+from .ternary import packed_columns as packed_columns
 from .ternary import packed_width as packed_width
 from .ternary import ternarize as ternarize
 from .ternary import unpack_ternary as unpack_ternary

@@ -97,6 +97,7 @@ def metal_kernels() -> dict[str, str | None]:
 def _calls() -> dict[str, Iterator[Call]]:
     return {
         "attention": _attention_calls(),
+        "attention_step": _attention_step_calls(),
         "bit_linear": _bit_linear_calls(),
         "dense_matmul": _dense_matmul_calls(),
         "gated_rms_norm": _gated_rms_norm_calls(),
@@ -111,6 +112,23 @@ def _attention_calls() -> Iterator[Call]:
     for dtype in DTYPES:
         x = mx.zeros((1, 1, 2, 64), dtype)
         yield Call((x, x, x, "causal"), {})
+
+
+def _attention_step_calls() -> Iterator[Call]:
+    options: dict[str, Any] = {
+        "num_heads": 2,
+        "wavelengths": mx.ones((32,)),
+        "is_interleaved": False,
+        "query_norm": None,
+        "key_norm": None,
+        "norm_eps": 1e-6,
+        "window": None,
+        "sinks": 0,
+    }
+    for dtype in DTYPES:
+        buffer = mx.zeros((1, 1, 2, 64), dtype)
+        arguments = mx.zeros((1, 1, 4 * 64), dtype), buffer, buffer, mx.zeros((1, 1), mx.int32)
+        yield Call(arguments, options)
 
 
 def _dense_matmul_calls() -> Iterator[Call]:

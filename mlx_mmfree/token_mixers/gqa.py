@@ -7,12 +7,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.key_value_state import Attended, KeyValueState, extend
+from ..layers.key_value_state import Attended, KeyValueState, extend, with_room
 from ..layers.quantized_array import GROUP_SIZES, Quantization
 from ..layers.rope import RoPE
 from ..layers.sample_starts import sample_begins
 from ..layers.token_mixer import LinearFactory, TokenMixer
-from ..ops import attention
+from ..ops import attention, attention_step
 from ..ops.attention import Mask
 
 SINKS = 4
@@ -265,12 +265,57 @@ class GQA(TokenMixer):
         starts: mx.array | None = None,
     ) -> tuple[mx.array, KeyValueState | tuple[()]]:
         """Attention where the first `counts` tokens of each row are real."""
+        projected = project(x, (self.query_proj, self.key_proj, self.value_proj), norm=norm)
+        if counts is None and starts is None and self._is_step(x, state):
+            y, state = self._step(projected, state)
+        else:
+            y, state = self._mix(projected, state, counts, starts)
+        output_norm = self.output_norm if "output_norm" in self else None
+        return project(y, (self.output_proj,), norm=output_norm, residual=residual), state
+
+    def _is_step(self, x: mx.array, state: KeyValueState | tuple[()]) -> bool:
+        """Whether `_step` computes the attention of this input."""
+        if x.shape[1] != 1 or not isinstance(state, KeyValueState) or state.is_quantized:
+            return False
+        return "rope" not in self or (self.rope.wavelengths is not None and not self._sinks)
+
+    def _step(self, projected: mx.array, state: KeyValueState) -> tuple[mx.array, KeyValueState]:
+        """Attention of one token."""
+        state = with_room(state, 1, self._window, self._sinks)
+        options: dict[str, Any] = {}
+        if "rope" in self:
+            options["wavelengths"] = self.rope.wavelengths
+            options["is_interleaved"] = self.rope.is_interleaved
+        if "query_norm" in self:
+            options["query_norm"], options["key_norm"] = (
+                self.query_norm.weight,
+                self.key_norm.weight,
+            )
+            options["norm_eps"] = self.query_norm.eps
+        y, *new = attention_step(
+            projected,
+            *state,
+            num_heads=self.num_heads,
+            window=self._window,
+            sinks=self._sinks,
+            **options,
+        )
+        return y, KeyValueState(*new)
+
+    def _mix(
+        self,
+        projected: mx.array,
+        state: KeyValueState | tuple[()],
+        counts: mx.array | None,
+        starts: mx.array | None,
+    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
+        """Attention of any number of tokens."""
+        length = projected.shape[1]
         start: int | mx.array = 0
         if isinstance(state, KeyValueState) and not state.is_empty:
             start = state.lengths
         begins = None if starts is None else sample_begins(starts, start)
-        offset = start if begins is None else _places(start, x.shape[1]) - begins
-        projected = project(x, (self.query_proj, self.key_proj, self.value_proj), norm=norm)
+        offset = start if begins is None else _places(start, length) - begins
         kv_dims = self.num_kv_heads * self.head_dim
         query, key, value = mx.split(projected, [-2 * kv_dims, -kv_dims], axis=-1)
         plain_queries = self._heads(query, "query_norm")
@@ -280,18 +325,16 @@ class GQA(TokenMixer):
         if isinstance(state, KeyValueState):
             begin = None if begins is None else begins[:, -1]
             attended, state = extend(state, keys, values, counts, self._window, self._sinks, begin)
-            mask = self._causal_mask(attended, x.shape[1], start, begins)
+            mask = self._causal_mask(attended, length, start, begins)
             if self._sinks and "rope" in self and not isinstance(mask, str | None):
                 queries, attended = self._near_sinks(
                     plain_queries, queries, attended, start, begins
                 )
         else:
             attended = Attended(keys, values, None)
-            mask = self._full_mask(x.shape[1], counts, begins)
+            mask = self._full_mask(length, counts, begins)
         y = attention(queries, attended.keys, attended.values, mask)
-        y = y.swapaxes(1, 2).reshape(*x.shape[:2], -1).astype(x.dtype)
-        output_norm = self.output_norm if "output_norm" in self else None
-        return project(y, (self.output_proj,), norm=output_norm, residual=residual), state
+        return y.swapaxes(1, 2).reshape(*projected.shape[:2], -1).astype(projected.dtype), state
 
     def _heads(self, x: mx.array, norm: str = "") -> mx.array:
         """`(B, L, heads * K)` to `(B, heads, L, K)`, normed if there is such a norm."""

@@ -9,19 +9,23 @@ class RunLog:
     """Appends records to `log.jsonl`; after a resume, those past the resumed step are dropped.
 
     Args:
-        path: The file.
+        path: The file; `None` keeps nothing.
         step: The step the run starts at.
     """
 
-    def __init__(self, path: Path, step: int):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, path: Path | None, step: int):
         self._path = path
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
         kept = [r for r in read_log(path) if r.get("step", 0) <= step] if step else []
         new = path.with_suffix(".new")
         new.write_text("".join(json.dumps(record) + "\n" for record in kept))
         new.replace(path)
 
     def write(self, **record: Any) -> None:
+        if self._path is None:
+            return
         with self._path.open("a") as file:
             file.write(json.dumps(record) + "\n")
 

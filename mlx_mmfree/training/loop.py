@@ -26,6 +26,7 @@ from ..version import __version__
 from .batches import Batch
 from .callbacks import Callback
 from .checkpoint import read_progress, restore_checkpoint, save_checkpoint
+from .data_parallel import DataParallel
 from .log import RunLog, plot_curve
 from .loss import Loss, next_token_loss
 
@@ -97,7 +98,8 @@ class Trainer:
         batches: The data.
         validation: Measures the model; called every `steps_per_eval` steps and at the end.
         loss: Sum of the losses of a batch.
-        reduce: Adds up the sums of several processes; `None`: there is one.
+        processes: Those that train together, each on batches of its own; `None`: all that
+            `mlx.launch` started, or this one.
         callbacks: Told of each record, best model and checkpoint.
 
     Raises:
@@ -114,7 +116,7 @@ class Trainer:
         validation: Validation | None = None,
         *,
         loss: Loss = next_token_loss,
-        reduce: Callable[[Sums], Sums] | None = None,
+        processes: DataParallel | None = None,
         callbacks: Sequence[Callback] = (),
     ):
         if not tree_flatten(model.trainable_parameters()):
@@ -132,8 +134,8 @@ class Trainer:
         self._batches = batches
         self._validation = validation
         self._loss_and_gradient = nn.value_and_grad(model, loss)
-        self._reduce = reduce
-        self._callbacks = callbacks
+        self._processes = DataParallel() if processes is None else processes
+        self._callbacks = callbacks if self._processes.is_first else ()
         self._progress: dict[str, Any] = {
             "step": 0,
             "tokens": 0,
@@ -152,14 +154,24 @@ class Trainer:
         """
         self._resume()
         settings, progress = self._settings, self._progress
-        log = RunLog(settings.folder / "log.jsonl", progress["step"])
+        is_first = self._processes.is_first
+        self._processes.check_same("step", progress["step"])
+        self.model.update(self._processes.of_first(self.model.trainable_parameters()))
+        log = RunLog(settings.folder / "log.jsonl" if is_first else None, progress["step"])
         mx.reset_peak_memory()
         if progress["step"] == 0:
-            log.write(step=0, **_environment(), settings=settings.record)
+            environment = _environment() | {"processes": self._processes.size}
+            log.write(step=0, **environment, settings=settings.record)
             if settings.validates_first:
                 self._validate(log)
         self.model.train()
-        bar = tqdm(total=settings.steps, initial=progress["step"], unit="step", dynamic_ncols=True)
+        bar = tqdm(
+            total=settings.steps,
+            initial=progress["step"],
+            unit="step",
+            dynamic_ncols=True,
+            disable=not is_first,
+        )
         clock = _Clock()
         while progress["step"] < settings.steps and not self._is_out_of_patience():
             loss, tokens, norm, rate = self._step(progress["step"])
@@ -180,7 +192,8 @@ class Trainer:
                 if self._is_due(settings.save_every) or self._is_out_of_patience():
                     self._save()
         bar.close()
-        if not plot_curve(settings.folder / "log.jsonl", settings.folder / "curve.png"):
+        curve = settings.folder / "curve.png"
+        if is_first and not plot_curve(settings.folder / "log.jsonl", curve):
             print("No curve was drawn: pip install 'mlx-mmfree[plot]' adds matplotlib.")
         return progress
 
@@ -211,7 +224,7 @@ class Trainer:
         with _warming_up(self.model, step, self._settings.quantization_warmup):
             sums = self._sums(step)
         total, tokens = float(sums.loss), int(sums.tokens)
-        gradient = tree_map(lambda g: g / tokens, sums.gradient)
+        gradient = tree_map(lambda g: g.astype(mx.float32) / tokens, sums.gradient)
         gradient, norm = optim.clip_grad_norm(gradient, self._settings.clip_norm or math.inf)
         length = float(norm)
         if not math.isfinite(total) or not math.isfinite(length):
@@ -220,6 +233,9 @@ class Trainer:
                 f"the last good state is kept in '{self._settings.folder}'. Lower 'learning_rate' or "
                 "'clip_norm'."
             )
+        # a float32 gradient would turn 16-bit weights into float32 ones
+        weights = self.model.trainable_parameters()
+        gradient = tree_map(lambda g, weight: g.astype(weight.dtype), gradient, weights)
         rate = self._schedule(step)
         self._optimizer.learning_rate = rate
         self._optimizer.update(self.model, gradient)
@@ -234,14 +250,13 @@ class Trainer:
         total, tokens, gradient = mx.zeros(()), 0, None
         for part, batch in enumerate(self._batches(step)):
             # dropout depends on the position in the run alone, so that a resumed run repeats it
-            mx.random.seed(_mixed(self._settings.seed, step, part))
+            mx.random.seed(_mixed(self._settings.seed, step, part, self._processes.rank))
             loss, added = self._loss_and_gradient(self.model, batch)
             total = total + loss
             tokens += batch.tokens
             gradient = added if gradient is None else tree_map(mx.add, gradient, added)
             mx.eval(total, gradient)
-        sums = Sums(total, mx.array(tokens, mx.int32), gradient)
-        return sums if self._reduce is None else self._reduce(sums)
+        return Sums(*self._processes.sums(total, mx.array(tokens, mx.int32), gradient))
 
     def _report(self, log: RunLog, clock: "_Clock", norm: float, rate: float) -> dict[str, Any]:
         progress = self._progress
@@ -266,7 +281,7 @@ class Trainer:
             return
         progress = self._progress
         self.model.eval()
-        figures = self._validation(self.model)
+        figures = self._processes.of_first(self._validation(self.model))
         self.model.train()
         if not math.isfinite(figures["valid_loss"]):
             raise TrainingError(
@@ -287,7 +302,8 @@ class Trainer:
                 callback.on_best(progress["step"])
 
     def _save(self) -> None:
-        save_checkpoint(self._settings.folder, self.model, self._optimizer, self._progress)
+        if self._processes.is_first:
+            save_checkpoint(self._settings.folder, self.model, self._optimizer, self._progress)
         for callback in self._callbacks:
             callback.on_save(self._progress["step"])
 

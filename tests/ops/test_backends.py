@@ -34,6 +34,10 @@ def _normal(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
     return mx.random.normal(shape).astype(dtype)
 
 
+def _with_float_positions(results: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
+    return *results[:3], results[3].astype(mx.float32)
+
+
 CASES = {
     "dense_matmul": Case(
         lambda n, dtype: (_normal(5, n, dtype=dtype), _normal(33, n, dtype=dtype)),
@@ -121,6 +125,32 @@ CASES = {
         ),
         ops.attention,
         3,
+        keeps_dtype=True,
+    ),
+    # rows of different lengths
+    "attention_step": Case(
+        lambda n, dtype: (
+            _normal(2, 1, 8 * 10, dtype=dtype),
+            _normal(2, 2, n + 3, 10, dtype=dtype),
+            _normal(2, 2, n + 3, 10, dtype=dtype),
+            1.0 + 0.1 * _normal(10),
+            1.0 + 0.1 * _normal(10),
+            mx.stack([mx.arange(n), mx.where(mx.arange(n) < n // 2, mx.arange(n), -1)]),
+        ),
+        lambda projected, keys, values, query_norm, key_norm, positions: _with_float_positions(
+            ops.attention_step(
+                projected,
+                keys,
+                values,
+                positions,
+                num_heads=4,
+                wavelengths=mx.power(100.0, mx.arange(5) / 5),
+                query_norm=query_norm,
+                key_norm=key_norm,
+                window=None if positions.shape[1] % 3 else 40,
+            )
+        ),
+        5,
         keeps_dtype=True,
     ),
 }

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.models import Decoder, hgrn_bit
@@ -18,7 +19,7 @@ from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.corpus import Stage
 from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
 from mlx_mmfree.training.log import read_log
-from mlx_mmfree.training.loop import Trainer
+from mlx_mmfree.training.loop import Sums, Trainer
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import build_optimizer, build_schedule
 from tests.tolerances import GRADIENT_TOLERANCE, relative_error
@@ -140,6 +141,68 @@ def test_accumulation_equals_the_larger_batch(tmp_path: Path) -> None:
         models.append(_weights(model))
     for name, value in models[0].items():
         assert relative_error(models[1][name], value) <= 1e-3, name
+
+
+def test_sums_of_several_processes_are_added_before_division(tmp_path: Path) -> None:
+    def twice(sums: Sums) -> Sums:
+        gradient = tree_map(lambda g: g + g, sums.gradient)
+        return Sums(sums.loss + sums.loss, sums.tokens + sums.tokens, gradient)
+
+    models = []
+    for run, reduce in (("one", None), ("two", twice)):
+        models.append(_model())
+        settings = _settings(tmp_path, output=run, steps=3)
+        progress = _trainer(models[-1], settings, _batches(), reduce=reduce).train()
+        assert progress["tokens"] == (3 if reduce is None else 6) * 4 * 12
+    for name, value in _weights(models[0]).items():
+        assert mx.array_equal(_weights(models[1])[name], value), name
+
+
+def test_masked_tokens_and_padding_are_not_learned() -> None:
+    rows = np.random.default_rng(0).integers(1, 40, (2, 13)).astype(np.int32)
+    whole = Batch.of_rows(rows)
+    padding = np.zeros((2, 3), np.int32)
+    valid = np.arange(15)[None].repeat(2, axis=0) < 12
+    weights = np.concatenate([whole.weights, padding], axis=1).astype(np.float32)
+    padded = Batch(
+        np.concatenate([whole.inputs, padding], axis=1),
+        np.concatenate([whole.targets, padding], axis=1),
+        weights,
+        valid,
+    )
+    model = _model()
+    want, wanted = nn.value_and_grad(model, next_token_loss)(model, whole)
+    loss, got = nn.value_and_grad(model, next_token_loss)(model, padded)
+    assert loss.item() == pytest.approx(want.item(), rel=1e-6)
+    got = dict(tree_flatten(got))
+    for name, value in tree_flatten(wanted):
+        assert relative_error(got[name], value) <= GRADIENT_TOLERANCE, name
+    half = replace(padded, weights=weights * (np.arange(15) < 6))
+    parts = [half, replace(padded, weights=weights - half.weights)]
+    assert sum(part.tokens for part in parts) == padded.tokens
+    losses = [next_token_loss(model, part).item() for part in parts]
+    assert sum(losses) == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_gradient_checkpoints_take_less_memory() -> None:
+    batch = Batch.of_rows(np.zeros((2, 129), np.int32))
+    peaks = []
+    for is_checkpointed in (False, True):
+        model = _model(num_hidden_layers=8, hidden_size=64)
+        if is_checkpointed:
+            checkpoint_blocks(model)
+        mx.eval(model.parameters())
+        mx.reset_peak_memory()
+        mx.eval(nn.value_and_grad(model, next_token_loss)(model, batch))
+        peaks.append(mx.get_peak_memory())
+    assert peaks[1] < 0.5 * peaks[0]
+
+
+def test_training_without_trainable_parameters_is_refused(tmp_path: Path) -> None:
+    model = _model()
+    model.freeze()
+    with pytest.raises(TrainingError, match="has no trainable parameters"):
+        _trainer(model, _settings(tmp_path), _batches())
 
 
 def test_gradient_checkpoints_change_no_gradient() -> None:

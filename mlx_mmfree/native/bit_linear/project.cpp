@@ -24,33 +24,9 @@ constexpr size_t kChunkRows = 24;
 // The start of a share, fetched while the activations are prepared.
 constexpr size_t kEarlyBytes = 8 << 10;
 
-constexpr size_t round_up(size_t value, size_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 constexpr size_t groups(size_t outputs) {
   return (outputs + kGroup - 1) / kGroup;
 }
-
-// Cuts one block of memory into parts, each aligned to a cache line.
-class Cutter {
- public:
-  explicit Cutter(void* memory) : memory_(static_cast<char*>(memory)) {
-  }
-  template <class T>
-  T* take(size_t count) {
-    T* part = reinterpret_cast<T*>(memory_ + size_);
-    size_ += round_up(count * sizeof(T), 64);
-    return part;
-  }
-  size_t size() const {
-    return size_;
-  }
-
- private:
-  char* memory_;
-  size_t size_ = 0;
-};
 
 // Encoded rows for each projection, or for all of them where they have no norms.
 struct Panel {

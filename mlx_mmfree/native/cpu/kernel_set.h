@@ -1,5 +1,6 @@
 #pragma once
 
+#include "attention_step/loops.h"
 #include "bit_linear/finish.h"
 #include "bit_linear/prepare_row.h"
 #include "cpu/kernels.h"
@@ -31,6 +32,9 @@ constexpr Kernels kernel_set(const char* name, bool (*is_supported)()) {
           finish<Isa>,
           rms_inverse<Isa>,
           recur<Isa>,
+          prepare_heads<Isa>,
+          weigh<Isa>,
+          merge<Isa>,
           dense_kernels<Dense>(),
           probe_kernels<Dense>()};
 }

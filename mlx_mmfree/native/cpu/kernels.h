@@ -113,6 +113,38 @@ struct RecurrenceStep {
   float* last;           // (dims,)
 };
 
+// Heads of one token, normed, rotated and scaled.
+struct Heads {
+  Floats x;  // (count, dims)
+  size_t count, dims;
+  Floats norm;  // weight of an RMSNorm of each head, (dims,), or none
+  float eps;
+  const float* cosines;  // (dims / 2,), then as many sines; null: no rotation
+  bool is_interleaved;   // pairs are neighbours, else halves
+  float scale;
+  void* y;  // heads of the type at a distance of
+  FloatType type;
+  size_t stride;
+};
+
+// Query heads that share a key head, on a run of slots.
+struct SlotRun {
+  float* scores;  // (heads, slots); the call leaves the weights e^(score - peak)
+  size_t heads, slots, dims;
+  Floats values;  // (slots, dims)
+  float* sums;    // (heads, dims), of weight times value
+  float* peaks;   // (heads,), the largest scores
+  float* totals;  // (heads,), of the weights
+};
+
+// What one head has of each run, at a distance of `distance` floats.
+struct RunResults {
+  const float *sums, *peaks, *totals;
+  size_t runs, distance, dims;
+  void* y;  // (dims,)
+  FloatType type;
+};
+
 // The loops of one instruction set. Every set gives the same bits, but for those of `dense`.
 struct Kernels {
   const char* name;
@@ -143,6 +175,11 @@ struct Kernels {
   float (*rms_inverse)(const Floats& x, size_t start, size_t dims, float eps, float* scratch);
   // The channels [first, last) of all rows of one sequence.
   void (*recur)(const RecurrenceStep&, size_t first, size_t last);
+  // scratch: (2 * dims,).
+  void (*prepare_heads)(const Heads&, float* scratch);
+  void (*weigh)(const SlotRun&);
+  // The mean of the values, each with its weight of all runs; scratch: (dims,).
+  void (*merge)(const RunResults&, float* scratch);
   DenseKernels dense;
   ProbeKernels probe;
 };

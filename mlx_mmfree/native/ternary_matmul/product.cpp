@@ -20,10 +20,6 @@ constexpr size_t kSharedBytes = 96 << 10;
 // Outputs of a piece are whole cache lines.
 constexpr size_t kOutputs = 16;
 
-constexpr size_t round_up(size_t value, size_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 size_t panel_rows(size_t rows, size_t row_bytes) {
   return std::min(rows, std::max<size_t>(round_up(kPanelBytes / row_bytes, 12), 12));
 }

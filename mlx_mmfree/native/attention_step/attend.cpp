@@ -1,0 +1,187 @@
+#include "attention_step/attend.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/floats.h"
+#include "cpu/thread_pool.h"
+#include "cpu/workspace.h"
+
+namespace mmfree {
+
+namespace {
+
+// Slots of one run. Where runs begin depends on nothing, so that a row keeps its bits.
+constexpr size_t kRunSlots = 128;
+// Floats below which the caller is done before another thread wakes up.
+constexpr size_t kSharedFloats = 32 << 10;
+
+constexpr Floats kNone{nullptr, FloatType::float32};
+
+// Items of so many floats each that make a piece.
+size_t piece(size_t floats) {
+  return std::max<size_t>(kSharedFloats / std::max<size_t>(floats, 1), 1);
+}
+
+class Attention {
+ public:
+  explicit Attention(const AttentionCall& call)
+      : call_(call),
+        set_(kernels()),
+        shared_(call.heads / call.groups),
+        stride_(std::max(round_up(call.dims, set_.dense.padding), set_.dense.padding)),
+        runs_((call.slots + kRunSlots - 1) / kRunSlots),
+        record_(shared_ * (call.dims + 2)) {
+  }
+
+  void run() {
+    const AttentionCall& c = call_;
+    const size_t count = threads();
+    const size_t own = round_up(std::max(3 * c.dims, shared_ * kRunSlots), 16);
+    float* scratch = nullptr;
+    const auto cut = [&](Cutter& cutter) {
+      queries_ = cutter.take<float>(c.batch * c.heads * stride_);
+      used_ = cutter.take<size_t>(c.batch);
+      records_ = cutter.take<float>(c.batch * c.groups * runs_ * record_);
+      scratch = cutter.take<float>(count * own);
+    };
+    Cutter measure(nullptr);
+    cut(measure);
+    Cutter cutter(workspace(measure.size()));
+    cut(cutter);
+    const auto share = [&](size_t items, size_t step, auto&& body) {
+      parallel_region(items, step, count, [&](Claims& claims) {
+        for (size_t item, last; claims.next(item, last);) {
+          for (; item < last; ++item) {
+            body(item, scratch + claims.thread() * own);
+          }
+        }
+      });
+    };
+    share(c.batch, piece((c.heads + 2 * c.groups) * c.dims),
+          [this](size_t row, float* scratch) { prepare(row, scratch); });
+    const size_t items = c.batch * c.groups * runs_;
+    const bool is_small = 2 * c.batch * c.groups * c.slots * c.dims <= kSharedFloats;
+    share(items, is_small ? std::max<size_t>(items, 1) : 1,
+          [this](size_t item, float* scratch) { read(item, scratch); });
+    share(c.batch * c.heads, piece(runs_ * c.dims),
+          [this](size_t head, float* scratch) { merge(head, scratch); });
+  }
+
+ private:
+  // Rotates a row's queries and key, and puts the key and the value into their slot.
+  void prepare(size_t row, float* scratch) {
+    const AttentionCall& c = call_;
+    const int64_t position = length(row);
+    used_[row] = std::min<size_t>(position + 1, c.slots);
+    for (size_t slot = 0; slot < c.slots; ++slot) {
+      c.new_positions[row * c.slots + slot] = static_cast<int32_t>(held(slot, position));
+    }
+    float* angles = c.wavelengths ? scratch + 2 * c.dims : nullptr;
+    if (angles) {
+      set_angles(position, angles);
+    }
+    const Floats heads = offset(c.projected, row * (c.heads + 2 * c.groups) * c.dims);
+    float* queries = queries_ + row * c.heads * stride_;
+    std::fill_n(queries, c.heads * stride_, 0.0f);
+    const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.dims)));
+    set_.prepare_heads({heads, c.heads, c.dims, c.query_norm, c.eps, angles, c.is_interleaved,
+                        scale, queries, FloatType::float32, stride_},
+                       scratch);
+    const size_t at = (row * c.groups * c.room + slot_of(position)) * c.dims;
+    const auto store = [&](size_t head, const Floats& norm, const float* angles, void* buffer,
+                           FloatType type) {
+      set_.prepare_heads(
+          {offset(heads, head * c.dims), c.groups, c.dims, norm, c.eps, angles, c.is_interleaved,
+           1.0f, static_cast<char*>(buffer) + at * size_of(type), type, c.room * c.dims},
+          scratch);
+    };
+    store(c.heads, c.key_norm, angles, c.keys, c.key_type);
+    store(c.heads + c.groups, kNone, nullptr, c.values, c.value_type);
+  }
+
+  // The tokens that a row has read, which is the new one's position.
+  int64_t length(size_t row) const {
+    const int32_t* positions = call_.positions + row * call_.used;
+    int64_t last = -1;
+    for (size_t slot = 0; slot < call_.used; ++slot) {
+      last = std::max<int64_t>(last, positions[slot]);
+    }
+    return last + 1;
+  }
+
+  // The slot of a position, among those of the call whatever the position is.
+  size_t slot_of(int64_t position) const {
+    const int64_t sinks = call_.sinks, window = call_.window;
+    const int64_t slot =
+        window == 0 || position < sinks ? position : sinks + (position - sinks) % window;
+    return std::min<size_t>(slot, call_.slots - 1);
+  }
+
+  // The position that a slot holds once the last one is `last`; -1 for none.
+  int64_t held(int64_t slot, int64_t last) const {
+    const int64_t window = call_.window;
+    if (slot > last) {
+      return -1;
+    }
+    return window == 0 || slot < static_cast<int64_t>(call_.sinks) ? slot
+                                                                   : last - (last - slot) % window;
+  }
+
+  // Cosines, then sines. The angles are those of the plain operations, in float32.
+  void set_angles(int64_t position, float* angles) const {
+    const size_t half = call_.dims / 2;
+    for (size_t i = 0; i < half; ++i) {
+      const float angle = static_cast<float>(position) * (1.0f / call_.wavelengths[i]);
+      angles[i] = static_cast<float>(std::cos(static_cast<double>(angle)));
+      angles[half + i] = static_cast<float>(std::sin(static_cast<double>(angle)));
+    }
+  }
+
+  // One run of slots of one key head, for all its query heads.
+  void read(size_t item, float* scores) const {
+    const AttentionCall& c = call_;
+    const size_t first = item % runs_ * kRunSlots, group = item / runs_, row = group / c.groups;
+    if (first >= used_[row]) {
+      return;
+    }
+    const size_t slots = std::min(kRunSlots, used_[row] - first);
+    const size_t at = (group * c.room + first) * c.dims;
+    const Floats keys = offset({c.keys, c.key_type}, at);
+    set_.dense.multiply({queries_ + group * shared_ * stride_, shared_, stride_, c.dims, keys.data,
+                         keys.type, slots, scores},
+                        0, slots);
+    float* record = records_ + item * record_;
+    float* peaks = record + shared_ * c.dims;
+    set_.weigh({scores, shared_, slots, c.dims, offset({c.values, c.value_type}, at), record, peaks,
+                peaks + shared_});
+  }
+
+  // One query head's result of all runs.
+  void merge(size_t head, float* scratch) const {
+    const AttentionCall& c = call_;
+    const size_t row = head / c.heads, own = head % shared_;
+    const float* record = records_ + head / shared_ * runs_ * record_;
+    const float* peaks = record + shared_ * c.dims + own;
+    const size_t runs = (used_[row] + kRunSlots - 1) / kRunSlots;
+    char* y = static_cast<char*>(c.y) + head * c.dims * size_of(c.projected.type);
+    set_.merge(
+        {record + own * c.dims, peaks, peaks + shared_, runs, record_, c.dims, y, c.projected.type},
+        scratch);
+  }
+
+  const AttentionCall& call_;
+  const Kernels& set_;
+  size_t shared_, stride_, runs_, record_;
+  float* queries_ = nullptr;  // (batch, heads, stride)
+  size_t* used_ = nullptr;    // (batch,) slots with a token
+  float* records_ = nullptr;  // (batch, groups, runs): sums, peaks and totals of the shared heads
+};
+
+}  // namespace
+
+void attend(const AttentionCall& call) {
+  Attention(call).run();
+}
+
+}  // namespace mmfree

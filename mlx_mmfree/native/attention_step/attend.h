@@ -1,0 +1,29 @@
+#pragma once
+
+#include "cpu/kernels.h"
+
+namespace mmfree {
+
+// One token of each row: its query heads attend to the slots of its row, which take its key and
+// value.
+struct AttentionCall {
+  Floats projected;  // (batch, (heads + 2 groups) dims)
+  size_t batch, heads, groups, dims;
+  Floats query_norm, key_norm;  // (dims,) or none
+  float eps;
+  const float* wavelengths;  // (dims / 2,) or null
+  bool is_interleaved;
+  size_t window, sinks;      // window 0: none
+  const int32_t* positions;  // (batch, used)
+  size_t used;
+  void *keys, *values;  // (batch, groups, room, dims) of their types
+  FloatType key_type, value_type;
+  size_t room;
+  int32_t* new_positions;  // (batch, slots), 0 < slots <= room
+  size_t slots;
+  void* y;  // (batch, heads, dims) of the type of what is projected
+};
+
+void attend(const AttentionCall& call);
+
+}  // namespace mmfree

@@ -1,0 +1,88 @@
+"""What attention computes between its projections for one token."""
+
+import mlx.core as mx
+
+from ..dispatch import dispatch
+from ..slots import slots_after
+
+
+def attention_step(
+    projected: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    positions: mx.array,
+    *,
+    num_heads: int,
+    wavelengths: mx.array | None = None,
+    is_interleaved: bool = False,
+    query_norm: mx.array | None = None,
+    key_norm: mx.array | None = None,
+    norm_eps: float = 1e-6,
+    window: int | None = None,
+    sinks: int = 0,
+) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    r"""Attention of one token to those before it and itself, and the state that holds it.
+
+    .. math::
+        q_h &= R_p\,\mathrm{norm}_q(\hat q_h), \quad k_{p,g} = R_p\,\mathrm{norm}_k(\hat k_g) \\
+        y_h &= \sum_j \mathrm{softmax}_j\big(q_h^\top k_{j,g(h)} / \sqrt{K}\big)\,v_{j,g(h)},
+        \quad g(h) = \lfloor h\,G / H \rfloor
+
+    with the rotation :math:`R_p` of pairs by :math:`p / \lambda_i` (arXiv 2104.09864). The position
+    `p` of a row is one more than its last. The slots are those of `ops.slots`.
+
+    Args:
+        projected: Heads of queries :math:`\hat q`, keys :math:`\hat k` and values, one behind the
+            other, `(B, 1, (H + 2G) K)`, any float dtype.
+        keys: Rotated keys `(B, G, C, K)`, with room for the token. Memory that nothing else holds is
+            written in place.
+        values: `(B, G, C, K)`.
+        positions: The position that each slot in use holds, int32 `(B, N)`, -1 for none. Only the
+            last one of a row counts.
+        num_heads: `H`, a multiple of `G`.
+        wavelengths: Positions per radian of each pair, :math:`\lambda`, float32 `(K / 2,)`; `None`:
+            no rotation.
+        is_interleaved: Pairs are neighbours `(2i, 2i + 1)` instead of halves `(i, i + K / 2)`.
+        query_norm: Weight of an RMSNorm of each query head, `(K,)`; `None`: no norm.
+        key_norm: Weight of an RMSNorm of each key head, `(K,)`, given together with `query_norm`.
+        norm_eps: Epsilon of both norms.
+        window: Slots behind the sinks, the oldest of which is overwritten; `None`: all tokens stay.
+        sinks: Number of first tokens that stay.
+
+    Returns:
+        `y`, `(B, 1, H K)` in the dtype of `projected`; the new keys and values, of the shapes and
+        dtypes that they had; the new positions, `(B, N + 1)` or `(B, N)` once the window is full.
+
+    Raises:
+        ValueError: The shapes do not agree, or there is no room.
+    """
+    batch, groups, room, dims = keys.shape
+    if num_heads % groups or projected.shape != (batch, 1, (num_heads + 2 * groups) * dims):
+        raise ValueError(
+            f"[attention_step] 'projected' and 'keys' must have shapes (B, 1, (H + 2G) K) and "
+            f"(B, G, C, K) but got {projected.shape} and {keys.shape} for {num_heads} heads."
+        )
+    slots = slots_after(positions.shape[1], 1, window, sinks)
+    if values.shape != keys.shape or slots > room:
+        raise ValueError(
+            f"[attention_step] 'keys' and 'values' must have room for {slots} tokens but got shapes "
+            f"{keys.shape} and {values.shape}."
+        )
+    if (query_norm is None) != (key_norm is None):
+        raise ValueError("[attention_step] 'query_norm' and 'key_norm' must be given together.")
+    y, keys, values, positions = dispatch(
+        __name__,
+        projected,
+        keys,
+        values,
+        positions,
+        num_heads=num_heads,
+        wavelengths=wavelengths,
+        is_interleaved=is_interleaved,
+        query_norm=query_norm,
+        key_norm=key_norm,
+        norm_eps=norm_eps,
+        window=window,
+        sinks=sinks,
+    )
+    return y, keys, values, positions

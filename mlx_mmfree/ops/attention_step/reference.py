@@ -1,0 +1,59 @@
+"""Definition of `attention_step`, in terms of `attention`."""
+
+from typing import Any
+
+import mlx.core as mx
+
+from ..attention import attention
+from ..slots import held_positions, next_slots, slots_after, write_slots
+
+
+def unsupported(*args: Any, **kwargs: Any) -> str | None:
+    return None
+
+
+def run(
+    projected: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    positions: mx.array,
+    *,
+    num_heads: int,
+    wavelengths: mx.array | None,
+    is_interleaved: bool,
+    query_norm: mx.array | None,
+    key_norm: mx.array | None,
+    norm_eps: float,
+    window: int | None,
+    sinks: int,
+) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    batch, groups, _, dims = keys.shape
+    lengths = mx.zeros((batch,), mx.int32)
+    if positions.shape[1]:
+        lengths = mx.max(positions, axis=1) + 1
+    heads = projected.reshape(batch, -1, 1, dims)
+    q, k, v = mx.split(heads, [num_heads, num_heads + groups], axis=1)
+    if query_norm is not None:
+        q = mx.fast.rms_norm(q, query_norm, norm_eps)
+        k = mx.fast.rms_norm(k, key_norm, norm_eps)
+    if wavelengths is not None:
+        q, k = (
+            mx.fast.rope(
+                x,
+                dims,
+                traditional=is_interleaved,
+                base=None,
+                scale=1.0,
+                offset=lengths,
+                freqs=wavelengths,
+            )
+            for x in (q, k)
+        )
+    slot = next_slots(lengths, window, sinks)
+    keys = write_slots(keys, k.astype(keys.dtype), slot)
+    values = write_slots(values, v.astype(values.dtype), slot)
+    slots = slots_after(positions.shape[1], 1, window, sinks)
+    positions = held_positions(lengths + 1, slots, window, sinks)
+    mask = (positions >= 0)[:, None, None]
+    y = attention(q, keys[:, :, :slots], values[:, :, :slots], mask)
+    return y.reshape(batch, 1, -1).astype(projected.dtype), keys, values, positions

@@ -1,7 +1,7 @@
 """Grouped-query attention (Ainslie et al., arXiv 2305.13245)."""
 
 from copy import copy
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -266,21 +266,23 @@ class GQA(TokenMixer):
     ) -> tuple[mx.array, KeyValueState | tuple[()]]:
         """Attention where the first `counts` tokens of each row are real."""
         projected = project(x, (self.query_proj, self.key_proj, self.value_proj), norm=norm)
-        if counts is None and starts is None and self._is_step(x, state):
+        if counts is None and starts is None and self._takes_step(state, x.shape[1]):
             y, state = self._step(projected, state)
         else:
             y, state = self._mix(projected, state, counts, starts)
         output_norm = self.output_norm if "output_norm" in self else None
         return project(y, (self.output_proj,), norm=output_norm, residual=residual), state
 
-    def _is_step(self, x: mx.array, state: KeyValueState | tuple[()]) -> bool:
-        """Whether `_step` computes the attention of this input."""
-        if x.shape[1] != 1 or not isinstance(state, KeyValueState) or state.is_quantized:
+    def _takes_step(
+        self, state: KeyValueState | tuple[()], length: int
+    ) -> TypeGuard[KeyValueState]:
+        """Whether `_step` computes attention with this state to so many tokens."""
+        if length != 1 or not isinstance(state, KeyValueState) or state.is_quantized:
             return False
         return "rope" not in self or (self.rope.wavelengths is not None and not self._sinks)
 
     def _step(self, projected: mx.array, state: KeyValueState) -> tuple[mx.array, KeyValueState]:
-        """Attention of one token."""
+        """Attention of one token, with exact keys and values."""
         state = with_room(state, 1, self._window, self._sinks)
         options: dict[str, Any] = {}
         if "rope" in self:
@@ -294,7 +296,7 @@ class GQA(TokenMixer):
             options["norm_eps"] = self.query_norm.eps
         y, *new = attention_step(
             projected,
-            *state,
+            *cast(tuple[mx.array, mx.array, mx.array], state),
             num_heads=self.num_heads,
             window=self._window,
             sinks=self._sinks,

@@ -2,12 +2,9 @@
 
 import json
 import math
-import platform
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,19 +12,17 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten, tree_map, tree_reduce
 from tqdm import tqdm
 
 from ..errors import TrainingError
 from ..layers import set_quantization_strength
 from ..models import Decoder
-from ..platform.threads import thread_count
-from ..version import __version__
 from .batches import Batch
 from .callbacks import Callback
 from .checkpoint import read_progress, restore_checkpoint, save_checkpoint
 from .data_parallel import DataParallel
-from .log import RunLog, plot_curve
+from .log import Clock, RunLog, environment, plot_curve
 from .loss import Loss, next_token_loss
 
 Batches = Callable[[int], list[Batch]]
@@ -160,8 +155,8 @@ class Trainer:
         log = RunLog(settings.folder / "log.jsonl" if is_first else None, progress["step"])
         mx.reset_peak_memory()
         if progress["step"] == 0:
-            environment = _environment() | {"processes": self._processes.size}
-            log.write(step=0, **environment, settings=settings.record)
+            processes = self._processes.size
+            log.write(step=0, **environment(), processes=processes, settings=settings.record)
             if settings.validates_first:
                 self._validate(log)
         self.model.train()
@@ -172,7 +167,7 @@ class Trainer:
             dynamic_ncols=True,
             disable=not is_first,
         )
-        clock = _Clock()
+        clock = Clock()
         while progress["step"] < settings.steps and not self._is_out_of_patience():
             loss, tokens, norm, rate = self._step(progress["step"])
             progress["step"] += 1
@@ -224,18 +219,21 @@ class Trainer:
         with _warming_up(self.model, step, self._settings.quantization_warmup):
             sums = self._sums(step)
         total, tokens = float(sums.loss), int(sums.tokens)
-        gradient = tree_map(lambda g: g.astype(mx.float32) / tokens, sums.gradient)
-        gradient, norm = optim.clip_grad_norm(gradient, self._settings.clip_norm or math.inf)
-        length = float(norm)
+        length = float(_norm(sums.gradient)) / tokens
         if not math.isfinite(total) or not math.isfinite(length):
             raise TrainingError(
                 f"[train] the loss is {total / tokens} and the gradient norm {length} at step {step}; "
                 f"the last good state is kept in '{self._settings.folder}'. Lower 'learning_rate' or "
                 "'clip_norm'."
             )
+        factor = min(1.0, (self._settings.clip_norm or math.inf) / (length + 1e-6)) / tokens
         # a float32 gradient would turn 16-bit weights into float32 ones
-        weights = self.model.trainable_parameters()
-        gradient = tree_map(lambda g, weight: g.astype(weight.dtype), gradient, weights)
+        gradient = tree_map(
+            lambda g, weight: (g.astype(mx.float32) * factor).astype(weight.dtype),
+            sums.gradient,
+            self.model.trainable_parameters(),
+        )
+        del sums
         rate = self._schedule(step)
         self._optimizer.learning_rate = rate
         self._optimizer.update(self.model, gradient)
@@ -258,7 +256,7 @@ class Trainer:
             mx.eval(total, gradient)
         return Sums(*self._processes.sums(total, mx.array(tokens, mx.int32), gradient))
 
-    def _report(self, log: RunLog, clock: "_Clock", norm: float, rate: float) -> dict[str, Any]:
+    def _report(self, log: RunLog, clock: Clock, norm: float, rate: float) -> dict[str, Any]:
         progress = self._progress
         sums = progress["unreported"]
         record = {
@@ -308,24 +306,9 @@ class Trainer:
             callback.on_save(self._progress["step"])
 
 
-class _Clock:
-    """Learned tokens a second since the last report, without the time of validations."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._start = time.perf_counter()
-
-    def rate(self) -> float:
-        now = time.perf_counter()
-        rate = self.tokens / (now - self._start)
-        self.tokens, self._start = 0, now
-        return rate
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._start += time.perf_counter() - start
+def _norm(gradient: Any) -> mx.array:
+    """Euclidean norm of all arrays together, in float32."""
+    return mx.sqrt(tree_reduce(lambda a, g: a + g.astype(mx.float32).square().sum(), gradient, 0.0))
 
 
 @contextmanager
@@ -350,14 +333,3 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
     """The record as JSON gives it back."""
     plain: dict[str, Any] = json.loads(json.dumps(record))
     return plain
-
-
-def _environment() -> dict[str, Any]:
-    """What a run's figures depend on beside its settings."""
-    return {
-        "mlx_version": version("mlx"),
-        "library_version": __version__,
-        "device": str(mx.default_device()),
-        "machine": platform.machine(),
-        "threads": thread_count(),
-    }

@@ -74,6 +74,39 @@ FAULTS = {
     "input gate without its forget gate": Fault(
         "mlgru_step/recur.h", "sigmoid<Isa>(i[c]) * (1.0f - forget)", "sigmoid<Isa>(i[c])"
     ),
+    "angles of another position": Fault(
+        "attention_step/attend.cpp",
+        "static_cast<float>(position) * (1.0f",
+        "static_cast<float>(position + 1) * (1.0f",
+        "attention_step/attend.cpp",
+    ),
+    "pairs rotated the other way": Fault(
+        "attention_step/loops.h", "a * cosines[i] - b * sines[i]", "a * cosines[i] + b * sines[i]"
+    ),
+    "slot of another token": Fault(
+        "attention_step/attend.cpp",
+        "sinks + (position - sinks) % window",
+        "sinks + position % window",
+        "attention_step/attend.cpp",
+    ),
+    "run without its last slot": Fault(
+        "attention_step/attend.cpp",
+        "std::min(kRunSlots, used_[row] - first)",
+        "std::min(kRunSlots, used_[row] - first) - (first ? 1 : 0)",
+        "attention_step/attend.cpp",
+    ),
+    "runs without their peaks": Fault(
+        "attention_step/loops.h", "exponential<Isa>(r.peaks[run * r.distance] - peak)", "1.0f"
+    ),
+    "weights of another head": Fault(
+        "attention_step/loops.h", "weights[m * r.slots + slot]", "weights[slot]"
+    ),
+    "scratch of another thread": Fault(
+        "attention_step/attend.cpp",
+        "scratch + claims.thread() * own",
+        "scratch",
+        "attention_step/attend.cpp",
+    ),
     "outputs beyond the matrix": Fault(
         "bit_linear/project.cpp",
         "std::min((end - start) * kGroup, outputs) - output",

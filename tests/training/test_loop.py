@@ -8,9 +8,10 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import mlx.optimizers as optim
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.models import Decoder, hgrn_bit
@@ -19,7 +20,7 @@ from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.corpus import Stage
 from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
 from mlx_mmfree.training.log import read_log
-from mlx_mmfree.training.loop import Sums, Trainer
+from mlx_mmfree.training.loop import Trainer
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import build_optimizer, build_schedule
 from tests.tolerances import GRADIENT_TOLERANCE, relative_error
@@ -143,19 +144,21 @@ def test_accumulation_equals_the_larger_batch(tmp_path: Path) -> None:
         assert relative_error(models[1][name], value) <= 1e-3, name
 
 
-def test_sums_of_several_processes_are_added_before_division(tmp_path: Path) -> None:
-    def twice(sums: Sums) -> Sums:
-        gradient = tree_map(lambda g: g + g, sums.gradient)
-        return Sums(sums.loss + sums.loss, sums.tokens + sums.tokens, gradient)
-
-    models = []
-    for run, reduce in (("one", None), ("two", twice)):
-        models.append(_model())
-        settings = _settings(tmp_path, output=run, steps=3)
-        progress = _trainer(models[-1], settings, _batches(), reduce=reduce).train()
-        assert progress["tokens"] == (3 if reduce is None else 6) * 4 * 12
-    for name, value in _weights(models[0]).items():
-        assert mx.array_equal(_weights(models[1])[name], value), name
+def test_gradients_are_clipped_to_a_length(tmp_path: Path) -> None:
+    moved, norms = [], []
+    for clip_norm in (0.0, 0.01):
+        model = _model()
+        before = _weights(model)
+        run = f"run{clip_norm}"
+        settings = _settings(tmp_path, output=run, steps=1, warmup_steps=0, clip_norm=clip_norm)
+        Trainer(
+            model, settings.loop(), optim.SGD(0.0), lambda step: mx.array(1.0), _batches()
+        ).train()
+        change = [value - before[name] for name, value in _weights(model).items()]
+        moved.append(math.sqrt(sum(c.square().sum().item() for c in change)))
+        norms.append(read_log(tmp_path / run / "log.jsonl")[1]["gradient_norm"])
+    assert norms[0] == norms[1] > 0.1
+    assert moved == pytest.approx([norms[0], 0.01], rel=1e-3)
 
 
 def test_masked_tokens_and_padding_are_not_learned() -> None:

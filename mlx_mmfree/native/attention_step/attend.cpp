@@ -31,7 +31,7 @@ class Attention {
         shared_(call.heads / call.groups),
         stride_(std::max(round_up(call.dims, set_.dense.padding), set_.dense.padding)),
         runs_((call.slots + kRunSlots - 1) / kRunSlots),
-        record_(shared_ * (call.dims + 2)) {
+        record_(shared_ * (stride_ + 2)) {
   }
 
   void run() {
@@ -152,9 +152,9 @@ class Attention {
                          keys.type, slots, scores},
                         0, slots);
     float* record = records_ + item * record_;
-    float* peaks = record + shared_ * c.dims;
-    set_.weigh({scores, shared_, slots, c.dims, offset({c.values, c.value_type}, at), record, peaks,
-                peaks + shared_});
+    float* peaks = record + shared_ * stride_;
+    set_.weigh({scores, shared_, slots, c.dims, offset({c.values, c.value_type}, at), record,
+                stride_, peaks, peaks + shared_});
   }
 
   // One query head's result of all runs.
@@ -162,12 +162,12 @@ class Attention {
     const AttentionCall& c = call_;
     const size_t row = head / c.heads, own = head % shared_;
     const float* record = records_ + head / shared_ * runs_ * record_;
-    const float* peaks = record + shared_ * c.dims + own;
+    const float* peaks = record + shared_ * stride_ + own;
     const size_t runs = (used_[row] + kRunSlots - 1) / kRunSlots;
     char* y = static_cast<char*>(c.y) + head * c.dims * size_of(c.projected.type);
-    set_.merge(
-        {record + own * c.dims, peaks, peaks + shared_, runs, record_, c.dims, y, c.projected.type},
-        scratch);
+    set_.merge({record + own * stride_, peaks, peaks + shared_, runs, record_, c.dims, y,
+                c.projected.type},
+               scratch);
   }
 
   const AttentionCall& call_;

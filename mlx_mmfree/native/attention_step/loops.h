@@ -7,6 +7,7 @@
 #include "cpu/exponential.h"
 #include "cpu/floats.h"
 #include "cpu/kernels.h"
+#include "dense_matmul/float_tile.h"
 
 // Attention of one token, but for the scores, which are a dense product.
 
@@ -14,8 +15,10 @@ namespace mmfree {
 
 // Independent maxima and sums, for vectors.
 constexpr size_t kScoreLanes = 16;
-// Values of so many slots, and so many dims of each, are added at a time.
-constexpr size_t kValueSlots = 4, kValueDims = 64;
+// Slots whose values stay in the first-level cache while all heads and dims meet them.
+constexpr size_t kValueSlots = 16;
+// Vectors of one tile.
+constexpr size_t kValueVectors = 4;
 
 template <class Isa>
 void rotate_head(const Heads& h, float* values) {
@@ -81,21 +84,65 @@ void soften(float* scores, size_t count, float* peak, float* total) {
   }
 }
 
-// The values of `count` slots for all heads, at most kValueDims of them from `start`.
-template <class Isa>
-void add_values(const SlotRun& r, size_t slot, size_t count, size_t start) {
-  const size_t size = r.dims - start < kValueDims ? r.dims - start : kValueDims;
-  float values[kValueSlots][kValueDims] = {};
-  for (size_t i = 0; i < count; ++i) {
-    widen<Isa>(r.values, (slot + i) * r.dims + start, size, values[i]);
+// The values of the slots [slot, last) for M heads, V vectors of dims from `start`. The sum of each
+// head and dim is one chain, whatever the tile.
+template <class Isa, FloatType type, size_t M, size_t V>
+void add_values(const SlotRun& r, size_t head, size_t slot, size_t last, size_t start) {
+  using Vector = typename Isa::Floats;
+  constexpr size_t kBytes = float_bytes(type), kLanes = Isa::kLanes;
+  const size_t some = r.dims - start < kLanes ? r.dims - start : kLanes;
+  Vector sums[M][V];
+  for (size_t m = 0; m < M; ++m) {
+    memcpy(sums[m], r.sums + (head + m) * r.stride + start, sizeof(sums[m]));
   }
-  for (size_t head = 0; head < r.heads; ++head) {
-    float w[kValueSlots] = {};
-    memcpy(w, r.scores + head * r.slots + slot, count * sizeof(float));
-    float* sums = r.sums + head * r.dims + start;
-    for (size_t d = 0; d < size; ++d) {
-      sums[d] +=
-          (w[0] * values[0][d] + w[1] * values[1][d]) + (w[2] * values[2][d] + w[3] * values[3][d]);
+  const float* weights = r.scores + head * r.slots;
+  for (; slot < last; ++slot) {
+    const uint8_t* row =
+        static_cast<const uint8_t*>(r.values.data) + (slot * r.dims + start) * kBytes;
+    Vector values[V];
+    unroll<V>([&](auto v) MMFREE_INLINE {
+      prefetch_weights(row + v * kLanes * kBytes);
+      if constexpr (V > 1) {
+        values[v] = Isa::template load<type>(row + v * kLanes * kBytes);
+      } else {
+        values[v] = load_some<Isa, type>(row, some);
+      }
+    });
+    unroll<M>([&](auto m) MMFREE_INLINE {
+      const Vector weight = Isa::fill(weights[m * r.slots + slot]);
+      unroll<V>([&](auto v) MMFREE_INLINE {
+        sums[m][v] = Isa::multiply_add(values[v], weight, sums[m][v]);
+      });
+    });
+  }
+  for (size_t m = 0; m < M; ++m) {
+    memcpy(r.sums + (head + m) * r.stride + start, sums[m], sizeof(sums[m]));
+  }
+}
+
+template <class Isa, FloatType type, size_t M>
+void add_values(const SlotRun& r, size_t head, size_t slot, size_t last) {
+  constexpr size_t kTile = kValueVectors * Isa::kLanes;
+  size_t start = 0;
+  for (; start + kTile <= r.dims; start += kTile) {
+    add_values<Isa, type, M, kValueVectors>(r, head, slot, last, start);
+  }
+  for (; start < r.dims; start += Isa::kLanes) {
+    add_values<Isa, type, M, 1>(r, head, slot, last, start);
+  }
+}
+
+template <class Isa, FloatType type>
+void add_values(const SlotRun& r) {
+  for (size_t slot = 0; slot < r.slots; slot += kValueSlots) {
+    const size_t last = slot + kValueSlots < r.slots ? slot + kValueSlots : r.slots;
+    for (size_t head = 0; head < r.heads; head += Isa::kRows) {
+      const size_t heads = r.heads - head < Isa::kRows ? r.heads - head : Isa::kRows;
+      unroll<Isa::kRows>([&](auto m) {
+        if (heads == m + 1) {
+          add_values<Isa, type, m + 1>(r, head, slot, last);
+        }
+      });
     }
   }
 }
@@ -105,12 +152,14 @@ void weigh(const SlotRun& r) {
   for (size_t head = 0; head < r.heads; ++head) {
     soften<Isa>(r.scores + head * r.slots, r.slots, r.peaks + head, r.totals + head);
   }
-  memset(r.sums, 0, r.heads * r.dims * sizeof(float));
-  for (size_t slot = 0; slot < r.slots; slot += kValueSlots) {
-    const size_t count = r.slots - slot < kValueSlots ? r.slots - slot : kValueSlots;
-    for (size_t start = 0; start < r.dims; start += kValueDims) {
-      add_values<Isa>(r, slot, count, start);
-    }
+  memset(r.sums, 0, r.heads * r.stride * sizeof(float));
+  switch (r.values.type) {
+    case FloatType::float32:
+      return add_values<Isa, FloatType::float32>(r);
+    case FloatType::float16:
+      return add_values<Isa, FloatType::float16>(r);
+    case FloatType::bfloat16:
+      return add_values<Isa, FloatType::bfloat16>(r);
   }
 }
 

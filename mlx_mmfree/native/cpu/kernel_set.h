@@ -33,7 +33,7 @@ constexpr Kernels kernel_set(const char* name, bool (*is_supported)()) {
           rms_inverse<Isa>,
           recur<Isa>,
           prepare_heads<Isa>,
-          weigh<Isa>,
+          weigh<Dense>,
           merge<Isa>,
           dense_kernels<Dense>(),
           probe_kernels<Dense>()};

@@ -132,7 +132,8 @@ struct SlotRun {
   float* scores;  // (heads, slots); the call leaves the weights e^(score - peak)
   size_t heads, slots, dims;
   Floats values;  // (slots, dims)
-  float* sums;    // (heads, dims), of weight times value
+  float* sums;    // (heads, stride), of weight times value
+  size_t stride;  // dims, rounded up to whole vectors
   float* peaks;   // (heads,), the largest scores
   float* totals;  // (heads,), of the weights
 };

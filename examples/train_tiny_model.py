@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from mlx_mmfree import generate, load
+from mlx_mmfree.platform.allocator import keep_freed_memory
 from mlx_mmfree.training import Settings, train_language_model
 from mlx_mmfree.training.corpus import Stage
 
@@ -21,6 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="20 steps of a minimal model")
     quick = parser.parse_args().quick
+    keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
             output=f"{folder}/run",

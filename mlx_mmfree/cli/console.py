@@ -17,7 +17,15 @@ Command = Callable[[Sequence[str] | None], int]
 
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
-_NOT_COMMANDS = {"bench_table", "console", "flags", "loading", "prompts", "sampling"}
+_NOT_COMMANDS = {
+    "bench_table",
+    "console",
+    "flags",
+    "loading",
+    "process_group",
+    "prompts",
+    "sampling",
+}
 
 
 class CommandParser(argparse.ArgumentParser):

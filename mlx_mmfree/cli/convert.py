@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from .loading import DTYPES, add_latent_flag
 
 if TYPE_CHECKING:
     from ..hub import Checkpoint, Report
+    from ..hub.model_card import ModelCard
 
 HELP = "write a checkpoint in the form of MLX, transformers or GGUF"
 
@@ -94,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import mlx.core as mx
 
     from ..hub import convert, open_checkpoint
+    from ..hub.adapters import CONFIG_FILE as ADAPTER_CONFIG
     from ..hub.folder_plan import FloatForms
     from ..hub.ternarize import check_dense, ternarized
     from ..hub.upload import check_repository, plan_upload, upload
@@ -127,6 +130,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.ternarize is not None:
         _warn_of_losses(args, checkpoint)
     print(f"Wrote {args.mlx_path}.")
+    if (checkpoint.folder / ADAPTER_CONFIG).exists():
+        print(
+            "note: the adapter that lies beside the model was not converted. 'mmfree fuse' merges it.",
+            file=sys.stderr,
+        )
     if args.upload_repo is not None:
         print(f"Uploaded to {upload(plan_upload(args.mlx_path, args.upload_repo))}")
     return 0
@@ -143,22 +151,42 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"[convert] 'text-file' must be a file but got '{args.text_file}'.")
 
 
-def _card(args: argparse.Namespace, arguments: Sequence[str], checkpoint: "Checkpoint") -> Any:
+def _card(
+    args: argparse.Namespace, arguments: Sequence[str], checkpoint: "Checkpoint"
+) -> "ModelCard":
+    return replace(
+        model_card("convert", arguments, args.model, args.revision, checkpoint.folder),
+        name=args.upload_repo or Path(args.mlx_path).name,
+        format=args.to,
+    )
+
+
+def model_card(
+    name: str, arguments: Sequence[str], model: str, revision: str | None, folder: Path
+) -> "ModelCard":
+    """What a card says of a source.
+
+    Args:
+        name: The command.
+        arguments: Those of the command.
+        model: Folder or Hub repository of the source.
+        revision: Of the repository.
+        folder: Where the source lies.
+    """
     from ..hub.download import local_folder
     from ..hub.model_card import CARD_PATTERNS, ModelCard, read_source_card
 
-    is_local = Path(args.model).expanduser().exists()
-    folder = checkpoint.folder
+    is_local = Path(model).expanduser().exists()
     if not is_local:
-        folder = local_folder(args.model, args.revision, patterns=CARD_PATTERNS)
+        folder = local_folder(model, revision, patterns=CARD_PATTERNS)
     # a card is public, local folders are not
     shown = [Path(text).name if Path(text).is_absolute() else text for text in arguments]
     return ModelCard(
-        name=args.upload_repo or Path(args.mlx_path).name,
-        format=args.to,
-        command=shlex.join(["mmfree", "convert", *shown]),
-        base_model=None if is_local else args.model,
-        base_revision=args.revision,
+        name=folder.name,
+        format="mlx",
+        command=shlex.join(["mmfree", name, *shown]),
+        base_model=None if is_local else model,
+        base_revision=revision,
         source=read_source_card(folder),
     )
 

@@ -20,6 +20,7 @@ from .loading import (
     dtype_of,
     loaded,
 )
+from .process_group import add_tensor_parallel_flag, common_seed, one_voice, tensor_group
 from .prompts import PromptWriter, most_tokens, read_prompts, read_standard_input
 from .sampling import add_sampling_flags, sampler_from
 
@@ -47,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_draft_flags(parser.add_argument_group("speculative decoding"))
     add_key_value_flags(parser)
     add_memory_flags(parser)
+    add_tensor_parallel_flag(parser)
     return parser
 
 
@@ -170,12 +172,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = _options(args)
     prompts = _prompts(args)
     context_length = max(map(most_tokens, prompts)) + args.max_tokens + _cached_tokens(args)
-    with loaded(
-        args,
-        batch_size=1 if args.prompts_file is None else args.batch_size,
-        prefill_step_size=args.prefill_step_size,
-        context_length=context_length,
-    ) as (model, tokenizer):
+    group = tensor_group(args)
+    with (
+        one_voice(0 if group is None else group.rank()),
+        loaded(
+            args,
+            batch_size=1 if args.prompts_file is None else args.batch_size,
+            prefill_step_size=args.prefill_step_size,
+            context_length=context_length,
+            group=group,
+        ) as (model, tokenizer),
+    ):
         with argument_errors():
             rows = _rows(args, model, tokenizer, prompts)
             end = end_tokens(tokenizer, args.extra_eos_token)
@@ -185,8 +192,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             "extra_eos_tokens": end,
             "sampler": sampler_from(args, special_tokens=[*line_break, *end]),
         }
-        if args.seed is not None:
-            mx.random.seed(args.seed)
+        seed = common_seed(group) if args.seed is None and group is not None else args.seed
+        if seed is not None:
+            mx.random.seed(seed)
         if args.prompts_file is None:
             _run_one(args, model, tokenizer, rows[0], options)
         else:

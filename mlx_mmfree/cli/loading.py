@@ -156,7 +156,12 @@ def limits(args: argparse.Namespace, model_bytes: int) -> Iterator[None]:
 
 @contextmanager
 def loaded(
-    args: argparse.Namespace, *, batch_size: int, prefill_step_size: int, context_length: int = 0
+    args: argparse.Namespace,
+    *,
+    batch_size: int,
+    prefill_step_size: int,
+    context_length: int = 0,
+    group: "mx.distributed.Group | None" = None,
 ) -> Iterator[tuple["Decoder", "Tokenizer"]]:
     """The model and its tokenizer, under memory limits inside the `with` block.
 
@@ -166,12 +171,14 @@ def loaded(
         batch_size: Texts at a time.
         prefill_step_size: Positions of the prompt read at a time.
         context_length: The most tokens of a text, as far as known.
+        group: The processes over which the model is split, once loaded; `None` keeps it whole.
     """
     from .. import demo
     from ..generation import check_memory, memory_need
     from ..hub import load, needed_bytes, open_checkpoint
     from ..hub.adapters import attach, read_adapter
     from ..hub.skeleton import build_skeleton
+    from ..models.tensor_parallel import shard
 
     if args.model is None and args.revision is not None:
         raise UsageError("[load] 'revision' must come with 'model' but came alone.")
@@ -194,6 +201,9 @@ def loaded(
         model, tokenizer = load(checkpoint, dtype=dtype)
         if args.adapter_path is not None:
             attach(model, read_adapter(args.adapter_path)).eval()
+        if group is not None:
+            with argument_errors():
+                shard(model, group)
         # only now: what loading needed beside the weights has been handed back
         keep_freed_memory()
         yield _with_key_values(args, model), tokenizer

@@ -15,11 +15,13 @@ from ..training.yaml_values import read_mapping
 from .console import CommandParser, command
 from .flags import descriptions, size_bytes
 from .loading import DTYPES, add_latent_flag, add_memory_flags, dtype_of, limits
+from .process_group import one_voice
 
 if TYPE_CHECKING:
     from ..hub import Tokenizer
     from ..models import Decoder
     from ..training.callbacks import Callback
+    from ..training.data_parallel import DataParallel
     from ..training.samples import Samples
 
 HELP = "fine-tune a model with LoRA, DoRA or in full"
@@ -90,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     settings = _settings(args)
     from ..hub import load, needed_bytes, open_checkpoint
+    from ..training.data_parallel import DataParallel
     from ..training.fine_tune import read_data
 
     keep_freed_memory()
@@ -97,14 +100,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     dtype = dtype_of(args)
     checkpoint = open_checkpoint(_source(args), args.revision, args.latent)
     model_bytes = needed_bytes(checkpoint, dtype, packed=not is_full)
-    with limits(args, model_bytes):
+    if settings.teacher is not None:
+        model_bytes += needed_bytes(open_checkpoint(settings.teacher))
+    processes = DataParallel()
+    with one_voice(processes.rank), limits(args, model_bytes):
         model, tokenizer = load(checkpoint, dtype=dtype, packed=not is_full)
         data = read_data(settings, tokenizer)
         for name, samples in data.items():
             print(f"{name}: {samples.summary()}")
         if args.train:
-            _train(args, model, tokenizer, data, settings)
-        if args.test:
+            _train(args, model, tokenizer, data, settings, processes)
+        if args.test and processes.is_first:
             _test(args, model, data, settings)
     return 0
 
@@ -141,10 +147,12 @@ def _train(
     tokenizer: "Tokenizer",
     data: "dict[str, Samples]",
     settings: FineTuneSettings,
+    processes: "DataParallel",
 ) -> None:
     import mlx.core as mx
 
     from ..training.callbacks import WandbReport
+    from ..training.distillation import teacher_loss
     from ..training.fine_tune import fine_tune, prepare
     from ..training.log import read_log
     from ..training.trainable import trained_parameters
@@ -160,9 +168,12 @@ def _train(
         print("There is no valid.jsonl: nothing is measured on the way, the last weights are kept.")
     folder = Path(settings.adapter_path)
     callbacks: list[Callback] = []
-    if args.report_to == "wandb":
+    if args.report_to == "wandb" and processes.is_first:
         callbacks.append(WandbReport(args.project_name, folder, settings.record()))
-    progress = fine_tune(model, tokenizer, data, settings, callbacks=callbacks)
+    loss = teacher_loss(settings, model, tokenizer)
+    progress = fine_tune(
+        model, tokenizer, data, settings, loss=loss, processes=processes, callbacks=callbacks
+    )
     print(
         f"{progress['step']} steps, {progress['tokens']:,} tokens learned, peak memory "
         f"{mx.get_peak_memory() / 1e9:.3f} GB."

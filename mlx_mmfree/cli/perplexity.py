@@ -84,13 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from ..evaluation import is_recurrent, measure_perplexity
 
-    text = _read(args.data_path)
+    text = read_text(args.data_path)
     sizes = {"batch_size": args.batch_size, "prefill_step_size": args.sequence_length}
     with loaded(args, **sizes) as (model, tokenizer):
         windows = args.num_samples
         limit = None if windows < 0 else windows * args.sequence_length + 1
         with argument_errors():
-            tokens, size_bytes = _tokens(tokenizer, text, model.vocab_size, limit)
+            tokens, size_bytes = text_tokens(tokenizer, text, model.vocab_size, limit)
         carries_state = is_recurrent(model) if args.carry_state is None else args.carry_state
         start = perf_counter()
         # the bar is left out where stderr is no terminal
@@ -119,18 +119,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _read(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """The text to measure on."""
     try:
         text = file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"[perplexity] 'data_path' must be a UTF-8 text file but '{file}' cannot be read: {error}."
+            f"[perplexity] 'data' must be a UTF-8 text file but '{file}' cannot be read: {error}."
         ) from error
     return text
 
 
-def _tokens(
-    tokenizer: "Tokenizer", text: str, vocab_size: int, limit: int | None
+def text_tokens(
+    tokenizer: "Tokenizer", text: str, vocab_size: int, limit: int | None = None
 ) -> "tuple[np.ndarray, int]":
     """The ids to read, at most `limit`, and the bytes of those that are predicted."""
     import numpy as np
@@ -146,7 +147,7 @@ def _tokens(
     check_tokens(ids, vocab_size)
     if len(ids) < 2:
         raise UsageError(
-            f"[perplexity] 'data_path' must hold at least two tokens but holds {len(plain)}. Give a "
+            f"[perplexity] 'data' must hold at least two tokens but holds {len(plain)}. Give a "
             "longer text."
         )
     predicted = text if is_whole and begins else tokenizer.decode(ids[1:])

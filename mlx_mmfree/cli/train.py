@@ -9,6 +9,7 @@ from ..platform.allocator import keep_freed_memory
 from ..training.settings import Settings
 from .console import CommandParser, command
 from .flags import descriptions
+from .process_group import one_voice
 
 HELP = "train a language model from text files"
 
@@ -20,6 +21,7 @@ _FLAGS = {
     "sequence_length": int,
     "learning_rate": float,
     "warmup_steps": int,
+    "quantization_warmup": int,
     "weight_decay": float,
     "clip_norm": float,
     "steps_per_report": int,
@@ -54,6 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     from ..training import read_settings, train_language_model
+    from ..training.data_parallel import DataParallel
 
     keep_freed_memory()
     names = {field.name for field in fields(Settings)}
@@ -61,8 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = read_settings(arguments.config, overrides)
     if arguments.linear_class:
         settings.model["linear_class"] = arguments.linear_class
-    result = train_language_model(settings)
-    print(f"Best step {result['best_step']} of {result['step']}, {result['tokens']} tokens seen.")
-    for name, value in result["held_out"].items():
-        print(f"{name}: {value:.4f}")
+    processes = DataParallel()
+    with one_voice(processes.rank):
+        result = train_language_model(settings, processes)
+        print(
+            f"Best step {result['best_step']} of {result['step']}, {result['tokens']} tokens seen."
+        )
+        for name, value in result.get("held_out", {}).items():
+            print(f"{name}: {value:.4f}")
     return 0

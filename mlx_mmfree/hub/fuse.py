@@ -1,18 +1,32 @@
 """Merges an adapter into its base: into dense weights, or into ternary ones again."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ..errors import UnsupportedModelError
+from ..errors import CheckpointError, UnsupportedModelError
 from ..layers import BitLinear, PackedBitLinear
 from ..layers.bit_linear import packed_like
-from ..layers.lora import DoRALinear, LoRAEmbedding, LoRALinear, linear_dims, multiply
+from ..layers.lora import (
+    DoRALinear,
+    LoRAEmbedding,
+    LoRALinear,
+    linear_dims,
+    multiply,
+    remove_adapters,
+)
 from ..models import Decoder, find
+from .adapters import write_adapter
+from .model_card import ModelCard, write_model_card
 from .names import WeightNames
+from .save import save_model
+from .target_folder import check_target, replacing_folder
+from .tokenizer import Tokenizer
 
 FusedForm = Literal["dense", "ternary"]
 _TERNARY = (BitLinear, PackedBitLinear)
@@ -61,6 +75,47 @@ def fuse(model: Decoder, form: FusedForm, dtype: mx.Dtype = mx.bfloat16) -> Deco
     if now_dense:
         model.config = _with_dense(model, now_dense)
     return model
+
+
+def save_with_adapter(
+    path: str | os.PathLike[str],
+    model: Decoder,
+    tokenizer: Tokenizer,
+    *,
+    card: ModelCard | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes a model as a checkpoint folder, and the adapter that is on it, if any, beside its base.
+
+    The adapter is taken off the model. Loading the folder gives the base; the same folder is the
+    adapter's too, for this library and for mlx-lm.
+
+    Args:
+        path: The folder to make; it appears under its name only when it is complete.
+        model: The model.
+        tokenizer: Its files are copied.
+        card: The model card; `None` writes none.
+        overwrite: Replace an existing checkpoint folder.
+
+    Raises:
+        CheckpointError: The folder exists or cannot be written.
+    """
+    target = Path(path).expanduser().resolve()
+    check_target(target, overwrite, "fuse")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_folder(target) as folder:
+            if any(isinstance(module, (LoRALinear, LoRAEmbedding)) for module in model.modules()):
+                write_adapter(folder, model, {})
+                remove_adapters(model)
+            save_model(folder / "base", model, tokenizer)
+            for file in (folder / "base").iterdir():
+                file.rename(folder / file.name)
+            (folder / "base").rmdir()
+            if card is not None:
+                write_model_card(folder, card)
+    except OSError as error:
+        raise CheckpointError(f"[fuse] '{target}' cannot be written: {error}.") from error
 
 
 def _weight(layer: LoRALinear) -> mx.array:

@@ -56,6 +56,7 @@ class ModelCard:
         relation: What the model is to its source, in the Hub's words.
         source: What the source says about itself.
         verification: What was measured, by its name; empty if nothing was verified.
+        losses: Nats a token of a text, before and after, by the name of what was measured.
         mlx_lm: Whether mlx-lm loads the folder: as a model of its own, by the model file in it, or
             not at all (`None`).
         tags: Tags beside those that follow from the rest.
@@ -66,9 +67,10 @@ class ModelCard:
     command: str
     base_model: str | None = None
     base_revision: str | None = None
-    relation: Literal["quantized", "finetune"] | None = "quantized"
+    relation: Literal["quantized", "finetune", "adapter"] | None = "quantized"
     source: SourceCard = field(default_factory=SourceCard)
     verification: Mapping[str, str] = field(default_factory=dict)
+    losses: Mapping[str, float] = field(default_factory=dict)
     mlx_lm: Literal["built-in", "model_file"] | None = None
     tags: tuple[str, ...] = ("ternary",)
 
@@ -100,8 +102,8 @@ def model_card(card: ModelCard) -> str:
         f"---\n{yaml.safe_dump(_metadata(card), sort_keys=False, allow_unicode=True)}---",
         f"# {card.name.rstrip('/').rpartition('/')[2]}",
         _provenance(card),
-        _verification(card.verification),
-        _usage(card),
+        _losses(card.losses) if card.losses else _verification(card.verification),
+        _adapter_usage(card) if card.relation == "adapter" else _usage(card),
     ]
     if card.source.license is None:
         parts.append(
@@ -163,10 +165,28 @@ def _provenance(card: ModelCard) -> str:
 def _verification(figures: Mapping[str, str]) -> str:
     if not figures:
         return "## Verification\n\nThe result was not compared with its source."
-    rows = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in figures.items())
     return (
         "## Verification\n\nThe written files were read again and compared with the source:\n\n"
-        f"| | |\n|---|---|\n{rows}"
+        + _rows(figures)
+    )
+
+
+def _losses(losses: Mapping[str, float]) -> str:
+    figures = {name: f"{loss:.4f}" for name, loss in losses.items()}
+    return f"## Loss\n\nNats a token of one text, measured with mlx_mmfree:\n\n{_rows(figures)}"
+
+
+def _rows(figures: Mapping[str, str]) -> str:
+    rows = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in figures.items())
+    return f"| | |\n|---|---|\n{rows}"
+
+
+def _adapter_usage(card: ModelCard) -> str:
+    folder = card.name.rstrip("/").rpartition("/")[2]
+    return (
+        "## Usage\n\nThe adapter lies beside its base and is put on it when it is asked for:\n\n"
+        f"```bash\nhf download {card.name} --local-dir {folder}\n"
+        f'mmfree generate --model {folder} --adapter-path {folder} --prompt "Once upon a time"\n```'
     )
 
 

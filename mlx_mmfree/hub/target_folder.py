@@ -36,7 +36,7 @@ def check_target(target: Path, overwrite: bool, place: str) -> None:
     if not overwrite:
         raise CheckpointError(
             f"[{place}] 'path' must be a new or empty folder but '{target}' has files. Pass "
-            "overwrite=True to replace it."
+            "overwrite=True (--overwrite) to replace it."
         )
     if not (target / CONFIG_FILE).is_file() and not any(target.glob(f"*{GGUF_SUFFIX}")):
         raise CheckpointError(

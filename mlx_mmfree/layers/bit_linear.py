@@ -25,6 +25,8 @@ from ..ops.rms_norm_quantize import Rounding
 class _TernaryLinear(nn.Module):
     """What the ternary linears share: norm, activation quantisation, scales and bias."""
 
+    _quantization_strength = 1.0
+
     def __init__(
         self,
         input_dims: int,
@@ -80,14 +82,24 @@ class _TernaryLinear(nn.Module):
         norm_weight = None if self._norm_eps is None else self.norm.weight
         if self._quantize_activations:
             return rms_norm_quantize(x, norm_weight, eps=self._norm_eps, rounding=self._rounding)
+        return self._normed(x), None
+
+    def _normed(self, x: mx.array) -> mx.array:
         x = x.astype(mx.float32)
-        return (x if self._norm_eps is None else self.norm(x)), None
+        return x if self._norm_eps is None else self.norm(x)
 
     def _multiply(self, x: mx.array, weight: mx.array) -> mx.array:
         """The layer with a float master weight, straight-through for weight and activations."""
         codes, input_scale = self._prepare(x)
         trits, scale = ternarize(mx.stop_gradient(weight))
-        trits = straight_through(trits, weight.astype(mx.float32) * (1.0 / scale))
+        floats = weight.astype(mx.float32) * (1.0 / scale)
+        strength = self._quantization_strength
+        if strength < 1:
+            trits = floats + strength * (trits - floats)
+            if input_scale is not None:
+                scaled = self._normed(x) * mx.stop_gradient(input_scale)
+                codes = straight_through(scaled + strength * (codes - scaled), scaled)
+        trits = straight_through(trits, floats)
         y = (codes @ trits.T) * (scale if input_scale is None else scale / input_scale)
         return (y + self.bias if "bias" in self else y).astype(x.dtype)
 
@@ -219,6 +231,35 @@ def packed_like(layer: _TernaryLinear, weight: mx.array) -> PackedBitLinear:
         if name in layer:
             packed[name] = layer[name]
     return packed
+
+
+def set_quantization_strength(model: nn.Module, strength: float) -> int:
+    r"""Sets, in place, how much of their quantisation the training forms in `model` apply.
+
+    .. math::
+        x + \lambda\,(Q(x) - x)
+
+    takes the place of the quantised weights and activations; the gradient stays straight-through.
+    `1` is the layer itself, `0` a float linear after the same norm; packed forms do not change.
+    Source: the warm-up of the Llama3-8B-1.58 models (M. Mekkouri et al., "Fine-tuning LLMs to 1.58bit:
+    extreme quantization made easy", huggingface.co/blog/1_58_llm_extreme_quantization, 2024).
+
+    Args:
+        model: What holds the layers.
+        strength: :math:`\lambda`, from 0 to 1.
+
+    Returns:
+        The number of layers.
+
+    Raises:
+        ValueError: `strength` is out of range.
+    """
+    if not 0 <= strength <= 1:
+        raise ValueError(f"[BitLinear] 'strength' must be from 0 to 1 but got {strength}.")
+    layers = [m for m in model.modules() if isinstance(m, (BitLinear, TiedBitLinear))]
+    for layer in layers:
+        layer._quantization_strength = strength
+    return len(layers)
 
 
 def pack_linears(model: nn.Module) -> nn.Module:

@@ -8,6 +8,7 @@ import mlx.nn as nn
 from ..ops import bit_linear, gated
 from ..ops.activations import Activation
 from .bit_linear import PackedBitLinear
+from .sharded_linear import ShardedToAllBitLinear
 
 
 def project(
@@ -47,6 +48,8 @@ def project(
             residual=residual,
             **linears[0].activations,
         )
+    if len(linears) == 1 and isinstance(linears[0], ShardedToAllBitLinear):
+        return linears[0].project(x, gate=gate, norm=norm, residual=residual)
     if gate is not None:
         x = gated(x, gate)
     if norm is not None:

@@ -14,6 +14,7 @@ _SHARED = {
     "fields",
     "initialization",
     "rotation",
+    "tensor_parallel",
     "ternary_linears",
     "tokens",
 }

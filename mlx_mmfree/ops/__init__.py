@@ -21,6 +21,7 @@ from .mlgru_step import mlgru_step as mlgru_step
 from .rms_norm_quantize import rms_norm_quantize as rms_norm_quantize
 from .straight_through import straight_through as straight_through
 from .ternary import pack_ternary as pack_ternary
+from .ternary import packed_columns as packed_columns
 from .ternary import packed_width as packed_width
 from .ternary import ternarize as ternarize
 from .ternary import unpack_ternary as unpack_ternary

@@ -51,3 +51,10 @@ def unpack_ternary(weight: mx.array, input_dims: int) -> mx.array:
     shifts = mx.arange(0, 2 * CODES_PER_WORD, 2, dtype=mx.uint32)
     codes = mx.bitwise_and(mx.right_shift(weight[..., None], shifts), 3).astype(mx.float32)
     return codes.reshape(weight.shape[0], -1)[:, :input_dims] - 1.0
+
+
+def packed_columns(weight: mx.array, input_dims: int, start: int, stop: int) -> mx.array:
+    """Columns `start` to `stop` of a packed matrix, as a packed matrix of their own."""
+    if start % CODES_PER_WORD == 0 and (stop - start) % PADDING_MULTIPLE == 0:
+        return mx.contiguous(weight[:, start // CODES_PER_WORD : stop // CODES_PER_WORD])
+    return pack_ternary(unpack_ternary(weight, input_dims)[:, start:stop])

@@ -16,9 +16,10 @@ from ..hub.skeleton import parameters
 from ..models import Decoder
 from .batches import Batch, Schedule, evaluation_batches
 from .callbacks import Callback
+from .data_parallel import DataParallel
 from .fine_tune_settings import FineTuneSettings
 from .gradient_checkpoint import checkpoint_blocks
-from .loop import Sums, Trainer
+from .loop import Trainer
 from .loss import Loss, next_token_loss
 from .optimizer import named_optimizer, named_schedule
 from .results import AdapterFiles, TunedModel
@@ -84,7 +85,7 @@ def fine_tune(
     settings: FineTuneSettings,
     *,
     loss: Loss = next_token_loss,
-    reduce: Callable[[Sums], Sums] | None = None,
+    processes: DataParallel | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Runs or resumes a fine-tuning run.
@@ -95,12 +96,13 @@ def fine_tune(
     Without validation samples the last weights count as the best.
 
     Args:
-        model: What `prepare` returned; it has the best weights at the end.
+        model: What `prepare` returned; in the first process it has the best weights at the end.
         tokenizer: The model's; its files are copied beside a fully tuned model.
         data: What `read_data` returned.
         settings: The run.
         loss: Sum of the losses of a batch while training; validation takes cross-entropy.
-        reduce: As in `Trainer`.
+        processes: Those that train together, each on its share of the rows of a batch; `None`: all
+            that `mlx.launch` started, or this one.
         callbacks: As in `Trainer`.
 
     Returns:
@@ -112,11 +114,13 @@ def fine_tune(
     folder = Path(settings.adapter_path)
     if "train" not in data:
         raise TrainingError(f"[data] '{settings.data}' must have a train.jsonl but has none.")
+    processes = DataParallel() if processes is None else processes
     schedule = Schedule(
         data["train"].samples,
         settings.batch_size,
         settings.seed,
         settings.max_seq_length - 1 if settings.pack else None,
+        processes.share(settings.batch_size),
     )
     parts = settings.grad_accumulation_steps
 
@@ -143,10 +147,11 @@ def fine_tune(
         batches,
         _validation(data, settings),
         loss=loss,
-        reduce=reduce,
+        processes=processes,
         callbacks=[result, *callbacks],
     ).train()
-    result.finish()
+    if processes.is_first:
+        result.finish()
     return progress
 
 

@@ -16,7 +16,7 @@ KINDS = ("lora", "dora", "full")
 
 _POSITIVE = (
     "batch_size iters learning_rate steps_per_report steps_per_eval grad_accumulation_steps "
-    "save_every rank"
+    "save_every rank teacher_weight teacher_temperature"
 )
 _WITHOUT_INFLUENCE = (
     "data adapter_path iters steps_per_report save_every test_batches resume_adapter_file patience "
@@ -50,6 +50,13 @@ class FineTuneSettings:
         dropout: Dropout of an adapter's input.
         keys: Patterns of the names of what is trained, in a layer (self_attn.q_proj) or in the model
             (lm_head); by default everything in the layers.
+        teacher: Folder or Hub repository of a model with the same vocabulary; what is learned is also
+            its distribution of the next token.
+        teacher_weight: Factor of the divergence from the teacher beside the loss on the data.
+        teacher_temperature: Divisor of the logits of both in the divergence.
+        teacher_top_k: Compare the teacher's likeliest tokens alone, so many; by default all.
+        quantization_warmup: Steps over which ternary layers pass from float to quantised; for full
+            fine-tuning.
         val_batches: Batches of a validation; -1: all.
         test_batches: Batches of the test; -1: all.
         steps_per_report: Steps between two log lines.
@@ -85,6 +92,11 @@ class FineTuneSettings:
     scale: float = 20.0
     dropout: float = 0.0
     keys: tuple[str, ...] | None = None
+    teacher: str | None = None
+    teacher_weight: float = 1.0
+    teacher_temperature: float = 1.0
+    teacher_top_k: int | None = None
+    quantization_warmup: int = 0
     val_batches: int = 25
     test_batches: int = 500
     steps_per_report: int = 10
@@ -106,7 +118,7 @@ class FineTuneSettings:
         for name in ("num_layers", "val_batches", "test_batches"):
             value = getattr(self, name)
             self._check(name, value == -1 or value > 0, "positive, or -1 for all,")
-        for name in ("clip_norm", "patience", "seed"):
+        for name in ("clip_norm", "patience", "seed", "quantization_warmup"):
             self._check(name, 0 <= getattr(self, name) < math.inf, "0 or more")
         self._check("max_seq_length", self.max_seq_length >= 2, "2 or more")
         self._check("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
@@ -116,6 +128,8 @@ class FineTuneSettings:
         if self.lr_schedule is not None:
             is_known = self.lr_schedule.get("name") in SCHEDULES
             self._check("lr_schedule", is_known, f"one of {', '.join(SCHEDULES)}")
+        if self.teacher is None and self.teacher_top_k is not None:
+            raise TrainingError("[lora] 'teacher_top_k' must come with 'teacher' but came alone.")
         if self.fine_tune_type == "full" and self.resume_adapter_file is not None:
             raise TrainingError(
                 "[lora] 'resume_adapter_file' must be left out for full fine-tuning. Give the folder of "
@@ -147,6 +161,7 @@ class FineTuneSettings:
             steps_per_eval=self.steps_per_eval,
             save_every=self.save_every,
             patience=self.patience,
+            quantization_warmup=self.quantization_warmup,
             validates_first=True,
             clear_cache_bytes=self.clear_cache_threshold,
             record=self.record() | record,

@@ -3,18 +3,25 @@
 from typing import Any, cast
 
 import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
 
 from ..layers.token_mixer import State
 from ..models import Block, Decoder
 
 
 class CheckpointedBlock(Block):
-    """A `Block` that keeps only its inputs for the backward pass."""
+    """A `Block` that keeps only its inputs for the backward pass.
+
+    A block is recomputed when the gradient of its result is there, and all its gradients are computed
+    before the block before it is. With `mx.checkpoint`, a gradient that all blocks share, as that of
+    lower bounds, is put off to the end and holds on to what each block recomputed.
+    """
 
     def __call__(
         self, x: mx.array, state: State = None, valid: mx.array | None = None, **context: Any
     ) -> tuple[mx.array, State]:
         high, low = cast(Any, mx.random.state)[0].tolist()
+        parameters = self.trainable_parameters()
 
         def forward(
             parameters: dict[str, Any], x: mx.array, state: State, context: dict[str, Any]
@@ -24,10 +31,18 @@ class CheckpointedBlock(Block):
             self.update(parameters)
             return Block.__call__(self, x, state, valid, **context)
 
+        def backward(primals: Any, cotangents: Any, outputs: Any) -> Any:
+            given = _flat(cotangents)
+            waiting: Any = mx.depends(_flat(primals), given)
+            _, gradients = mx.vjp(lambda *a: _flat(forward(*_like(primals, a))), waiting, given)
+            self.update(parameters)
+            return _like(primals, mx.depends(gradients, gradients))
+
         # Parameters and context are arguments so that the gradient reaches them.
-        result: tuple[mx.array, State] = mx.checkpoint(forward)(
-            self.trainable_parameters(), x, state, context
-        )
+        checkpointed: Any = mx.custom_function(forward)
+        checkpointed.vjp(backward)
+        result: tuple[mx.array, State] = checkpointed(parameters, x, state, context)
+        self.update(parameters)
         return result
 
 
@@ -35,3 +50,13 @@ def checkpoint_blocks(model: Decoder) -> None:
     """Turns on gradient checkpointing for every block of `model`."""
     for block in model.blocks:
         block.__class__ = CheckpointedBlock
+
+
+def _flat(tree: Any) -> list[Any]:
+    return [array for _, array in cast(Any, tree_flatten(tree))]
+
+
+def _like(tree: Any, arrays: Any) -> Any:
+    """The arrays in the structure of a tree."""
+    following = iter(arrays)
+    return tree_map(lambda _: next(following), tree)

@@ -17,27 +17,37 @@ from .batches import Batch
 from .callbacks import BestWeights
 from .checkpoint import load_trainable
 from .corpus import END_OF_TEXT, Mixture, TokenStream, read_documents, tokenize
+from .data_parallel import DataParallel
 from .gradient_checkpoint import checkpoint_blocks
 from .loop import Trainer
 from .optimizer import build_optimizer, build_schedule
 from .settings import Settings
 
 
-def train_language_model(settings: Settings) -> dict[str, Any]:
+def train_language_model(
+    settings: Settings, processes: DataParallel | None = None
+) -> dict[str, Any]:
     """Runs or resumes a training run and writes the packed model of its best weights.
 
     Writes into `settings.output`: `tokenizer/`, `log.jsonl`, `curve.png`, `checkpoint/`,
     `best.safetensors` and, at the end, `model/`.
 
+    Args:
+        settings: The run.
+        processes: Those that train together, each on its share of the rows of a batch; `None`: all
+            that `mlx.launch` started, or this one.
+
     Returns:
-        The run's progress record and the packed model's held-out figures.
+        The run's progress record and, in the first process, the packed model's held-out figures.
 
     Raises:
         TrainingError: A file or setting is wrong, or the loss is not finite.
     """
     output = settings.path(settings.output)
     output.mkdir(parents=True, exist_ok=True)
-    tokenizer_folder = _tokenizer_folder(settings, output)
+    processes = DataParallel() if processes is None else processes
+    rank, ranks = processes.share(settings.batch_size)
+    tokenizer_folder = processes.after_first(lambda: _tokenizer_folder(settings, output))
     streams = _streams(settings, tokenizer_folder)
     mixture = Mixture(
         {name: streams[name] for stage in settings.stages for name in stage.weights},
@@ -48,7 +58,8 @@ def train_language_model(settings: Settings) -> dict[str, Any]:
     def batches(step: int) -> list[Batch]:
         size = settings.batch_size * settings.accumulation_steps
         rows = mixture.batch(step, settings.steps, size, settings.sequence_length)
-        return [Batch.of_rows(part) for part in np.split(rows, settings.accumulation_steps)]
+        parts = np.split(rows, settings.accumulation_steps)
+        return [Batch.of_rows(part[rank::ranks]) for part in parts]
 
     def validation(model: Decoder) -> dict[str, float]:
         return {"valid_loss": _loss_on_head(model, settings, streams[settings.valid[0]])}
@@ -64,8 +75,11 @@ def train_language_model(settings: Settings) -> dict[str, Any]:
         build_schedule(settings),
         batches,
         validation,
+        processes=processes,
         callbacks=[BestWeights(model, best_file)],
     ).train()
+    if not processes.is_first:
+        return progress
     best = _build(settings)
     load_trainable(best, best_file)
     pack_linears(best)

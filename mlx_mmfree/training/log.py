@@ -1,27 +1,41 @@
-"""The log of a training run as JSON lines, and its loss curve."""
+"""The log of a training run as JSON lines, what stands in it, and its loss curve."""
 
 import json
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import mlx.core as mx
+
+from ..platform.threads import thread_count
+from ..version import __version__
 
 
 class RunLog:
     """Appends records to `log.jsonl`; after a resume, those past the resumed step are dropped.
 
     Args:
-        path: The file.
+        path: The file; `None` keeps nothing.
         step: The step the run starts at.
     """
 
-    def __init__(self, path: Path, step: int):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, path: Path | None, step: int):
         self._path = path
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
         kept = [r for r in read_log(path) if r.get("step", 0) <= step] if step else []
         new = path.with_suffix(".new")
         new.write_text("".join(json.dumps(record) + "\n" for record in kept))
         new.replace(path)
 
     def write(self, **record: Any) -> None:
+        if self._path is None:
+            return
         with self._path.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
@@ -57,3 +71,34 @@ def plot_curve(log: Path, image: Path) -> bool:
     figure.savefig(image, dpi=120)
     plt.close(figure)
     return True
+
+
+class Clock:
+    """Learned tokens a second since the last report, without the time of validations."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._start = time.perf_counter()
+
+    def rate(self) -> float:
+        now = time.perf_counter()
+        rate = self.tokens / (now - self._start)
+        self.tokens, self._start = 0, now
+        return rate
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - start
+
+
+def environment() -> dict[str, Any]:
+    """What a run's figures depend on beside its settings."""
+    return {
+        "mlx_version": version("mlx"),
+        "library_version": __version__,
+        "device": str(mx.default_device()),
+        "machine": platform.machine(),
+        "threads": thread_count(),
+    }

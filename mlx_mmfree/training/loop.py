@@ -2,12 +2,9 @@
 
 import json
 import math
-import platform
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,17 +12,17 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten, tree_map, tree_reduce
 from tqdm import tqdm
 
 from ..errors import TrainingError
+from ..layers import set_quantization_strength
 from ..models import Decoder
-from ..platform.threads import thread_count
-from ..version import __version__
 from .batches import Batch
 from .callbacks import Callback
 from .checkpoint import read_progress, restore_checkpoint, save_checkpoint
-from .log import RunLog, plot_curve
+from .data_parallel import DataParallel
+from .log import Clock, RunLog, environment, plot_curve
 from .loss import Loss, next_token_loss
 
 Batches = Callable[[int], list[Batch]]
@@ -63,6 +60,8 @@ class LoopSettings:
         save_every: Steps between two checkpoints.
         patience: Validations in a row without a better loss after which the run ends; 0: never.
         validates_first: Also measure the model before the first step.
+        quantization_warmup: Steps over which weights and activations of ternary layers pass from float
+            to quantised; validations measure quantised ones. 0: quantised from the start.
         clear_cache_bytes: MLX's cache is cleared after a step that leaves it larger; `None`: never.
         record: What must be the same when the run is resumed, as plain values.
     """
@@ -76,6 +75,7 @@ class LoopSettings:
     save_every: int = 100
     patience: int = 0
     validates_first: bool = False
+    quantization_warmup: int = 0
     clear_cache_bytes: int | None = None
     record: dict[str, Any] = field(default_factory=dict)
 
@@ -93,11 +93,12 @@ class Trainer:
         batches: The data.
         validation: Measures the model; called every `steps_per_eval` steps and at the end.
         loss: Sum of the losses of a batch.
-        reduce: Adds up the sums of several processes; `None`: there is one.
+        processes: Those that train together, each on batches of its own; `None`: all that
+            `mlx.launch` started, or this one.
         callbacks: Told of each record, best model and checkpoint.
 
     Raises:
-        TrainingError: The model has no trainable parameters.
+        TrainingError: The model has no trainable parameters, or no quantisation to warm up.
     """
 
     def __init__(
@@ -110,11 +111,16 @@ class Trainer:
         validation: Validation | None = None,
         *,
         loss: Loss = next_token_loss,
-        reduce: Callable[[Sums], Sums] | None = None,
+        processes: DataParallel | None = None,
         callbacks: Sequence[Callback] = (),
     ):
         if not tree_flatten(model.trainable_parameters()):
             raise TrainingError("[train] the model has no trainable parameters: all are frozen.")
+        if settings.quantization_warmup and not set_quantization_strength(model, 1):
+            raise TrainingError(
+                "[train] 'quantization_warmup' must be 0 for a model without ternary layers in their "
+                f"training form but got {settings.quantization_warmup}."
+            )
         self.model = model
         self._settings = settings
         self._optimizer = optimizer
@@ -123,8 +129,8 @@ class Trainer:
         self._batches = batches
         self._validation = validation
         self._loss_and_gradient = nn.value_and_grad(model, loss)
-        self._reduce = reduce
-        self._callbacks = callbacks
+        self._processes = DataParallel() if processes is None else processes
+        self._callbacks = callbacks if self._processes.is_first else ()
         self._progress: dict[str, Any] = {
             "step": 0,
             "tokens": 0,
@@ -143,15 +149,25 @@ class Trainer:
         """
         self._resume()
         settings, progress = self._settings, self._progress
-        log = RunLog(settings.folder / "log.jsonl", progress["step"])
+        is_first = self._processes.is_first
+        self._processes.check_same("step", progress["step"])
+        self.model.update(self._processes.of_first(self.model.trainable_parameters()))
+        log = RunLog(settings.folder / "log.jsonl" if is_first else None, progress["step"])
         mx.reset_peak_memory()
         if progress["step"] == 0:
-            log.write(step=0, **_environment(), settings=settings.record)
+            processes = self._processes.size
+            log.write(step=0, **environment(), processes=processes, settings=settings.record)
             if settings.validates_first:
                 self._validate(log)
         self.model.train()
-        bar = tqdm(total=settings.steps, initial=progress["step"], unit="step", dynamic_ncols=True)
-        clock = _Clock()
+        bar = tqdm(
+            total=settings.steps,
+            initial=progress["step"],
+            unit="step",
+            dynamic_ncols=True,
+            disable=not is_first,
+        )
+        clock = Clock()
         while progress["step"] < settings.steps and not self._is_out_of_patience():
             loss, tokens, norm, rate = self._step(progress["step"])
             progress["step"] += 1
@@ -171,7 +187,8 @@ class Trainer:
                 if self._is_due(settings.save_every) or self._is_out_of_patience():
                     self._save()
         bar.close()
-        if not plot_curve(settings.folder / "log.jsonl", settings.folder / "curve.png"):
+        curve = settings.folder / "curve.png"
+        if is_first and not plot_curve(settings.folder / "log.jsonl", curve):
             print("No curve was drawn: pip install 'mlx-mmfree[plot]' adds matplotlib.")
         return progress
 
@@ -199,17 +216,24 @@ class Trainer:
 
     def _step(self, step: int) -> tuple[float, int, float, float]:
         """One optimizer step: summed loss, learned tokens, gradient norm and learning rate."""
-        sums = self._sums(step)
+        with _warming_up(self.model, step, self._settings.quantization_warmup):
+            sums = self._sums(step)
         total, tokens = float(sums.loss), int(sums.tokens)
-        gradient = tree_map(lambda g: g / tokens, sums.gradient)
-        gradient, norm = optim.clip_grad_norm(gradient, self._settings.clip_norm or math.inf)
-        length = float(norm)
+        length = float(_norm(sums.gradient)) / tokens
         if not math.isfinite(total) or not math.isfinite(length):
             raise TrainingError(
                 f"[train] the loss is {total / tokens} and the gradient norm {length} at step {step}; "
                 f"the last good state is kept in '{self._settings.folder}'. Lower 'learning_rate' or "
                 "'clip_norm'."
             )
+        factor = min(1.0, (self._settings.clip_norm or math.inf) / (length + 1e-6)) / tokens
+        # a float32 gradient would turn 16-bit weights into float32 ones
+        gradient = tree_map(
+            lambda g, weight: (g.astype(mx.float32) * factor).astype(weight.dtype),
+            sums.gradient,
+            self.model.trainable_parameters(),
+        )
+        del sums
         rate = self._schedule(step)
         self._optimizer.learning_rate = rate
         self._optimizer.update(self.model, gradient)
@@ -224,16 +248,15 @@ class Trainer:
         total, tokens, gradient = mx.zeros(()), 0, None
         for part, batch in enumerate(self._batches(step)):
             # dropout depends on the position in the run alone, so that a resumed run repeats it
-            mx.random.seed(_mixed(self._settings.seed, step, part))
+            mx.random.seed(_mixed(self._settings.seed, step, part, self._processes.rank))
             loss, added = self._loss_and_gradient(self.model, batch)
             total = total + loss
             tokens += batch.tokens
             gradient = added if gradient is None else tree_map(mx.add, gradient, added)
             mx.eval(total, gradient)
-        sums = Sums(total, mx.array(tokens, mx.int32), gradient)
-        return sums if self._reduce is None else self._reduce(sums)
+        return Sums(*self._processes.sums(total, mx.array(tokens, mx.int32), gradient))
 
-    def _report(self, log: RunLog, clock: "_Clock", norm: float, rate: float) -> dict[str, Any]:
+    def _report(self, log: RunLog, clock: Clock, norm: float, rate: float) -> dict[str, Any]:
         progress = self._progress
         sums = progress["unreported"]
         record = {
@@ -256,7 +279,7 @@ class Trainer:
             return
         progress = self._progress
         self.model.eval()
-        figures = self._validation(self.model)
+        figures = self._processes.of_first(self._validation(self.model))
         self.model.train()
         if not math.isfinite(figures["valid_loss"]):
             raise TrainingError(
@@ -277,29 +300,28 @@ class Trainer:
                 callback.on_best(progress["step"])
 
     def _save(self) -> None:
-        save_checkpoint(self._settings.folder, self.model, self._optimizer, self._progress)
+        if self._processes.is_first:
+            save_checkpoint(self._settings.folder, self.model, self._optimizer, self._progress)
         for callback in self._callbacks:
             callback.on_save(self._progress["step"])
 
 
-class _Clock:
-    """Learned tokens a second since the last report, without the time of validations."""
+def _norm(gradient: Any) -> mx.array:
+    """Euclidean norm of all arrays together, in float32."""
+    return mx.sqrt(tree_reduce(lambda a, g: a + g.astype(mx.float32).square().sum(), gradient, 0.0))
 
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._start = time.perf_counter()
 
-    def rate(self) -> float:
-        now = time.perf_counter()
-        rate = self.tokens / (now - self._start)
-        self.tokens, self._start = 0, now
-        return rate
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        start = time.perf_counter()
+@contextmanager
+def _warming_up(model: Decoder, step: int, steps: int) -> Iterator[None]:
+    """Quantises with the strength of a step inside the `with` block, and fully after it."""
+    if step >= steps:
         yield
-        self._start += time.perf_counter() - start
+        return
+    set_quantization_strength(model, step / steps)
+    try:
+        yield
+    finally:
+        set_quantization_strength(model, 1)
 
 
 def _mixed(*numbers: int) -> int:
@@ -311,14 +333,3 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
     """The record as JSON gives it back."""
     plain: dict[str, Any] = json.loads(json.dumps(record))
     return plain
-
-
-def _environment() -> dict[str, Any]:
-    """What a run's figures depend on beside its settings."""
-    return {
-        "mlx_version": version("mlx"),
-        "library_version": __version__,
-        "device": str(mx.default_device()),
-        "machine": platform.machine(),
-        "threads": thread_count(),
-    }

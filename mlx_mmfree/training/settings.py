@@ -33,6 +33,7 @@ class Settings:
         weight_decay: AdamW's decay of the matrices; norms and bounds have none.
         betas: AdamW's averaging factors.
         clip_norm: Largest norm of the gradient; 0 means no clipping.
+        quantization_warmup: Steps over which ternary layers pass from float to quantised.
         grad_checkpoint: Recomputes each block in the backward pass, which saves memory.
         steps_per_report: Steps between two log lines.
         steps_per_eval: Steps between two validations.
@@ -56,6 +57,7 @@ class Settings:
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     clip_norm: float = 1.0
+    quantization_warmup: int = 0
     grad_checkpoint: bool = False
     steps_per_report: int = 10
     steps_per_eval: int = 250
@@ -78,6 +80,10 @@ class Settings:
                 f"[train] 'warmup_steps' must be from 0 to below 'steps' ({self.steps}) but got "
                 f"{self.warmup_steps}."
             )
+        if self.quantization_warmup < 0:
+            raise TrainingError(
+                f"[train] 'quantization_warmup' must be at least 0 but got {self.quantization_warmup}."
+            )
         ends = [stage.until for stage in self.stages]
         if not ends or ends != sorted(ends) or ends[-1] != 1:
             raise TrainingError(
@@ -98,6 +104,7 @@ class Settings:
             steps_per_report=self.steps_per_report,
             steps_per_eval=self.steps_per_eval,
             save_every=self.save_every,
+            quantization_warmup=self.quantization_warmup,
             record=self.record(),
         )
 

@@ -19,7 +19,16 @@ ROOT = Path(__file__).parents[2]
 def test_commands_are_found_by_file_name() -> None:
     assert {"convert", "generate"} <= set(command_names())
     files = {file.stem for file in (ROOT / "mlx_mmfree" / "cli").glob("*.py")}
-    shared = {"__init__", "bench_table", "console", "flags", "loading", "prompts", "sampling"}
+    shared = {
+        "__init__",
+        "bench_table",
+        "console",
+        "flags",
+        "loading",
+        "process_group",
+        "prompts",
+        "sampling",
+    }
     assert set(command_names()) == files - shared
 
 

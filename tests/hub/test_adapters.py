@@ -80,15 +80,25 @@ def test_written_and_read_back(
     assert mx.array_equal(fresh(TOKENS)[0], plain)
 
 
-def test_adapters_are_switched(tmp_path: Path) -> None:
-    first, second = adapted(LLAMA, "lora"), adapted(LLAMA, "dora", ("value_proj",))
+@pytest.mark.parametrize("config", [LLAMA, HGRN], ids=["llama", "hgrn"])
+def test_adapters_are_switched(tmp_path: Path, config: dict) -> None:
+    first = adapted(config, "lora", packed=config is HGRN)
+    second = adapted(config, "dora", ("down_proj",), packed=config is HGRN)
     write_adapter(tmp_path / "first", first, {})
     write_adapter(tmp_path / "second", second, {})
     one, two = read_adapter(tmp_path / "first"), read_adapter(tmp_path / "second")
-    model = build(LLAMA)
+    model = build(config)
+    if config is HGRN:
+        pack_linears(model)
+    plain, base = model(TOKENS)[0], dict(tree_flatten(model.parameters()))
     for adapter, source in ((one, first), (two, second), (one, first)):
         attach(model, adapter)
         assert relative_error(model(TOKENS)[0], source(TOKENS)[0]) <= FLOAT32
+        assert relative_error(model(TOKENS)[0], plain) > 100 * FLOAT32
+    shared = {name.replace("base.", ""): array for name, array in tree_flatten(model.parameters())}
+    assert all(shared[name] is array for name, array in base.items())
+    attach(model, None)
+    assert mx.array_equal(model(TOKENS)[0], plain)
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])

@@ -7,7 +7,13 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree.layers import BitLinear, PackedBitLinear, TiedBitLinear, pack_linears
+from mlx_mmfree.layers import (
+    BitLinear,
+    PackedBitLinear,
+    TiedBitLinear,
+    pack_linears,
+    set_quantization_strength,
+)
 from mlx_mmfree.ops import ternarize
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
@@ -122,3 +128,47 @@ def test_pack_linears_reaches_every_depth() -> None:
 def test_sizes_must_be_positive(sizes: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"\[BitLinear\] '(in|out)put_dims' must be positive"):
         BitLinear(*sizes)
+
+
+@pytest.mark.parametrize("options", FORMS, ids=str)
+@pytest.mark.parametrize("strength", [0.0, 0.3])
+def test_part_of_the_quantisation(options: dict[str, Any], strength: float) -> None:
+    layer = _layer(**options)
+    x, upstream = mx.random.normal((7, 100)), mx.random.normal((7, 33))
+    eps = options.get("norm_eps")
+    trits, m = ternarize(layer.weight)
+    weight = layer.weight + strength * (trits * m - layer.weight)
+
+    def inner(x: mx.array) -> mx.array:
+        return x if eps is None else mx.fast.rms_norm(x, layer.norm.weight, eps)
+
+    y = inner(x)
+    if options.get("quantize_activations", True):
+        s = 127 / mx.abs(y).max(-1, keepdims=True)
+        y = y + strength * (mx.round(y * s) / s - y)
+    want = y @ weight.T + (layer.bias if "bias" in layer else 0)
+    assert set_quantization_strength(nn.Sequential(layer), strength) == 1
+    assert relative_error(layer(x), want) <= TOLERANCE[mx.float32]
+
+    def loss(layer: BitLinear, x: mx.array) -> mx.array:
+        return (layer(x) * upstream).sum()
+
+    gradient = nn.value_and_grad(layer, loss)(layer, x)[1]
+    assert relative_error(gradient["weight"], upstream.T @ y) <= GRADIENT_TOLERANCE
+    got_x = mx.grad(loss, argnums=1)(layer, x)
+    assert relative_error(got_x, mx.vjp(inner, [x], [upstream @ weight])[1][0]) <= (
+        GRADIENT_TOLERANCE
+    )
+
+
+def test_all_of_the_quantisation_is_the_layer_itself() -> None:
+    layer, x = _layer(norm_eps=1e-6), mx.random.normal((7, 100))
+    head = TiedBitLinear(nn.Embedding(50, 100), norm_eps=1e-6)
+    model = nn.Sequential(layer, nn.Linear(33, 100), head)
+    want = model(x)
+    assert set_quantization_strength(model, 0.5) == 2
+    assert relative_error(model(x), want) > TOLERANCE[mx.float32]
+    set_quantization_strength(model, 1)
+    assert mx.array_equal(model(x), want)
+    with pytest.raises(ValueError, match="'strength' must be from 0 to 1"):
+        set_quantization_strength(model, 1.5)

@@ -4,7 +4,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.ops import pack_ternary, packed_width, ternarize, ternary_matmul, unpack_ternary
+from mlx_mmfree.ops import (
+    pack_ternary,
+    packed_columns,
+    packed_width,
+    ternarize,
+    ternary_matmul,
+    unpack_ternary,
+)
 
 SIZES = [1, 16, 31, 32, 33, 63, 100, 5460]
 
@@ -71,3 +78,10 @@ def test_wrong_arguments_are_named() -> None:
         ternary_matmul(mx.ones((1, 32)), packed)
     with pytest.raises(ValueError, match="'weight' must be a uint32 matrix"):
         ternary_matmul(mx.ones((1, 64)), packed.astype(mx.int32))
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 64), (64, 128), (20, 41), (32, 140), (16, 80)])
+def test_packed_columns(start: int, stop: int) -> None:
+    trits = mx.random.randint(-1, 2, (5, 140))
+    columns = packed_columns(pack_ternary(trits), 140, start, stop)
+    assert mx.array_equal(columns, pack_ternary(trits[:, start:stop]))

@@ -443,15 +443,16 @@ def test_packing_trains_with_checkpoints(data: Path, tokenizer: Tokenizer) -> No
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_bfloat16_base_trains_float32_adapters(data: Path, tokenizer: Tokenizer) -> None:
-    settings = _settings(data, iters=20, steps_per_eval=10)
-    model = _build("hgrn")
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_bfloat16_base_trains(data: Path, tokenizer: Tokenizer, kind: str) -> None:
+    settings = _settings(data, fine_tune_type=kind, iters=20, steps_per_eval=10)
+    model = _build("hgrn", packed=kind == "lora")
     converted(model, mx.bfloat16)
     prepare(model, settings)
     progress = fine_tune(model, tokenizer, read_data(settings, tokenizer), settings)
     assert progress["best_loss"] < 0.8 * _losses(settings)[0]
     kinds = {value.dtype for _, value in tree_flatten(model.trainable_parameters())}
-    assert kinds == {mx.float32}
+    assert kinds == {mx.float32 if kind == "lora" else mx.bfloat16}
 
 
 def test_loss_that_is_not_finite_stops(data: Path, tokenizer: Tokenizer) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import mlx.optimizers as optim
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
@@ -140,6 +142,70 @@ def test_accumulation_equals_the_larger_batch(tmp_path: Path) -> None:
         models.append(_weights(model))
     for name, value in models[0].items():
         assert relative_error(models[1][name], value) <= 1e-3, name
+
+
+def test_gradients_are_clipped_to_a_length(tmp_path: Path) -> None:
+    moved, norms = [], []
+    for clip_norm in (0.0, 0.01):
+        model = _model()
+        before = _weights(model)
+        run = f"run{clip_norm}"
+        settings = _settings(tmp_path, output=run, steps=1, warmup_steps=0, clip_norm=clip_norm)
+        Trainer(
+            model, settings.loop(), optim.SGD(0.0), lambda step: mx.array(1.0), _batches()
+        ).train()
+        change = [value - before[name] for name, value in _weights(model).items()]
+        moved.append(math.sqrt(sum(c.square().sum().item() for c in change)))
+        norms.append(read_log(tmp_path / run / "log.jsonl")[1]["gradient_norm"])
+    assert norms[0] == norms[1] > 0.1
+    assert moved == pytest.approx([norms[0], 0.01], rel=1e-3)
+
+
+def test_masked_tokens_and_padding_are_not_learned() -> None:
+    rows = np.random.default_rng(0).integers(1, 40, (2, 13)).astype(np.int32)
+    whole = Batch.of_rows(rows)
+    padding = np.zeros((2, 3), np.int32)
+    valid = np.arange(15)[None].repeat(2, axis=0) < 12
+    weights = np.concatenate([whole.weights, padding], axis=1).astype(np.float32)
+    padded = Batch(
+        np.concatenate([whole.inputs, padding], axis=1),
+        np.concatenate([whole.targets, padding], axis=1),
+        weights,
+        valid,
+    )
+    model = _model()
+    want, wanted = nn.value_and_grad(model, next_token_loss)(model, whole)
+    loss, got = nn.value_and_grad(model, next_token_loss)(model, padded)
+    assert loss.item() == pytest.approx(want.item(), rel=1e-6)
+    got = dict(tree_flatten(got))
+    for name, value in tree_flatten(wanted):
+        assert relative_error(got[name], value) <= GRADIENT_TOLERANCE, name
+    half = replace(padded, weights=weights * (np.arange(15) < 6))
+    parts = [half, replace(padded, weights=weights - half.weights)]
+    assert sum(part.tokens for part in parts) == padded.tokens
+    losses = [next_token_loss(model, part).item() for part in parts]
+    assert sum(losses) == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_gradient_checkpoints_take_less_memory() -> None:
+    batch = Batch.of_rows(np.zeros((2, 129), np.int32))
+    peaks = []
+    for is_checkpointed in (False, True):
+        model = _model(num_hidden_layers=8, hidden_size=64)
+        if is_checkpointed:
+            checkpoint_blocks(model)
+        mx.eval(model.parameters())
+        mx.reset_peak_memory()
+        mx.eval(nn.value_and_grad(model, next_token_loss)(model, batch))
+        peaks.append(mx.get_peak_memory())
+    assert peaks[1] < 0.5 * peaks[0]
+
+
+def test_training_without_trainable_parameters_is_refused(tmp_path: Path) -> None:
+    model = _model()
+    model.freeze()
+    with pytest.raises(TrainingError, match="has no trainable parameters"):
+        _trainer(model, _settings(tmp_path), _batches())
 
 
 def test_gradient_checkpoints_change_no_gradient() -> None:

@@ -158,7 +158,9 @@ void quantized_tile(const QuantizedProduct& p, size_t row, size_t output) {
       sums[m] = Isa::multiply_add(floats(x.sums + start, m), biases, sums[m]);
     });
     const auto add = [&](size_t chunk, const uint8_t* bytes) MMFREE_INLINE {
-      const auto words = Isa::template load_words<bits>(bytes);
+      auto words = Isa::template load_words<bits>(bytes);
+      // loaded once: lines of weights are seldom aligned
+      keep(words);
       const auto scale =
           Isa::template spread<kChunkGroups>(scales, chunk * C::kInputs / group - start);
       typename Isa::Words decoded[C::kCodes];

@@ -1,0 +1,67 @@
+"""Teaches the packaged model to answer questions about fairy tales, by LoRA: minutes on two cores.
+
+python examples/lora_fairytales.py [--quick]
+
+The packed ternary weights stay as they are; an adapter of low rank learns beside them. The same run
+from the command line: `mmfree lora --train --data DIR --mask-prompt`, with the files of
+`examples/fairytale_questions` unpacked in DIR.
+"""
+
+import argparse
+import json
+import lzma
+import tempfile
+from pathlib import Path
+
+from mlx_mmfree import demo, generate, load
+from mlx_mmfree.platform.allocator import keep_freed_memory
+from mlx_mmfree.training.fine_tune import fine_tune, held_out_loss, prepare, read_data
+from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
+
+QUESTIONS = Path(__file__).parent / "fairytale_questions"
+SHOWN = (0, 30, 100)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a few steps on a few questions")
+    quick = parser.parse_args().quick
+    keep_freed_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        for file in QUESTIONS.glob("*.jsonl.xz"):
+            lines = lzma.decompress(file.read_bytes()).splitlines(keepends=True)
+            Path(folder, file.stem).write_bytes(b"".join(lines[: 8 if quick else None]))
+        settings = FineTuneSettings(
+            data=folder,
+            adapter_path=f"{folder}/adapters",
+            mask_prompt=True,
+            learning_rate=2e-3,
+            lr_schedule={"name": "cosine_decay", "arguments": [2e-3, 4 if quick else 400]},
+            iters=4 if quick else 400,
+            batch_size=2 if quick else 8,
+            rank=16,
+            scale=2.0,
+            num_layers=-1,
+            steps_per_eval=100,
+        )
+        model, tokenizer = load(demo.path())
+        data = read_data(settings, tokenizer)
+        lines = Path(folder, "test.jsonl").read_text().splitlines()
+        shown = [json.loads(lines[n % len(lines)]) for n in SHOWN]
+
+        def answers() -> list[str]:
+            texts = [generate(model, tokenizer, q["prompt"], max_tokens=12) for q in shown]
+            return [text.split("\n")[0].strip() for text in texts]
+
+        before, loss_before = answers(), held_out_loss(model, data["test"], settings)
+        print("Trains", ", ".join(sorted(prepare(model, settings))[:7]), "...")
+        fine_tune(model, tokenizer, data, settings)
+        loss_after = held_out_loss(model, data["test"], settings)
+        for question, old, new in zip(shown, before, answers(), strict=True):
+            print("\n" + question["prompt"].removesuffix("\nAnswer:"))
+            print(f"  right:  {question['completion'].strip()}\n  before: {old}\n  after:  {new}")
+    print(f"\nHeld-out loss of the answers: {loss_before:.3f} before, {loss_after:.3f} after")
+
+
+if __name__ == "__main__":
+    main()

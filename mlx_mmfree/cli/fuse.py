@@ -1,0 +1,198 @@
+"""`mmfree fuse`: merges an adapter into its model, or puts both into one folder."""
+
+import argparse
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from .console import CommandParser, command
+from .convert import model_card
+from .flags import positive
+from .loading import add_memory_flags, add_model_flags, dtype_of, loaded
+from .perplexity import read_text, text_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..hub import Tokenizer
+    from ..hub.model_card import ModelCard
+    from ..models import Decoder
+
+HELP = "merge an adapter into its model, or put both into one folder"
+
+_ADAPTED = "base + adapter"
+
+_FORMS = """\
+The sum of a ternary matrix and an adapter is not ternary. --form keep loses nothing: the folder holds
+the packed base and the adapter, and is named twice to use both, 'mmfree generate --model DIR
+--adapter-path DIR'; without --adapter-path it is the base alone. --form dense merges the adapter into
+float matrices: they take 8 times the memory, and their activations are no longer rounded to 8 bits.
+--form ternary rounds the sum to ternary again, which loses part of what was learned: it needs --data,
+and prints the loss before and after. Layers that are not ternary are merged into dense ones in either.
+The adapter is looked for in 'adapters' unless --adapter-path names another folder."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="mmfree fuse", description=__doc__, epilog=_FORMS, allow_abbrev=False
+    )
+    add_model_flags(parser)
+    parser.set_defaults(adapter_path="adapters")
+    group = parser.add_argument_group("result")
+    group.add_argument(
+        "--save-path", default="fused_model", help="new folder to write (%(default)s)"
+    )
+    group.add_argument(
+        "--form",
+        choices=("keep", "dense", "ternary"),
+        default="keep",
+        help="keep the adapter beside its base, or what adapted ternary layers become (%(default)s)",
+    )
+    group.add_argument(
+        "--data",
+        "--data-path",
+        "--text-file",
+        type=Path,
+        metavar="FILE",
+        help="UTF-8 text on which the loss is measured before and after, or a folder with the "
+        "test.jsonl or valid.jsonl of 'mmfree lora'",
+    )
+    group.add_argument(
+        "--mask-prompt",
+        action="store_true",
+        help="of a folder, count completions, or last messages, alone",
+    )
+    group.add_argument(
+        "--sequence-length",
+        type=positive,
+        default=512,
+        help="tokens predicted in a window of the text, as in 'mmfree perplexity' (%(default)s)",
+    )
+    group.add_argument("--overwrite", action="store_true", help="replace an existing folder")
+    group.add_argument("--upload-repo", help="Hub repository to upload the result to")
+    add_memory_flags(parser)
+    return parser
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = build_parser().parse_args(arguments)
+    if args.form == "ternary" and args.data is None:
+        raise UsageError(
+            "[fuse] 'data' must be given with '--form ternary', which loses part of what was learned: "
+            "the loss before and after is measured on it. Give a text like the one learned from."
+        )
+    import mlx.core as mx
+
+    from ..hub.fuse import fuse, save_with_adapter
+    from ..hub.target_folder import check_target
+    from ..hub.upload import check_repository, plan_upload, upload
+
+    if args.upload_repo is not None:
+        check_repository(args.upload_repo)
+    check_target(Path(args.save_path).expanduser().resolve(), args.overwrite, "fuse")
+    sizes = {"batch_size": 8, "prefill_step_size": args.sequence_length}
+    losses: dict[str, float] = {}
+    with loaded(args, **sizes) as (model, tokenizer):
+        measure = _measure(args, tokenizer, model.vocab_size)
+        if measure is not None:
+            losses |= _losses_before(model, measure)
+        if args.form != "keep":
+            fuse(model, args.form, dtype_of(args) or mx.bfloat16)
+            if measure is not None:
+                losses[args.form] = measure(model, args.form)
+        card = _card(args, arguments, losses, tokenizer.folder)
+        save_with_adapter(args.save_path, model, tokenizer, card=card, overwrite=args.overwrite)
+    print(_result(args, losses))
+    if args.upload_repo is not None:
+        print(f"Uploaded to {upload(plan_upload(args.save_path, args.upload_repo))}")
+    return 0
+
+
+def _measure(
+    args: argparse.Namespace, tokenizer: "Tokenizer", vocab_size: int
+) -> "Callable[[Decoder, str], float] | None":
+    """What measures a model and prints its loss under a name; `None` without a text."""
+    if args.data is None:
+        return None
+    make = _loss_on_samples if args.data.is_dir() else _loss_on_text
+    loss_of = make(args, tokenizer, vocab_size)
+
+    def measure(model: "Decoder", name: str) -> float:
+        loss = loss_of(model)
+        print(f"{name}: {loss:.4f} nats a token, perplexity {math.exp(loss):.3f}", flush=True)
+        return loss
+
+    return measure
+
+
+def _loss_on_text(
+    args: argparse.Namespace, tokenizer: "Tokenizer", vocab_size: int
+) -> "Callable[[Decoder], float]":
+    from ..evaluation import is_recurrent, measure_perplexity
+
+    tokens, size_bytes = text_tokens(tokenizer, read_text(args.data), vocab_size)
+    length = args.sequence_length
+    return lambda model: (
+        measure_perplexity(
+            model, tokens, size_bytes, length=length, carries_state=is_recurrent(model)
+        ).loss
+    )
+
+
+def _loss_on_samples(
+    args: argparse.Namespace, tokenizer: "Tokenizer", vocab_size: int
+) -> "Callable[[Decoder], float]":
+    from ..training.fine_tune import held_out_loss, read_data
+    from ..training.fine_tune_settings import FineTuneSettings
+
+    settings = FineTuneSettings(data=str(args.data), mask_prompt=args.mask_prompt, test_batches=-1)
+    splits = read_data(settings, tokenizer)
+    samples = splits.get("test", splits.get("valid"))
+    if samples is None:
+        raise UsageError(f"[fuse] '{args.data}' must have a test.jsonl or a valid.jsonl.")
+    return lambda model: held_out_loss(model, samples, settings)
+
+
+def _losses_before(
+    model: "Decoder", measure: "Callable[[Decoder, str], float]"
+) -> dict[str, float]:
+    from ..hub.adapters import adapter_of, attach
+
+    adapter = adapter_of(model)
+    base = measure(attach(model, None), "base")
+    attach(model, adapter).eval()
+    return {"base": base, _ADAPTED: measure(model, _ADAPTED)}
+
+
+def _card(
+    args: argparse.Namespace, arguments: Sequence[str], losses: dict[str, float], folder: Path
+) -> "ModelCard":
+    return replace(
+        model_card("fuse", arguments, args.model or str(folder), args.revision, folder),
+        name=args.upload_repo or Path(args.save_path).name,
+        relation="adapter" if args.form == "keep" else "finetune",
+        losses=losses,
+    )
+
+
+def _result(args: argparse.Namespace, losses: dict[str, float]) -> str:
+    folder = shlex.quote(args.save_path)
+    if args.form == "keep":
+        return (
+            f"Wrote {args.save_path}: the base and, beside it, the adapter. Both together: mmfree "
+            f"generate --model {folder} --adapter-path {folder}"
+        )
+    if losses:
+        change = losses[args.form] - losses[_ADAPTED]
+        return f"Wrote {args.save_path}; merging changed the loss by {change:+.4f} nats a token."
+    return (
+        f"Wrote {args.save_path}. What merging changed was not measured: --data FILE prints the loss "
+        "before and after."
+    )

@@ -1,0 +1,162 @@
+"""Data parallelism: several processes train one model, each on its own rows of every batch."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
+
+from ..errors import TrainingError
+
+Result = TypeVar("Result")
+Tree = TypeVar("Tree")
+
+_NUMBERS_AT_ONCE = 2**23
+
+
+class DataParallel:
+    """The processes of a run.
+
+    Loss, tokens and gradients are added up over the processes and divided once, so that a run is that
+    of one process with all rows, but for the order of the sums. After each step all processes have
+    the same weights, bit for bit. The first one alone writes files.
+
+    Args:
+        group: The processes. Default: all that `mlx.launch` started together, or this one.
+    """
+
+    def __init__(self, group: mx.distributed.Group | None = None):
+        self._group = mx.distributed.init() if group is None else group
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank()
+
+    @property
+    def size(self) -> int:
+        return self._group.size()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that writes."""
+        return self.rank == 0
+
+    def sums(
+        self, loss: mx.array, tokens: mx.array, gradient: Any
+    ) -> tuple[mx.array, mx.array, Any]:
+        """The sums of all processes.
+
+        Args:
+            loss: Sum of this process' losses, float32 `()`.
+            tokens: Number of its tokens, int32 `()`.
+            gradient: A tree with the sum of its gradients, of any float dtypes; added in float32.
+
+        Raises:
+            TrainingError: Another process has ended.
+        """
+        if self.size == 1:
+            return loss, tokens, gradient
+        gradients: dict[str, mx.array] = dict(tree_flatten(gradient))
+        # in two halves, whose sums are exact in float32
+        halves = mx.stack([tokens // 4096, tokens % 4096])
+        loss, halves, *summed = self._summed([loss, halves, *gradients.values()])
+        tokens = halves[0] * 4096 + halves[1]
+        return loss, tokens, tree_unflatten(list(zip(gradients, summed, strict=True)))
+
+    def of_first(self, tree: Tree) -> Tree:
+        """A tree of float arrays, or of numbers, as the first process has it in float32."""
+        if self.size == 1:
+            return tree
+        values: dict[str, mx.array | float] = dict(tree_flatten(tree))
+        arrays = [mx.array(value) for value in values.values()]
+        if not self.is_first:
+            arrays = [mx.zeros_like(array) for array in arrays]
+        shared = [
+            (name, array if isinstance(value, mx.array) else array.item())
+            for (name, value), array in zip(values.items(), self._summed(arrays), strict=True)
+        ]
+        result: Tree = tree_unflatten(shared)
+        return result
+
+    def after_first(self, action: Callable[[], Result]) -> Result:
+        """What `action` returns, which the others begin when the first process has done it."""
+        if not self.is_first:
+            self.wait()
+        result = action()
+        if self.is_first:
+            self.wait()
+        return result
+
+    def wait(self) -> None:
+        """Returns when all processes have come here.
+
+        Raises:
+            TrainingError: Another process has ended.
+        """
+        self._together(mx.distributed.all_sum, mx.zeros((), mx.int32))
+
+    def check_same(self, name: str, value: int) -> None:
+        """Refuses a number that differs between the processes.
+
+        Raises:
+            TrainingError: It does.
+        """
+        bounds = self._together(mx.distributed.all_max, mx.array([value, -value], mx.int32))
+        high, low = int(bounds[0]), -int(bounds[1])
+        if low != high:
+            raise TrainingError(
+                f"[train] '{name}' must be the same in all processes but got {low} to "
+                f"{high}. Give them all the same folder of the run."
+            )
+
+    def share(self, batch_size: int) -> tuple[int, int]:
+        """This process and the number of processes, which a batch must have enough rows for.
+
+        Raises:
+            TrainingError: It has not.
+        """
+        if batch_size % self.size:
+            raise TrainingError(
+                f"[train] 'batch_size' must be a multiple of the number of processes, {self.size}, "
+                f"but got {batch_size}."
+            )
+        return self.rank, self.size
+
+    def _summed(self, arrays: Sequence[mx.array]) -> list[mx.array]:
+        """The arrays, added over the processes in float32, in few messages."""
+        summed: list[mx.array] = []
+        for part in _parts(arrays):
+            flat = mx.concatenate([array.astype(mx.float32).reshape(-1) for array in part])
+            flat = self._together(mx.distributed.all_sum, flat)
+            ends = list(accumulate(array.size for array in part))
+            summed += [
+                piece.reshape(array.shape).astype(array.dtype)
+                for piece, array in zip(mx.split(flat, ends[:-1]), part, strict=True)
+            ]
+        return summed
+
+    def _together(self, collective: Callable[..., mx.array], array: mx.array) -> mx.array:
+        """A collective of a computed array: its failure alone means that a process is gone."""
+        mx.eval(array)
+        try:
+            result = collective(array, group=self._group)
+            mx.eval(result)
+        except RuntimeError as error:
+            raise TrainingError(
+                f"[train] another of the {self.size} processes has ended, so process {self.rank} "
+                f"stops ({error}). The last checkpoint is kept; start all of them again to go on."
+            ) from error
+        return result
+
+
+def _parts(arrays: Iterable[mx.array]) -> Iterator[list[mx.array]]:
+    """The arrays in order, at most 32 MiB of float32 at a time unless one is larger."""
+    part: list[mx.array] = []
+    for array in arrays:
+        if part and sum(other.size for other in [*part, array]) > _NUMBERS_AT_ONCE:
+            yield part
+            part = []
+        part.append(array)
+    if part:
+        yield part

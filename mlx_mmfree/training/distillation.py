@@ -1,0 +1,138 @@
+"""Distillation: a student learns the distribution of a teacher's next token (arXiv 1503.02531)."""
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..errors import TrainingError
+from ..hub import Tokenizer, load
+from ..models import Decoder
+from .batches import Batch
+from .fine_tune_settings import FineTuneSettings
+from .loss import Loss, batch_logits, next_token_loss
+
+
+def distillation_loss(
+    teacher: Decoder,
+    student: Decoder,
+    *,
+    weight: float = 1.0,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+) -> Loss:
+    r"""The loss on the data plus that of differing from a teacher.
+
+    .. math::
+        \mathrm{CE}(\text{target}, q) + w\,T^2\,\mathrm{KL}(p_T \,\|\, q_T)
+
+    summed over the learned tokens, with :math:`q` the student's distribution and :math:`p_T, q_T`
+    those of teacher and student at temperature :math:`T`, see `divergence`.
+
+    Args:
+        teacher: Frozen here and read without gradient.
+        student: The model that will be trained.
+        weight: The factor :math:`w`.
+        temperature: The divisor :math:`T` of both models' logits.
+        top_k: Compare the teacher's `top_k` most likely tokens alone; `None` compares all.
+
+    Raises:
+        TrainingError: The models have different vocabularies, or an argument is out of range.
+    """
+    if teacher.vocab_size != student.vocab_size:
+        raise TrainingError(
+            f"[distillation] 'teacher' must have the vocabulary of the student, {student.vocab_size} "
+            f"tokens, but has {teacher.vocab_size}."
+        )
+    for name, value in (("weight", weight), ("temperature", temperature)):
+        if not value > 0:
+            raise TrainingError(f"[distillation] '{name}' must be positive but got {value}.")
+    if top_k is not None and not 1 < top_k <= teacher.vocab_size:
+        raise TrainingError(
+            f"[distillation] 'top_k' must be from 2 to the vocabulary, {teacher.vocab_size}, but got "
+            f"{top_k}."
+        )
+    teacher.freeze()
+    teacher.eval()
+
+    def loss(model: Decoder, batch: Batch) -> mx.array:
+        logits = batch_logits(model, batch).astype(mx.float32)
+        wanted = mx.stop_gradient(batch_logits(teacher, batch))
+        losses = nn.losses.cross_entropy(logits, mx.array(batch.targets))
+        losses = losses + weight * divergence(logits, wanted, temperature=temperature, top_k=top_k)
+        return (losses * mx.array(batch.weights)).sum()
+
+    return loss
+
+
+def teacher_loss(settings: FineTuneSettings, student: Decoder, tokenizer: Tokenizer) -> Loss:
+    """The loss of a run: with its teacher, which is loaded here, or on the data alone.
+
+    Args:
+        settings: The run.
+        student: The model that will be trained.
+        tokenizer: The student's.
+
+    Raises:
+        TrainingError: The teacher has another vocabulary.
+        CheckpointError, DownloadError, UnsupportedModelError: It cannot be loaded.
+    """
+    if settings.teacher is None:
+        return next_token_loss
+    teacher, other = load(settings.teacher)
+    loss = distillation_loss(
+        teacher,
+        student,
+        weight=settings.teacher_weight,
+        temperature=settings.teacher_temperature,
+        top_k=settings.teacher_top_k,
+    )
+    _check_same_tokens(tokenizer, other)
+    return loss
+
+
+def _check_same_tokens(tokenizer: Tokenizer, teacher: Tokenizer) -> None:
+    count = tokenizer.vocab_size
+    if teacher.vocab_size != count:
+        raise TrainingError(
+            f"[distillation] 'teacher' must have the student's {count} tokens but has "
+            f"{teacher.vocab_size}."
+        )
+    for token_id in range(count):
+        wanted, got = tokenizer.piece(token_id), teacher.piece(token_id)
+        if wanted != got:
+            raise TrainingError(
+                f"[distillation] 'teacher' must have the student's tokens but its token {token_id} is "
+                f"{got!r:.80} instead of {wanted!r:.80}."
+            )
+
+
+def divergence(
+    logits: mx.array, wanted: mx.array, *, temperature: float = 1.0, top_k: int | None = None
+) -> mx.array:
+    r"""How far a distribution is from the wanted one, in nats times the squared temperature.
+
+    .. math::
+        T^2 \sum_{v \in S} p_v (\log p_v - \log q_v), \quad
+        p = \mathrm{softmax}_S(z'/T), \quad q = \mathrm{softmax}(z/T)
+
+    with :math:`S` all tokens, or the `top_k` of the largest :math:`z'`: their probabilities are
+    renormalised, the student's are not, so that likely tokens outside of :math:`S` count against it.
+    :math:`T^2` keeps the size of the gradient. In float32.
+
+    Args:
+        logits: The student's :math:`z`, `(..., V)`.
+        wanted: The teacher's :math:`z'`, `(..., V)`; no gradient flows to it.
+        temperature: :math:`T`.
+        top_k: Size of :math:`S`; `None` is V.
+
+    Returns:
+        float32 `(...)`.
+    """
+    scale = 1.0 / temperature
+    wanted = mx.stop_gradient(wanted).astype(mx.float32) * scale
+    q = nn.log_softmax(logits.astype(mx.float32) * scale, axis=-1)
+    if top_k is not None:
+        chosen = mx.argpartition(-wanted, kth=top_k - 1, axis=-1)[..., :top_k]
+        wanted = mx.take_along_axis(wanted, chosen, axis=-1)
+        q = mx.take_along_axis(q, chosen, axis=-1)
+    p = nn.log_softmax(wanted, axis=-1)
+    return temperature**2 * (mx.exp(p) * (p - q)).sum(axis=-1)

@@ -1,0 +1,123 @@
+"""One of the processes of `test_data_parallel.py`, or a whole run in one process."""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.training.batches import Batch
+from mlx_mmfree.training.data_parallel import DataParallel
+from mlx_mmfree.training.loop import LoopSettings, Trainer
+from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.optimizer import named_optimizer
+
+SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32}
+MODELS: dict[str, dict[str, Any]] = {
+    "dense": {"model_type": "llama", "num_attention_heads": 4},
+    "ternary": {"model_type": "hgrn_bit"},
+}
+STEPS = {"dense": 20, "ternary": 2}
+ROWS, DEATH = 4, 11
+
+
+def build(name: str, seed: int = 5) -> Decoder:
+    architecture = find(MODELS[name]["model_type"])
+    mx.random.seed(seed)
+    config = architecture.Config.from_hub(SIZES | MODELS[name] | {"initializer_range": 0.2})
+    model: Decoder = architecture.build(config)
+    return model
+
+
+def batch(step: int, rank: int, size: int) -> Batch:
+    """Rows of which the second half is learned less, so that the processes' tokens differ."""
+    first, stride = np.random.default_rng(step).integers(0, 40, (2, ROWS, 1)).astype(np.int32)
+    whole = Batch.of_rows((first + stride % 4 * np.arange(13, dtype=np.int32)) % 40)
+    whole.weights[1::2, :9] = 0
+    arrays = (array[rank::size] for array in (whole.inputs, whole.targets, whole.weights))
+    return Batch(*arrays)
+
+
+def train(folder: Path, name: str, processes: DataParallel, dying: int | None = None) -> str:
+    """A short run; returns a digest of the weights. The process `dying` is killed on the way."""
+    rank, size = processes.share(ROWS)
+
+    def batches(step: int) -> list[Batch]:
+        if step == DEATH and rank == dying:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [batch(step, rank, size)]
+
+    def validation(model: Decoder) -> dict[str, float]:
+        held_out = batch(99, 0, 1)
+        return {"valid_loss": next_token_loss(model, held_out).item() / held_out.tokens}
+
+    # weights of the first process count
+    model = build(name, seed=5 + rank)
+    settings = LoopSettings(
+        folder, STEPS[name], clip_norm=1.0, steps_per_report=1, steps_per_eval=5, save_every=5
+    )
+    optimizer = named_optimizer("adamw", 3e-3, None)
+    Trainer(
+        model,
+        settings,
+        optimizer,
+        lambda step: mx.array(3e-3),
+        batches,
+        validation,
+        processes=processes,
+    ).train()
+    digest = hashlib.sha256()
+    for _, array in tree_flatten(model.parameters()):
+        digest.update(np.array(array).tobytes())
+    return digest.hexdigest()
+
+
+def raw(processes: DataParallel) -> dict[str, Any]:
+    """The functions of `DataParallel` on numbers that tell the processes apart."""
+    own = processes.rank + 1
+    gradient = {"a": [mx.full((3, 2), float(own))], "b": mx.array([0.5 * own], mx.bfloat16)}
+    loss, tokens, total = processes.sums(mx.array(own / 4), mx.array(own * 10**8), gradient)
+    figures = {"valid_loss": own / 8, "count": own}
+    first = processes.of_first({"weights": mx.array([own, own]), "figures": figures})
+    done = []
+    processes.after_first(lambda: done.append(processes.rank))
+    refusals = []
+    for check in (lambda: processes.check_same("step", own), lambda: processes.share(3)):
+        try:
+            check()
+        except TrainingError as error:
+            refusals.append(str(error))
+    processes.check_same("step", 7)
+    return {
+        "sums": [loss.item(), tokens.item(), total["a"][0].tolist(), total["b"].tolist()],
+        "dtypes": [str(total["a"][0].dtype), str(total["b"].dtype)],
+        "first": [first["weights"].tolist(), first["figures"]],
+        "share": processes.share(4),
+        "refusals": refusals,
+    }
+
+
+def main(task: str, folder: str, *arguments: str) -> None:
+    processes = DataParallel(mx.distributed.init(strict=True, backend="ring"))
+    if task == "kill":
+        train(Path(folder), "dense", processes, int(arguments[0]))
+        return
+    if task == "resume":
+        result: dict[str, Any] = {"dense": train(Path(folder), "dense", processes)}
+    else:
+        own = Path(folder) / str(processes.rank)
+        result = {name: train(own / name, name, processes) for name in MODELS}
+        result["raw"] = raw(processes)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,125 @@
+"""Training in two processes against training in one, and what happens when one of them dies."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_mmfree.training.data_parallel import DataParallel, _parts
+from mlx_mmfree.training.log import read_log
+from tests.process_group import MMFREE, finish, start_group
+from tests.training.parallel_run import DEATH, MODELS, STEPS, train
+
+PROGRAM = ("-m", "tests.training.parallel_run")
+
+
+def _losses(folder: Path) -> list[float]:
+    return [record["loss"] for record in read_log(folder / "log.jsonl") if "loss" in record]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder of runs of two processes, and what each of them printed."""
+    folder = tmp_path_factory.mktemp("ranks")
+    outputs = finish(start_group(folder, 2, *PROGRAM, "equality", str(folder)))
+    return folder, [json.loads(output) for output, _ in outputs]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the same runs in one process, which has all rows."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name in MODELS:
+        train(folder / name, name, DataParallel())
+    return folder
+
+
+def test_losses_are_those_of_one_process_with_all_rows(
+    ranks: tuple[Path, list[dict[str, Any]]], alone: Path
+) -> None:
+    one, two = _losses(alone / "dense"), _losses(ranks[0] / "0" / "dense")
+    assert len(one) == len(two) == STEPS["dense"]
+    assert one[-1] < one[0] - 0.1
+    assert two == pytest.approx(one, abs=1e-5, rel=0)
+
+
+def test_quantised_training_begins_alike(
+    ranks: tuple[Path, list[dict[str, Any]]], alone: Path
+) -> None:
+    # later a code at a rounding boundary may fall to the other side, as between any two orders of sums
+    one, two = _losses(alone / "ternary"), _losses(ranks[0] / "0" / "ternary")
+    assert two[0] == pytest.approx(one[0], abs=1e-5)
+
+
+def test_processes_end_with_the_same_weights(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+    first, second = ranks[1]
+    for name in MODELS:
+        assert first[name] == second[name]
+
+
+def test_only_the_first_process_writes(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, _ = ranks
+    assert {path.name for path in folder.iterdir()} == {"hosts.json", "0"}
+    assert (folder / "0" / "dense" / "checkpoint" / "progress.json").exists()
+    environment = read_log(folder / "0" / "dense" / "log.jsonl")[0]
+    assert environment["processes"] == 2
+
+
+def test_sums_and_agreements(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+    for rank, result in enumerate(ranks[1]):
+        raw = result["raw"]
+        assert raw["sums"] == [0.75, 300_000_000, [[3, 3]] * 3, [1.5]]
+        assert raw["dtypes"] == ["mlx.core.float32", "mlx.core.bfloat16"]
+        assert raw["first"] == [[1, 1], {"valid_loss": 0.125, "count": 1}]
+        assert raw["share"] == [rank, 2]
+        steps, rows = raw["refusals"]
+        assert "'step' must be the same in all processes but got 1 to 2." in steps
+        assert "'batch_size' must be a multiple of the number of processes, 2, but got 3." in rows
+
+
+def test_large_gradients_are_summed_in_pieces() -> None:
+    sizes = [5_000_000, 4_000_000, 3_000_000, 9_000_000, 1]
+    parts = list(_parts([mx.zeros((size,)) for size in sizes]))
+    assert [[array.size for array in part] for part in parts] == [
+        [5_000_000],
+        [4_000_000, 3_000_000],
+        [9_000_000],
+        [1],
+    ]
+
+
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_killed_process_ends_the_other_and_the_run_goes_on(
+    tmp_path: Path, ranks: tuple[Path, list[dict[str, Any]]], dying: int
+) -> None:
+    processes = start_group(tmp_path, 2, *PROGRAM, "kill", str(tmp_path / "run"), str(dying))
+    survivor = 1 - dying
+    processes[dying].wait(timeout=60)
+    killed = time.monotonic()
+    processes[survivor].wait(timeout=20)
+    assert time.monotonic() - killed < 10
+    errors = finish(processes)[survivor][1]
+    assert f"[train] another of the 2 processes has ended, so process {survivor} stops" in errors
+    assert processes[dying].returncode == -signal.SIGKILL
+    assert processes[survivor].returncode == 1
+    assert len(_losses(tmp_path / "run")) == DEATH
+    if dying == 1:
+        outputs = finish(start_group(tmp_path, 2, *PROGRAM, "resume", str(tmp_path / "run")))
+        assert _losses(tmp_path / "run") == _losses(ranks[0] / "0" / "dense")
+        assert [json.loads(output)["dense"] for output, _ in outputs] == [ranks[1][0]["dense"]] * 2
+
+
+def test_train_command(config: Path, tmp_path: Path) -> None:
+    flags = ("train", "--config", str(config))
+    processes = start_group(tmp_path, 2, *MMFREE, *flags)
+    [(first, _), second] = finish(processes)
+    assert [process.returncode for process in processes] == [0, 0]
+    assert second == ("", "")
+    assert first.startswith("Best step ")
+    assert "valid/perplexity: " in first
+    assert len(_losses(tmp_path / "run")) == 6
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()

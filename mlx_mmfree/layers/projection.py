@@ -60,9 +60,8 @@ def project(
 
 
 def _is_fused(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
-    return (norm is None or type(norm) is nn.RMSNorm) and all(
-        type(linear) is PackedBitLinear
-        and "bias" not in linear
-        and linear.activations == linears[0].activations
-        for linear in linears
-    )
+    if norm is not None and type(norm) is not nn.RMSNorm:
+        return False
+    if any(type(linear) is not PackedBitLinear or "bias" in linear for linear in linears):
+        return False
+    return all(linear.activations == linears[0].activations for linear in linears[1:])

@@ -9,6 +9,7 @@ from mlx.utils import tree_reduce
 
 from ..generation.decode import Decoding, prefill
 from ..hub import load_model, open_checkpoint
+from ..layers.key_value_state import KeyValueState
 from ..models import Decoder
 from ..platform.allocator import keep_freed_memory
 from ..platform.resident_memory import peak_resident_bytes
@@ -117,7 +118,7 @@ def _measure_decode(
     decoded_tokens: int,
     rounds: int,
 ) -> Record:
-    state_bytes = tree_reduce(lambda total, array: total + array.nbytes, state or (), 0)
+    state_bytes = sum(_bytes_in_use(part) for part in state or ())
     own, limit = [], []
     for n in range(-1, rounds):
         weights = read_weights(model)
@@ -132,6 +133,14 @@ def _measure_decode(
     macs = ternary_macs(model) + head_macs(model)
     title = f"{name}: decode after {position}"
     return Record(title, found.threads, READ, size, macs, tuple(own), tuple(limit), "tokens")
+
+
+def _bytes_in_use(state: State) -> int:
+    """What the next token reads of a mixer's state: of buffers with room, the slots in use."""
+    size: int = tree_reduce(lambda total, array: total + array.nbytes, state, 0)
+    if isinstance(state, KeyValueState) and isinstance(state.keys, mx.array):
+        size = size * state.positions.shape[1] // state.keys.shape[2]
+    return size
 
 
 def _token_seconds(model: Decoder, state: State, count: int) -> float:

@@ -151,7 +151,8 @@ def _convert(model: nn.Module, dtype: mx.Dtype) -> None:
         for name, value in list(module.items()):
             # neither packed weights nor a head of 16 bits
             is_wide = isinstance(value, mx.array) and value.dtype == mx.float32
-            if is_wide and name not in kept:
+            is_parameter = not name.startswith("_")
+            if is_wide and is_parameter and name not in kept:
                 module[name] = value.astype(dtype)
         # one module at a time: casting needs both forms at once
         mx.eval([value for value in module.values() if isinstance(value, mx.array)])

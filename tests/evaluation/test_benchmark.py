@@ -17,6 +17,7 @@ from mlx_mmfree.evaluation import benchmark, benchmark_process
 from mlx_mmfree.evaluation.benchmark import QUICK, ModelChoice, Report
 from mlx_mmfree.evaluation.benchmark_limits import held_arrays
 from mlx_mmfree.evaluation.benchmark_llama import write_model
+from mlx_mmfree.evaluation.benchmark_models import _bytes_in_use
 from mlx_mmfree.evaluation.benchmark_plot import plot_roofline
 from mlx_mmfree.evaluation.benchmark_process import read_result, run_task
 from mlx_mmfree.evaluation.benchmark_record import MULTIPLY, READ, Record, figures
@@ -30,6 +31,7 @@ from mlx_mmfree.evaluation.benchmark_weights import (
     ternary_macs,
     token_bytes,
 )
+from mlx_mmfree.generation.decode import prefill
 from mlx_mmfree.layers import BitLinear, pack_linears
 from mlx_mmfree.models import find
 from mlx_mmfree.ops import pack_ternary, unpack_ternary
@@ -105,6 +107,18 @@ def test_random_model_runs(config: dict, dtype: mx.Dtype) -> None:
     assert logits.shape == (1, 3, 70)
     assert mx.all(mx.isfinite(logits)).item()
     assert mx.std(logits).item() > 0
+    for block in model.blocks:
+        if "rope" in block.token_mixer:
+            assert block.token_mixer.rope.wavelengths.dtype == mx.float32
+
+
+def test_a_token_reads_the_slots_in_use() -> None:
+    model = random_model(BITNET)
+    state = prefill(model, mx.zeros((1, 3), mx.int32))
+    [keys, values, _], *_ = state
+    assert keys.shape[2] == 256
+    in_use = (keys.nbytes + values.nbytes) * 3 // 256
+    assert in_use <= _bytes_in_use(state[0]) <= in_use + 12
 
 
 def test_random_model_takes_no_memory_for_float_masters() -> None:

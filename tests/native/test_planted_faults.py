@@ -101,12 +101,6 @@ FAULTS = {
     "weights of another head": Fault(
         "attention_step/loops.h", "weights[m * r.slots + slot]", "weights[slot]"
     ),
-    "scratch of another thread": Fault(
-        "attention_step/attend.cpp",
-        "scratch + claims.thread() * own",
-        "scratch",
-        "attention_step/attend.cpp",
-    ),
     "outputs beyond the matrix": Fault(
         "bit_linear/project.cpp",
         "std::min((end - start) * kGroup, outputs) - output",

@@ -133,6 +133,12 @@ MMFREE_INLINE inline typename Isa::Floats widen(const void* values, FloatType ty
   }
 }
 
+// Scales lie apart from the codes, and each output begins with them.
+MMFREE_INLINE inline void prefetch_scales(const QuantizedProduct& p, size_t first) {
+  prefetch_weights(static_cast<const uint8_t*>(p.scales) + first * float_bytes(p.type));
+  prefetch_weights(static_cast<const uint8_t*>(p.biases) + first * float_bytes(p.type));
+}
+
 // M rows times one output.
 template <class Isa, int bits, size_t group, size_t M>
 void quantized_tile(const QuantizedProduct& p, size_t row, size_t output) {
@@ -152,6 +158,7 @@ void quantized_tile(const QuantizedProduct& p, size_t row, size_t output) {
   unroll<M>([&](auto m) MMFREE_INLINE { sums[m] = Isa::zero(); });
   for (size_t start = 0; start < groups; start += kLanes) {
     const size_t count = groups - start < kLanes ? groups - start : kLanes;
+    prefetch_scales(p, output * groups + start);
     const auto scales = widen<Isa>(p.scales, p.type, output * groups + start, count);
     const auto biases = widen<Isa>(p.biases, p.type, output * groups + start, count);
     unroll<M>([&](auto m) MMFREE_INLINE {

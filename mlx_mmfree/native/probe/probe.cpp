@@ -15,6 +15,9 @@ namespace {
 // What a thread takes at once: it starts at a new place rarely.
 constexpr size_t kPieceBytes = 256 << 10;
 
+// Of the work of one thread, in which arithmetic is measured.
+constexpr size_t kShares = 16;
+
 using Clock = std::chrono::steady_clock;
 
 double since(Clock::time_point start) {
@@ -60,16 +63,18 @@ double multiply_rate(double seconds) {
   if (set.turn_macs == 0) {
     return 0;
   }
-  // doubled until a run takes long enough; the runs before it wake the threads up
-  for (size_t turns = 1 << 14;; turns *= 2) {
+  // doubled until a run takes long enough; the runs before it wake the threads up, and who comes
+  // late finds work left
+  const size_t shares = kShares * threads();
+  for (size_t turns = 1 << 10;; turns *= 2) {
     const auto start = Clock::now();
-    parallel_for(threads(), 1, [&](size_t first, size_t last) {
+    parallel_for(shares, 1, [&](size_t first, size_t last) {
       for (size_t share = first; share < last; ++share) {
         set.multiply(turns);
       }
     });
     if (const double taken = since(start); taken >= seconds) {
-      return static_cast<double>(turns * set.turn_macs * threads()) / taken;
+      return static_cast<double>(turns * set.turn_macs * shares) / taken;
     }
   }
 }

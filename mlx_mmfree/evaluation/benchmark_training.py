@@ -9,6 +9,7 @@ import mlx.nn as nn
 
 from ..layers import BitLinear
 from ..models import find
+from ..platform.allocator import keep_freed_memory
 from ..platform.threads import thread_count
 from .benchmark_record import BLAS, Record
 
@@ -27,6 +28,7 @@ def run(
         length: Tokens of each.
         rounds: How often everything is measured, after a first time.
     """
+    keep_freed_memory()
     architecture = find(config["model_type"])
     model = architecture.build(architecture.Config.from_hub(config))
     mx.eval(model.parameters())

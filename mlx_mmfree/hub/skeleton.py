@@ -200,10 +200,13 @@ def _match(
         raise _listing(checkpoint, "lacks", missing)
     if unexpected:
         raise _listing(checkpoint, "has unexpected", unexpected)
+    kept = kept_names(model)
     for name, array in expected.items():
-        allowed = FLOATS if array.dtype in FLOATS else (array.dtype,)
+        allowed = FLOATS if array.dtype in FLOATS and name not in kept else (array.dtype,)
         form = forms.get(name, StoredForm((array.shape,), allowed, mx.array))
         _check_entry(entries[name], form)
+        if name.endswith(".biases"):
+            _check_biases(entries[name], entries[name.removesuffix("biases") + "scales"])
     for entry in tied_copies:
         _check_tied_copy(entry, entries["embed.weight"])
     return entries
@@ -239,6 +242,14 @@ def _check_entry(entry: TensorEntry, form: StoredForm) -> None:
         raise CheckpointError(
             f"[load] tensor {entry.name!r} in '{entry.file}' must be {known} but is "
             f"{_name(entry.dtype)}."
+        )
+
+
+def _check_biases(biases: TensorEntry, scales: TensorEntry) -> None:
+    if biases.dtype != scales.dtype:
+        raise CheckpointError(
+            f"[load] tensor {biases.name!r} in '{biases.file}' must be {_name(scales.dtype)}, as "
+            f"{scales.name!r} is, but is {_name(biases.dtype)}."
         )
 
 

@@ -219,6 +219,13 @@ class TestRefused:
         with pytest.raises(CheckpointError, match="'packed' must be True"):
             load_model(folder, packed=False)
 
+    def test_biases_of_another_type(self, folder: Path) -> None:
+        file = folder / "model.safetensors"
+        biases = mx.load(str(file))["model.embed_tokens.biases"]
+        edit_tensors(file, model__embed_tokens__biases=biases.astype(mx.float16))
+        with pytest.raises(CheckpointError, match=r"embed_tokens\.biases' .*must be float32, as"):
+            load_model(folder)
+
     def test_missing_part(self, folder: Path) -> None:
         edit_tensors(folder / "model.safetensors", lm_head__biases=None)
         with pytest.raises(CheckpointError, match=r"lacks tensors .*'lm_head\.biases'"):

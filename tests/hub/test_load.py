@@ -268,6 +268,10 @@ class TestPacked:
         edit_tensors(weights(folder), lm_head__weight_scale=mx.ones(40))
         refused(folder, r"must have shape \(1,\)")
 
+    def test_scale_of_another_type(self, folder: Path) -> None:
+        edit_tensors(weights(folder), lm_head__weight_scale=mx.ones(1, mx.float16))
+        refused(folder, r"'lm_head\.weight_scale' .*must be float32 but is float16")
+
     # 24 inputs: codes 0 to 23 of the two words of a row are weights, the rest is padding
     @pytest.mark.parametrize("word, bits", [(0, 0x55555557), (1, 0x55555557), (1, 0x45555555)])
     def test_codes(self, folder: Path, word: int, bits: int) -> None:

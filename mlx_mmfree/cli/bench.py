@@ -47,7 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
     models.add_argument(
         "--dtype",
         choices=DTYPES,
-        help="float type to compute in; default: the checkpoint's, float32 for random weights",
+        help="float type to compute in; default: the checkpoint's, with random weights those of its "
+        "published files, float32 where unknown",
     )
     models.add_argument(
         "--compare",

@@ -42,7 +42,7 @@ def run(
         revision: Branch, tag or commit of the repository.
         latent: Whether to read latent weights.
         head_bits: Bits of a head that is not ternary, for random weights.
-        dtype: Floats to compute in.
+        dtype: Floats to compute in; `None`: those of the checkpoint or configuration.
         prompt_tokens: Lengths of the prompts.
         positions: Tokens read before decoding is timed.
         decoded_tokens: Tokens decoded in each round.
@@ -53,7 +53,7 @@ def run(
     if config is None:
         model = load_model(open_checkpoint(str(checkpoint), revision, latent), dtype=wanted)
     else:
-        model = random_model(config, wanted or mx.float32, head_bits)
+        model = random_model(config, wanted, head_bits)
     loaded = peak_resident_bytes()
     keep_freed_memory()
     records = []

@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ..errors import CheckpointError
 from ..layers import PackedBitLinear, pack_linears
 from ..models import Decoder, find
 from ..ops.ternary import CODES_PER_WORD, packed_width
@@ -16,6 +17,7 @@ _ONE_IN_EACH_CODE = 0x55555555
 # two bfloat16 of at most 2^-31 in magnitude
 _SMALL_HALVES = 0xAFFFAFFF
 _GROUP = 64
+_DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 _MMFREE: dict[str, Any] = {"model_type": "hgrn_bit", "vocab_size": 32000, "use_lower_bound": True}
 
@@ -34,6 +36,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "rope_theta": 500000.0,
         "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
     },
     "falcon3-1b": {
         "model_type": "llama",
@@ -48,6 +51,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rope_theta": 1000042.0,
         "tie_word_embeddings": False,
         "quantization_config": {"quant_method": "bitnet"},
+        "torch_dtype": "bfloat16",
     },
 }
 """The `config.json` of published models, reduced to what decides the arithmetic."""
@@ -65,13 +69,14 @@ def random_packed(output_dims: int, input_dims: int, seed: int = 0) -> mx.array:
 
 
 def random_model(
-    config: Mapping[str, Any], dtype: mx.Dtype = mx.float32, head_bits: int | None = None
+    config: Mapping[str, Any], dtype: mx.Dtype | None = None, head_bits: int | None = None
 ) -> Decoder:
     """A model in its inference form with random weights.
 
     Args:
         config: As a Hub `config.json`.
-        dtype: Of everything that is not packed.
+        dtype: Of everything that is not packed. `None`: the configuration's `torch_dtype`, float32
+            if there is none.
         head_bits: Bits of a head that is not ternary, and of the embedding if that is the head: 4, 6
             or 8 bit codes, or 16 for bfloat16. `None` leaves it in `dtype`.
 
@@ -80,6 +85,7 @@ def random_model(
         UnsupportedModelError: The architecture is not implemented.
     """
     architecture = find(config.get("model_type"))
+    dtype = _dtype(config) if dtype is None else dtype
     # MLX is lazy: the float matrices that are drawn here are replaced before they take memory
     model: Decoder = architecture.build(architecture.Config.from_hub(config))
     pack_linears(model)
@@ -91,6 +97,15 @@ def random_model(
         _set_head(model, head_bits, dtype)
     _convert(model, dtype)
     return model
+
+
+def _dtype(config: Mapping[str, Any]) -> mx.Dtype:
+    name = config.get("torch_dtype") or "float32"
+    if name not in _DTYPES:
+        raise CheckpointError(
+            f"[config] 'torch_dtype' must be one of {', '.join(_DTYPES)} but got {name!r}."
+        )
+    return _DTYPES[name]
 
 
 def has_dense_head(config: Mapping[str, Any]) -> bool:

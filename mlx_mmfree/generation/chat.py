@@ -144,19 +144,20 @@ class Chat:
         asked = _Mark(whole, decoding.state, (), size)
         del mark
         completion = Completion(self._tokenizer, (), self._end, self._max_tokens)
-        state: State = None
+        # its state is not known while a step runs
+        idle: Decoding | None = None
         try:
             for response in responses(decoding, completion, len(ids), start):
                 self._marks = [asked]
-                state = decoding.state
+                idle = decoding
                 yield response
-                # while a step runs the state is not known, and this one would be memory twice
-                state = None
-            state = decoding.state
+                idle = None
+            idle = decoding
         finally:
             if completion.tokens:
                 self.messages = [*messages, _message("assistant", completion.text)]
                 self.turns += 1
+                state = None if idle is None else idle.state
                 self._marks = self._marks_after(asked, ids[-1], completion.tokens, state)
 
     def _prompt(

@@ -8,7 +8,8 @@ from mlx.utils import tree_map
 
 from ..models import Decoder
 from ..models.tokens import token_array
-from ..ops.compilation import compiled
+from ..ops.compilation import can_compile, compiled
+from .key_values import fixed_state, growing_state
 from .penalties import LogitsProcessor
 from .samplers import Sampler, greedy
 
@@ -45,11 +46,6 @@ def prefill(
     return state
 
 
-def _has_fixed_state(model: Decoder) -> bool:
-    """Whether the state keeps its shapes, so that a step is the same graph each time."""
-    return all(block.token_mixer.recurrent for block in model.blocks)
-
-
 class Decoding:
     """A batch in the middle of decoding: while one step's tokens are read, the next is computed.
 
@@ -78,27 +74,41 @@ class Decoding:
         self._sampler = sampler
         self._processors = processors
         self._steps = 0
+        self._is_on_cpu = mx.default_device() == mx.Device(mx.cpu)
         self._context = model.context()
         mx.eval(self._context)
-        self._logits = compiled(self._compute) if _has_fixed_state(model) else self._compute
         before = None if valid is None else valid[:, :-1]
         state = model.init_state(tokens.shape[0]) if state is None else state
         self._state = prefill(model, tokens[:, :-1], state, before, step_size=prefill_step_size)
+        self._prepare()
         self._seen = [p.start(tokens, valid, model.vocab_size) for p in processors]
         self._tokens = self._queue(tokens[:, -1])
+        self._start()
 
     @property
     def state(self) -> State:
         """What the model has read: the prompt and the tokens of all steps, save one with `is_last`."""
-        return self._state
+        return growing_state(self._model, self._state, self._rooms, self._read)
+
+    def _prepare(self) -> None:
+        """Gives the state shapes that stay, where it can, so that each step is the same graph."""
+        self._read = 0
+        self._rooms: tuple[int | None, ...] = ()
+        if can_compile():
+            self._state, self._rooms = fixed_state(self._model, self._state)
+        self._logits = compiled(self._compute) if self._rooms else self._compute
 
     def _compute(self, tokens: mx.array, state: State) -> tuple[mx.array, State]:
         hidden, state = self._model.hidden(tokens[:, None], state, context=self._context)
         return self._model.logits(hidden)[:, -1].astype(mx.float32), state
 
     def _queue(self, tokens: mx.array) -> mx.array:
-        """Starts computing the tokens that follow `tokens` `(B,)`."""
+        """The tokens that follow `tokens` `(B,)`, and the state after these, yet to be computed."""
+        if self._read in self._rooms:
+            self._state = self.state
+            self._prepare()
         logits, self._state = self._logits(tokens, self._state)
+        self._read += 1
         for process, seen in zip(self._processors, self._seen, strict=True):
             logits = process(logits, seen)
         chosen = self._sampler(logits)
@@ -106,8 +116,10 @@ class Decoding:
             process.update(seen, chosen)
             for process, seen in zip(self._processors, self._seen, strict=True)
         ]
-        mx.async_eval(chosen, self._state, self._seen)
         return chosen
+
+    def _start(self) -> None:
+        mx.async_eval(self._tokens, self._state, self._seen)
 
     def step(self, *, is_last: bool = False) -> list[int]:
         """The next token of each row.
@@ -118,6 +130,11 @@ class Decoding:
         tokens = self._tokens
         if not is_last:
             self._tokens = self._queue(tokens)
+        if self._is_on_cpu:
+            # a state is written to in place once its own step is over
+            mx.eval(tokens)
+        if not is_last:
+            self._start()
         self._steps += 1
         if self._steps % STEPS_PER_CACHE_CLEARING == 0:
             mx.clear_cache()

@@ -87,3 +87,33 @@ def rewound(model: Decoder, state: tuple[Any, ...], count: int) -> tuple[Any, ..
         block.token_mixer.rewound(old, count)
         for block, old in zip(model.blocks, state, strict=True)
     )
+
+
+def fixed_state(
+    model: Decoder, state: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
+    """The state in a form whose shapes stay while tokens are read one by one.
+
+    Returns:
+        The state, and for each block the number of tokens after which it must grow, `None` for never;
+        or the same state and `()` where a block's mixer has no such form.
+    """
+    fixed = []
+    for block, old in zip(model.blocks, state, strict=True):
+        pair = block.token_mixer.fixed_state(old)
+        if pair is None:
+            return state, ()
+        fixed.append(pair)
+    return tuple(new for new, _ in fixed), tuple(room for _, room in fixed)
+
+
+def growing_state(
+    model: Decoder, state: tuple[Any, ...], rooms: tuple[int | None, ...], read: int
+) -> tuple[Any, ...]:
+    """The state that any number of tokens may follow, after `read` tokens into that of `fixed_state`."""
+    if not rooms:
+        return state
+    return tuple(
+        block.token_mixer.growing_state(new, None if room is None else room - read)
+        for block, new, room in zip(model.blocks, state, rooms, strict=True)
+    )

@@ -1,7 +1,7 @@
 """The keys and values that attention carries, in buffers that grow in steps or rotate."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 from mlx.utils import tree_map
@@ -81,6 +81,27 @@ class KeyValueState(NamedTuple):
             _each(lambda buffer: mx.pad(buffer, padding), self.values),
             held_positions(ends, slots, window, sinks),
         )
+
+
+class FixedKeyValueState(NamedTuple):
+    """A `KeyValueState` whose shapes stay while it has free slots.
+
+    Attributes:
+        keys: Rotated keys `(B, G, C, K)`.
+        values: Values `(B, G, C, V)`.
+        positions: For each slot the position of its token, `(B, C)`; -1 where it is free.
+    """
+
+    keys: mx.array
+    values: mx.array
+    positions: mx.array
+
+    @classmethod
+    def of(cls, state: KeyValueState) -> "FixedKeyValueState":
+        """The same tokens; `state` is not quantised."""
+        keys, values = cast(tuple[mx.array, mx.array], state[:2])
+        free = keys.shape[2] - state.positions.shape[1]
+        return cls(keys, values, mx.pad(state.positions, [(0, 0), (0, free)], constant_values=-1))
 
 
 class Attended(NamedTuple):

@@ -59,6 +59,19 @@ class TokenMixer(nn.Module):
         """The state before its last `count` tokens, where `can_rewind` promised it."""
         raise NotImplementedError
 
+    def fixed_state(self, state: State) -> tuple[State, int | None] | None:
+        """The state in a form whose shapes stay while tokens are read one by one.
+
+        Returns:
+            The state and the number of tokens that it has room for, `None` for any; or `None` where
+            there is no such form.
+        """
+        return (state, None) if self.recurrent else None
+
+    def growing_state(self, state: State, unread: int | None) -> State:
+        """The ordinary form of a `fixed_state` after `unread` tokens fewer than it had room for."""
+        return state
+
     def __call__(
         self,
         x: mx.array,

@@ -22,7 +22,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         function: Its results depend on its arguments and on arrays that do not change. The shape of
             the first argument decides those of the others.
     """
-    if mx.default_device() != mx.Device(mx.cpu) or unavailable() or not _is_compiling():
+    if not can_compile():
         return function
     repeated = mx.compile(function)
     traced: set[Any] = set()
@@ -44,7 +44,10 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _is_compiling() -> bool:
+def can_compile() -> bool:
+    """Whether `compiled` compiles here and now."""
+    if mx.default_device() != mx.Device(mx.cpu) or unavailable():
+        return False
     calls: list[None] = []
 
     def count(x: mx.array) -> mx.array:

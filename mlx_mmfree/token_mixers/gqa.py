@@ -1,19 +1,28 @@
 """Grouped-query attention (Ainslie et al., arXiv 2305.13245)."""
 
 from copy import copy
-from typing import Any, ClassVar, TypeGuard, cast
+from typing import Any, ClassVar, TypeGuard, TypeVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.key_value_state import Attended, KeyValueState, extend, with_room
+from ..layers.key_value_state import (
+    Attended,
+    FixedKeyValueState,
+    KeyValueState,
+    extend,
+    with_room,
+)
 from ..layers.quantized_array import GROUP_SIZES, Quantization
 from ..layers.rope import RoPE
 from ..layers.sample_starts import sample_begins
 from ..layers.token_mixer import LinearFactory, TokenMixer
 from ..ops import attention, attention_step
 from ..ops.attention import Mask
+
+S = TypeVar("S", KeyValueState, FixedKeyValueState)
+GQAState = KeyValueState | FixedKeyValueState | tuple[()]
 
 SINKS = 4
 """First tokens that stay in a state of limited size."""
@@ -52,7 +61,7 @@ class GQA(TokenMixer):
         `x` and `y`: `(B, L, D)`.
 
     State:
-        `KeyValueState`; `()` if not causal.
+        `KeyValueState`, or in `fixed_state` a `FixedKeyValueState`; `()` if not causal.
 
     Example:
         >>> y, state = GQA(32, num_heads=4, num_kv_heads=2)(mx.zeros((1, 5, 32)))
@@ -159,16 +168,14 @@ class GQA(TokenMixer):
         start = self._quantization_start
         return start if self.capacity is None else min(start, self.capacity)
 
-    def init_state(self, batch_size: int, dtype: mx.Dtype) -> KeyValueState | tuple[()]:
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> GQAState:
         if not self._is_causal:
             return ()
         heads, dims = self.num_kv_heads, self.head_dim
         state = KeyValueState.empty(batch_size, heads, dims, dims, dtype)
         return self._quantized(state) if self._exact_slots == 0 else state
 
-    def blank_state(
-        self, batch_size: int, length: int, dtype: mx.Dtype
-    ) -> KeyValueState | tuple[()]:
+    def blank_state(self, batch_size: int, length: int, dtype: mx.Dtype) -> GQAState:
         state = self.init_state(batch_size, dtype)
         if isinstance(state, KeyValueState):
             exact = self._exact_slots
@@ -177,7 +184,7 @@ class GQA(TokenMixer):
             state = state.blank(length, self._window, self._sinks)
         return state
 
-    def can_rewind(self, state: KeyValueState | tuple[()], count: int) -> bool:
+    def can_rewind(self, state: GQAState, count: int) -> bool:
         exact = self._exact_slots
         if self._window is not None or not isinstance(state, KeyValueState):
             return False
@@ -186,17 +193,27 @@ class GQA(TokenMixer):
     def rewound(self, state: KeyValueState, count: int) -> KeyValueState:
         return state.without_last(count)
 
+    def fixed_state(self, state: GQAState) -> tuple[FixedKeyValueState, int | None] | None:
+        if not self._takes_step(state, 1) or self._quantization is not None:
+            return None
+        fixed = FixedKeyValueState.of(with_room(state, 1, self._window, self._sinks))
+        room = fixed.positions.shape[1]
+        return fixed, None if room == self.capacity else room - state.positions.shape[1]
+
+    def growing_state(self, state: FixedKeyValueState, unread: int | None) -> KeyValueState:
+        return KeyValueState(*state).without_last(unread or 0)
+
     def _quantized(self, state: KeyValueState) -> KeyValueState:
         return state if self._quantization is None else state.quantized(self._quantization)
 
     def __call__(
         self,
         x: mx.array,
-        state: KeyValueState | tuple[()] | None = None,
+        state: GQAState | None = None,
         valid: mx.array | None = None,
         *,
         starts: mx.array | None = None,
-    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
+    ) -> tuple[mx.array, GQAState]:
         if valid is None:
             return self._read(x, state, None, starts=starts)
         # Padding moves behind the tokens, where a causal mask hides it.
@@ -213,10 +230,10 @@ class GQA(TokenMixer):
         self,
         x: mx.array,
         norm: nn.Module,
-        state: KeyValueState | tuple[()] | None = None,
+        state: GQAState | None = None,
         valid: mx.array | None = None,
         **context: Any,
-    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
+    ) -> tuple[mx.array, GQAState]:
         if valid is None:
             return self._read(x, state, None, norm, x, **context)
         return super().residual(x, norm, state, valid, **context)
@@ -224,12 +241,12 @@ class GQA(TokenMixer):
     def _read(
         self,
         x: mx.array,
-        state: KeyValueState | tuple[()] | None,
+        state: GQAState | None,
         counts: mx.array | None,
         norm: nn.Module | None = None,
         residual: mx.array | None = None,
         starts: mx.array | None = None,
-    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
+    ) -> tuple[mx.array, GQAState]:
         """`_attend`, in two parts where the state is to be quantised between them."""
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
         exact = self._exact_slots
@@ -258,32 +275,36 @@ class GQA(TokenMixer):
     def _attend(
         self,
         x: mx.array,
-        state: KeyValueState | tuple[()],
+        state: GQAState,
         counts: mx.array | None,
         norm: nn.Module | None = None,
         residual: mx.array | None = None,
         starts: mx.array | None = None,
-    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
+    ) -> tuple[mx.array, GQAState]:
         """Attention where the first `counts` tokens of each row are real."""
         projected = project(x, (self.query_proj, self.key_proj, self.value_proj), norm=norm)
-        if counts is None and starts is None and self._takes_step(state, x.shape[1]):
+        if isinstance(state, FixedKeyValueState):
+            if counts is not None or starts is not None:
+                raise ValueError(
+                    "[GQA] 'valid' and 'starts' must be None with a state of fixed shapes, which "
+                    "takes one token of each row at a time. Make it ordinary by 'growing_state'."
+                )
             y, state = self._step(projected, state)
+        elif counts is None and starts is None and self._takes_step(state, x.shape[1]):
+            y, state = self._step(projected, with_room(state, 1, self._window, self._sinks))
         else:
             y, state = self._mix(projected, state, counts, starts)
         output_norm = self.output_norm if "output_norm" in self else None
         return project(y, (self.output_proj,), norm=output_norm, residual=residual), state
 
-    def _takes_step(
-        self, state: KeyValueState | tuple[()], length: int
-    ) -> TypeGuard[KeyValueState]:
+    def _takes_step(self, state: GQAState, length: int) -> TypeGuard[KeyValueState]:
         """Whether `_step` computes attention with this state to so many tokens."""
         if length != 1 or not isinstance(state, KeyValueState) or state.is_quantized:
             return False
         return "rope" not in self or (self.rope.wavelengths is not None and not self._sinks)
 
-    def _step(self, projected: mx.array, state: KeyValueState) -> tuple[mx.array, KeyValueState]:
-        """Attention of one token, with exact keys and values."""
-        state = with_room(state, 1, self._window, self._sinks)
+    def _step(self, projected: mx.array, state: S) -> tuple[mx.array, S]:
+        """Attention of one token, with exact keys and values and room for it."""
         options: dict[str, Any] = {}
         if "rope" in self:
             options["wavelengths"] = self.rope.wavelengths
@@ -302,7 +323,7 @@ class GQA(TokenMixer):
             sinks=self._sinks,
             **options,
         )
-        return y, KeyValueState(*new)
+        return y, type(state)(*new)
 
     def _mix(
         self,
@@ -310,7 +331,7 @@ class GQA(TokenMixer):
         state: KeyValueState | tuple[()],
         counts: mx.array | None,
         starts: mx.array | None,
-    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
+    ) -> tuple[mx.array, GQAState]:
         """Attention of any number of tokens."""
         length = projected.shape[1]
         start: int | mx.array = 0

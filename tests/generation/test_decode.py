@@ -8,7 +8,10 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.generation import decode
 from mlx_mmfree.generation.decode import Decoding, generate_tokens, prefill
+from mlx_mmfree.layers.key_value_state import GROWTH_STEP
 from mlx_mmfree.models import Decoder
+from tests.generation.models import MODELS
+from tests.tolerances import TOLERANCE, relative_error
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 
@@ -43,6 +46,29 @@ def test_continues_from_a_state(model: Decoder) -> None:
     state = prefill(model, mx.array([PROMPT[:6]]))
     tokens = generate_tokens(model, PROMPT[6:], state=state, max_tokens=9)
     assert list(tokens) == repeated_forward(model, PROMPT, 9)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_state_of_fixed_shapes_changes_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, count = MODELS[name](3), GROWTH_STEP + 20
+    results = []
+    for can_compile in (True, False):
+        if not can_compile:
+            monkeypatch.setattr(decode, "can_compile", lambda: False)
+        decoding = Decoding(model, mx.array([PROMPT, PROMPT[::-1]]))
+        early = decoding.state
+        tokens = [decoding.step() for _ in range(count)]
+        results.append((tokens, early, decoding.state))
+    assert len(set(sum(tokens, []))) > 5
+    assert results[0][0] == results[1][0]
+    for got, want in zip(results[0][1:], results[1][1:], strict=True):
+        pairs = zip(tree_flatten(got), tree_flatten(want), strict=True)
+        for (_, a), (_, b) in pairs:
+            assert a.shape == b.shape
+            if a.size:
+                assert relative_error(a, b) <= TOLERANCE[mx.float32]
 
 
 def test_prompt_logits_are_not_computed(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,21 @@ def test_a_row_has_the_same_bits_alone(instructions: str, threads: int) -> None:
         assert mx.array_equal(alone[1][0], whole[1][row, :, :slots])
 
 
+@pytest.mark.parametrize("window", [(None, 0), (6, 0), (3, 2)])
+def test_a_free_slot_may_count_as_in_use(window: tuple[int | None, int]) -> None:
+    given, options = arguments([4, 2], 2, 2, 8, window=window[0], sinks=window[1])
+    slots = slots_after(4, 3, *window)
+    given[1:3] = (x[:, :, :slots] for x in given[1:3])
+    want = run("native", *given, **options)
+    free = slots - given[3].shape[1]
+    given[3] = mx.pad(given[3], [(0, 0), (0, free)], constant_values=-1)
+    for backend in ("native", "reference"):
+        y, keys, values, positions = run(backend, *given, **options)
+        used = want[3].shape[1]
+        assert_same((y, keys, values, positions[:, :used]), want)
+        assert positions.shape == (2, slots) and mx.all(positions[:, used:] == -1)
+
+
 def test_arguments_keep_their_values() -> None:
     given, options = arguments([5], 2, 2, 8)
     before = [mx.array(x) for x in given]
@@ -211,12 +226,13 @@ def test_transforms(window: tuple[int | None, int]) -> None:
     [
         ({"num_heads": 3}, r"shapes \(B, 1, \(H \+ 2G\) K\)"),
         ({"key_norm": mx.ones(8)}, "must be given together"),
-        ({"room": 4}, "must have room for 5 tokens"),
+        ({"room": 3}, "must have a slot for each of 'positions'"),
+        ({"room": 0}, "must have a slot for each of 'positions'"),
     ],
 )
 def test_what_is_refused(change: dict[str, Any], message: str) -> None:
     given, options = arguments([4], 2, 2, 8)
-    if room := change.pop("room", None):
+    if (room := change.pop("room", None)) is not None:
         given[1:3] = (x[:, :, :room] for x in given[1:3])
     with pytest.raises(ValueError, match=message):
         attention_step(*given, **options | change)

@@ -87,6 +87,36 @@ def test_buffers_grow_in_steps_up_to_the_window(window: int | None) -> None:
     assert rooms == ({GROWTH_STEP, 2 * GROWTH_STEP} if window is None else {window})
 
 
+@pytest.mark.parametrize("window", [None, GROWTH_STEP, 7])
+def test_a_fixed_state_keeps_its_shapes(window: int | None) -> None:
+    mixer = _mixer(window=window)
+    _, state = mixer(mx.random.normal((2, 5, 16)))
+    fixed, room = mixer.fixed_state(state)
+    assert room == {None: GROWTH_STEP - 5, GROWTH_STEP: None, 7: None}[window]
+    shapes = [x.shape for x in fixed]
+    for left in range(12, 0, -1):
+        x = mx.random.normal((2, 1, 16))
+        y, fixed = mixer(x, fixed)
+        want, state = mixer(x, state)
+        assert relative_error(y, want) <= FLOAT32
+        assert [x.shape for x in fixed] == shapes
+        ordinary = mixer.growing_state(fixed, room and room - 13 + left)
+        slots = state.positions.shape[1]
+        assert mx.array_equal(ordinary.positions[:, :slots], state.positions)
+        assert window or ordinary.positions.shape == state.positions.shape
+
+
+def test_a_fixed_state_takes_single_tokens_only() -> None:
+    mixer = _mixer()
+    _, state = mixer(mx.zeros((1, 3, 16)))
+    fixed, _ = mixer.fixed_state(state)
+    with pytest.raises(ValueError, match="'valid' and 'starts' must be None"):
+        mixer(mx.zeros((1, 1, 16)), fixed, mx.array([[True]]))
+    with pytest.raises(ValueError, match=r"\(B, 1, "):
+        mixer(mx.zeros((1, 2, 16)), fixed)
+    assert _mixer(window=6, sinks=2).fixed_state(state) is None
+
+
 def test_positions_of_a_full_window_rotate() -> None:
     mixer = _mixer(window=4)
     _, state = mixer(mx.zeros((1, 6, 16)))

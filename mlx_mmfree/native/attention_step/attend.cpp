@@ -60,8 +60,10 @@ class Attention {
     };
     share(c.batch, piece((c.heads + 2 * c.groups) * c.dims),
           [this](size_t row, float* scratch) { prepare(row, scratch); });
+    const size_t longest = *std::max_element(used_, used_ + c.batch);
+    runs_ = (longest + kRunSlots - 1) / kRunSlots;
     const size_t items = c.batch * c.groups * runs_;
-    const bool is_small = 2 * c.batch * c.groups * c.slots * c.dims <= kSharedFloats;
+    const bool is_small = 2 * c.batch * c.groups * longest * c.dims <= kSharedFloats;
     share(items, is_small ? std::max<size_t>(items, 1) : 1,
           [this](size_t item, float* scratch) { read(item, scratch); });
     share(c.batch * c.heads, piece(runs_ * c.dims),

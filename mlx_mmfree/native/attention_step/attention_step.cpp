@@ -31,8 +31,9 @@ void require(bool condition, const char* message) {
   }
 }
 
-int slots_after(const mx::array& positions, const AttentionOptions& options) {
-  const int slots = positions.shape(1) + 1;
+int slots_after(const mx::array& keys, const mx::array& positions,
+                const AttentionOptions& options) {
+  const int slots = std::min(positions.shape(1) + 1, keys.shape(2));
   return options.window ? std::min(slots, options.sinks + options.window) : slots;
 }
 
@@ -41,7 +42,7 @@ Shapes result_shapes(const Arrays& inputs, const AttentionOptions& options) {
   return {{keys.shape(0), 1, options.num_heads * keys.shape(3)},
           keys.shape(),
           inputs[2].shape(),
-          {keys.shape(0), slots_after(inputs[3], options)}};
+          {keys.shape(0), slots_after(keys, inputs[3], options)}};
 }
 
 // The same in differentiable operations.
@@ -49,7 +50,7 @@ Arrays compose(const Arrays& inputs, const AttentionOptions& options, mx::Stream
   const auto &keys = inputs[1], &positions = inputs[3];
   const int batch = keys.shape(0), groups = keys.shape(1), room = keys.shape(2);
   const int dims = keys.shape(3), heads = options.num_heads;
-  const int slots = slots_after(positions, options);
+  const int slots = slots_after(keys, positions, options);
   const auto number = [](int value) { return mx::array(value, mx::int32); };
   const auto places = [&](int count) { return mx::arange(0, count, 1, mx::int32, s); };
   const auto last = positions.shape(1) ? mx::add(mx::max(positions, 1, false, s), number(1), s)
@@ -160,8 +161,7 @@ std::tuple<mx::array, mx::array, mx::array, mx::array> attention_step(
   const AttentionOptions options{
       num_heads, wavelengths.has_value(), is_interleaved, query_norm.has_value(), norm_eps, window,
       sinks};
-  require(slots_after(positions, options) <= keys.shape(2),
-          "'keys' and 'values' must have room for the token.");
+  require(positions.shape(1) <= keys.shape(2), "'positions' must be of at most C slots.");
   auto shapes = result_shapes(inputs, options);
   const auto outputs = mx::array::make_arrays(
       std::move(shapes), {projected.dtype(), keys.dtype(), values.dtype(), mx::int32},

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <time.h>
 #include <mutex>
 #include <system_error>
 #include <thread>

@@ -3,7 +3,6 @@
 import mlx.core as mx
 
 from ..dispatch import dispatch
-from ..slots import slots_after
 
 
 def attention_step(
@@ -38,7 +37,8 @@ def attention_step(
             written in place.
         values: `(B, G, C, K)`.
         positions: The position that each slot in use holds, int32 `(B, N)`, -1 for none. Only the
-            last one of a row counts.
+            last one of a row counts. Where all slots are in use, `N = C`, each row has a free one or
+            its window is full; a token without a slot takes the last.
         num_heads: `H`, a multiple of `G`.
         wavelengths: Positions per radian of each pair, :math:`\lambda`, float32 `(K / 2,)`; `None`:
             no rotation.
@@ -51,7 +51,7 @@ def attention_step(
 
     Returns:
         `y`, `(B, 1, H K)` in the dtype of `projected`; the new keys and values, of the shapes and
-        dtypes that they had; the new positions, `(B, N + 1)` or `(B, N)` once the window is full.
+        dtypes that they had; the new positions, `(B, N + 1)` or `(B, N)` once all slots are in use.
 
     Raises:
         ValueError: The shapes do not agree, or there is no room.
@@ -62,11 +62,10 @@ def attention_step(
             f"[attention_step] 'projected' and 'keys' must have shapes (B, 1, (H + 2G) K) and "
             f"(B, G, C, K) but got {projected.shape} and {keys.shape} for {num_heads} heads."
         )
-    slots = slots_after(positions.shape[1], 1, window, sinks)
-    if values.shape != keys.shape or slots > room:
+    if values.shape != keys.shape or not positions.shape[1] <= room > 0:
         raise ValueError(
-            f"[attention_step] 'keys' and 'values' must have room for {slots} tokens but got shapes "
-            f"{keys.shape} and {values.shape}."
+            "[attention_step] 'keys' and 'values' must have a slot for each of 'positions', and one "
+            f"at least, but got shapes {keys.shape}, {values.shape} and {positions.shape}."
         )
     if (query_norm is None) != (key_norm is None):
         raise ValueError("[attention_step] 'query_norm' and 'key_norm' must be given together.")

@@ -27,7 +27,7 @@ def run(
     window: int | None,
     sinks: int,
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    batch, groups, _, dims = keys.shape
+    batch, groups, room, dims = keys.shape
     lengths = mx.zeros((batch,), mx.int32)
     if positions.shape[1]:
         lengths = mx.max(positions, axis=1) + 1
@@ -52,7 +52,7 @@ def run(
     slot = next_slots(lengths, window, sinks)
     keys = write_slots(keys, k.astype(keys.dtype), slot)
     values = write_slots(values, v.astype(values.dtype), slot)
-    slots = slots_after(positions.shape[1], 1, window, sinks)
+    slots = min(slots_after(positions.shape[1], 1, window, sinks), room)
     positions = held_positions(lengths + 1, slots, window, sinks)
     mask = (positions >= 0)[:, None, None]
     y = attention(q, keys[:, :, :slots], values[:, :, :slots], mask)

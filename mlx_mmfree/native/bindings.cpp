@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "attention/attention.h"
 #include "attention_step/attention_step.h"
 #include "bit_linear/bit_linear.h"
 #include "cpu/kernels.h"
@@ -101,6 +102,20 @@ NB_MODULE(_ext, m) {
 
         Returns:
             The results side by side, in the dtype of x.)");
+
+  m.def("attention", &mmfree::attention, "queries"_a, "keys"_a, "values"_a, "mask"_a.none(),
+        "is_causal"_a,
+        R"(Softmax attention; H / G query heads share a key head.
+
+        Args:
+            queries: (B, H, L, K), any of the float types.
+            keys: (B, G, N, K), any of the float types.
+            values: (B, G, N, V), any of the float types.
+            mask: What each query sees, booleans that broadcast to (B, 1, L, N), or None.
+            is_causal: Whether query t sees the keys up to t + N - L; without a mask.
+
+        Returns:
+            (B, H, L, V) in the dtype of the queries.)");
 
   m.def("attention_step", &mmfree::attention_step, "projected"_a, "keys"_a, "values"_a,
         "positions"_a, "num_heads"_a, "wavelengths"_a.none(), "is_interleaved"_a,

@@ -11,13 +11,20 @@ namespace mx = mlx::core;
 
 namespace {
 
+// Items of the last axis that lie one behind the other are copied at once.
 void copy(const char* from, char* to, const mx::Shape& shape, const mx::Strides& strides,
           size_t item, size_t count) {
-  std::vector<int> index(shape.size());
+  size_t axes = shape.size(), bytes = item;
+  if (axes > 0 && count > 0 && strides.back() == 1) {
+    bytes *= shape.back();
+    count /= shape.back();
+    --axes;
+  }
+  std::vector<int> index(axes);
   int64_t offset = 0;
   for (size_t n = 0; n < count; ++n) {
-    std::memcpy(to + n * item, from + offset * static_cast<int64_t>(item), item);
-    for (size_t axis = shape.size(); axis-- > 0;) {
+    std::memcpy(to + n * bytes, from + offset * static_cast<int64_t>(item), bytes);
+    for (size_t axis = axes; axis-- > 0;) {
       offset += strides[axis];
       if (++index[axis] < shape[axis]) {
         break;

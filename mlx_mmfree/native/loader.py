@@ -19,7 +19,7 @@ from ..version import __version__
 
 PACKAGE = "_mlx_mmfree_native"
 # that of package.py.in
-INTERFACE = 5
+INTERFACE = 6
 INSTRUCTIONS = "MLX_MMFREE_CPU_KERNELS"
 REBUILD = (
     "Rebuild it: pip install scikit-build-core nanobind && "

@@ -4,7 +4,7 @@ import ctypes
 import sys
 
 # Parameters of mallopt(3).
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
+_M_MXFAST, _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = 1, -1, -2, -4, -8
 _LARGE_BYTES = 2**31 - 1
 _GROWTH_BYTES = 64 * 2**20
 
@@ -14,6 +14,8 @@ def keep_freed_memory() -> bool:
 
     By default glibc hands large blocks back at once, and the kernel clears every page again when the
     next array touches it: about a third of the time of a training step or of reading a long prompt.
+    It also keeps freed small blocks apart and joins them whenever a large one comes or goes: a quarter
+    of the time in which MLX prepares to decode a token.
     Afterwards the process holds its peak memory to the end, so this is for a program that does one
     long job.
 
@@ -26,6 +28,7 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     settings = (
+        (_M_MXFAST, 0),
         (_M_ARENA_MAX, 1),
         (_M_MMAP_MAX, 0),
         (_M_TRIM_THRESHOLD, _LARGE_BYTES),

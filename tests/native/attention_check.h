@@ -1,6 +1,6 @@
 #pragma once
 
-// Checks attention of one token against sums in float64.
+// Checks attention of many tokens against sums in float64.
 
 #include <algorithm>
 #include <cmath>
@@ -9,243 +9,137 @@
 #include <utility>
 #include <vector>
 
-#include "attention_step/attend.h"
+#include "attention/attend.h"
 #include "check.h"
 #include "cpu/thread_pool.h"
 
 namespace {
 
-struct HeadSizes {
-  size_t heads, groups, dims;
-};
+struct QueriesProblem {
+  static constexpr size_t kBatch = 2;
+  enum class Mask { none, causal, drawn };
 
-// One token of rows that have read different numbers of tokens.
-struct AttentionProblem {
-  static constexpr size_t kLengths[] = {140, 0, 2};
-  static constexpr size_t kRows = 3;
-
-  AttentionProblem(const HeadSizes& size, size_t window, size_t sinks)
-      : size(size),
-        window(window),
-        sinks(sinks),
-        used(window ? std::min(kLengths[0], window + sinks) : kLengths[0]),
-        slots(window ? std::min(used + 1, window + sinks) : used + 1),
-        room(slots + 2),
-        projected(kRows * (size.heads + 2 * size.groups) * size.dims),
-        keys(kRows * size.groups * room * size.dims),
-        values(keys.size),
-        wavelengths(size.dims / 2),
-        norm(size.dims),
-        positions(kRows * used),
-        new_positions(kRows * slots) {
+  // Heads lie side by side in the queries, tokens in keys and values, which have room behind them.
+  QueriesProblem(size_t heads, size_t groups, size_t length, size_t count, size_t dims,
+                 size_t value_dims, Mask mask)
+      : queries(kBatch * heads * length * dims),
+        keys(kBatch * groups * (count + 1) * dims),
+        values(kBatch * groups * (count + 1) * value_dims),
+        seen(kBatch * length * count),
+        y(kBatch * length * heads * value_dims),
+        call{kBatch,
+             heads,
+             groups,
+             length,
+             count,
+             floats(queries),
+             length * heads * dims,
+             dims,
+             heads * dims,
+             dims,
+             floats(keys),
+             groups * (count + 1) * dims,
+             (count + 1) * dims,
+             floats(values),
+             groups * (count + 1) * value_dims,
+             (count + 1) * value_dims,
+             value_dims,
+             mask == Mask::causal,
+             mask == Mask::drawn ? seen.data() : nullptr,
+             length * count,
+             count,
+             1,
+             y.data()} {
     std::normal_distribution<float> normal;
-    for (auto* buffer : {&projected, &keys, &values, &norm}) {
+    for (auto* buffer : {&queries, &keys, &values}) {
       for (size_t i = 0; i < buffer->size; ++i) {
         (*buffer)[i] = normal(random_source);
       }
     }
-    for (size_t i = 0; i < wavelengths.size; ++i) {
-      wavelengths[i] = std::pow(100.0f, 2.0f * i / size.dims);
+    for (size_t i = 0; i < seen.size; ++i) {
+      // the last query of the first row sees nothing, and no query a whole run
+      const bool is_blind = i / count == length - 1 || (count > 300 && i % count / 128 == 1);
+      seen[i] = !is_blind && draw(0, 3) > 0;
     }
-    for (size_t row = 0; row < kRows; ++row) {
-      for (size_t slot = 0; slot < used; ++slot) {
-        positions[row * used + slot] = held(slot, kLengths[row]);
+  }
+
+  bool sees(size_t batch, size_t token, size_t key) {
+    return call.mask ? seen[(batch * call.length + token) * call.count + key]
+                     : !call.is_causal || key + call.length <= token + call.count;
+  }
+
+  void check_query(size_t batch, size_t head, size_t token, const std::string& where) {
+    const size_t dims = call.dims, group = head * call.groups / call.heads;
+    const float* query =
+        queries.data() + ((batch * call.length + token) * call.heads + head) * dims;
+    const size_t first = (batch * call.groups + group) * (call.count + 1);
+    std::vector<double> sums(call.value_dims);
+    double total = 0;
+    for (size_t key = 0; key < call.count; ++key) {
+      if (!sees(batch, token, key)) {
+        continue;
+      }
+      double score = 0;
+      for (size_t d = 0; d < dims; ++d) {
+        score += query[d] * keys[(first + key) * dims + d] / std::sqrt(1.0 * dims);
+      }
+      total += std::exp(score);
+      for (size_t d = 0; d < call.value_dims; ++d) {
+        sums[d] += std::exp(score) * values[(first + key) * call.value_dims + d];
       }
     }
-  }
-
-  // The last of the first `length` positions that falls on the slot.
-  int held(size_t slot, size_t length) const {
-    for (size_t position = length; position-- > 0;) {
-      if (slot_of(position) == slot) {
-        return position;
-      }
+    const size_t start = ((batch * call.length + token) * call.heads + head) * call.value_dims;
+    for (size_t d = 0; d < call.value_dims; ++d) {
+      const double want = sums[d] / total, got = y[start + d];
+      require(total > 0 ? std::abs(got - want) <= 2e-5 * (1 + std::abs(want)) : std::isnan(got),
+              "attention is wrong", where);
     }
-    return -1;
   }
 
-  size_t slot_of(size_t position) const {
-    return window == 0 || position < sinks ? position : sinks + (position - sinks) % window;
-  }
-
-  // One row alone, or all.
-  std::vector<float> attend_to(size_t row, size_t count, Buffer<float>& keys,
-                               Buffer<float>& values) {
-    const size_t buffers = row * size.groups * room * size.dims;
-    std::vector<float> y(count * size.heads * size.dims);
-    attend({offset(row * (size.heads + 2 * size.groups) * size.dims),
-            count,
-            size.heads,
-            size.groups,
-            size.dims,
-            floats(norm),
-            floats(norm),
-            1e-5f,
-            size.dims % 2 ? nullptr : wavelengths.data(),
-            size.dims % 4 == 0,
-            window,
-            sinks,
-            positions.data() + row * used,
-            used,
-            keys.data() + buffers,
-            values.data() + buffers,
-            FloatType::float32,
-            FloatType::float32,
-            room,
-            new_positions.data() + row * slots,
-            slots,
-            y.data()});
-    return y;
-  }
-
-  Floats offset(size_t start) {
-    return {projected.data() + start, FloatType::float32};
-  }
-
-  // A head, normed and rotated.
-  std::vector<double> head(size_t row, size_t index, bool is_value) const {
-    const float* x =
-        projected.memory.get() + (row * (size.heads + 2 * size.groups) + index) * size.dims;
-    std::vector<double> result(x, x + size.dims);
-    if (is_value) {
-      return result;
-    }
-    double square = 0;
-    for (double value : result) {
-      square += value * value / size.dims;
-    }
-    for (size_t d = 0; d < size.dims; ++d) {
-      result[d] *= norm.memory[d] / std::sqrt(square + 1e-5);
-    }
-    for (size_t i = 0; size.dims % 2 == 0 && i < size.dims / 2; ++i) {
-      const size_t a = size.dims % 4 == 0 ? 2 * i : i;
-      const size_t b = size.dims % 4 == 0 ? 2 * i + 1 : i + size.dims / 2;
-      const double angle = kLengths[row] / static_cast<double>(wavelengths.memory[i]);
-      const double first = result[a], second = result[b];
-      result[a] = first * std::cos(angle) - second * std::sin(angle);
-      result[b] = first * std::sin(angle) + second * std::cos(angle);
-    }
-    return result;
-  }
-
-  HeadSizes size;
-  size_t window, sinks, used, slots, room;
-  Buffer<float> projected, keys, values, wavelengths, norm;
-  Buffer<int32_t> positions, new_positions;
+  Buffer<float> queries, keys, values;
+  Buffer<bool> seen;
+  Buffer<float> y;
+  QueriesCall call;
 };
 
-void check_attention_of(const HeadSizes& size, size_t window, size_t sinks,
-                        const std::string& where) {
-  AttentionProblem p(size, window, sinks);
-  const auto copy = [](const Buffer<float>& buffer) {
-    Buffer<float> result(buffer.size);
-    std::copy_n(buffer.memory.get(), buffer.size, result.data());
-    return result;
-  };
-  auto keys = copy(p.keys), values = copy(p.values);
-  const auto y = p.attend_to(0, p.kRows, keys, values);
-  set_threads(1);
-  for (size_t row = 0; row < p.kRows; ++row) {
-    auto own_keys = copy(p.keys), own_values = copy(p.values);
-    const auto own = p.attend_to(row, 1, own_keys, own_values);
-    require(std::memcmp(own.data(), y.data() + row * own.size(), 4 * own.size()) == 0,
-            "attention of a row depends on the others", where);
-  }
-  set_threads(2);
-  const auto close = [](double got, double want) {
-    return std::abs(got - want) <= 2e-5 * (1 + std::abs(want));
-  };
-  for (size_t row = 0; row < p.kRows; ++row) {
-    const size_t last = p.kLengths[row], place = p.slot_of(last),
-                 count = std::min(last + 1, p.slots);
-    for (size_t slot = 0; slot < p.slots; ++slot) {
-      require(p.new_positions[row * p.slots + slot] == p.held(slot, last + 1),
-              "a position is wrong", where);
-    }
-    for (size_t group = 0; group < size.groups; ++group) {
-      const size_t start = (row * size.groups + group) * p.room * size.dims;
-      const auto key = p.head(row, size.heads + group, false);
-      const auto value = p.head(row, size.heads + size.groups + group, true);
-      for (size_t i = 0; i < p.room * size.dims; ++i) {
-        const bool is_new = i / size.dims == place;
-        require(close(keys[start + i], is_new ? key[i % size.dims] : p.keys[start + i]) &&
-                    close(values[start + i], is_new ? value[i % size.dims] : p.values[start + i]),
-                "a buffer is wrong", where);
-      }
-      for (size_t h = group * size.heads / size.groups; h < (group + 1) * size.heads / size.groups;
-           ++h) {
-        const auto query = p.head(row, h, false);
-        std::vector<double> sums(size.dims);
-        double total = 0;
-        for (size_t slot = 0; slot < count; ++slot) {
-          double score = 0;
-          for (size_t d = 0; d < size.dims; ++d) {
-            score += query[d] * keys[start + slot * size.dims + d] / std::sqrt(1.0 * size.dims);
-          }
-          total += std::exp(score);
-          for (size_t d = 0; d < size.dims; ++d) {
-            sums[d] += std::exp(score) * values[start + slot * size.dims + d];
-          }
-        }
-        for (size_t d = 0; d < size.dims; ++d) {
-          require(close(y[(row * size.heads + h) * size.dims + d], sums[d] / total),
-                  "attention is wrong", where);
-        }
-      }
-    }
-  }
-}
-
-// Values of one slot in two halves of a type, whose weights are all the same.
-void check_attention_halves(FloatType type, const std::string& where) {
-  constexpr size_t kDims = 41;
-  const uint16_t one = type == FloatType::float16 ? 0x3c00 : 0x3f80;
-  const uint16_t two = 0x4000;
-  Buffer<uint16_t> projected(3 * kDims), keys(2 * kDims), values(2 * kDims), y(kDims);
-  Buffer<int32_t> positions(1), new_positions(2);
-  for (size_t d = 0; d < kDims; ++d) {
-    values[d] = d % 2 ? one : two;
-    projected[2 * kDims + d] = values[d];
-  }
-  attend({{projected.data(), type},
-          1,
-          1,
-          1,
-          kDims,
-          kNone,
-          kNone,
-          0,
-          nullptr,
-          false,
-          0,
-          0,
-          positions.data(),
-          1,
-          keys.data(),
-          values.data(),
-          type,
-          type,
-          2,
-          new_positions.data(),
-          2,
-          y.data()});
-  for (size_t d = 0; d < kDims; ++d) {
-    require(y[d] == (d % 2 ? one : two) && values[kDims + d] == y[d], "a half is wrong", where);
-  }
-}
-
 void check_attention(const std::string& name) {
-  random_source.seed(17);
-  for (const auto& [window, sinks] : {std::pair{0, 0}, {9, 0}, {5, 3}, {200, 0}}) {
-    for (const HeadSizes& size :
-         {HeadSizes{1, 1, 8}, {6, 2, 33}, {5, 1, 100}, {4, 4, 64}, {8, 2, 130}}) {
-      check_attention_of(size, window, sinks,
-                         name + " attention " + std::to_string(size.heads) + " x " +
-                             std::to_string(size.dims) + " window " + std::to_string(window));
+  random_source.seed(23);
+  using Mask = QueriesProblem::Mask;
+  struct Sizes {
+    size_t heads, groups, length, count, dims, value_dims;
+  };
+  for (const Sizes& s :
+       {Sizes{1, 1, 1, 1, 8, 8}, Sizes{4, 2, 60, 60, 33, 20}, Sizes{3, 3, 131, 260, 16, 17},
+        Sizes{50, 1, 5, 390, 64, 100}, Sizes{6, 2, 140, 9, 40, 64}}) {
+    for (Mask mask : {Mask::none, Mask::causal, Mask::drawn}) {
+      const std::string where = name + " attention of " + std::to_string(s.length) + " to " +
+                                std::to_string(s.count) + ", mask " +
+                                std::to_string(static_cast<int>(mask));
+      QueriesProblem p(s.heads, s.groups, s.length, s.count, s.dims, s.value_dims, mask);
+      attend(p.call);
+      for (size_t batch = 0; batch < p.kBatch; ++batch) {
+        for (size_t head = 0; head < s.heads; ++head) {
+          for (size_t token = 0; token < s.length; token += token % 7 + 1) {
+            p.check_query(batch, head, token, where);
+          }
+          p.check_query(batch, head, s.length - 1, where);
+        }
+      }
+      // one query alone
+      Buffer<float> alone(s.heads * s.value_dims);
+      QueriesCall last = p.call;
+      last.batch = last.length = 1;
+      last.queries.data = p.queries.data() + (s.length - 1) * s.heads * s.dims;
+      last.mask = p.call.mask ? p.seen.data() + (s.length - 1) * s.count : nullptr;
+      last.y = alone.data();
+      set_threads(1);
+      attend(last);
+      set_threads(2);
+      const float* same = p.y.data() + (s.length - 1) * s.heads * s.value_dims;
+      require(std::memcmp(alone.data(), same, alone.size * sizeof(float)) == 0,
+              "attention of a query depends on the others", where);
     }
   }
-  check_attention_halves(FloatType::float16, name + " attention of float16");
-  check_attention_halves(FloatType::bfloat16, name + " attention of bfloat16");
 }
 
 }  // namespace

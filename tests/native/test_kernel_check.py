@@ -13,6 +13,7 @@ import pytest
 SOURCES = Path(__file__).parents[2] / "mlx_mmfree/native"
 CHECK = Path(__file__).with_name("kernel_check.cpp")
 PORTABLE = [
+    "attention/attend.cpp",
     "attention_step/attend.cpp",
     "bit_linear/project.cpp",
     "cpu/kernels.cpp",

@@ -74,6 +74,27 @@ FAULTS = {
     "input gate without its forget gate": Fault(
         "mlgru_step/recur.h", "sigmoid<Isa>(i[c]) * (1.0f - forget)", "sigmoid<Isa>(i[c])"
     ),
+    "key of the next token": Fault(
+        "attention/attend.cpp",
+        "token + 1 + call_.count",
+        "token + 2 + call_.count",
+        "attention/attend.cpp",
+    ),
+    "mask of another token": Fault(
+        "attention/attend.cpp",
+        "(start + t) * c.mask_token",
+        "start * c.mask_token",
+        "attention/attend.cpp",
+    ),
+    "query of another head": Fault(
+        "attention/attend.cpp",
+        "(head + row / tokens) * c.query_head",
+        "head * c.query_head",
+        "attention/attend.cpp",
+    ),
+    "hidden keys with a weight": Fault(
+        "attention_step/loops.h", "seen[j] ? scores[j] : 0.0f", "scores[j]"
+    ),
     "angles of another position": Fault(
         "attention_step/attend.cpp",
         "static_cast<float>(position) * (1.0f",

@@ -9,7 +9,7 @@
 #include "cpu/kernels.h"
 #include "dense_matmul/float_tile.h"
 
-// Attention of one token, but for the scores, which are a dense product.
+// Attention, but for the scores, which are a dense product.
 
 namespace mmfree {
 
@@ -52,12 +52,17 @@ void prepare_heads(const Heads& h, float* scratch) {
   }
 }
 
-// Weights from the scores of one head.
+// Weights from the scores of one head; null: it sees all.
 template <class Isa>
-void soften(float* scores, size_t count, float* peak, float* total) {
+void soften(float* scores, const bool* seen, size_t count, float* peak, float* total) {
   float most[kScoreLanes], sums[kScoreLanes] = {};
   for (float& lane : most) {
     lane = -INFINITY;
+  }
+  if (seen) {
+    for (size_t j = 0; j < count; ++j) {
+      scores[j] = seen[j] ? scores[j] : -INFINITY;
+    }
   }
   for (size_t j = 0; j < count; j += kScoreLanes) {
     const size_t lanes = count - j < kScoreLanes ? count - j : kScoreLanes;
@@ -70,6 +75,11 @@ void soften(float* scores, size_t count, float* peak, float* total) {
   }
   for (size_t j = 0; j < count; ++j) {
     scores[j] = exponential<Isa>(scores[j] - *most);
+  }
+  if (seen) {
+    for (size_t j = 0; j < count; ++j) {
+      scores[j] = seen[j] ? scores[j] : 0.0f;
+    }
   }
   for (size_t j = 0; j < count; j += kScoreLanes) {
     const size_t lanes = count - j < kScoreLanes ? count - j : kScoreLanes;
@@ -150,7 +160,8 @@ void add_values(const SlotRun& r) {
 template <class Isa>
 void weigh(const SlotRun& r) {
   for (size_t head = 0; head < r.heads; ++head) {
-    soften<Isa>(r.scores + head * r.slots, r.slots, r.peaks + head, r.totals + head);
+    const bool* seen = r.seen ? r.seen + head % r.tokens * r.slots : nullptr;
+    soften<Isa>(r.scores + head * r.slots, seen, r.slots, r.peaks + head, r.totals + head);
   }
   memset(r.sums, 0, r.heads * r.stride * sizeof(float));
   switch (r.values.type) {

@@ -129,13 +129,15 @@ struct Heads {
 
 // Query heads that share a key head, on a run of slots.
 struct SlotRun {
-  float* scores;  // (heads, slots); the call leaves the weights e^(score - peak)
+  float* scores;  // (heads, slots); the call leaves the weights e^(score - peak), zero if not seen
   size_t heads, slots, dims;
-  Floats values;  // (slots, dims)
-  float* sums;    // (heads, stride), of weight times value
-  size_t stride;  // dims, rounded up to whole vectors
-  float* peaks;   // (heads,), the largest scores
-  float* totals;  // (heads,), of the weights
+  Floats values;               // (slots, dims)
+  float* sums;                 // (heads, stride), of weight times value
+  size_t stride;               // dims, rounded up to whole vectors
+  float* peaks;                // (heads,), the largest scores
+  float* totals;               // (heads,), of the weights
+  const bool* seen = nullptr;  // (tokens, slots), by head % tokens; null: every slot is
+  size_t tokens = 1;
 };
 
 // What one head has of each run, at a distance of `distance` floats.

@@ -1,0 +1,164 @@
+#include "attention/attend.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/floats.h"
+#include "cpu/thread_pool.h"
+#include "cpu/workspace.h"
+
+namespace mmfree {
+
+namespace {
+
+// Keys of one run. Where runs begin depends on nothing, so that a query keeps its bits.
+constexpr size_t kRunKeys = 128;
+// Queries of one tile, of all heads that share keys: their sums stay in the second-level cache.
+constexpr size_t kTileRows = 48;
+// Multiplications below which the caller is done before another thread wakes up.
+constexpr size_t kSharedProducts = 256 << 10;
+
+// What a thread needs for one tile. Row `head * tokens + token` is a query.
+struct Tile {
+  float *queries, *scores, *runs, *scratch;
+  bool* seen;
+};
+
+class Queries {
+ public:
+  explicit Queries(const QueriesCall& call)
+      : call_(call),
+        set_(kernels()),
+        shared_(call.heads / call.groups),
+        tokens_(std::clamp<size_t>(kTileRows / shared_, 1, call.length)),
+        tiles_((call.length + tokens_ - 1) / tokens_),
+        stride_(padded(call.dims)),
+        value_stride_(padded(call.value_dims)),
+        run_(shared_ * tokens_ * (value_stride_ + 2)) {
+  }
+
+  void run() const {
+    const QueriesCall& c = call_;
+    const size_t items = c.batch * c.groups * tiles_;
+    const size_t work = c.batch * c.heads * c.length * c.count * (c.dims + c.value_dims);
+    const size_t size = cut(nullptr).second;
+    char* memory = static_cast<char*>(workspace(threads() * size));
+    const size_t step = work <= kSharedProducts ? items : 1;
+    parallel_region(items, step, threads(), [&](Claims& claims) {
+      const Tile tile = cut(memory + claims.thread() * size).first;
+      for (size_t item, last; claims.next(item, last);) {
+        for (; item < last; ++item) {
+          attend(item / tiles_, item % tiles_ * tokens_, tile);
+        }
+      }
+    });
+  }
+
+ private:
+  size_t padded(size_t dims) const {
+    return std::max(round_up(dims, set_.dense.padding), set_.dense.padding);
+  }
+
+  std::pair<Tile, size_t> cut(char* memory) const {
+    const size_t rows = shared_ * tokens_, runs = (call_.count + kRunKeys - 1) / kRunKeys;
+    Cutter cutter(memory);
+    Tile tile;
+    tile.queries = cutter.take<float>(rows * stride_);
+    tile.scores = cutter.take<float>(rows * kRunKeys);
+    tile.runs = cutter.take<float>(runs * run_);
+    tile.scratch = cutter.take<float>(std::max(2 * call_.dims, call_.value_dims));
+    tile.seen = cutter.take<bool>(tokens_ * kRunKeys);
+    return {tile, cutter.size()};
+  }
+
+  // The tokens from `start` on, for the heads of one group of one batch row.
+  void attend(size_t group, size_t start, const Tile& tile) const {
+    const QueriesCall& c = call_;
+    const size_t batch = group / c.groups, tokens = std::min(tokens_, c.length - start);
+    const size_t rows = shared_ * tokens;
+    group %= c.groups;
+    gather(batch, group * shared_, start, tokens, tile);
+    const size_t end = c.is_causal ? seen_by(start + tokens - 1) : c.count;
+    size_t runs = 0;
+    for (size_t first = 0; first < end; first += kRunKeys, ++runs) {
+      const size_t keys = std::min(kRunKeys, end - first);
+      const size_t at = batch * c.key_batch + group * c.key_group + first * c.dims;
+      const Floats own_keys = offset(c.keys, at);
+      set_.dense.multiply(
+          {tile.queries, rows, stride_, c.dims, own_keys.data, own_keys.type, keys, tile.scores}, 0,
+          keys);
+      const bool has_mask = mark(batch, start, tokens, first, keys, tile.seen);
+      const size_t value = batch * c.value_batch + group * c.value_group + first * c.value_dims;
+      float* record = tile.runs + runs * run_;
+      float* peaks = record + rows * value_stride_;
+      set_.weigh({tile.scores, rows, keys, c.value_dims, offset(c.values, value), record,
+                  value_stride_, peaks, peaks + rows, has_mask ? tile.seen : nullptr, tokens});
+    }
+    for (size_t row = 0; row < rows; ++row) {
+      const size_t head = group * shared_ + row / tokens, token = start + row % tokens;
+      const size_t at = ((batch * c.length + token) * c.heads + head) * c.value_dims;
+      const float* peaks = tile.runs + rows * value_stride_ + row;
+      set_.merge({tile.runs + row * value_stride_, peaks, peaks + rows, runs, run_, c.value_dims,
+                  static_cast<char*>(c.y) + at * size_of(c.queries.type), c.queries.type},
+                 tile.scratch);
+    }
+  }
+
+  // Queries in float32, scaled.
+  void gather(size_t batch, size_t head, size_t start, size_t tokens, const Tile& tile) const {
+    const QueriesCall& c = call_;
+    const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.dims)));
+    std::fill_n(tile.queries, shared_ * tokens * stride_, 0.0f);
+    for (size_t row = 0; row < shared_ * tokens; ++row) {
+      const size_t at = batch * c.query_batch + (head + row / tokens) * c.query_head +
+                        (start + row % tokens) * c.query_token;
+      set_.prepare_heads({offset(c.queries, at),
+                          1,
+                          c.dims,
+                          {nullptr, FloatType::float32},
+                          0.0f,
+                          nullptr,
+                          false,
+                          scale,
+                          tile.queries + row * stride_,
+                          FloatType::float32,
+                          stride_},
+                         tile.scratch);
+    }
+  }
+
+  // The number of keys that a token sees, with a causal mask.
+  size_t seen_by(size_t token) const {
+    const size_t keys = token + 1 + call_.count;
+    return keys > call_.length ? keys - call_.length : 0;
+  }
+
+  // Marks what each token sees of a run of keys. Returns false where that is everything.
+  bool mark(size_t batch, size_t start, size_t tokens, size_t first, size_t keys,
+            bool* seen) const {
+    const QueriesCall& c = call_;
+    if (!c.mask && (!c.is_causal || seen_by(start) >= first + keys)) {
+      return false;
+    }
+    for (size_t t = 0; t < tokens; ++t) {
+      for (size_t key = 0; key < keys; ++key) {
+        seen[t * keys + key] = c.mask ? c.mask[batch * c.mask_batch + (start + t) * c.mask_token +
+                                               (first + key) * c.mask_key]
+                                      : first + key < seen_by(start + t);
+      }
+    }
+    return true;
+  }
+
+  const QueriesCall& call_;
+  const Kernels& set_;
+  size_t shared_, tokens_, tiles_, stride_, value_stride_, run_;
+};
+
+}  // namespace
+
+void attend(const QueriesCall& call) {
+  Queries(call).run();
+}
+
+}  // namespace mmfree

@@ -1,0 +1,25 @@
+#pragma once
+
+#include "cpu/kernels.h"
+
+namespace mmfree {
+
+// Each query head attends to the keys and values of its group. Distances are in values.
+struct QueriesCall {
+  size_t batch, heads, groups, length, count;
+  Floats queries;  // (batch, heads, length, dims)
+  size_t query_batch, query_head, query_token, dims;
+  Floats keys;  // (batch, groups, count, dims)
+  size_t key_batch, key_group;
+  Floats values;  // (batch, groups, count, value_dims)
+  size_t value_batch, value_group, value_dims;
+  // Whether a query sees the keys up to its own place, of which the last query has the last.
+  bool is_causal;
+  const bool* mask;  // what a query sees, (batch, length, count), or null
+  size_t mask_batch, mask_token, mask_key;
+  void* y;  // (batch, length, heads, value_dims) of the type of the queries
+};
+
+void attend(const QueriesCall& call);
+
+}  // namespace mmfree

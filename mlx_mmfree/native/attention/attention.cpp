@@ -1,0 +1,140 @@
+#include "attention/attention.h"
+
+#include <memory>
+#include <stdexcept>
+
+#include "attention/attend.h"
+#include "contiguous.h"
+#include "float_type.h"
+#include "mlx/allocator.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/ops.h"
+#include "mlx/utils.h"
+
+namespace mmfree {
+
+namespace {
+
+using Arrays = std::vector<mx::array>;
+
+void require(bool condition, const char* message) {
+  if (!condition) {
+    throw std::invalid_argument(std::string("[attention] ") + message);
+  }
+}
+
+// The array itself where its rows lie one behind the other in each head, else a copy.
+mx::array with_rows(const mx::array& x, bool is_dense, mx::Stream stream) {
+  const bool has_rows = x.strides(3) == 1 && (!is_dense || x.strides(2) == x.shape(3));
+  return has_rows ? x : contiguous(x, stream);
+}
+
+size_t distance(const mx::array& x, int axis) {
+  return x.shape(axis) == 1 ? 0 : static_cast<size_t>(x.strides(axis));
+}
+
+}  // namespace
+
+mx::array attention(const mx::array& queries, const mx::array& keys, const mx::array& values,
+                    const std::optional<mx::array>& mask, bool is_causal) {
+  require(queries.ndim() == 4 && keys.ndim() == 4 && values.ndim() == 4 && queries.size() > 0 &&
+              keys.size() > 0 && values.size() > 0,
+          "'queries', 'keys' and 'values' must have 4 dimensions and not be empty.");
+  require(is_float(queries) && is_float(keys) && is_float(values),
+          "'queries', 'keys' and 'values' must be floats.");
+  const int batch = queries.shape(0), heads = queries.shape(1), length = queries.shape(2);
+  const int groups = keys.shape(1), count = keys.shape(2);
+  require(keys.shape(0) == batch && values.shape(0) == batch && values.shape(1) == groups &&
+              values.shape(2) == count && keys.shape(3) == queries.shape(3) && heads % groups == 0,
+          "'keys' and 'values' must be (B, G, N, K) and (B, G, N, V).");
+  require(!mask || (mask->dtype() == mx::bool_ && !is_causal), "'mask' must be booleans.");
+  Arrays inputs = {queries, keys, values};
+  if (mask) {
+    inputs.push_back(mx::broadcast_to(*mask, {batch, 1, length, count}));
+  }
+  auto primitive = std::make_shared<Attention>(mx::to_stream({}), is_causal);
+  auto shape = primitive->output_shapes(inputs)[0];
+  return mx::array(std::move(shape), queries.dtype(), std::move(primitive), std::move(inputs));
+}
+
+void Attention::eval_cpu(const Arrays& inputs, mx::array& output) {
+  const auto queries = with_rows(inputs[0], false, stream());
+  const auto keys = with_rows(inputs[1], true, stream());
+  const auto values = with_rows(inputs[2], true, stream());
+  const auto size = [](const mx::array& x, int axis) { return static_cast<size_t>(x.shape(axis)); };
+  const auto floats = [](const mx::array& x) {
+    return Floats{x.data<void>(), float_type(x.dtype())};
+  };
+  const int64_t heads = output.shape(1), length = output.shape(2), dims = output.shape(3);
+  const bool is_in_order = heads == 1 || length == 1;
+  output.set_data(mx::allocator::malloc(output.nbytes()), output.size(),
+                  {length * heads * dims, dims, heads * dims, 1},
+                  {true, is_in_order, output.size() == output.shape(0)});
+  QueriesCall call{size(queries, 0),
+                   size(queries, 1),
+                   size(keys, 1),
+                   size(queries, 2),
+                   size(keys, 2),
+                   floats(queries),
+                   distance(queries, 0),
+                   distance(queries, 1),
+                   distance(queries, 2),
+                   size(queries, 3),
+                   floats(keys),
+                   distance(keys, 0),
+                   distance(keys, 1),
+                   floats(values),
+                   distance(values, 0),
+                   distance(values, 1),
+                   size(values, 3),
+                   is_causal_,
+                   nullptr,
+                   0,
+                   0,
+                   0,
+                   output.data<void>()};
+  if (inputs.size() > 3) {
+    const auto& mask = inputs[3];
+    call.mask = mask.data<bool>();
+    call.mask_batch = distance(mask, 0);
+    call.mask_token = distance(mask, 2);
+    call.mask_key = distance(mask, 3);
+  }
+  mx::cpu::get_command_encoder(stream()).dispatch([call]() { attend(call); });
+}
+
+void Attention::eval_gpu(const Arrays&, mx::array&) {
+  throw std::runtime_error("[attention] the native backend runs on the CPU only.");
+}
+
+// A mapped axis joins the batch.
+std::pair<Arrays, std::vector<int>> Attention::vmap(const Arrays& inputs,
+                                                    const std::vector<int>& axes) {
+  int count = 1;
+  for (size_t n = 0; n < inputs.size(); ++n) {
+    count = axes[n] < 0 ? count : inputs[n].shape(axes[n]);
+  }
+  Arrays joined;
+  for (size_t n = 0; n < inputs.size(); ++n) {
+    auto x = axes[n] < 0 ? mx::expand_dims(inputs[n], 0, stream())
+                         : mx::moveaxis(inputs[n], axes[n], 0, stream());
+    auto shape = x.shape();
+    shape[0] = count;
+    joined.push_back(mx::flatten(mx::broadcast_to(x, shape, stream()), 0, 1, stream()));
+  }
+  const auto mask = joined.size() > 3 ? std::optional(joined[3]) : std::nullopt;
+  const auto y = attention(joined[0], joined[1], joined[2], mask, is_causal_);
+  return {{mx::unflatten(y, 0, {count, y.shape(0) / count}, stream())}, {0}};
+}
+
+std::vector<mx::Shape> Attention::output_shapes(const Arrays& inputs) {
+  auto shape = inputs[0].shape();
+  shape.back() = inputs[2].shape(3);
+  return {shape};
+}
+
+bool Attention::is_equivalent(const mx::Primitive& other) const {
+  return is_causal_ == static_cast<const Attention&>(other).is_causal_;
+}
+
+}  // namespace mmfree

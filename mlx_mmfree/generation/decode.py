@@ -119,7 +119,9 @@ class Decoding:
         return chosen
 
     def _start(self) -> None:
-        mx.async_eval(self._tokens, self._state, self._seen)
+        # apart, so that a state can be waited for while its logits are computed
+        mx.async_eval(self._state)
+        mx.async_eval(self._tokens, self._seen)
 
     def step(self, *, is_last: bool = False) -> list[int]:
         """The next token of each row.
@@ -129,11 +131,12 @@ class Decoding:
         """
         tokens = self._tokens
         if not is_last:
+            before = self._state
             self._tokens = self._queue(tokens)
-        if self._is_on_cpu:
-            # a state is written to in place once its own step is over
-            mx.eval(tokens)
-        if not is_last:
+            if self._is_on_cpu:
+                # its memory is written to in place once nothing is to compute it any more
+                mx.eval(before)
+            del before
             self._start()
         self._steps += 1
         if self._steps % STEPS_PER_CACHE_CLEARING == 0:

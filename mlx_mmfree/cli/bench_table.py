@@ -19,7 +19,10 @@ def report_lines(report: "Report") -> list[str]:
     lines += [_figure_line(figure) for figure in report.figures]
     lines += _memory_lines(report.memory)
     for name, ratio in report.ratios.items():
-        lines.append(f"{name}: {ratio:.2f} times as fast as llama.cpp with TQ2_0")
+        lines.append(
+            f"{name}: {ratio['median']:.2f} times as fast as llama.cpp with TQ2_0 by the medians of "
+            f"all processes, {ratio['best']:.2f} times by the best"
+        )
     return lines
 
 

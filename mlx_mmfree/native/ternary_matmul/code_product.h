@@ -181,38 +181,37 @@ MMFREE_INLINE inline void stream_row(const CodeProduct& p, size_t row, size_t ou
   });
 }
 
-// M rows times four weight rows, which are read one after the other.
+// M rows times one weight row. All weight rows go through the same few instructions: processors
+// learn the distances that each instruction strides, and fetch what they expect.
 template <class Isa, size_t M>
 void code_stream(const CodeProduct& p, size_t row, size_t output) {
-  Sums<Isa, M, 4> sums;
-  unroll<4>([&](auto n) MMFREE_INLINE {
-    Sums<Isa, M, 1> one;
-    if constexpr (Isa::kPartialSums) {
-      each_block<Isa, 1>(p, row, output + n,
-                         [&](const int8_t* codes, const uint8_t* weight, size_t row_bytes)
-                             MMFREE_INLINE {
-                               prefetch_ahead(weight);
-                               add_block<Isa, M, 1>(one, codes, p.stride, weight, row_bytes);
-                             });
-    } else {
-      stream_row<Isa, M>(p, row, output + n, one);
-    }
-    unroll<M>([&](auto m) MMFREE_INLINE { sums.at[m][n] = one.at[m][0]; });
-  });
-  store<Isa, M, 4>(p, row, output, sums);
+  Sums<Isa, M, 1> sums;
+  if constexpr (Isa::kPartialSums) {
+    each_block<Isa, 1>(p, row, output,
+                       [&](const int8_t* codes, const uint8_t* weight, size_t row_bytes)
+                           MMFREE_INLINE {
+                             prefetch_ahead(weight);
+                             add_block<Isa, M, 1>(sums, codes, p.stride, weight, row_bytes);
+                           });
+  } else {
+    stream_row<Isa, M>(p, row, output, sums);
+  }
+  store<Isa, M, 1>(p, row, output, sums);
 }
 
 template <class Isa, size_t M>
 void code_rows(const CodeProduct& p, size_t row, size_t first, size_t last) {
   size_t output = first;
-  for (; output + 4 <= last; output += 4) {
-    if constexpr (M <= Isa::kStreamRows) {
-      // few rows in all: the weights come from memory; many: from the cache
-      p.rows <= Isa::kStreamRows ? code_stream<Isa, M>(p, row, output)
-                                 : code_tile<Isa, M, 4>(p, row, output);
-    } else {
-      code_tile<Isa, M, 4>(p, row, output);
+  if constexpr (M <= Isa::kStreamRows) {
+    // few rows in all: the weights come from memory; many: from the cache
+    if (p.rows <= Isa::kStreamRows) {
+      for (; output < last; ++output) {
+        code_stream<Isa, M>(p, row, output);
+      }
     }
+  }
+  for (; output + 4 <= last; output += 4) {
+    code_tile<Isa, M, 4>(p, row, output);
   }
   for (; output < last; ++output) {
     code_tile<Isa, M, 1>(p, row, output);

@@ -100,7 +100,7 @@ class Decoding:
 
     def _compute(self, tokens: mx.array, state: State) -> tuple[mx.array, State]:
         hidden, state = self._model.hidden(tokens[:, None], state, context=self._context)
-        return self._model.logits(hidden)[:, -1].astype(mx.float32), state
+        return self._model.logits(hidden).squeeze(1).astype(mx.float32), state
 
     def _queue(self, tokens: mx.array) -> mx.array:
         """The tokens that follow `tokens` `(B,)`, and the state after these, yet to be computed."""

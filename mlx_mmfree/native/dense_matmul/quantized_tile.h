@@ -7,8 +7,9 @@
 #include "dense_matmul/float_tile.h"
 
 // Products with codes of 2, 4, 6 or 8 bits. Activations are two 16-bit whole numbers, high and low,
-// with a scale for each lane of each chunk: together they keep what a float holds, and the sums of
-// a chunk are exact integers. An instruction set `Isa` gives, beside what `float_tile.h` asks for,
+// with a scale for each group: together they keep what a float holds beside the group's largest,
+// and the sums of a chunk are exact integers. An instruction set `Isa` gives, beside what
+// `float_tile.h` asks for,
 //   Words, Sums            vectors of 2 kLanes 16-bit words and of kLanes 32-bit sums
 //   kCodes<bits>           codes of one word; those of 6 bits are spread over words first
 //   load_words<bits>(bytes)    the words of one chunk
@@ -42,8 +43,7 @@ struct Chunk {
 };
 
 // An arranged row: 16-bit codes, for each chunk word j of code k at kWords k + j, the high ones of
-// a chunk and then its low ones; the scale of each lane of each chunk; the sum of each group, zeros
-// up to whole vectors.
+// a chunk and then its low ones; the scale and the sum of each group, zeros up to whole vectors.
 template <class Isa>
 struct Row {
   int16_t* codes;
@@ -51,12 +51,12 @@ struct Row {
   float* sums;
   size_t bytes;
 
-  MMFREE_INLINE Row(uint8_t* memory, size_t inputs, size_t lanes, size_t groups) {
+  MMFREE_INLINE Row(uint8_t* memory, size_t inputs, size_t groups) {
+    const size_t padded = (groups + Isa::kLanes - 1) / Isa::kLanes * Isa::kLanes;
     codes = reinterpret_cast<int16_t*>(memory);
     scales = reinterpret_cast<float*>(memory + 2 * inputs * sizeof(int16_t));
-    sums = scales + lanes;
-    const size_t padded = (groups + Isa::kLanes - 1) / Isa::kLanes * Isa::kLanes;
-    bytes = 2 * inputs * sizeof(int16_t) + (lanes + padded) * sizeof(float);
+    sums = scales + padded;
+    bytes = 2 * inputs * sizeof(int16_t) + 2 * padded * sizeof(float);
     bytes = (bytes + 63) / 64 * 64;
   }
 };
@@ -64,7 +64,7 @@ struct Row {
 template <class Isa, int bits>
 Row<Isa> arranged_row(uint8_t* memory, size_t dims, size_t group) {
   const size_t chunks = Chunk<Isa, bits>::count(dims);
-  return Row<Isa>(memory, chunks * Chunk<Isa, bits>::kInputs, chunks * Isa::kLanes, dims / group);
+  return Row<Isa>(memory, chunks * Chunk<Isa, bits>::kInputs, dims / group);
 }
 
 // The largest magnitude's bits, which are ordered as the magnitudes are; NaN is beyond infinity.
@@ -85,35 +85,33 @@ bool arrange_bits(const float* x, size_t dims, size_t group, uint8_t* memory) {
   using C = Chunk<Isa, bits>;
   const Row<Isa> row = arranged_row<Isa, bits>(memory, dims, group);
   memset(memory, 0, row.bytes);
-  // inputs of neighbouring words, and the lane that each pair of words goes to
-  constexpr size_t kPair = 2 * C::kCodes;
   if (largest_bits<Isa>(x, dims) >= 0x7f800000) {
     return false;
   }
-  for (size_t start = 0; start < dims; start += kPair) {
-    const uint32_t largest_of_pair = largest_bits<Isa>(x + start, kPair);
+  for (size_t start = 0; start < dims; start += group) {
+    const uint32_t largest_of_group = largest_bits<Isa>(x + start, group);
     float largest;
-    memcpy(&largest, &largest_of_pair, sizeof(largest));
+    memcpy(&largest, &largest_of_group, sizeof(largest));
     if (largest < kSmallest) {
       continue;
     }
     const float scale = largest / kLargestCode, inverse = kLargestCode / largest;
-    const size_t chunk = start / C::kInputs, word = start % C::kInputs / C::kCodes;
-    int16_t* codes = row.codes + 2 * chunk * C::kInputs + word;
     int32_t high_sum = 0, low_sum = 0;
-    for (size_t i = 0; i < kPair; ++i) {
-      const float scaled = x[start + i] * inverse;
+    for (size_t i = start; i < start + group; ++i) {
+      const float scaled = x[i] * inverse;
       const float high = (scaled + kRound) - kRound;
       const float low = ((scaled - high) * kLowCodes + kRound) - kRound;
-      int16_t* pair = codes + i % C::kCodes * C::kWords + i / C::kCodes;
-      pair[0] = static_cast<int16_t>(high);
-      pair[C::kInputs] = static_cast<int16_t>(low);
-      high_sum += pair[0];
-      low_sum += pair[C::kInputs];
+      const size_t place = i % C::kInputs;
+      int16_t* codes =
+          row.codes + 2 * (i - place) + place % C::kCodes * C::kWords + place / C::kCodes;
+      codes[0] = static_cast<int16_t>(high);
+      codes[C::kInputs] = static_cast<int16_t>(low);
+      high_sum += codes[0];
+      low_sum += codes[C::kInputs];
     }
-    row.sums[start / group] +=
+    row.sums[start / group] =
         (static_cast<float>(high_sum) + static_cast<float>(low_sum) / kLowCodes) * scale;
-    row.scales[chunk * Isa::kLanes + word / 2] = scale;
+    row.scales[start / group] = scale;
   }
   return true;
 }
@@ -161,15 +159,19 @@ void quantized_tile(const QuantizedProduct& p, size_t row, size_t output) {
     prefetch_scales(p, output * groups + start);
     const auto scales = widen<Isa>(p.scales, p.type, output * groups + start, count);
     const auto biases = widen<Isa>(p.biases, p.type, output * groups + start, count);
+    // of weights and activations together, for lanes to pick from
+    typename Isa::Floats factors[M];
+    float each[M][kLanes];
     unroll<M>([&](auto m) MMFREE_INLINE {
       sums[m] = Isa::multiply_add(floats(x.sums + start, m), biases, sums[m]);
+      factors[m] = Isa::multiply(floats(x.scales + start, m), scales);
+      memcpy(each[m], &factors[m], sizeof(each[m]));
     });
     const auto add = [&](size_t chunk, const uint8_t* bytes) MMFREE_INLINE {
       auto words = Isa::template load_words<bits>(bytes);
       // loaded once: lines of weights are seldom aligned
       keep(words);
-      const auto scale =
-          Isa::template spread<kChunkGroups>(scales, chunk * C::kInputs / group - start);
+      const size_t first = chunk * C::kInputs / group - start;
       typename Isa::Words decoded[C::kCodes];
       unroll<C::kCodes>([&](auto k)
                             MMFREE_INLINE { decoded[k] = Isa::template codes<bits, k>(words); });
@@ -182,8 +184,10 @@ void quantized_tile(const QuantizedProduct& p, size_t row, size_t output) {
         });
         const auto sum =
             Isa::multiply_add(Isa::to_floats(low), Isa::fill(1 / kLowCodes), Isa::to_floats(high));
-        const auto scaled = Isa::multiply(sum, floats(x.scales + chunk * kLanes, m));
-        sums[m] = Isa::multiply_add(scaled, scale, sums[m]);
+        const auto factor = kChunkGroups == 1
+                                ? Isa::fill(each[m][first])
+                                : Isa::template spread<kChunkGroups>(factors[m], first);
+        sums[m] = Isa::multiply_add(sum, factor, sums[m]);
       });
     };
     size_t chunk = start * group / C::kInputs;

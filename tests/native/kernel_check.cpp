@@ -117,8 +117,14 @@ std::vector<float> fractions(size_t rows, size_t dims, size_t outputs) {
   float* codes = dx + rows * dims;
   for (bool half_away : {true, false}) {
     float* scale = codes + rows * dims;
-    RowQuantizer quantizer{
-        {p.x.data(), FloatType::float32}, nullptr, dims, half_away, 1e-6f, half_away, codes, scale};
+    RowQuantizer quantizer{{p.x.data(), FloatType::float32},
+                           nullptr,
+                           dims,
+                           half_away,
+                           1e-6f,
+                           half_away,
+                           codes,
+                           scale};
     kernels().quantize_rows(quantizer, 0, rows);
     for (size_t i = 0; i < rows * dims; ++i) {
       require(std::abs(codes[i]) <= 127 && codes[i] == std::floor(codes[i]),
@@ -136,8 +142,8 @@ void check_halves(const std::string& where) {
   }
   Buffer<float> codes(x.size), scale(x.size);
   for (FloatType type : {FloatType::float16, FloatType::bfloat16}) {
-    RowQuantizer quantizer{{x.data(), type}, nullptr,     1, false, 0, false,
-                           codes.data(),     scale.data()};
+    RowQuantizer quantizer{{x.data(), type}, nullptr,      1,           false, 0,
+                           false,            codes.data(), scale.data()};
     kernels().quantize_rows(quantizer, 0, x.size);
     const uint16_t one = type == FloatType::float16 ? 0x3c00 : 0x3f80;
     require(codes[one] == 127 && scale[one] == 127, "1 is read wrongly", where);
@@ -218,11 +224,8 @@ std::vector<float> check_rows(const std::string& where) {
   std::vector<float> whole(rows * 500), single(rows * 500);
   const float scale = 0.25f;
   const auto run = [&](size_t first, size_t count, bool has_codes, std::vector<float>& y) {
-    project({{{x.data() + 2 * first * dims, FloatType::float32},
-              dims,
-              Activation::silu,
-              floats(norm),
-              1e-5f},
+    project({{{x.data() + 2 * first * dims, FloatType::float32}, dims, Activation::silu,
+              floats(norm), 1e-5f},
              count,
              {{p.weight(), &scale, false, floats(norm)}},
              1e-6f,
@@ -268,8 +271,8 @@ void check_rounding(const std::string& where) {
       halves[0] = half;
       float sum = 0;
       const Floats residual{halves.data(), type};
-      kernels().finish(
-          {&sum, 1, 1, &one, false, nullptr, residual, back.data(), FloatType::float32, 1});
+      kernels().finish({&sum, 1, 1, &one, false, nullptr, residual, back.data(),
+                        FloatType::float32, 1});
       return back[0];
     };
     const auto write = [&](float value) {
@@ -285,8 +288,9 @@ void check_rounding(const std::string& where) {
         require(write(std::nextafter(tie, next)) == half + 1, "a half is not the nearest", where);
       }
     }
-    require(write(INFINITY) == infinity &&
-                write(3e38f) == (type == FloatType::float16 ? infinity : 0x7f62),
+    require(write(INFINITY) == infinity && write(3e38f) == (type == FloatType::float16
+                                                                ? infinity
+                                                                : 0x7f62),
             "a large half is wrong", where);
     require(std::isnan(read(write(NAN))), "NaN is lost", where);
   }
@@ -309,8 +313,8 @@ std::vector<float> check_recurrence(const std::string& where) {
   }
   for (size_t row = 0; row < rows; ++row) {
     valid[row] = row != 2;
-    inverse[row] =
-        kernels().rms_inverse(floats(gates), (3 * row + 2) * dims, dims, 1e-6f, scratch.data());
+    inverse[row] = kernels().rms_inverse(floats(gates), (3 * row + 2) * dims, dims, 1e-6f,
+                                         scratch.data());
   }
   const RecurrenceStep step{floats(gates), state.data(), floats(weight), floats(bound),
                             valid.data(),  rows,         dims,           inverse.data(),
@@ -513,9 +517,9 @@ int main(int count, char** wanted) {
     for (size_t dims : {1, 31, 33, 63, 100, 300}) {
       for (size_t rows : {1, 2, 3, 30}) {
         for (int kind = 0; kind < 4; ++kind) {
-          check_projections(
-              rows, dims, kind % 2, kind / 2,
-              name + " projections " + std::to_string(rows) + " x " + std::to_string(dims));
+          check_projections(rows, dims, kind % 2, kind / 2,
+                            name + " projections " + std::to_string(rows) + " x " +
+                                std::to_string(dims));
         }
       }
     }

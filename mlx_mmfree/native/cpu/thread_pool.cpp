@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <time.h>
 #include <mutex>
 #include <system_error>
 #include <thread>

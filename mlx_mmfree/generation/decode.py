@@ -1,6 +1,7 @@
 """The decoding loop: token ids in, token ids out."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -44,6 +45,14 @@ def prefill(
         mx.eval(state)
         mx.clear_cache()
     return state
+
+
+def _next_logits(
+    model: Decoder, context: list[dict[str, mx.array]], tokens: mx.array, state: State
+) -> tuple[mx.array, State]:
+    """The logits `(B, V)` after tokens `(B,)`, and the state."""
+    hidden, state = model.hidden(tokens[:, None], state, context=context)
+    return model.logits(hidden).squeeze(1).astype(mx.float32), state
 
 
 class Decoding:
@@ -96,11 +105,8 @@ class Decoding:
         self._rooms: tuple[int | None, ...] = ()
         if can_compile():
             self._state, self._rooms = fixed_state(self._model, self._state)
-        self._logits = compiled(self._compute) if self._rooms else self._compute
-
-    def _compute(self, tokens: mx.array, state: State) -> tuple[mx.array, State]:
-        hidden, state = self._model.hidden(tokens[:, None], state, context=self._context)
-        return self._model.logits(hidden).squeeze(1).astype(mx.float32), state
+        logits = partial(_next_logits, self._model, self._context)
+        self._logits = compiled(logits) if self._rooms else logits
 
     def _queue(self, tokens: mx.array) -> mx.array:
         """The tokens that follow `tokens` `(B,)`, and the state after these, yet to be computed."""

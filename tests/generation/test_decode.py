@@ -1,5 +1,6 @@
 """The decoding loop against the model run again on the whole text for each token."""
 
+import gc
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -69,6 +70,21 @@ def test_a_state_of_fixed_shapes_changes_nothing(
             assert a.shape == b.shape
             if a.size:
                 assert relative_error(a, b) <= TOLERANCE[mx.float32]
+
+
+@pytest.mark.parametrize("name", ["recurrent", "attention"])
+def test_a_state_is_given_back_with_its_decoding(name: str) -> None:
+    model = MODELS[name](3)
+    list(generate_tokens(model, PROMPT, max_tokens=3))
+    gc.collect()
+    gc.disable()
+    try:
+        before = mx.get_active_memory()
+        list(generate_tokens(model, PROMPT, max_tokens=3))
+        mx.synchronize()
+        assert mx.get_active_memory() <= before + 1000
+    finally:
+        gc.enable()
 
 
 def test_prompt_logits_are_not_computed(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Memory needs and limits, with made-up devices and setters."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -95,6 +96,7 @@ def test_need_is_near_the_measured_peak(batch_size: int) -> None:
     mx.eval(tokens)
     weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
     found = memory_need(model, weights, batch_size=batch_size, prefill_step_size=length)
+    gc.collect()
     mx.synchronize()
     mx.clear_cache()
     before = mx.get_active_memory()
@@ -115,6 +117,7 @@ def peak_bytes(model: Decoder, length: int, read: int = 0) -> int:
     state = prefill(model, mx.zeros((1, read), mx.int32), model.init_state(1))
     tokens = mx.zeros((1, length), mx.int32)
     mx.eval(tokens)
+    gc.collect()
     mx.synchronize()
     mx.clear_cache()
     before = mx.get_active_memory()

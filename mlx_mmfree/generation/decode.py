@@ -125,9 +125,10 @@ class Decoding:
         return chosen
 
     def _start(self) -> None:
-        # apart, so that a state can be waited for while its logits are computed
-        mx.async_eval(self._state)
-        mx.async_eval(self._tokens, self._seen)
+        if self._is_on_cpu:
+            # apart, so that the state can be waited for while the logits are computed
+            mx.async_eval(self._state)
+        mx.async_eval(self._tokens, self._state, self._seen)
 
     def step(self, *, is_last: bool = False) -> list[int]:
         """The next token of each row.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree.errors import UnsupportedModelError
+from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.evaluation import benchmark, benchmark_process
 from mlx_mmfree.evaluation.benchmark import QUICK, ModelChoice, Report
 from mlx_mmfree.evaluation.benchmark_limits import held_arrays
@@ -213,6 +213,15 @@ def test_threads_share_every_word_once(sizes: list[int], count: int) -> None:
 
 def record(name: str, limit: str, own: tuple, plain: tuple, threads: int = 1) -> Record:
     return Record(name, threads, limit, 100, 1000, own, plain, "tokens", 8)
+
+
+def test_random_weights_are_of_the_type_that_the_configuration_names() -> None:
+    assert random_model(HGRN).dtype == mx.float32
+    assert random_model(HGRN | {"torch_dtype": "bfloat16"}).dtype == mx.bfloat16
+    with pytest.raises(
+        CheckpointError, match=r"'torch_dtype' must be one of float32, .* got 'int8'"
+    ):
+        random_model(HGRN | {"torch_dtype": "int8"})
 
 
 def test_a_record_is_compared_round_by_round() -> None:

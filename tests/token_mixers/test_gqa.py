@@ -106,6 +106,21 @@ def test_a_fixed_state_keeps_its_shapes(window: int | None) -> None:
         assert window or ordinary.positions.shape == state.positions.shape
 
 
+@pytest.mark.parametrize("window", [{}, {"window": 7}], ids=str)
+@pytest.mark.parametrize("steps", [1, 9])
+def test_several_tokens_follow_a_fixed_state(window: dict[str, int], steps: int) -> None:
+    mixer = _mixer(**window)
+    x = mx.random.normal((1, 9 + steps, 16))
+    want, _ = mixer(x)
+    _, state = mixer(x[:, :4])
+    state, room = mixer.fixed_state(state)
+    for n in range(4, 4 + steps):
+        _, state = mixer(x[:, n : n + 1], state)
+    state = mixer.growing_state(state, room and room - steps)
+    y, _ = mixer(x[:, 4 + steps :], state)
+    assert relative_error(y, want[:, 4 + steps :]) <= FLOAT32
+
+
 def test_a_fixed_state_takes_single_tokens_only() -> None:
     mixer = _mixer()
     _, state = mixer(mx.zeros((1, 3, 16)))

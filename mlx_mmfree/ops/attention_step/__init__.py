@@ -54,7 +54,7 @@ def attention_step(
         dtypes that they had; the new positions, `(B, N + 1)` or `(B, N)` once all slots are in use.
 
     Raises:
-        ValueError: The shapes do not agree, or there is no room.
+        ValueError: The shapes do not agree, or there are more positions than slots.
     """
     batch, groups, room, dims = keys.shape
     if num_heads % groups or projected.shape != (batch, 1, (num_heads + 2 * groups) * dims):

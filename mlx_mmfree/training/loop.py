@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -189,7 +190,8 @@ class Trainer:
         bar.close()
         curve = settings.folder / "curve.png"
         if is_first and not plot_curve(settings.folder / "log.jsonl", curve):
-            print("No curve was drawn: pip install 'mlx-mmfree[plot]' adds matplotlib.")
+            note = "No curve was drawn: pip install 'mlx-mmfree[plot]' adds matplotlib."
+            print(note, file=sys.stderr)
         return progress
 
     def _is_due(self, every: int) -> bool:

@@ -250,7 +250,7 @@ def test_figures_are_apart_by_name_threads_and_limit() -> None:
     assert [len(figure.records) for figure in figures(records + records)] == [2] * 4
 
 
-def test_everything(here: list, tmp_path: Path) -> None:
+def test_everything(here: list) -> None:
     settings = replace(QUICK, shapes=((64, 96),), heads=((70, 64),), processes=2, walk_bytes=10_000)
     choices = [ModelChoice(name, config) for name, config in (("hgrn", HGRN), ("bitnet", BITNET))]
     shown: list[Report] = []
@@ -279,8 +279,14 @@ def test_everything(here: list, tmp_path: Path) -> None:
     assert [note["model"] for note in whole.memory] == ["hgrn"] * 2 + ["bitnet"] * 2
     assert set(whole.machine["limits"]) == {"1", "2"}
     json.dumps(whole.to_json())
-    pytest.importorskip("matplotlib")
-    plot_roofline(whole, tmp_path / "roof.png")
+
+
+@pytest.mark.plot
+def test_roofline_is_a_picture(tmp_path: Path) -> None:
+    measured = [record("a", READ, (4.0,), (1.0,)), record("b", MULTIPLY, (1.0,), (2.0,))]
+    limits = {"1": {"bytes_per_second": 30e9, "macs_per_second": 400e9}}
+    machine = {"device": "a processor", "limits": limits}
+    plot_roofline(Report(machine, figures(measured)), tmp_path / "roof.png")
     assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
     assert list(tmp_path.iterdir()) == [tmp_path / "roof.png"]
 

@@ -29,8 +29,8 @@ def test_last_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
     assert [r["step"] for r in read_log(path)] == [1, 2, 3, 3]
 
 
+@pytest.mark.plot
 def test_curve_is_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
     _write(tmp_path / "log.jsonl", range(1, 6))
     assert plot_curve(tmp_path / "log.jsonl", tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

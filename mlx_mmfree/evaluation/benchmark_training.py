@@ -9,6 +9,7 @@ import mlx.nn as nn
 
 from ..layers import BitLinear
 from ..models import find
+from ..ops import cross_entropy, long_mean
 from ..platform.allocator import keep_freed_memory
 from ..platform.threads import thread_count
 from .benchmark_record import BLAS, Record
@@ -58,7 +59,7 @@ def run(
 
 def _loss(model: nn.Module, tokens: mx.array) -> mx.array:
     logits, _ = model(tokens[:, :-1])
-    return nn.losses.cross_entropy(logits, tokens[:, 1:], reduction="mean")
+    return long_mean(cross_entropy(logits, tokens[:, 1:]))
 
 
 def _products(model: nn.Module, rows: int) -> tuple[list[Product], int]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from ..models import Decoder
+from ..ops import cross_entropy
 
 LOGITS_AT_A_TIME = 2**25
 """So many numbers a head makes at most before they are used up."""
@@ -118,8 +118,8 @@ def _losses(model: Decoder, hidden: mx.array, targets: mx.array) -> np.ndarray:
     step = max(1, LOGITS_AT_A_TIME // model.vocab_size)
     losses = []
     for first in range(0, len(targets), step):
-        logits = model.logits(hidden[first : first + step]).astype(mx.float32)
-        part = nn.losses.cross_entropy(logits, targets[first : first + step])
+        logits = model.logits(hidden[first : first + step])
+        part = cross_entropy(logits, targets[first : first + step])
         mx.eval(part)
         losses.append(np.array(part, np.float64))
     return np.concatenate(losses)

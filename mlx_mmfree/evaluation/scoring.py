@@ -9,6 +9,7 @@ import numpy as np
 from ..generation.decode import PREFILL_STEP_SIZE
 from ..models import Decoder
 from ..models.tokens import check_tokens
+from ..ops import cross_entropy
 from .perplexity import LOGITS_AT_A_TIME
 
 
@@ -97,9 +98,8 @@ def _targets(
     step = max(1, LOGITS_AT_A_TIME // model.vocab_size)
     likelihoods, is_best = [], []
     for first in range(0, len(targets), step):
-        logits = model.logits(hidden[first : first + step]).astype(mx.float32)
+        logits = model.logits(hidden[first : first + step])
         target = mx.array(targets[first : first + step])
-        chosen = mx.take_along_axis(logits, target[:, None], axis=1)[:, 0]
-        likelihoods.append(np.array(chosen - mx.logsumexp(logits, axis=1), np.float64))
+        likelihoods.append(-np.array(cross_entropy(logits, target), np.float64))
         is_best.append(np.array(mx.argmax(logits, axis=1) == target))
     return np.concatenate(likelihoods), np.concatenate(is_best)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from ..ops import log_softmax, long_cumsum
+
 Filter = Callable[[mx.array], mx.array]
 
 
@@ -15,7 +17,8 @@ def top_p(mass: float) -> Filter:
 
     def keep(logits: mx.array) -> mx.array:
         ordered = -mx.sort(-logits, axis=-1)
-        likelier = mx.cumsum(mx.softmax(ordered, axis=-1), axis=-1, inclusive=False)
+        probabilities = mx.exp(log_softmax(ordered))
+        likelier = long_cumsum(probabilities) - probabilities
         kept = mx.sum(likelier < mass, axis=-1, keepdims=True)
         least = mx.take_along_axis(ordered, kept - 1, axis=-1)
         return mx.where(logits >= least, logits, -mx.inf)
@@ -63,7 +66,7 @@ def xtc(probability: float, threshold: float, exempt: Sequence[int] = ()) -> Fil
         raise ValueError(f"[xtc] 'xtc_threshold' must be between 0 and 0.5 but got {threshold}.")
 
     def keep(logits: mx.array) -> mx.array:
-        probabilities = mx.softmax(logits, axis=-1)
+        probabilities = mx.exp(log_softmax(logits))
         likely = mx.where(probabilities > threshold, probabilities, mx.inf)
         dropped = probabilities > mx.min(likely, axis=-1, keepdims=True)
         if exempt:

@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from ..models import Decoder
+from ..ops import log_softmax
 from .decode import PREFILL_STEP_SIZE, prefill
 from .key_values import can_rewind, rewound
 from .penalties import LogitsProcessor
@@ -274,9 +275,9 @@ def _accept_drawn(
     scores: mx.array, draft_scores: list[mx.array], drafts: list[mx.array]
 ) -> tuple[mx.array, mx.array]:
     """How many tokens are kept `(1,)`, and a token drawn from what they leave over `(1,)`."""
-    p = mx.softmax(scores, axis=-1)
+    p = mx.exp(log_softmax(scores))
     # nothing was proposed behind the last token
-    q = mx.concatenate([*(mx.softmax(row, axis=-1) for row in draft_scores), mx.zeros_like(p[:1])])
+    q = mx.concatenate([*(mx.exp(log_softmax(row)) for row in draft_scores), mx.zeros_like(p[:1])])
     kept = mx.zeros((1,), mx.int32)
     if drafts:
         at = mx.concatenate(drafts)[:, None]

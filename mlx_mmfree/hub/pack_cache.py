@@ -21,6 +21,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
+from ..ops.ternary import ROUNDING_VERSION
 from ..platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder
 from .checkpoint import Checkpoint
 from .packed_format import FORMAT_VERSION, describe_packing
@@ -119,6 +120,7 @@ def _fingerprint(checkpoint: Checkpoint) -> str:
     stats = [(file, file.stat()) for file in files]
     value: Mapping[str, Any] = {
         "format": FORMAT_VERSION,
+        "rounding": ROUNDING_VERSION,
         "config": checkpoint.config,
         # the file that a Hub snapshot links to is named for its etag
         "files": [

@@ -17,6 +17,12 @@ from .dispatch import backend_report as backend_report
 from .dispatch import use_backend as use_backend
 from .gated_rms_norm import gated_rms_norm as gated_rms_norm
 from .linear_scan import linear_scan as linear_scan
+from .long_sums import cross_entropy as cross_entropy
+from .long_sums import log_softmax as log_softmax
+from .long_sums import logsumexp as logsumexp
+from .long_sums import long_cumsum as long_cumsum
+from .long_sums import long_mean as long_mean
+from .long_sums import long_sum as long_sum
 from .mlgru_step import mlgru_step as mlgru_step
 from .rms_norm_quantize import rms_norm_quantize as rms_norm_quantize
 from .straight_through import straight_through as straight_through

@@ -1,11 +1,11 @@
 """Distillation: a student learns the distribution of a teacher's next token (arXiv 1503.02531)."""
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..errors import TrainingError
 from ..hub import Tokenizer, load
 from ..models import Decoder
+from ..ops import cross_entropy, log_softmax, long_sum
 from .batches import Batch
 from .fine_tune_settings import FineTuneSettings
 from .loss import Loss, batch_logits, next_token_loss
@@ -54,11 +54,11 @@ def distillation_loss(
     teacher.eval()
 
     def loss(model: Decoder, batch: Batch) -> mx.array:
-        logits = batch_logits(model, batch).astype(mx.float32)
+        logits = batch_logits(model, batch)
         wanted = mx.stop_gradient(batch_logits(teacher, batch))
-        losses = nn.losses.cross_entropy(logits, mx.array(batch.targets))
+        losses = cross_entropy(logits, mx.array(batch.targets))
         losses = losses + weight * divergence(logits, wanted, temperature=temperature, top_k=top_k)
-        return (losses * mx.array(batch.weights)).sum()
+        return long_sum(losses * mx.array(batch.weights))
 
     return loss
 
@@ -129,10 +129,10 @@ def divergence(
     """
     scale = 1.0 / temperature
     wanted = mx.stop_gradient(wanted).astype(mx.float32) * scale
-    q = nn.log_softmax(logits.astype(mx.float32) * scale, axis=-1)
+    q = log_softmax(logits.astype(mx.float32) * scale)
     if top_k is not None:
         chosen = mx.argpartition(-wanted, kth=top_k - 1, axis=-1)[..., :top_k]
         wanted = mx.take_along_axis(wanted, chosen, axis=-1)
         q = mx.take_along_axis(q, chosen, axis=-1)
-    p = nn.log_softmax(wanted, axis=-1)
-    return temperature**2 * (mx.exp(p) * (p - q)).sum(axis=-1)
+    p = log_softmax(wanted)
+    return temperature**2 * long_sum(mx.exp(p) * (p - q), axis=-1)

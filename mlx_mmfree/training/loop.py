@@ -19,6 +19,7 @@ from tqdm import tqdm
 from ..errors import TrainingError
 from ..layers import set_quantization_strength
 from ..models import Decoder
+from ..ops import long_sum
 from .batches import Batch
 from .callbacks import Callback
 from .checkpoint import read_progress, restore_checkpoint, save_checkpoint
@@ -221,7 +222,7 @@ class Trainer:
         with _warming_up(self.model, step, self._settings.quantization_warmup):
             sums = self._sums(step)
         total, tokens = float(sums.loss), int(sums.tokens)
-        length = float(_norm(sums.gradient)) / tokens
+        length = float(gradient_norm(sums.gradient)) / tokens
         if not math.isfinite(total) or not math.isfinite(length):
             raise TrainingError(
                 f"[train] the loss is {total / tokens} and the gradient norm {length} at step {step}; "
@@ -308,9 +309,11 @@ class Trainer:
             callback.on_save(self._progress["step"])
 
 
-def _norm(gradient: Any) -> mx.array:
+def gradient_norm(gradient: Any) -> mx.array:
     """Euclidean norm of all arrays together, in float32."""
-    return mx.sqrt(tree_reduce(lambda a, g: a + g.astype(mx.float32).square().sum(), gradient, 0.0))
+    return mx.sqrt(
+        tree_reduce(lambda a, g: a + long_sum(g.astype(mx.float32).square()), gradient, 0.0)
+    )
 
 
 @contextmanager

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..models import Decoder
+from ..ops import cross_entropy, long_sum
 from .batches import Batch
 
 Loss = Callable[[Decoder, Batch], mx.array]
@@ -25,6 +25,5 @@ def batch_logits(model: Decoder, batch: Batch) -> mx.array:
 
 def next_token_loss(model: Decoder, batch: Batch) -> mx.array:
     """Sum of the cross-entropies of the learned tokens given the ones before, in nats."""
-    logits = batch_logits(model, batch).astype(mx.float32)
-    losses = nn.losses.cross_entropy(logits, mx.array(batch.targets))
-    return (losses * mx.array(batch.weights)).sum()
+    losses = cross_entropy(batch_logits(model, batch), mx.array(batch.targets))
+    return long_sum(losses * mx.array(batch.weights))

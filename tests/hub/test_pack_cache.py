@@ -76,7 +76,7 @@ def test_reads_the_cache_and_not_the_source(folder: Path, cache: Path) -> None:
     assert not mx.array_equal(logits(load_model(folder)), want)
 
 
-@pytest.mark.parametrize("change", ["time", "size", "config", "target of a link"])
+@pytest.mark.parametrize("change", ["time", "size", "config", "target of a link", "rounding"])
 def test_another_source_is_packed_again(
     tmp_path: Path,
     folder: Path,
@@ -93,6 +93,8 @@ def test_another_source_is_packed_again(
         save_model(folder, tiny_model(vocab_size=42), overwrite=True)
     elif change == "config":
         edit_json(folder / "config.json", rms_norm_eps=0.5)
+    elif change == "rounding":
+        monkeypatch.setattr(pack_cache, "ROUNDING_VERSION", pack_cache.ROUNDING_VERSION + 1)
     else:
         status = weights.stat()
         shutil.copy2(weights, tmp_path / "blob")

@@ -85,3 +85,25 @@ def test_packed_columns(start: int, stop: int) -> None:
     trits = mx.random.randint(-1, 2, (5, 140))
     columns = packed_columns(pack_ternary(trits), 140, start, stop)
     assert mx.array_equal(columns, pack_ternary(trits[:, start:stop]))
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("times", "rows", "columns"), [(125, 256, 2_560), (27, 256, 2_560), (32, 96, 8_192)]
+)
+def test_ternarize_at_the_sizes_of_models(
+    times: int, rows: int, columns: int, dtype: mx.Dtype
+) -> None:
+    """Matrices of 32,000 x 2,560, 6,912 x 2,560 and 3,072 x 8,192: one block, many times."""
+    mx.random.seed(times)
+    block = mx.random.normal((rows, columns), dtype=dtype, scale=0.02)
+    trits, scale = ternarize(mx.tile(block, (times, 1)))
+    weight = np.asarray(block.astype(mx.float32)).astype(np.float64)
+    mean = np.abs(weight).mean()
+    assert scale.item() == pytest.approx(mean, rel=1e-6)
+    want = np.clip(np.round(weight / mean), -1, 1)
+    # the scale's rounding may move weights of half its size, and no others
+    is_at_boundary = np.abs(np.abs(weight) / mean - 0.5) < 1e-6
+    is_right = (trits.reshape(times, rows, columns) == mx.array(want, mx.float32)).all(axis=0)
+    assert np.all(np.asarray(is_right) | is_at_boundary)
+    assert is_at_boundary.mean() < 1e-5

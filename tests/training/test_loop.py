@@ -21,7 +21,7 @@ from mlx_mmfree.training.checkpoint import read_progress, save_checkpoint
 from mlx_mmfree.training.corpus import Stage
 from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
 from mlx_mmfree.training.log import read_log
-from mlx_mmfree.training.loop import Trainer
+from mlx_mmfree.training.loop import Trainer, gradient_norm
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import build_optimizer, build_schedule
 from tests.tolerances import GRADIENT_TOLERANCE, relative_error
@@ -270,3 +270,9 @@ def test_schedule_warms_up_and_decays(tmp_path: Path) -> None:
     assert rates == sorted(rates[:10]) + sorted(rates[10:], reverse=True)
     want = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 45 / 90))
     assert rates[55] == pytest.approx(want, rel=1e-5)
+
+
+def test_norm_of_a_large_gradient() -> None:
+    gradient = {"a": mx.full((2**25,), 0.5), "b": [mx.full((3,), 2.0, mx.bfloat16)]}
+    want = math.sqrt(0.25 * 2**25 + 12)
+    assert gradient_norm(gradient).item() == pytest.approx(want, rel=1e-6)

@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 
+from ..long_sums import long_sum
 from . import Mask
 
 
@@ -20,5 +21,7 @@ def run(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.a
     if mask is not None:
         mask = mask if mask.ndim < 4 else mask[:, None]
         scores = mx.where(mask, scores, -mx.inf)
-    weights = mx.softmax(scores, axis=-1).reshape(batch, groups, -1, count)
-    return (weights @ v).reshape(batch, heads, length, -1).astype(queries.dtype)
+    scores = scores.reshape(batch, groups, -1, count)
+    weights = mx.exp(scores - mx.stop_gradient(mx.max(scores, axis=-1, keepdims=True)))
+    y = (weights @ v) / long_sum(weights, axis=-1)[..., None]
+    return y.reshape(batch, heads, length, -1).astype(queries.dtype)

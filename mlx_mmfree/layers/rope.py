@@ -4,11 +4,16 @@ import math
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 
 def rope_wavelengths(dims: int, base: float = 10000.0) -> mx.array:
-    r"""Positions per radian of each pair, :math:`\lambda_i = b^{2i/K}`, float32 `(K / 2,)`."""
-    return mx.power(base, mx.arange(0, dims, 2, dtype=mx.float32) / dims)
+    r"""Positions per radian of each pair, :math:`\lambda_i = b^{2i/K}`, float32 `(K / 2,)`.
+
+    The power is rounded once, on any device: at position 8,192 its last bit turns a pair by 1e-3.
+    """
+    exponents = np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)
+    return mx.array(np.power(float(base), exponents.astype(np.float64)).astype(np.float32))
 
 
 def linear_wavelengths(wavelengths: mx.array, factor: float) -> mx.array:

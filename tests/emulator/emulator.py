@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import math
 import mmap
+import os
 import platform
 import re
 import subprocess
@@ -27,6 +28,7 @@ import numpy as np
 from mlx_mmfree.ops.launch import launch
 
 HEADER = Path(__file__).with_name("metal.h")
+MACHINE = Path(__file__).with_name("machine.cpp")
 # What clang would take: lambdas, and words that Metal's language leaves out.
 FORBIDDEN = re.compile(
     r"\[[&=\w, ]*\]\s*\([^()]*\)\s*\{|\b(?:double|goto|new|delete|throw|try|virtual|long long)\b"
@@ -36,11 +38,15 @@ GAP = 64 * 2**20
 FLAGS = """
     --target=x86_64-linux-gnu -std=c++14 -march=x86-64-v3 -O1 -fPIC -nostdinc -nostdinc++
     -fno-exceptions -fno-rtti -fvisibility=hidden -ffp-contract=off -fno-vectorize
-    -fno-slp-vectorize -ftrivial-auto-var-init=pattern -fsanitize=thread
-    -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-instrument-read-before-write=1
+    -fno-slp-vectorize -ftrivial-auto-var-init=pattern
     -Xclang -ffloat16-excess-precision=none -Xclang -fbfloat16-excess-precision=none
     -Xclang -cl-single-precision-constant -Wno-unknown-attributes
     -Werror=implicit-float-conversion -Werror=c++17-extensions
+"""
+# of a kernel alone: its loads and stores call the machine
+OBSERVED = """
+    -fsanitize=thread -mllvm -tsan-instrument-func-entry-exit=0
+    -mllvm -tsan-instrument-read-before-write=1
 """
 
 
@@ -153,19 +159,43 @@ class Emulator:
 
     def _compiled(self, name: str, text: str, parameters: list[_Parameter]) -> Path:
         source = _host_source(text, name, parameters)
-        digest = hashlib.sha256("\0".join([HEADER.read_text(), source, FLAGS]).encode())
-        library = self._cache / f"{digest.hexdigest()[:24]}.so"
+        library = self._place(source, ".so")
         if library.exists():
             return library
         file = library.with_suffix(".cpp")
         file.write_text(source)
-        object_file = library.with_suffix(".o")
-        include = ["-include", str(HEADER)]
-        _zig("clang", *FLAGS.split(), *include, "-c", str(file), "-o", str(object_file))
-        _zig("ld.lld", "-shared", str(object_file), "-o", str(library) + ".new")
-        object_file.unlink()
-        Path(str(library) + ".new").rename(library)
+        observed = library.with_suffix(".o")
+        include = ("-include", str(HEADER))
+        _zig(
+            "clang",
+            *FLAGS.split(),
+            *OBSERVED.split(),
+            *include,
+            "-c",
+            str(file),
+            "-o",
+            str(observed),
+        )
+        new = f"{library}.{os.getpid()}"
+        _zig("ld.lld", "-shared", str(observed), str(self._machine()), "-o", new)
+        observed.unlink()
+        Path(new).rename(library)
         return library
+
+    def _machine(self) -> Path:
+        """The machine's object file, which every kernel is linked to."""
+        compiled = self._place(MACHINE.read_text(), ".o")
+        if not compiled.exists():
+            new = f"{compiled}.{os.getpid()}"
+            _zig("clang", *FLAGS.split(), "-c", str(MACHINE), "-o", new)
+            Path(new).rename(compiled)
+        return compiled
+
+    def _place(self, source: str, suffix: str) -> Path:
+        """Where what is compiled from a source lies; its name changes with all that goes into it."""
+        parts = (HEADER.read_text(), MACHINE.read_text(), FLAGS, OBSERVED, source)
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        return self._cache / f"{digest[:24]}{suffix}"
 
     def _run(
         self,

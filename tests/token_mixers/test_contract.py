@@ -264,3 +264,8 @@ def test_compiled_step_equals_the_plain_one(
     mixer = _build(name, linear, options)
     state = mixer(x)[1]
     _equal(mx.compile(mixer.__call__)(x[:, :1], state), mixer(x[:, :1], state))
+
+
+@pytest.mark.parametrize("linear", LINEARS)
+def test_fused_step_equals_the_plain_one(fused: None, linear: str, x: mx.array) -> None:
+    test_compiled_step_equals_the_plain_one("MLGRU", linear, {}, x)

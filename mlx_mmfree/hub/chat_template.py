@@ -1,15 +1,20 @@
 """Chat templates: Jinja programs that come with a checkpoint and write out a conversation."""
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Template, TemplateSyntaxError
-
 from ..errors import CheckpointError, UsageError
-from .template_limits import MAX_CHARACTERS, TemplateLimitError, limited
-from .template_sandbox import ChatEnvironment, RefusedMessagesError
+from .confinement import ConfinedProcess, LimitError
+
+CPU_SECONDS = 2.0
+MEMORY_BYTES = 512 * 2**20
+MAX_CHARACTERS = 8 * 2**20
+_MAX_DEPTH = 100
+
+_renderer = ConfinedProcess(
+    "mlx_mmfree.hub.template_server", ("jinja2", "markupsafe"), MEMORY_BYTES
+)
 
 
 class ChatTemplate:
@@ -36,54 +41,47 @@ class ChatTemplate:
             CheckpointError: the template is faulty, takes too long or writes too much.
         """
         names = {"tools": None, "documents": None} | dict(variables)
-        template = self._template
-        pieces = []
-        size = 0
         try:
-            with limited():
-                for piece in template.generate(names):
-                    pieces.append(piece)
-                    size += len(piece)
-                    if size > MAX_CHARACTERS:
-                        raise TemplateLimitError(f"it writes over {MAX_CHARACTERS} characters")
-        except RefusedMessagesError as error:
-            reason = _one_line(error)
-            raise UsageError(f"The chat template refuses the messages: {reason}") from error
-        except Exception as error:
-            raise self._fault(error) from error
-        return "".join(pieces)
+            answer = _renderer.ask((self.source, names, MAX_CHARACTERS), CPU_SECONDS)
+        except LimitError as error:
+            raise self._fault(str(error)) from error
+        if "refused" in answer:
+            raise UsageError(f"The chat template refuses the messages: {answer['refused']}")
+        if "text" not in answer:
+            raise self._fault(answer["fault"], answer.get("line"))
+        return str(answer["text"])
 
-    @cached_property
-    def _template(self) -> Template:
-        try:
-            with limited():
-                return ChatEnvironment().from_string(self.source)
-        except Exception as error:
-            raise self._fault(error) from error
-
-    def _fault(self, error: Exception) -> CheckpointError:
-        place = f" in line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
-        kind = "" if isinstance(error, TemplateLimitError) else f"{type(error).__name__}: "
+    def _fault(self, reason: str, line: int | None = None) -> CheckpointError:
+        place = "" if line is None else f" in line {line}"
         return CheckpointError(
-            f"The chat template of '{self._folder}' cannot be used{place} ({kind}"
-            f"{_one_line(error)}). Correct it, or encode a plain prompt instead."
+            f"The chat template of '{self._folder}' cannot be used{place} ({reason}). "
+            "Correct it, or encode a plain prompt instead."
         )
 
 
-def copy_data(value: Any, change: Callable[[str], str] = str) -> Any:
+def copy_data(value: Any, change: Callable[[str], str] = str, depth: int = 0) -> Any:
     """A copy of nested plain data with every text changed; templates see nothing else.
 
     Raises:
-        UsageError: something is neither text, number, list nor dictionary.
+        UsageError: something is neither text, number, list nor dictionary, or lies very deep.
     """
     if isinstance(value, str):
         return change(str(value))
-    if value is None or isinstance(value, (bool, int, float)):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, (int, float)):
+        return int(value) if isinstance(value, int) else float(value)
+    if depth > _MAX_DEPTH:
+        raise UsageError(
+            f"[apply_chat_template] 'messages' must be nested at most {_MAX_DEPTH} deep but go deeper."
+        )
     if isinstance(value, Mapping):
-        return {copy_data(key, change): copy_data(item, change) for key, item in value.items()}
+        return {
+            copy_data(key, change, depth + 1): copy_data(item, change, depth + 1)
+            for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
-        return [copy_data(item, change) for item in value]
+        return [copy_data(item, change, depth + 1) for item in value]
     raise UsageError(
         "[apply_chat_template] 'messages' must hold only texts, numbers, lists and dictionaries "
         f"but got {type(value).__name__}."
@@ -101,7 +99,3 @@ def texts_in(value: Any) -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from texts_in(item)
-
-
-def _one_line(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:300]

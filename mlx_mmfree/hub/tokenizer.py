@@ -191,7 +191,7 @@ class Tokenizer:
             return self.render_chat(messages, add_generation_prompt, **variables).ids()
         data = _chat_data(messages, add_generation_prompt, variables)
         template = self._chat_template(tools="tools" in variables)
-        return template.render(copy_data(data) | self._settings.named)
+        return template.render(data | self._settings.named)
 
     def render_chat(
         self,
@@ -293,8 +293,8 @@ def _check_text(text: str) -> None:
 def _chat_data(
     messages: Any, add_generation_prompt: bool, variables: Mapping[str, Any]
 ) -> dict[str, Any]:
-    data = {**variables, "messages": _checked_messages(messages)}
-    return data | {"add_generation_prompt": bool(add_generation_prompt)}
+    data = copy_data({**variables, "messages": _checked_messages(messages)})
+    return {**data, "add_generation_prompt": bool(add_generation_prompt)}
 
 
 def _checked_messages(messages: Any) -> list[Any]:

@@ -1,17 +1,19 @@
 """Chat templates: what they may use, what messages may not do, and what hostile ones meet."""
 
+import copy
 import json
+import pickle
 import shutil
-import time
-import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlx_mmfree.errors import CheckpointError, UsageError
-from mlx_mmfree.hub import template_limits
+from mlx_mmfree.hub import chat_template
 from mlx_mmfree.hub.chat_template import ChatTemplate
+from mlx_mmfree.hub.confinement import ConfinedProcess
 from mlx_mmfree.hub.tokenizer import Tokenizer
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
@@ -175,77 +177,110 @@ def test_refused_messages() -> None:
 LOOP, END = "{% for a in range(99999) %}", "{% endfor %}"
 LONG = "{% set b = 'abcdefgh' * 1000000 %}"
 DOUBLE = "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = STEP %}{% endfor %}"
-SLOW = {
-    "nested loops": LOOP * 3 + END * 3,
-    "filtered loops": LOOP + "{% for b in range(99999) if false %}{% endfor %}" + END,
-    "loops over text": LONG + "{% for c in b %}{% for d in b %}{% endfor %}{% endfor %}",
+NEST = DOUBLE.replace("99", "25")
+NUMBER = "(('f' * 8000000) | int(0, 16))"
+# each is one operation, or few, that a check between operations cannot stop
+HOSTILE = {
     "recursive macros": "{% macro f(n) %}{% if n %}{% set _ = f(n - 1) %}{% set _ = f(n - 1) %}"
     "{% endif %}{% endmacro %}{{ f(90) }}",
     "endless macros": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "recursive loops": "{% for a in [[1]] recursive %}{{ loop([a, a]) }}{% endfor %}",
-    "repeated filters": LOOP + "{{ range(99999) | map('upper') | list | length }}" + END,
-    "repeated tests": LOOP + "{{ range(99999) | select('odd') | list | length }}" + END,
-    "comparisons": LONG + LOOP + "{{ b in b + 'c' }}" + END,
-    "slices": LONG + "{% set c = b[::-1] %}" * 2000,
+    "search": "{{ ('a' * 2000000).rfind('ab' ~ 'a' * 100000) }}",
+    "cuts": "{{ ('a' * 2000000).rsplit('ab' ~ 'a' * 100000) | length }}",
+    "division": "{{ " + NUMBER + " // (('f' * 4000000) | int(0, 16)) > 1 }}",
+    "remainder": "{{ " + NUMBER + " % (('f' * 4000000) | int(0, 16)) > 1 }}",
+    "power": "{{ 9**(9**9) > 1 }}",
+    "nested namespaces": NEST.replace("STEP", "[namespace(a=n.x, b=n.x), n.x]") + "{{ n.x }}",
+    "nested views": NEST.replace("STEP", "dict(a=n.x, b=n.x).values()") + "{{ n.x }}",
+    "shared dictionaries": DOUBLE.replace("STEP", "dict(a=n.x, b=n.x)") + "{{ n.x | tojson }}",
     "deep lists": DOUBLE.replace("99", "9999").replace("STEP", "[n.x]") + "{{ n.x }}",
-    "many names": "{{ a }}" * 18000 + "{{ 1 // 0 }}",
-}
-LARGE = {
+    "markup field": "{{ ('{0:>900000000}' | safe).format('x') }}",
+    "escaped markup": "{% autoescape true %}{{ ('%900000000d' | safe) % 1 }}{% endautoescape %}",
+    "separators": "{{ range(99999) | list | tojson(separators=['x' * 8000000, ':']) }}",
+    "indentation": "{{ [1, 2] | tojson(indent=1000000000) }}",
+    "many long texts": "{% set n = namespace(x=[]) %}{% for i in range(9999) %}"
+    "{% set n.x = n.x + ['a' * 8000000 ~ i] %}{% endfor %}",
     "text product": "{{ 'a' * 10**12 }}",
-    "product from the left": "{{ 10**9 * 'a' }}",
-    "list product": "{{ [1, 2] * 1000000000 }}",
-    "range": "{% for i in range(10**15) %}x{% endfor %}",
-    "power": "{{ 9**(9**9) }}",
-    "squares": DOUBLE.replace("'ab'", "3").replace("STEP", "n.x * n.x"),
-    "sum": DOUBLE.replace("STEP", "n.x + n.x"),
-    "list sum": DOUBLE.replace("'ab'", "[1]").replace("STEP", "n.x + n.x"),
-    "concatenation": DOUBLE.replace("STEP", "n.x ~ n.x"),
-    "format filter": DOUBLE.replace("STEP", "'%s%s' | format(n.x, n.x)"),
-    "format method": DOUBLE.replace("STEP", "'{0}{0}'.format(n.x)"),
-    "format_map method": DOUBLE.replace("STEP", "'{a}{a}'.format_map({'a': n.x})"),
-    "percent": DOUBLE.replace("STEP", "'%s%s' % (n.x, n.x)"),
-    "join filter": DOUBLE.replace("STEP", "[n.x, n.x] | join(n.x)"),
-    "join method": DOUBLE.replace("STEP", "n.x.join([n.x, n.x])"),
-    "wide join": LONG + "{{ range(100000) | join(d=b) }}",
-    "replace filter": DOUBLE.replace("STEP", "n.x | replace(old='a', new=n.x)"),
-    "replace method": DOUBLE.replace("STEP", "n.x.replace('', n.x)"),
+    "format": DOUBLE.replace("STEP", "'{0}{0}'.format(n.x)"),
     "captures": DOUBLE.replace(
         "{% set n.x = STEP %}", "{% set q %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = q %}"
     ),
-    "shared lists": DOUBLE.replace("STEP", "[n.x, n.x]") + "{{ n.x }}",
-    "shared dictionaries": DOUBLE.replace("STEP", "dict(a=n.x, b=n.x)") + "{{ n.x | tojson }}",
-    "wide percent": "{{ '%1000000000d' % 1 }}",
-    "percent with a given width": "{{ '%*d' % (1000000000, 1) }}",
-    "wide field": "{{ '{:1000000000}'.format(1) }}",
-    "field with a given width": "{{ '{:{}}'.format(1, 1000000000) }}",
-    "indentation": "{{ ('a\n' * 100000) | indent(100000) }}",
-    "tojson indentation": "{{ [1, 2] | tojson(indent=100000000) }}",
-    "center": "{{ 'a'.center(1000000000) }}",
-    "rounding": "{{ 1.5 | round(1000000000, 'floor') }}",
-    "constant text": "{% set q %}" + LOOP + "y" * 100000 + END + "{% endset %}",
+    "wide field": "{{ '{:{}}'.format(1, 1000000000) }}",
     "long output": LONG + LOOP + "{{ b }}" + END,
-    "list of characters": "{{ ('\u4e00\u4e8c' * 4000000) | list | length }}",
-}
+    "words": "{{ lipsum(n=99999, min=9999, max=99999) }}",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("source", SLOW.values(), ids=SLOW.keys())
-def test_slow_templates(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert template_limits.TIME_LIMIT_S <= 2
-    monkeypatch.setattr(template_limits, "TIME_LIMIT_S", 0.2)
-    started = time.thread_time()
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Limits that hostile templates reach soon."""
+    confined = ConfinedProcess(
+        "mlx_mmfree.hub.template_server", ("jinja2", "markupsafe"), 64 * 2**20
+    )
+    monkeypatch.setattr(chat_template, "_renderer", confined)
+    monkeypatch.setattr(chat_template, "CPU_SECONDS", 0.05)
+    yield
+    confined.close()
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_templates(source: str) -> None:
     with pytest.raises(CheckpointError, match="chat template of 'folder' cannot be used"):
         render(source)
-    assert time.thread_time() - started < 8
 
 
-@pytest.mark.parametrize("source", LARGE.values(), ids=LARGE.keys())
-def test_large_templates(source: str) -> None:
-    tracemalloc.start()
-    with pytest.raises(CheckpointError, match="chat template of 'folder' cannot be used"):
-        render(source)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 200 * 2**20
+@pytest.mark.usefixtures("narrow")
+def test_a_limit_harms_no_later_template() -> None:
+    for source in (HOSTILE["search"], HOSTILE["text product"]):
+        with pytest.raises(CheckpointError, match=r"over 0\.05 seconds|over 64 MB of memory"):
+            render(source)
+        assert render("{{ messages[0].content }}") == "Hi"
+
+
+def test_long_output_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="it writes over 8388608 characters"):
+        render("{{ 'a' * 8388609 }}")
+    text = render("{{ ('\u4e00\u00e9' * 4194304) }}")
+    assert text == "\u4e00\u00e9" * 4194304
+
+
+def test_messages_keep_their_values() -> None:
+    data = {1: "a", "b": [1.5, None, True, float("inf"), 2**70], "c": "\ud800", "d": ("x",)}
+    message = {"role": "user", "content": data}
+    text = render("{{ messages[0].content }}", [message])
+    assert text == str({**data, "d": ("x",)})
+
+
+def test_very_deep_messages() -> None:
+    tokenizer = Tokenizer.from_folder(GOLDENS / "tokenizer_bpe")
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(UsageError, match="must be nested at most 100 deep"):
+        tokenizer.apply_chat_template([{"role": "user", "content": deep}])
+
+
+def test_environment_and_modules_of_the_process_are_few() -> None:
+    render("x")
+    process_id = chat_template._renderer.process_id
+    if Path("/proc").exists():
+        names = Path(f"/proc/{process_id}/environ").read_bytes().split(b"\0")
+        assert {name.split(b"=")[0] for name in names} <= {
+            b"",
+            b"TZ",
+            b"LD_LIBRARY_PATH",
+            b"LC_CTYPE",
+        }
+        assert b"mlx" not in Path(f"/proc/{process_id}/maps").read_bytes().replace(
+            b"mlx_mmfree", b""
+        )
+
+
+def test_tokenizers_are_copied_and_pickled() -> None:
+    tokenizer = Tokenizer.from_folder(GOLDENS / "tokenizer_spm")
+    ids = tokenizer.apply_chat_template(USER)
+    for other in (copy.deepcopy(tokenizer), pickle.loads(pickle.dumps(tokenizer))):
+        assert other.apply_chat_template(USER) == ids
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,241 @@
+"""The side that asks: starts the confined process, waits for it, and ends it when it must."""
+
+import json
+import marshal
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from contextlib import suppress
+from importlib.util import find_spec
+from multiprocessing.connection import wait
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from .frames import receive, send
+
+# Time on the clock, for a process that is stopped or waits for memory: it uses no processor time.
+PATIENCE_S = 120.0
+_GLANCE_S = 0.2
+_KEPT_VARIABLES = ("DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH", "TZ")
+_MAX_ANSWER_BYTES = 2**30
+_SHARE_OF_REQUEST = 4
+_LOOP = f"{__package__}.loop"
+
+# Makes stand-ins for the packages above the modules, so that importing these runs no other code.
+_START = """
+import importlib, json, sys, types
+start = json.loads(sys.argv[1])
+sys.path += start["path"]
+for name, folders in start["packages"].items():
+    package = sys.modules[name] = types.ModuleType(name)
+    package.__path__ = folders
+loop, module = (importlib.import_module(start[name]) for name in ("loop", "module"))
+loop.serve(module.handle, start["memory_bytes"])
+"""
+
+
+class LimitError(Exception):
+    """The confined code went beyond its limits, or its process ended; the message says how."""
+
+
+class ConfinedProcess:
+    """A Python process that serves one module's ``handle`` with limits on time and memory.
+
+    It starts with the first request and stays for the next ones. It ends with this object, with
+    the program, and whenever a request goes beyond a limit; the next request starts another. Any
+    thread may ask; one request runs at a time. A forked program begins without one.
+
+    On Linux the kernel refuses memory beyond the limit. Elsewhere the resident size is looked at
+    several times a second.
+
+    Args:
+        module: Full name of a module with a function ``handle``, which takes a request and
+            returns a dictionary, all plain data.
+        packages: Names of the installed packages that it imports.
+        memory_bytes: What a request may use.
+    """
+
+    def __init__(self, module: str, packages: tuple[str, ...], memory_bytes: int) -> None:
+        self._module = module
+        self._packages = packages
+        self._memory_bytes = memory_bytes
+        self._lock = Lock()
+        self._running: _Running | None = None
+        self.watches_memory = not sys.platform.startswith("linux")
+        _confined.add(self)
+
+    @property
+    def process_id(self) -> int | None:
+        """The running process, None where there is none."""
+        return None if self._running is None else self._running.process.pid
+
+    def ask(self, request: Any, cpu_seconds: float) -> dict[str, Any]:
+        """The module's answer to a request.
+
+        Args:
+            request: Plain data.
+            cpu_seconds: Processor time that the answer may take.
+
+        Raises:
+            LimitError: It took too long or too much memory, or its process ended.
+        """
+        # the process reads what this side wrote; its own answers are JSON, which makes only data
+        data = marshal.dumps((cpu_seconds, request))
+        if len(data) > self._memory_bytes // _SHARE_OF_REQUEST:
+            raise LimitError(f"it is given {len(data) // 2**20} MB, which is too much")
+        with self._lock:
+            try:
+                connection = self._connected()
+                send(connection, data)
+                answer = self._answer(connection)
+            except (EOFError, ConnectionError) as error:
+                raise LimitError(self._why_it_ended(cpu_seconds)) from error
+            except TimeoutError as error:
+                self._end()
+                raise LimitError("its process does not answer") from error
+            except BaseException:
+                self._end()
+                raise
+            if "failure" in answer:
+                self._end()
+                raise LimitError(self._why_it_failed(answer))
+        return answer
+
+    def close(self) -> None:
+        """Ends the process; a later request starts another."""
+        with self._lock:
+            self._end()
+
+    def forget(self) -> None:
+        """Leaves the process to the program that forked this one."""
+        self._lock = Lock()
+        if self._running is not None:
+            self._running.forget()
+            self._running = None
+
+    def _connected(self) -> socket.socket:
+        if self._running is not None and self._running.process.poll() is not None:
+            self._end()
+        if self._running is None:
+            self._running = _Running(self._start_values())
+            # its first answer says that it has imported everything
+            self._answer(self._running.connection)
+        return self._running.connection
+
+    def _start_values(self) -> str:
+        names: list[str] = []
+        for module in (_LOOP, self._module):
+            parts = module.split(".")
+            names += [".".join(parts[:count]) for count in range(1, len(parts))]
+        return json.dumps(
+            {
+                "loop": _LOOP,
+                "module": self._module,
+                "packages": {name: list(sys.modules[name].__path__) for name in names},
+                "path": sorted(set(map(_folder_of, self._packages))),
+                "memory_bytes": self._memory_bytes,
+            }
+        )
+
+    def _answer(self, connection: socket.socket) -> dict[str, Any]:
+        deadline = time.monotonic() + PATIENCE_S
+        while not wait([connection], _GLANCE_S):
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            if self.watches_memory and _resident_bytes(self.process_id) > self._memory_bytes:
+                raise LimitError(self._too_much_memory())
+        text = receive(connection, _MAX_ANSWER_BYTES).decode("utf-8", "surrogatepass")
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+    def _why_it_failed(self, answer: dict[str, Any]) -> str:
+        if answer["failure"] == "MemoryError":
+            return self._too_much_memory()
+        return f"{answer['failure']}: {answer['message']}"
+
+    def _too_much_memory(self) -> str:
+        return f"it takes over {self._memory_bytes // 2**20} MB of memory"
+
+    def _why_it_ended(self, cpu_seconds: float) -> str:
+        status = self._end(gently=True)
+        if status == -signal.SIGPROF:
+            return f"it runs for over {cpu_seconds:g} seconds"
+        if status is not None and status < 0:
+            return f"its process was ended by {signal.Signals(-status).name}"
+        return f"its process ended with status {status}"
+
+    def _end(self, gently: bool = False) -> int | None:
+        running, self._running = self._running, None
+        return None if running is None else running.end(gently)
+
+
+class _Running:
+    """One process and the socket to it; it ends with this object or with the program."""
+
+    def __init__(self, start_values: str) -> None:
+        self.connection, theirs = socket.socketpair()
+        self.connection.settimeout(PATIENCE_S)
+        with theirs:
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", _START, start_values],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self.connection.close()
+                raise LimitError(f"no process of its own can be started: {error}") from error
+        self._finish = weakref.finalize(self, _finish, self.process, self.connection)
+
+    def end(self, gently: bool) -> int | None:
+        """Ends the process and returns its status; gently waits for one that ends by itself."""
+        if gently:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(PATIENCE_S)
+        self._finish()
+        return self.process.returncode
+
+    def forget(self) -> None:
+        """Closes this program's end, without a word to the process."""
+        self._finish.detach()
+        self.connection.close()
+        # it is not this program's child, so there is nothing to wait for
+        self.process.returncode = 0
+
+
+def _finish(process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
+    connection.close()
+    process.kill()
+    process.wait()
+
+
+def _resident_bytes(process_id: int | None) -> int:
+    command = ["ps", "-o", "rss=", "-p", str(process_id)]
+    shown = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return int(shown) * 1024 if shown.isdigit() else 0
+
+
+def _folder_of(package: str) -> str:
+    """The folder from which a package is imported."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+    return str(Path(spec.origin).parents[1])
+
+
+_confined: "weakref.WeakSet[ConfinedProcess]" = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for confined in list(_confined):
+        confined.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

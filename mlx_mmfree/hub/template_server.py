@@ -1,0 +1,53 @@
+"""Renders chat templates for the process that confines them."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Template, TemplateSyntaxError
+
+from .template_sandbox import ChatEnvironment, RefusedMessagesError
+
+_MAX_MESSAGE = 300
+
+
+def handle(request: tuple[str, Mapping[str, Any], int]) -> dict[str, Any]:
+    """Renders a template.
+
+    Args:
+        request: the source, the names that it reads, and how many characters it may write.
+
+    Returns:
+        ``text``; or ``refused``, what the template said to the messages; or ``fault``, why it
+        cannot be used, with the ``line`` where that is known.
+    """
+    source, names, limit = request
+    try:
+        return _rendered(source, names, limit)
+    except RefusedMessagesError as error:
+        return {"refused": _one_line(error)}
+    except MemoryError:
+        raise
+    except Exception as error:
+        fault: dict[str, Any] = {"fault": f"{type(error).__name__}: {_one_line(error)}"}
+        return fault | ({"line": error.lineno} if isinstance(error, TemplateSyntaxError) else {})
+
+
+def _rendered(source: str, names: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    pieces = []
+    size = 0
+    for piece in _compiled(source).generate(names):
+        pieces.append(piece)
+        size += len(piece)
+        if size > limit:
+            return {"fault": f"it writes over {limit} characters"}
+    return {"text": "".join(pieces)}
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> Template:
+    return ChatEnvironment().from_string(source)
+
+
+def _one_line(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:_MAX_MESSAGE]

@@ -1,0 +1,30 @@
+"""What the tests have a confined process do."""
+
+import os
+import sys
+from typing import Any
+
+
+def handle(request: tuple[str, Any]) -> dict[str, Any]:
+    """Does one piece of work by name."""
+    name, value = request
+    if name == "repeat":
+        return {"value": value}
+    if name == "modules":
+        return {"value": sorted(sys.modules)}
+    if name == "allocate":
+        return {"value": len(bytearray(value))}
+    if name == "hold":
+        held = bytearray(b"x") * value
+        while held:
+            pass
+    if name == "compute":
+        while True:
+            pass
+    if name == "wait":
+        os.read(os.pipe()[0], 1)
+    if name == "exit":
+        os._exit(value)
+    if name == "end":
+        os.kill(os.getpid(), value)
+    raise ValueError(name)

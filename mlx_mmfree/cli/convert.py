@@ -47,8 +47,9 @@ def _add_target_flags(group: Any) -> None:
     )
     group.add_argument(
         "--gguf-type",
-        choices=("tq2_0", "tq1_0", "i2_s"),
-        help="type of ternary tensors in GGUF; i2_s is for bitnet.cpp (tq2_0)",
+        choices=("tq2_0", "tq1_0", "q2_0", "i2_s"),
+        help="type of ternary tensors in GGUF; q2_0 may have a scale for each 64 inputs and needs "
+        "llama.cpp of June 2026 or newer, i2_s is for bitnet.cpp (tq2_0)",
     )
     group.add_argument(
         "--dtype", choices=DTYPES, help="type of the float tensors; default: the checkpoint's"

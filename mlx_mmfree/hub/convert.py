@@ -33,7 +33,7 @@ from .write_mlx import MODEL_FILES, plan_mlx
 
 Target = Literal["mlx", "hf", "gguf"]
 OnBytes = Callable[[int], object]
-GGUFType = Literal["tq2_0", "tq1_0", "i2_s"]
+GGUFType = Literal["tq2_0", "tq1_0", "q2_0", "i2_s"]
 
 
 def convert(

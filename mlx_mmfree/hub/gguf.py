@@ -8,6 +8,7 @@ the row length first, type, offset; then the data at a multiple of `general.alig
 import math
 import os
 import struct
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..errors import CheckpointError, UnsupportedModelError
-from .gguf_types import TYPES, UNREAD, TensorType
+from .gguf_types import PQ2_0, Q2_0, TYPES, UNREAD, TensorType
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -38,6 +39,9 @@ _NUMBERS = {
     12: "<f8",
 }
 _BOOLEAN, _TEXT, _LIST = 7, 8, 9
+
+# name, number of the type, shape, offset
+_Described = tuple[str, int, tuple[int, ...], int]
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,7 @@ def _read(header: _Header, file: Path) -> tuple[dict[str, Any], dict[str, Stored
     if not isinstance(alignment, int) or alignment < 1 or alignment > 2**20 or alignment % 8:
         raise header.problem(f"gives the impossible alignment {alignment!r:.40}")
     data_start = -(-header.place // alignment) * alignment
+    described = _with_layout_of_q2_0(header, described, header.size - data_start, alignment)
     tensors: dict[str, StoredTensor] = {}
     for name, number, shape, offset in described:
         if name in tensors:
@@ -173,7 +178,35 @@ def _read(header: _Header, file: Path) -> tuple[dict[str, Any], dict[str, Stored
     return metadata, tensors
 
 
-def _describe(header: _Header) -> tuple[str, int, tuple[int, ...], int]:
+def _with_layout_of_q2_0(
+    header: _Header, described: list[_Described], size: int, alignment: int
+) -> list[_Described]:
+    """The tensors, with the number of PQ2_0 where that of Q2_0 stands for it.
+
+    Nothing in the file tells the two apart but the room that it leaves for such tensors.
+    """
+    starts = [*sorted(offset for *_, offset in described), size]
+    rooms = [
+        (shape, starts[min(bisect_right(starts, offset), len(described))] - offset)
+        for _, number, shape, offset in described
+        if number == Q2_0
+    ]
+    for meant in (Q2_0, PQ2_0):
+        kind = TYPES[meant]
+        if all(
+            shape[-1] % kind.block == 0 and 0 <= room - kind.nbytes(math.prod(shape)) < alignment
+            for shape, room in rooms
+        ):
+            return [
+                (name, meant if number == Q2_0 else number, shape, offset)
+                for name, number, shape, offset in described
+            ]
+    raise header.problem(
+        "leaves room for its Q2_0 tensors that fits groups neither of 64 nor of 128, or ends early"
+    )
+
+
+def _describe(header: _Header) -> _Described:
     name, dimensions = header.name(), header.whole_number("<I")
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise header.problem(f"gives tensor {name!r:.100} {dimensions} dimensions")

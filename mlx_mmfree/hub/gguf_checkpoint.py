@@ -3,10 +3,11 @@
 Ternary linears keep their trits and their one scale, in the form of `hub.packed_format`:
 
 - I2_S, which bitnet.cpp multiplies with 8-bit activations, in every architecture;
-- TQ1_0 and TQ2_0 in the BitNet architectures, whose activations have 8 bits.
+- TQ1_0, TQ2_0 and Q2_0 in the BitNet architectures, whose activations have 8 bits.
 
 A Llama in TQ1_0 or TQ2_0 says nothing about its activations, so they stay floats and its linears are
-dense with exactly the stored values. All other types give floats.
+dense with exactly the stored values. Q2_0 and PQ2_0 may have a scale for each block; such
+matrices become MLX's affine 2-bit form without loss. All other types give floats.
 """
 
 import atexit
@@ -14,7 +15,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ import numpy as np
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..ops.ternary import packed_width
+from .affine_format import TERNARY_BITS, form
 from .download import TOKENIZER_PATTERNS, VOCABULARY_FILES
 from .gguf import StoredTensor, read_gguf
 from .gguf_config import Architecture, find_architecture, hub_config, hub_name
 from .gguf_tokenizer import tokenizer_files
-from .gguf_types import dequantized, ternary_scale, ternary_words
+from .gguf_types import affine_scales, affine_words, dequantized, ternary_scale, ternary_words
 from .packed_format import describe_packing
 from .tensor_entry import TensorEntry
 from .tokenizer_files import MAX_VOCABULARY_BYTES, read_limited
@@ -66,12 +68,16 @@ def read_gguf_checkpoint(
     config = hub_config(metadata, embedding.shape[0], is_tied=is_tied)
     tensors: dict[str, TensorEntry] = {}
     floats = ["lm_head"]
+    affine: dict[str, Any] = {}
     is_packed = False
     for tensor in stored.values():
         for entry in _entries(file, tensor, architecture, config):
             if entry.name in tensors:
                 raise CheckpointError(f"[GGUF] '{file}' repeats tensor {tensor.name!r:.100}.")
             tensors[entry.name] = entry
+        name = hub_name(tensor.name, architecture).removesuffix(".weight")
+        if f"{name}.scales" in tensors:
+            affine[name] = form(tensor.kind.block, TERNARY_BITS)
         linear = _LINEAR.fullmatch(hub_name(tensor.name, architecture))
         if linear is not None and f"{linear[1]}.weight_scale" in tensors:
             is_packed = True
@@ -79,6 +85,8 @@ def read_gguf_checkpoint(
             floats.append(linear[1])
     if is_packed:
         config["quantization_config"] = describe_packing({"modules_to_not_convert": floats})
+    if affine:
+        config["quantization"] = {**next(iter(affine.values())), **affine}
     dtype = _FLOATS.get(embedding.kind.name, mx.float16)
     if config["model_type"] == "bitnet" and dtype == mx.float16:
         # trained in bfloat16, whose range the squares of ReLU need
@@ -102,7 +110,7 @@ def _entries(
     is_ternary = kind.codes is not None and (architecture.is_ternary or kind.name == "I2_S")
     if linear is not None and architecture.is_ternary and not is_ternary:
         raise UnsupportedModelError(
-            f"[GGUF] tensor {tensor.name!r:.100} must be stored as I2_S, TQ1_0 or TQ2_0 in this "
+            f"[GGUF] tensor {tensor.name!r:.100} must be stored as I2_S, TQ1_0, TQ2_0 or Q2_0 in this "
             f"architecture but is stored as {kind.name}. Use a file with ternary tensors."
         )
     if linear is not None and is_ternary and len(shape) == 2:
@@ -114,6 +122,8 @@ def _entries(
             TensorEntry(name, file, mx.uint32, packed, *place, decode=words),
             TensorEntry(scale, file, mx.float32, (1,), *place, decode=read_scale),
         ]
+    if kind.is_affine and len(shape) == 2:
+        return _affine_entries(file, tensor, name, order)
     if kind.name in _FLOATS:
         dtype = _FLOATS[kind.name]
         read = partial(_read, partial(_plain, dtype.size, shape), order)
@@ -121,6 +131,30 @@ def _entries(
     dtype = mx.float16 if kind.codes is not None and not kind.tail_bytes else mx.float32
     read = partial(_read, partial(dequantized, kind, shape=shape), order)
     return [TensorEntry(name, file, dtype, shape, *place, decode=read)]
+
+
+def _affine_entries(
+    file: Path, tensor: StoredTensor, name: str, order: np.ndarray | None
+) -> list[TensorEntry]:
+    """The matrix in MLX's affine form; the weight is `(code - 1) * scale`."""
+    (rows, inputs), module = tensor.shape, name.removesuffix(".weight")
+    parts: dict[str, tuple[mx.Dtype, int, Callable[..., np.ndarray]]] = {
+        "weight": (mx.uint32, inputs // 16, affine_words),
+        "scales": (mx.float16, inputs // tensor.kind.block, affine_scales),
+        "biases": (mx.float16, inputs // tensor.kind.block, partial(affine_scales, sign=-1)),
+    }
+    return [
+        TensorEntry(
+            f"{module}.{key}",
+            file,
+            dtype,
+            (rows, columns),
+            tensor.start,
+            tensor.stop,
+            decode=partial(_read, partial(decode, tensor.kind, shape=tensor.shape), order),
+        )
+        for key, (dtype, columns, decode) in parts.items()
+    ]
 
 
 def _rows_by_halves(tensor: StoredTensor, heads: Any) -> np.ndarray:

@@ -102,6 +102,12 @@ def find_architecture(metadata: Mapping[str, Any]) -> Architecture:
             f"[GGUF] 'general.architecture' must be one of {', '.join(ARCHITECTURES)} but got "
             f"{name!r:.80}. Other architectures are not read from GGUF files."
         )
+    rotated = next((key for key in metadata if key.startswith("prism.hadamard")), None)
+    if rotated is not None:
+        raise UnsupportedModelError(
+            f"[GGUF] {rotated!r:.80} must be absent: weights in a rotated basis, as those of Ternary "
+            "Bonsai 2, are not read. Use a file of the first generation."
+        )
     parts = metadata.get("split.count", 1)
     if parts not in (0, 1):
         raise UnsupportedModelError(

@@ -19,7 +19,7 @@ def encode(kind: str, codes: np.ndarray, scale: float | np.ndarray) -> np.ndarra
         kind: Name of the type.
         codes: `trit + 1`, `uint8 (N, D)`, D a multiple of the type's block.
         scale: What trits are multiplied by; it is rounded to float16 but for I2_S. Other types take
-            one for each block, `(N, D / 256)`.
+            one for each block of b inputs, `(N, D / b)`.
 
     Returns:
         Its bytes, `uint8` of one axis.
@@ -27,11 +27,22 @@ def encode(kind: str, codes: np.ndarray, scale: float | np.ndarray) -> np.ndarra
     if kind == "I2_S":
         tail = np.full(8, scale, np.float32).view(np.uint8)
         return np.concatenate([_i2_s(codes.reshape(-1, 128)).reshape(-1), tail])
+    if kind == "Q2_0":
+        return _q2_0(codes.reshape(-1, 64), scale)
     blocks = codes.reshape(-1, 256)
     packed = _tq2_0(blocks) if kind == "TQ2_0" else _tq1_0(blocks)
-    scales = np.broadcast_to(np.asarray(scale, np.float16).reshape(-1, 1), (len(blocks), 1))
-    tails = np.ascontiguousarray(scales).view(np.uint8)
-    return np.concatenate([packed, tails], axis=1).reshape(-1)
+    return np.concatenate([packed, _scale_bytes(scale, len(blocks))], axis=1).reshape(-1)
+
+
+def _scale_bytes(scale: float | np.ndarray, count: int) -> np.ndarray:
+    scales = np.broadcast_to(np.asarray(scale, np.float16).reshape(-1, 1), (count, 1))
+    return np.ascontiguousarray(scales).view(np.uint8)
+
+
+def _q2_0(blocks: np.ndarray, scale: float | np.ndarray) -> np.ndarray:
+    four = blocks.reshape(len(blocks), 16, 4)
+    packed = four[..., 0] | four[..., 1] << 2 | four[..., 2] << 4 | four[..., 3] << 6
+    return np.concatenate([_scale_bytes(scale, len(blocks)), packed], axis=1).reshape(-1)
 
 
 def _tq2_0(blocks: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The tensor types of GGUF files: their sizes, and what their blocks stand for.
 
-Sources: ggml's block formats, and for I2_S the format of bitnet.cpp. A block holds consecutive
-inputs of one row; floats in blocks are little-endian float16.
+Sources: ggml's block formats, for I2_S the format of bitnet.cpp, and for PQ2_0 that of PrismML's
+llama.cpp. A block holds consecutive inputs of one row; floats in blocks are little-endian float16.
 """
 
 from collections.abc import Callable
@@ -27,6 +27,9 @@ class TensorType:
             the bytes are plain numbers.
         codes: Bytes to `(codes, scales)` of ternary types: `uint8` codes, `trit + 1`, of shape
             `(blocks, block)`, and one scale for each block or one for all, float32.
+        has_scale_first: Whether the scale of a ternary type lies before its codes, not behind them.
+        is_affine: Whether codes lie as in MLX's affine 2-bit form, which then holds the tensor:
+            code 3 is twice the scale, and each block may have a scale of its own.
     """
 
     name: str
@@ -35,6 +38,8 @@ class TensorType:
     tail_bytes: int = 0
     decode: Decoder | None = None
     codes: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
+    has_scale_first: bool = False
+    is_affine: bool = False
 
     def nbytes(self, values: int) -> int:
         """Bytes of a tensor of whole blocks."""
@@ -96,6 +101,13 @@ def _tq2_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return codes.reshape(len(blocks), -1), _float16(blocks[:, 64:])[:, 0]
 
 
+def _q2_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scale, then 2 bits a value, first in the lowest bits."""
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)
+    codes = (blocks[:, 2:, None] >> shifts) & 3
+    return codes.reshape(len(blocks), -1), _float16(blocks[:, :2])[:, 0]
+
+
 def _i2_s(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The two bits at `6 - 2l` of byte `j` are value `32l + j`; the scale lies behind the tensor."""
     shifts = np.arange(6, -1, -2, dtype=np.uint8)[:, None]
@@ -113,8 +125,13 @@ TYPES: dict[int, TensorType] = {
     34: TensorType("TQ1_0", 256, 54, codes=_tq1_0),
     35: TensorType("TQ2_0", 256, 66, codes=_tq2_0),
     36: TensorType("I2_S", 128, 32, 32, codes=_i2_s),
+    42: TensorType("Q2_0", 64, 18, codes=_q2_0, has_scale_first=True, is_affine=True),
+    142: TensorType("PQ2_0", 128, 34, codes=_q2_0, has_scale_first=True, is_affine=True),
 }
 """The types that are read, by their number in the file."""
+
+Q2_0, PQ2_0 = 42, 142
+"""PrismML's first files hold PQ2_0 under the number that Q2_0 was given later."""
 
 UNREAD = {
     3: "Q4_1",
@@ -129,7 +146,7 @@ UNREAD = {
     38: "TL1",
     39: "TL2 or MXFP4",
     41: "Q1_0",
-    42: "Q2_0",
+    143: "PTQ1_0",
 }
 """Names of further types, for messages."""
 
@@ -139,7 +156,11 @@ def ternary_scale(kind: TensorType, data: np.ndarray) -> np.ndarray:
     if kind.tail_bytes:
         return data[data.size - kind.tail_bytes :][:4].view("<f4")
     blocks = kind.blocks(data)
-    return np.unique(_nonzero(_float16(blocks[:, -2:])[:, 0]))
+    return np.unique(_nonzero(_scales(kind, blocks)[:, 0]))
+
+
+def _scales(kind: TensorType, blocks: np.ndarray) -> np.ndarray:
+    return _float16(blocks[:, :2] if kind.has_scale_first else blocks[:, -2:])
 
 
 def _nonzero(scales: np.ndarray) -> np.ndarray:
@@ -154,6 +175,20 @@ def ternary_words(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) ->
     if scales.size:
         codes[scales == 0] = 1
     return pack_codes(codes.reshape(shape))
+
+
+def affine_words(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The codes of an affine type in MLX's form, `uint32 (rows, inputs / 16)`."""
+    codes = kind.blocks(data)[:, 2:]
+    return np.ascontiguousarray(codes).reshape(shape[0], -1).view("<u4")
+
+
+def affine_scales(
+    kind: TensorType, data: np.ndarray, shape: tuple[int, ...], sign: int = 1
+) -> np.ndarray:
+    """The scales of an affine type, times a sign, as bits of float16 `(rows, inputs / block)`."""
+    scales = np.ascontiguousarray(kind.blocks(data)[:, :2]).view("<f2")
+    return (sign * scales).astype("<f2").reshape(shape[0], -1).view("<u2")
 
 
 def pack_codes(codes: np.ndarray) -> np.ndarray:

@@ -82,13 +82,13 @@ class ParameterReader:
     def ternary_values(self) -> dict[str, PackedLinear]:
         """The linears of a dense model whose values are ternary, packed, without their codes.
 
-        Reads every linear once.
+        They may be stored as floats, packed or in MLX's affine form. Reads every linear once.
         """
         if self.ternary:
             return {}
         found: dict[str, PackedLinear] = {}
         for path, module in self.modules.items():
-            if isinstance(module, nn.Linear | PackedLinear):
+            if isinstance(module, nn.Linear | nn.QuantizedLinear | PackedLinear):
                 packed = pack_ternary_values(_holding(self.read_matrix(path)))
                 if packed is not None:
                     mx.eval(packed.parameters())

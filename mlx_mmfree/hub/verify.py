@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import CheckpointError
 from ..ops.ternary import unpack_ternary
-from .affine_format import KEYS, TERNARY_BITS
+from .affine_format import KEYS, TERNARY_BITS, QuantizedModule
 from .checkpoint import Checkpoint
 from .folder_plan import FloatForms
 from .load import converted, fill
@@ -168,7 +168,11 @@ def compare_logits(source: Checkpoint, target: Checkpoint) -> float:
 
 
 def _logits(checkpoint: Checkpoint) -> mx.array:
-    model = converted(fill(checkpoint, packed=True).model, checkpoint.dtype)
+    model, dtype = fill(checkpoint, packed=True).model, checkpoint.dtype
+    if any(isinstance(module, QuantizedModule) for module in model.modules()):
+        # in 16 bits MLX rounds the sums of groups, and groups may differ
+        dtype = mx.float32
+    model = converted(model, dtype)
     tokens = mx.array([[(7 + 7919 * n) % model.vocab_size for n in range(_TOKENS)]], mx.int32)
     logits = model(tokens)[0].astype(mx.float32)
     mx.eval(logits)
@@ -197,7 +201,7 @@ def _differences(
     scale_dtype: mx.Dtype,
 ) -> Iterator[tuple[str, float]]:
     made = {**ternary_forms(source), **quantized_forms(source, forms)}
-    made = {path: made[path] for path in made if path in target.quantized}
+    made = {path: made[path] for path in made if made[path][:2] == _affine_form(target, path)}
     done: set[str] = set()
     for path in source.ternary:
         done |= {f"{path}.weight", f"{path}.scale"}
@@ -224,15 +228,31 @@ def _differences(
             _check_equal(target, f"{path}.{key}", target.read(f"{path}.{key}"), want)
             done.add(f"{path}.{key}")
         yield f"{path}.weight", _distance(target.read_matrix(path), weight)
+    for path in target.quantized:
+        if path not in made and _affine_form(source, path) != _affine_form(target, path):
+            want, got = source.read_matrix(path), target.read_matrix(path)
+            # a trit's zero has no sign
+            _check_equal(target, f"{path}.weight", got + 0, want.astype(got.dtype) + 0)
+            yield f"{path}.weight", _distance(got, want)
+            done |= {f"{path}.{key}" for key in KEYS}
     for name in target.shapes:
         path = name.rpartition(".")[0]
         if name not in done:
             is_same = type(source.modules[path]) is type(target.modules[path])
             want = source.read(name) if is_same else source.read_matrix(path)
             got = target.read(name)
+            if path in source.ternary_values:
+                # a trit's zero has no sign
+                want, got = want + 0, got + 0
             _check_equal(target, name, got, want.astype(got.dtype))
             yield name, _distance(got, want)
         mx.clear_cache()
+
+
+def _affine_form(reader: ParameterReader, path: str) -> tuple[int, int] | None:
+    """Group size and bits of a module in MLX's affine form; `None` if it is not."""
+    module = reader.quantized.get(path)
+    return None if module is None else (module.group_size, module.bits)
 
 
 def _check_scale_copies(target: ParameterReader, path: str, scale: mx.array) -> None:

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import UnsupportedModelError
+from .affine_format import TERNARY_BITS
 from .folder_plan import FloatForms
 from .gguf_config import ARCHITECTURES, file_name
 from .gguf_ternary import encode, unpack_codes
@@ -18,10 +19,11 @@ from .gguf_writer import PlannedGGUFTensor
 from .parameter_reader import ParameterReader
 from .safetensors_writer import tensor_bytes
 
-_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "I2_S": 40}
+_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "I2_S": 40, "Q2_0": 41}
 _QUANTIZATION_VERSION = 2
 _FLOATS = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16"}
 _BLOCKS = {kind.name: kind.block for kind in TYPES.values()}
+_SCALE_KEYS = ("scale", "input_scale", "scales", "biases")
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) 
 
     Args:
         reader: The source.
-        kind: `TQ2_0`, `TQ1_0` or `I2_S`.
+        kind: `TQ2_0`, `TQ1_0`, `Q2_0` or `I2_S`.
         forms: What becomes of float weights.
         name: What the file says the model is called.
 
@@ -60,9 +62,6 @@ def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) 
         "general.architecture": architecture,
         "general.type": "model",
         "general.name": name,
-        "general.file_type": _FILE_TYPES[
-            kind if reader.ternary or reader.ternary_values else floats
-        ],
         "general.quantization_version": _QUANTIZATION_VERSION,
         **{f"{architecture}.{key}": value for key, value in _sizes(reader).items()},
         **vocabulary_metadata(reader.checkpoint.folder, reader.model.vocab_size),
@@ -72,16 +71,23 @@ def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) 
         path, _, key = parameter.rpartition(".")
         stored = file_name(reader.names.to_disk(parameter), ARCHITECTURES[architecture])
         heads = _rotated_heads(reader, architecture, path)
-        is_packed = path in reader.ternary or path in reader.packed_dense
-        if is_packed and key in ("scale", "input_scale"):
+        is_packed = path in reader.ternary or _is_written_out(reader, path)
+        if is_packed and key in _SCALE_KEYS:
             continue
-        scales = _block_scales(reader, path, kind) if key == "weight" else None
+        scales = group_scales = None
+        if key == "weight":
+            group_scales = _group_scales(reader, path, kind)
+            scales = _block_scales(reader, path, kind)
         if path in reader.ternary and key == "weight":
             tensors.append(_ternary_tensor(reader, path, stored, kind, heads))
+        elif group_scales is not None:
+            tensors.append(_affine_tensor(reader, path, stored, kind, heads, group_scales))
         elif scales is not None:
             tensors.append(_ternary_values_tensor(reader, path, stored, kind, heads, scales))
         else:
             tensors.append(_float_tensor(reader, parameter, stored, forms.dtype, heads))
+    is_ternary = any(tensor.kind == kind for tensor in tensors)
+    metadata["general.file_type"] = _FILE_TYPES[kind if is_ternary else floats]
     return GGUFPlan(metadata, tensors)
 
 
@@ -102,7 +108,6 @@ def _check(reader: ParameterReader, kind: str, forms: FloatForms) -> None:
     refused = {
         "'embed_bits' and 'head_bits' must be left out": forms.embed_bits or forms.head_bits,
         "'ternarize' must be 'tensor', since a type has one scale,": forms.ternarize_groups,
-        "weights must not be in MLX's affine form": reader.quantized,
         "linears must have no norm inside": config.linears and config.linears.norm_eps is not None,
         "linears must have no bias": config.attention_bias or config.mlp_bias,
         "positions must not be stretched as in Llama 3.1": config.rotation.scaling == "llama3",
@@ -115,8 +120,21 @@ def _check(reader: ParameterReader, kind: str, forms: FloatForms) -> None:
             raise UnsupportedModelError(
                 f"[convert] 'gguf_type' must fit the {module.input_dims} inputs of "
                 f"{reader.names.to_disk(path)!r} but {kind} takes multiples of {_BLOCKS[kind]}. "
-                "I2_S takes multiples of 128; other sizes have no ternary type."
+                "I2_S takes multiples of 128, Q2_0 of 64; other sizes have no ternary type."
             )
+    lost = [
+        path
+        for path, module in reader.quantized.items()
+        if module.bits == TERNARY_BITS
+        and _group_scales(reader, path, kind) is None
+        and _block_scales(reader, path, kind) is None
+    ]
+    if lost:
+        raise UnsupportedModelError(
+            f"[convert] 'gguf_type' must hold the 2-bit codes of {reader.names.to_disk(lost[0])!r}, "
+            f"with a scale for each {reader.quantized[lost[0]].group_size} inputs, but got {kind}. "
+            "Q2_0 holds ternary codes with a scale for each 64 or 128 inputs."
+        )
 
 
 def _sizes(reader: ParameterReader) -> Mapping[str, Any]:
@@ -171,8 +189,44 @@ def _ternary_tensor(
     return PlannedGGUFTensor(name, kind, (module.output_dims, module.input_dims), make)
 
 
+def _is_written_out(reader: ParameterReader, path: str) -> bool:
+    """Whether a float matrix, or one without activation codes, is stored in few bits."""
+    return path in reader.packed_dense or path in reader.quantized
+
+
+def _group_scales(reader: ParameterReader, path: str, kind: str) -> np.ndarray | None:
+    """The scale of each block of a matrix in MLX's affine form, as Q2_0 has them; `None`: it has not."""
+    module = reader.quantized.get(path)
+    if kind != "Q2_0" or module is None or module.bits != TERNARY_BITS:
+        return None
+    scales, biases = (
+        np.asarray(reader.read(f"{path}.{key}").astype(mx.float32)) for key in ("scales", "biases")
+    )
+    block = _BLOCKS[kind]
+    if module.group_size % block or np.any(scales != -biases):
+        return None
+    return np.repeat(scales, module.group_size // block, axis=1)
+
+
+def _affine_tensor(
+    reader: ParameterReader,
+    path: str,
+    name: str,
+    kind: str,
+    heads: int | None,
+    scales: np.ndarray,
+) -> PlannedGGUFTensor:
+    shape = reader.matrix_shape(path)
+
+    def make() -> np.ndarray:
+        codes = unpack_codes(np.asarray(reader.read(f"{path}.weight")), shape[1])
+        return encode(kind, _by_pairs(codes, heads), _by_pairs(scales, heads))
+
+    return PlannedGGUFTensor(name, kind, shape, make)
+
+
 def _block_scales(reader: ParameterReader, path: str, kind: str) -> np.ndarray | None:
-    """The scale of each block of a dense linear whose values are ternary, `(N, D / 256)`.
+    """The scale of each block of b inputs of a dense linear with ternary values, `(N, D / b)`.
 
     `None` where values are not ternary or do not fit. An I2_S matrix would be read as one with 8-bit
     activations.
@@ -215,9 +269,10 @@ def _float_tensor(
 ) -> PlannedGGUFTensor:
     shape = reader.shapes[parameter]
     path = parameter.rpartition(".")[0]
-    if path in reader.packed_dense:
-        shape = reader.matrix_shape(path)
-    stored = reader.activation_dtype if path in reader.packed_dense else reader.dtype(parameter)
+    if _is_written_out(reader, path) and parameter.endswith(".weight"):
+        shape, stored = reader.matrix_shape(path), reader.matrix_dtype(path)
+    else:
+        stored = reader.dtype(parameter)
     kept = mx.float32 if len(shape) == 1 else dtype or stored
     return PlannedGGUFTensor(
         name, _FLOATS[kept], shape, partial(_float_bytes, reader, parameter, kept, heads)
@@ -228,7 +283,8 @@ def _float_bytes(
     reader: ParameterReader, parameter: str, dtype: mx.Dtype, heads: int | None
 ) -> np.ndarray:
     path = parameter.rpartition(".")[0]
-    array = reader.read_matrix(path) if path in reader.packed_dense else reader.read(parameter)
+    is_matrix = _is_written_out(reader, path) and parameter.endswith(".weight")
+    array = reader.read_matrix(path) if is_matrix else reader.read(parameter)
     array = array.astype(dtype)
     data = tensor_bytes(array)
     return data if heads is None else _by_pairs(data.reshape(len(array), -1), heads).reshape(-1)

@@ -121,9 +121,14 @@ def quantized_forms(
 
 
 def ternary_forms(reader: ParameterReader) -> dict[str, tuple[int, int, Quantize]]:
-    """The same of the dense linears whose values are ternary and fit the affine form as they are."""
+    """The same of the dense linears whose values are ternary and fit the affine form as they are.
+
+    Those that are in it already stay.
+    """
     found: dict[str, tuple[int, int, Quantize]] = {}
     for path, packed in reader.ternary_values.items():
+        if path in reader.quantized:
+            continue
         columns = packed.get("input_scale")
         for group_size in reversed(affine_format.GROUP_SIZES):
             is_whole = packed.input_dims % group_size == 0

@@ -348,7 +348,7 @@ class TestRefused:
             (
                 "blk.0.attn_q.weight",
                 stored("F16", linear),
-                "must be stored as I2_S, TQ1_0 or TQ2_0",
+                "must be stored as I2_S, TQ1_0, TQ2_0 or Q2_0",
             ),
             ("blk.0.attn_q.weight", (12, (128, 256), bytes(99999)), r"stored as type 12 \(Q4_K\)"),
             ("blk.0.attn_q.weight", (99, (128, 128), b""), "stored as type 99. Use a file"),

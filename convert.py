@@ -1,3 +1,5 @@
-from mlx_mmfree.cli.convert import main
+import sys
 
-raise SystemExit(main())
+from mlx_mmfree.cli import main
+
+raise SystemExit(main(["convert", *sys.argv[1:]]))

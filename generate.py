@@ -1,3 +1,5 @@
-from mlx_mmfree.cli.generate import main
+import sys
 
-raise SystemExit(main())
+from mlx_mmfree.cli import main
+
+raise SystemExit(main(["generate", *sys.argv[1:]]))

@@ -8,13 +8,23 @@
 Networks of your own take the building blocks: `BitLinear`, `GQA`, `MLGRU` and `SwiGLU`.
 """
 
-from .channel_mixers import SwiGLU
-from .generation import batch_generate, generate, stream_generate
-from .hub import load, load_model, load_tokenizer, save_model
-from .layers import BitLinear
-from .platform import blas as _blas
-from .token_mixers import GQA, MLGRU
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .version import __version__
+
+if TYPE_CHECKING:
+    from .channel_mixers import SwiGLU
+    from .generation import (
+        batch_generate,
+        generate,
+        make_processors,
+        make_sampler,
+        stream_generate,
+    )
+    from .hub import load, load_model, load_tokenizer, save_model
+    from .layers import BitLinear
+    from .token_mixers import GQA, MLGRU
 
 __all__ = [
     "GQA",
@@ -27,9 +37,38 @@ __all__ = [
     "load",
     "load_model",
     "load_tokenizer",
+    "make_processors",
+    "make_sampler",
     "save_model",
     "stream_generate",
 ]
 
-# MLX's own BLAS on Linux is slow.
-_blas.bind()
+# Imported at their first use, so that a command answers Ctrl-C and '--help' at once.
+_PACKAGES = {
+    "channel_mixers": ("SwiGLU",),
+    "generation": (
+        "batch_generate",
+        "generate",
+        "make_processors",
+        "make_sampler",
+        "stream_generate",
+    ),
+    "hub": ("load", "load_model", "load_tokenizer", "save_model"),
+    "layers": ("BitLinear",),
+    "token_mixers": ("GQA", "MLGRU"),
+}
+_HOMES = {name: package for package, names in _PACKAGES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f".{name}", __name__)
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,7 +13,7 @@ _GENERATE = (
     "max_tokens=100, sampler=greedy, processors=(), stop=(), extra_eos_tokens=(), {}"
     "prefill_step_size=2048{})"
 )
-_DRAFT = ", draft_model=None, num_draft_tokens=3"
+_DRAFT = ", draft_model=None, num_draft_tokens=3, prompt_progress_callback=None"
 SIGNATURES = {
     "BitLinear": "(input_dims, output_dims, bias=False, *, norm_eps=None, rounding='half_even', "
     "quantize_activations=True)",
@@ -24,11 +24,17 @@ SIGNATURES = {
     "share_conv=True)",
     "SwiGLU": "(dims, *, hidden_dims=None, linear=Linear, is_stacked=False, bias=False, "
     "norm_eps=None)",
-    "batch_generate": "(model, tokenizer, prompts, *, " + _GENERATE.format("batch_size=32, ", ""),
-    "generate": "(model, tokenizer, prompt, *, " + _GENERATE.format("state=None, ", _DRAFT),
+    "batch_generate": "(model, tokenizer, prompts, *, "
+    + _GENERATE.format("batch_size=32, ", ", progress=None"),
+    "generate": "(model, tokenizer, prompt, *, "
+    + _GENERATE.format("state=None, ", _DRAFT + ", verbose=False"),
     "load": "(path_or_repo, revision=None, dtype=None, packed=True, latent=None)",
     "load_model": "(path_or_repo, revision=None, dtype=None, packed=True, latent=None)",
     "load_tokenizer": "(path_or_repo, revision=None)",
+    "make_processors": "(repetition_penalty=1.0, repetition_context_size=20, presence_penalty=0.0, "
+    "frequency_penalty=0.0)",
+    "make_sampler": "(temp=0.0, top_p=1.0, top_k=0, min_p=0.0, min_tokens_to_keep=1, "
+    "xtc_probability=0.0, xtc_threshold=0.1, xtc_special_tokens=())",
     "save_model": "(path, model, tokenizer=None, *, overwrite=False)",
     "stream_generate": "(model, tokenizer, prompt, *, " + _GENERATE.format("state=None, ", _DRAFT),
 }

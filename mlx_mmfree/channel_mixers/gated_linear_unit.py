@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import ChannelMixer, project
+from ..layers.arguments import check_sizes
 from ..ops.activations import Activation
 
 
@@ -45,6 +46,7 @@ class GatedLinearUnit(ChannelMixer):
         norm_eps: float | None = None,
     ):
         super().__init__()
+        check_sizes(type(self).__name__, dims=dims, hidden_dims=hidden_dims)
         hidden_dims = default_hidden_dims(dims) if hidden_dims is None else hidden_dims
         if is_stacked:
             self.gate_up_proj = linear(dims, 2 * hidden_dims, bias=bias)

@@ -13,6 +13,7 @@ from .bench_table import report_lines
 from .console import CommandParser, command
 from .flags import positive
 from .loading import DTYPES, add_latent_flag
+from .parts.writable import check_writable
 
 if TYPE_CHECKING:
     from ..evaluation.benchmark import BenchmarkSettings, ModelChoice, Report
@@ -122,6 +123,8 @@ def _check(args: argparse.Namespace) -> None:
             raise UsageError(
                 f"[bench] '{flag}' needs the package {package}. Install it: pip install {package}"
             )
+    if args.plot is not None:
+        check_writable("[bench] 'plot'", args.plot)
 
 
 def _settings(args: argparse.Namespace) -> "BenchmarkSettings":

@@ -15,6 +15,8 @@ from .loading import (
     key_value_settings,
     loaded,
 )
+from .parts.reading_bar import ReadingBar
+from .parts.writable import check_writable
 from .prompts import PromptWriter, most_tokens, read_standard_input
 
 HELP = "save what a model keeps of a long prompt"
@@ -62,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
+    check_writable("[cache_prompt] 'prompt_cache_file'", args.prompt_cache_file, makes_folder=True)
     import mlx.core as mx
 
     from ..generation import cache_prompt, keeps_key_values, save_prompt_cache
@@ -85,8 +88,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         with argument_errors():
             tokens = write.opening(prompt)
         start = perf_counter()
-        with argument_errors():
-            cache = cache_prompt(model, tokens, prefill_step_size=args.prefill_step_size)
+        with argument_errors(), ReadingBar(args.prefill_step_size) as bar:
+            cache = cache_prompt(
+                model,
+                tokens,
+                prefill_step_size=args.prefill_step_size,
+                prompt_progress_callback=bar,
+            )
         speed = len(tokens) / (perf_counter() - start)
         settings = key_value_settings(args) if keeps_key_values(model) else None
         save_prompt_cache(args.prompt_cache_file, model, cache, settings)

@@ -1,18 +1,16 @@
 """`mmfree chat`: talks with a model in the terminal."""
 
 import argparse
-import io
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from ..errors import MMFreeError
 from .console import CommandParser, argument_errors, command
 from .flags import json_object, positive
 from .loading import add_key_value_flags, add_memory_flags, add_model_flags, loaded
+from .parts.interruption import Interruption
 from .sampling import add_sampling_flags, sampler_from
 
 if TYPE_CHECKING:
@@ -76,10 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..generation import Chat
     from ..generation.stop import end_tokens
 
-    for stream in (sys.stdin, sys.stdout):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal that is not UTF-8 shows '?' for what it lacks.
-            stream.reconfigure(errors="replace")
     with argument_errors():
         # Refuses bad values before the model is loaded.
         sampler_from(args, special_tokens=())
@@ -106,30 +100,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         Terminal(chat).run()
     return 0
-
-
-class Interruption:
-    """Ctrl-C inside the `with` block: noted once tokens come, so that it cuts no step; else raised.
-
-    Attributes:
-        is_noted: Ctrl-C was pressed after tokens came.
-        tokens_come: Whether they do, set by the user of this class.
-    """
-
-    def __init__(self) -> None:
-        self.is_noted = self.tokens_come = False
-
-    def __enter__(self) -> "Interruption":
-        self._before = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.is_noted or not self.tokens_come:
-            raise KeyboardInterrupt
-        self.is_noted = True
 
 
 class Terminal:

@@ -2,18 +2,29 @@
 
 import argparse
 import importlib
+import io
 import os
 import pkgutil
+import re
+import signal
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
-from typing import NoReturn
+from types import FrameType
+from typing import NoReturn, Protocol
 
 from ..errors import MMFreeError, UsageError
 from ..version import __version__
 
-Command = Callable[[Sequence[str] | None], int]
+
+class Command(Protocol):
+    """Runs with arguments, those of the process by default, and returns an exit status."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int: ...
+
 
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
@@ -25,6 +36,17 @@ _NOT_COMMANDS = {
     "process_group",
     "prompts",
     "sampling",
+}
+# What the library calls an argument, and the flags that may hold it.
+_FLAGS_OF_ARGUMENT = {
+    "bits": ("kv_bits",),
+    "data": ("data_path",),
+    "group_size": ("kv_group_size",),
+    "max_size": ("max_kv_size",),
+    "path_or_repo": ("model", "data"),
+    "path": ("mlx_path", "save_path", "output"),
+    "repository": ("repo", "upload_repo"),
+    "top_k": ("teacher_top_k",),
 }
 
 
@@ -45,33 +67,139 @@ def argument_errors() -> Iterator[None]:
 
 
 def command(main: Callable[[Sequence[str] | None], int]) -> Command:
-    """Makes a command end with one line on stderr and a status where the user can mend things."""
+    """Makes a command end with one line on stderr and a status where the user can mend things.
+
+    That is so for the library's own errors, for what the system refuses (a full disk, a file that may
+    not be written, standard output that takes nothing more) and for Ctrl-C.
+    """
 
     @wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
+        presses: list[int] = []
         try:
-            status = main(argv)
-            sys.stdout.flush()
-            return status
+            _prepare_streams()
+            try:
+                with _counted_interrupts(presses):
+                    return main(argv)
+            finally:
+                sys.stdout.flush()
         except MMFreeError as error:
-            print("error:", " ".join(str(error).split()), file=sys.stderr)
+            _report(_with_flags(str(error), main.__module__))
             return USER_ERROR
         except KeyboardInterrupt:
+            _give_up_output()
             print(file=sys.stderr)
             return INTERRUPTED
         except BrokenPipeError:
-            # The interpreter flushes stdout once more when it ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _give_up_output()
             return BROKEN_PIPE
+        except OSError as error:
+            _give_up_output()
+            _report(f"the system refused: {error}.")
+            return USER_ERROR
+        except Exception as error:
+            if presses and _happened_in_import(error):
+                print(file=sys.stderr)
+                return INTERRUPTED
+            raise
 
     return run
+
+
+@contextmanager
+def _counted_interrupts(presses: list[int]) -> Iterator[None]:
+    """Appends to `presses` at each Ctrl-C inside the `with` block, which raises as before."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> NoReturn:
+        presses.append(number)
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main:
+        signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _happened_in_import(error: BaseException) -> bool:
+    """Whether an import failed; packages make errors of their own of Ctrl-C during theirs."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, ImportError) or any(
+        frame.f_code.co_name == "<module>" for frame, _ in frames
+    )
+
+
+def _report(message: str) -> None:
+    with suppress(OSError):
+        print("error:", " ".join(message.split()), file=sys.stderr)
+
+
+def _prepare_streams() -> None:
+    """Makes the streams fit for any text; a closed one is refused or stands for an empty file.
+
+    Raises:
+        UsageError: Standard output is closed.
+    """
+    for name, mode in (("stdin", "r"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        raise UsageError(
+            "[mmfree] standard output must be open but is closed. Send it to /dev/null to see nothing."
+        )
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        # not so where something was read from it before
+        if isinstance(stream, io.TextIOWrapper) and stream.errors != "replace":
+            with suppress(io.UnsupportedOperation):
+                # A terminal that is not UTF-8 shows '?' for what it lacks.
+                stream.reconfigure(errors="replace")
+
+
+def _give_up_output() -> None:
+    """Drops what standard output refuses, on which the interpreter would stumble as it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _with_flags(message: str, module: str) -> str:
+    """A message that calls arguments by the flags of the command in a module."""
+    build_parser = getattr(sys.modules[module], "build_parser", None)
+    if build_parser is None:
+        return message
+    flags = {
+        action.dest: next(text for text in action.option_strings if text.startswith("--"))
+        for action in build_parser()._actions
+        if action.option_strings
+    }
+
+    def flag(match: re.Match[str]) -> str:
+        for name in (match[1].replace("-", "_"), *_FLAGS_OF_ARGUMENT.get(match[1], ())):
+            if name in flags:
+                return flags[name]
+        return match[0]
+
+    # what was given stands behind, in quotes too
+    rule, but, given = message.partition(" but ")
+    rule = re.sub(r"'([a-z][a-z_-]*)'", flag, rule)
+    return re.sub(r"\w+=\w+ \((--[a-z-]+)\)", r"\1", rule + but + given)
 
 
 def command_names() -> list[str]:
     """The commands, by the files of this package."""
     search = importlib.import_module(__package__ or "").__path__
     return sorted(
-        entry.name for entry in pkgutil.iter_modules(search) if entry.name not in _NOT_COMMANDS
+        entry.name
+        for entry in pkgutil.iter_modules(search)
+        if entry.name not in _NOT_COMMANDS and not entry.ispkg
     )
 
 
@@ -79,6 +207,8 @@ def command_names() -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `mmfree <command> ...` and returns its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):
         print(_overview())
@@ -98,5 +228,5 @@ def _overview() -> str:
     lines = ["usage: mmfree <command> [flags]", ""]
     for name in command_names():
         lines.append(f"  {name:14}{importlib.import_module(f'{__package__}.{name}').HELP}")
-    lines += ["", "'mmfree <command> --help' lists the flags of a command."]
+    lines += ["", "'mmfree <command> --help', or 'mmfree help <command>', lists a command's flags."]
     return "\n".join(lines)

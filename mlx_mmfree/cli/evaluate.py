@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .console import CommandParser, argument_errors, command
-from .flags import json_object, positive, whole
+from .flags import json_object, positive, seed, whole
 from .loading import add_memory_flags, add_model_flags, loaded
+from .parts.writable import check_writable
 
 if TYPE_CHECKING:
     from ..generation import Sampler
@@ -36,7 +37,7 @@ def _add_task_flags(group: Any) -> None:
     group.add_argument("--include-path", type=Path, help="folder with further tasks")
     group.add_argument("--num-shots", type=whole, help="examples before each question")
     group.add_argument("--limit", type=positive, help="questions of each task; default: all")
-    group.add_argument("--seed", type=whole, default=123, help="of all choices (%(default)s)")
+    group.add_argument("--seed", type=seed, default=123, help="of all choices (%(default)s)")
     group.add_argument(
         "--apply-chat-template",
         action=argparse.BooleanOptionalAction,
@@ -68,7 +69,7 @@ def _add_answer_flags(group: Any) -> None:
     )
     group.add_argument("--temp", type=float, help="temperature; default: as the task says")
     group.add_argument("--top-p", type=float, default=1.0, help="with --temp: mass to keep")
-    group.add_argument("--top-k", type=int, default=0, help="with --temp: tokens to keep")
+    group.add_argument("--top-k", type=whole, default=0, help="with --temp: tokens to keep")
 
 
 @command
@@ -81,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UsageError(
             f"[evaluate] 'include_path' must be a folder but got '{args.include_path}'."
         )
+    if args.output_dir is not None:
+        check_writable("[evaluate] 'output_dir'", args.output_dir / "results", makes_folder=True)
     with argument_errors():
         sampler = _sampler(args)
     with loaded(args, batch_size=args.batch_size, prefill_step_size=2048) as (model, tokenizer):

@@ -1,42 +1,60 @@
 """Values of flags: text to value, with a reason where it cannot be."""
 
 import json
-import math
 import re
 from argparse import ArgumentTypeError
 from typing import Any
 
 BYTES_PER_GB = 10**9
+_SHOWN = 80
+
+
+# MLX holds lengths and counts in 32 bits, and takes seeds and sizes of 64.
+_MOST, _LARGEST_SEED, _MOST_GB = 2**31 - 1, 2**63 - 1, 9_000_000_000
 
 
 def positive(text: str) -> int:
-    """A whole number from 1."""
-    return _at_least(1, text)
+    """A whole number from 1 that fits 32 bits."""
+    return _between(1, _MOST, text)
 
 
 def whole(text: str) -> int:
-    """A whole number from 0 that fits 64 bits."""
-    return _at_least(0, text)
+    """A whole number from 0 that fits 32 bits."""
+    return _between(0, _MOST, text)
 
 
-def _at_least(low: int, text: str) -> int:
+def integer(text: str) -> int:
+    """A whole number, positive or not, that fits 32 bits."""
+    return _between(-_MOST, _MOST, text)
+
+
+def seed(text: str) -> int:
+    """A seed of MLX's generator: a whole number from 0 that fits 64 bits."""
+    return _between(0, _LARGEST_SEED, text)
+
+
+def _between(low: int, high: int, text: str) -> int:
     try:
         value = int(text)
     except ValueError:
         value = low - 1
-    if not low <= value < 2**63:
-        raise ArgumentTypeError(f"must be a whole number from {low} but got {text!r}")
+    if not low <= value <= high:
+        raise ArgumentTypeError(
+            f"must be a whole number from {low} to {high} but got {text[:_SHOWN]!r}"
+        )
     return value
 
 
 def gigabytes(text: str) -> int:
-    """A size in GB, as bytes."""
+    """A size in GB, as bytes that fit 64 bits."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value < math.inf:
-        raise ArgumentTypeError(f"must be a size in GB, 0 or more, but got {text!r}")
+    if not 0 <= value <= _MOST_GB:
+        raise ArgumentTypeError(
+            f"must be a size in GB from 0 to {_MOST_GB} but got {text[:_SHOWN]!r}"
+        )
     return int(value * BYTES_PER_GB)
 
 

@@ -1,7 +1,6 @@
 """`mmfree generate`: continues a prompt, or several, with a model."""
 
 import argparse
-import io
 import json
 import sys
 from collections.abc import Sequence
@@ -10,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from .console import CommandParser, argument_errors, command
-from .flags import escaped, json_object, positive, truth
+from .console import INTERRUPTED, CommandParser, argument_errors, command
+from .flags import escaped, json_object, positive, truth, whole
 from .loading import (
     add_key_value_flags,
     add_memory_flags,
@@ -20,6 +19,8 @@ from .loading import (
     dtype_of,
     loaded,
 )
+from .parts.interruption import Interruption
+from .parts.reading_bar import ReadingBar
 from .process_group import add_tensor_parallel_flag, common_seed, one_voice, tensor_group
 from .prompts import PromptWriter, most_tokens, read_prompts, read_standard_input
 from .sampling import add_sampling_flags, sampler_from
@@ -34,6 +35,7 @@ HELP = "continue a prompt with a model"
 DEFAULT_PROMPT = "Once upon a time"
 DEMO = "demo"
 SEPARATOR = "=" * 10
+_INTERRUPTED = "interrupted"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -114,7 +116,7 @@ def _add_penalty_flags(group: Any) -> None:
     )
     group.add_argument(
         "--repetition-context-size",
-        type=int,
+        type=whole,
         default=20,
         help="how many tokens are recent (%(default)s)",
     )
@@ -163,9 +165,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from ..generation.stop import end_tokens
 
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal that is not UTF-8 shows '?' for what it lacks.
-        sys.stdout.reconfigure(errors="replace")
     with argument_errors():
         # Refuses bad values before the model is loaded.
         sampler_from(args, special_tokens=())
@@ -195,11 +194,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         seed = common_seed(group) if args.seed is None and group is not None else args.seed
         if seed is not None:
             mx.random.seed(seed)
-        if args.prompts_file is None:
-            _run_one(args, model, tokenizer, rows[0], options)
-        else:
-            _run_batch(args, model, tokenizer, rows, options)
-    return 0
+        with Interruption() as interruption:
+            if args.prompts_file is None:
+                _run_one(args, model, tokenizer, rows[0], options, interruption)
+            else:
+                _run_batch(args, model, tokenizer, rows, options, interruption)
+    return INTERRUPTED if interruption.is_noted else 0
 
 
 def _cached_tokens(args: argparse.Namespace) -> int:
@@ -210,7 +210,7 @@ def _cached_tokens(args: argparse.Namespace) -> int:
     for name, value in single.items():
         if value is not None and args.prompts_file is not None:
             raise UsageError(
-                f"[generate] '{name}' must come with one prompt but got 'prompts_file' beside it."
+                f"[generate] '{name}' must come with one prompt but got --prompts-file beside it."
             )
     if args.prompt_cache_file is None:
         return 0
@@ -297,18 +297,26 @@ def _run_one(
     tokenizer: "Tokenizer",
     prompt: Sequence[int],
     options: dict[str, Any],
+    interruption: Interruption,
 ) -> None:
     from ..generation import stream_generate
 
     if args.prompt is None and args.verbose and not args.json:
         print(f"The prompt is: {DEFAULT_PROMPT}", file=sys.stderr)
     parts = []
-    for response in stream_generate(model, tokenizer, prompt, **options):
-        parts.append(response.text)
-        if not args.json:
-            print(response.text, end="", flush=True)
+    with ReadingBar(args.prefill_step_size) as bar:
+        options = options | {"prompt_progress_callback": bar}
+        for response in stream_generate(model, tokenizer, prompt, **options):
+            interruption.tokens_come = True
+            parts.append(response.text)
+            if not args.json:
+                print(response.text, end="", flush=True)
+            if interruption.is_noted:
+                break
     if args.json:
         result = asdict(response) | {"text": "".join(parts)}
+        if interruption.is_noted and response.finish_reason is None:
+            result["finish_reason"] = _INTERRUPTED
         if response.draft is None:
             del result["draft"]
         else:
@@ -332,17 +340,29 @@ def _run_batch(
     tokenizer: "Tokenizer",
     prompts: Sequence[Sequence[int]],
     options: dict[str, Any],
+    interruption: Interruption,
 ) -> None:
+    from tqdm import tqdm
+
     from ..generation import batch_generate
 
-    response = batch_generate(model, tokenizer, prompts, batch_size=args.batch_size, **options)
+    with tqdm(total=len(prompts), unit="prompt", leave=False, disable=None, file=sys.stderr) as bar:
+
+        def progress(finished: int, total: int) -> bool:
+            interruption.tokens_come = True
+            bar.update(finished - bar.n)
+            return not interruption.is_noted
+
+        response = batch_generate(
+            model, tokenizer, prompts, batch_size=args.batch_size, progress=progress, **options
+        )
     if args.json:
         results = [
             {
                 "text": text,
                 "prompt_tokens": prompt_size,
                 "generation_tokens": len(tokens),
-                "finish_reason": reason,
+                "finish_reason": _INTERRUPTED if reason is None else reason,
             }
             for text, prompt_size, tokens, reason in zip(
                 response.texts,
@@ -369,9 +389,6 @@ def _print_statistics(
 ) -> None:
     if not args.verbose:
         return
-    for name, count, speed in (
-        ("Prompt", statistics.prompt_tokens, statistics.prompt_tps),
-        ("Generation", statistics.generation_tokens, statistics.generation_tps),
-    ):
-        print(f"{name}: {count} tokens, {speed:.3f} tokens-per-sec", file=sys.stderr)
-    print(f"Peak memory: {statistics.peak_memory:.3f} GB", file=sys.stderr)
+    from ..generation.text import statistics_lines
+
+    print(*statistics_lines(statistics), sep="\n", file=sys.stderr)

@@ -13,7 +13,7 @@ from ..training.fine_tune_settings import KINDS, FineTuneSettings, fine_tune_set
 from ..training.optimizer import OPTIMIZERS
 from ..training.yaml_values import read_mapping
 from .console import CommandParser, command
-from .flags import descriptions, size_bytes
+from .flags import descriptions, integer, seed, size_bytes
 from .loading import DTYPES, add_latent_flag, add_memory_flags, dtype_of, limits
 from .process_group import one_voice
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 HELP = "fine-tune a model with LoRA, DoRA or in full"
 
-_KINDS: dict[Any, Any] = {int | None: int, float | None: float, str | None: str}
+_KINDS: dict[Any, Any] = {int: integer, int | None: integer, float | None: float, str | None: str}
 _NOT_FLAGS = (
     "optimizer_config lr_schedule prompt_feature completion_feature chat_feature text_feature"
 )
@@ -78,6 +78,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
             options |= {"nargs": "+", "metavar": "KEY"}
         elif field.name == "clear_cache_threshold":
             options |= {"type": size_bytes, "metavar": "SIZE"}
+        elif field.name == "seed":
+            options |= {"type": seed}
         else:
             options |= {"type": _KINDS.get(field.type, field.type)}
             if field.name in choices:

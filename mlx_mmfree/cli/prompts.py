@@ -13,15 +13,20 @@ def read_standard_input() -> str:
     """All of standard input as text.
 
     Raises:
-        UsageError: It is not UTF-8.
+        UsageError: It is not UTF-8, or empty.
     """
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"[generate] standard input must be UTF-8 text but byte {error.start} is "
             f"0x{error.object[error.start]:02x}."
         ) from error
+    if not text:
+        raise UsageError(
+            "[generate] standard input must hold the prompt of '--prompt -' but is empty or closed."
+        )
+    return text
 
 
 def read_prompts(file: Path) -> list[str]:

@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .flags import whole
+from .flags import positive, whole
+from .flags import seed as seed_number
 
 if TYPE_CHECKING:
     from ..generation import Sampler
@@ -15,9 +16,12 @@ def add_sampling_flags(group: Any, *, seed: int | None = None) -> None:
     group.add_argument("--temp", type=float, default=0.0, help="temperature; 0 is greedy")
     group.add_argument("--top-p", type=float, default=1.0, help="probability mass to keep; 1 = all")
     group.add_argument("--min-p", type=float, default=0.0, help="least share of the best; 0 = all")
-    group.add_argument("--top-k", type=int, default=0, help="tokens to keep; 0 = all")
+    group.add_argument("--top-k", type=whole, default=0, help="tokens to keep; 0 = all")
     group.add_argument(
-        "--min-tokens-to-keep", type=int, default=1, help="tokens that min-p keeps (%(default)s)"
+        "--min-tokens-to-keep",
+        type=positive,
+        default=1,
+        help="tokens that min-p keeps (%(default)s)",
     )
     group.add_argument("--xtc-probability", type=float, default=0.0, help="how often XTC filters")
     group.add_argument(
@@ -25,7 +29,7 @@ def add_sampling_flags(group: Any, *, seed: int | None = None) -> None:
     )
     group.add_argument(
         "--seed",
-        type=whole,
+        type=seed_number,
         default=seed,
         help="makes random choices repeatable" + ("" if seed is None else " (%(default)s)"),
     )

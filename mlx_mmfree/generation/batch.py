@@ -1,6 +1,6 @@
 """Text generation for several prompts at once."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -22,6 +22,8 @@ from .text import (
     rate,
     with_known_tokens,
 )
+
+BatchProgress = Callable[[int, int], bool]
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class BatchResponse:
         texts: The new text for each prompt.
         tokens: The tokens generated for each prompt.
         prompt_tokens: Number of tokens of each prompt.
-        finish_reasons: Why each text ended, `"stop"` or `"length"`.
+        finish_reasons: Why each text ended, `"stop"` or `"length"`; `None` where it did not.
         stats: What the batch took.
     """
 
@@ -97,6 +99,7 @@ def batch_generate(
     extra_eos_tokens: Collection[int | str] = (),
     batch_size: int = 32,
     prefill_step_size: int = PREFILL_STEP_SIZE,
+    progress: BatchProgress | None = None,
 ) -> BatchResponse:
     """Continues several prompts, up to `batch_size` of them together.
 
@@ -114,6 +117,8 @@ def batch_generate(
         extra_eos_tokens: Ids or texts of tokens that end a text beside the tokenizer's own.
         batch_size: How many prompts are decoded together at most.
         prefill_step_size: Positions of the prompts read at a time.
+        progress: Called at each step with how many prompts are finished, and how many there are;
+            where it returns `False`, generation ends with what there is.
 
     Raises:
         ValueError: A prompt is empty or not in the vocabulary, or an option is out of its bounds.
@@ -139,10 +144,21 @@ def batch_generate(
             processors=processors,
             prefill_step_size=prefill_step_size,
         )
-        started, finished = _complete(decoding, [completions[index] for index in group])
+        started = 0.0
+        goes_on = True
+        for _ in _steps(decoding, [completions[index] for index in group]):
+            started = started or perf_counter()
+            done = sum(row.finish_reason is not None for row in completions)
+            goes_on = progress is None or progress(done, len(rows))
+            if not goes_on:
+                break
         prompt_time += started - start
-        generation_time += finished - started
-    read, written = sum(map(len, rows)), sum(len(row.tokens) for row in completions)
+        generation_time += perf_counter() - started
+        if not goes_on:
+            break
+    begun = [index for index, row in enumerate(completions) if row.tokens]
+    read = sum(len(rows[index]) for index in begun)
+    written = sum(len(row.tokens) for row in completions)
     return BatchResponse(
         texts=[completion.text for completion in completions],
         tokens=[completion.tokens for completion in completions],
@@ -153,23 +169,22 @@ def batch_generate(
             prompt_tps=rate(read, prompt_time),
             prompt_time=prompt_time,
             generation_tokens=written,
-            generation_tps=rate(written - len(rows), generation_time),
+            generation_tps=rate(written - len(begun), generation_time),
             generation_time=generation_time,
             peak_memory=mx.get_peak_memory() / BYTES_PER_GB,
         ),
     )
 
 
-def _complete(decoding: Decoding, completions: Sequence[Completion]) -> tuple[float, float]:
-    """Decodes until every row is finished; when the first tokens and the last ones were there."""
-    active, started = list(completions), 0.0
+def _steps(decoding: Decoding, completions: Sequence[Completion]) -> Iterator[None]:
+    """Decodes until every row is finished and yields after each step."""
+    active = list(completions)
     while active:
         tokens = decoding.step(is_last=all(row.remaining == 1 for row in active))
-        started = started or perf_counter()
         for row, token in zip(active, tokens, strict=True):
             row.add(token)
         going = [n for n, row in enumerate(active) if row.finish_reason is None]
         if 0 < len(going) < len(active):
             decoding.keep(going)
         active = [active[n] for n in going]
-    return started, perf_counter()
+        yield

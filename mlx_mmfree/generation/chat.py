@@ -10,7 +10,7 @@ from mlx.utils import tree_reduce
 from ..errors import UsageError
 from ..models import Decoder
 from ..models.tokens import token_array
-from .decode import PREFILL_STEP_SIZE, Decoding, State, check_max_tokens
+from .decode import PREFILL_STEP_SIZE, Decoding, Progress, State, check_max_tokens
 from .samplers import Sampler, greedy
 from .stop import end_tokens
 from .text import Completion, GenerationResponse, responses, with_known_tokens
@@ -53,9 +53,11 @@ class Chat:
         variables: Further names for the chat template.
         state: The state of an empty text; `None` is the model's own.
         prefill_step_size: Positions read at a time.
+        prompt_progress_callback: Takes how many tokens of a question are read, and how many there are.
 
     Attributes:
         messages: The conversation so far, each with `role` and `content`.
+        max_tokens, sampler: As above; they may be changed between answers.
         turns: Number of answers so far.
 
     Raises:
@@ -79,6 +81,7 @@ class Chat:
         variables: Mapping[str, Any] | None = None,
         state: State = None,
         prefill_step_size: int = PREFILL_STEP_SIZE,
+        prompt_progress_callback: Progress | None = None,
     ):
         check_max_tokens(max_tokens)
         self.has_template: bool = tokenizer.has_chat_template
@@ -90,12 +93,13 @@ class Chat:
         self._model = model
         self._tokenizer = tokenizer
         self._first = [] if system_prompt is None else [_message("system", system_prompt)]
-        self._max_tokens = max_tokens
-        self._sampler = sampler
+        self.max_tokens = max_tokens
+        self.sampler = sampler
         self._end = end_tokens(tokenizer, extra_eos_tokens)
         self._variables = dict(variables or {})
         self._start = _Mark("", model.init_state(1) if state is None else state, (), 0)
         self._prefill_step_size = prefill_step_size
+        self._progress = prompt_progress_callback
         self.reset()
 
     def reset(self) -> None:
@@ -136,14 +140,16 @@ class Chat:
             self._model,
             token_array(ids, self._model.vocab_size),
             state=mark.state,
-            sampler=self._sampler,
+            sampler=self.sampler,
             processors=with_known_tokens(self._model, self._tokenizer, ()),
             prefill_step_size=self._prefill_step_size,
+            progress=self._progress,
         )
         size = mark.size - len(mark.unread) + len(ids)
         asked = _Mark(whole, decoding.state, (), size)
         del mark
-        completion = Completion(self._tokenizer, (), self._end, self._max_tokens)
+        max_tokens = self.max_tokens
+        completion = Completion(self._tokenizer, (), self._end, max_tokens)
         # its state is not known while a step runs
         idle: Decoding | None = None
         try:
@@ -158,7 +164,9 @@ class Chat:
                 self.messages = [*messages, _message("assistant", completion.text)]
                 self.turns += 1
                 state = None if idle is None else idle.state
-                self._marks = self._marks_after(asked, ids[-1], completion.tokens, state)
+                self._marks = self._marks_after(
+                    asked, ids[-1], completion.tokens, state, max_tokens
+                )
 
     def _prompt(
         self, messages: list[dict[str, str]], text: str
@@ -178,7 +186,12 @@ class Chat:
         return chat.text, self._start, chat.ids()
 
     def _marks_after(
-        self, asked: _Mark, last_read: int, tokens: Sequence[int], state: State
+        self,
+        asked: _Mark,
+        last_read: int,
+        tokens: Sequence[int],
+        state: State,
+        max_tokens: int,
     ) -> list[_Mark]:
         """The places that the next turn may start from, after an answer of these tokens."""
         if not self.has_template and tokens[-1] in self._end:
@@ -192,7 +205,7 @@ class Chat:
             state = asked.state
         else:
             # the last token that is allowed is never read
-            unread = unread[self._max_tokens - 1 :]
+            unread = unread[max_tokens - 1 :]
         answered = _Mark(text, state, unread, asked.size + len(tokens))
         return [asked, answered] if self.has_template else [answered]
 

@@ -1,6 +1,6 @@
 """The decoding loop: token ids in, token ids out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -15,6 +15,8 @@ from .penalties import LogitsProcessor
 from .samplers import Sampler, greedy
 
 State = Any
+Progress = Callable[[int, int], None]
+"""Takes how many positions of a prompt are read, and how many there are."""
 
 PREFILL_STEP_SIZE = 2048
 STEPS_PER_CACHE_CLEARING = 256
@@ -27,6 +29,7 @@ def prefill(
     valid: mx.array | None = None,
     *,
     step_size: int = PREFILL_STEP_SIZE,
+    progress: Progress | None = None,
 ) -> State:
     """Reads tokens in chunks and returns the state after them; no logits are computed.
 
@@ -36,14 +39,22 @@ def prefill(
         state: The state before them; `None` is that of an empty text.
         valid: Booleans `(B, L)`, `False` where padded.
         step_size: Positions a chunk.
+        progress: Called before the first chunk and after each.
     """
     if step_size < 1:
         raise ValueError(f"[prefill] 'prefill_step_size' must be at least 1 but got {step_size}.")
-    for first in range(0, tokens.shape[1], step_size):
+    length = tokens.shape[1]
+    # MLX's slices are 32 bits wide
+    step_size = min(step_size, max(length, 1))
+    if progress is not None:
+        progress(0, length)
+    for first in range(0, length, step_size):
         part = slice(first, first + step_size)
         _, state = model.hidden(tokens[:, part], state, None if valid is None else valid[:, part])
         mx.eval(state)
         mx.clear_cache()
+        if progress is not None:
+            progress(min(first + step_size, length), length)
     return state
 
 
@@ -66,6 +77,7 @@ class Decoding:
         sampler: Chooses tokens from logits.
         processors: Change the logits before.
         prefill_step_size: Positions of the prompt read at a time.
+        progress: Called as the prompt is read.
     """
 
     def __init__(
@@ -78,6 +90,7 @@ class Decoding:
         sampler: Sampler = greedy,
         processors: Sequence[LogitsProcessor] = (),
         prefill_step_size: int = PREFILL_STEP_SIZE,
+        progress: Progress | None = None,
     ):
         self._model = model
         self._sampler = sampler
@@ -88,7 +101,9 @@ class Decoding:
         mx.eval(self._context)
         before = None if valid is None else valid[:, :-1]
         state = model.init_state(tokens.shape[0]) if state is None else state
-        self._state = prefill(model, tokens[:, :-1], state, before, step_size=prefill_step_size)
+        self._state = prefill(
+            model, tokens[:, :-1], state, before, step_size=prefill_step_size, progress=progress
+        )
         self._prepare()
         self._seen = [p.start(tokens, valid, model.vocab_size) for p in processors]
         self._tokens = self._queue(tokens[:, -1])

@@ -24,7 +24,7 @@ from ..hub.target_folder import check_space, sync
 from ..hub.tensor_entry import TensorEntry, read_tensors
 from ..models import Decoder
 from ..models.tokens import check_tokens, token_array
-from .decode import PREFILL_STEP_SIZE, prefill
+from .decode import PREFILL_STEP_SIZE, Progress, prefill
 from .key_values import blank_state
 
 FORMAT_VERSION = "1"
@@ -55,7 +55,11 @@ class PromptCache:
 
 
 def cache_prompt(
-    model: Decoder, tokens: Sequence[int], *, prefill_step_size: int = PREFILL_STEP_SIZE
+    model: Decoder,
+    tokens: Sequence[int],
+    *,
+    prefill_step_size: int = PREFILL_STEP_SIZE,
+    prompt_progress_callback: Progress | None = None,
 ) -> PromptCache:
     """Reads a prompt.
 
@@ -63,6 +67,7 @@ def cache_prompt(
         model: Reads it.
         tokens: Its ids, at least one.
         prefill_step_size: Positions read at a time.
+        prompt_progress_callback: Takes how many tokens are read, and how many there are.
 
     Raises:
         ValueError: There is no token, or one is outside the vocabulary.
@@ -73,7 +78,12 @@ def cache_prompt(
         >>> state = load_prompt_cache("long.safetensors", model).state  # doctest: +SKIP
         >>> generate(model, tokenizer, " In short:", state=state)  # doctest: +SKIP
     """
-    state = prefill(model, token_array(tokens, model.vocab_size), step_size=prefill_step_size)
+    state = prefill(
+        model,
+        token_array(tokens, model.vocab_size),
+        step_size=prefill_step_size,
+        progress=prompt_progress_callback,
+    )
     return _trimmed(model, PromptCache([int(token) for token in tokens], state))
 
 

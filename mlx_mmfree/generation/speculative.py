@@ -14,7 +14,7 @@ from mlx.utils import tree_map
 
 from ..models import Decoder
 from ..ops import log_softmax
-from .decode import PREFILL_STEP_SIZE, prefill
+from .decode import PREFILL_STEP_SIZE, Progress, prefill
 from .key_values import can_rewind, rewound
 from .penalties import LogitsProcessor
 from .samplers import Draw, Sampler, greedy
@@ -119,6 +119,7 @@ class SpeculativeDecoding:
         sampler: Chooses tokens from logits, of both models.
         processors: Change the logits before, of both models.
         prefill_step_size: Positions of the prompt read at a time.
+        progress: Called as each model reads the prompt.
 
     Raises:
         ValueError: The vocabularies differ or a number is too small.
@@ -135,6 +136,7 @@ class SpeculativeDecoding:
         sampler: Sampler = greedy,
         processors: Sequence[LogitsProcessor] = (),
         prefill_step_size: int = PREFILL_STEP_SIZE,
+        progress: Progress | None = None,
     ):
         check_draft(model, draft_model)
         if num_draft_tokens < 1:
@@ -148,7 +150,13 @@ class SpeculativeDecoding:
         self._target, self._draft = (
             _Reader(
                 reader,
-                prefill(reader, tokens[:, :-1], before, step_size=prefill_step_size),
+                prefill(
+                    reader,
+                    tokens[:, :-1],
+                    before,
+                    step_size=prefill_step_size,
+                    progress=progress,
+                ),
                 list(last),
             )
             for reader, before in (

@@ -3,17 +3,20 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 
 from ..models import Decoder
 from ..models.tokens import check_tokens, token_array
-from .decode import PREFILL_STEP_SIZE, Decoding, check_max_tokens
+from .decode import PREFILL_STEP_SIZE, Decoding, Progress, check_max_tokens
 from .penalties import LogitsProcessor
 from .samplers import Sampler, greedy
 from .speculative import NUM_DRAFT_TOKENS, DraftStats, SpeculativeDecoding
 from .stop import StopStrings, end_tokens
+
+if TYPE_CHECKING:
+    from .batch import BatchStats
 
 Prompt = str | Sequence[int]
 FinishReason = Literal["stop", "length"]
@@ -163,6 +166,7 @@ def stream_generate(
     prefill_step_size: int = PREFILL_STEP_SIZE,
     draft_model: Decoder | None = None,
     num_draft_tokens: int = NUM_DRAFT_TOKENS,
+    prompt_progress_callback: Progress | None = None,
 ) -> Iterator[GenerationResponse]:
     """Continues a prompt and yields the text as it comes.
 
@@ -180,6 +184,7 @@ def stream_generate(
         draft_model: A smaller model with the same tokens, which proposes what the model then only
             checks; it changes the speed, not the text or its distribution.
         num_draft_tokens: How many tokens it proposes at a time.
+        prompt_progress_callback: Takes how many tokens of the prompt are read, and how many there are.
 
     Raises:
         ValueError: The prompt is empty or not in the vocabulary, an option is out of its bounds, or
@@ -199,6 +204,7 @@ def stream_generate(
         "sampler": sampler,
         "processors": with_known_tokens(model, tokenizer, processors),
         "prefill_step_size": prefill_step_size,
+        "progress": prompt_progress_callback,
     }
     decoding: Decoding | SpeculativeDecoding
     if draft_model is None:
@@ -255,16 +261,23 @@ def generate(
     prefill_step_size: int = PREFILL_STEP_SIZE,
     draft_model: Decoder | None = None,
     num_draft_tokens: int = NUM_DRAFT_TOKENS,
+    prompt_progress_callback: Progress | None = None,
+    verbose: bool = False,
 ) -> str:
     """Continues a prompt and returns the new text.
 
-    Args: as `stream_generate`.
+    Args: as `stream_generate`, and
+        verbose: Print the text as it comes, then tokens, speeds and peak memory.
 
     Example:
         >>> generate(model, tokenizer, "Once upon a time", max_tokens=8)  # doctest: +SKIP
         ', there was a little girl.'
     """
-    responses = stream_generate(
+    parts = []
+    rule = "=" * 10
+    if verbose:
+        print(rule)
+    for response in stream_generate(
         model,
         tokenizer,
         prompt,
@@ -277,5 +290,21 @@ def generate(
         prefill_step_size=prefill_step_size,
         draft_model=draft_model,
         num_draft_tokens=num_draft_tokens,
-    )
-    return "".join(response.text for response in responses)
+        prompt_progress_callback=prompt_progress_callback,
+    ):
+        parts.append(response.text)
+        if verbose:
+            print(response.text, end="", flush=True)
+    if verbose:
+        print(f"\n{rule}", *statistics_lines(response), sep="\n")
+    return "".join(parts)
+
+
+def statistics_lines(statistics: "GenerationResponse | BatchStats") -> list[str]:
+    """What was read and written how fast, as lines for people."""
+    return [
+        f"Prompt: {statistics.prompt_tokens} tokens, {statistics.prompt_tps:.3f} tokens-per-sec",
+        f"Generation: {statistics.generation_tokens} tokens, "
+        f"{statistics.generation_tps:.3f} tokens-per-sec",
+        f"Peak memory: {statistics.peak_memory:.3f} GB",
+    ]

@@ -5,6 +5,7 @@ import math
 import mlx.core as mx
 import mlx.nn as nn
 
+from .arguments import check_sizes
 from .sample_starts import sample_begins
 
 
@@ -27,10 +28,7 @@ class ShortConvolution(nn.Module):
 
     def __init__(self, dims: int, kernel_size: int):
         super().__init__()
-        if kernel_size < 1:
-            raise ValueError(
-                f"[ShortConvolution] 'kernel_size' must be positive but got {kernel_size}."
-            )
+        check_sizes("ShortConvolution", dims=dims, kernel_size=kernel_size)
         bound = math.sqrt(1.0 / kernel_size)
         # (D, 1, K), the shape that checkpoints hold.
         self.weight = mx.random.uniform(-bound, bound, (dims, 1, kernel_size))

@@ -4,6 +4,7 @@ Letters used in every shape: B batch, L length, D model dims, H heads, G key/val
 K key dims, V value dims, N output dims, W window.
 """
 
+from ..platform import blas as _blas
 from .activations import ACTIVATIONS as ACTIVATIONS
 from .activations import gated as gated
 from .attention import attention as attention
@@ -32,3 +33,6 @@ from .ternary import packed_width as packed_width
 from .ternary import ternarize as ternarize
 from .ternary import unpack_ternary as unpack_ternary
 from .ternary_matmul import ternary_matmul as ternary_matmul
+
+# MLX's own BLAS on Linux is slow.
+_blas.bind()

@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
+from ..layers.arguments import check_sequences, check_sizes
 from ..layers.key_value_state import (
     Attended,
     FixedKeyValueState,
@@ -214,6 +215,7 @@ class GQA(TokenMixer):
         *,
         starts: mx.array | None = None,
     ) -> tuple[mx.array, GQAState]:
+        check_sequences("GQA", x)
         if valid is None:
             return self._read(x, state, None, starts=starts)
         # Padding moves behind the tokens, where a causal mask hides it.
@@ -234,6 +236,7 @@ class GQA(TokenMixer):
         valid: mx.array | None = None,
         **context: Any,
     ) -> tuple[mx.array, GQAState]:
+        check_sequences("GQA", x)
         if valid is None:
             return self._read(x, state, None, norm, x, **context)
         return super().residual(x, norm, state, valid, **context)
@@ -437,18 +440,23 @@ def _places(start: int | mx.array, length: int) -> mx.array:
 def _check_heads(
     dims: int, num_heads: int, num_kv_heads: int, head_dim: int | None, window: int | None
 ) -> None:
-    if num_heads < 1 or (head_dim is None and dims % num_heads):
+    check_sizes(
+        "GQA",
+        dims=dims,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        window=window,
+    )
+    if head_dim is None and dims % num_heads:
         raise ValueError(
             f"[GQA] 'num_heads' must divide 'dims' unless 'head_dim' is given but got {num_heads} "
             f"for {dims} dims."
         )
-    if num_kv_heads < 1 or num_heads % num_kv_heads:
+    if num_heads % num_kv_heads:
         raise ValueError(
             f"[GQA] 'num_kv_heads' must divide 'num_heads' but got {num_kv_heads} for {num_heads}."
         )
-    for name, value in (("head_dim", head_dim), ("window", window)):
-        if value is not None and value < 1:
-            raise ValueError(f"[GQA] '{name}' must be positive but got {value}.")
 
 
 def _check_quantization(quantization: Quantization | None, start: int, head_dim: int) -> None:

@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import ShortConvolution, project
+from ..layers.arguments import check_sequences, check_sizes
 from ..layers.token_mixer import LinearFactory, TokenMixer
 from ..ops import mlgru_step
 
@@ -69,6 +70,7 @@ class MLGRU(TokenMixer):
         share_conv: bool = True,
     ):
         super().__init__()
+        check_sizes("MLGRU", dims=dims, hidden_dims=hidden_dims, conv_size=conv_size or None)
         hidden_dims = dims if hidden_dims is None else hidden_dims
         self._hidden_dims = hidden_dims
         self.input_proj = linear(dims, hidden_dims, bias=False)
@@ -120,6 +122,7 @@ class MLGRU(TokenMixer):
         lower_bound: mx.array | None = None,
         starts: mx.array | None = None,
     ) -> tuple[mx.array, MLGRUState]:
+        check_sequences("MLGRU", x)
         if starts is not None and valid is not None:
             starts = starts & valid
         state = self.init_state(x.shape[0], x.dtype) if state is None else state

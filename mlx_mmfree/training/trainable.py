@@ -118,8 +118,8 @@ def _chosen(
             chosen[name] = hub_name
     if unused := [key for key in keys or () if key not in used]:
         raise TrainingError(
-            f"[lora] 'keys' must name layers that can be trained but {', '.join(unused)} fits none. "
-            f"There are: {', '.join(sorted(known))}."
+            "[lora] 'keys' must name layers that can be trained but got "
+            f"{', '.join(map(repr, unused))}. There are: {', '.join(sorted(known))}."
         )
     if not chosen:
         raise TrainingError(

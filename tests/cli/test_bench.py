@@ -77,8 +77,8 @@ def test_table(capsys: pytest.CaptureFixture[str], config: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--config", "no-such-preset"], "'config' must be one of mmfreelm-370m"),
-        (["--revision", "main"], "'revision' must come with 'model'"),
+        (["--config", "no-such-preset"], "--config must be one of mmfreelm-370m"),
+        (["--revision", "main"], "--revision must come with --model"),
         (["--rounds", "0"], "must be a whole number from 1"),
         (["--model", "no/such/folder"], "no/such/folder"),
         (["--head-bits", "5"], "invalid choice: 5"),

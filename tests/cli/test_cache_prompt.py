@@ -77,7 +77,7 @@ def test_settings_come_from_the_file(attention_folder: Path, file: Path, capsys:
     assert got != generated(capsys, attention_folder, "-p", text + " home", BARE)
     assert got == generated(capsys, attention_folder, "-p", " home", *cached, "--kv-bits", "8")
     error = refusal(capsys, attention_folder, "-p", " home", *cached, "--kv-bits", "4")
-    assert "'kv_bits' must be as when the prompt was cached, 8, but got 4" in error
+    assert "--kv-bits must be as when the prompt was cached, 8, but got 4" in error
 
 
 def test_unknown_settings_are_refused(attention_folder: Path, file: Path, capsys: Captured) -> None:
@@ -104,12 +104,12 @@ def test_one_prompt_alone_goes_on(folder: Path, tmp_path: Path, capsys: Captured
     prompts.write_text("One\nTwo\n")
     for flag in ("--prompt-cache-file", "--draft-model"):
         error = refusal(capsys, folder, "--prompts-file", str(prompts), flag, str(folder))
-        assert "must come with one prompt but got 'prompts_file'" in error
+        assert "must come with one prompt but got --prompts-file" in error
 
 
 def test_nothing_to_cache(folder: Path, file: Path, capsys: Captured) -> None:
     assert cache(folder, file, "-p", "") == 2
-    assert "'prompt' must not be empty" in capsys.readouterr().err
+    assert "--prompt must not be empty" in capsys.readouterr().err
     assert cache(folder, file) == 2
     assert "the following arguments are required: --prompt/-p" in capsys.readouterr().err
     assert not file.exists()
@@ -130,8 +130,8 @@ def test_flags_without_effect_are_noted(
 
 def test_impossible_flags(attention_folder: Path, capsys: Captured) -> None:
     for flags, message in (
-        (("--max-kv-size", "4"), "'max_size' must be larger than 4"),
-        (("--kv-bits", "7"), "'bits' must be one of 2, 3, 4, 5, 6, 8 but got 7"),
+        (("--max-kv-size", "4"), "--max-kv-size must be larger than 4"),
+        (("--kv-bits", "7"), "--kv-bits must be one of 2, 3, 4, 5, 6, 8 but got 7"),
         (("--kv-bits", "8", "--kv-group-size", "64"), "got 64 for 32. Use 32"),
     ):
         assert message in refusal(capsys, attention_folder, *flags)

@@ -127,7 +127,7 @@ def test_a_base_model_is_said_to_be_one(
     assert "\n".join(lines) == "\n".join(f"{text} [--max-tokens]" for text in texts) + "\n"
     talk(monkeypatch)
     assert main(["chat", "--system-prompt", "Be kind."]) == 2
-    assert "'system_prompt' must be left out" in capsys.readouterr().err
+    assert "--system-prompt must be left out" in capsys.readouterr().err
 
 
 def test_a_refused_question_leaves_the_conversation(

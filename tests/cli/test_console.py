@@ -115,3 +115,117 @@ def test_closed_pipe_is_silent(folder: Path) -> None:
     assert process.wait(timeout=60) == 141
     assert process.stderr.read() == ""
     process.stderr.close()
+
+
+def test_help_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help"]) == 0
+    assert "usage: mmfree <command>" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ending:
+        main(["help", "generate"])
+    assert ending.value.code == 0
+    assert "usage: mmfree generate" in capsys.readouterr().out
+    assert main(["help", "generat"]) == 2
+    assert "the command must be one of" in capsys.readouterr().err
+
+
+def test_the_package_runs_as_a_module() -> None:
+    out, _ = run("-m", "mlx_mmfree", "--version").communicate(timeout=60)
+    assert out == f"mmfree {__version__}\n"
+
+
+def test_messages_name_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "--model", "no such model"]) == 2
+    shown = capsys.readouterr().err
+    assert "[load] --model must be an existing folder" in shown and "path_or_repo" not in shown
+    target = str(ROOT / "tests")
+    demo = str(ROOT / "mlx_mmfree" / "demo")
+    assert main(["convert", "--model", demo, "--mlx-path", target]) == 2
+    shown = capsys.readouterr().err
+    assert "[convert] --mlx-path must be a new or empty folder but" in shown
+    assert "Pass --overwrite to" in shown
+    assert main(["lora", "--train", "--report-to", "seed"]) == 2
+    assert "--report-to must be wandb but got 'seed'." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--seed", "--max-tokens", "--top-k", "--wired-limit"])
+def test_numbers_too_large_for_mlx_are_refused(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", flag, "1" * 23]) == 2
+    shown = capsys.readouterr().err
+    assert f"argument {flag}" in shown and " to " in shown and shown.count("\n") == 1
+
+
+def test_what_the_system_refuses_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ending_with(PermissionError(13, "Permission denied", "/x"))(None) == 2
+    assert capsys.readouterr().err == (
+        "error: the system refused: [Errno 13] Permission denied: '/x'.\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [["help"], ["--version"]])
+def test_a_full_output_is_one_line(arguments: list[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full")
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(
+            [sys.executable, "-m", "mlx_mmfree", *arguments],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert process.returncode == 2
+    assert process.stderr.startswith("error: ") and process.stderr.count("\n") == 1
+
+
+def in_shell(line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", line.format(mmfree=f"'{sys.executable}' -m mlx_mmfree")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_closed_streams() -> None:
+    done = in_shell("{mmfree} --version >&-")
+    assert done.returncode == 2
+    assert "standard output must be open but is closed" in done.stderr
+    done = in_shell("{mmfree} generate --prompt - <&-")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "standard input must hold the prompt" in done.stderr
+    assert in_shell("{mmfree} --version 2>&-").returncode == 0
+    done = in_shell("{mmfree} help | head -1 && exit 0")
+    assert done.stdout.count("\n") == 1 and done.stderr == ""
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "ImportError", "RuntimeError"])
+def test_ctrl_c_during_imports(error: str, tmp_path: Path) -> None:
+    # numpy and extension modules make errors of their own of a KeyboardInterrupt
+    (tmp_path / "tokenizers.py").write_text(
+        "import signal\n"
+        "try:\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        f"except KeyboardInterrupt:\n    raise {error} from None\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "-m", "mlx_mmfree", "generate", "-m", "1"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (130, "\n")
+
+
+def test_importing_the_package_or_a_command_loads_no_mlx() -> None:
+    code = (
+        "import sys, mlx_mmfree, mlx_mmfree.cli, mlx_mmfree.cli.generate, mlx_mmfree.cli.chat\n"
+        "print([name for name in ('mlx', 'numpy', 'tokenizers') if name in sys.modules])"
+    )
+    out, _ = run("-c", code).communicate(timeout=60)
+    assert out == "[]\n"

@@ -110,7 +110,7 @@ def test_dense_to_ternary(tmp_path: Path, capsys: pytest.CaptureFixture[str], ki
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--text-file", __file__), "must come with 'ternarize'"),
+        (("--text-file", __file__), "must come with --ternarize"),
         (("--gguf-type", "i2_s"), "must come with '--to gguf'"),
         (("--keep-masters",), "must come with '--to hf'"),
         (("--ternarize", "--text-file", "absent.txt"), "must be a file"),
@@ -142,7 +142,7 @@ def test_masters_of_a_silent_llama(tmp_path: Path, capsys: pytest.CaptureFixture
     save_model(source, tiny_transformer())
     edit_json(source / "config.json", quantization_config=..., is_bitnet_config=True)
     assert convert("--model", source, "--mlx-path", tmp_path / "a") == 2
-    assert "'latent' must be given" in capsys.readouterr().err
+    assert "--latent must be given" in capsys.readouterr().err
     for flag, is_ternary in [("--latent", True), ("--no-latent", False)]:
         target = tmp_path / flag
         assert convert("--model", source, "--mlx-path", target, flag) == 0

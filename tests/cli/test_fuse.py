@@ -158,7 +158,7 @@ def test_dense_layers_hold_the_sum(
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--form", "ternary"), "'data' must be given with '--form ternary'"),
+        (("--form", "ternary"), "--data must be given with '--form ternary'"),
         (("--form", "dense"), "must stay ternary"),
         (("--data", "missing.txt"), "must be a UTF-8 text file"),
         (("--upload-repo", "no-owner"), "'owner/name'"),

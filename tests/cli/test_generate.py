@@ -2,7 +2,9 @@
 
 import io
 import json
+import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ import pytest
 
 from mlx_mmfree import demo
 from mlx_mmfree.cli import main
+from mlx_mmfree.cli.parts.reading_bar import ReadingBar
 from mlx_mmfree.generation import generate, stream_generate
-from mlx_mmfree.hub import load
+from mlx_mmfree.generation.decode import Decoding
+from mlx_mmfree.hub import load, load_tokenizer
 from mlx_mmfree.platform.device import DeviceInfo
 
 Captured = pytest.CaptureFixture[str]
@@ -217,29 +221,29 @@ def test_prompts_of_a_file(name: str, folder: Path, tmp_path: Path, capsys: Capt
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-p", ""], "'prompt' must not be empty"),
-        (["-p", "", BARE], "'prompt' must not be empty"),
+        (["-p", ""], "--prompt must not be empty"),
+        (["-p", "", BARE], "--prompt must not be empty"),
         (["-p", "a\udcff", BARE], "surrogate"),
         (["-p", "a\udcff"], "surrogate"),
-        (["-m", "0"], "--max-tokens/-m: must be a whole number from 1 but got '0'"),
-        (["-m", "many"], "must be a whole number from 1 but got 'many'"),
-        (["--temp", "-1"], "'temp' must not be negative"),
+        (["-m", "0"], "--max-tokens/-m: must be a whole number from 1 to 2147483647 but got '0'"),
+        (["-m", "many"], "must be a whole number from 1 to 2147483647 but got 'many'"),
+        (["--temp", "-1"], "--temp must not be negative"),
         (["--temp", "hot"], "--temp: invalid float value: 'hot'"),
-        (["--top-p", "2"], "'top_p' must be above 0"),
-        (["--top-k", "-3"], "'top_k' must be at least 1"),
-        (["--min-p", "nan"], "'min_p' must be between"),
-        (["--repetition-penalty", "0"], "'repetition_penalty' must be positive"),
+        (["--top-p", "2"], "--top-p must be above 0"),
+        (["--top-k", "-3"], "--top-k: must be a whole number from 0 to 2147483647 but got '-3'"),
+        (["--min-p", "nan"], "--min-p must be between"),
+        (["--repetition-penalty", "0"], "--repetition-penalty must be positive"),
         (["--seed", "-1"], "--seed: must be a whole number from 0"),
-        (["--stop", ""], "'stop' must not hold an empty string"),
-        (["--extra-eos-token", "two tokens"], "'extra_eos_token' must be"),
+        (["--stop", ""], "--stop must not hold an empty string"),
+        (["--extra-eos-token", "two tokens"], "--extra-eos-token must be"),
         (["--prefill-step-size", "0"], "--prefill-step-size: must be"),
         (["--memory-margin", "-1"], "--memory-margin: must be a size in GB"),
         (["--verbose", "maybe"], "--verbose: must be T or F"),
         (["--chat-template-config", "[1]"], "--chat-template-config: must be a JSON object"),
-        (["--system-prompt", "x", BARE], "'system_prompt' must be left out"),
+        (["--system-prompt", "x", BARE], "--system-prompt must be left out"),
         (["--dtype", "int8"], "--dtype: invalid choice: 'int8'"),
-        (["--revision", "main"], "'revision' must be left out for folder"),
-        (["--prompts-file", "/no/such/file"], "'prompts_file' must be"),
+        (["--revision", "main"], "--revision must be left out for folder"),
+        (["--prompts-file", "/no/such/file"], "--prompts-file must be"),
         (["--prompts-file", "x", "-p", "y"], "not allowed with argument"),
         (["--tepm", "1"], "unrecognized arguments: --tepm 1"),
     ],
@@ -262,7 +266,7 @@ def test_bad_models(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     assert run(bare) == 2
     assert "must hold 'tokenizer.json' or 'tokenizer.model'" in refusal(capsys)
     assert main(["generate", "--revision", "main"]) == 2
-    assert "'revision' must come with 'model'" in refusal(capsys)
+    assert "--revision must come with --model" in refusal(capsys)
 
 
 def test_binary_standard_input(
@@ -278,7 +282,7 @@ def test_empty_standard_input(
 ) -> None:
     set_stdin(monkeypatch, b"")
     assert run(folder, "-p", "-") == 2
-    assert "'prompt' must not be empty" in refusal(capsys)
+    assert "standard input must hold the prompt" in refusal(capsys)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +292,7 @@ def test_empty_standard_input(
         ("a.txt", b"\xff", "must be a UTF-8 text file"),
         ("a.jsonl", b'"ok"\n{"prompt": ', "line 2 must be JSON"),
         ("a.jsonl", b'{"text": "x"}', "line 1 must be a string or an object"),
-        ("a.jsonl", b'"ok"\n\n""', "'prompt' must not be empty"),
+        ("a.jsonl", b'"ok"\n\n""', "--prompt must not be empty"),
     ],
 )
 def test_bad_prompt_files(
@@ -325,3 +329,60 @@ def test_interrupt_restores_the_limits(
     assert run(folder) == 130
     assert mx.set_cache_limit(before) == 77_000_000
     assert capsys.readouterr().out == ""
+
+
+def press_ctrl_c_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes with the decoding step of this number."""
+    step = Decoding.step
+    steps = iter(range(1, 1000))
+
+    def stepping(self: Decoding, *, is_last: bool = False) -> list[int]:
+        if next(steps) == count + 1:
+            signal.raise_signal(signal.SIGINT)
+        return step(self, is_last=is_last)
+
+    monkeypatch.setattr(Decoding, "step", stepping)
+
+
+def test_ctrl_c_keeps_what_was_written(
+    folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as context:
+        press_ctrl_c_after(4, context)
+        assert run(folder, "-p", "A", "--json", "-m", "50") == 130
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["finish_reason"] == "interrupted"
+    assert shown["text"] == expected(folder, chat_ids(folder, "A"), max_tokens=5)
+    file = tmp_path / "prompts.txt"
+    file.write_text("A\nB\n")
+    with monkeypatch.context() as context:
+        press_ctrl_c_after(4, context)
+        assert run(folder, "--prompts-file", str(file), "--json", "-m", "50") == 130
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [row["generation_tokens"] for row in results] == [5, 5]
+    assert [row["finish_reason"] for row in results] == ["interrupted"] * 2
+    with monkeypatch.context() as context:
+        press_ctrl_c_after(0, context)
+        assert run(folder, "-p", "A", "--json") == 130
+    assert capsys.readouterr() == ("", "\n")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def chat_ids(folder: Path, prompt: str) -> Any:
+    tokenizer = load_tokenizer(folder)
+    return tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+
+
+def test_a_bar_shows_how_much_of_a_long_prompt_is_read(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with ReadingBar(100) as bar:
+        for read in (0, 100):
+            bar(read, 250)
+    assert re.search(r"Reading the prompt: +\d+%.*/250", capsys.readouterr().err)
+    with ReadingBar(100) as bar:
+        bar(0, 100)
+        bar(100, 100)
+    assert capsys.readouterr().err == ""

@@ -63,9 +63,9 @@ def test_refused(
     for flags, reason in (
         (("--teacher", str(tmp_path / "larger")), "518 tokens, but has 520"),
         (("--teacher", str(other)), "must have the student's tokens but its token"),
-        (("--teacher", str(folder), "--teacher-top-k", "1"), "'top_k' must be from 2"),
-        (("--teacher-top-k", "4"), "'teacher_top_k' must come with 'teacher'"),
-        (("--teacher", str(folder), "--teacher-weight", "0"), "'teacher_weight' must be positive"),
+        (("--teacher", str(folder), "--teacher-top-k", "1"), "--teacher-top-k must be from 2"),
+        (("--teacher-top-k", "4"), "--teacher-top-k must come with --teacher"),
+        (("--teacher", str(folder), "--teacher-weight", "0"), "--teacher-weight must be positive"),
         (("--quantization-warmup", "4"), "must be 0 for a model without ternary layers"),
     ):
         assert main([*_flags(folder, data), *QUICK, "--train", *flags]) == 2

@@ -50,7 +50,7 @@ def test_the_seed_is_the_same_in_all_processes(tmp_path: Path) -> None:
 def test_one_process_is_refused(split_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--model", str(split_folder), "--tensor-parallel"]) == 2
     error = capsys.readouterr().err
-    assert "[generate] 'tensor_parallel' must be used in several processes but got one." in error
+    assert "[generate] --tensor-parallel must be used in several processes but got one." in error
     assert "mlx.launch -n 2 --backend ring -- mmfree generate --tensor-parallel" in error
 
 
@@ -78,6 +78,6 @@ def test_rows_must_be_shared_out(split_folder: Path, tmp_path: Path) -> None:
     processes = start_group(tmp_path, 2, *MMFREE, *flags)
     for _, errors in finish(processes):
         assert errors == (
-            "error: [train] 'batch_size' must be a multiple of the number of processes, 2, but got 3.\n"
+            "error: [train] --batch-size must be a multiple of the number of processes, 2, but got 3.\n"
         )
     assert [process.returncode for process in processes] == [2, 2]

@@ -37,7 +37,7 @@ def test_flags_win_over_the_file(config: Path) -> None:  # noqa: F811
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--steps", "0"], "'steps' must be positive but got 0"),
+        (["--steps", "0"], "--steps must be positive but got 0"),
         (["--stepz", "3"], "unrecognized arguments: --stepz"),
         (["--learning-rate", "fast"], "invalid float value"),
     ],

@@ -140,7 +140,7 @@ def test_an_answer_that_is_stopped_stays_as_shown(
     with closing(chat.answer("Count")) as responses:
         shown = "".join(next(responses).text for _ in range(3))
     assert chat.messages[-1] == {"role": "assistant", "content": shown}
-    chat._sampler = Script([*spoken(tokenizer, "Yes"), 9])
+    chat.sampler = Script([*spoken(tokenizer, "Yes"), 9])
     assert said(chat, "Go on") == "Yes"
     text = tokenizer.apply_chat_template(chat.messages, False, tokenize=False)
     assert tokenizer.decode(read) == "<|begin_of_text|>" + text
@@ -251,14 +251,14 @@ def test_a_base_model_continues_one_text(
     chat = Chat(model, tokenizer, max_tokens=len(words[0]), sampler=Script(words[0]))
     assert not chat.has_template
     assert said(chat, "The dog") == " is old" or source == SPM
-    chat._sampler = Script(words[1], [end, 9])
-    chat._max_tokens = 50
+    chat.sampler = Script(words[1], [end, 9])
+    chat.max_tokens = 50
     said(chat, "but kind")
     first = tokenizer.decode([tokenizer.bos_token_id])
     told = tokenizer.decode(read).replace(f"{first} ", first)
     assert told == f"{first}The dog is old but kind and wise" + tokenizer.decode([end])
     read.clear()
-    chat._sampler = Script([end, 9])
+    chat.sampler = Script([end, 9])
     said(chat, "The cat")
     assert read[: len(tokenizer.encode("The cat"))] == tokenizer.encode("The cat")
 

@@ -154,3 +154,14 @@ def test_bad_arguments_are_refused_at_once(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         stream_generate(model, tokenizer, prompt, **options)
+
+
+def test_verbose_prints_text_and_speeds(
+    model: Decoder, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = generate(model, tokenizer, "The dog", max_tokens=5)
+    assert capsys.readouterr().out == ""
+    assert generate(model, tokenizer, "The dog", max_tokens=5, verbose=True) == text
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"==========\n{text}\n==========\nPrompt: ")
+    assert "\nGeneration: 5 tokens, " in shown and shown.endswith(" GB\n")

@@ -311,7 +311,7 @@ def test_layers_are_chosen_by_number_and_pattern() -> None:
 
 @pytest.mark.parametrize("choose", [adapt_layers, unfreeze_layers])
 def test_nothing_to_train_is_an_error(choose: Any) -> None:
-    with pytest.raises(TrainingError, match=r"attn\.x_proj fits none\. There are: .*lm_head"):
+    with pytest.raises(TrainingError, match=r"got 'attn\.x_proj'\. There are: .*lm_head"):
         choose(_build("hgrn", packed=False), keys=["attn.x_proj", "lm_head"])
     with pytest.raises(TrainingError, match="nothing would be trained"):
         choose(_build("hgrn", packed=False), keys=[])

@@ -1,0 +1,37 @@
+"""What every layer and mixer asks of its arguments."""
+
+import mlx.core as mx
+
+
+def check_sizes(place: str, **sizes: int | None) -> None:
+    """Refuses sizes that are no positive integers.
+
+    Args:
+        place: What reports it.
+        sizes: By the names of the arguments; `None` stands for a default and passes.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is below 1.
+    """
+    for name, size in sizes.items():
+        if size is None:
+            continue
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise TypeError(f"[{place}] '{name}' must be a positive integer but got {size!r:.80}.")
+        if size < 1:
+            raise ValueError(f"[{place}] '{name}' must be positive but got {size}.")
+
+
+def check_sequences(place: str, x: mx.array) -> None:
+    """Refuses an input of a token mixer that is not `(B, L, D)`.
+
+    Raises:
+        ValueError: It has another number of axes.
+    """
+    if x.ndim != 3:
+        way_out = " Add a batch axis: x[None]." if x.ndim == 2 else ""
+        raise ValueError(
+            f"[{place}] 'x' must have the three axes (batch, length, dims) but got shape "
+            f"{x.shape}.{way_out}"
+        )

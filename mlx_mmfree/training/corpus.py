@@ -12,17 +12,37 @@ from ..errors import TrainingError
 END_OF_TEXT = "<|endoftext|>"
 
 
+# text is stored in a third of its bytes or so, lists of equal lines in less
+_MOST_TIMES_LARGER = 100
+_SMALL_BYTES = 1_000_000
+
+
 def read_documents(path: Path) -> list[str]:
-    """The documents of a UTF-8 text file, plain or `.xz`, separated by lines `<|endoftext|>`."""
+    """The documents of a UTF-8 text file, plain or `.xz`, separated by lines `<|endoftext|>`.
+
+    Raises:
+        TrainingError: The file cannot be read, is no text, or is small but stores very much.
+    """
     try:
-        raw = path.read_bytes()
-        text = (lzma.decompress(raw) if path.suffix == ".xz" else raw).decode()
-    except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
+        text = (_decompressed(path) if path.suffix == ".xz" else path.read_bytes()).decode()
+    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
         raise TrainingError(
             f"[data] '{path}' must be a readable UTF-8 text file: {error}"
         ) from error
     documents = [document.strip("\n") for document in text.split(END_OF_TEXT)]
     return [document for document in documents if document]
+
+
+def _decompressed(path: Path) -> bytes:
+    most = _SMALL_BYTES + _MOST_TIMES_LARGER * path.stat().st_size
+    with lzma.open(path) as file:
+        raw = file.read(most + 1)
+    if len(raw) > most:
+        raise TrainingError(
+            f"[data] '{path}' must be text, which takes at most {_MOST_TIMES_LARGER} times the room "
+            f"once decompressed, but takes over {most} bytes. Decompress it yourself if it is sound."
+        )
+    return raw
 
 
 @dataclass(frozen=True)

@@ -1,104 +1,106 @@
-"""Damages small checkpoints by the thousand: `python -m tests.fuzz.run --count 10000`.
+"""Runs hostile input by the thousand: `python -m tests.fuzz.run --count 10000 --commands 300`.
 
-Works in processes of their own, so that a crash is found and reported with the seed that caused it.
+`--class templates --seed 1234 --count 1` runs one case again.
 """
 
 import argparse
-import collections
+import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
-BATCH = 250
-BATCH_SECONDS = 600
-MAX_ADDRESS_BYTES = 16 * 2**30
-MAX_RESIDENT_BYTES = 2**30
+from tests.fuzz.server import load_class
+
+_SHOWN_FAULTS = 20
+_ROOT = Path(__file__).parents[2]
+Part = tuple[str, int, int]
+
+
+@dataclass
+class Result:
+    """What came of the cases of a class.
+
+    Attributes:
+        counts: How many were accepted, refused or faults.
+        faults: What happened, by seed.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: dict[int, str] = field(default_factory=dict)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=10_000, help="number of damaged checkpoints")
-    parser.add_argument("--seed", type=int, default=1_000, help="seed of the first one")
+    parser.add_argument("--count", type=int, default=10_000, help="cases of each parser class")
+    parser.add_argument("--commands", type=int, default=0, help="cases of each class of commands")
+    parser.add_argument("--class", dest="names", nargs="+", choices=class_names(), metavar="CLASS")
+    parser.add_argument("--seed", type=int, default=1_000, help="seed of the first case")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
-    parser.add_argument("--worker", type=int, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.worker:
-        return run_batch(*arguments.worker)
-    return run_all(arguments.seed, arguments.count, max(1, arguments.jobs))
-
-
-def run_batch(first: int, stop: int) -> int:
-    """Exercises the seeds one after the other; prints a line before and after each."""
-    from tests.fuzz.exercise import exercise
-    from tests.fuzz.mutations import make_sources
-
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     failed = False
-    with tempfile.TemporaryDirectory() as folder:
-        sources = make_sources(Path(folder) / "sources")
-        for seed in range(first, stop):
-            print(f"start {seed}", flush=True)
-            try:
-                loaded, _ = exercise(sources, Path(folder) / "copy", seed)
-            except AssertionError as error:
-                failed = True
-                print(f"fault {error!s}".replace("\n", " "), flush=True)
-            else:
-                print("loaded" if loaded else "refused", flush=True)
-    # kilobytes on Linux, bytes on macOS
-    unit = 1 if sys.platform == "darwin" else 1024
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    if resident > MAX_RESIDENT_BYTES:
-        print(f"fault seeds {first} to {stop}: {resident / 1e6:.0f} MB of memory", flush=True)
+    for name in arguments.names or class_names():
+        is_chosen = arguments.names is not None
+        is_command = load_class(name).is_command and not is_chosen
+        count = arguments.commands if is_command else arguments.count
+        if count > 0:
+            failed |= _run_class(name, arguments.seed, count, arguments.jobs)
     return int(failed)
 
 
-def run_all(first: int, count: int, jobs: int) -> int:
-    starts = list(range(first, first + count, BATCH))
-    counts: collections.Counter[str] = collections.Counter()
-    faults: list[str] = []
-    for index in range(0, len(starts), jobs):
-        running = [
-            (start, _start(start, min(start + BATCH, first + count)))
-            for start in starts[index : index + jobs]
-        ]
-        for start, process in running:
-            _collect(start, process, counts, faults)
-        print(
-            f"{sum(counts.values())} of {count}: {dict(counts)}, faults {len(faults)}", flush=True
-        )
-    print("\n".join(faults))
-    return int(bool(faults))
+def _run_class(name: str, first: int, count: int, jobs: int) -> bool:
+    started = time.monotonic()
+    jobs = min(count, jobs)
+    starts = [first + count * job // jobs for job in range(jobs + 1)]
+    total = Result()
+    with ThreadPoolExecutor(jobs) as pool:
+        parts = [[(name, starts[job], starts[job + 1] - starts[job])] for job in range(jobs)]
+        for results in pool.map(serve, parts, [True] * jobs):
+            total.counts.update(results[name].counts)
+            total.faults |= results[name].faults
+    seconds = time.monotonic() - started
+    counts = ", ".join(f"{number} {kind}" for kind, number in sorted(total.counts.items()))
+    print(f"{name}: seeds {first} to {first + count - 1} in {seconds:.0f} s: {counts}", flush=True)
+    return bool(total.faults)
 
 
-def _start(first: int, stop: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.fuzz.run", "--worker", str(first), str(stop)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def class_names() -> list[str]:
+    """All classes, by the files of the folder."""
+    files = (Path(__file__).parent / "classes").glob("[a-z]*.py")
+    return sorted(file.stem for file in files)
 
 
-def _collect(
-    start: int, process: subprocess.Popen[str], counts: collections.Counter[str], faults: list[str]
-) -> None:
-    try:
-        output, _ = process.communicate(timeout=BATCH_SECONDS)
-        ending = f"ended with status {process.returncode}"
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, _ = process.communicate()
-        ending = f"was still running after {BATCH_SECONDS} s"
-    lines = output.splitlines()
-    counts.update(line for line in lines if line in ("loaded", "refused"))
-    found = [line for line in lines if line.startswith("fault")]
-    counts["fault"] += len(found)
-    faults.extend(found)
-    if process.returncode not in (0, 1) or (process.returncode and not found):
-        seeds = [line for line in lines if line.startswith("start")]
-        last = seeds[-1].removeprefix("start ") if seeds else str(start)
-        tail = " | ".join(line for line in lines[-15:] if not line.startswith(("start", "refused")))
-        faults.append(f"crash at seed {last}: the process {ending}: {tail}")
+def serve(parts: Sequence[Part], show_faults: bool = False) -> dict[str, Result]:
+    """Runs cases in one server, by class, first seed and number of cases.
+
+    Raises:
+        RuntimeError: The server failed by itself, not for a case.
+    """
+    results = {name: Result() for name, _, _ in parts}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "tests.fuzz.server", folder]
+        command += [":".join(map(str, part)) for part in parts]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT) as process:
+            for line in process.stdout or ():
+                entry = json.loads(line)
+                result = results[entry["name"]]
+                if "fault" in entry:
+                    result.faults[entry["seed"]] = entry["fault"]
+                    if show_faults and len(result.faults) <= _SHOWN_FAULTS:
+                        print(
+                            f"fault: {entry['name']} {entry['seed']}: {entry['fault']}", flush=True
+                        )
+                else:
+                    result.counts = Counter(entry["counts"])
+    if process.returncode:
+        raise RuntimeError(f"The server of {parts} ended with status {process.returncode}.")
+    return results
 
 
 if __name__ == "__main__":

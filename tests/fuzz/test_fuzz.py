@@ -1,33 +1,60 @@
-"""A damaged checkpoint gives one clear line or a sound model, quickly and in little memory."""
+"""Hostile input gives one clear line or a sound result, quickly and in little memory."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from mlx_mmfree.hub import load_model
-from tests.fuzz.exercise import exercise
-from tests.fuzz.mutations import make_sources
+from tests.fuzz.classes.checkpoints import make_sources
+from tests.fuzz.faulty_class import FAULTS
+from tests.fuzz.run import Result, serve
 from tests.hub.checkpoints import split_safetensors, write_safetensors
 
-COUNT = 300
+COUNT = 24
+CLASSES = (
+    "checkpoints",
+    "datasets",
+    "encoding",
+    "gguf",
+    "json_files",
+    "prompt_caches",
+    "pytorch",
+    "tokenizer_files",
+)
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return make_sources(tmp_path_factory.mktemp("sources"))
+def results() -> dict[str, Result]:
+    """What came of some cases of every class, in two processes."""
+    parts = [[(name, 1, COUNT) for name in CLASSES[half::2]] for half in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(serve, parts)
+    return first | second
 
 
-def test_damaged_checkpoints(sources: list[Path], tmp_path: Path) -> None:
-    loaded = [exercise(sources, tmp_path / "copy", seed)[0] for seed in range(COUNT)]
+@pytest.mark.parametrize("name", CLASSES)
+def test_hostile_input(name: str, results: dict[str, Result]) -> None:
+    assert results[name].faults == {}
+    assert results[name].counts.total() == COUNT
     # some damage is harmless, most is not; otherwise this would test nothing
-    assert 0.02 * COUNT < sum(loaded) < 0.5 * COUNT
+    assert results[name].counts["refused"] or name == "encoding"
 
 
-def test_harmless_changes_change_nothing(sources: list[Path]) -> None:
+def test_every_fault_is_found() -> None:
+    name = "tests.fuzz.faulty_class"
+    result = serve([(name, 0, len(FAULTS))])[name]
+    assert result.counts == {"accepted": 1, "refused": 1, "fault": len(FAULTS) - 2}
+    for seed, expected in list(enumerate(FAULTS))[2:]:
+        assert expected in result.faults[seed]
+
+
+def test_harmless_changes_change_nothing(tmp_path: Path) -> None:
+    make_sources(tmp_path)
     tokens = mx.array([[1, 5, 600]])
-    for folder in (source for source in sources if (source / "config.json").exists()):
+    for folder in tmp_path.iterdir():
         want = load_model(folder)(tokens)[0]
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"unknown": [1, {}]}))

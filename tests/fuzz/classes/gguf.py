@@ -1,14 +1,17 @@
-"""Damaged copies of small GGUF files, reproducible from a seed."""
+"""Damaged and odd GGUF files."""
 
 import os
 import random
 import struct
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mlx_mmfree.hub.gguf import read_gguf
 from mlx_mmfree.hub.gguf_types import TYPES
+from tests.fuzz.case import FuzzClass
+from tests.fuzz.hostile import damage_bytes
+from tests.fuzz.loading import Mutation, damaged_copy, load_and_run
 from tests.hub.checkpoints import tiny_transformer
 from tests.hub.gguf_files import (
     Stored,
@@ -18,8 +21,8 @@ from tests.hub.gguf_files import (
     tensors_of,
     write_gguf,
 )
-from tests.hub.mutations import damage_bytes
 
+FILE = "model.gguf"
 _SIZES: dict[str, Any] = {"vocab_size": 640, "num_hidden_layers": 1, "initializer_range": 0.1}
 _NUMBERS = (0, 1, 2, 3, 7, 12, 36, 2**16, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1)
 _VALUES: tuple[Any, ...] = (
@@ -28,6 +31,8 @@ _VALUES: tuple[Any, ...] = (
     *("", "llama", "x" * 5000, "\x00", "gpt2", "{{ 1 / 0 }}"),
     *([], [1], [0, 2], ["a"], ["a", "a"], [""], [0.5], [True]),
 )
+# bytes of a value by the number of its type
+_ARRAY_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 8: 8, 10: 8, 11: 8, 12: 8}
 _NAMES = (
     "blk.0.attn_q.weight",
     "blk.00.attn_q.weight",
@@ -41,7 +46,7 @@ _NAMES = (
 )
 
 
-def make_gguf_sources(folder: Path) -> list[Path]:
+def make_sources(folder: Path) -> None:
     """BitNets in I2_S and TQ1_0 and a Llama in TQ2_0, each in a folder with its vocabulary."""
     small = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
     wide = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
@@ -55,8 +60,7 @@ def make_gguf_sources(folder: Path) -> list[Path]:
         (folder / architecture).mkdir(parents=True)
         metadata = metadata_of(model, architecture) | vocabulary
         tensors = tensors_of(model, architecture, kind)
-        write_gguf(folder / architecture / "model.gguf", metadata, tensors)
-    return [folder / architecture for architecture in kinds]
+        write_gguf(folder / architecture / FILE, metadata, tensors)
 
 
 def _parts(file: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
@@ -69,7 +73,8 @@ def _parts(file: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
     }
 
 
-def damaged_file(file: Path, rng: random.Random) -> str:
+def damaged_file(folder: Path, rng: random.Random) -> str:
+    file = folder / FILE
     content = file.read_bytes()
     # most bytes are data, most checks are on what lies before
     size = rng.choice((len(content), 400, 30_000))
@@ -77,14 +82,16 @@ def damaged_file(file: Path, rng: random.Random) -> str:
     return f"the first {size} bytes"
 
 
-def truncated_file(file: Path, rng: random.Random) -> str:
+def truncated_file(folder: Path, rng: random.Random) -> str:
+    file = folder / FILE
     size = rng.randrange(rng.choice((file.stat().st_size, 400)))
     os.truncate(file, size)
     return f"to {size}"
 
 
-def odd_number(file: Path, rng: random.Random) -> str:
+def odd_number(folder: Path, rng: random.Random) -> str:
     """Writes an odd number over some bytes, often over one of the counts."""
+    file = folder / FILE
     content = bytearray(file.read_bytes())
     place = rng.choice((4, 8, 16, rng.randrange(24, 400), rng.randrange(24, len(content) - 8)))
     value = rng.choice((*_NUMBERS, rng.getrandbits(64)))
@@ -94,7 +101,8 @@ def odd_number(file: Path, rng: random.Random) -> str:
     return f"{value} at {place}"
 
 
-def odd_metadata(file: Path, rng: random.Random) -> str:
+def odd_metadata(folder: Path, rng: random.Random) -> str:
+    file = folder / FILE
     metadata, tensors = _parts(file)
     done = []
     for _ in range(rng.choice((1, 1, 1, 3))):
@@ -111,8 +119,9 @@ def odd_metadata(file: Path, rng: random.Random) -> str:
     return "; ".join(done)
 
 
-def odd_vocabulary(file: Path, rng: random.Random) -> str:
+def odd_vocabulary(folder: Path, rng: random.Random) -> str:
     """Changes single entries of the vocabulary's lists."""
+    file = folder / FILE
     metadata, tensors = _parts(file)
     names = [key for key, value in metadata.items() if isinstance(value, list) and value]
     name = rng.choice(names)
@@ -131,8 +140,9 @@ def odd_vocabulary(file: Path, rng: random.Random) -> str:
     return f"{kind} {name}[{place}]"
 
 
-def odd_tensor(file: Path, rng: random.Random) -> str:
+def odd_tensor(folder: Path, rng: random.Random) -> str:
     """Removes, renames, reshapes or fills a tensor, or gives it another type."""
+    file = folder / FILE
     metadata, tensors = _parts(file)
     name = rng.choice(sorted(tensors))
     kind, shape, content = tensors.pop(name)
@@ -156,7 +166,27 @@ def odd_tensor(file: Path, rng: random.Random) -> str:
     return f"{change} {name}"
 
 
-GGUF_MUTATIONS: tuple[Callable[[Path, random.Random], str], ...] = (
+def odd_array(folder: Path, rng: random.Random) -> str:
+    """Adds arrays of a type to the metadata, long, nested, or longer than the file."""
+    file = folder / FILE
+    content = file.read_bytes()
+    version, tensors, entries = struct.unpack_from("<IQQ", content, 4)
+    kind = rng.choice((*range(14), 99, 2**32 - 1))
+    claimed = rng.choice((0, 1, 1000, 3_000_000, 2**31, 2**40, 2**64 - 1))
+    held = min(claimed, rng.choice((1, 1000, 3_000_000)))
+    data = bytes(_ARRAY_BYTES.get(kind, 1) * held)
+    head = struct.pack("<IQ", kind, claimed)
+    depth = rng.choice((0, 0, 0, 1, 3, 30_000))
+    # an array of one array of one array
+    head = struct.pack("<IQ", 9, 1) * depth + head
+    key = rng.choice((b"odd", b"general.name", b"tokenizer.ggml.tokens", b"llama.vocab_size"))
+    entry = struct.pack("<Q", len(key)) + key + struct.pack("<I", 9) + head + data
+    counts = struct.pack("<IQQ", version, tensors, entries + 1)
+    file.write_bytes(content[:4] + counts + entry + content[24:])
+    return f"{claimed} of type {kind}, {held} there, {depth} deep"
+
+
+MUTATIONS: tuple[Mutation, ...] = (
     damaged_file,
     truncated_file,
     odd_number,
@@ -165,4 +195,11 @@ GGUF_MUTATIONS: tuple[Callable[[Path, random.Random], str], ...] = (
     odd_vocabulary,
     odd_tensor,
     odd_tensor,
+    odd_array,
+)
+CLASS = FuzzClass(
+    make_sources,
+    partial(damaged_copy, MUTATIONS),
+    load_and_run,
+    kept_until_exit="mlx_mmfree-.*",
 )

@@ -1,27 +1,36 @@
-"""Damaged copies of PyTorch checkpoints: of the zip file, and of the pickle in it."""
+"""Damaged PyTorch checkpoints: the zip file, and the pickle in it."""
 
 import itertools
 import pickletools
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mlx_mmfree.hub import save_model
+from tests.fuzz.case import FuzzClass
+from tests.fuzz.classes.checkpoints import (
+    damaged_json,
+    damaged_weights,
+    odd_config,
+    odd_file,
+    truncated_weights,
+)
+from tests.fuzz.hostile import damage_bytes
+from tests.fuzz.loading import Mutation, damaged_copy, load_and_run
 from tests.hub.checkpoints import GOLDENS, tiny_model
-from tests.hub.mutations import damage_bytes
 from tests.hub.torch_files import change_part, read_parts, to_torch_checkpoint, write_zip
 
 NAMES = ("../0", "/dev/zero", "a\\b", "model/data.pkl", "model/data/1", "")
 
 
-def torch_sources(folder: Path) -> list[Path]:
+def make_sources(folder: Path) -> None:
     """PyTorch files, one and several."""
     tokenizer = GOLDENS / "tokenizer_bpe"
     model = tiny_model(vocab_size=640, hidden_size=16, intermediate_size=24)
     for kind, shards in (("torch", 1), ("torch_shards", 2)):
         save_model(folder / kind, model, tokenizer)
         to_torch_checkpoint(folder / kind, shards=shards)
-    return [folder / "torch", folder / "torch_shards"]
 
 
 def _weights(folder: Path, rng: random.Random) -> Path:
@@ -88,3 +97,18 @@ def odd_directory(folder: Path, rng: random.Random) -> str:
     changed = change_part(parts, part.name, **{field: value})
     write_zip(file, changed, is_64=rng.random() < 0.3)
     return f"{field} of {part.name}"
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    odd_pickle,
+    odd_pickle,
+    odd_pickle,
+    odd_directory,
+    odd_directory,
+    damaged_weights,
+    truncated_weights,
+    odd_config,
+    damaged_json,
+    odd_file,
+)
+CLASS = FuzzClass(make_sources, partial(damaged_copy, MUTATIONS), load_and_run)

@@ -1,10 +1,10 @@
-"""Damaged copies of small checkpoints, reproducible from a seed."""
+"""Damaged and odd checkpoints in safetensors, with their configuration and vocabulary."""
 
 import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import numpy as np
 
 from mlx_mmfree.hub import load_model, safetensors_writer, save_model
 from mlx_mmfree.models.rotation import Rotation
-from tests.fuzz.gguf_mutations import GGUF_MUTATIONS, make_gguf_sources
-from tests.fuzz.torch_mutations import odd_directory, odd_pickle, torch_sources
+from tests.fuzz.case import FuzzClass
+from tests.fuzz.hostile import ODD_VALUES, damage_bytes, damage_json
+from tests.fuzz.loading import Mutation, damaged_copy, load_and_run
 from tests.hub.checkpoints import (
     GOLDENS,
     split_safetensors,
@@ -24,7 +25,6 @@ from tests.hub.checkpoints import (
     write_bitnet_checkpoint,
     write_safetensors,
 )
-from tests.hub.mutations import ODD_VALUES, damage_bytes, damage_json
 
 NUMBERS = (
     -1,
@@ -72,7 +72,7 @@ SHARD_NAMES = (
 )
 
 
-def make_sources(folder: Path) -> list[Path]:
+def make_sources(folder: Path) -> None:
     """Sound checkpoints of several kinds, each with a tokenizer."""
     kinds: dict[str, dict[str, Any]] = {
         "float": {},
@@ -86,21 +86,14 @@ def make_sources(folder: Path) -> list[Path]:
         tokenizer = GOLDENS / ("tokenizer_bpe" if kind in ("tied", "sharded") else "tokenizer_spm")
         model = tiny_model(vocab_size=640, hidden_size=16, intermediate_size=24, **options)
         safetensors_writer.MAX_SHARD_BYTES = 20_000 if kind == "sharded" else limit
-        try:
-            save_model(folder / kind, model, tokenizer)
-        finally:
-            safetensors_writer.MAX_SHARD_BYTES = limit
+        save_model(folder / kind, model, tokenizer)
+        safetensors_writer.MAX_SHARD_BYTES = limit
         if kind == "packed":
             save_model(folder / kind, load_model(folder / kind), tokenizer, overwrite=True)
-    return [
-        *(folder / kind for kind in kinds),
-        *_transformers(folder),
-        *make_gguf_sources(folder),
-        *torch_sources(folder),
-    ]
+    _make_transformers(folder)
 
 
-def _transformers(folder: Path) -> list[Path]:
+def _make_transformers(folder: Path) -> None:
     """BitNet with float masters, Llama as transformers packs it, Qwen3 as MLX quantises it."""
     tokenizer = GOLDENS / "tokenizer_bpe"
     scaling = Rotation(1e4, "llama3", 8.0, 1.0, 4.0, 64)
@@ -115,24 +108,6 @@ def _transformers(folder: Path) -> list[Path]:
     groups = tiny_transformer("qwen3", linears=None, tie_word_embeddings=True, **sizes)
     nn.quantize(groups, group_size=32, bits=2)
     save_model(folder / "groups", groups, tokenizer)
-    return [folder / kind for kind in ("masters", "rows", "groups")]
-
-
-def mutate(sources: list[Path], target: Path, seed: int) -> tuple[Path, str]:
-    """Copies one of the sources to `target` and damages it.
-
-    Returns:
-        The source, and what was done to its copy.
-    """
-    rng = random.Random(seed)
-    source = rng.choice(sources)
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(source, target)
-    ggufs = list(target.glob("*.gguf"))
-    is_torch = any(target.glob("*.bin"))
-    mutation = rng.choice(GGUF_MUTATIONS if ggufs else TORCH_MUTATIONS if is_torch else MUTATIONS)
-    what = mutation(ggufs[0] if ggufs else target, rng)
-    return source, f"seed {seed}: {mutation.__name__} in {source.name}: {what}"
 
 
 def _weights(folder: Path, rng: random.Random) -> Path:
@@ -330,7 +305,7 @@ def odd_file(folder: Path, rng: random.Random) -> str:
     return f"{file.name}: {kind}"
 
 
-MUTATIONS: tuple[Callable[[Path, random.Random], str], ...] = (
+MUTATIONS: tuple[Mutation, ...] = (
     odd_header,
     odd_header,
     odd_header_length,
@@ -345,15 +320,6 @@ MUTATIONS: tuple[Callable[[Path, random.Random], str], ...] = (
     odd_index,
     odd_file,
 )
-TORCH_MUTATIONS: tuple[Callable[[Path, random.Random], str], ...] = (
-    odd_pickle,
-    odd_pickle,
-    odd_pickle,
-    odd_directory,
-    odd_directory,
-    damaged_weights,
-    truncated_weights,
-    odd_config,
-    damaged_json,
-    odd_file,
-)
+
+
+CLASS = FuzzClass(make_sources, partial(damaged_copy, MUTATIONS), load_and_run)

@@ -1,0 +1,96 @@
+"""Fine-tuning samples, training texts and files of prompts."""
+
+import json
+import lzma
+import random
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mlx_mmfree.cli.prompts import read_prompts
+from mlx_mmfree.hub.tokenizer import Tokenizer
+from mlx_mmfree.training.corpus import read_documents
+from mlx_mmfree.training.samples import Features, find_splits, read_samples
+from tests.fuzz.case import OUTSIDE, FuzzClass
+from tests.fuzz.hostile import ODD_VALUES, damage_bytes, odd_entry, odd_text, with_raw_json
+from tests.hub.checkpoints import GOLDENS
+
+_TOKENIZER = GOLDENS / "tokenizer_bpe"
+_LINES: tuple[Any, ...] = (
+    {"text": "Once upon a time"},
+    {"prompt": "Hello", "completion": " world"},
+    {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]},
+    {"messages": [{"role": "user", "content": "Hi"}], "tools": [{"name": "f", "parameters": {}}]},
+)
+_load = cache(Tokenizer.from_folder)
+
+
+def make_sources(folder: Path) -> None:
+    """A tokenizer with a chat template."""
+    shutil.copytree(_TOKENIZER, folder, dirs_exist_ok=True)
+
+
+def mutate(sources: Path, target: Path, rng: random.Random) -> str:
+    """Writes a folder of JSON lines or a text, some of it damaged or no file."""
+    target.mkdir()
+    (target / "tokenizer").symlink_to(sources)
+    name = rng.choice(("train.jsonl", "train.jsonl", "train.jsonl", "prompts.txt", "text.xz"))
+    lines = [_line(rng) for _ in range(rng.choice((0, 1, 3, 10)))]
+    if rng.random() < 0.05:
+        # one line without an end
+        lines.append('{"text": "' + "a " * rng.choice((100_000, 3_000_000)))
+    data = (
+        rng.choice(("\n", "\n", "\n", "\r\n", "\r", "\n\n", "\u2028"))
+        .join(lines)
+        .encode(errors="surrogatepass")
+    )
+    if name.endswith(".xz"):
+        data = _compressed(data, rng)
+    if rng.random() < 0.3:
+        data = damage_bytes(data, rng)
+    (target / name).write_bytes(data)
+    what = f"{name}: {data[:120]!r}"
+    if rng.random() < 0.1:
+        what = odd_entry(target / name, target.parent / OUTSIDE / "secret.txt", rng)
+    return what
+
+
+def _line(rng: random.Random) -> str:
+    value = json.loads(json.dumps(rng.choice(_LINES)))
+    kind = rng.random()
+    if kind < 0.2:
+        return with_raw_json(value, rng)
+    if kind < 0.5:
+        key = rng.choice((*value, "tools", "odd"))
+        value[key] = rng.choice((*ODD_VALUES, odd_text(rng), [odd_text(rng)], "\ud800"))
+    elif kind < 0.7 and "messages" in value:
+        message = rng.choice(value["messages"])
+        key = rng.choice(("role", "content", "tool_calls", "odd"))
+        message[key] = rng.choice((*ODD_VALUES, odd_text(rng), ["a"], "\ud800"))
+    elif kind < 0.8:
+        return rng.choice(("", "null", "[]", '"a"', "{", "\0", "nan", "{}" * 3, "[" * 100_000))
+    return json.dumps(value, ensure_ascii=rng.random() < 0.5)
+
+
+def _compressed(data: bytes, rng: random.Random) -> bytes:
+    if rng.random() < 0.2:
+        # small to store, large to read
+        data = bytes(rng.choice((10_000_000, 300_000_000)))
+    return lzma.compress(data, preset=0)
+
+
+def exercise(folder: Path, rng: random.Random) -> None:
+    """Reads the file in the way that its name asks for."""
+    tokenizer = _load((folder / "tokenizer").resolve())
+    for file in (find_splits(folder)).values():
+        masks = rng.random() < 0.5
+        features = rng.choice((None, None, Features(text="content", prompt="text")))
+        read_samples(file, tokenizer, max_length=64, mask_prompt=masks, features=features)
+        read_prompts(file)
+    for name in ("prompts.txt", "text.xz"):
+        if (folder / name).exists():
+            (read_prompts if name == "prompts.txt" else read_documents)(folder / name)
+
+
+CLASS = FuzzClass(make_sources, mutate, exercise)

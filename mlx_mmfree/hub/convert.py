@@ -15,6 +15,8 @@ from .folder_plan import FloatForms, FolderPlan
 from .gguf_vocabulary import compare_tokenizers
 from .gguf_writer import write_gguf
 from .model_card import ModelCard, write_model_card
+from .pack_cache import notify
+from .packed_format import WRITER_KEY
 from .parameter_reader import ParameterReader
 from .safetensors_writer import PlannedTensors, write_safetensors, write_shards
 from .target_folder import (
@@ -30,6 +32,7 @@ from .verify import Report, take_stock, verify
 from .write_gguf import plan_gguf
 from .write_hf import plan_hf
 from .write_mlx import MODEL_FILES, plan_mlx
+from .writer_record import record, rounding_of, warning
 
 Target = Literal["mlx", "hf", "gguf"]
 OnBytes = Callable[[int], object]
@@ -78,6 +81,8 @@ def convert(
     target = Path(path).expanduser().resolve()
     check_target(target, overwrite, "convert")
     reader = ParameterReader(source)
+    if (text := warning(source, rounding_of(source))) is not None:
+        notify(text)
     if to == "gguf":
         writer = _gguf_writer(reader, target.name, gguf_type.upper(), forms)
     else:
@@ -127,6 +132,7 @@ def _folder_writer(
     plan = make_plan(reader, forms)
     copied = tokenizer_files(reader.checkpoint.folder)
     config = {**token_ids(copied.pop(CONFIG_FILE, None)), **plan.config}
+    config[WRITER_KEY] = record(rounding_of(reader.checkpoint))
     nbytes = sum(group.nbytes for group in plan.tensors)
     nbytes += sum(file.stat().st_size for file in copied.values())
     if plan.model_file:

@@ -31,7 +31,7 @@ from .gguf import StoredTensor, read_gguf
 from .gguf_config import Architecture, find_architecture, hub_config, hub_name
 from .gguf_tokenizer import tokenizer_files
 from .gguf_types import affine_scales, affine_words, dequantized, ternary_scale, ternary_words
-from .packed_format import describe_packing
+from .packed_format import WRITER_KEY, describe_packing
 from .tensor_entry import TensorEntry
 from .tokenizer_files import MAX_VOCABULARY_BYTES, read_limited
 
@@ -66,6 +66,10 @@ def read_gguf_checkpoint(
         )
     is_tied = "output.weight" not in stored
     config = hub_config(metadata, embedding.shape[0], is_tied=is_tied)
+    mark = f"{WRITER_KEY}."
+    config[WRITER_KEY] = {
+        key.removeprefix(mark): value for key, value in metadata.items() if key.startswith(mark)
+    }
     tensors: dict[str, TensorEntry] = {}
     floats = ["lm_head"]
     affine: dict[str, Any] = {}

@@ -19,6 +19,7 @@ from .skeleton import FLOATS, Skeleton, build_skeleton, kept_names, parameters
 from .tensor_entry import TensorEntry, read_tensors
 from .ternary_values import pack_ternary_values, simplify_affine
 from .tokenizer import Tokenizer
+from .writer_record import rounding_of, warning
 
 _PACKED_KEYS = ("weight", "scale", "input_scale")
 
@@ -94,6 +95,9 @@ def load_model(
         )
     checkpoint = _opened(path_or_repo, revision, latent)
     model = _load_packed(checkpoint) if packed else fill(checkpoint, packed=False).model
+    model.rounding = rounding_of(checkpoint)
+    if (text := warning(checkpoint, model.rounding)) is not None:
+        pack_cache.notify(text)
     return converted(model, dtype or checkpoint.dtype)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from ..errors import CheckpointError
 from ..ops.ternary import ROUNDING_VERSION
 from ..platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder
+from ..version import __version__
 from .checkpoint import Checkpoint
 from .packed_format import FORMAT_VERSION, describe_packing
 from .safetensors import read_header
@@ -34,7 +35,7 @@ from .tensor_entry import checksum
 MIN_SOURCE_BYTES = 64_000_000
 """Smaller checkpoints are packed quickly and are not cached."""
 
-_SOURCE, _CHECKSUMS = "mmfree_source", "mmfree_sha256"
+_SOURCE, _CHECKSUMS, _VERSION = "mmfree_source", "mmfree_sha256", "mmfree_version"
 
 
 def find(checkpoint: Checkpoint) -> Checkpoint | None:
@@ -74,6 +75,7 @@ def store(checkpoint: Checkpoint, skeleton: Skeleton) -> None:
         check_space(file.parent, nbytes)
         metadata = {
             _SOURCE: _fingerprint(checkpoint),
+            _VERSION: __version__,
             _CHECKSUMS: json.dumps({name: _checksum(array) for name, array in tensors.items()}),
         }
         write_tensors(temporary, tensors, metadata)

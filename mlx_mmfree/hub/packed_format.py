@@ -25,6 +25,8 @@ from . import affine_format, bitnet_format
 
 QUANT_METHOD = "mmfree"
 FORMAT_VERSION = 1
+WRITER_KEY = "mlx_mmfree"
+"""What `config.json` says of its writer, see `hub.writer_record`."""
 
 _ROTATION_MARKS = ("hadamard", "rotation", "rotated", "walsh")
 

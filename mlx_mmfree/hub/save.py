@@ -13,7 +13,7 @@ from ..models import Decoder, find
 from . import affine_format
 from .checkpoint import CONFIG_FILE
 from .names import WeightNames
-from .packed_format import describe_packing
+from .packed_format import WRITER_KEY, describe_packing
 from .safetensors import read_header
 from .safetensors_writer import METADATA, PlannedTensors, write_safetensors, write_shards
 from .skeleton import parameters
@@ -27,6 +27,7 @@ from .target_folder import (
     write_json,
 )
 from .tokenizer import Tokenizer
+from .writer_record import record
 
 
 def save_model(
@@ -100,7 +101,7 @@ def write_tensors(
 
 def describe_model(model: Decoder) -> dict[str, Any]:
     """`config.json` of a model, without the ids of special tokens."""
-    config: dict[str, Any] = model.config.to_hub()
+    config: dict[str, Any] = {**model.config.to_hub(), WRITER_KEY: record(model.rounding)}
     kinds = {type(module) for module in model.modules()}
     if kinds & {PackedBitLinear, PackedLinear}:
         described = config.get("quantization_config")

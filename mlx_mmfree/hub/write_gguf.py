@@ -16,8 +16,10 @@ from .gguf_ternary import encode, unpack_codes
 from .gguf_types import TYPES
 from .gguf_vocabulary import vocabulary_metadata
 from .gguf_writer import PlannedGGUFTensor
+from .packed_format import WRITER_KEY
 from .parameter_reader import ParameterReader
 from .safetensors_writer import tensor_bytes
+from .writer_record import record, rounding_of
 
 _FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "I2_S": 40, "Q2_0": 41}
 _QUANTIZATION_VERSION = 2
@@ -57,6 +59,7 @@ def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) 
     """
     architecture = _architecture(reader)
     _check(reader, kind, forms)
+    written_by = record(rounding_of(reader.checkpoint))
     floats = _FLOATS[forms.dtype or reader.activation_dtype]
     metadata = {
         "general.architecture": architecture,
@@ -64,6 +67,7 @@ def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) 
         "general.name": name,
         "general.quantization_version": _QUANTIZATION_VERSION,
         **{f"{architecture}.{key}": value for key, value in _sizes(reader).items()},
+        **{f"{WRITER_KEY}.{key}": value for key, value in written_by.items()},
         **vocabulary_metadata(reader.checkpoint.folder, reader.model.vocab_size),
     }
     tensors = []

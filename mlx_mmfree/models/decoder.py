@@ -8,6 +8,7 @@ import mlx.nn as nn
 
 from ..layers import apply_head
 from ..layers.token_mixer import State
+from ..ops.ternary import ROUNDING_VERSION
 from .block import Block
 
 
@@ -20,6 +21,9 @@ class Decoder(nn.Module):
         norm: The norm before the head.
         head: Maps `(..., D)` to `(..., V)`; `None` ties it to the embedding.
         config: The architecture's configuration, kept as the attribute `config`.
+
+    Attributes:
+        rounding: How its packed weights were made of floats, as `hub.writer_record` has it.
 
     Shape:
         `tokens`: integers `(B, L)`; `valid`: booleans `(B, L)`, `False` where padded; `starts`:
@@ -44,6 +48,7 @@ class Decoder(nn.Module):
         if head is not None:
             self.head = head
         self.config = config
+        self.rounding: int | str | None = ROUNDING_VERSION
 
     @property
     def vocab_size(self) -> int:

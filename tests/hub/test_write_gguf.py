@@ -13,9 +13,12 @@ from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import convert, gguf_ternary, load, load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.folder_plan import FloatForms
 from mlx_mmfree.hub.gguf_types import TYPES
+from mlx_mmfree.hub.packed_format import WRITER_KEY
+from mlx_mmfree.hub.writer_record import record
 from mlx_mmfree.models.rotation import Rotation
 from mlx_mmfree.models.ternary_linears import TernaryLinears
 from mlx_mmfree.ops import pack_ternary, ternarize
+from mlx_mmfree.ops.ternary import ROUNDING_VERSION
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_transformer
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -103,6 +106,7 @@ def test_i2_s_comes_back_without_loss(
     folder = source(tmp_path / "s", model_type, **options)
     report = convert(open_checkpoint(folder), tmp_path / "m", to="gguf", gguf_type="i2_s")
     assert report.total.difference == 0 and report.logits_difference == 0
+    assert open_checkpoint(tmp_path / "m").config[WRITER_KEY] == record(ROUNDING_VERSION)
     want, got = (parameters(load_model(place)) for place in (folder, tmp_path / "m"))
     assert set(want) == set(got)
     for name, array in want.items():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
-from .compiled_code import clean_errors, silent_stderr
+from .compiled_code import clean_errors
 from .detokenizer import EACH_BYTE
 from .special_tokens import SpecialToken, SpecialTokens
 from .tokenizer_files import MAX_VOCABULARY_BYTES, TokenizerSettings, read_limited
@@ -107,6 +107,6 @@ class SentencePieceVocabulary:
 def _processor(model: bytes, file: Path) -> SentencePieceProcessor:
     processor = SentencePieceProcessor()
     problem = f"'{file}' is damaged or no SentencePiece model. Download it again"
-    with silent_stderr(), clean_errors(problem):
+    with clean_errors(problem):
         processor.LoadFromSerializedProto(model)
     return processor

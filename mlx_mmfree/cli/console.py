@@ -17,7 +17,7 @@ from types import FrameType
 from typing import NoReturn, Protocol
 
 from ..errors import MMFreeError, UsageError
-from ..platform.terminal import on_clean_terminal
+from ..platform.terminal import clean_terminal
 from ..version import __version__
 
 
@@ -74,7 +74,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Command:
     not be written, standard output that takes nothing more) and for Ctrl-C.
     """
 
-    @on_clean_terminal
+    @clean_terminal()
     @wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
         presses: list[int] = []

@@ -12,11 +12,12 @@ import yaml
 
 from ..errors import CheckpointError
 from ..version import __version__
+from .yaml_text import parse_yaml
 
 CARD_FILE = "README.md"
 CARD_PATTERNS = (CARD_FILE, "LICENSE*", "LICENCE*", "NOTICE*")
 
-_MAX_BYTES, _MAX_FRONT_MATTER = 1_000_000, 65_536
+_MAX_BYTES = 1_000_000
 _LIBRARIES = {"mlx": "mlx", "hf": "transformers", "gguf": "gguf"}
 _FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.M)
 _REPOSITORIES = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -225,11 +226,9 @@ def _texts(value: object) -> list[str]:
 
 
 def _parse_front_matter(text: str) -> dict[str, Any]:
-    if len(text) > _MAX_FRONT_MATTER:
-        return {}
     try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        value = parse_yaml(text.encode())
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
 

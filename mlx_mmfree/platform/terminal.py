@@ -8,12 +8,9 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import TextIO
-
-Main = Callable[[Sequence[str] | None], int]
 
 # C0 but for newline and tab, DEL, C1; signs that change the direction of the text around them
 _STEERING = (
@@ -60,7 +57,7 @@ class _Errors(_Output):
 
 @contextmanager
 def clean_terminal() -> Iterator[None]:
-    """Filters what the block prints, where standard output or standard error is a terminal.
+    """Filters what the block or function prints, where standard output or standard error is a terminal.
 
     After an exception the filter stays, for the traceback that follows.
     """
@@ -73,17 +70,6 @@ def clean_terminal() -> Iterator[None]:
     for stream in filtered:
         if isinstance(stream, _Output):
             stream.flush()
-
-
-def on_clean_terminal(main: Main) -> Main:
-    """Makes a command print through :func:`clean_terminal`."""
-
-    @wraps(main)
-    def run(argv: Sequence[str] | None = None) -> int:
-        with clean_terminal():
-            return main(argv)
-
-    return run
 
 
 def _filtered(stream: TextIO, kind: type[_Output]) -> TextIO:

@@ -5,9 +5,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-import yaml
-
 from ..errors import TrainingError
+from ..hub.yaml_text import MAX_BYTES, parse_yaml
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -17,8 +16,9 @@ def read_mapping(path: Path) -> dict[str, Any]:
         TrainingError: The file cannot be read or holds something else.
     """
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        with open(path, "rb") as file:
+            values = parse_yaml(file.read(MAX_BYTES + 1))
+    except (OSError, ValueError) as error:
         raise TrainingError(f"[train] '{path}' must be a readable YAML file: {error}") from error
     if not isinstance(values, dict):
         raise TrainingError(

@@ -1,8 +1,31 @@
 """The exceptions that the library raises for mistakes a user can mend."""
 
+import re
+
+_CREDENTIALS = (
+    # https://name:password@host
+    (re.compile(r"(?<=://)[^/\s'\"]+(?=@)"), "…"),
+    # https://host/path?token=…
+    (re.compile(r"(?i)([?&]\w*(?:token|key|password|secret|auth)\w*=)[^&\s'\"]+"), r"\1…"),
+    (re.compile(r"\bhf_[A-Za-z0-9]{20,}"), "hf_…"),
+)
+
+
+def without_credentials(text: str) -> str:
+    """A text in which passwords of addresses and tokens of the Hub are left out."""
+    for pattern, shown in _CREDENTIALS:
+        text = pattern.sub(shown, text)
+    return text
+
 
 class MMFreeError(Exception):
-    """Base of the library's own errors: one clear line, shown without a traceback by the commands."""
+    """Base of the library's own errors: one clear line, shown without a traceback by the commands.
+
+    Credentials that were typed into an argument are not repeated.
+    """
+
+    def __str__(self) -> str:
+        return without_credentials(super().__str__())
 
 
 class UnsupportedModelError(MMFreeError):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from .console import CommandParser, command
 from .loading import DTYPES, add_latent_flag
+from .perplexity import read_text
 
 if TYPE_CHECKING:
     from ..hub import Checkpoint, Report
@@ -240,7 +241,7 @@ def _warn_of_losses(args: argparse.Namespace, checkpoint: "Checkpoint") -> None:
     from ..evaluation import measure_perplexity
     from ..hub import load_model, load_tokenizer
 
-    text = args.text_file.read_text(encoding="utf-8")
+    text = read_text(args.text_file, "text-file")
     tokens = np.array(load_tokenizer(checkpoint.folder).encode(text), np.int32)
     if len(tokens) < 2:
         raise UsageError(f"[convert] 'text-file' must hold text but got '{args.text_file}'.")

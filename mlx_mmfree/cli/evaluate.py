@@ -2,13 +2,12 @@
 
 import argparse
 import json
-import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..files.replacing import new_file
 from .console import CommandParser, argument_errors, command
 from .flags import json_object, positive, seed, whole
 from .loading import add_memory_flags, add_model_flags, loaded
@@ -135,15 +134,11 @@ def _report(args: argparse.Namespace, found: dict[str, Any]) -> None:
 
 def _write(file: Path, text: str) -> None:
     """Writes a file whole or not at all."""
-    temporary = file.with_name(f".{secrets.token_hex(4)}-{file.name}")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text + "\n", encoding="utf-8")
-        os.replace(temporary, file)
+        with new_file(file) as new:
+            new.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"[evaluate] 'output_dir' must be a folder to write to but '{file.parent}' is not: "
             f"{error}."
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)

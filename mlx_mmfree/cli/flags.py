@@ -1,9 +1,10 @@
 """Values of flags: text to value, with a reason where it cannot be."""
 
-import json
 import re
 from argparse import ArgumentTypeError
 from typing import Any
+
+from ..files.json_reader import parse_json
 
 BYTES_PER_GB = 10**9
 _SHOWN = 80
@@ -78,11 +79,11 @@ def truth(text: str) -> bool:
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object."""
     try:
-        value = json.loads(text)
+        value = parse_json(text.encode("utf-8", "surrogateescape"))
     except ValueError as error:
-        raise ArgumentTypeError(f"must be a JSON object but got {text!r}: {error}") from error
+        raise ArgumentTypeError(f"must be a JSON object but {text!r:.80} {error}") from error
     if not isinstance(value, dict):
-        raise ArgumentTypeError(f"must be a JSON object but got {text!r}")
+        raise ArgumentTypeError(f"must be a JSON object but got {text!r:.80}")
     return value
 
 

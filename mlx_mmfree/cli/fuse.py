@@ -96,7 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if args.upload_repo is not None:
         check_repository(args.upload_repo)
-    check_target(Path(args.save_path).expanduser().resolve(), args.overwrite, "fuse")
+    read = [Path(name).expanduser() for name in (args.model, args.adapter_path) if name]
+    check_target(Path(args.save_path).expanduser().resolve(), args.overwrite, "fuse", read)
     sizes = {"batch_size": 8, "prefill_step_size": args.sequence_length}
     losses: dict[str, float] = {}
     with loaded(args, **sizes) as (model, tokenizer):

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..files.opening import read_file
 from .console import CommandParser, argument_errors, command
 from .flags import positive
 from .loading import add_memory_flags, add_model_flags, loaded
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..hub import Tokenizer
+
+_MAX_BYTES = 8_000_000_000
 
 HELP = "measure how well a model predicts a text"
 
@@ -119,15 +122,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def read_text(file: Path) -> str:
+def read_text(file: Path, flag: str = "data") -> str:
     """The text to measure on."""
     try:
-        text = file.read_bytes().decode("utf-8")
+        return read_file(file, _MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"[perplexity] 'data' must be a UTF-8 text file but '{file}' cannot be read: {error}."
+            f"[perplexity] '{flag}' must be a UTF-8 text file but '{file}' cannot be read: {error}."
         ) from error
-    return text
 
 
 def text_tokens(

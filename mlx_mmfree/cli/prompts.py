@@ -1,12 +1,15 @@
 """Reads the prompts of a command and writes them the way a model was taught."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..files.json_reader import parse_json
+from ..files.opening import read_file
+
+_MAX_BYTES = 1_000_000_000
 
 
 def read_standard_input() -> str:
@@ -38,7 +41,7 @@ def read_prompts(file: Path) -> list[str]:
         UsageError: The file cannot be read, holds no prompt, or a line is not as described.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_file(file, _MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"[generate] 'prompts_file' must be a UTF-8 text file but '{file}' cannot be read: "
@@ -59,9 +62,9 @@ def most_tokens(prompt: str) -> int:
 
 def _parsed(line: str, place: str) -> str:
     try:
-        value = json.loads(line)
+        value = parse_json(line.encode())
     except ValueError as error:
-        raise UsageError(f"[generate] {place} must be JSON but is not: {error}.") from error
+        raise UsageError(f"[generate] {place} {error}.") from error
     prompt = value.get("prompt") if isinstance(value, dict) else value
     if not isinstance(prompt, str):
         raise UsageError(

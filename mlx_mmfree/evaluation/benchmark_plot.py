@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ..files.replacing import new_file
 from .benchmark import Report
 
 _DECADES = (0.5, 5000.0)
@@ -44,10 +45,5 @@ def plot_roofline(report: Report, file: Path) -> None:
     )
     axes.grid(True, which="both", alpha=0.3)
     axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
-    temporary = file.with_name(f".{file.name}.part")
-    try:
-        with temporary.open("wb") as target:
-            FigureCanvasAgg(canvas).print_png(target)
-        temporary.replace(file)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with new_file(file) as new, new.open("wb") as target:
+        FigureCanvasAgg(canvas).print_png(target)

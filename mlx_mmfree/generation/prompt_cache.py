@@ -7,9 +7,7 @@ place in the tree, and metadata that say which model made it.
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,9 +16,11 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_reduce
 
 from ..errors import CheckpointError
+from ..files.json_reader import parse_json
+from ..files.replacing import new_file
+from ..files.space import check_space
 from ..hub.safetensors import read_header
 from ..hub.save import write_tensors
-from ..hub.target_folder import check_space, sync
 from ..hub.tensor_entry import TensorEntry, read_tensors
 from ..models import Decoder
 from ..models.tokens import check_tokens, token_array
@@ -115,18 +115,13 @@ def save_prompt_cache(
         _MODEL: fingerprint(model),
         _SETTINGS: json.dumps(dict(settings or {})),
     }
-    temporary = file.with_name(f".{file.name}-{secrets.token_hex(4)}.safetensors")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         check_space(file.parent, sum(array.nbytes for array in arrays.values()))
-        write_tensors(temporary, arrays, metadata)
-        os.replace(temporary, file)
-        sync(file.parent)
+        with new_file(file) as new:
+            write_tensors(new, arrays, metadata)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"[prompt cache] '{file}' cannot be written: {error}.") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def read_settings(path: str | os.PathLike[str]) -> tuple[dict[str, int | None], int]:
@@ -140,7 +135,7 @@ def read_settings(path: str | os.PathLike[str]) -> tuple[dict[str, int | None], 
     """
     file, entries, metadata = _header(path)
     try:
-        settings = json.loads(metadata.get(_SETTINGS, "{}"))
+        settings = parse_json(metadata.get(_SETTINGS, "{}").encode())
     except ValueError as error:
         raise _problem(file, "has settings that are not JSON") from error
     if not isinstance(settings, dict) or not all(
@@ -239,7 +234,8 @@ def _slices(want: mx.array) -> tuple[slice, ...]:
 def _header(
     path: str | os.PathLike[str],
 ) -> tuple[Path, dict[str, TensorEntry], dict[str, str]]:
-    file = Path(path).expanduser()
+    # the user named this file, so that it may be a link
+    file = Path(path).expanduser().resolve()
     entries, metadata = read_header(file)
     if metadata.get(_FORMAT) != FORMAT_VERSION:
         raise CheckpointError(

@@ -12,6 +12,8 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ..errors import CheckpointError
+from ..files.replacing import new_file
+from ..files.space import check_space
 from ..layers.lora import (
     ADAPTER_PARAMETERS,
     AdapterKind,
@@ -231,15 +233,14 @@ def adapter_of(model: Decoder) -> Adapter:
 def write_files(
     folder: Path, config: Mapping[str, Any], weights_file: str, tensors: dict[str, mx.array]
 ) -> None:
-    """Writes configuration and tensors, each under a temporary name first."""
+    """Writes configuration and tensors, each file whole or not at all."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        new = folder / f".new.{weights_file}"
-        mx.save_safetensors(str(new), tensors, {"format": "mlx"})
-        new.replace(folder / weights_file)
-        text = folder / f".new.{CONFIG_FILE}"
-        text.write_text(json.dumps(config, indent=4, sort_keys=True) + "\n", encoding="utf-8")
-        text.replace(folder / CONFIG_FILE)
+        check_space(folder, sum(array.nbytes for array in tensors.values()))
+        with new_file(folder / weights_file) as file:
+            mx.save_safetensors(str(file), tensors, {"format": "mlx"})
+        with new_file(folder / CONFIG_FILE) as file:
+            file.write_text(json.dumps(config, indent=4, sort_keys=True) + "\n", encoding="utf-8")
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"[adapter] '{folder}' cannot be written: {error}.") from error
 
@@ -271,7 +272,7 @@ def _options(config: Mapping[str, Any]) -> tuple[AdapterKind, float, float]:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise CheckpointError(f"[adapter] '{name}' must be a number but got {value!r:.80}.")
         numbers.append(float(value))
-    return kind, numbers[0], numbers[1]
+    return kind, numbers[0], peft_format.checked_dropout("dropout", numbers[1])
 
 
 def _grouped(tensors: Mapping[str, mx.array]) -> dict[str, dict[str, mx.array]]:

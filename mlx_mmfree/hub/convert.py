@@ -10,6 +10,8 @@ import mlx.core as mx
 from tqdm import tqdm
 
 from ..errors import CheckpointError
+from ..files.replacing import new_folder
+from ..files.space import check_space
 from .checkpoint import CONFIG_FILE, SCALES_FILE, Checkpoint, open_checkpoint
 from .folder_plan import FloatForms, FolderPlan
 from .gguf_vocabulary import compare_tokenizers
@@ -19,15 +21,7 @@ from .pack_cache import notify
 from .packed_format import WRITER_KEY
 from .parameter_reader import ParameterReader
 from .safetensors_writer import PlannedTensors, write_safetensors, write_shards
-from .target_folder import (
-    check_space,
-    check_target,
-    copy_files,
-    replacing_folder,
-    token_ids,
-    tokenizer_files,
-    write_json,
-)
+from .target_folder import check_target, copy_files, token_ids, tokenizer_files, write_json
 from .verify import Report, take_stock, verify
 from .write_gguf import plan_gguf
 from .write_hf import plan_hf
@@ -79,7 +73,8 @@ def convert(
     if source.dtype is not None and forms.dtype is None:
         forms = replace(forms, dtype=source.dtype)
     target = Path(path).expanduser().resolve()
-    check_target(target, overwrite, "convert")
+    files = {entry.file for entry in source.tensors.values()}
+    check_target(target, overwrite, "convert", [source.folder, *files])
     reader = ParameterReader(source)
     if (text := warning(source, rounding_of(source))) is not None:
         notify(text)
@@ -90,7 +85,7 @@ def convert(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         check_space(target.parent, writer.nbytes)
-        with replacing_folder(target) as folder:
+        with new_folder(target, replaces=overwrite) as folder:
             with _progress(writer.nbytes, show_progress) as bar:
                 writer.write(folder, bar.update)
             written = ParameterReader(open_checkpoint(folder))

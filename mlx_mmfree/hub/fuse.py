@@ -10,6 +10,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ..errors import CheckpointError, UnsupportedModelError
+from ..files.replacing import new_folder
 from ..layers import BitLinear, PackedBitLinear
 from ..layers.bit_linear import packed_like
 from ..layers.lora import (
@@ -25,7 +26,7 @@ from .adapters import write_adapter
 from .model_card import ModelCard, write_model_card
 from .names import WeightNames
 from .save import save_model
-from .target_folder import check_target, replacing_folder
+from .target_folder import check_target
 from .tokenizer import Tokenizer
 
 FusedForm = Literal["dense", "ternary"]
@@ -101,10 +102,10 @@ def save_with_adapter(
         CheckpointError: The folder exists or cannot be written.
     """
     target = Path(path).expanduser().resolve()
-    check_target(target, overwrite, "fuse")
+    check_target(target, overwrite, "fuse", [tokenizer.folder])
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_folder(target) as folder:
+        with new_folder(target, replaces=overwrite) as folder:
             if any(isinstance(module, (LoRALinear, LoRAEmbedding)) for module in model.modules()):
                 write_adapter(folder, model, {})
                 remove_adapters(model)

@@ -17,11 +17,13 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..errors import CheckpointError, UnsupportedModelError
+from ..files.opening import open_file
 from .gguf_types import PQ2_0, Q2_0, TYPES, UNREAD, TensorType
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-MAX_HEADER_BYTES = 200_000_000
+MAX_HEADER_BYTES = 64_000_000
+MAX_VALUES = 4_000_000
 MAX_DIMENSIONS = 4
 MAX_NAME_BYTES = 65_535
 
@@ -71,6 +73,7 @@ class _Header:
         self._file = file
         self.size = os.fstat(stream.fileno()).st_size
         self.place = 0
+        self._values = 0
 
     def problem(self, text: str) -> CheckpointError:
         return CheckpointError(
@@ -111,6 +114,10 @@ class _Header:
         if kind != _LIST:
             return self._numbers(kind, 1)[0]
         kind, count = self.whole_number("<I"), self.whole_number("<Q")
+        # a value of one byte takes many in memory
+        self._values += count
+        if self._values > MAX_VALUES:
+            raise self.problem(f"claims more than {MAX_VALUES:,} values in its lists")
         if kind == _TEXT:
             # each text takes 8 bytes at least
             if count > (self.size - self.place) // 8:
@@ -137,7 +144,7 @@ def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         UnsupportedModelError: A tensor has a type that is not read.
     """
     try:
-        with open(file, "rb") as stream:
+        with open_file(file) as stream:
             return _read(_Header(stream, file), file)
     except OSError as error:
         raise CheckpointError(f"[GGUF] '{file}' cannot be read: {error}.") from error

@@ -24,6 +24,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError, UnsupportedModelError
+from ..files.opening import check_link
 from ..ops.ternary import packed_width
 from .affine_format import TERNARY_BITS, form
 from .download import TOKENIZER_PATTERNS, VOCABULARY_FILES
@@ -57,6 +58,8 @@ def read_gguf_checkpoint(
         CheckpointError: The file is damaged or inconsistent.
         UnsupportedModelError: It asks for something that is not implemented.
     """
+    if tokenizer_folder is not None:
+        _check_link(file)
     metadata, stored = read_gguf(file)
     architecture = find_architecture(metadata)
     embedding = stored.get(_EMBEDDING)
@@ -189,6 +192,14 @@ def _one_scale(tensor: StoredTensor, data: np.ndarray) -> np.ndarray:
             f"{scales.size}. Convert the model from its original checkpoint."
         )
     return scales.astype(np.float32)
+
+
+def _check_link(file: Path) -> None:
+    """A file that was found in a folder, other than one that the user named, must lie in it."""
+    try:
+        check_link(file)
+    except OSError as error:
+        raise CheckpointError(f"[GGUF] '{file}' cannot be read: {error}.") from error
 
 
 def _tokenizer_files(folder: Path | None) -> dict[str, bytes]:

@@ -11,6 +11,7 @@ from ..errors import CheckpointError, UnsupportedModelError
 from .gguf_tokenizer import BYTE_LEVEL_PATTERNS
 from .json_file import read_json_object
 from .tokenizer import Tokenizer
+from .tokenizer_files import MAX_TEMPLATE_BYTES, MAX_VOCABULARY_BYTES, read_limited
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = map(np.int32, range(1, 7))
 _ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
@@ -73,7 +74,7 @@ def compare_tokenizers(source: Path, target: Path) -> None:
 
 def _sentencepiece(file: Path) -> dict[str, Any]:
     processor = SentencePieceProcessor()
-    processor.Load(str(file))
+    processor.LoadFromSerializedProto(read_limited(file, MAX_VOCABULARY_BYTES))
     numbers = range(processor.get_piece_size())
     kinds = [
         (_UNKNOWN, processor.is_unknown),
@@ -165,7 +166,7 @@ def _special_ids(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
 def _chat_template(folder: Path) -> str | None:
     file = folder / "chat_template.jinja"
     if file.exists():
-        return file.read_text(encoding="utf-8")
+        return read_limited(file, MAX_TEMPLATE_BYTES).decode("utf-8")
     settings = folder / "tokenizer_config.json"
     template = read_json_object(settings).get("chat_template") if settings.exists() else None
     return template if isinstance(template, str) else None

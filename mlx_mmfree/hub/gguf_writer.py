@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..files.replacing import sync
 from .gguf import MAGIC
 from .gguf_types import TYPES
-from .target_folder import sync
 
 VERSION = 3
 ALIGNMENT = 32

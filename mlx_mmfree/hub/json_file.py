@@ -1,21 +1,11 @@
-"""Reads JSON from untrusted sources."""
+"""JSON objects among the files of a checkpoint."""
 
-import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-
-MAX_BYTES = 64_000_000
-
-
-def _without_repeats(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise CheckpointError(f"[JSON] {place} must name each key once but repeats {name!r:.100}.")
-    return result
+from ..files.json_reader import MAX_BYTES, parse_json
+from ..files.opening import read_member
 
 
 def parse_json_object(text: bytes, place: str, *, unique: bool = True) -> dict[str, Any]:
@@ -27,13 +17,12 @@ def parse_json_object(text: bytes, place: str, *, unique: bool = True) -> dict[s
         unique: Refuse repeated keys; otherwise the last one counts.
 
     Raises:
-        CheckpointError: The text is not UTF-8, not JSON, or not an object.
+        CheckpointError: The text is not JSON, not an object, or beyond the limits of `parse_json`.
     """
-    hook = (lambda pairs: _without_repeats(place, pairs)) if unique else None
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=hook)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"[JSON] {place} must be JSON but is not: {error}.") from error
+        value = parse_json(text, unique_keys=unique)
+    except ValueError as error:
+        raise CheckpointError(f"[JSON] {place} {error}.") from error
     if not isinstance(value, dict):
         raise CheckpointError(
             f"[JSON] {place} must be an object but got {type(value).__name__} {value!r:.80}."
@@ -45,15 +34,12 @@ def read_json_object(file: Path) -> dict[str, Any]:
     """Reads a file that holds one JSON object; of repeated keys the last one counts.
 
     Raises:
-        CheckpointError: The file is missing, too long, or not a JSON object.
+        CheckpointError: The file is missing, too long, not a JSON object, or a link out of its folder.
     """
-    if not file.is_file():
+    if not file.exists():
         raise CheckpointError(f"[JSON] '{file}' must be a file but is missing.")
     try:
-        with open(file, "rb") as stream:
-            text = stream.read(MAX_BYTES + 1)
+        text = read_member(file, MAX_BYTES)
     except OSError as error:
         raise CheckpointError(f"[JSON] '{file}' cannot be read: {error}.") from error
-    if len(text) > MAX_BYTES:
-        raise CheckpointError(f"[JSON] '{file}' must have at most {MAX_BYTES} bytes.")
     return parse_json_object(text, f"'{file}'", unique=False)

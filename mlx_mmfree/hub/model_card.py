@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,10 @@ from typing import Any, Literal
 import yaml
 
 from ..errors import CheckpointError
+from ..files.opening import read_member
+from ..files.replacing import new_file
 from ..version import __version__
+from .target_folder import copy_files
 from .yaml_text import parse_yaml
 
 CARD_FILE = "README.md"
@@ -123,10 +125,10 @@ def write_model_card(folder: Path, card: ModelCard) -> None:
         CheckpointError: A file cannot be written.
     """
     try:
-        (folder / CARD_FILE).write_text(model_card(card), encoding="utf-8")
-        for file in card.source.license_files:
-            if not (folder / file.name).exists():
-                shutil.copyfile(file, folder / file.name)
+        with new_file(folder / CARD_FILE) as file:
+            file.write_text(model_card(card), encoding="utf-8")
+        missing = (f for f in card.source.license_files if not (folder / f.name).exists())
+        copy_files({file.name: file for file in missing}, folder)
     except OSError as error:
         raise CheckpointError(f"[model card] '{folder}' cannot be written: {error}.") from error
 
@@ -235,11 +237,7 @@ def _parse_front_matter(text: str) -> dict[str, Any]:
 
 def _read_text(file: Path) -> str:
     """The text of a small file; empty if there is none or if it is a link out of the source."""
-    folder = file.parent.resolve()
-    # a snapshot of the Hub's cache holds links into the folder of its repository
-    root = folder.parent.parent if folder.parent.name == "snapshots" else folder
-    if not file.is_file() or not file.resolve().is_relative_to(root):
+    try:
+        return read_member(file, _MAX_BYTES).decode("utf-8", errors="replace")
+    except OSError:
         return ""
-    if file.stat().st_size > _MAX_BYTES:
-        return ""
-    return file.read_text(encoding="utf-8", errors="replace")

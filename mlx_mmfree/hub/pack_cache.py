@@ -9,10 +9,8 @@ checksum as it is read. The files can be deleted at any time.
 import hashlib
 import json
 import os
-import secrets
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
+from ..files.json_reader import parse_json
+from ..files.replacing import new_file
+from ..files.space import check_space
 from ..ops.ternary import ROUNDING_VERSION
 from ..platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder
 from ..version import __version__
@@ -29,7 +30,6 @@ from .packed_format import FORMAT_VERSION, describe_packing
 from .safetensors import read_header
 from .save import disk_tensors, write_tensors
 from .skeleton import FLOATS, Skeleton, kept_names
-from .target_folder import check_space, sync
 from .tensor_entry import checksum
 
 MIN_SOURCE_BYTES = 64_000_000
@@ -45,7 +45,7 @@ def find(checkpoint: Checkpoint) -> Checkpoint | None:
         return None
     try:
         entries, metadata = read_header(file)
-        checksums = json.loads(metadata.get(_CHECKSUMS, "{}"))
+        checksums = parse_json(metadata.get(_CHECKSUMS, "{}").encode())
         if metadata.get(_SOURCE) != _fingerprint(checkpoint):
             return None
         tensors = {
@@ -69,7 +69,6 @@ def store(checkpoint: Checkpoint, skeleton: Skeleton) -> None:
         return
     tensors = disk_tensors(skeleton.model)
     nbytes = sum(array.nbytes for array in tensors.values())
-    temporary = file.with_name(f".{secrets.token_hex(4)}-{file.name}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         check_space(file.parent, nbytes)
@@ -78,9 +77,8 @@ def store(checkpoint: Checkpoint, skeleton: Skeleton) -> None:
             _VERSION: __version__,
             _CHECKSUMS: json.dumps({name: _checksum(array) for name, array in tensors.items()}),
         }
-        write_tensors(temporary, tensors, metadata)
-        os.replace(temporary, file)
-        sync(file.parent)
+        with new_file(file) as new:
+            write_tensors(new, tensors, metadata)
     except (OSError, RuntimeError, CheckpointError) as error:
         notify(f"the packed form is not kept in '{file.parent}': {error}")
     else:
@@ -88,9 +86,6 @@ def store(checkpoint: Checkpoint, skeleton: Skeleton) -> None:
             f"the packed form ({nbytes / 1e6:.0f} MB) is kept in '{file}' for the "
             f"next start; {ENVIRONMENT_VARIABLE}=0 turns this off"
         )
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def notify(text: str) -> None:

@@ -77,7 +77,22 @@ def read_options(config: Mapping[str, Any]) -> tuple[AdapterKind, float, float]:
     if rank < 1:
         raise CheckpointError(f"[adapter] 'r' must be positive but got {rank}.")
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return "dora" if config.get("use_dora") else "lora", scale, dropout
+    return (
+        "dora" if config.get("use_dora") else "lora",
+        scale,
+        checked_dropout("lora_dropout", dropout),
+    )
+
+
+def checked_dropout(name: str, value: float) -> float:
+    """A probability with which a dropout leaves something.
+
+    Raises:
+        CheckpointError: It is none.
+    """
+    if not 0 <= value < 1:
+        raise CheckpointError(f"[adapter] '{name}' must be at least 0 and below 1 but got {value}.")
+    return value
 
 
 def rename(tensors: Mapping[str, mx.array]) -> dict[str, dict[str, mx.array]]:

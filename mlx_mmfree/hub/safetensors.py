@@ -13,10 +13,11 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError
+from ..files.opening import open_member
 from .json_file import parse_json_object
 from .tensor_entry import TensorEntry
 
-MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 16_000_000
 MAX_DIMENSIONS = 8
 
 DTYPES: dict[str, mx.Dtype] = {
@@ -81,17 +82,21 @@ def _entry(file: Path, name: str, info: Any, data_start: int, data_bytes: int) -
 
 def _read_header_bytes(file: Path) -> tuple[bytes, int]:
     """The header's text and the number of data bytes behind it."""
-    if not file.is_file():
+    if not file.exists():
         raise CheckpointError(f"[safetensors] '{file}' must be a file but is missing.")
     try:
-        with open(file, "rb") as stream:
+        with open_member(file) as stream:
             file_bytes = os.fstat(stream.fileno()).st_size
             prefix = stream.read(8)
             if len(prefix) < 8:
                 raise _problem(file, f"must have at least 8 bytes but has {file_bytes}")
             (length,) = struct.unpack("<Q", prefix)
             if length > min(MAX_HEADER_BYTES, file_bytes - 8):
-                raise _problem(file, f"claims a header of {length} bytes in {file_bytes}")
+                raise _problem(
+                    file,
+                    f"claims a header of {length:,} bytes; {MAX_HEADER_BYTES:,} are allowed, and the "
+                    f"file has {file_bytes:,}",
+                )
             return stream.read(length), file_bytes - 8 - length
     except OSError as error:
         raise CheckpointError(f"[safetensors] '{file}' cannot be read: {error}.") from error

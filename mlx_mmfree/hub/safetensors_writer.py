@@ -10,9 +10,10 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from ..files.replacing import sync
 from .checkpoint import INDEX_FILE, WEIGHTS_FILE
 from .safetensors import DTYPES
-from .target_folder import sync, write_json
+from .target_folder import write_json
 
 MAX_SHARD_BYTES = 5 * 10**9
 METADATA = {"format": "mlx"}

@@ -8,6 +8,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError
+from ..files.replacing import new_folder
+from ..files.space import check_space
 from ..layers import PackedBitLinear, PackedLinear
 from ..models import Decoder, find
 from . import affine_format
@@ -17,15 +19,7 @@ from .packed_format import WRITER_KEY, describe_packing
 from .safetensors import read_header
 from .safetensors_writer import METADATA, PlannedTensors, write_safetensors, write_shards
 from .skeleton import parameters
-from .target_folder import (
-    check_space,
-    check_target,
-    copy_files,
-    replacing_folder,
-    token_ids,
-    tokenizer_files,
-    write_json,
-)
+from .target_folder import check_target, copy_files, token_ids, tokenizer_files, write_json
 from .tokenizer import Tokenizer
 from .writer_record import record
 
@@ -55,9 +49,10 @@ def save_model(
         >>> save_model("my-model", model, tokenizer)  # doctest: +SKIP
     """
     target = Path(path).expanduser().resolve()
-    check_target(target, overwrite, "save_model")
-    source = tokenizer.folder if isinstance(tokenizer, Tokenizer) else tokenizer
-    copied = _tokenizer_files(None if source is None else Path(source))
+    given = tokenizer.folder if isinstance(tokenizer, Tokenizer) else tokenizer
+    source = None if given is None else Path(given)
+    check_target(target, overwrite, "save_model", [source])
+    copied = _tokenizer_files(source)
     tensors = disk_tensors(model)
     config = {**token_ids(copied.pop(CONFIG_FILE, None)), **describe_model(model)}
     needed = sum(array.nbytes for array in tensors.values())
@@ -65,7 +60,7 @@ def save_model(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         check_space(target.parent, needed)
-        with replacing_folder(target) as folder:
+        with new_folder(target, replaces=overwrite) as folder:
             write_json(folder / CONFIG_FILE, config)
             write_shards(folder, [PlannedTensors.of(*item) for item in tensors.items()])
             copy_files(copied, folder)

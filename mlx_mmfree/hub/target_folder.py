@@ -1,34 +1,55 @@
-"""A new folder or file that appears under its name only when it is complete."""
+"""What every command checks of a folder that it is to write, and the small files in it."""
 
+import fnmatch
 import json
 import os
-import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from ..files.opening import open_member
+from ..files.replacing import sync
 from .checkpoint import CONFIG_FILE
 from .download import GGUF_SUFFIX, TOKENIZER_PATTERNS
 from .json_file import read_json_object
 
-_SPARE_BYTES = 16_000_000
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_CHECKPOINT_FILES = (
+    *TOKENIZER_PATTERNS,
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "*.bin.index.json",
+    "*.gguf",
+    "*.py",
+    "adapter_config.json",
+    "merges.txt",
+    "vocab.json",
+    "README.md",
+    "LICEN[CS]E*",
+    "NOTICE*",
+    ".DS_Store",
+    ".gitattributes",
+)
 
 
-def check_target(target: Path, overwrite: bool, place: str) -> None:
+def check_target(
+    target: Path, overwrite: bool, place: str, sources: Iterable[Path | None] = ()
+) -> None:
     """Refuses a folder that must not be replaced.
 
     Args:
         target: The folder to make.
         overwrite: Whether an existing checkpoint folder may be replaced.
         place: What reports it.
+        sources: Folders and files that are read to make it.
 
     Raises:
-        CheckpointError: It is a file, or a folder with files of its own.
+        CheckpointError: It is a file, a folder with files of its own, or not apart from a source.
     """
+    check_apart(target, sources, place)
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not target.is_dir():
@@ -43,22 +64,46 @@ def check_target(target: Path, overwrite: bool, place: str) -> None:
             f"[{place}] 'path' must be a checkpoint folder to be replaced but '{target}' has no "
             f"{CONFIG_FILE} and no {GGUF_SUFFIX} file. Choose another folder."
         )
+    if foreign := sorted(entry.name for entry in target.iterdir() if not _is_replaceable(entry)):
+        raise CheckpointError(
+            f"[{place}] 'path' must hold nothing but a checkpoint to be replaced but '{target}' also "
+            f"has {', '.join(map(repr, foreign[:5]))}. Move it elsewhere, or choose another folder."
+        )
 
 
-def check_space(folder: Path, needed_bytes: int) -> None:
-    """Raises `OSError` if the disk that holds `folder` has too little room."""
-    free = shutil.disk_usage(folder).free
-    if free < needed_bytes + _SPARE_BYTES:
-        raise OSError(f"{needed_bytes / 1e6:.0f} MB are needed but {free / 1e6:.0f} MB are free")
+def check_apart(target: Path, sources: Iterable[Path | None], place: str) -> None:
+    """Refuses a folder that is a source of what is written to it, lies in one, or holds one.
+
+    Raises:
+        CheckpointError: It is so, however the paths are written.
+    """
+    for source in sources:
+        if source is None or not source.exists():
+            continue
+        if _contains(target, source):
+            raise CheckpointError(
+                f"[{place}] 'path' must not be or hold what is read, '{source}', but got '{target}'. "
+                "Choose another folder."
+            )
+        if source.is_dir() and _contains(source, target):
+            raise CheckpointError(
+                f"[{place}] 'path' must lie outside of what is read, '{source}', but got '{target}'. "
+                "Choose another folder."
+            )
 
 
-def sync(path: Path) -> None:
-    """Waits until a file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _contains(folder: Path, path: Path) -> bool:
+    """Whether a folder is a path or lies above it, in letters of either case and through links."""
+    real = Path(os.path.realpath(path))
+    return folder.exists() and any(
+        parent.exists() and os.path.samefile(parent, folder) for parent in (real, *real.parents)
+    )
+
+
+def _is_replaceable(entry: Path) -> bool:
+    return not entry.is_dir() and any(
+        fnmatch.fnmatchcase(entry.name, pattern) for pattern in _CHECKPOINT_FILES
+    )
 
 
 def write_json(file: Path, value: Any) -> None:
@@ -79,30 +124,12 @@ def token_ids(source: Path | None) -> dict[str, Any]:
 
 
 def copy_files(files: dict[str, Path], folder: Path) -> None:
-    """Copies files into a folder under their names."""
+    """Copies files of a checkpoint into a folder under their names.
+
+    Raises:
+        OSError: One cannot be read or written, or is a link out of its own folder.
+    """
     for name, file in files.items():
-        shutil.copyfile(file, folder / name)
+        with open_member(file) as source, open(folder / name, "xb") as copy:
+            shutil.copyfileobj(source, copy)
         sync(folder / name)
-
-
-@contextmanager
-def replacing_folder(target: Path) -> Iterator[Path]:
-    """A new folder beside `target` that takes its place at the end, or vanishes on any error."""
-    mark = f"{os.getpid()}-{secrets.token_hex(4)}"
-    new, old = (target.with_name(f".{target.name}.{kind}-{mark}") for kind in ("new", "old"))
-    new.mkdir()
-    try:
-        yield new
-        sync(new)
-        if target.exists():
-            target.rename(old)
-        try:
-            new.rename(target)
-        except BaseException:
-            if old.exists():
-                old.rename(target)
-            raise
-        sync(target.parent)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
+from ..files.opening import open_file
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def read_tensors(file: Path, entries: Iterable[TensorEntry]) -> Iterator[tuple[s
         CheckpointError: The file changed or cannot be read.
     """
     try:
-        with open(file, "rb") as stream:
+        with open_file(file) as stream:
             for entry in entries:
                 yield entry.name, _read_tensor(stream, entry)
     except OSError as error:

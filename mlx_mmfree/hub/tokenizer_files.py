@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from ..files.opening import read_member
 from .json_file import read_json_object
 from .special_tokens import SpecialToken
 
@@ -88,30 +89,18 @@ def read_settings(folder: Path) -> TokenizerSettings:
 
 
 def read_limited(file: Path, limit_bytes: int) -> bytes:
-    """The bytes of a regular file that is not absurdly large.
+    """The bytes of a file of a checkpoint.
 
     Raises:
-        CheckpointError: the file cannot be read or is longer than ``limit_bytes``.
+        CheckpointError: the file cannot be read, is a link out of its folder, or is longer than
+            ``limit_bytes``.
     """
     try:
-        if not file.is_file():
-            raise CheckpointError(
-                f"'{file}' must be a regular file. Download the checkpoint again."
-            )
-        data = b""
-        size = file.stat().st_size
-        if size <= limit_bytes:
-            with open(file, "rb") as stream:
-                data = stream.read(limit_bytes + 1)
-                size = len(data)
+        return read_member(file, limit_bytes)
     except OSError as error:
-        raise CheckpointError(f"'{file}' cannot be read: {error.strerror}.") from error
-    if size > limit_bytes:
         raise CheckpointError(
-            f"'{file}' must have at most {limit_bytes} bytes but is longer. "
-            "Check that it belongs to the checkpoint and download it again."
-        )
-    return data
+            f"'{file}' cannot be read: {error}. Download the checkpoint again."
+        ) from error
 
 
 def _read_optional(file: Path) -> dict[str, Any]:

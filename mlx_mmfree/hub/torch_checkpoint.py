@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
+from ..files.opening import open_member
 from .tensor_entry import TensorEntry
 from .torch_pickle import MAX_PICKLE_BYTES, View, read_views
 from .zip_container import ZipEntry, read_directory
@@ -36,10 +37,10 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
         CheckpointError: The file is missing, damaged, of the form before PyTorch 1.6, or asks for
             anything but tensors.
     """
-    if not file.is_file():
+    if not file.exists():
         raise CheckpointError(f"[torch] '{file}' must be a file but is missing.")
     try:
-        with open(file, "rb") as stream:
+        with open_member(file) as stream:
             if stream.read(1) == _LEGACY_START:
                 raise CheckpointError(
                     f"[torch] '{file}' must be a zip file but is a bare pickle, as PyTorch wrote "

@@ -3,13 +3,13 @@
 import fnmatch
 import glob
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UploadError
+from ..files.opening import open_member
 from .checkpoint import CONFIG_FILE, read_tensor_entries
 from .download import REPOSITORY_NAME, one_line
 from .json_file import read_json_object
@@ -130,7 +130,7 @@ def plan_upload(
         if entry.is_dir() or any(fnmatch.fnmatch(entry.name, pattern) for pattern in _LEFT_OUT):
             left_out.append(f"{entry.name}/" if entry.is_dir() else entry.name)
         else:
-            files[entry.name] = _file_bytes(folder, entry)
+            files[entry.name] = _file_bytes(entry)
     _check_model(folder, files)
     return UploadPlan(
         folder, repository, files, tuple(left_out), private, revision, message or DEFAULT_MESSAGE
@@ -186,24 +186,21 @@ def _check_name(repository: str) -> None:
         )
 
 
-def _file_bytes(folder: Path, file: Path) -> int:
-    target = file.resolve()
-    if not target.is_relative_to(folder):
+def _file_bytes(file: Path) -> int:
+    try:
+        with open_member(file) as stream:
+            return os.fstat(stream.fileno()).st_size
+    except OSError as error:
         raise UploadError(
-            f"[upload] '{file}' must lie in the folder but is a link to '{target}'. Copy the file "
-            "into the folder, or remove the link."
-        )
-    status = target.stat() if target.exists() else None
-    if status is None or not stat.S_ISREG(status.st_mode):
-        raise UploadError(f"[upload] '{file}' must be a file but is none. Remove it.")
-    return status.st_size
+            f"[upload] '{file}' cannot be sent: {error}. Remove it from the folder, or mend it."
+        ) from error
 
 
 def _check_model(folder: Path, files: dict[str, int]) -> None:
     """Refuses what is not a model; headers of its weights are read."""
     quantized = [name for name in files if name.endswith(".gguf")]
     for name in quantized:
-        with open(folder / name, "rb") as stream:
+        with open_member(folder / name) as stream:
             if stream.read(4) != _GGUF_MAGIC:
                 raise UploadError(f"[upload] '{folder / name}' must be a GGUF file but is none.")
     if CONFIG_FILE in files:

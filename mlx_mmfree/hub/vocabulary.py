@@ -7,6 +7,8 @@ from pathlib import Path
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as _BPETokenizer
 
+from ..files.replacing import new_file
+
 # Letters with one leading space, single digits, other symbols, line breaks.
 _SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -39,7 +41,8 @@ def train_vocabulary(
         show_progress=False,
     )
     tokenizer.train_from_iterator(documents, trainer)
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    with new_file(folder / "tokenizer.json") as file:
+        tokenizer.save(str(file))
     config = {"eos_token": end_of_text, "clean_up_tokenization_spaces": False}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    with new_file(folder / "tokenizer_config.json") as file:
+        file.write_text(json.dumps(config, indent=2) + "\n")

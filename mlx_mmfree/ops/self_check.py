@@ -6,8 +6,6 @@ library's cache folder, so that the next process does not check again.
 """
 
 import json
-import os
-import secrets
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +17,9 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from ..files.json_reader import parse_json
+from ..files.opening import read_file
+from ..files.replacing import new_file
 from ..platform.cache_folder import cache_folder
 from .dispatch import use_backend
 
@@ -26,6 +27,8 @@ TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 5e-2}
 """Largest error allowed, relative to the largest value of the definition, by dtype of the result."""
 
 Faults = dict[str, str | None]
+
+_MAX_RESULT_BYTES = 1_000_000
 
 
 class _Check(NamedTuple):
@@ -115,8 +118,8 @@ def _file(device: str) -> Path | None:
 
 def _read(file: Path) -> Faults:
     try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = parse_json(read_file(file, _MAX_RESULT_BYTES))
+    except (OSError, ValueError):
         return {}
     if not isinstance(found, dict):
         return {}
@@ -124,15 +127,9 @@ def _read(file: Path) -> Faults:
 
 
 def _write(file: Path, faults: Faults) -> None:
-    temporary = file.with_name(f".{secrets.token_hex(4)}-{file.name}")
     # a folder that cannot be written costs a check for each process
-    with suppress(OSError):
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(faults, indent=1))
-            os.replace(temporary, file)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with suppress(OSError), new_file(file) as new:
+        new.write_text(json.dumps(faults, indent=1))
 
 
 @cache

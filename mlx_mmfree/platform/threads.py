@@ -4,20 +4,23 @@ import os
 
 from .control_group import cpu_limit
 
+MAX_THREADS = 256
+
 
 def thread_count() -> int:
     """Returns the number of threads for computing on the CPU.
 
     The first of ``OPENBLAS_NUM_THREADS`` and ``OMP_NUM_THREADS`` that holds a positive number
     decides, as it does for OpenBLAS; otherwise the cores that this process may run on, reduced to
-    what its container may use.
+    what its container may use. It is never more than `MAX_THREADS`.
     """
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         # OpenMP allows one number for each level of nesting
-        number = os.environ.get(variable, "").split(",")[0].strip()
-        if number.isdecimal() and int(number) > 0:
-            return int(number)
+        number = os.environ.get(variable, "").split(",")[0].strip().lstrip("0")
+        if number.isdecimal():
+            # a number of thousands of digits is no int
+            return min(int(number[: len(str(MAX_THREADS)) + 1]), MAX_THREADS)
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     limit = cpu_limit()
-    return cores if limit is None else max(1, min(cores, int(limit)))
+    return min(cores if limit is None else max(1, min(cores, int(limit))), MAX_THREADS)

@@ -9,6 +9,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..errors import TrainingError
+from ..files.replacing import new_file
 
 
 class Callback:
@@ -40,9 +41,8 @@ class BestWeights(Callback):
         self._file = file
 
     def on_best(self, step: int) -> None:
-        new = self._file.with_name(f"{self._file.stem}.new.safetensors")
-        mx.save_safetensors(str(new), dict(tree_flatten(self._model.trainable_parameters())))
-        new.replace(self._file)
+        with new_file(self._file) as new:
+            mx.save_safetensors(str(new), dict(tree_flatten(self._model.trainable_parameters())))
 
 
 class WandbReport(Callback):

@@ -1,8 +1,6 @@
 """The state of a training run on disk: trained weights, optimizer, position."""
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +10,7 @@ import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import TrainingError
+from ..files.replacing import clear, new_folder
 
 _FOLDER = "checkpoint"
 
@@ -27,22 +26,10 @@ def save_checkpoint(
         optimizer: Its state is kept.
         progress: Plain values, such as the step and the settings.
     """
-    new, old, current = (run / f"{_FOLDER}{suffix}" for suffix in (".new", ".old", ""))
-    shutil.rmtree(new, ignore_errors=True)
-    if current.exists():
-        # otherwise a kill between the two renames left it as the only one
-        shutil.rmtree(old, ignore_errors=True)
-    new.mkdir(parents=True)
-    mx.save_safetensors(str(new / "model.safetensors"), _trainable(model))
-    mx.save_safetensors(str(new / "optimizer.safetensors"), dict(tree_flatten(optimizer.state)))
-    (new / "progress.json").write_text(json.dumps(progress, indent=2) + "\n")
-    for file in new.iterdir():
-        with open(file, "rb") as handle:
-            os.fsync(handle.fileno())
-    if current.exists():
-        current.rename(old)
-    new.rename(current)
-    shutil.rmtree(old, ignore_errors=True)
+    with new_folder(run / _FOLDER, replaces=True) as new:
+        mx.save_safetensors(str(new / "model.safetensors"), _trainable(model))
+        mx.save_safetensors(str(new / "optimizer.safetensors"), dict(tree_flatten(optimizer.state)))
+        (new / "progress.json").write_text(json.dumps(progress, indent=2) + "\n")
 
 
 def read_progress(run: Path) -> dict[str, Any] | None:
@@ -98,7 +85,11 @@ def _trainable(model: nn.Module) -> dict[str, mx.array]:
 
 
 def _existing(run: Path) -> Path | None:
-    return next((p for p in (run / _FOLDER, run / f"{_FOLDER}.old") if p.exists()), None)
+    folder = run / _FOLDER
+    if run.is_dir():
+        # what a kill left in the moment in which one checkpoint replaces the other
+        clear(folder)
+    return folder if folder.exists() else None
 
 
 def _damage(folder: Path, error: Exception) -> TrainingError:

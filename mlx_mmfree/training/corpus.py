@@ -1,20 +1,23 @@
 """Text files as streams of token ids, and random batches of them."""
 
 import lzma
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from ..errors import TrainingError
+from ..files.opening import open_file
 
 END_OF_TEXT = "<|endoftext|>"
-
 
 # text is stored in a third of its bytes or so, lists of equal lines in less
 _MOST_TIMES_LARGER = 100
 _SMALL_BYTES = 1_000_000
+_PIECE_BYTES = 16_000_000
 
 
 def read_documents(path: Path) -> list[str]:
@@ -24,7 +27,9 @@ def read_documents(path: Path) -> list[str]:
         TrainingError: The file cannot be read, is no text, or is small but stores very much.
     """
     try:
-        text = (_decompressed(path) if path.suffix == ".xz" else path.read_bytes()).decode()
+        with open_file(path) as stream:
+            raw = _decompressed(stream) if path.suffix == ".xz" else stream.read()
+        text = raw.decode()
     except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
         raise TrainingError(
             f"[data] '{path}' must be a readable UTF-8 text file: {error}"
@@ -33,16 +38,19 @@ def read_documents(path: Path) -> list[str]:
     return [document for document in documents if document]
 
 
-def _decompressed(path: Path) -> bytes:
-    most = _SMALL_BYTES + _MOST_TIMES_LARGER * path.stat().st_size
-    with lzma.open(path) as file:
-        raw = file.read(most + 1)
-    if len(raw) > most:
-        raise TrainingError(
-            f"[data] '{path}' must be text, which takes at most {_MOST_TIMES_LARGER} times the room "
-            f"once decompressed, but takes over {most} bytes. Decompress it yourself if it is sound."
-        )
-    return raw
+def _decompressed(stream: BinaryIO) -> bytes:
+    most = _SMALL_BYTES + _MOST_TIMES_LARGER * os.fstat(stream.fileno()).st_size
+    raw = bytearray()
+    with lzma.open(stream) as unpacked:
+        while piece := unpacked.read(_PIECE_BYTES):
+            raw += piece
+            if len(raw) > most:
+                raise TrainingError(
+                    f"[data] '{stream.name}' must be text, which takes at most {_MOST_TIMES_LARGER} "
+                    f"times the room once decompressed, but takes over {most} bytes. Decompress it "
+                    "yourself if it is sound."
+                )
+    return bytes(raw)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..files.replacing import new_file
 from ..platform.threads import thread_count
 from ..version import __version__
 
@@ -27,11 +28,9 @@ class RunLog:
         self._path = path
         if path is None:
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
         kept = [r for r in read_log(path) if r.get("step", 0) <= step] if step else []
-        new = path.with_suffix(".new")
-        new.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        new.replace(path)
+        with new_file(path) as new:
+            new.write_text("".join(json.dumps(record) + "\n" for record in kept))
 
     def write(self, **record: Any) -> None:
         if self._path is None:
@@ -68,7 +67,8 @@ def plot_curve(log: Path, image: Path) -> bool:
     axes.set(xlabel="million tokens", ylabel="nats a token")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(image, dpi=120)
+    with new_file(image) as new:
+        figure.savefig(new, dpi=120)
     plt.close(figure)
     return True
 

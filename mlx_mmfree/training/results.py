@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..files.replacing import new_file
 from ..hub import Tokenizer, save_model
 from ..hub.adapters import WEIGHTS_FILE, load_adapter_weights, write_adapter
 from ..models import Decoder
@@ -38,9 +39,8 @@ class AdapterFiles(Callback):
             self.on_best(step)
         last = self._folder / "last"
         write_adapter(last, self._model, {**self._record, "step": step})
-        new = self._folder / f".new.{WEIGHTS_FILE}"
-        shutil.copyfile(last / WEIGHTS_FILE, new)
-        new.replace(self._folder / f"{step:07d}_{WEIGHTS_FILE}")
+        with new_file(self._folder / f"{step:07d}_{WEIGHTS_FILE}") as new:
+            shutil.copyfile(last / WEIGHTS_FILE, new)
 
     def finish(self) -> None:
         """Gives the model its best adapter."""

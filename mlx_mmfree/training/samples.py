@@ -1,6 +1,5 @@
 """Fine-tuning samples from JSON lines: text, prompt and completion, or a conversation."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -10,9 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import MMFreeError, TrainingError
+from ..files.json_reader import parse_json
+from ..files.opening import open_file
 
 SPLITS = ("train", "valid", "test")
-MAX_LINE_CHARACTERS = 50_000_000
+MAX_LINE_BYTES = 4_000_000
 
 
 class SampleTokenizer(Protocol):
@@ -148,23 +149,29 @@ class _LineError(Exception):
     """What is wrong with a line."""
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
-        with path.open(encoding="utf-8") as file:
+        with open_file(path) as file:
             number = 0
-            while line := file.readline(MAX_LINE_CHARACTERS):
+            while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
+                if len(line) > MAX_LINE_BYTES:
+                    raise TrainingError(
+                        f"[data] '{path}' line {number}: it must have at most {MAX_LINE_BYTES:,} "
+                        "bytes but has more. Split it into several samples."
+                    )
                 if line.strip():
                     yield number, line
-    except (OSError, UnicodeDecodeError) as error:
-        raise TrainingError(f"[data] '{path}' must be a readable UTF-8 file: {error}") from error
+    except OSError as error:
+        raise TrainingError(f"[data] '{path}' cannot be read: {error}.") from error
 
 
-def _parsed(line: str) -> dict[str, Any]:
+def _parsed(line: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise _LineError(f"it must be JSON: {error}.") from error
+        # other columns of a table may have NaN
+        value = parse_json(line, max_bytes=MAX_LINE_BYTES, finite=False)
+    except ValueError as error:
+        raise _LineError(f"it {error}.") from error
     if not isinstance(value, dict):
         raise _LineError(f"it must be a JSON object but is {type(value).__name__}.")
     return value

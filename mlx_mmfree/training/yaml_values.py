@@ -1,5 +1,6 @@
 """Values of a YAML file for the fields of a settings class."""
 
+import math
 from dataclasses import fields
 from pathlib import Path
 from types import NoneType
@@ -47,7 +48,12 @@ def checked_numbers(values: dict[str, Any], settings: type) -> dict[str, Any]:
         ValueError, TypeError: A value is of another type.
     """
     types = {f.name: f.type for f in fields(settings)}
-    return {name: _checked(name, value, types[name]) for name, value in values.items()}
+    try:
+        return {name: _checked(name, value, types[name]) for name, value in values.items()}
+    except OverflowError as error:
+        raise ValueError(
+            f"numbers must be finite and fit 64 bits but one does not: {error}"
+        ) from error
 
 
 def _checked(name: str, value: Any, kind: Any) -> Any:
@@ -57,7 +63,10 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
         [kind] = [part for part in get_args(kind) if part is not NoneType]
     if kind is float and not isinstance(value, bool):
         # YAML 1.1 reads 1e-5, without a dot, as a string.
-        return float(value)
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(f"'{name}' must be finite but got {value!r:.40}")
+        return number
     if kind is int and (isinstance(value, bool) or int(value) != value):
         raise ValueError(f"'{name}' must be a whole number but got {value!r}")
     if kind in (bool, float) and isinstance(value, bool) is not (kind is bool):

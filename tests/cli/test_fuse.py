@@ -163,7 +163,7 @@ def test_dense_layers_hold_the_sum(
         (("--data", "missing.txt"), "must be a UTF-8 text file"),
         (("--upload-repo", "no-owner"), "'owner/name'"),
         (("--adapter-path", "missing"), "must be a folder"),
-        (("--save-path", "."), "must be a new or empty folder"),
+        (("--save-path", "."), "must not be or hold what is read"),
     ],
 )
 def test_refused(

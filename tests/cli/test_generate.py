@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 import signal
@@ -292,6 +293,8 @@ def test_empty_standard_input(
         ("a.txt", b"\xff", "must be a UTF-8 text file"),
         ("a.jsonl", b'"ok"\n{"prompt": ', "line 2 must be JSON"),
         ("a.jsonl", b'{"text": "x"}', "line 1 must be a string or an object"),
+        ("a.jsonl", b"[" * 100_000, "line 1 must be nested at most 64 deep"),
+        ("a.jsonl", b"1e400", "line 1 must have finite numbers"),
         ("a.jsonl", b'"ok"\n\n""', "--prompt must not be empty"),
     ],
 )
@@ -301,6 +304,12 @@ def test_bad_prompt_files(
     (tmp_path / name).write_bytes(content)
     assert run(folder, "--prompts-file", str(tmp_path / name)) == 2
     assert message in refusal(capsys)
+
+
+def test_pipes_do_not_hang(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert run(folder, "--prompts-file", str(tmp_path / "pipe")) == 2
+    assert "it is a pipe, not a regular file" in refusal(capsys)
 
 
 def test_token_outside_the_vocabulary(

@@ -248,6 +248,18 @@ def test_damaged_adapters_are_refused(
         attach(build(LLAMA), read_adapter(tmp_path))
 
 
+@pytest.mark.parametrize("dropout", ["1", "1.5", "-0.1", "NaN", "1e400"])
+@pytest.mark.parametrize("is_peft", [True, False])
+def test_impossible_dropouts_are_refused(tmp_path: Path, dropout: str, is_peft: bool) -> None:
+    name = "adapter_model" if is_peft else "adapters"
+    mx.save_safetensors(str(tmp_path / f"{name}.safetensors"), {"a": mx.ones(1)})
+    ours = f'{{"lora_parameters": {{"scale": 1, "dropout": {dropout}}}}}'
+    theirs = f'{{"peft_type": "LORA", "r": 1, "lora_alpha": 1, "lora_dropout": {dropout}}}'
+    (tmp_path / "adapter_config.json").write_text(theirs if is_peft else ours)
+    with pytest.raises(CheckpointError, match=r"dropout' must be at least 0|finite numbers"):
+        read_adapter(tmp_path)
+
+
 def test_a_model_without_adapter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="must have an adapter"):
         write_adapter(tmp_path, build(LLAMA), {})

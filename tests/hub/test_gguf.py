@@ -1,6 +1,9 @@
 """GGUF files: containers, tensor types, models of every architecture, vocabularies."""
 
 import json
+import os
+import struct
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 
 from mlx_mmfree.errors import CheckpointError, MMFreeError, UnsupportedModelError
 from mlx_mmfree.hub import load, load_model, load_tokenizer, open_checkpoint, save_model
+from mlx_mmfree.hub.gguf import read_gguf
 from mlx_mmfree.hub.gguf_types import TYPES, dequantized, ternary_words
 from mlx_mmfree.layers import PackedBitLinear, PackedLinear, pack_linears
 from mlx_mmfree.models import Decoder
@@ -385,6 +389,24 @@ class TestRefused:
             file.write_bytes(content[:size])
             with pytest.raises(CheckpointError, match=r"\[GGUF\] .*ends"):
                 load_model(file)
+
+    def test_lists_that_would_fill_the_memory(self, tmp_path: Path) -> None:
+        file = tmp_path / "m.gguf"
+        count = 5_000_000
+        entry = struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, 1, count)
+        file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry + bytes(count))
+        tracemalloc.start()
+        with pytest.raises(CheckpointError, match="more than 4,000,000 values"):
+            open_checkpoint(file)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+        tracemalloc.stop()
+
+    def test_pipes(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "m.gguf")
+        with pytest.raises(CheckpointError, match="it is a pipe"):
+            read_gguf(tmp_path / "m.gguf")
+        with pytest.raises(CheckpointError):
+            open_checkpoint(tmp_path)
 
     def test_a_file_of_another_kind(self, tmp_path: Path) -> None:
         (tmp_path / "m.gguf").write_bytes(b"GGML" + bytes(100))

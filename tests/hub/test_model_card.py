@@ -115,14 +115,15 @@ def test_licence_files_go_with_the_model(source: Path, tmp_path: Path) -> None:
     assert (target / "NOTICE").read_text() == "Made by them"
     assert (target / "README.md").read_text(encoding="utf-8").startswith("---\nlibrary_name: mlx\n")
     with pytest.raises(CheckpointError, match="cannot be written"):
-        write_model_card(tmp_path / "absent", CARD)
+        write_model_card(tmp_path / "secret", CARD)
 
 
 def test_a_snapshot_of_the_cache_holds_links(tmp_path: Path) -> None:
     snapshot = tmp_path / "models--me--tiny" / "snapshots" / "1"
     snapshot.mkdir(parents=True)
-    (tmp_path / "models--me--tiny" / "blob").write_text(SOURCE_TEXT)
-    (snapshot / "README.md").symlink_to("../../blob")
+    (tmp_path / "models--me--tiny" / "blobs").mkdir()
+    (tmp_path / "models--me--tiny" / "blobs" / "1").write_text(SOURCE_TEXT)
+    (snapshot / "README.md").symlink_to("../../blobs/1")
     assert read_source_card(snapshot).license == "other"
 
 

@@ -126,7 +126,12 @@ def test_existing_folders(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="overwrite=True"):
         save_model(folder, tiny_model())
     assert files(folder) == before
-    (folder / "left.txt").touch()
+    (folder / "notes.txt").touch()
+    (folder / "runs").mkdir()
+    with pytest.raises(CheckpointError, match=r"also has 'notes\.txt', 'runs'"):
+        save_model(folder, tiny_model(vocab_size=41), overwrite=True)
+    (folder / "notes.txt").unlink()
+    (folder / "runs").rmdir()
     save_model(folder, tiny_model(vocab_size=41), overwrite=True)
     assert sorted(files(folder)) == sorted(before)
     assert load_model(folder).vocab_size == 41
@@ -194,7 +199,7 @@ def test_failed_exchange_keeps_the_old_folder(
     rename = Path.rename
 
     def refuse_new(self: Path, target: Path) -> Path:
-        if ".new-" in self.name:
+        if self.name == "new":
             raise OSError("no")
         return rename(self, target)
 
@@ -208,7 +213,10 @@ def test_failed_exchange_keeps_the_old_folder(
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
-    with pytest.raises(CheckpointError, match="MB are needed but 1 MB are free"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"0\.1 MB are needed and 16\.0 MB stay free, but only 1\.0 MB are free",
+    ):
         save_model(tmp_path / "m", tiny_model())
     assert not any(tmp_path.iterdir())
 

@@ -81,7 +81,7 @@ class TestPlan:
             plan_upload(folder, "me/tiny")
         (folder / "notes.txt").unlink()
         (folder / "notes.txt").symlink_to("absent")
-        with pytest.raises(UploadError, match="must be a file but is none"):
+        with pytest.raises(UploadError, match="No such file"):
             plan_upload(folder, "me/tiny")
 
     def test_folders_that_are_no_model(self, folder: Path, tmp_path: Path) -> None:

@@ -61,6 +61,10 @@ def test_no_control_groups(tmp_path: Path) -> None:
         ({"OPENBLAS_NUM_THREADS": "3", "OMP_NUM_THREADS": "5"}, 3),
         ({"OPENBLAS_NUM_THREADS": "0", "OMP_NUM_THREADS": "5,2"}, 5),
         ({"OMP_NUM_THREADS": "many"}, 2),
+        ({"OMP_NUM_THREADS": "007"}, 7),
+        ({"OMP_NUM_THREADS": "\u00b2"}, 2),
+        ({"OPENBLAS_NUM_THREADS": "100000000000"}, threads.MAX_THREADS),
+        ({"OPENBLAS_NUM_THREADS": "9" * 5000}, threads.MAX_THREADS),
         ({}, 2),
     ],
 )

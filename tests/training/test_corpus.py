@@ -1,6 +1,7 @@
 """Documents, token streams and the mixture of batches."""
 
 import lzma
+import os
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,12 @@ def test_small_file_that_stores_very_much_is_refused(tmp_path: Path) -> None:
     path.write_bytes(lzma.compress(bytes(10_000_000), preset=0))
     with pytest.raises(TrainingError, match="at most 100 times the room"):
         read_documents(path)
+
+
+def test_pipes_do_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(TrainingError, match="it is a pipe"):
+        read_documents(tmp_path / "a.txt")
 
 
 def _mixture(seed: int = 0) -> Mixture:

@@ -111,28 +111,37 @@ def test_killed_run_resumes_to_the_same_bits(tmp_path: Path, last_step: int) -> 
     assert losses[0] == losses[1]
 
 
-def test_kill_while_a_checkpoint_is_replaced(tmp_path: Path) -> None:
-    _trainer(_model(), _settings(tmp_path), _batches()).train()
-    (tmp_path / "run/checkpoint").rename(tmp_path / "run/checkpoint.old")
-    (tmp_path / "run/checkpoint.new").mkdir()
-    progress = _trainer(_model(), _settings(tmp_path), _batches()).train()
-    assert progress["step"] == 7
-
-
-def test_second_kill_leaves_the_old_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_before", [True, False])
+def test_kill_while_a_checkpoint_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_before: bool
 ) -> None:
     _trainer(_model(), _settings(tmp_path), _batches()).train()
-    (tmp_path / "run/checkpoint").rename(tmp_path / "run/checkpoint.old")
+    rename = Path.rename
 
-    def killed(*arguments: Any) -> None:
-        raise _Kill
+    def killed(self: Path, target: Path) -> Path:
+        if is_before:
+            raise _Kill
+        return rename(self, target)
 
-    monkeypatch.setattr(mx, "save_safetensors", killed)
-    with pytest.raises(_Kill):
-        save_checkpoint(tmp_path / "run", _model(), optim.SGD(0.0), {})
+    with monkeypatch.context() as patched:
+        # a killed process tidies nothing up
+        patched.setattr("mlx_mmfree.files.replacing._settle", lambda *_: None)
+        patched.setattr(Path, "rename", killed)
+        with pytest.raises(_Kill):
+            save_checkpoint(tmp_path / "run", _model(), optim.SGD(0.0), {"step": 8})
+            raise _Kill
+    progress = read_progress(tmp_path / "run")
+    assert progress is not None and progress["step"] == (7 if is_before else 8)
+
+
+def test_kill_between_two_checkpoints(tmp_path: Path) -> None:
+    _trainer(_model(), _settings(tmp_path), _batches()).train()
+    stage = tmp_path / "run" / f".checkpoint.{1:016x}.mmfree"
+    (stage / "new").mkdir(parents=True)
+    (tmp_path / "run/checkpoint").rename(stage / "old")
     progress = read_progress(tmp_path / "run")
     assert progress is not None and progress["step"] == 7
+    assert not stage.exists()
 
 
 def test_other_settings_do_not_resume(tmp_path: Path) -> None:

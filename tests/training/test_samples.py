@@ -154,7 +154,7 @@ def test_a_sample_with_nothing_left_to_learn_is_left_out(
     ("line", "message"),
     [
         ('{"text": "cut', "it must be JSON"),
-        ("[" * 100_000, "it must be JSON"),
+        ("[" * 100_000, "it must be nested at most 64 deep"),
         ("[1, 2]", "it must be a JSON object but is list"),
         ({}, "but has no keys"),
         ({"prompt": "Who?"}, "must have 'prompt' and 'completion', 'messages', or 'text'"),
@@ -163,7 +163,8 @@ def test_a_sample_with_nothing_left_to_learn_is_left_out(
         ({"messages": []}, "'messages' must be a list of messages"),
         ({"messages": "hello"}, "'messages' must be a list of messages"),
         ({"messages": [3]}, "must be a list of at least one object"),
-        ({"text": "\ud800"}, "has a lone surrogate"),
+        ({"text": "\ud800"}, "half of a surrogate pair"),
+        ('{"text": "' + "x" * 4_000_000 + '"}', "must have at most 4,000,000 bytes but has more"),
     ],
     ids=lambda value: repr(value)[:40],
 )
@@ -179,8 +180,12 @@ def test_a_text_has_no_prompt_to_mask(tmp_path: Path, tokenizer: Tokenizer) -> N
 
 def test_bytes_that_are_no_text_are_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "train.jsonl").write_bytes(b'{"text": "\xff"}')
-    with pytest.raises(TrainingError, match=r"train\.jsonl' must be a readable UTF-8 file"):
+    with pytest.raises(TrainingError, match=r"train\.jsonl' line 1: it must be UTF-8 but is not"):
         read_samples(tmp_path / "train.jsonl", tokenizer)
+
+
+def test_columns_that_are_not_used_may_hold_anything(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    assert _read(tmp_path, tokenizer, '{"text": "The cat.", "score": NaN}').samples
 
 
 def test_splits_that_exist(tmp_path: Path) -> None:

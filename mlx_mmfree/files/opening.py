@@ -1,0 +1,121 @@
+"""Opens files for reading: only regular ones, and of a model's folder only what lies in it.
+
+A link in a folder that came from a stranger may lead to any file of the user, whose content would then
+be converted, copied or uploaded. Such a link is followed only if it stays in its folder, or leads from
+a snapshot of the Hub's cache to the content that the cache keeps for it. A hard link has no target to
+look at: it is the file itself under a second name, which only someone with rights to that file can make.
+"""
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+_REPOSITORY = re.compile(r"(models|datasets)--.+", re.DOTALL)
+# several repositories of a cache may share one content
+_SHARED_CONTENT = re.compile(r"[0-9a-f]{2}/[0-9a-f]{64}")
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_file(file: Path) -> BinaryIO:
+    """Opens a file that the user named; never waits for a pipe or a device.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+    """
+    _check_kind(os.stat(file).st_mode)
+    # it may have become a pipe by now, at which a plain open would wait
+    stream = open(file, "rb", opener=_open_at_once)  # noqa: SIM115, the caller closes it
+    try:
+        _check_kind(os.fstat(stream.fileno()).st_mode)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def open_member(file: Path) -> BinaryIO:
+    """Opens a file of a model's folder.
+
+    Raises:
+        OSError: As `open_file`, and where it is a link that leaves the folder.
+    """
+    check_link(file)
+    return open_file(file)
+
+
+def read_file(file: Path, max_bytes: int) -> bytes:
+    """The content of a file that the user named.
+
+    Raises:
+        OSError: As `open_file`, and where it has more than `max_bytes`.
+    """
+    with open_file(file) as stream:
+        return _read(stream, max_bytes)
+
+
+def read_member(file: Path, max_bytes: int) -> bytes:
+    """The content of a file of a model's folder.
+
+    Raises:
+        OSError: As `open_member`, and where it has more than `max_bytes`.
+    """
+    with open_member(file) as stream:
+        return _read(stream, max_bytes)
+
+
+def check_link(file: Path) -> None:
+    """Refuses a link that leads out of its folder.
+
+    Raises:
+        OSError: It does.
+    """
+    folder = Path(os.path.realpath(file.parent))
+    target = Path(os.path.realpath(folder / file.name))
+    if target.is_relative_to(folder) or _is_cached_content(folder, target):
+        return
+    raise OSError(
+        f"it is a link to '{target}', outside of its folder; put the file itself there, or give the "
+        "folder that holds it"
+    )
+
+
+def _is_cached_content(folder: Path, target: Path) -> bool:
+    """Whether a snapshot of the Hub's cache may link to a file."""
+    repository = folder.parent.parent
+    if folder.parent.name != "snapshots" or not _REPOSITORY.fullmatch(repository.name):
+        return False
+    shared = repository.parent / "blobs"
+    return target.parent == repository / "blobs" or (
+        target.is_relative_to(shared)
+        and _SHARED_CONTENT.fullmatch(target.relative_to(shared).as_posix()) is not None
+    )
+
+
+def _check_kind(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise OSError(f"it is {kind}, not a regular file")
+
+
+def _read(stream: BinaryIO, max_bytes: int) -> bytes:
+    size = os.fstat(stream.fileno()).st_size
+    # one more than expected, to notice a file that grows
+    data = stream.read(size + 1) if size <= max_bytes else b""
+    size = max(size, len(data))
+    if size > max_bytes:
+        raise OSError(
+            f"it has {size:,} bytes, more than the {max_bytes:,} that such a file may have"
+        )
+    return data

@@ -1,0 +1,204 @@
+"""New files and folders, which appear under their names only when they are complete.
+
+They are written in a folder of their own beside the target, `.<name>.<random>.mmfree`, into which
+nobody else can put a link, and which stays locked for as long as its writer lives. The next writer of
+the same target removes those that a killed writer left, and puts back what one had moved aside.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_SUFFIX = ".mmfree"
+_NEW, _OLD = "new", "old"
+_FINDER = ".DS_Store"
+
+# by path within a folder: what changes whenever an entry does
+_Listing = dict[str, tuple[int, int, int]]
+
+
+@contextmanager
+def new_file(target: Path) -> Iterator[Path]:
+    """A path to write to, with the target's suffix; the file takes the target's place at the end.
+
+    A target that is a link is replaced itself. Whatever goes wrong, the target stays what it was.
+
+    Raises:
+        OSError: The folder cannot be written to.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _stage(target, is_alone=False) as stage:
+        file = stage / f"{_NEW}{target.suffix}"
+        yield file
+        sync(file)
+        os.replace(file, target)
+        sync(target.parent)
+
+
+@contextmanager
+def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
+    """An empty folder to write to, which takes the target's place at the end.
+
+    Args:
+        target: A folder that does not exist or is empty, or, with `replaces`, any folder.
+        replaces: Remove the folder that is there. It stays if it changes in the meantime.
+
+    Raises:
+        OSError: The folder cannot be written to, another process is writing it, or somebody has put
+            files there.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _stage(target, is_alone=True) as stage:
+        before = _listing(target) if replaces else {}
+        folder = stage / _NEW
+        folder.mkdir()
+        yield folder
+        _sync_all(folder)
+        if _listing(target) != before:
+            raise _changed(target)
+        if before:
+            target.rename(stage / _OLD)
+            if _listing(stage / _OLD) != before:
+                raise _changed(target)
+        try:
+            # no folder that is not empty can be lost here
+            folder.rename(target)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise _changed(target) from error
+            raise
+        sync(target.parent)
+
+
+def clear(target: Path) -> bool:
+    """Removes what killed writers of a target left, and puts back what they had moved aside.
+
+    Returns:
+        Whether another writer is at work.
+    """
+    is_busy = False
+    for stage in _stages(target):
+        handle = _try_lock(stage)
+        if handle is None:
+            is_busy = True
+        elif handle >= 0:
+            try:
+                _settle(stage, target)
+            finally:
+                os.close(handle)
+    return is_busy
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _stage(target: Path, *, is_alone: bool) -> Iterator[Path]:
+    """A locked folder beside the target."""
+    stage = target.with_name(f".{target.name}.{secrets.token_hex(8)}{_SUFFIX}")
+    with _one_at_a_time(target.parent):
+        if clear(target) and is_alone:
+            raise OSError(f"another process is writing '{target}' at this moment")
+        stage.mkdir(mode=0o700)
+        handle = _try_lock(stage)
+    try:
+        yield stage
+    finally:
+        _settle(stage, target)
+        if handle is not None and handle >= 0:
+            os.close(handle)
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Keeps others out for the moment in which stages are looked for and made."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # some network disks have no locks
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _stages(target: Path) -> list[Path]:
+    """The stages of a target that this user made."""
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
+    found = []
+    for entry in os.scandir(target.parent):
+        if pattern.fullmatch(entry.name):
+            with suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+                    found.append(target.with_name(entry.name))
+    return found
+
+
+def _try_lock(stage: Path) -> int | None:
+    """A handle that holds the lock; `None` if another one does, -1 where it cannot be known."""
+    try:
+        handle = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        return None if isinstance(error, BlockingIOError) else -1
+    return handle
+
+
+def _settle(stage: Path, target: Path) -> None:
+    """Puts back a folder that was moved aside for one that did not come, and removes the stage."""
+    if (stage / _OLD).exists() and (stage / _NEW).exists():
+        try:
+            (stage / _OLD).rename(target)
+        except OSError:
+            # somebody made another one meanwhile: all of them stay
+            return
+    shutil.rmtree(stage, ignore_errors=True)
+
+
+def _listing(folder: Path) -> _Listing:
+    """Every entry below a folder; empty if there is none."""
+    found: _Listing = {}
+    for parent, folders, files in os.walk(folder):
+        # macOS writes this one into every folder that is looked at
+        for name in {*folders, *files} - {_FINDER}:
+            path = os.path.join(parent, name)
+            status = os.lstat(path)
+            inside = os.path.relpath(path, folder)
+            is_folder = stat.S_ISDIR(status.st_mode)
+            found[inside] = (
+                status.st_ino,
+                0 if is_folder else status.st_size,
+                0 if is_folder else status.st_mtime_ns,
+            )
+    return found
+
+
+def _changed(target: Path) -> OSError:
+    return OSError(
+        f"files in '{target}' were added or changed in the meantime; they stay, and nothing is written"
+    )
+
+
+def _sync_all(folder: Path) -> None:
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            sync(Path(parent, name))
+        sync(Path(parent))

@@ -1,0 +1,67 @@
+"""JSON from strangers is refused where it would take too much."""
+
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from mlx_mmfree.files.json_reader import MAX_DEPTH, parse_json
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        (b'{"a": [1, 2.5, null, true, "\\ud83d\\ude42"]}', {"a": [1, 2.5, None, True, "🙂"]}),
+        (b"1000000000000000019884624838656", 1000000000000000019884624838656),
+        (b'{"a": 1, "a": 2}', {"a": 2}),
+        (b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, None),
+        ('"Größe"'.encode(), "Größe"),
+    ],
+)
+def test_ordinary_values(text: bytes, want: Any) -> None:
+    value = parse_json(text)
+    assert want is None or value == want
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "must be JSON"),
+        (b"{'a': 1}", "must be JSON"),
+        (b'"\xff"', "must be UTF-8 but is not at byte 1"),
+        (b"1e400", "finite numbers but got 1e400"),
+        (b"[NaN]", "finite numbers but got NaN"),
+        (b"-Infinity", "finite numbers but got -Infinity"),
+        (b"9" * 41, "at most 40 digits"),
+        (b"9" * 5000, "at most 40 digits"),
+        (b"[" * 65 + b"]" * 65, "at most 64 deep"),
+        (b'{"a":' * 100_000, "at most 64 deep"),
+        (b"[" * 100_000, "at most 64 deep"),
+        (b'"\\ud800"', "half of a surrogate pair"),
+        (b'[{"a": {"\\udfff": 1}}]', "half of a surrogate pair"),
+        (b" " * 16_000_001, "at most 16,000,000 bytes"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_refusals(text: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        parse_json(text)
+    assert len(str(caught.value)) < 200
+
+
+def test_repeated_keys() -> None:
+    with pytest.raises(ValueError, match="repeats 'a'"):
+        parse_json(b'{"b": {"a": 1, "a": 2}}', unique_keys=True)
+
+
+def test_infinity_where_it_is_meant() -> None:
+    assert parse_json(b"[Infinity, 1e400]", finite=False) == [float("inf")] * 2
+
+
+def test_many_values_are_refused_before_they_take_memory() -> None:
+    text = b"[" + b"[]," * 3_000_000 + b"[]]"
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="at most 2,000,000 values"):
+        parse_json(text)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()

@@ -1,0 +1,161 @@
+"""Only regular files are opened, and of a model's folder only what lies in it."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from mlx_mmfree.files.opening import check_link, open_file, open_member, read_file, read_member
+
+REPOSITORY = "models--me--tiny"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    file = tmp_path / "secret"
+    file.write_text("secret")
+    return file
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    return folder
+
+
+class TestKinds:
+    def test_pipes_do_not_hang(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        (tmp_path / "link").symlink_to("pipe")
+        for name in ("pipe", "link"):
+            with pytest.raises(OSError, match="it is a pipe, not a regular file"):
+                open_file(tmp_path / name)
+
+    def test_a_file_that_becomes_a_pipe(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "a").touch()
+        status = os.stat(tmp_path / "a")
+        (tmp_path / "a").unlink()
+        os.mkfifo(tmp_path / "a")
+        monkeypatch.setattr(os, "stat", lambda _: status)
+        with pytest.raises(OSError, match="it is a pipe"):
+            open_file(tmp_path / "a")
+
+    def test_other_kinds(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind("socket")
+            for name, kind in (
+                (".", "a folder"),
+                ("socket", "a socket"),
+                ("/dev/zero", "a device"),
+            ):
+                with pytest.raises(OSError, match=f"it is {kind}"):
+                    open_file(Path(name))
+        with pytest.raises(FileNotFoundError):
+            open_file(Path("absent"))
+
+    def test_sizes(self, secret: Path) -> None:
+        assert read_file(secret, 6) == read_member(secret, 6) == b"secret"
+        for read in (read_file, read_member):
+            with pytest.raises(OSError, match="it has 6 bytes, more than the 5"):
+                read(secret, 5)
+
+
+class TestLinks:
+    def test_out_of_the_folder(self, folder: Path, secret: Path) -> None:
+        link = folder / "chat_template.jinja"
+        for target in (secret, "../secret", "../model/../secret"):
+            link.symlink_to(target)
+            with pytest.raises(OSError, match=r"is a link to '.*secret', outside of its folder"):
+                open_member(link)
+            with open_file(link) as stream:
+                assert stream.read() == b"secret"
+            link.unlink()
+
+    def test_over_another_link(self, folder: Path, secret: Path) -> None:
+        (folder / "hop").symlink_to("..")
+        (folder / "a").symlink_to("hop/secret")
+        with pytest.raises(OSError, match="outside of its folder"):
+            open_member(folder / "a")
+        (folder / "a").unlink()
+        # beside it a folder whose name begins like the model's
+        (folder.parent / "model2").mkdir()
+        (folder.parent / "model2" / "a").touch()
+        (folder / "a").symlink_to("../model2/a")
+        with pytest.raises(OSError, match="outside of its folder"):
+            open_member(folder / "a")
+
+    def test_in_the_folder(self, folder: Path) -> None:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "b").write_text("b")
+        (folder / "a").symlink_to("sub/b")
+        assert read_member(folder / "a", 9) == b"b"
+        # the folder itself may be a link
+        (folder.parent / "latest").symlink_to("model")
+        assert read_member(folder.parent / "latest" / "a", 9) == b"b"
+
+    def test_loops(self, folder: Path) -> None:
+        (folder / "a").symlink_to("b")
+        (folder / "b").symlink_to("a")
+        with pytest.raises(OSError):
+            open_member(folder / "a")
+
+
+class TestSnapshots:
+    @pytest.fixture
+    def snapshot(self, tmp_path: Path) -> Path:
+        repository = tmp_path / "hub" / REPOSITORY
+        (repository / "blobs").mkdir(parents=True)
+        (repository / "blobs" / "1f").write_text("content")
+        snapshot = repository / "snapshots" / "abc"
+        snapshot.mkdir(parents=True)
+        return snapshot
+
+    def test_links_to_content(self, snapshot: Path) -> None:
+        (snapshot / "a").symlink_to("../../blobs/1f")
+        assert read_member(snapshot / "a", 9) == b"content"
+
+    def test_links_to_shared_content(self, snapshot: Path) -> None:
+        shared = snapshot.parents[2] / "blobs" / "0a" / ("0a" * 32)
+        shared.parent.mkdir(parents=True)
+        shared.write_text("shared")
+        (snapshot.parents[1] / "blobs" / "2f").symlink_to(f"../../blobs/0a/{'0a' * 32}")
+        (snapshot / "a").symlink_to("../../blobs/2f")
+        assert read_member(snapshot / "a", 9) == b"shared"
+
+    @pytest.mark.parametrize(
+        "target", ["../../refs", "../../../models--me--other/blobs/1f", "../../../token"]
+    )
+    def test_links_elsewhere(self, snapshot: Path, target: str) -> None:
+        (snapshot / "a").symlink_to(target)
+        with pytest.raises(OSError, match="outside of its folder"):
+            check_link(snapshot / "a")
+
+    def test_content_that_is_a_link_itself(self, snapshot: Path, secret: Path) -> None:
+        (snapshot.parents[1] / "blobs" / "2f").symlink_to(secret)
+        (snapshot / "a").symlink_to("../../blobs/2f")
+        with pytest.raises(OSError, match="outside of its folder"):
+            check_link(snapshot / "a")
+
+    def test_a_folder_of_contents_that_is_a_link(self, snapshot: Path, tmp_path: Path) -> None:
+        blobs = snapshot.parents[1] / "blobs"
+        (tmp_path / "home").mkdir()
+        (tmp_path / "home" / "key").write_text("secret")
+        blobs.rename(blobs.with_name("other"))
+        blobs.symlink_to(tmp_path / "home")
+        (snapshot / "a").symlink_to("../../blobs/key")
+        with pytest.raises(OSError, match="outside of its folder"):
+            check_link(snapshot / "a")
+
+    def test_a_folder_that_only_has_the_name(self, tmp_path: Path) -> None:
+        folder = tmp_path / "snapshots" / "model"
+        folder.mkdir(parents=True)
+        (tmp_path / "blobs").mkdir()
+        (tmp_path / "blobs" / "key").write_text("secret")
+        (folder / "a").symlink_to("../../blobs/key")
+        with pytest.raises(OSError, match="outside of its folder"):
+            check_link(folder / "a")

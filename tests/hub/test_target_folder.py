@@ -1,0 +1,144 @@
+"""A folder is replaced only where nothing but an old checkpoint is lost, and never a source."""
+
+import importlib
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_mmfree.cli import main
+from mlx_mmfree.errors import CheckpointError
+from mlx_mmfree.hub import load, open_checkpoint, save_model
+from mlx_mmfree.hub.convert import convert
+from mlx_mmfree.hub.target_folder import check_apart
+from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_model
+
+# the package has a function of the same name
+CONVERSION = importlib.import_module("mlx_mmfree.hub.convert")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return tiny_checkpoint(tmp_path / "Source")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+class TestSources:
+    @pytest.mark.parametrize(
+        "target",
+        [
+            "Source",
+            "Source/",
+            "./Source/../Source",
+            "Source/new/deep",
+            "link",
+            "link/new",
+            "elsewhere/../Source",
+            "..",
+        ],
+    )
+    def test_a_source_is_never_a_target(
+        self,
+        tmp_path: Path,
+        source: Path,
+        target: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        (tmp_path / "link").symlink_to("Source")
+        monkeypatch.chdir(tmp_path)
+        before = contents(tmp_path)
+        flags = ["--model", "Source", "--mlx-path", target, "--overwrite"]
+        assert main(["convert", *flags]) == 2
+        assert "what is read, '" in capsys.readouterr().err
+        assert contents(tmp_path) == before
+
+    def test_a_source_that_is_named_through_a_link(self, tmp_path: Path, source: Path) -> None:
+        (tmp_path / "link").symlink_to("Source")
+        with pytest.raises(CheckpointError, match="must not be or hold what is read"):
+            convert(open_checkpoint(tmp_path / "link"), source, overwrite=True)
+
+    def test_letters_of_either_case(
+        self, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # a disk that tells no cases apart gives one file for both names
+        def real(path: Path) -> str:
+            return str(path).replace("SOURCE", "Source")
+
+        samefile = os.path.samefile
+        monkeypatch.setattr(os.path, "samefile", lambda a, b: samefile(real(a), real(b)))
+        monkeypatch.setattr(Path, "exists", lambda path: os.path.exists(real(path)))
+        for target in (tmp_path / "SOURCE", tmp_path / "SOURCE" / "new"):
+            with pytest.raises(CheckpointError, match="what is read"):
+                check_apart(target, [source], "convert")
+
+    def test_a_file_may_lie_beside_its_result(self, tmp_path: Path, source: Path) -> None:
+        file = tmp_path / "downloads" / "model.gguf"
+        file.parent.mkdir()
+        file.touch()
+        check_apart(tmp_path / "downloads" / "out", [file], "convert")
+        with pytest.raises(CheckpointError, match="must not be or hold"):
+            check_apart(tmp_path / "downloads", [file], "convert")
+
+    def test_a_neighbour_with_a_longer_name(self, tmp_path: Path, source: Path) -> None:
+        check_apart(tmp_path / "Source2", [source], "convert")
+        check_apart(tmp_path / "Source2", [None, tmp_path / "absent"], "convert")
+
+    def test_a_saved_model_and_its_tokenizer(self, tmp_path: Path) -> None:
+        folder = tmp_path / "m"
+        save_model(folder, tiny_model(vocab_size=700), GOLDENS / "tokenizer_spm")
+        before = contents(folder)
+        model, tokenizer = load(folder)
+        for target in (folder, folder / "new"):
+            with pytest.raises(CheckpointError, match="what is read"):
+                save_model(target, model, tokenizer, overwrite=True)
+        assert contents(folder) == before
+
+
+def test_files_that_come_during_a_conversion_stay(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "m"
+    real = CONVERSION.take_stock
+
+    def come(*arguments: Any) -> Any:
+        target.mkdir()
+        (target / "thesis.txt").write_text("mine")
+        return real(*arguments)
+
+    monkeypatch.setattr(CONVERSION, "take_stock", come)
+    with pytest.raises(CheckpointError, match="added or changed in the meantime"):
+        convert(open_checkpoint(source), target)
+    assert contents(target) == {"thesis.txt": b"mine"}
+    assert sorted(os.listdir(tmp_path)) == ["Source", "m"]
+
+
+def test_one_of_two_conversions_is_refused(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+    real = CONVERSION.take_stock
+
+    def wait(*arguments: Any) -> Any:
+        has_begun.set()
+        assert may_end.wait(60)
+        return real(*arguments)
+
+    monkeypatch.setattr(CONVERSION, "take_stock", wait)
+    first = threading.Thread(target=convert, args=(open_checkpoint(source), tmp_path / "m"))
+    first.start()
+    try:
+        assert has_begun.wait(60)
+        with pytest.raises(CheckpointError, match="another process is writing"):
+            convert(open_checkpoint(source), tmp_path / "m")
+    finally:
+        may_end.set()
+        first.join()
+    load_again = open_checkpoint(tmp_path / "m")
+    assert load_again.tensors
+    assert sorted(os.listdir(tmp_path)) == ["Source", "m"]

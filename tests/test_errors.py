@@ -1,0 +1,34 @@
+"""Messages of the library's errors."""
+
+import pytest
+
+from mlx_mmfree.cli import main
+from mlx_mmfree.errors import MMFreeError
+
+TOKEN = "hf_" + "aB3" * 11
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("got 'https://me:pass@huggingface.co/me/x'", "got 'https://…@huggingface.co/me/x'"),
+        ("got 'https://me:p@ss@host'", "got 'https://…@host'"),
+        ("at https://host/x?a=1&token=abc&b=2", "at https://host/x?a=1&token=…&b=2"),
+        ("at https://host/x?API_KEY=abc", "at https://host/x?API_KEY=…"),
+        (f"got '{TOKEN}/x'", "got 'hf_…/x'"),
+        ("'me/hf_tiny' at someone@host", "'me/hf_tiny' at someone@host"),
+    ],
+)
+def test_credentials_are_left_out(text: str, shown: str) -> None:
+    assert str(MMFreeError(text)) == shown
+
+
+@pytest.mark.parametrize("command", ["generate", "convert", "upload"])
+def test_commands_do_not_repeat_them(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    address = f"https://me:secret@huggingface.co/me/x?token={TOKEN}"
+    flags = ["--path", ".", "--repo"] if command == "upload" else ["--model"]
+    assert main([command, *flags, address]) == 2
+    captured = capsys.readouterr()
+    assert "huggingface.co" in captured.err
+    assert "secret" not in captured.err + captured.out
+    assert "aB3" not in captured.err + captured.out

@@ -64,8 +64,62 @@ def llama3_wavelengths(
     """
     waves_per_text = trained_length / (2.0 * math.pi * wavelengths)
     kept = (waves_per_text - low_freq_factor) / (high_freq_factor - low_freq_factor)
-    kept = mx.clip(kept, 0.0, 1.0)
-    return 1.0 / ((1.0 - kept) / (factor * wavelengths) + kept / wavelengths)
+    return _blended(wavelengths, factor, kept)
+
+
+def yarn_wavelengths(
+    wavelengths: mx.array,
+    *,
+    base: float,
+    factor: float,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    trained_length: int,
+    is_rounded: bool = True,
+) -> mx.array:
+    r"""Stretches pairs that turn rarely by `factor`, leaves those that turn often, blends in between
+    (YaRN, Peng et al., arXiv 2309.00071).
+
+    Pair i turns :math:`\beta` times within the trained length :math:`n_0` at
+
+    .. math::
+        i(\beta) = \frac{K}{2} \, \frac{\ln(n_0 / 2 \pi \beta)}{\ln b}
+
+    and the blend is linear in i from :math:`i(\beta_{fast})` to :math:`i(\beta_{slow})`.
+
+    Args:
+        wavelengths: Those of training, `(K / 2,)`.
+        base: Their base b.
+        factor: Stretching factor.
+        beta_fast: Pairs that turn more often stay.
+        beta_slow: Pairs that turn less often are stretched in full.
+        trained_length: The longest text of training.
+        is_rounded: Blend from a whole pair to a whole pair, the next ones outside.
+    """
+    dims = 2 * wavelengths.size
+    low, high = (
+        dims * math.log(trained_length / (turns * 2.0 * math.pi)) / (2.0 * math.log(base))
+        for turns in (beta_fast, beta_slow)
+    )
+    if is_rounded:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    if low == high:
+        high += 0.001
+    ramp = (mx.arange(wavelengths.size, dtype=mx.float32) - low) / (high - low)
+    return _blended(wavelengths, factor, 1.0 - ramp)
+
+
+def yarn_attention_factor(factor: float, weight: float = 1.0) -> float:
+    r"""What YaRN multiplies rotated queries and keys by, :math:`1 + 0.1\,w \ln f`, 1 for `f <= 1`."""
+    return 1.0 if factor <= 1.0 else 1.0 + 0.1 * weight * math.log(factor)
+
+
+def _blended(wavelengths: mx.array, factor: float, kept: mx.array) -> mx.array:
+    """A mean of stretched and kept frequencies; the ends stay exact, since positions multiply errors."""
+    stretched = factor * wavelengths
+    mean = 1.0 / ((1.0 - kept) / stretched + kept / wavelengths)
+    return mx.where(kept >= 1.0, wavelengths, mx.where(kept <= 0.0, stretched, mean))
 
 
 class RoPE(nn.Module):
@@ -81,6 +135,8 @@ class RoPE(nn.Module):
         wavelengths: Positions per radian of each pair, `(K / 2,)`, instead of those of `base`.
         is_interleaved: Pairs are neighbours `(2i, 2i + 1)`, as in the original Llama, instead of
             halves `(i, i + K / 2)`, as in checkpoints of the Hub.
+        attention_factor: What YaRN multiplies rotated queries and keys by. It is not applied here:
+            attention multiplies its queries by the square, so that a state holds plain keys.
 
     Shape:
         `x` and result `(B, H, L, K)`; `offset`: the position of the first token, a number or `(B,)`,
@@ -98,12 +154,14 @@ class RoPE(nn.Module):
         base: float = 10000.0,
         wavelengths: mx.array | None = None,
         is_interleaved: bool = False,
+        attention_factor: float = 1.0,
     ):
         super().__init__()
         if dims < 2 or dims % 2:
             raise ValueError(f"[RoPE] 'dims' must be even and positive but got {dims}.")
         self._dims = dims
         self._is_interleaved = is_interleaved
+        self._attention_factor = attention_factor
         # Underscored: no parameters.
         self._wavelengths = rope_wavelengths(dims, base) if wavelengths is None else wavelengths
 
@@ -115,6 +173,11 @@ class RoPE(nn.Module):
     @property
     def is_interleaved(self) -> bool:
         return self._is_interleaved
+
+    @property
+    def attention_factor(self) -> float:
+        """What rotated queries and keys are to be multiplied by."""
+        return self._attention_factor
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         if isinstance(offset, mx.array) and offset.ndim == 2:

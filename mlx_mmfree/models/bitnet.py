@@ -25,6 +25,8 @@ class Config(llama.Config):
     model_type: ClassVar[str] = "bitnet"
     hidden_act: ClassVar[Literal["silu", "relu2"]] = "relu2"
 
+    default_theta: ClassVar[float] = 500000.0
+
     linears: TernaryLinears | None = field(default_factory=TernaryLinears)
     has_sub_norms: bool = True
 

@@ -98,6 +98,7 @@ class Config:
     model_type: ClassVar[str] = "llama"
     hidden_act: ClassVar[Literal["silu", "relu2"]] = "silu"
     has_qk_norms: ClassVar[bool] = False
+    default_theta: ClassVar[float] = 10000.0
 
     vocab_size: int
     hidden_size: int
@@ -125,6 +126,16 @@ class Config:
         if self.head_dim % 2:
             raise CheckpointError(
                 f"[config.json] 'head_dim' must be even, for rotary positions, but got {self.head_dim}."
+            )
+        if self.rotation.factors and len(self.rotation.factors) != self.head_dim // 2:
+            raise CheckpointError(
+                f"[config.json] 'short_factor' must hold {self.head_dim // 2} numbers, one for each "
+                f"pair of a head's dims, but has {len(self.rotation.factors)}."
+            )
+        if self.rotation.scaling == "yarn" and self.rotation.theta <= 1:
+            raise CheckpointError(
+                f"[config.json] 'rope_theta' must be more than 1 for yarn but got "
+                f"{self.rotation.theta}."
             )
         if self.rotation.scaling == "dynamic" and self.head_dim < 4:
             raise CheckpointError(
@@ -159,7 +170,7 @@ class Config:
             num_key_value_heads=integer(sizes, "num_key_value_heads", heads, high=2**12),
             head_dim=integer(sizes, "head_dim", dims // heads, high=2**12),
             rms_norm_eps=number(config, "rms_norm_eps", 1e-6, low=1e-12, high=1.0),
-            rotation=Rotation.from_hub(config),
+            rotation=Rotation.from_hub(config, cls.default_theta),
             linears=cls._linears(config),
             has_sub_norms=cls._has_sub_norms(config),
             attention_bias=boolean(config, "attention_bias", False),

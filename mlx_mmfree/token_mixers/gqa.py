@@ -318,6 +318,12 @@ class GQA(TokenMixer):
                 self.key_norm.weight,
             )
             options["norm_eps"] = self.query_norm.eps
+        if self._sharpness != 1.0:
+            if "query_norm" in self:
+                options["query_norm"] = self.query_norm.weight * self._sharpness
+            else:
+                queries, others = mx.split(projected, [self.num_heads * self.head_dim], axis=-1)
+                projected = mx.concatenate([queries * self._sharpness, others], axis=-1)
         y, *new = attention_step(
             projected,
             *cast(tuple[mx.array, mx.array, mx.array], state),
@@ -345,6 +351,8 @@ class GQA(TokenMixer):
         kv_dims = self.num_kv_heads * self.head_dim
         query, key, value = mx.split(projected, [-2 * kv_dims, -kv_dims], axis=-1)
         plain_queries = self._heads(query, "query_norm")
+        if self._sharpness != 1.0:
+            plain_queries = plain_queries * self._sharpness
         queries = self._rotate(plain_queries, offset)
         keys = self._rotate(self._heads(key, "key_norm"), offset)
         values = self._heads(value)
@@ -361,6 +369,11 @@ class GQA(TokenMixer):
             mask = self._full_mask(length, counts, begins)
         y = attention(queries, attended.keys, attended.values, mask)
         return y.swapaxes(1, 2).reshape(*projected.shape[:2], -1).astype(projected.dtype), state
+
+    @property
+    def _sharpness(self) -> float:
+        """What queries are multiplied by, instead of queries and keys by its root."""
+        return self.rope.attention_factor**2 if "rope" in self else 1.0
 
     def _heads(self, x: mx.array, norm: str = "") -> mx.array:
         """`(B, L, heads * K)` to `(B, heads, L, K)`, normed if there is such a norm."""

@@ -12,6 +12,8 @@ from mlx_mmfree.layers.rope import (
     linear_wavelengths,
     llama3_wavelengths,
     rope_wavelengths,
+    yarn_attention_factor,
+    yarn_wavelengths,
 )
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -118,6 +120,53 @@ def test_llama3_scaling_keeps_short_waves_and_stretches_long_ones() -> None:
     assert relative_error(stretch[:2], mx.ones(2)) <= FLOAT32
     assert relative_error(stretch[4:], 8 * mx.ones(2)) <= FLOAT32
     assert 1 < stretch[2].item() < stretch[3].item() < 8
+
+
+def test_yarn_scaling_keeps_pairs_that_turn_often_and_stretches_the_others() -> None:
+    plain = rope_wavelengths(128, 1e6)
+    yarn = yarn_wavelengths(plain, base=1e6, factor=4.0, trained_length=32768)
+    stretch = np.asarray(yarn / plain, np.float64)
+    # within 32768 tokens, 32 turns lie at pair 23.6 and one turn at 39.7
+    assert np.all(stretch[:24] == 1) and np.all(stretch[40:] == 4)
+    kept = 1 - (np.arange(24, 40) - 23) / (40 - 23)
+    np.testing.assert_allclose(stretch[24:40], 1 / (kept + (1 - kept) / 4), rtol=1e-6)
+    exact = yarn_wavelengths(plain, base=1e6, factor=4.0, trained_length=32768, is_rounded=False)
+    middle = np.asarray(exact / plain, np.float64)[24:40]
+    low, high = (64 * math.log(32768 / (turns * 2 * math.pi)) / math.log(1e6) for turns in (32, 1))
+    kept = np.clip(1 - (np.arange(24, 40) - low) / (high - low), 0, 1)
+    np.testing.assert_allclose(middle, 1 / (kept + (1 - kept) / 4), rtol=1e-5)
+
+
+def test_yarn_attention_factor() -> None:
+    assert yarn_attention_factor(4.0) == pytest.approx(1.138629436)
+    assert yarn_attention_factor(40.0, 0.707) == pytest.approx(1.2608038)
+    assert yarn_attention_factor(1.0) == yarn_attention_factor(0.5) == 1.0
+
+
+FAR_SCALINGS = {
+    "default": lambda plain: plain,
+    "linear": lambda plain: linear_wavelengths(plain, 4.0),
+    "llama3": lambda plain: llama3_wavelengths(
+        plain, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, trained_length=8192
+    ),
+    "yarn": lambda plain: yarn_wavelengths(plain, base=5e5, factor=4.0, trained_length=2048),
+}
+
+
+@pytest.mark.parametrize("kind", FAR_SCALINGS)
+@pytest.mark.parametrize("position", [0, 1, 2047, 8191, 8192])
+def test_far_positions(kind: str, position: int) -> None:
+    wavelengths = FAR_SCALINGS[kind](rope_wavelengths(128, 5e5))
+    x = mx.random.normal((1, 1, 1, 128), key=mx.random.key(3))
+    # an angle is a float32 number in all implementations; what follows from it is exact here
+    inverse = np.float32(1) / np.asarray(wavelengths)
+    angle = (np.float32(position) * inverse).astype(np.float64)
+    a, b = np.split(np.asarray(x, np.float64).reshape(-1), 2)
+    want = np.concatenate(
+        [a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)]
+    )
+    y = RoPE(128, wavelengths=wavelengths)(x, position)
+    assert relative_error(y.reshape(-1), mx.array(want)) <= FLOAT32
 
 
 @pytest.mark.parametrize("dims", [0, -2, 7])

@@ -331,7 +331,7 @@ def test_bad_values_are_named(keys: dict[str, Any], message: str) -> None:
         ("llama", {"input_bits": 4}, "'input_bits' must be 8"),
         (
             "llama",
-            {"rope_scaling": {"rope_type": "yarn", "factor": 2}},
+            {"rope_scaling": {"rope_type": "ntk", "factor": 2}},
             "default, linear, dynamic, llama3",
         ),
         (

@@ -26,14 +26,15 @@ import numpy as np
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files.opening import check_link
 from ..ops.ternary import packed_width
+from . import gguf_rotation
 from .affine_format import TERNARY_BITS, form
 from .download import TOKENIZER_PATTERNS, VOCABULARY_FILES
 from .gguf import StoredTensor, read_gguf
-from .gguf_config import Architecture, find_architecture, hub_config, hub_name
+from .gguf_config import ARCHITECTURES, Architecture, find_architecture, hub_config, hub_name
 from .gguf_tokenizer import tokenizer_files
 from .gguf_types import affine_scales, affine_words, dequantized, ternary_scale, ternary_words
 from .packed_format import WRITER_KEY, describe_packing
-from .tensor_entry import TensorEntry
+from .tensor_entry import TensorEntry, read_tensors
 from .tokenizer_files import MAX_VOCABULARY_BYTES, read_limited
 
 _FLOATS = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
@@ -68,7 +69,8 @@ def read_gguf_checkpoint(
             f"[GGUF] '{file}' must hold the matrix {_EMBEDDING!r} but does not. Fetch it again."
         )
     is_tied = "output.weight" not in stored
-    config = hub_config(metadata, embedding.shape[0], is_tied=is_tied)
+    factors = _rope_factors(file, stored.pop(gguf_rotation.FACTORS, None))
+    config = hub_config(metadata, embedding.shape[0], is_tied=is_tied, rope_factors=factors)
     mark = f"{WRITER_KEY}."
     config[WRITER_KEY] = {
         key.removeprefix(mark): value for key, value in metadata.items() if key.startswith(mark)
@@ -100,6 +102,17 @@ def read_gguf_checkpoint(
         dtype = mx.bfloat16
     files = _tokenizer_files(tokenizer_folder) or tokenizer_files(metadata)
     return _folder(file, config, files), config, tensors, dtype
+
+
+def _rope_factors(file: Path, tensor: StoredTensor | None) -> np.ndarray | None:
+    """A factor for each pair of a head's dims, which belongs to the configuration."""
+    if tensor is None:
+        return None
+    gguf_rotation.check_factors(tensor.shape)
+    architecture = ARCHITECTURES["llama"]
+    [entry] = _entries(file, tensor, architecture, {})
+    [(_, array)] = read_tensors(file, [entry])
+    return np.asarray(array.astype(mx.float32))
 
 
 def _entries(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError, UnsupportedModelError
+from . import gguf_rotation
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,8 @@ _CHECKED = {
     "attention.value_length",
     "rope.dimension_count",
     "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.finetuned",
     "tensor_data_layout",
+    *gguf_rotation.KEYS,
 }
 
 _NAMES = {
@@ -117,13 +116,20 @@ def find_architecture(metadata: Mapping[str, Any]) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def hub_config(metadata: Mapping[str, Any], vocab_size: int, *, is_tied: bool) -> dict[str, Any]:
+def hub_config(
+    metadata: Mapping[str, Any],
+    vocab_size: int,
+    *,
+    is_tied: bool,
+    rope_factors: np.ndarray | None = None,
+) -> dict[str, Any]:
     """The keys of the Hub's `config.json`.
 
     Args:
         metadata: The metadata of a file whose architecture is known.
         vocab_size: Rows of the embedding.
         is_tied: Whether the file lacks a head.
+        rope_factors: The values of the tensor `rope_freqs.weight`.
 
     Raises:
         CheckpointError: An entry is missing.
@@ -142,9 +148,10 @@ def hub_config(metadata: Mapping[str, Any], vocab_size: int, *, is_tied: bool) -
     config = dict(architecture.config) | {_KEYS[key]: given[key] for key in _KEYS if key in given}
     config |= {"vocab_size": vocab_size, "tie_word_embeddings": is_tied}
     _check_rest(prefix, given)
-    factor = given.get("rope.scaling.factor")
-    if factor and given.get("rope.scaling.type", "linear") == "linear":
-        config["rope_scaling"] = {"type": "linear", "factor": factor}
+    longest = given.get("context_length", 2048)
+    scaling = gguf_rotation.read_scaling(given, rope_factors, longest)
+    if scaling is not None:
+        config["rope_scaling"] = scaling
     for key, ours in (("bos", "bos_token_id"), ("eos", "eos_token_id")):
         number = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if number is not None:
@@ -177,7 +184,7 @@ def _check_rest(prefix: str, given: Mapping[str, Any]) -> None:
         "attention.causal": (True,),
         "attention.value_length": (head_dim,),
         "rope.dimension_count": (head_dim,),
-        "rope.scaling.type": ("none", "linear"),
+        "rope.scaling.type": ("none", "linear", "yarn"),
     }
     for key, value in given.items():
         allowed = fixed.get(key)

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import UnsupportedModelError
+from . import gguf_rotation
 from .affine_format import TERNARY_BITS
 from .folder_plan import FloatForms
 from .gguf_config import ARCHITECTURES, file_name
@@ -58,7 +59,7 @@ def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) 
             does not fit.
     """
     architecture = _architecture(reader)
-    _check(reader, kind, forms)
+    _check(reader, kind, forms, architecture)
     written_by = record(rounding_of(reader.checkpoint))
     floats = _FLOATS[forms.dtype or reader.activation_dtype]
     metadata = {
@@ -70,7 +71,7 @@ def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) 
         **{f"{WRITER_KEY}.{key}": value for key, value in written_by.items()},
         **vocabulary_metadata(reader.checkpoint.folder, reader.model.vocab_size),
     }
-    tensors = []
+    tensors = _rotation_tensors(reader)
     for parameter in reader.shapes:
         path, _, key = parameter.rpartition(".")
         stored = file_name(reader.names.to_disk(parameter), ARCHITECTURES[architecture])
@@ -107,15 +108,16 @@ def _architecture(reader: ParameterReader) -> str:
     return "bitnet" if model_type == "llama" and config.has_sub_norms else names[model_type]
 
 
-def _check(reader: ParameterReader, kind: str, forms: FloatForms) -> None:
+def _check(reader: ParameterReader, kind: str, forms: FloatForms, architecture: str) -> None:
     config = reader.model.config
     refused = {
         "'embed_bits' and 'head_bits' must be left out": forms.embed_bits or forms.head_bits,
         "'ternarize' must be 'tensor', since a type has one scale,": forms.ternarize_groups,
         "linears must have no norm inside": config.linears and config.linears.norm_eps is not None,
         "linears must have no bias": config.attention_bias or config.mlp_bias,
-        "positions must not be stretched as in Llama 3.1": config.rotation.scaling == "llama3",
     }
+    if (rule := gguf_rotation.refusal(config.rotation, architecture)) is not None:
+        refused[rule] = True
     for rule, is_broken in refused.items():
         if is_broken:
             raise UnsupportedModelError(f"[convert] {rule} for GGUF. Write another form.")
@@ -157,10 +159,16 @@ def _sizes(reader: ParameterReader) -> Mapping[str, Any]:
         "rope.dimension_count": config.head_dim,
         "rope.freq_base": config.rotation.theta,
     }
-    if config.rotation.scaling == "linear":
-        sizes["rope.scaling.type"] = "linear"
-        sizes["rope.scaling.factor"] = config.rotation.factor
-    return sizes
+    return sizes | gguf_rotation.scaling_metadata(config.rotation)
+
+
+def _rotation_tensors(reader: ParameterReader) -> list[PlannedGGUFTensor]:
+    config = reader.model.config
+    factors = gguf_rotation.scaling_factors(config.rotation, config.head_dim)
+    if factors is None:
+        return []
+    data = factors.view(np.uint8)
+    return [PlannedGGUFTensor(gguf_rotation.FACTORS, "F32", factors.shape, lambda: data)]
 
 
 def _rotated_heads(reader: ParameterReader, architecture: str, path: str) -> int | None:

@@ -329,7 +329,13 @@ class TestRefused:
             ("general.architecture", "gemma3", "must be one of llama, qwen3, bitnet"),
             ("split.count", 3, "Merge the parts"),
             (f"{prefix}attention.sliding_window", 512, "sliding_window' must be absent"),
-            (f"{prefix}rope.scaling.type", "yarn", "scaling.type' must be none or linear"),
+            (f"{prefix}rope.scaling.type", "longrope", "must be none or linear or yarn"),
+            (
+                f"{prefix}rope.scaling.attn_factor",
+                2.0,
+                "must be yarn for 'rope.scaling.attn_factor'",
+            ),
+            (f"{prefix}rope.scaling.yarn_log_multiplier", 0.1, "log_multiplier' must be absent"),
             (f"{prefix}rope.dimension_count", 16, "dimension_count' must be 32 but got 16"),
             (f"{prefix}attention.head_count", [4, 8], "one positive number for all blocks"),
             (f"{prefix}block_count", None, "block_count' must be given but is missing"),
@@ -346,8 +352,18 @@ class TestRefused:
         for name, tensor, message in [
             (
                 "rope_freqs.weight",
+                stored("F32", mx.ones((8,))),
+                "'short_factor' must hold 16 numbers",
+            ),
+            (
+                "rope_freqs.weight",
+                stored("F32", mx.ones((4, 16))),
+                "'rope_freqs.weight' must be a list of at most 2048 numbers",
+            ),
+            (
+                "rope_factors_long.weight",
                 stored("F32", mx.ones((16,))),
-                "unexpected .*'rope_freqs.weight'",
+                "unexpected .*'rope_factors_long.weight'",
             ),
             (
                 "blk.0.attn_q.weight",

@@ -192,6 +192,37 @@ def test_codes_come_back(kind: str) -> None:
     np.testing.assert_array_equal(stored.codes(stored.blocks(data))[0].reshape(5, 512), codes)
 
 
+ROTATIONS = [
+    Rotation(scaling="yarn", factor=4.0, trained_length=64, attention_factor=1.138629436),
+    Rotation(scaling="yarn", factor=4.0, trained_length=64, attention_factor=0.75),
+    Rotation(
+        scaling="yarn",
+        factor=2.5,
+        trained_length=64,
+        attention_factor=1.09162907,
+        beta_fast=16.0,
+        beta_slow=2.0,
+    ),
+    Rotation(theta=5e5, scaling="llama3", factor=8.0, trained_length=64),
+]
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS, ids=str)
+def test_stretched_positions_come_back(tmp_path: Path, rotation: Rotation) -> None:
+    folder = source(tmp_path / "s", rotation=rotation, max_position_embeddings=512)
+    convert(open_checkpoint(folder), tmp_path / "m", to="gguf")
+    want, got = (load_model(place, dtype=mx.float32) for place in (folder, tmp_path / "m"))
+    ropes = [model.blocks[0].token_mixer.rope for model in (want, got)]
+    assert relative_error(ropes[1].wavelengths, ropes[0].wavelengths) <= 1e-6
+    assert ropes[1].attention_factor == pytest.approx(ropes[0].attention_factor, rel=1e-6)
+    reader = GGUFReader(next((tmp_path / "m").glob("*.gguf")))
+    if rotation.scaling == "yarn":
+        assert field(reader, "llama.rope.scaling.type") == "yarn"
+        assert field(reader, "llama.rope.scaling.original_context_length") == 64
+    else:
+        assert floats_of(reader)["rope_freqs.weight"].max() == pytest.approx(8.0)
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("options", "forms", "kind", "text"),
@@ -202,10 +233,22 @@ class TestRefused:
             ({"linears": TernaryLinears(norm_eps=1e-6)}, FloatForms(), "tq2_0", "no norm inside"),
             ({}, FloatForms(embed_bits=4), "tq2_0", "'embed_bits'"),
             (
-                {"rotation": Rotation(scaling="llama3", factor=8.0, trained_length=64)},
+                {"rotation": Rotation(scaling="dynamic", factor=8.0, trained_length=64)},
                 FloatForms(),
                 "tq2_0",
-                "stretched",
+                "stretched dynamically",
+            ),
+            (
+                {"rotation": Rotation(scaling="yarn", factor=2.0, is_rounded=False)},
+                FloatForms(),
+                "tq2_0",
+                "YaRN must blend",
+            ),
+            (
+                {"model_type": "qwen3", "rotation": Rotation(scaling="llama3", factor=8.0)},
+                FloatForms(),
+                "tq2_0",
+                "stretched by llama3 in architecture qwen3",
             ),
         ],
         ids=str,

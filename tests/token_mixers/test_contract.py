@@ -41,6 +41,13 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
         {"num_heads": 2, "num_kv_heads": 2, "rope": RoPE(16), "window": 40},
         {"num_heads": 4, "num_kv_heads": 2, "rope": RoPE(8), "window": 4, "sinks": 2},
         {"num_heads": 1, "rope": RoPE(32), "window": 4, "quantization": Quantization(8, 32)},
+        {
+            "num_heads": 4,
+            "rope": RoPE(8, attention_factor=1.3),
+            "qk_norm_eps": 1e-6,
+            "window": 4,
+            "sinks": 2,
+        },
         {"num_heads": 4, "rope": DynamicRoPE(8, factor=4.0, trained_length=5)},
     ],
     "MLGRU": [{}, {"hidden_dims": 48}, {"conv_size": 4}, {"conv_size": 3, "share_conv": False}],

@@ -119,10 +119,10 @@ def scaling_metadata(rotation: Rotation) -> dict[str, Any]:
 
 def scaling_factors(rotation: Rotation, head_dim: int) -> np.ndarray | None:
     """A factor for each pair of a head's dims, where the scaling is stored so; `None`: it is not."""
-    if rotation.scaling not in ("llama3", "longrope"):
+    stretched = rotation.build(head_dim).wavelengths
+    if rotation.scaling not in ("llama3", "longrope") or stretched is None:
         return None
-    plain = rope_wavelengths(head_dim, rotation.theta)
-    return np.asarray(rotation.build(head_dim).wavelengths / plain, "<f4")
+    return np.asarray(stretched / rope_wavelengths(head_dim, rotation.theta), "<f4")
 
 
 def refusal(rotation: Rotation, architecture: str) -> str | None:

@@ -88,11 +88,11 @@ class Rotation:
         key = "rope_scaling" if config.get("rope_parameters") is None else "rope_parameters"
         scaling = {k: value for k, value in section(config, key).items() if value is not None}
         kind = scaling.get("rope_type", scaling.get("type", "default"))
-        if not isinstance(kind, str) or kind not in get_args(Scaling):
-            why = _REFUSED.get(kind, "") if isinstance(kind, str) else ""
+        if kind not in get_args(Scaling):
+            why = _REFUSED.get(str(kind), "Other ways to stretch positions are not implemented.")
             raise UnsupportedModelError(
                 f"[config.json] the type in '{key}' must be one of {', '.join(get_args(Scaling))} "
-                f"but got {kind!r:.100}. {why or 'Other ways to stretch positions are unknown here.'}"
+                f"but got {kind!r:.100}. {why}"
             )
         refuse_unless(scaling, _FIXED)
         theta = number({**config, **scaling}, "rope_theta", default_theta, low=1.0, high=1e15)

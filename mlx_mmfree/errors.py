@@ -52,5 +52,17 @@ class TrainingError(MMFreeError):
     """Training cannot start, resume or go on."""
 
 
+class TrainingStopped(KeyboardInterrupt):
+    """A run was asked to end, by Ctrl-C or SIGTERM, and its state is saved.
+
+    Attributes:
+        status: Exit status of a command that ends for it, 128 and the signal's number.
+    """
+
+    def __init__(self, message: str, signal: int):
+        super().__init__(message)
+        self.status = 128 + signal
+
+
 class UsageError(MMFreeError):
     """A command was given arguments that do not fit together."""

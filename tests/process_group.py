@@ -40,7 +40,7 @@ def start_group(folder: Path, size: int, *arguments: str) -> list[subprocess.Pop
     ]
 
 
-def finish(processes: list[subprocess.Popen[str]], timeout_s: float = 60) -> list[tuple[str, str]]:
+def finish(processes: list[subprocess.Popen[str]], timeout_s: float = 300) -> list[tuple[str, str]]:
     """What each wrote to its two outputs; none is left running."""
     try:
         return [process.communicate(timeout=timeout_s) for process in processes]

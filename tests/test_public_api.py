@@ -14,6 +14,7 @@ _GENERATE = (
     "prefill_step_size=2048{})"
 )
 _DRAFT = ", draft_model=None, num_draft_tokens=3, prompt_progress_callback=None"
+_LOAD = "(path_or_repo, revision=None, dtype=None, packed=True, latent=None, rebuild_masters=False)"
 SIGNATURES = {
     "BitLinear": "(input_dims, output_dims, bias=False, *, norm_eps=None, rounding='half_even', "
     "quantize_activations=True)",
@@ -28,8 +29,8 @@ SIGNATURES = {
     + _GENERATE.format("batch_size=32, ", ", progress=None"),
     "generate": "(model, tokenizer, prompt, *, "
     + _GENERATE.format("state=None, ", _DRAFT + ", verbose=False"),
-    "load": "(path_or_repo, revision=None, dtype=None, packed=True, latent=None)",
-    "load_model": "(path_or_repo, revision=None, dtype=None, packed=True, latent=None)",
+    "load": _LOAD,
+    "load_model": _LOAD,
     "load_tokenizer": "(path_or_repo, revision=None)",
     "make_processors": "(repetition_penalty=1.0, repetition_context_size=20, presence_penalty=0.0, "
     "frequency_penalty=0.0)",

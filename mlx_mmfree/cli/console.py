@@ -16,7 +16,7 @@ from functools import wraps
 from types import FrameType
 from typing import NoReturn, Protocol
 
-from ..errors import MMFreeError, UsageError
+from ..errors import MMFreeError, TrainingStopped, UsageError
 from ..platform.terminal import clean_terminal
 from ..version import __version__
 
@@ -36,6 +36,7 @@ _NOT_COMMANDS = {
     "loading",
     "process_group",
     "prompts",
+    "reports",
     "sampling",
 }
 # What the library calls an argument, and the flags that may hold it.
@@ -88,6 +89,9 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Command:
         except MMFreeError as error:
             _report(_with_flags(str(error), main.__module__))
             return USER_ERROR
+        except TrainingStopped as stop:
+            print(stop, file=sys.stderr)
+            return stop.status
         except KeyboardInterrupt:
             _give_up_output()
             print(file=sys.stderr)

@@ -1,7 +1,10 @@
 """Values of flags: text to value, with a reason where it cannot be."""
 
 import re
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, fields
+from types import MappingProxyType
 from typing import Any
 
 from ..files.json_reader import parse_json
@@ -90,6 +93,50 @@ def json_object(text: str) -> dict[str, Any]:
 def escaped(text: str) -> str:
     r"""Text in which the two characters `\n` and `\t` mean a line break and a tab."""
     return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+_VALUES: dict[Any, Any] = {
+    int: integer,
+    int | None: integer,
+    float | None: float,
+    str | None: str,
+}
+
+
+def add_settings_flags(
+    parser: ArgumentParser,
+    settings: type,
+    skipped: Collection[str],
+    choices: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> None:
+    """A flag for each field of a settings class that a flag can hold, described by its docstring.
+
+    Args:
+        parser: Gets the flags; one that is not given is `None`.
+        settings: A dataclass.
+        skipped: Fields without a flag.
+        choices: The values of fields that have only some.
+    """
+    described = descriptions(settings)
+    for field in fields(settings):
+        if field.name in skipped:
+            continue
+        options: dict[str, Any] = {"help": described[field.name].rstrip(".").replace("%", "%%")}
+        if field.type is bool:
+            options |= {"action": "store_true", "default": None}
+        elif field.name == "keys":
+            options |= {"nargs": "+", "metavar": "KEY"}
+        elif field.name == "clear_cache_threshold":
+            options |= {"type": size_bytes, "metavar": "SIZE"}
+        elif field.name == "seed":
+            options |= {"type": seed}
+        else:
+            options |= {"type": _VALUES.get(field.type, field.type)}
+            if field.name in choices:
+                options |= {"choices": choices[field.name]}
+            if field.default not in (None, MISSING):
+                options["help"] += f" ({field.default})"
+        parser.add_argument("--" + field.name.replace("_", "-"), **options)
 
 
 def descriptions(settings: type) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,24 +13,23 @@ from ..training.fine_tune_settings import KINDS, FineTuneSettings, fine_tune_set
 from ..training.optimizer import OPTIMIZERS
 from ..training.yaml_values import read_mapping
 from .console import CommandParser, command
-from .flags import descriptions, integer, seed, size_bytes
+from .flags import add_settings_flags
 from .loading import DTYPES, add_latent_flag, add_memory_flags, dtype_of, limits
 from .process_group import one_voice
+from .reports import add_report_flags, check_report_flags, reports
 
 if TYPE_CHECKING:
     from ..hub import Tokenizer
     from ..models import Decoder
-    from ..training.callbacks import Callback
     from ..training.data_parallel import DataParallel
     from ..training.samples import Samples
 
 HELP = "fine-tune a model with LoRA, DoRA or in full"
 
-_KINDS: dict[Any, Any] = {int: integer, int | None: integer, float | None: float, str | None: str}
 _NOT_FLAGS = (
     "optimizer_config lr_schedule prompt_feature completion_feature chat_feature text_feature"
 )
-_COMMAND_KEYS = ("model", "train", "test", "report_to", "project_name")
+_COMMAND_KEYS = ("model", "train", "test", "report_to", "project_name", "rebuild_masters")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -51,9 +50,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--test", action="store_true", default=None, help="print the loss on test.jsonl at the end"
     )
-    _add_settings(parser)
-    parser.add_argument("--report-to", help="also send the records to: wandb")
-    parser.add_argument("--project-name", help="project of the reports")
+    choices = {"fine_tune_type": KINDS, "optimizer": tuple(OPTIMIZERS)}
+    add_settings_flags(parser, FineTuneSettings, _NOT_FLAGS.split(), choices)
+    add_report_flags(parser)
+    parser.add_argument(
+        "--rebuild-masters",
+        action="store_true",
+        default=None,
+        help="for full fine-tuning of a packed model: make up float masters from the trits; what was "
+        "rounded away is lost",
+    )
     add_latent_flag(parser)
     parser.add_argument(
         "--dtype",
@@ -64,31 +70,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """A flag for each field of `FineTuneSettings` that a flag can hold."""
-    described = descriptions(FineTuneSettings)
-    choices = {"fine_tune_type": KINDS, "optimizer": tuple(OPTIMIZERS)}
-    for field in fields(FineTuneSettings):
-        if field.name in _NOT_FLAGS.split():
-            continue
-        options: dict[str, Any] = {"help": described[field.name].rstrip(".").replace("%", "%%")}
-        if field.type is bool:
-            options |= {"action": "store_true", "default": None}
-        elif field.name == "keys":
-            options |= {"nargs": "+", "metavar": "KEY"}
-        elif field.name == "clear_cache_threshold":
-            options |= {"type": size_bytes, "metavar": "SIZE"}
-        elif field.name == "seed":
-            options |= {"type": seed}
-        else:
-            options |= {"type": _KINDS.get(field.type, field.type)}
-            if field.name in choices:
-                options |= {"choices": choices[field.name]}
-            if field.default not in (None, MISSING):
-                options["help"] += f" ({field.default})"
-        parser.add_argument("--" + field.name.replace("_", "-"), **options)
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
@@ -96,17 +77,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..hub import load, needed_bytes, open_checkpoint
     from ..training.data_parallel import DataParallel
     from ..training.fine_tune import read_data
+    from ..training.run_folder import make_run_folder
 
     keep_freed_memory()
     is_full = settings.fine_tune_type == "full" and bool(args.train)
     dtype = dtype_of(args)
     checkpoint = open_checkpoint(_source(args), args.revision, args.latent)
-    model_bytes = needed_bytes(checkpoint, dtype, packed=not is_full)
+    form: dict[str, Any] = {"packed": not is_full, "rebuild_masters": bool(args.rebuild_masters)}
+    model_bytes = needed_bytes(checkpoint, dtype, **form)
     if settings.teacher is not None:
         model_bytes += needed_bytes(open_checkpoint(settings.teacher))
-    processes = DataParallel()
+    if args.train:
+        make_run_folder(Path(settings.adapter_path))
+    processes = DataParallel(timeout_s=settings.process_timeout_s)
     with one_voice(processes.rank), limits(args, model_bytes):
-        model, tokenizer = load(checkpoint, dtype=dtype, packed=not is_full)
+        model, tokenizer = load(checkpoint, dtype=dtype, **form)
         data = read_data(settings, tokenizer)
         for name, samples in data.items():
             print(f"{name}: {samples.summary()}")
@@ -128,8 +113,12 @@ def _settings(args: argparse.Namespace) -> FineTuneSettings:
     values |= {name: value for name in names if (value := getattr(args, name, None)) is not None}
     if not args.train and not args.test:
         raise UsageError("[lora] 'train' or 'test' must be given but neither was. Add --train.")
-    if args.report_to not in (None, "wandb"):
-        raise UsageError(f"[lora] 'report_to' must be wandb but got {args.report_to!r}.")
+    check_report_flags(args)
+    if args.rebuild_masters and values.get("fine_tune_type") != "full":
+        raise UsageError(
+            "[lora] 'rebuild_masters' must come with 'fine_tune_type' full, which trains masters, but "
+            f"got {values.get('fine_tune_type', 'lora')!r}."
+        )
     if args.dtype is None and args.train and values.get("fine_tune_type") == "full":
         args.dtype = "float32"
     return fine_tune_settings(values, "the flags" if args.config is None else f"'{args.config}'")
@@ -153,10 +142,10 @@ def _train(
 ) -> None:
     import mlx.core as mx
 
-    from ..training.callbacks import WandbReport
-    from ..training.distillation import teacher_loss
+    from ..training.distillation import load_teacher
     from ..training.fine_tune import fine_tune, prepare
     from ..training.log import read_log
+    from ..training.results import kept_models
     from ..training.trainable import trained_parameters
 
     names = prepare(model, settings)
@@ -169,12 +158,15 @@ def _train(
     if "valid" not in data:
         print("There is no valid.jsonl: nothing is measured on the way, the last weights are kept.")
     folder = Path(settings.adapter_path)
-    callbacks: list[Callback] = []
-    if args.report_to == "wandb" and processes.is_first:
-        callbacks.append(WandbReport(args.project_name, folder, settings.record()))
-    loss = teacher_loss(settings, model, tokenizer)
+    teacher = None if settings.teacher is None else load_teacher(settings.teacher, tokenizer)
     progress = fine_tune(
-        model, tokenizer, data, settings, loss=loss, processes=processes, callbacks=callbacks
+        model,
+        tokenizer,
+        data,
+        settings,
+        teacher=teacher,
+        processes=processes,
+        callbacks=reports(args, folder, settings.record(), processes),
     )
     print(
         f"{progress['step']} steps, {progress['tokens']:,} tokens learned, peak memory "
@@ -186,7 +178,7 @@ def _train(
             f"Validation loss {losses[0]:.4f} before, {progress['best_loss']:.4f} at the best step "
             f"{progress['best_step']}."
         )
-    print(f"Kept in {folder / 'model' if is_full else folder}.")
+    print(kept_models(folder) if is_full else f"Kept in {folder}.")
 
 
 def _test(

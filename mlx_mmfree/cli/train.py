@@ -6,70 +6,68 @@ from dataclasses import fields
 from pathlib import Path
 
 from ..platform.allocator import keep_freed_memory
-from ..training.settings import Settings
+from ..training.settings import Settings, read_settings
 from .console import CommandParser, command
-from .flags import descriptions
+from .flags import add_settings_flags
+from .loading import add_memory_flags, limits
 from .process_group import one_voice
+from .reports import add_report_flags, check_report_flags, reports
 
 HELP = "train a language model from text files"
 
-_FLAGS = {
-    "output": str,
-    "steps": int,
-    "batch_size": int,
-    "accumulation_steps": int,
-    "sequence_length": int,
-    "learning_rate": float,
-    "warmup_steps": int,
-    "quantization_warmup": int,
-    "weight_decay": float,
-    "clip_norm": float,
-    "steps_per_report": int,
-    "steps_per_eval": int,
-    "save_every": int,
-    "seed": int,
-}
+_NOT_FLAGS = ("model", "stages", "valid", "betas", "root")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree train", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--config", required=True, type=Path, help="YAML file with the settings")
-    described = descriptions(Settings)
-    for name, kind in _FLAGS.items():
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=kind, help=f"{described[name]} Wins over the file.")
+    parser = CommandParser(
+        prog="mmfree train",
+        description=f"{__doc__} Flags win over the file.",
+        allow_abbrev=False,
+        epilog="A run that was stopped goes on when the command is repeated, and a finished one when "
+        "more --steps are asked of it.",
+    )
+    parser.add_argument(
+        "-c", "--config", required=True, type=Path, help="YAML file with the settings"
+    )
+    add_settings_flags(parser, Settings, _NOT_FLAGS)
     parser.add_argument(
         "--linear-class",
         choices=("ternary", "dense"),
-        help="The linears of the architecture. Wins over the file.",
+        help="the linears of the architecture, whatever the file says",
     )
-    parser.add_argument(
-        "--grad-checkpoint",
-        action="store_true",
-        default=None,
-        help=described["grad_checkpoint"],
-    )
+    add_report_flags(parser)
+    add_memory_flags(parser)
     return parser
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = build_parser().parse_args(argv)
-    from ..training import read_settings, train_language_model
+    args = build_parser().parse_args(argv)
+    check_report_flags(args)
+    settings = _settings(args)
     from ..training.data_parallel import DataParallel
+    from ..training.first_model import weight_bytes
+    from ..training.language_model import train_language_model
+    from ..training.results import kept_models
 
     keep_freed_memory()
-    names = {field.name for field in fields(Settings)}
-    overrides = {name: value for name, value in vars(arguments).items() if name in names}
-    settings = read_settings(arguments.config, overrides)
-    if arguments.linear_class:
-        settings.model["linear_class"] = arguments.linear_class
-    processes = DataParallel()
-    with one_voice(processes.rank):
-        result = train_language_model(settings, processes)
+    output = settings.path(settings.output)
+    model_bytes = weight_bytes(settings)
+    processes = DataParallel(timeout_s=settings.process_timeout_s)
+    with one_voice(processes.rank), limits(args, model_bytes):
+        callbacks = reports(args, output, settings.record(), processes)
+        result = train_language_model(settings, processes, callbacks=callbacks)
         print(
             f"Best step {result['best_step']} of {result['step']}, {result['tokens']} tokens seen."
         )
         for name, value in result.get("held_out", {}).items():
             print(f"{name}: {value:.4f}")
+        print(kept_models(output))
     return 0
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    """The settings of YAML file and flags."""
+    names = {field.name for field in fields(Settings)}
+    overrides = {name: value for name, value in vars(args).items() if name in names}
+    return read_settings(args.config, overrides, linear_class=args.linear_class)

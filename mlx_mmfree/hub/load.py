@@ -14,6 +14,7 @@ from ..models import Decoder
 from . import pack_cache
 from .checkpoint import Checkpoint, open_checkpoint
 from .download import TOKENIZER_PATTERNS, VOCABULARY_FILES, gguf_file, local_folder
+from .masters import MASTERS_FOLDER, masters_bytes, with_masters
 from .packed_format import has_valid_codes
 from .skeleton import FLOATS, Skeleton, build_skeleton, kept_names, parameters
 from .tensor_entry import TensorEntry, read_tensors
@@ -32,6 +33,7 @@ def load(
     dtype: mx.Dtype | None = None,
     packed: bool = True,
     latent: bool | None = None,
+    rebuild_masters: bool = False,
 ) -> tuple[Decoder, Tokenizer]:
     """Loads a model and its tokenizer.
 
@@ -46,6 +48,8 @@ def load(
         latent: Whether float weights of a ternary Llama are masters to be ternarised (`True`) or
             meant as stored (`False`); `None` reads it from the configuration and the revision. An
             opened checkpoint knows it.
+        rebuild_masters: With `packed=False`, make up masters where the checkpoint is packed without
+            them: the model computes the same, but what its training had before rounding is lost.
 
     Returns:
         The model and the tokenizer.
@@ -68,7 +72,8 @@ def load(
             f"the embedding has rows, {rows}, but has {tokenizer.vocab_size}. Use the tokenizer "
             "that belongs to the model."
         )
-    return load_model(checkpoint, dtype=dtype, packed=packed), tokenizer
+    model = load_model(checkpoint, dtype=dtype, packed=packed, rebuild_masters=rebuild_masters)
+    return model, tokenizer
 
 
 def load_model(
@@ -77,11 +82,12 @@ def load_model(
     dtype: mx.Dtype | None = None,
     packed: bool = True,
     latent: bool | None = None,
+    rebuild_masters: bool = False,
 ) -> Decoder:
     """Loads a model without a tokenizer.
 
     Args:
-        path_or_repo, revision, dtype, packed, latent: As for `load`.
+        path_or_repo, revision, dtype, packed, latent, rebuild_masters: As for `load`.
 
     Raises:
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
@@ -94,7 +100,12 @@ def load_model(
             f"[load] 'dtype' must be float32, float16, bfloat16 or None but got {dtype}."
         )
     checkpoint = _opened(path_or_repo, revision, latent)
-    model = _load_packed(checkpoint) if packed else fill(checkpoint, packed=False).model
+    if packed:
+        model = _load_packed(checkpoint)
+    elif rebuild_masters and kept_names(build_skeleton(checkpoint).model):
+        model = with_masters(fill(checkpoint, packed=True).model)
+    else:
+        model = fill(checkpoint, packed=False).model
     model.rounding = rounding_of(checkpoint)
     if (text := warning(checkpoint, model.rounding)) is not None:
         pack_cache.notify(text)
@@ -120,12 +131,21 @@ def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = 
     return Tokenizer.from_folder(folder)
 
 
-def needed_bytes(checkpoint: Checkpoint, dtype: mx.Dtype | None = None, packed: bool = True) -> int:
+def needed_bytes(
+    checkpoint: Checkpoint,
+    dtype: mx.Dtype | None = None,
+    packed: bool = True,
+    rebuild_masters: bool = False,
+) -> int:
     """Bytes of the weights once loaded, from the headers alone. Arguments as `load`.
 
     Dense weights whose values turn out to be ternary take less.
     """
-    skeleton = _skeleton(checkpoint, packed=packed)
+    skeleton = (
+        build_skeleton(checkpoint) if rebuild_masters else _skeleton(checkpoint, packed=packed)
+    )
+    if not packed and kept_names(skeleton.model):
+        return masters_bytes(skeleton.model, dtype or mx.float32)
     if packed:
         pack_linears(skeleton.model)
     kept, dtype = kept_names(skeleton.model), dtype or checkpoint.dtype
@@ -142,9 +162,13 @@ def _opened(source: Source, revision: str | None, latent: bool | None) -> Checkp
 def _skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     skeleton = build_skeleton(checkpoint)
     if not packed and kept_names(skeleton.model):
+        beside = checkpoint.folder.parent / MASTERS_FOLDER
+        place = f", '{beside}'" if beside.is_dir() else ""
         raise CheckpointError(
             f"[load] 'packed' must be True for '{checkpoint.folder}', which holds packed weights "
-            "without their float masters. To train, load the checkpoint that it was packed from."
+            "without their float masters. To train, load the checkpoint that it was packed from"
+            f"{place}, or pass rebuild_masters=True (--rebuild-masters), which makes masters up from "
+            "the trits."
         )
     return skeleton
 

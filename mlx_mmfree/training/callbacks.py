@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from ..errors import TrainingError
 from ..files.replacing import new_file
+from ..hub.save import write_tensors
+from .checkpoint import trainable
+from .run_folder import writing
 
 
 class Callback:
@@ -34,15 +35,21 @@ class BestWeights(Callback):
     Args:
         model: The model that is trained.
         file: Replaced when there is something better.
+        has_validation: Without, the last weights are the best.
     """
 
-    def __init__(self, model: nn.Module, file: Path):
+    def __init__(self, model: nn.Module, file: Path, has_validation: bool = True):
         self._model = model
         self._file = file
+        self._has_validation = has_validation
 
     def on_best(self, step: int) -> None:
-        with new_file(self._file) as new:
-            mx.save_safetensors(str(new), dict(tree_flatten(self._model.trainable_parameters())))
+        with writing(self._file.parent), new_file(self._file) as new:
+            write_tensors(new, trainable(self._model))
+
+    def on_save(self, step: int) -> None:
+        if not self._has_validation:
+            self.on_best(step)
 
 
 class WandbReport(Callback):

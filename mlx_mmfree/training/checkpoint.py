@@ -1,6 +1,7 @@
 """The state of a training run on disk: trained weights, optimizer, position."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,8 +12,10 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import TrainingError
 from ..files.replacing import clear, new_folder
+from ..hub.save import write_tensors
+from ..hub.target_folder import write_json
 
-_FOLDER = "checkpoint"
+_FOLDER, _PROGRESS = "checkpoint", "progress.json"
 
 
 def save_checkpoint(
@@ -25,11 +28,14 @@ def save_checkpoint(
         model: Its trainable parameters are kept.
         optimizer: Its state is kept.
         progress: Plain values, such as the step and the settings.
+
+    Raises:
+        OSError: The disk refuses.
     """
     with new_folder(run / _FOLDER, replaces=True) as new:
-        mx.save_safetensors(str(new / "model.safetensors"), _trainable(model))
-        mx.save_safetensors(str(new / "optimizer.safetensors"), dict(tree_flatten(optimizer.state)))
-        (new / "progress.json").write_text(json.dumps(progress, indent=2) + "\n")
+        write_tensors(new / "model.safetensors", trainable(model))
+        write_tensors(new / "optimizer.safetensors", dict(tree_flatten(optimizer.state)))
+        write_json(new / _PROGRESS, progress)
 
 
 def read_progress(run: Path) -> dict[str, Any] | None:
@@ -42,10 +48,45 @@ def read_progress(run: Path) -> dict[str, Any] | None:
     if folder is None:
         return None
     try:
-        progress: dict[str, Any] = json.loads((folder / "progress.json").read_text())
+        progress: dict[str, Any] = json.loads((folder / _PROGRESS).read_text())
     except (OSError, ValueError) as error:
         raise _damage(folder, error) from error
     return progress
+
+
+def check_record(run: Path, progress: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Compares what a checkpoint and a new start say of a run.
+
+    Args:
+        run: Folder of the run.
+        progress: That of its checkpoint.
+        record: Everything that decides the course of the run, as plain values.
+
+    Returns:
+        Whether a finished run is to go on to more `steps`.
+
+    Raises:
+        TrainingError: A value differs.
+    """
+    old: dict[str, Any] = progress["settings"]
+    new: dict[str, Any] = json.loads(json.dumps(record))
+    differing = {key for key in old | new if old.get(key, ...) != new.get(key, ...)}
+    if differing == {"steps"} and progress["step"] == old["steps"] < new["steps"]:
+        return True
+    if differing:
+        raise TrainingError(
+            f"[train] '{run}' holds a run with other values of {', '.join(sorted(differing))}. Resume "
+            "with the same settings or give another output folder."
+        )
+    return False
+
+
+def kept_state(run: Path) -> str:
+    """What is left of a run that ends before its time, in words."""
+    progress = read_progress(run)
+    if progress is None:
+        return "nothing had been saved yet"
+    return f"the state of step {progress['step']} is kept in '{run}'"
 
 
 def restore_checkpoint(run: Path, model: nn.Module, optimizer: optim.Optimizer) -> None:
@@ -72,7 +113,7 @@ def load_trainable(model: nn.Module, file: Path) -> None:
         ValueError: The file holds other names or shapes.
     """
     weights = cast(dict[str, mx.array], mx.load(str(file)))
-    want = {name: array.shape for name, array in _trainable(model).items()}
+    want = {name: array.shape for name, array in trainable(model).items()}
     got = {name: array.shape for name, array in weights.items()}
     if want != got:
         differing = sorted(name for name in want | got if want.get(name) != got.get(name))
@@ -80,7 +121,8 @@ def load_trainable(model: nn.Module, file: Path) -> None:
     model.update(tree_unflatten(list(weights.items())))
 
 
-def _trainable(model: nn.Module) -> dict[str, mx.array]:
+def trainable(model: nn.Module) -> dict[str, mx.array]:
+    """The trainable parameters of a model by their names in memory."""
     return dict(tree_flatten(model.trainable_parameters()))
 
 

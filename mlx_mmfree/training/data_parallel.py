@@ -1,7 +1,13 @@
 """Data parallelism: several processes train one model, each on its own rows of every batch."""
 
+import math
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from itertools import accumulate
+from threading import Thread, Timer
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -12,7 +18,11 @@ from ..errors import TrainingError
 Result = TypeVar("Result")
 Tree = TypeVar("Tree")
 
+DEFAULT_TIMEOUT_S = 300.0
+
 _NUMBERS_AT_ONCE = 2**23
+_BEAT_S = 5.0
+_STATUS = 2
 
 
 class DataParallel:
@@ -24,10 +34,22 @@ class DataParallel:
 
     Args:
         group: The processes. Default: all that `mlx.launch` started together, or this one.
+        timeout_s: Seconds after which a process that waits for another one writes a message and
+            ends, with status 2: MLX has no other way out of a wait.
+
+    Raises:
+        TrainingError: `timeout_s` is not positive.
     """
 
-    def __init__(self, group: mx.distributed.Group | None = None):
+    def __init__(
+        self, group: mx.distributed.Group | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ):
+        if not 0 < timeout_s < math.inf:
+            raise TrainingError(
+                f"[train] 'process_timeout_s' must be positive but got {timeout_s}."
+            )
         self._group = mx.distributed.init() if group is None else group
+        self._timeout_s = timeout_s
 
     @property
     def rank(self) -> int:
@@ -80,21 +102,40 @@ class DataParallel:
         return result
 
     def after_first(self, action: Callable[[], Result]) -> Result:
-        """What `action` returns, which the others begin when the first process has done it."""
-        if not self.is_first:
-            self.wait()
-        result = action()
-        if self.is_first:
-            self.wait()
-        return result
+        """What `action` returns, which the others begin when the first process has done it.
 
-    def wait(self) -> None:
-        """Returns when all processes have come here.
+        Args:
+            action: Takes any time and no MLX operation: in the first process it runs in a thread.
 
         Raises:
             TrainingError: Another process has ended.
         """
-        self._together(mx.distributed.all_sum, mx.zeros((), mx.int32))
+        if self.size == 1:
+            return action()
+        if not self.is_first:
+            while not self.largest(0):
+                pass
+            return action()
+        future = _started(action)
+        while True:
+            wait([future], timeout=min(_BEAT_S, self._timeout_s / 4))
+            done = future.done()
+            if done:
+                future.result()
+            # tells the others that this process is alive, or that it is done
+            self.largest(int(done))
+            if done:
+                return future.result()
+
+    def largest(self, value: int) -> int:
+        """The largest of a number that each process has.
+
+        Raises:
+            TrainingError: Another process has ended.
+        """
+        if self.size == 1:
+            return value
+        return int(self._together(mx.distributed.all_max, mx.array(value, mx.int32)))
 
     def check_same(self, name: str, value: int) -> None:
         """Refuses a number that differs between the processes.
@@ -140,14 +181,50 @@ class DataParallel:
         """A collective of a computed array: its failure alone means that a process is gone."""
         mx.eval(array)
         try:
-            result = collective(array, group=self._group)
-            mx.eval(result)
+            with self._time_limit():
+                result = collective(array, group=self._group)
+                mx.eval(result)
         except RuntimeError as error:
             raise TrainingError(
                 f"[train] another of the {self.size} processes has ended, so process {self.rank} "
                 f"stops ({error}). The last checkpoint is kept; start all of them again to go on."
             ) from error
         return result
+
+    @contextmanager
+    def _time_limit(self) -> Iterator[None]:
+        timer = Timer(self._timeout_s, self._give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        """Ends the process: a thread that waits inside MLX cannot be woken."""
+        message = (
+            f"error: [train] process {self.rank} has waited {self._timeout_s:g} s for another of the "
+            f"{self.size} processes, which hangs or is stopped, and ends. The last checkpoint is "
+            "kept; start all of them again to go on. 'process_timeout_s' sets the limit."
+        )
+        sys.stdout.flush()
+        os.write(2, f"\n{message}\n".encode())
+        os._exit(_STATUS)
+
+
+def _started(action: Callable[[], Result]) -> "Future[Result]":
+    """The coming result of an action that runs in a thread."""
+    future: Future[Result] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(action())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    return future
 
 
 def _parts(arrays: Iterable[mx.array]) -> Iterator[list[mx.array]]:

@@ -7,8 +7,7 @@ from ..hub import Tokenizer, load
 from ..models import Decoder
 from ..ops import cross_entropy, log_softmax, long_sum
 from .batches import Batch
-from .fine_tune_settings import FineTuneSettings
-from .loss import Loss, batch_logits, next_token_loss
+from .loss import Loss, batch_logits
 
 
 def distillation_loss(
@@ -63,30 +62,16 @@ def distillation_loss(
     return loss
 
 
-def teacher_loss(settings: FineTuneSettings, student: Decoder, tokenizer: Tokenizer) -> Loss:
-    """The loss of a run: with its teacher, which is loaded here, or on the data alone.
-
-    Args:
-        settings: The run.
-        student: The model that will be trained.
-        tokenizer: The student's.
+def load_teacher(path_or_repo: str, tokenizer: Tokenizer) -> Decoder:
+    """A teacher for a student with the given tokenizer.
 
     Raises:
         TrainingError: The teacher has another vocabulary.
         CheckpointError, DownloadError, UnsupportedModelError: It cannot be loaded.
     """
-    if settings.teacher is None:
-        return next_token_loss
-    teacher, other = load(settings.teacher)
-    loss = distillation_loss(
-        teacher,
-        student,
-        weight=settings.teacher_weight,
-        temperature=settings.teacher_temperature,
-        top_k=settings.teacher_top_k,
-    )
+    teacher, other = load(path_or_repo)
     _check_same_tokens(tokenizer, other)
-    return loss
+    return teacher
 
 
 def _check_same_tokens(tokenizer: Tokenizer, teacher: Tokenizer) -> None:

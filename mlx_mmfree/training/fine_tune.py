@@ -1,28 +1,27 @@
 """Fine-tunes a model on samples: data, adapters or weights, loop, and what is kept."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from ..errors import TrainingError
 from ..hub import Tokenizer
 from ..hub.adapters import load_adapter_weights
 from ..hub.download import dataset_folder
-from ..hub.skeleton import parameters
 from ..models import Decoder
 from .batches import Batch, Schedule, evaluation_batches
 from .callbacks import Callback
 from .data_parallel import DataParallel
+from .digests import samples_digest, weights_digest
+from .distillation import distillation_loss
 from .fine_tune_settings import FineTuneSettings
 from .gradient_checkpoint import checkpoint_blocks
 from .loop import Trainer
 from .loss import Loss, next_token_loss
 from .optimizer import named_optimizer, named_schedule
-from .results import AdapterFiles, TunedModel
+from .results import AdapterFiles, TrainedModel
 from .samples import Samples, find_splits, read_samples
 from .trainable import adapt_layers, unfreeze_layers
 
@@ -84,7 +83,7 @@ def fine_tune(
     data: Mapping[str, Samples],
     settings: FineTuneSettings,
     *,
-    loss: Loss = next_token_loss,
+    teacher: Decoder | None = None,
     processes: DataParallel | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
@@ -92,15 +91,16 @@ def fine_tune(
 
     Writes into `settings.adapter_path`: `log.jsonl`, `curve.png` and `checkpoint/`; the adapter that is
     best on the validation samples, that of the last checkpoint in `last/`, and those of all checkpoints
-    as `0000100_adapters.safetensors`; of full fine-tuning `best.safetensors` and, at the end, `model/`.
-    Without validation samples the last weights count as the best.
+    as `0000100_adapters.safetensors`; of full fine-tuning `best.safetensors` and, at the end, `model/`
+    and, of a ternary model, `masters/`. Without validation samples the last weights count as the best.
 
     Args:
         model: What `prepare` returned; in the first process it has the best weights at the end.
         tokenizer: The model's; its files are copied beside a fully tuned model.
         data: What `read_data` returned.
         settings: The run.
-        loss: Sum of the losses of a batch while training; validation takes cross-entropy.
+        teacher: A model whose distribution is learned too, as the settings say; validation takes
+            cross-entropy on the data alone.
         processes: Those that train together, each on its share of the rows of a batch; `None`: all
             that `mlx.launch` started, or this one.
         callbacks: As in `Trainer`.
@@ -130,14 +130,19 @@ def fine_tune(
     if settings.grad_checkpoint:
         checkpoint_blocks(model)
     has_validation = "valid" in data
-    result: AdapterFiles | TunedModel
+    result: AdapterFiles | TrainedModel
     if settings.fine_tune_type == "full":
-        result = TunedModel(folder, model, tokenizer, has_validation)
+        result = TrainedModel(folder, model, tokenizer, has_validation)
     else:
         result = AdapterFiles(folder, model, settings.record(), has_validation)
+    record = {
+        "weights": weights_digest(model),
+        "samples": samples_digest(data),
+        "teacher": None if teacher is None else weights_digest(teacher),
+    }
     progress = Trainer(
         model,
-        settings.loop({"weights": _weights_digest(model), "samples": _samples_digest(data)}),
+        settings.loop(record),
         named_optimizer(
             settings.optimizer,
             settings.learning_rate,
@@ -146,13 +151,23 @@ def fine_tune(
         _rate(settings),
         batches,
         _validation(data, settings),
-        loss=loss,
+        loss=next_token_loss if teacher is None else _distillation(teacher, model, settings),
         processes=processes,
         callbacks=[result, *callbacks],
     ).train()
     if processes.is_first:
         result.finish()
     return progress
+
+
+def _distillation(teacher: Decoder, student: Decoder, settings: FineTuneSettings) -> Loss:
+    return distillation_loss(
+        teacher,
+        student,
+        weight=settings.teacher_weight,
+        temperature=settings.teacher_temperature,
+        top_k=settings.teacher_top_k,
+    )
 
 
 def mean_loss(model: Decoder, batches: Sequence[Batch]) -> float:
@@ -186,23 +201,3 @@ def _rate(settings: FineTuneSettings) -> Callable[[int], mx.array]:
     if settings.lr_schedule is not None:
         return named_schedule(settings.lr_schedule)
     return lambda step: mx.array(settings.learning_rate)
-
-
-def _samples_digest(data: Mapping[str, Samples]) -> str:
-    """Tells other samples from the same ones."""
-    digest = hashlib.sha256()
-    for name in ("train", "valid"):
-        for sample in data[name].samples if name in data else ():
-            digest.update(f"{len(sample.tokens)} {sample.prompt} ".encode())
-            digest.update(sample.tokens.tobytes())
-        digest.update(b"|")
-    return digest.hexdigest()
-
-
-def _weights_digest(model: Decoder) -> str:
-    """Tells another model or other first weights from the same ones, by a few of each tensor."""
-    digest = hashlib.sha256()
-    for name, array in parameters(model).items():
-        digest.update(f"{name} {array.shape} {array.dtype} ".encode())
-        digest.update(np.array(array.reshape(-1)[:64].astype(mx.float32)).tobytes())
-    return digest.hexdigest()

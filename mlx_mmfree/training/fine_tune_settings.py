@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TrainingError
+from .data_parallel import DEFAULT_TIMEOUT_S
 from .loop import LoopSettings
 from .optimizer import OPTIMIZERS, SCHEDULES
 from .samples import Features
@@ -16,11 +17,11 @@ KINDS = ("lora", "dora", "full")
 
 _POSITIVE = (
     "batch_size iters learning_rate steps_per_report steps_per_eval grad_accumulation_steps "
-    "save_every rank teacher_weight teacher_temperature"
+    "save_every rank teacher_weight teacher_temperature process_timeout_s"
 )
 _WITHOUT_INFLUENCE = (
-    "data adapter_path iters steps_per_report save_every test_batches resume_adapter_file patience "
-    "clear_cache_threshold grad_checkpoint"
+    "data adapter_path iters teacher steps_per_report save_every test_batches resume_adapter_file "
+    "patience clear_cache_threshold grad_checkpoint process_timeout_s"
 )
 
 
@@ -66,6 +67,7 @@ class FineTuneSettings:
         resume_adapter_file: adapters.safetensors to begin with.
         grad_checkpoint: Recompute each block in the backward pass, which saves memory.
         clear_cache_threshold: Clear MLX's cache after a step that leaves it larger, in bytes.
+        process_timeout_s: Seconds that one of several processes waits for another before it ends.
         seed: Seed of adapters, order and dropout.
         prompt_feature: Key of the prompt in the data.
         completion_feature: Key of the completion.
@@ -106,6 +108,7 @@ class FineTuneSettings:
     resume_adapter_file: str | None = None
     grad_checkpoint: bool = False
     clear_cache_threshold: int | None = None
+    process_timeout_s: float = DEFAULT_TIMEOUT_S
     seed: int = 0
     prompt_feature: str = "prompt"
     completion_feature: str = "completion"

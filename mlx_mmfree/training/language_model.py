@@ -1,59 +1,111 @@
 """Trains a language model from text files: vocabulary, data, model, loop and the finished model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
 from ..errors import TrainingError
 from ..evaluation import measure_perplexity
-from ..hub import load_tokenizer, save_model
-from ..hub.vocabulary import train_vocabulary
-from ..layers import pack_linears
-from ..models import Decoder, find
+from ..hub import load_tokenizer
+from ..models import Decoder
 from .batches import Batch
-from .callbacks import BestWeights
-from .checkpoint import load_trainable
-from .corpus import END_OF_TEXT, Mixture, TokenStream, read_documents, tokenize
+from .callbacks import Callback
+from .checkpoint import check_record, read_progress
+from .corpus import END_OF_TEXT, Mixture, TokenStream, tokenize
 from .data_parallel import DataParallel
+from .digests import stream_digest, weights_digest
+from .first_model import first_model
 from .gradient_checkpoint import checkpoint_blocks
-from .loop import Trainer
+from .loop import Trainer, Validation
 from .optimizer import build_optimizer, build_schedule
+from .results import TrainedModel
+from .run_folder import make_run_folder
 from .settings import Settings
+from .vocabulary import own_vocabulary
 
 
 def train_language_model(
-    settings: Settings, processes: DataParallel | None = None
+    settings: Settings,
+    processes: DataParallel | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
-    """Runs or resumes a training run and writes the packed model of its best weights.
+    """Runs or resumes a training run and writes the models of its best weights.
 
     Writes into `settings.output`: `tokenizer/`, `log.jsonl`, `curve.png`, `checkpoint/`,
-    `best.safetensors` and, at the end, `model/`.
+    `best.safetensors` and, at the end, `model/` and, of a ternary model, `masters/`: its float
+    weights, for more training. A finished run goes on when it is given more `steps`; the schedule of
+    those is that of a run of so many steps.
 
     Args:
         settings: The run.
         processes: Those that train together, each on its share of the rows of a batch; `None`: all
             that `mlx.launch` started, or this one.
+        callbacks: As in `Trainer`.
 
     Returns:
         The run's progress record and, in the first process, the packed model's held-out figures.
 
     Raises:
-        TrainingError: A file or setting is wrong, or the loss is not finite.
+        TrainingError: A file or setting is wrong, the folder cannot be written, or the loss is not
+            finite.
+        TrainingStopped: The run was asked to end, and is saved.
     """
     output = settings.path(settings.output)
-    output.mkdir(parents=True, exist_ok=True)
-    processes = DataParallel() if processes is None else processes
-    rank, ranks = processes.share(settings.batch_size)
-    tokenizer_folder = processes.after_first(lambda: _tokenizer_folder(settings, output))
-    streams = _streams(settings, tokenizer_folder)
-    mixture = Mixture(
-        {name: streams[name] for stage in settings.stages for name in stage.weights},
-        settings.stages,
-        settings.seed,
+    make_run_folder(output)
+    if processes is None:
+        processes = DataParallel(timeout_s=settings.process_timeout_s)
+    share = processes.share(settings.batch_size)
+    progress = read_progress(output)
+    if progress is not None:
+        # before anything is made that belongs to other settings
+        check_record(output, progress, progress["settings"] | settings.record())
+    model, folder = first_model(settings)
+    tokenizer_folder = folder or processes.after_first(
+        lambda: _tokenizer_folder(settings, output, model.vocab_size, progress is not None)
     )
+    streams = _streams(settings, tokenizer_folder, model.vocab_size)
+    record = {
+        # random ones follow from the settings
+        "weights": None if settings.init_from is None else weights_digest(model),
+        "texts": {name: stream_digest(stream) for name, stream in streams.items()},
+    }
+    if settings.grad_checkpoint:
+        checkpoint_blocks(model)
+    result = TrainedModel(output, model, tokenizer_folder, has_validation=bool(settings.valid))
+    progress = Trainer(
+        model,
+        settings.loop(record),
+        build_optimizer(settings),
+        build_schedule(settings),
+        _batches(settings, streams, share),
+        _validation(settings, streams),
+        processes=processes,
+        callbacks=[result, *callbacks],
+    ).train()
+    if not processes.is_first:
+        return progress
+    result.finish()
+    model.eval()
+    return progress | {"held_out": _held_out(model, settings, streams)}
+
+
+def _tokenizer_folder(settings: Settings, output: Path, vocab_size: int, is_resumed: bool) -> Path:
+    if settings.tokenizer is not None:
+        return settings.path(settings.tokenizer)
+    texts = [settings.path(name) for name in settings.stages[0].weights]
+    return own_vocabulary(output, texts, vocab_size, keeps=is_resumed)
+
+
+def _batches(
+    settings: Settings, streams: Mapping[str, TokenStream], share: tuple[int, int]
+) -> Callable[[int], list[Batch]]:
+    """The rows of a step that are this process' share, in parts."""
+    names = {name for stage in settings.stages for name in stage.weights}
+    mixture = Mixture({name: streams[name] for name in names}, settings.stages, settings.seed)
+    rank, ranks = share
 
     def batches(step: int) -> list[Batch]:
         size = settings.batch_size * settings.accumulation_steps
@@ -61,59 +113,22 @@ def train_language_model(
         parts = np.split(rows, settings.accumulation_steps)
         return [Batch.of_rows(part[rank::ranks]) for part in parts]
 
-    def validation(model: Decoder) -> dict[str, float]:
-        return {"valid_loss": _loss_on_head(model, settings, streams[settings.valid[0]])}
-
-    model = _build(settings)
-    if settings.grad_checkpoint:
-        checkpoint_blocks(model)
-    best_file = output / "best.safetensors"
-    progress = Trainer(
-        model,
-        settings.loop(),
-        build_optimizer(settings),
-        build_schedule(settings),
-        batches,
-        validation,
-        processes=processes,
-        callbacks=[BestWeights(model, best_file)],
-    ).train()
-    if not processes.is_first:
-        return progress
-    best = _build(settings)
-    load_trainable(best, best_file)
-    pack_linears(best)
-    save_model(output / "model", best, tokenizer_folder, overwrite=True)
-    return progress | {"held_out": _held_out(best, settings, streams)}
+    return batches
 
 
-def _build(settings: Settings) -> Decoder:
-    architecture = find(settings.model.get("model_type"))
-    mx.random.seed(settings.seed)
-    model: Decoder = architecture.build(architecture.Config.from_hub(settings.model))
-    return model
+def _validation(settings: Settings, streams: Mapping[str, TokenStream]) -> Validation | None:
+    if not settings.valid:
+        return None
+    stream = streams[settings.valid[0]]
+    return lambda model: {"valid_loss": _loss_on_head(model, settings, stream)}
 
 
-def _tokenizer_folder(settings: Settings, output: Path) -> Path:
-    if settings.tokenizer is not None:
-        return settings.path(settings.tokenizer)
-    folder = output / "tokenizer"
-    if not (folder / "tokenizer_config.json").exists():
-
-        def documents() -> Iterator[str]:
-            for name in settings.stages[0].weights:
-                yield from read_documents(settings.path(name))
-
-        train_vocabulary(documents(), settings.model["vocab_size"], folder)
-    return folder
-
-
-def _streams(settings: Settings, tokenizer_folder: Path) -> dict[str, TokenStream]:
+def _streams(settings: Settings, tokenizer_folder: Path, vocab_size: int) -> dict[str, TokenStream]:
     tokenizer = load_tokenizer(tokenizer_folder)
-    if tokenizer.vocab_size > settings.model["vocab_size"]:
+    if tokenizer.vocab_size > vocab_size:
         raise TrainingError(
             f"[train] 'vocab_size' must cover the tokenizer's {tokenizer.vocab_size} tokens but got "
-            f"{settings.model['vocab_size']}."
+            f"{vocab_size}."
         )
     [end_of_text] = tokenizer.encode(END_OF_TEXT, add_special_tokens=False, parse_special=True)
 

@@ -14,6 +14,7 @@ import mlx.core as mx
 from ..files.replacing import new_file
 from ..platform.threads import thread_count
 from ..version import __version__
+from .run_folder import writing
 
 
 class RunLog:
@@ -22,6 +23,9 @@ class RunLog:
     Args:
         path: The file; `None` keeps nothing.
         step: The step the run starts at.
+
+    Raises:
+        TrainingError: The file cannot be written.
     """
 
     def __init__(self, path: Path | None, step: int):
@@ -29,13 +33,13 @@ class RunLog:
         if path is None:
             return
         kept = [r for r in read_log(path) if r.get("step", 0) <= step] if step else []
-        with new_file(path) as new:
+        with writing(path.parent), new_file(path) as new:
             new.write_text("".join(json.dumps(record) + "\n" for record in kept))
 
     def write(self, **record: Any) -> None:
         if self._path is None:
             return
-        with self._path.open("a") as file:
+        with writing(self._path.parent), self._path.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
 
@@ -67,7 +71,7 @@ def plot_curve(log: Path, image: Path) -> bool:
     axes.set(xlabel="million tokens", ylabel="nats a token")
     axes.grid(alpha=0.3)
     axes.legend()
-    with new_file(image) as new:
+    with writing(image.parent), new_file(image) as new:
         figure.savefig(new, dpi=120)
     plt.close(figure)
     return True

@@ -1,7 +1,7 @@
 """The training loop."""
 
-import json
 import math
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,16 +16,24 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_reduce
 from tqdm import tqdm
 
-from ..errors import TrainingError
+from ..errors import TrainingError, TrainingStopped
 from ..layers import set_quantization_strength
 from ..models import Decoder
 from ..ops import long_sum
 from .batches import Batch
 from .callbacks import Callback
-from .checkpoint import read_progress, restore_checkpoint, save_checkpoint
+from .checkpoint import (
+    check_record,
+    kept_state,
+    read_progress,
+    restore_checkpoint,
+    save_checkpoint,
+)
 from .data_parallel import DataParallel
+from .interruption import StopRequest
 from .log import Clock, RunLog, environment, plot_curve
 from .loss import Loss, next_token_loss
+from .run_folder import writing
 
 Batches = Callable[[int], list[Batch]]
 """Maps a step to its batches, one for each accumulated forward pass."""
@@ -65,7 +73,8 @@ class LoopSettings:
         quantization_warmup: Steps over which weights and activations of ternary layers pass from float
             to quantised; validations measure quantised ones. 0: quantised from the start.
         clear_cache_bytes: MLX's cache is cleared after a step that leaves it larger; `None`: never.
-        record: What must be the same when the run is resumed, as plain values.
+        record: What must be the same when the run is resumed, as plain values. Its `steps` alone, if
+            it has them, may grow once the run is finished.
     """
 
     folder: Path
@@ -133,6 +142,7 @@ class Trainer:
         self._loss_and_gradient = nn.value_and_grad(model, loss)
         self._processes = DataParallel() if processes is None else processes
         self._callbacks = callbacks if self._processes.is_first else ()
+        self._is_extended = False
         self._progress: dict[str, Any] = {
             "step": 0,
             "tokens": 0,
@@ -146,29 +156,52 @@ class Trainer:
     def train(self) -> dict[str, Any]:
         """Runs to the last step, or until patience ends; returns the progress record.
 
+        The first Ctrl-C or SIGTERM ends the run after the step, with its state saved.
+
         Raises:
-            TrainingError: The loss is not finite, or the run's checkpoint has other settings.
+            TrainingError: The loss is not finite, the folder cannot be written, or the run's
+                checkpoint has other settings.
+            TrainingStopped: The run was asked to end.
         """
         self._resume()
-        settings, progress = self._settings, self._progress
         is_first = self._processes.is_first
-        self._processes.check_same("step", progress["step"])
+        self._processes.check_same("step", self._progress["step"])
         self.model.update(self._processes.of_first(self.model.trainable_parameters()))
-        log = RunLog(settings.folder / "log.jsonl" if is_first else None, progress["step"])
-        mx.reset_peak_memory()
-        if progress["step"] == 0:
-            processes = self._processes.size
-            log.write(step=0, **environment(), processes=processes, settings=settings.record)
-            if settings.validates_first:
-                self._validate(log)
-        self.model.train()
+        log = self._begin()
         bar = tqdm(
-            total=settings.steps,
-            initial=progress["step"],
+            total=self._settings.steps,
+            initial=self._progress["step"],
             unit="step",
             dynamic_ncols=True,
             disable=not is_first,
         )
+        with bar, StopRequest(is_quiet=not is_first) as request:
+            self._run(log, bar, request)
+        curve = self._settings.folder / "curve.png"
+        if is_first and not plot_curve(self._settings.folder / "log.jsonl", curve):
+            print(
+                "No curve was drawn: pip install 'mlx-mmfree[plot]' adds matplotlib.",
+                file=sys.stderr,
+            )
+        return self._progress
+
+    def _begin(self) -> RunLog:
+        """The log of the run; of a new one, with its first records."""
+        settings, step = self._settings, self._progress["step"]
+        log = RunLog(settings.folder / "log.jsonl" if self._processes.is_first else None, step)
+        mx.reset_peak_memory()
+        if step == 0:
+            processes = self._processes.size
+            log.write(step=0, **environment(), processes=processes, settings=settings.record)
+            if settings.validates_first:
+                self._validate(log)
+        elif self._is_extended:
+            log.write(step=step, extended_to=settings.steps)
+        return log
+
+    def _run(self, log: RunLog, bar: tqdm, request: StopRequest) -> None:
+        settings, progress = self._settings, self._progress
+        self.model.train()
         clock = Clock()
         while progress["step"] < settings.steps and not self._is_out_of_patience():
             loss, tokens, norm, rate = self._step(progress["step"])
@@ -186,14 +219,16 @@ class Trainer:
             with clock.paused():
                 if self._is_due(settings.steps_per_eval):
                     self._validate(log)
-                if self._is_due(settings.save_every) or self._is_out_of_patience():
+                stop = self._processes.largest(request.signal)
+                if stop or self._is_due(settings.save_every) or self._is_out_of_patience():
                     self._save()
-        bar.close()
-        curve = settings.folder / "curve.png"
-        if is_first and not plot_curve(settings.folder / "log.jsonl", curve):
-            note = "No curve was drawn: pip install 'mlx-mmfree[plot]' adds matplotlib."
-            print(note, file=sys.stderr)
-        return progress
+            if stop:
+                raise TrainingStopped(
+                    f"[train] {signal.Signals(stop).name} stopped the run after step "
+                    f"{progress['step']} of {settings.steps}; its state is kept in "
+                    f"'{settings.folder}'. The same command goes on from there.",
+                    stop,
+                )
 
     def _is_due(self, every: int) -> bool:
         step: int = self._progress["step"]
@@ -208,14 +243,9 @@ class Trainer:
         progress = read_progress(folder)
         if progress is None:
             return
-        old, new = progress["settings"], _plain(self._settings.record)
-        if differing := sorted(k for k in old | new if old.get(k, ...) != new.get(k, ...)):
-            raise TrainingError(
-                f"[train] '{folder}' holds a run with other values of {', '.join(differing)}. "
-                "Resume with the same settings or give another output folder."
-            )
+        self._is_extended = check_record(folder, progress, self._settings.record)
         restore_checkpoint(folder, self.model, self._optimizer)
-        self._progress = progress
+        self._progress = progress | {"settings": self._settings.record}
 
     def _step(self, step: int) -> tuple[float, int, float, float]:
         """One optimizer step: summed loss, learned tokens, gradient norm and learning rate."""
@@ -226,8 +256,7 @@ class Trainer:
         if not math.isfinite(total) or not math.isfinite(length):
             raise TrainingError(
                 f"[train] the loss is {total / tokens} and the gradient norm {length} at step {step}; "
-                f"the last good state is kept in '{self._settings.folder}'. Lower 'learning_rate' or "
-                "'clip_norm'."
+                f"{kept_state(self._settings.folder)}. Lower 'learning_rate' or 'clip_norm'."
             )
         factor = min(1.0, (self._settings.clip_norm or math.inf) / (length + 1e-6)) / tokens
         # a float32 gradient would turn 16-bit weights into float32 ones
@@ -287,7 +316,7 @@ class Trainer:
         if not math.isfinite(figures["valid_loss"]):
             raise TrainingError(
                 f"[train] the validation loss is {figures['valid_loss']} at step {progress['step']}; "
-                f"the last good state is kept in '{self._settings.folder}'. Lower 'learning_rate'."
+                f"{kept_state(self._settings.folder)}. Lower 'learning_rate'."
             )
         record = {"step": progress["step"], "tokens": progress["tokens"], **figures}
         log.write(**record)
@@ -304,7 +333,8 @@ class Trainer:
 
     def _save(self) -> None:
         if self._processes.is_first:
-            save_checkpoint(self._settings.folder, self.model, self._optimizer, self._progress)
+            with writing(self._settings.folder):
+                save_checkpoint(self._settings.folder, self.model, self._optimizer, self._progress)
         for callback in self._callbacks:
             callback.on_save(self._progress["step"])
 
@@ -332,9 +362,3 @@ def _warming_up(model: Decoder, step: int, steps: int) -> Iterator[None]:
 def _mixed(*numbers: int) -> int:
     """One 64-bit seed of several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """The record as JSON gives it back."""
-    plain: dict[str, Any] = json.loads(json.dumps(record))
-    return plain

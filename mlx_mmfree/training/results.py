@@ -5,12 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlx.utils import tree_unflatten
+
 from ..files.replacing import new_file
 from ..hub import Tokenizer, save_model
 from ..hub.adapters import WEIGHTS_FILE, load_adapter_weights, write_adapter
+from ..layers import pack_linears
 from ..models import Decoder
 from .callbacks import BestWeights, Callback
 from .checkpoint import load_trainable
+from .run_folder import writing
 
 
 class AdapterFiles(Callback):
@@ -39,7 +43,8 @@ class AdapterFiles(Callback):
             self.on_best(step)
         last = self._folder / "last"
         write_adapter(last, self._model, {**self._record, "step": step})
-        with new_file(self._folder / f"{step:07d}_{WEIGHTS_FILE}") as new:
+        file = self._folder / f"{step:07d}_{WEIGHTS_FILE}"
+        with writing(self._folder), new_file(file) as new:
             shutil.copyfile(last / WEIGHTS_FILE, new)
 
     def finish(self) -> None:
@@ -47,28 +52,49 @@ class AdapterFiles(Callback):
         load_adapter_weights(self._model, self._folder / WEIGHTS_FILE)
 
 
-class TunedModel(BestWeights):
-    """Keeps the best weights of a run, and at the end the model that has them.
+class TrainedModel(BestWeights):
+    """Keeps the best weights of a run, and at the end the models that have them.
 
     Args:
         folder: The run's.
         model: The model that is trained.
-        tokenizer: Its files are copied beside the model.
+        tokenizer: Loaded, or its folder; its files are copied beside the models.
         has_validation: Without, the last weights are the best.
     """
 
-    def __init__(self, folder: Path, model: Decoder, tokenizer: Tokenizer, has_validation: bool):
-        super().__init__(model, folder / "best.safetensors")
+    def __init__(
+        self, folder: Path, model: Decoder, tokenizer: Tokenizer | Path, has_validation: bool
+    ):
+        super().__init__(model, folder / "best.safetensors", has_validation)
         self._folder = folder
         self._decoder = model
         self._tokenizer = tokenizer
-        self._has_validation = has_validation
-
-    def on_save(self, step: int) -> None:
-        if not self._has_validation:
-            self.on_best(step)
 
     def finish(self) -> None:
-        """Gives the model its best weights and writes it to `model/`."""
+        """Gives the model its best weights and writes it to `model/`.
+
+        A ternary model is packed there, and `masters/` holds its float weights to train on.
+        """
         load_trainable(self._decoder, self._folder / "best.safetensors")
-        save_model(self._folder / "model", self._decoder, self._tokenizer, overwrite=True)
+        floats = [
+            (name, module)
+            for name, module in self._decoder.named_modules()
+            if hasattr(module, "to_packed")
+        ]
+        if floats:
+            self._save("masters")
+        pack_linears(self._decoder)
+        try:
+            self._save("model")
+        finally:
+            self._decoder.update_modules(tree_unflatten(floats))
+
+    def _save(self, name: str) -> None:
+        save_model(self._folder / name, self._decoder, self._tokenizer, overwrite=True)
+
+
+def kept_models(folder: Path) -> str:
+    """Where a run's model lies, in words."""
+    masters = folder / "masters"
+    rest = f", its float masters in '{masters}'" if masters.exists() else ""
+    return f"The model is kept in '{folder / 'model'}'{rest}."

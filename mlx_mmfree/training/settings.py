@@ -1,24 +1,36 @@
 """What a training run is made of."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import TrainingError
 from .corpus import Stage
+from .data_parallel import DEFAULT_TIMEOUT_S
 from .loop import LoopSettings
 from .yaml_values import check_keys, checked_numbers, read_mapping
 
+_WITHOUT_INFLUENCE = (
+    "root output steps_per_report save_every patience clear_cache_threshold process_timeout_s"
+)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """One training run; the keys of the YAML file and the flags of the command.
 
     Attributes:
         output: Folder of the run: log, curve, checkpoint and the finished model.
-        model: The architecture, as in a Hub `config.json`.
+        model: The architecture, as in a Hub `config.json`; `linear_class` makes its linears ternary
+            or dense.
+        init_from: Folder or Hub repository of a model to begin with instead of random weights; it
+            brings architecture and tokenizer.
+        rebuild_masters: Make up float masters from the trits where that model is packed without
+            them; what was rounded away is lost.
         stages: Mixture of training files, stage by stage.
-        valid: Held-out text files, measured at the end.
+        valid: Held-out text files, measured at the end. Without any the last weights are kept.
         valid_tokens: Tokens of the first one on which the loss is taken along the way; it picks the
             best weights.
         tokenizer: Folder with a tokenizer. Default: a vocabulary is trained on the first stage's
@@ -38,13 +50,18 @@ class Settings:
         steps_per_report: Steps between two log lines.
         steps_per_eval: Steps between two validations.
         save_every: Steps between two checkpoints.
+        patience: Validations in a row without a better loss that end the run; 0: never.
+        clear_cache_threshold: Clear MLX's cache after a step that leaves it larger, in bytes.
+        process_timeout_s: Seconds that one of several processes waits for another before it ends.
         seed: Seed of weights and batches.
     """
 
     output: str
-    model: dict[str, Any]
+    model: dict[str, Any] = field(default_factory=dict)
+    init_from: str | None = None
+    rebuild_masters: bool = False
     stages: tuple[Stage, ...]
-    valid: tuple[str, ...]
+    valid: tuple[str, ...] = ()
     valid_tokens: int = 32768
     tokenizer: str | None = None
     steps: int = 1000
@@ -62,16 +79,19 @@ class Settings:
     steps_per_report: int = 10
     steps_per_eval: int = 250
     save_every: int = 100
+    patience: int = 0
+    clear_cache_threshold: int | None = None
+    process_timeout_s: float = DEFAULT_TIMEOUT_S
     seed: int = 0
     root: Path = field(default=Path(), compare=False)
 
     def __post_init__(self) -> None:
         positive = (
             "steps batch_size accumulation_steps sequence_length learning_rate "
-            "steps_per_report steps_per_eval save_every valid_tokens"
+            "steps_per_report steps_per_eval save_every valid_tokens process_timeout_s"
         )
         for name in positive.split():
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise TrainingError(
                     f"[train] '{name}' must be positive but got {getattr(self, name)}."
                 )
@@ -80,9 +100,20 @@ class Settings:
                 f"[train] 'warmup_steps' must be from 0 to below 'steps' ({self.steps}) but got "
                 f"{self.warmup_steps}."
             )
-        if self.quantization_warmup < 0:
+        for name in ("quantization_warmup", "patience"):
+            if getattr(self, name) < 0:
+                raise TrainingError(
+                    f"[train] '{name}' must be at least 0 but got {getattr(self, name)}."
+                )
+        if self.init_from is None and not self.model:
             raise TrainingError(
-                f"[train] 'quantization_warmup' must be at least 0 but got {self.quantization_warmup}."
+                "[train] 'model' must describe the architecture, or 'init_from' name a model to begin "
+                "with, but neither is given."
+            )
+        if self.init_from is not None and (self.model or self.tokenizer is not None):
+            raise TrainingError(
+                "[train] 'init_from' must come without 'model' and 'tokenizer', which it brings, but "
+                "one of them is given."
             )
         ends = [stage.until for stage in self.stages]
         if not ends or ends != sorted(ends) or ends[-1] != 1:
@@ -94,8 +125,8 @@ class Settings:
         """A path of the settings, relative to the file they were read from."""
         return self.root / name
 
-    def loop(self) -> LoopSettings:
-        """What the loop is told."""
+    def loop(self, record: Mapping[str, Any]) -> LoopSettings:
+        """What the loop is told; `record` describes weights and texts."""
         return LoopSettings(
             folder=self.path(self.output),
             steps=self.steps,
@@ -104,38 +135,57 @@ class Settings:
             steps_per_report=self.steps_per_report,
             steps_per_eval=self.steps_per_eval,
             save_every=self.save_every,
+            patience=self.patience,
             quantization_warmup=self.quantization_warmup,
-            record=self.record(),
+            clear_cache_bytes=self.clear_cache_threshold,
+            record={**self.record(), **record},
         )
 
     def record(self) -> dict[str, Any]:
         """Everything that decides the course of the run, as plain values."""
         record = asdict(self)
-        for name in ("root", "output", "steps_per_report", "save_every"):
+        for name in _WITHOUT_INFLUENCE.split():
             del record[name]
         return record
 
 
-def read_settings(path: Path, overrides: dict[str, Any] | None = None) -> Settings:
-    """Reads a YAML file; `overrides` win over it.
+def read_settings(
+    path: Path, overrides: dict[str, Any] | None = None, *, linear_class: str | None = None
+) -> Settings:
+    """Reads a YAML file; `overrides` win over it, and `linear_class` over that of the model.
 
     Raises:
         TrainingError: The file cannot be read, or a key is unknown, missing or of the wrong type.
     """
     values = read_mapping(path)
     values |= {name: value for name, value in (overrides or {}).items() if value is not None}
+    if linear_class is not None:
+        if values.get("init_from") is not None:
+            raise TrainingError(
+                "[train] 'linear_class' must be left out with 'init_from', whose model has its linears, "
+                f"but got {linear_class!r}."
+            )
+        values["model"] = {**_mapping(values, "model"), "linear_class": linear_class}
     return _settings(values, path)
+
+
+def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = values.get(name, {})
+    if not isinstance(value, dict):
+        raise TrainingError(f"[train] '{name}' must be a mapping but got {value!r:.80}.")
+    return value
 
 
 def _settings(values: dict[str, Any], path: Path) -> Settings:
     check_keys(values, Settings, f"'{path}'")
+    _mapping(values, "model")
     try:
         values = checked_numbers(values, Settings)
         values["stages"] = tuple(
             Stage(float(s["until"]), {str(k): float(w) for k, w in s["weights"].items()})
             for s in values["stages"]
         )
-        values["valid"] = tuple(str(name) for name in values["valid"])
+        values["valid"] = tuple(str(name) for name in values.get("valid", ()))
         if "betas" in values:
             values["betas"] = tuple(float(beta) for beta in values["betas"])
         return Settings(root=path.parent, **values)

@@ -27,6 +27,7 @@ def test_commands_are_found_by_file_name() -> None:
         "loading",
         "process_group",
         "prompts",
+        "reports",
         "sampling",
     }
     assert set(command_names()) == files - shared

@@ -14,11 +14,13 @@ import mlx.core as mx
 import pytest
 import yaml
 
+from mlx_mmfree import demo
 from mlx_mmfree.cli.generate import main as generate
 from mlx_mmfree.cli.lora import build_parser, main
-from mlx_mmfree.hub import save_model
+from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.models import hgrn_bit
 from mlx_mmfree.training.log import read_log
+from tests.tolerances import relative_error
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 ROOT = Path(__file__).parents[2]
@@ -89,6 +91,20 @@ def test_packed_checkpoints_cannot_be_tuned_in_full(
 ) -> None:
     assert main([*_flags(folder, data), "--train", "--fine-tune-type", "full"]) == 2
     assert "load the checkpoint that it was packed from" in capsys.readouterr().err
+
+
+def test_the_packaged_model_is_tuned_in_full_with_masters_made_up(data: Path) -> None:
+    flags = ["--data", str(data), "--adapter-path", str(data.parent / "run"), "--train"]
+    flags += ["--fine-tune-type", "full", "--rebuild-masters", *QUICK, "--iters", "1"]
+    flags += ["--num-layers", "1"]
+    assert main(flags) == 0
+    before, after = (
+        load_model(path).blocks[0].token_mixer.input_proj
+        for path in (demo.path(), data.parent / "run/model")
+    )
+    assert mx.array_equal(after.weight, before.weight)
+    assert relative_error(after.scale, before.scale) <= 1e-6
+    assert load_model(data.parent / "run/masters", packed=False).vocab_size == 2048
 
 
 def test_yaml_of_mlx_lm_and_flags_that_win(
@@ -186,6 +202,10 @@ def test_limits_of_memory_are_restored(folder: Path, data: Path) -> None:
         (["--train", "--clear-cache-threshold", "much"], "must be a size such as 500MB or 2GB"),
         (["--train", "--data", "absent"], "--data must be an existing folder"),
         (["--test", "--adapter-path", "absent"], "--adapter-path must be a folder"),
+        (
+            ["--train", "--rebuild-masters"],
+            "--rebuild-masters must come with --fine-tune-type full",
+        ),
         (["--train", "--config", "absent.yaml"], "'absent.yaml' must be a readable YAML file"),
         (["--trainn"], "unrecognized arguments: --trainn"),
     ],
@@ -198,6 +218,24 @@ def test_mistakes_are_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_the_model_loads(
+    folder: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = data / "train.jsonl/run"
+    assert main([*_flags(folder, data), "--train", "--adapter-path", str(run)]) == 2
+    captured = capsys.readouterr()
+    assert f"'{run}' cannot be written: Not a directory" in captured.err
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+
+
+def test_a_state_that_was_never_saved_is_not_spoken_of(
+    folder: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*QUICK, "--train", "--learning-rate", "1e30", "--save-every", "50"]
+    assert main([*_flags(folder, data), *options]) == 2
+    assert "nothing had been saved yet. Lower 'learning_rate'" in capsys.readouterr().err
 
 
 def test_wandb_that_is_missing_is_named(

@@ -1,12 +1,28 @@
 """`mmfree train` on a tiny corpus, from text files to a model that writes."""
 
+import os
+import shutil
+import signal
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import mlx.core as mx
+import mlx.nn as nn
 import pytest
+import yaml
 
 from mlx_mmfree import load
 from mlx_mmfree.cli.train import build_parser, main
-from tests.training.conftest import config, run_values  # noqa: F401
+from mlx_mmfree.errors import CheckpointError
+from mlx_mmfree.hub import load_model, load_tokenizer
+from mlx_mmfree.layers import PackedBitLinear, pack_linears
+from mlx_mmfree.training.log import read_log
+from tests.tolerances import relative_error
+from tests.training.conftest import config, run_values, without_curve  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("without_curve")
 
 
 def test_run_writes_a_model_that_loads(
@@ -34,12 +50,178 @@ def test_flags_win_over_the_file(config: Path) -> None:  # noqa: F811
     assert (config.parent / "run/log.jsonl").read_text().count('"learning_rate":') == 4
 
 
+def _change(config: Path, **values: Any) -> None:  # noqa: F811
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | values))
+
+
+def _vocabulary(config: Path) -> int:  # noqa: F811
+    return load_tokenizer(config.parent / "run/tokenizer").vocab_size
+
+
+def test_the_result_is_named_and_its_masters_load(
+    config: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--config", str(config)]) == 0
+    run = config.parent / "run"
+    said = f"The model is kept in '{run / 'model'}', its float masters in '{run / 'masters'}'."
+    assert capsys.readouterr().out.splitlines()[-1] == said
+    masters = load_model(run / "masters", packed=False)
+    packed = load_model(run / "model")
+    tokens = mx.array([[5, 6, 7]])
+    assert mx.array_equal(pack_linears(masters)(tokens)[0], packed(tokens)[0])
+    with pytest.raises(CheckpointError, match=r"packed from, '.*run/masters', or pass rebuild"):
+        load_model(run / "model", packed=False)
+
+
+def test_a_start_with_other_settings_makes_its_own_tokenizer(
+    config: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = yaml.safe_load(config.read_text())["model"]
+    _change(config, model=model | {"vocab_size": 100})
+    assert main(["--config", str(config)]) == 2
+    assert (
+        "'vocab_size' must cover the tokenizer's 257 tokens but got 100" in capsys.readouterr().err
+    )
+    _change(config, model=model)
+    assert main(["--config", str(config), "--steps", "3"]) == 0
+    assert _vocabulary(config) == 300
+
+
+def test_texts_that_changed_are_noticed(
+    config: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts = config.parent / "train.txt", config.parent / "more.txt"
+    assert main(["--config", str(config)]) == 0
+    before = (config.parent / "run/tokenizer/tokenizer.json").read_bytes()
+    for text in texts:
+        kept = text.read_text()
+        text.write_text(kept.replace("cat", "whale"))
+        assert main(["--config", str(config)]) == 2
+        assert "holds a run with other values of texts" in capsys.readouterr().err
+        text.write_text(kept)
+    assert (config.parent / "run/tokenizer/tokenizer.json").read_bytes() == before
+    shutil.rmtree(config.parent / "run/checkpoint")
+    texts[0].write_text(texts[0].read_text().replace("cat", "whale"))
+    assert main(["--config", str(config)]) == 0
+    assert (config.parent / "run/tokenizer/tokenizer.json").read_bytes() != before
+
+
+def test_a_run_begins_with_the_weights_of_another(
+    config: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = config.parent / "run"
+    assert main(["--config", str(config), "--steps", "3"]) == 0
+    _change(config, model={})
+    flags = ["--config", str(config), "--output", "second", "--steps", "2", "--warmup-steps", "0"]
+    flags += ["--learning-rate", "1e-9", "--weight-decay", "0"]
+    assert main([*flags, "--init-from", "run/masters"]) == 0
+    first, second = (load_model(path / "model") for path in (run, config.parent / "second"))
+    tokens = mx.array([[5, 6, 7]])
+    assert relative_error(second(tokens)[0], first(tokens)[0]) <= 1e-3
+    assert not (config.parent / "second/tokenizer").exists()
+    capsys.readouterr()
+    flags[flags.index("second")] = "third"
+    assert main([*flags, "--init-from", "run/model"]) == 2
+    assert "run/masters', or pass" in capsys.readouterr().err
+    assert main([*flags, "--init-from", "run/model", "--rebuild-masters"]) == 0
+    third = load_model(config.parent / "third/model")
+    assert relative_error(third(tokens)[0], first(tokens)[0]) <= 1e-3
+
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 300,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+}
+ONLINE = {
+    "quant_method": "bitnet",
+    "linear_class": "autobitlinear",
+    "quantization_mode": "online",
+}
+
+
+@pytest.mark.parametrize("kind", ["ternary", "dense"])
+@pytest.mark.parametrize(
+    "described", [{}, {"quantization_config": ONLINE}], ids=["dense", "ternary"]
+)
+def test_linears_of_a_llama_are_what_is_asked_for(
+    config: Path,  # noqa: F811
+    kind: str,
+    described: dict[str, Any],
+) -> None:
+    _change(config, model=LLAMA | described)
+    assert main(["--config", str(config), "--linear-class", kind, "--steps", "3"]) == 0
+    model = load_model(config.parent / "run/model")
+    packed = {"ternary": PackedBitLinear, "dense": nn.Linear}[kind]
+    assert type(model.blocks[0].token_mixer.output_proj) is packed
+    assert (config.parent / "run/masters").exists() is (kind == "ternary")
+
+
+def test_linears_that_an_architecture_has_not_are_refused(
+    config: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _change(config, model=LLAMA | {"model_type": "bitnet"})
+    assert main(["--config", str(config), "--linear-class", "dense"]) == 2
+    wanted = "--linear-class must be ternary for 'model_type' 'bitnet' but got 'dense'"
+    assert wanted in capsys.readouterr().err
+
+
+def test_a_run_ends_when_nothing_gets_better(config: Path) -> None:  # noqa: F811
+    flags = ["--steps", "40", "--steps-per-eval", "1", "--patience", "2", "--learning-rate", "10"]
+    assert main(["--config", str(config), *flags]) == 0
+    log = read_log(config.parent / "run/log.jsonl")
+    losses = [record["valid_loss"] for record in log if "valid_loss" in record]
+    assert len(losses) < 40 and min(losses) == losses[-3]
+
+
+def test_without_held_out_text_the_last_weights_are_kept(config: Path) -> None:  # noqa: F811
+    _change(config, valid=[])
+    assert main(["--config", str(config)]) == 0
+    run = config.parent / "run"
+    last = mx.load(str(run / "checkpoint/model.safetensors"))
+    best = mx.load(str(run / "best.safetensors"))
+    assert all(mx.array_equal(best[name], value) for name, value in last.items())
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(
+    config: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def log(record: Any, step: int) -> None:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    module = SimpleNamespace(init=lambda **options: None, log=log)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    assert main(["--config", str(config), "--report-to", "wandb"]) == 130
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(
+        "[train] SIGINT stopped the run after step 2 of 6; its state is kept in"
+    )
+    assert error.endswith("The same command goes on from there.")
+    assert main(["--config", str(config)]) == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--steps", "0"], "--steps must be positive but got 0"),
         (["--stepz", "3"], "unrecognized arguments: --stepz"),
         (["--learning-rate", "fast"], "invalid float value"),
+        (["--patience", "-1"], "--patience must be at least 0 but got -1"),
+        (["--process-timeout-s", "0"], "--process-timeout-s must be positive but got 0.0"),
+        (["--report-to", "swanlab"], "--report-to must be wandb but got 'swanlab'"),
+        (["--init-from", "x"], "--init-from must come without 'model' and --tokenizer"),
+        (["--output", "train.txt/run"], "train.txt/run' cannot be written: Not a directory"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.training import data_parallel
 from mlx_mmfree.training.batches import Batch
-from mlx_mmfree.training.data_parallel import DataParallel
+from mlx_mmfree.training.data_parallel import DEFAULT_TIMEOUT_S, DataParallel
 from mlx_mmfree.training.loop import LoopSettings, Trainer
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import named_optimizer
@@ -27,6 +29,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 STEPS = {"dense": 20, "ternary": 2}
 ROWS, DEATH = 4, 11
+STOPPED_TIMEOUT_S = 10.0
 
 
 def build(name: str, seed: int = 5) -> Decoder:
@@ -46,13 +49,33 @@ def batch(step: int, rank: int, size: int) -> Batch:
     return Batch(*arrays)
 
 
-def train(folder: Path, name: str, processes: DataParallel, dying: int | None = None) -> str:
-    """A short run; returns a digest of the weights. The process `dying` is killed on the way."""
+def after_first(processes: DataParallel, folder: Path) -> list[str]:
+    """Files that a process sees when its turn comes, after several beats of the first one."""
+
+    def action() -> list[str]:
+        seen = sorted(path.name for path in folder.glob("done-*"))
+        if processes.is_first:
+            threading.Event().wait(3 * data_parallel._BEAT_S)
+        (folder / f"done-{processes.rank}").touch()
+        return seen
+
+    data_parallel._BEAT_S = 0.05
+    return processes.after_first(action)
+
+
+def train(
+    folder: Path,
+    name: str,
+    processes: DataParallel,
+    dying: int | None = None,
+    number: int = signal.SIGKILL,
+) -> str:
+    """A short run; returns a digest of the weights. The process `dying` gets a signal on the way."""
     rank, size = processes.share(ROWS)
 
     def batches(step: int) -> list[Batch]:
         if step == DEATH and rank == dying:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
         return [batch(step, rank, size)]
 
     def validation(model: Decoder) -> dict[str, float]:
@@ -105,18 +128,24 @@ def raw(processes: DataParallel) -> dict[str, Any]:
     }
 
 
-def main(task: str, folder: str, *arguments: str) -> None:
-    processes = DataParallel(mx.distributed.init(strict=True, backend="ring"))
-    if task == "kill":
-        train(Path(folder), "dense", processes, int(arguments[0]))
+def main(task: str, folder: str, results: str, *arguments: str) -> None:
+    """Runs a task; what it finds goes to a file of this process in the folder `results`."""
+    timeout_s = STOPPED_TIMEOUT_S if task == "stop" else DEFAULT_TIMEOUT_S
+    group = mx.distributed.init(strict=True, backend="ring")
+    processes = DataParallel(group, timeout_s=timeout_s)
+    if task in ("kill", "stop"):
+        number = signal.SIGKILL if task == "kill" else signal.SIGSTOP
+        train(Path(folder), "dense", processes, int(arguments[0]), number)
         return
-    if task == "resume":
-        result: dict[str, Any] = {"dense": train(Path(folder), "dense", processes)}
+    if task == "wait":
+        result: dict[str, Any] = {"order": after_first(processes, Path(folder))}
+    elif task == "resume":
+        result = {"dense": train(Path(folder), "dense", processes)}
     else:
         own = Path(folder) / str(processes.rank)
         result = {name: train(own / name, name, processes) for name in MODELS}
         result["raw"] = raw(processes)
-    print(json.dumps(result))
+    (Path(results) / f"result-{processes.rank}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,15 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+import yaml
 
+from mlx_mmfree.training.checkpoint import read_progress
 from mlx_mmfree.training.data_parallel import DataParallel, _parts
 from mlx_mmfree.training.log import read_log
 from tests.process_group import MMFREE, finish, start_group
-from tests.training.parallel_run import DEATH, MODELS, STEPS, train
+from tests.training.parallel_run import DEATH, MODELS, STEPS, STOPPED_TIMEOUT_S, train
 
+TIMEOUT_S = 300.0
 PROGRAM = ("-m", "tests.training.parallel_run")
 
 
@@ -21,12 +24,17 @@ def _losses(folder: Path) -> list[float]:
     return [record["loss"] for record in read_log(folder / "log.jsonl") if "loss" in record]
 
 
+def _results(folder: Path) -> list[dict[str, Any]]:
+    """What each of two processes wrote."""
+    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2)]
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """The folder of runs of two processes, and what each of them printed."""
+    """The folder of runs of two processes, and what each of them found."""
     folder = tmp_path_factory.mktemp("ranks")
-    outputs = finish(start_group(folder, 2, *PROGRAM, "equality", str(folder)))
-    return folder, [json.loads(output) for output, _ in outputs]
+    finish(start_group(folder, 2, *PROGRAM, "equality", str(folder), str(folder)))
+    return folder, _results(folder)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +71,12 @@ def test_processes_end_with_the_same_weights(ranks: tuple[Path, list[dict[str, A
 
 def test_only_the_first_process_writes(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, _ = ranks
-    assert {path.name for path in folder.iterdir()} == {"hosts.json", "0"}
+    assert {path.name for path in folder.iterdir()} == {
+        "hosts.json",
+        "0",
+        "result-0.json",
+        "result-1.json",
+    }
     assert (folder / "0" / "dense" / "checkpoint" / "progress.json").exists()
     environment = read_log(folder / "0" / "dense" / "log.jsonl")[0]
     assert environment["processes"] == 2
@@ -96,30 +109,63 @@ def test_large_gradients_are_summed_in_pieces() -> None:
 def test_a_killed_process_ends_the_other_and_the_run_goes_on(
     tmp_path: Path, ranks: tuple[Path, list[dict[str, Any]]], dying: int
 ) -> None:
-    processes = start_group(tmp_path, 2, *PROGRAM, "kill", str(tmp_path / "run"), str(dying))
+    run = str(tmp_path / "run")
+    processes = start_group(tmp_path, 2, *PROGRAM, "kill", run, str(tmp_path), str(dying))
     survivor = 1 - dying
-    processes[dying].wait(timeout=60)
-    killed = time.monotonic()
-    processes[survivor].wait(timeout=20)
-    assert time.monotonic() - killed < 10
     errors = finish(processes)[survivor][1]
     assert f"[train] another of the 2 processes has ended, so process {survivor} stops" in errors
     assert processes[dying].returncode == -signal.SIGKILL
     assert processes[survivor].returncode == 1
     assert len(_losses(tmp_path / "run")) == DEATH
     if dying == 1:
-        outputs = finish(start_group(tmp_path, 2, *PROGRAM, "resume", str(tmp_path / "run")))
+        finish(start_group(tmp_path, 2, *PROGRAM, "resume", run, str(tmp_path)))
         assert _losses(tmp_path / "run") == _losses(ranks[0] / "0" / "dense")
-        assert [json.loads(output)["dense"] for output, _ in outputs] == [ranks[1][0]["dense"]] * 2
+        assert [result["dense"] for result in _results(tmp_path)] == [ranks[1][0]["dense"]] * 2
+
+
+def test_a_stopped_process_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    arguments = ("stop", str(tmp_path / "run"), str(tmp_path), "1")
+    waiting, stopped = start_group(tmp_path, 2, *PROGRAM, *arguments)
+    try:
+        _, error = waiting.communicate(timeout=TIMEOUT_S)
+        assert stopped.poll() is None
+    finally:
+        waiting.kill()
+        stopped.send_signal(signal.SIGCONT)
+    _, other = stopped.communicate(timeout=TIMEOUT_S)
+    said = f"error: [train] process 0 has waited {STOPPED_TIMEOUT_S:g} s for another of the 2 processes"
+    assert said in error
+    assert "'process_timeout_s' sets the limit" in error
+    assert "another of the 2 processes has ended, so process 1 stops" in other
+    assert (waiting.returncode, stopped.returncode) == (2, 1)
+    progress = read_progress(tmp_path / "run")
+    assert progress is not None and progress["step"] == 10
+
+
+def test_the_others_wait_for_long_work_of_the_first(tmp_path: Path) -> None:
+    finish(start_group(tmp_path, 2, *PROGRAM, "wait", str(tmp_path), str(tmp_path)))
+    assert [result["order"] for result in _results(tmp_path)] == [[], ["done-0"]]
 
 
 def test_train_command(config: Path, tmp_path: Path) -> None:
-    flags = ("train", "--config", str(config))
-    processes = start_group(tmp_path, 2, *MMFREE, *flags)
-    [(first, _), second] = finish(processes)
+    processes = start_group(tmp_path, 2, *MMFREE, "train", "--config", str(config))
+    _, second = finish(processes)
     assert [process.returncode for process in processes] == [0, 0]
     assert second == ("", "")
-    assert first.startswith("Best step ")
-    assert "valid/perplexity: " in first
     assert len(_losses(tmp_path / "run")) == 6
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_a_signal_to_one_process_saves_and_ends_both(
+    config: Path, tmp_path: Path, run_values: dict[str, Any]
+) -> None:
+    config.write_text(yaml.safe_dump(run_values | {"steps": 100_000, "save_every": 100_000}))
+    processes = start_group(tmp_path, 2, *MMFREE, "train", "--config", str(config))
+    while len(_losses(tmp_path / "run")) < 3 and all(p.poll() is None for p in processes):
+        time.sleep(0.01)
+    processes[1].send_signal(signal.SIGTERM)
+    errors = [error for _, error in finish(processes)]
+    assert [process.returncode for process in processes] == [128 + signal.SIGTERM] * 2
+    assert all("[train] SIGTERM stopped the run after step" in error for error in errors)
+    progress = read_progress(tmp_path / "run")
+    assert progress is not None and progress["step"] >= len(_losses(tmp_path / "run"))

@@ -2,6 +2,10 @@
 
 import json
 import math
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +17,11 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.errors import TrainingError, TrainingStopped
 from mlx_mmfree.models import Decoder, hgrn_bit
 from mlx_mmfree.training import Settings
 from mlx_mmfree.training.batches import Batch
+from mlx_mmfree.training.callbacks import BestWeights
 from mlx_mmfree.training.checkpoint import read_progress, save_checkpoint
 from mlx_mmfree.training.corpus import Stage
 from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
@@ -24,6 +29,7 @@ from mlx_mmfree.training.log import read_log
 from mlx_mmfree.training.loop import Trainer, gradient_norm
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import build_optimizer, build_schedule
+from mlx_mmfree.training.run_folder import make_run_folder
 from tests.tolerances import GRADIENT_TOLERANCE, relative_error
 
 pytestmark = pytest.mark.usefixtures("without_curve")
@@ -70,7 +76,7 @@ def _validation(model: Decoder) -> dict[str, float]:
 def _trainer(model: Decoder, settings: Settings, batches: Any, **options: Any) -> Trainer:
     return Trainer(
         model,
-        settings.loop(),
+        settings.loop({}),
         build_optimizer(settings),
         build_schedule(settings),
         batches,
@@ -151,6 +157,107 @@ def test_other_settings_do_not_resume(tmp_path: Path) -> None:
         _trainer(_model(), settings, _batches()).train()
 
 
+def test_a_finished_run_goes_on_to_more_steps(tmp_path: Path) -> None:
+    _trainer(_model(), _settings(tmp_path), _batches()).train()
+    progress = _trainer(_model(), _settings(tmp_path, steps=9), _batches()).train()
+    assert (progress["step"], progress["settings"]["steps"]) == (9, 9)
+    log = read_log(tmp_path / "run/log.jsonl")
+    assert [r["step"] for r in log if "loss" in r] == list(range(1, 10))
+    assert [r["step"] for r in log if r.get("extended_to") == 9] == [7]
+    rates = [r["learning_rate"] for r in log if "loss" in r]
+    assert rates[8] == pytest.approx(build_schedule(_settings(tmp_path, steps=9))(8).item())
+    for steps in (8, 9):
+        finished = _trainer(_model(), _settings(tmp_path, steps=steps), _batches())
+        if steps == 9:
+            assert finished.train()["step"] == 9
+        else:
+            with pytest.raises(TrainingError, match="other values of steps"):
+                finished.train()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_run_goes_on_to_the_same_bits(tmp_path: Path, number: int) -> None:
+    want = _model()
+    _trainer(want, _settings(tmp_path, output="whole"), _batches()).train()
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+
+    def stopping(step: int) -> list[Batch]:
+        if step == 2:
+            os.kill(os.getpid(), number)
+        return _batches()(step)
+
+    with pytest.raises(TrainingStopped, match=r"after step 3 of 7; its state is kept in") as stop:
+        _trainer(_model(), _settings(tmp_path, save_every=50), stopping).train()
+    assert stop.value.status == 128 + number
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    progress = read_progress(tmp_path / "run")
+    assert progress is not None and progress["step"] == 3
+    got = _model()
+    _trainer(got, _settings(tmp_path, save_every=50), _batches()).train()
+    for name, value in _weights(want).items():
+        assert mx.array_equal(_weights(got)[name], value), name
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    def stopping(step: int) -> list[Batch]:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        return _batches()(step)
+
+    with pytest.raises(KeyboardInterrupt) as stop:
+        _trainer(_model(), _settings(tmp_path), stopping).train()
+    assert not isinstance(stop.value, TrainingStopped)
+    assert read_progress(tmp_path / "run") is None
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Callable[[int], None]]:
+    """Sets the size in bytes beyond which no file grows."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_keeps_the_last_state(tmp_path: Path, full_disk: Callable[[int], None]) -> None:
+    whole = _model()
+    _trainer(whole, _settings(tmp_path, output="whole"), _batches()).train()
+
+    def filling(step: int) -> list[Batch]:
+        if step == 3:
+            full_disk(10_000)
+        return _batches()(step)
+
+    message = r"run' cannot be written: File too large; the state of step 2 is kept in"
+    with pytest.raises(TrainingError, match=message):
+        _trainer(_model(), _settings(tmp_path), filling).train()
+    full_disk(resource.RLIM_INFINITY)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"checkpoint", "log.jsonl"}
+    got = _model()
+    _trainer(got, _settings(tmp_path), _batches()).train()
+    for name, value in _weights(whole).items():
+        assert mx.array_equal(_weights(got)[name], value), name
+
+
+def test_best_weights_that_cannot_be_written_leave_the_old_ones(
+    tmp_path: Path, full_disk: Callable[[int], None]
+) -> None:
+    best = BestWeights(_model(), tmp_path / "best.safetensors")
+    best.on_best(1)
+    kept = (tmp_path / "best.safetensors").read_bytes()
+    full_disk(1000)
+    with pytest.raises(TrainingError, match="cannot be written: File too large; nothing had been"):
+        best.on_best(2)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [kept]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        TrainingError, match="file/run' cannot be written: Not a directory; nothing"
+    ):
+        make_run_folder(tmp_path / "file/run")
+
+
 def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     _trainer(_model(), _settings(tmp_path), _batches()).train()
     (tmp_path / "run/checkpoint/optimizer.safetensors").write_bytes(b"broken")
@@ -178,7 +285,7 @@ def test_gradients_are_clipped_to_a_length(tmp_path: Path) -> None:
         run = f"run{clip_norm}"
         settings = _settings(tmp_path, output=run, steps=1, warmup_steps=0, clip_norm=clip_norm)
         Trainer(
-            model, settings.loop(), optim.SGD(0.0), lambda step: mx.array(1.0), _batches()
+            model, settings.loop({}), optim.SGD(0.0), lambda step: mx.array(1.0), _batches()
         ).train()
         change = [value - before[name] for name, value in _weights(model).items()]
         moved.append(math.sqrt(sum(c.square().sum().item() for c in change)))
@@ -263,11 +370,20 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_state(tmp_path: Path) 
             model.norm.weight = mx.full(model.norm.weight.shape, math.nan)
         return _batches()(step)
 
-    with pytest.raises(TrainingError, match=r"loss is nan .* at step 5; the last good state"):
+    with pytest.raises(
+        TrainingError, match=r"loss is nan .* at step 5; the state of step 4 is kept in"
+    ):
         _trainer(model, _settings(tmp_path), poisoned).train()
     kept = mx.load(str(tmp_path / "run/checkpoint/model.safetensors"))
     assert all(mx.isfinite(value).all().item() for value in kept.values())
     assert json.loads((tmp_path / "run/checkpoint/progress.json").read_text())["step"] == 4
+
+
+def test_a_state_that_was_never_saved_is_not_spoken_of(tmp_path: Path) -> None:
+    model = _model()
+    model.norm.weight = mx.full(model.norm.weight.shape, math.nan)
+    with pytest.raises(TrainingError, match=r"at step 0; nothing had been saved yet\. Lower"):
+        _trainer(model, _settings(tmp_path), _batches()).train()
 
 
 def test_schedule_warms_up_and_decays(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""Short records of what a run was made of, by which a checkpoint tells whether it is still the same."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ..hub.skeleton import parameters
+from .corpus import TokenStream
+from .samples import Samples
+
+
+def file_digest(path: Path) -> str:
+    """Of the content of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def stream_digest(stream: TokenStream) -> str:
+    """Of the tokens of a text, so that another text or another tokenizer is told apart."""
+    return hashlib.sha256(stream.tokens.tobytes()).hexdigest()
+
+
+def samples_digest(data: Mapping[str, Samples]) -> str:
+    """Of the samples that are learned and validated on."""
+    digest = hashlib.sha256()
+    for name in ("train", "valid"):
+        for sample in data[name].samples if name in data else ():
+            digest.update(f"{len(sample.tokens)} {sample.prompt} ".encode())
+            digest.update(sample.tokens.tobytes())
+        digest.update(b"|")
+    return digest.hexdigest()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Of a model's architecture and a few numbers of each tensor."""
+    digest = hashlib.sha256()
+    for name, array in parameters(model).items():
+        digest.update(f"{name} {array.shape} {array.dtype} ".encode())
+        digest.update(np.array(array.reshape(-1)[:64].astype(mx.float32)).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,81 @@
+"""The model that a run from text files begins with: random weights, or those of a checkpoint."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import TrainingError
+from ..hub import load_model, needed_bytes, open_checkpoint
+from ..hub.checkpoint import Checkpoint
+from ..hub.skeleton import parameters
+from ..layers import BitLinear
+from ..models import Decoder, find
+from ..models.ternary_linears import TernaryLinears
+from .settings import Settings
+
+
+def first_model(settings: Settings) -> tuple[Decoder, Path | None]:
+    """The model, in its training form, and the folder of the tokenizer that comes with it, if any.
+
+    Raises:
+        TrainingError: The settings ask for linears that the architecture has not.
+        CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
+    """
+    if settings.init_from is None:
+        mx.random.seed(settings.seed)
+        return _random_model(settings), None
+    model = load_model(
+        _checkpoint(settings),
+        dtype=mx.float32,
+        packed=False,
+        rebuild_masters=settings.rebuild_masters,
+    )
+    return model, _checkpoint(settings).folder
+
+
+def weight_bytes(settings: Settings) -> int:
+    """Bytes of the float32 weights of the model, from its description alone."""
+    if settings.init_from is None:
+        return sum(array.nbytes for array in parameters(_random_model(settings)).values())
+    return needed_bytes(
+        _checkpoint(settings), mx.float32, packed=False, rebuild_masters=settings.rebuild_masters
+    )
+
+
+def _checkpoint(settings: Settings) -> Checkpoint:
+    source = str(settings.init_from)
+    local = settings.path(source)
+    return open_checkpoint(local if local.exists() else source)
+
+
+def _random_model(settings: Settings) -> Decoder:
+    """Not evaluated yet: its weights take no memory."""
+    architecture = find(settings.model.get("model_type"))
+    config = architecture.Config.from_hub(_with_linear_class(settings.model))
+    model: Decoder = architecture.build(config)
+    _check_linear_class(model, settings.model)
+    return model
+
+
+def _with_linear_class(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The architecture with `linear_class` said as its own configuration says it."""
+    kind = model.get("linear_class")
+    names = {field.name for field in fields(find(model.get("model_type")).Config)}
+    if kind is None or "linear_class" in names:
+        return dict(model)
+    ternary = model.get("quantization_config") or TernaryLinears().to_hub()
+    kept = {k: v for k, v in model.items() if k not in ("linear_class", "quantization_config")}
+    return kept | ({"quantization_config": ternary} if kind == "ternary" else {})
+
+
+def _check_linear_class(model: Decoder, described: Mapping[str, Any]) -> None:
+    kind = described.get("linear_class")
+    found = "ternary" if any(isinstance(m, BitLinear) for m in model.modules()) else "dense"
+    if kind not in (None, found):
+        raise TrainingError(
+            f"[train] 'linear_class' must be {found} for 'model_type' "
+            f"{described.get('model_type')!r:.80} but got {kind!r:.80}."
+        )

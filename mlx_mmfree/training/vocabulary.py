@@ -1,0 +1,54 @@
+"""The vocabulary that a run trains for itself, and what it was trained on."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..files.replacing import new_folder
+from ..hub.target_folder import write_json
+from ..hub.vocabulary import train_vocabulary
+from .corpus import read_documents
+from .digests import file_digest
+from .run_folder import writing
+
+_ORIGIN = "trained_on.json"
+
+
+def own_vocabulary(run: Path, texts: Sequence[Path], vocab_size: int, *, keeps: bool) -> Path:
+    """The folder of the run's own tokenizer, trained unless it is there already.
+
+    A tokenizer that another size or another text made is replaced, unless the run goes on with it.
+
+    Args:
+        run: Folder of the run.
+        texts: What it is trained on.
+        vocab_size: Number of tokens.
+        keeps: Whether the run has a checkpoint, which belongs to the tokenizer that is there.
+
+    Raises:
+        TrainingError: A text cannot be read, or the folder cannot be written.
+    """
+    folder = run / "tokenizer"
+    if keeps and folder.exists():
+        return folder
+
+    def documents() -> Iterator[str]:
+        for path in texts:
+            yield from read_documents(path)
+
+    with writing(run):
+        origin = {"vocab_size": vocab_size, "texts": [file_digest(path) for path in texts]}
+        if _origin(folder) != origin:
+            with new_folder(folder, replaces=True) as new:
+                train_vocabulary(documents(), vocab_size, new)
+                write_json(new / _ORIGIN, origin)
+    return folder
+
+
+def _origin(folder: Path) -> Any:
+    """What a tokenizer was trained on; `None` if that is not known."""
+    try:
+        return json.loads((folder / _ORIGIN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

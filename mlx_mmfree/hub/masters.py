@@ -72,4 +72,4 @@ def master_weight(packed: PackedBitLinear) -> mx.array:
     """
     trits = unpack_ternary(packed.weight, packed.input_dims)
     share = (trits != 0).astype(mx.int64).sum().item() / trits.size
-    return trits * (packed.scale * (1.0 / share if share else 1.0))
+    return trits * (packed.scale / (share or 1.0))

@@ -14,7 +14,7 @@ from mlx_mmfree.hub.skeleton import parameters
 from mlx_mmfree.layers import BitLinear, PackedBitLinear, pack_linears
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.models.ternary_linears import TernaryLinears
-from tests.tolerances import relative_error
+from tests.tolerances import TOLERANCE, relative_error
 
 SIZES = {
     "vocab_size": 61,
@@ -57,7 +57,7 @@ def test_a_packed_model_gets_masters_that_pack_to_the_same(name: str, tmp_path: 
     again, before = (parameters(load_model(tmp_path / kind)) for kind in ("masters", "packed"))
     for path, array in before.items():
         if path.endswith(".scale"):
-            assert relative_error(again[path], array) <= 1e-6, path
+            assert relative_error(again[path], array) <= TOLERANCE[mx.float32], path
         else:
             assert mx.array_equal(again[path], array), path
 

@@ -1,16 +1,21 @@
 """`mmfree chat`: talks with a model in the terminal."""
 
 import argparse
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
+from copy import copy
 from typing import TYPE_CHECKING
 
-from ..errors import MMFreeError
+from ..errors import MMFreeError, UsageError
 from .console import CommandParser, argument_errors, command
 from .flags import json_object, positive
 from .loading import add_key_value_flags, add_memory_flags, add_model_flags, loaded
 from .parts.interruption import Interruption
+from .parts.line_reader import QUOTES, MessageReader
+from .parts.reading_bar import ReadingBar
+from .parts.word_wrap import WordWrap
 from .sampling import add_sampling_flags, sampler_from
 
 if TYPE_CHECKING:
@@ -24,10 +29,24 @@ _CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\N{REPLACEMENT CH
 _SHOWN = {code: sign for code, sign in _CONTROLS.items() if chr(code) not in "\n\t"}
 COMMANDS = {
     "/reset": "forget the conversation",
+    "/set NAME VALUE": "change how answers are written; /set alone shows it",
     "/stats": "sizes and speeds",
     "/help": "this list",
     "/exit": "end the chat, as Ctrl-D does; Ctrl-C ends an answer",
 }
+SETTINGS = (
+    "temp",
+    "top-p",
+    "min-p",
+    "top-k",
+    "min-tokens-to-keep",
+    "xtc-probability",
+    "xtc-threshold",
+    "max-tokens",
+    "seed",
+)
+# Greedy answers of small models soon repeat themselves without end.
+TEMPERATURE, TOP_P = 0.7, 0.9
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -60,7 +79,9 @@ def build_parser() -> argparse.ArgumentParser:
         default=2048,
         help="positions of a question read at a time (%(default)s)",
     )
-    add_sampling_flags(parser.add_argument_group("choice of tokens"), seed=0)
+    talk.add_argument("--no-history", action="store_true", help="keep no lines for later sessions")
+    choice = parser.add_argument_group("choice of tokens")
+    add_sampling_flags(choice, temp=TEMPERATURE, top_p=TOP_P)
     add_key_value_flags(parser)
     add_memory_flags(parser)
     return parser
@@ -77,51 +98,58 @@ def main(argv: Sequence[str] | None = None) -> int:
     with argument_errors():
         # Refuses bad values before the model is loaded.
         sampler_from(args, special_tokens=())
-    with loaded(args, batch_size=1, prefill_step_size=args.prefill_step_size) as (model, tokenizer):
+    bar = ReadingBar(args.prefill_step_size, "Reading")
+    with (
+        bar,
+        loaded(args, batch_size=1, prefill_step_size=args.prefill_step_size) as (model, tokenizer),
+    ):
         with argument_errors():
             end = end_tokens(tokenizer, args.extra_eos_token)
-        line_break = tokenizer.encode("\n", add_special_tokens=False)
+        special = [*tokenizer.encode("\n", add_special_tokens=False), *end]
         chat = Chat(
             model,
             tokenizer,
             system_prompt=args.system_prompt,
             max_tokens=args.max_tokens,
-            sampler=sampler_from(args, special_tokens=[*line_break, *end]),
+            sampler=sampler_from(args, special),
             extra_eos_tokens=end,
             variables=args.chat_template_config,
             prefill_step_size=args.prefill_step_size,
+            prompt_progress_callback=bar,
         )
-        mx.random.seed(args.seed)
-        print(f"Chat with {args.model or 'the model in the package'}. /help lists the commands.")
+        if args.seed is not None:
+            mx.random.seed(args.seed)
+        _say(f"Chat with {args.model or 'the model in the package'}. /help lists the commands.")
         if not chat.has_template:
-            print(
+            _say(
                 "It has no chat template: it is a base model, which was not taught to answer and "
                 "continues your text."
             )
-        Terminal(chat).run()
+        Terminal(chat, args, special).run()
     return 0
 
 
 class Terminal:
-    """Reads lines, runs commands and shows answers until the input ends.
+    """Reads messages, runs commands and shows answers until the input ends.
 
     Args:
         chat: The conversation.
+        args: The values of the flags, to be changed by `/set`.
+        special_tokens: Tokens that XTC never drops.
     """
 
-    def __init__(self, chat: "Chat"):
+    def __init__(self, chat: "Chat", args: argparse.Namespace, special_tokens: Sequence[int]):
         self._chat = chat
+        self._args = args
+        self._special_tokens = special_tokens
         self._last: GenerationResponse | None = None
 
     def run(self) -> None:
-        with suppress(ImportError):
-            # gives `input` its line editing and history
-            import readline  # noqa: F401
-        prompt = PROMPT if sys.stdin.isatty() else ""
+        read = MessageReader(PROMPT, keeps_history=not self._args.no_history)
         line = ""
         while line != "/exit":
             try:
-                line = input(prompt).strip()
+                line = read()
                 self._take(line)
             except EOFError:
                 print()
@@ -130,42 +158,80 @@ class Terminal:
                 print("\n(/exit or Ctrl-D ends the chat)")
 
     def _take(self, line: str) -> None:
+        name, *words = line.split()[:3] or [""]
         if line == "/reset":
             self._chat.reset()
             self._last = None
             print("The conversation is forgotten.")
+        elif name == "/set":
+            self._set(words)
         elif line == "/stats":
             self._show_statistics()
         elif line == "/help":
-            print("\n".join(f"  {name:8}{text}" for name, text in COMMANDS.items()))
+            print("\n".join(f"  {name:17}{text}" for name, text in COMMANDS.items()))
+            print(f"  {QUOTES:17}begins and ends a message of several lines")
         elif line.startswith("/") and line != "/exit":
-            print(f"The command must be one of {', '.join(COMMANDS)}.")
+            known = ", ".join(name.split()[0] for name in COMMANDS)
+            print(f"The command must be one of {known}.")
         elif line and line != "/exit":
             self._answer(line)
 
+    def _set(self, words: Sequence[str]) -> None:
+        import mlx.core as mx
+
+        if len(words) != 2 or words[0] not in SETTINGS:
+            values = (f"{name} {getattr(self._args, _field(name))}" for name in SETTINGS)
+            _say(f"/set NAME VALUE, with one of: {', '.join(values)}")
+            return
+        name, value = words
+        try:
+            args = build_parser().parse_args([f"--{name}={value}"], copy(self._args))
+            with argument_errors():
+                sampler = sampler_from(args, self._special_tokens)
+        except UsageError as error:
+            _say(f"error: {error}")
+            return
+        if name == "seed":
+            mx.random.seed(args.seed)
+        self._args = args
+        self._chat.sampler, self._chat.max_tokens = sampler, args.max_tokens
+        print(f"{name} is {getattr(args, _field(name))} now.")
+
     def _answer(self, text: str) -> None:
+        before = self._last
         try:
             with Interruption() as interruption, closing(self._chat.answer(text)) as responses:
                 note = self._show(responses, interruption)
         except KeyboardInterrupt:
-            note = " [stopped]"
+            note = "stopped"
         except MMFreeError as error:
-            note = f"error: {' '.join(str(error).split())}"
-        print(note)
+            _say(f"error: {' '.join(str(error).split())}")
+            return
+        if sys.stdout.isatty() and (last := self._last) is not None and last is not before:
+            speed = f"{last.generation_tokens} tokens, {last.generation_tps:.1f} a second"
+            print()
+            _say(f"[{speed}; {note}]" if note else f"[{speed}]")
+        else:
+            print(f" [{note}]" if note else "")
 
     def _show(self, responses: "Iterator[GenerationResponse]", interruption: Interruption) -> str:
         """Prints an answer as it comes and returns what there is to say about its end."""
+        wrap = WordWrap(shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+        is_chat = self._chat.has_template
+        note = "" if is_chat else "end of the text; the next line begins a new one"
         for response in responses:
             interruption.tokens_come = True
             self._last = response
-            print(response.text.translate(_SHOWN), end="", flush=True)
+            text = response.text.translate(_SHOWN)
+            print(text if wrap is None else wrap.add(text), end="", flush=True)
             if response.finish_reason == "length":
-                return " [--max-tokens]"
-            if interruption.is_noted and response.finish_reason is None:
-                return " [stopped]"
-        if self._chat.has_template:
-            return ""
-        return " [end of the text; the next line begins a new one]"
+                note = "--max-tokens"
+            elif interruption.is_noted and response.finish_reason is None:
+                note = "stopped"
+                break
+        if wrap is not None:
+            print(wrap.finish(), end="")
+        return note
 
     def _show_statistics(self) -> None:
         chat, last = self._chat, self._last
@@ -176,3 +242,15 @@ class Terminal:
         print(f"Last question: {last.prompt_tokens} tokens read, {last.prompt_tps:.1f} a second")
         print(f"Last answer: {last.generation_tokens} tokens, {last.generation_tps:.1f} a second")
         print(f"Peak memory: {last.peak_memory:.3f} GB")
+
+
+def _say(line: str) -> None:
+    """Prints a line, on a terminal broken between words."""
+    if sys.stdout.isatty():
+        wrap = WordWrap(shutil.get_terminal_size().columns)
+        line = wrap.add(line) + wrap.finish()
+    print(line)
+
+
+def _field(name: str) -> str:
+    return name.replace("-", "_")

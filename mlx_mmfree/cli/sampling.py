@@ -11,10 +11,14 @@ if TYPE_CHECKING:
     from ..generation import Sampler
 
 
-def add_sampling_flags(group: Any, *, seed: int | None = None) -> None:
-    """Adds the flags; `seed` is the default of `--seed`, `None` for a new one each time."""
-    group.add_argument("--temp", type=float, default=0.0, help="temperature; 0 is greedy")
-    group.add_argument("--top-p", type=float, default=1.0, help="probability mass to keep; 1 = all")
+def add_sampling_flags(group: Any, *, temp: float = 0.0, top_p: float = 1.0) -> None:
+    """Adds the flags; `temp` and `top_p` are the defaults of theirs."""
+    group.add_argument(
+        "--temp", type=float, default=temp, help="temperature; 0 is greedy (%(default)s)"
+    )
+    group.add_argument(
+        "--top-p", type=float, default=top_p, help="probability mass to keep; 1 = all (%(default)s)"
+    )
     group.add_argument("--min-p", type=float, default=0.0, help="least share of the best; 0 = all")
     group.add_argument("--top-k", type=whole, default=0, help="tokens to keep; 0 = all")
     group.add_argument(
@@ -30,8 +34,7 @@ def add_sampling_flags(group: Any, *, seed: int | None = None) -> None:
     group.add_argument(
         "--seed",
         type=seed_number,
-        default=seed,
-        help="makes random choices repeatable" + ("" if seed is None else " (%(default)s)"),
+        help="makes random choices repeatable; default: drawn anew in each run",
     )
 
 

@@ -1,25 +1,26 @@
-"""`mmfree chat` with lines from a file, and in a terminal of its own."""
+"""`mmfree chat`: commands, settings, Ctrl-C, and what a terminal shows."""
 
 import io
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.history import FileHistory
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 
 from mlx_mmfree import demo
 from mlx_mmfree.cli import main
-from mlx_mmfree.cli.chat import Interruption
+from mlx_mmfree.cli.parts.interruption import Interruption
+from mlx_mmfree.cli.parts.line_reader import MessageReader
 from mlx_mmfree.generation import Chat, with_key_values
+from mlx_mmfree.generation.decode import Decoding
 from mlx_mmfree.hub import load, save_model
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import llama
@@ -27,13 +28,7 @@ from mlx_mmfree.models.ternary_linears import TernaryLinears
 
 ROOT = Path(__file__).parents[2]
 GOLDENS = ROOT / "tests" / "data" / "goldens"
-PROMPT = b">> "
-TIME_LIMIT_S = 60
-# Ctrl-C reaches the program whose controlling terminal it is pressed in.
-SCRIPT = (
-    "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-    "from mlx_mmfree.cli import main; sys.exit(main(sys.argv[1:]))"
-)
+GREEDY = ("--temp", "0")
 
 Captured = pytest.CaptureFixture[str]
 
@@ -87,7 +82,7 @@ def test_turns_and_commands(
     first, second = expected(any_folder, ["Hello", "again"], system_prompt="Be kind.")
     lines = ["Hello", "", "again", "/stats", "/reset", "Hello", "/help", "/what", "/exit", "never"]
     talk(monkeypatch, *lines)
-    arguments = ["--model", str(any_folder), "-m", "6", "--system-prompt", "Be kind."]
+    arguments = ["--model", str(any_folder), "-m", "6", "--system-prompt", "Be kind.", *GREEDY]
     assert main(["chat", *arguments]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
@@ -95,7 +90,7 @@ def test_turns_and_commands(
     head = f"Chat with {any_folder}. /help lists the commands.\n"
     assert shown.out.startswith(f"{head}{first}{end}{second}{end}Conversation: ")
     assert f"The conversation is forgotten.\n{first}{end}  /reset " in shown.out
-    assert shown.out.endswith("must be one of /reset, /stats, /help, /exit.\n")
+    assert shown.out.endswith("must be one of /reset, /set, /stats, /help, /exit.\n")
     for line in ("answers: 2\n", "State: ", "Last question: ", "Last answer: 6 ", "Peak memory: "):
         assert line in shown.out
 
@@ -108,7 +103,8 @@ def test_what_attention_keeps(
     for question in ("Tell me of the dog", "and of the cat"):
         assert list(chat.answer(question))
     talk(monkeypatch, "Tell me of the dog", "and of the cat", "/stats")
-    assert main(["chat", "--model", str(attention_folder), "-m", "6", "--max-kv-size", "24"]) == 0
+    flags = ["--model", str(attention_folder), "-m", "6", "--max-kv-size", "24"]
+    assert main(["chat", *flags, *GREEDY]) == 0
     shown = capsys.readouterr().out
     assert shade(chat.messages[-1]["content"]) in shown
     assert f"State: {chat.state_bytes / 1e6:.3f} MB" in shown
@@ -120,7 +116,7 @@ def test_a_base_model_is_said_to_be_one(
 ) -> None:
     texts = expected(demo.path(), ["Once upon a time", "and then"])
     talk(monkeypatch, "Once upon a time", "and then")
-    assert main(["chat", "-m", "6"]) == 0
+    assert main(["chat", "-m", "6", *GREEDY]) == 0
     head, note, *lines = capsys.readouterr().out.splitlines()
     assert head.startswith("Chat with the model in the package.")
     assert "has no chat template: it is a base model" in note
@@ -167,82 +163,148 @@ def test_interruption_is_noted_once_tokens_come() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-class Screen:
-    """A program in a terminal of its own."""
+def press_ctrl_c_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes as the decoding step of this number begins."""
+    step = Decoding.step
+    steps = iter(range(10**6))
 
-    def __init__(self, *arguments: str):
-        self._terminal, child = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, *arguments],
-            cwd=ROOT,
-            stdin=child,
-            stdout=child,
-            stderr=child,
-            env=os.environ | {"TERM": "dumb"},
-            start_new_session=True,
-        )
-        os.close(child)
-        self._shown = b""
+    def stepping(self: Decoding, *, is_last: bool = False) -> list[int]:
+        if next(steps) == count:
+            signal.raise_signal(signal.SIGINT)
+        return step(self, is_last=is_last)
 
-    def wait_for(self, text: bytes, more: int = 0, key: bytes = b"") -> bytes:
-        """Reads until `text` and so many further bytes are shown; returns and forgets them.
-
-        A `key` is pressed again where nothing comes: before the program waits for keys it is lost.
-        """
-        deadline = time.monotonic() + TIME_LIMIT_S
-        while text not in self._shown or self._shown.index(text) + len(text) + more > len(
-            self._shown
-        ):
-            wait_s = deadline - time.monotonic()
-            ready, _, _ = select.select([self._terminal], [], [], 2 if key else max(wait_s, 0))
-            if not ready and key and wait_s > 0:
-                self.type(key)
-                continue
-            assert ready, self._shown
-            self._shown += os.read(self._terminal, 4096)
-        end = self._shown.index(text) + len(text) + more
-        shown, self._shown = self._shown[:end], self._shown[end:]
-        return shown
-
-    def type(self, keys: bytes) -> None:
-        os.write(self._terminal, keys)
-
-    def leave(self) -> int:
-        """Presses Ctrl-D, which is lost before the program waits for keys, until the program ends."""
-        deadline = time.monotonic() + TIME_LIMIT_S
-        while self.process.poll() is None and time.monotonic() < deadline:
-            self.type(b"\x04")
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(1)
-        return self.process.wait(0)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._terminal)
+    monkeypatch.setattr(Decoding, "step", stepping)
 
 
-@pytest.fixture
-def screen(attention_folder: Path) -> Iterator[Screen]:
-    opened = Screen("chat", "--model", str(attention_folder), "-m", "100000")
-    yield opened
-    opened.close()
+@pytest.mark.parametrize(("count", "answers"), [(0, 1), (3, 2)])
+def test_control_c_stops_the_answer_and_not_the_program(
+    count: int,
+    answers: int,
+    attention_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+) -> None:
+    (first,) = expected(attention_folder, ["Tell me"])
+    talk(monkeypatch, "Tell me", "more", "/stats")
+    press_ctrl_c_after(count, monkeypatch)
+    assert main(["chat", "--model", str(attention_folder), "-m", "6", *GREEDY]) == 0
+    _, shown = capsys.readouterr().out.split("\n", 1)
+    begun, rest = shown.split(" [stopped]\n")
+    assert first.startswith(begun) and first != begun and bool(begun) == bool(count)
+    assert " [--max-tokens]\nConversation: " in rest and f"answers: {answers}\n" in rest
 
 
-def test_control_c_stops_the_answer_and_not_the_program(screen: Screen) -> None:
-    screen.wait_for(PROMPT)
-    # between its prompt and its wait for keys, `input` would note Ctrl-C at the next key only
-    time.sleep(0.2)
-    screen.type(b"\x03")
-    screen.wait_for(b"/exit or Ctrl-D", key=b"\x03")
-    screen.wait_for(PROMPT)
-    for _ in range(2):
-        screen.type(b"Tell me\n")
-        screen.wait_for(b"Tell me", more=200)
-        screen.type(b"\x03")
-        screen.wait_for(b"[stopped]")
-        screen.wait_for(PROMPT)
-    screen.type(b"/stats\n")
-    assert b"answers: 2" in screen.wait_for(b"Peak memory")
-    screen.wait_for(PROMPT)
-    assert screen.leave() == 0
+def test_control_c_at_the_prompt_says_how_to_leave(
+    attention_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    lines = iter([KeyboardInterrupt, "/stats", EOFError])
+
+    def read(prompt: str) -> str:
+        line = next(lines)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", read)
+    assert main(["chat", "--model", str(attention_folder)]) == 0
+    assert "(/exit or Ctrl-D ends the chat)\nConversation: 0" in capsys.readouterr().out
+
+
+def test_a_real_signal_ends_an_answer(attention_folder: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlx_mmfree", "chat", "--model", attention_folder, "-m", "1000000"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b"Tell me\n/stats\n")
+    process.stdin.flush()
+    # its answer would not end within hours
+    process.stdout.readline()
+    assert len(process.stdout.read(20)) == 20
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    assert b" [stopped]\n" in out and b"answers: 1\n" in out
+
+
+def test_settings_change_the_next_answers(
+    attention_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    greedy = expected(attention_folder, ["Hello"])[0]
+    talk(
+        monkeypatch,
+        "/set temp 0",
+        "/set max-tokens 6",
+        "Hello",
+        "/reset",
+        "/set temp 5",
+        "/set seed 1",
+        "Hello",
+        "/set temp",
+        "/set top-p 7",
+        "/set max-tokens x",
+    )
+    assert main(["chat", "--model", str(attention_folder), "--no-history"]) == 0
+    shown = capsys.readouterr().out
+    assert f"temp is 0.0 now.\nmax-tokens is 6 now.\n{greedy} [--max-tokens]\n" in shown
+    assert shown.count(greedy) == 1
+    assert "/set NAME VALUE, with one of: temp 5.0, top-p 0.9" in shown
+    assert "error: [top_p] 'top_p' must be above 0" in shown
+    assert "error: argument --max-tokens/-m: must be a whole number" in shown
+
+
+def test_quotes_hold_a_message_of_several_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    talk(monkeypatch, '"""one', "  two", 'three"""', '"""four"""', '"""', "five ", '"""')
+    read = MessageReader(">> ")
+    assert [read() for _ in range(3)] == ["one\n  two\nthree", "four", "five"]
+    with pytest.raises(EOFError):
+        read()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_an_editor_takes_a_pasted_text_as_one_and_keeps_history(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("stdin", "stdout"):
+        monkeypatch.setattr(sys, name, Terminal())
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        keys.send_text("\x1b[200~one\ntwo\nthree\x1b[201~\r")
+        assert MessageReader(">> ")() == "one\ntwo\nthree"
+        keys.send_text("four\x1b\rfive\r")
+        assert MessageReader(">> ")() == "four\nfive"
+        keys.send_text("kept nowhere\r")
+        assert MessageReader(">> ", keeps_history=False)() == "kept nowhere"
+        keys.send_text("\x03")
+        with pytest.raises(KeyboardInterrupt):
+            MessageReader(">> ")()
+        keys.send_text("\x04")
+        with pytest.raises(EOFError):
+            MessageReader(">> ")()
+    file = tmp_path / "mlx_mmfree" / "chat_history"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [*FileHistory(str(file)).load_history_strings()] == ["four\nfive", "one\ntwo\nthree"]
+
+
+def test_a_terminal_shows_whole_words_and_the_speed(
+    attention_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk(monkeypatch, "Hello")
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", "30")
+    assert main(["chat", "--model", str(attention_folder), "-m", "6", *GREEDY]) == 0
+    shown = screen.getvalue()
+    assert re.search(r"\n\[6 tokens, [\d.]+ a\ssecond;\s--max-tokens\]\n", shown)
+    # the folder is wider than a line
+    assert shown.startswith("Chat with\n/")

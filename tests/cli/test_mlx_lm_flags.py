@@ -92,11 +92,12 @@ def test_the_table_names_known_commands_only() -> None:
     assert set(left_out()) <= set(COMMANDS)
 
 
-def test_chat_has_the_same_defaults() -> None:
+def test_chat_has_the_same_defaults_but_for_sampling() -> None:
     from mlx_mmfree.cli.chat import build_parser
 
     ours = build_parser()._option_string_actions
     theirs = {flag: value for flag, value in their_arguments("chat").items() if flag in ours}
-    del theirs["--model"]
-    assert {flag: ours[flag].default for flag in theirs} == theirs
     assert (theirs["--temp"], theirs["--seed"], theirs["--max-tokens"]) == (0.0, 0, 256)
+    different = {flag for flag, value in theirs.items() if ours[flag].default != value}
+    assert different == {"--model", "--temp", "--top-p", "--seed"}
+    assert "- `chat` draws its answers, `--temp 0.7 --top-p 0.9`" in TABLE.read_text("utf-8")

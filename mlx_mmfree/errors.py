@@ -64,5 +64,9 @@ class TrainingStopped(KeyboardInterrupt):
         self.status = 128 + signal
 
 
+class NumericalError(MMFreeError):
+    """A model computes numbers that are not finite."""
+
+
 class UsageError(MMFreeError):
     """A command was given arguments that do not fit together."""

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ..generation.finite import check_finite
 from ..models import Decoder
 from ..ops import cross_entropy
 
@@ -38,8 +39,8 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        """`exp(loss)`, a token."""
-        return math.exp(self.loss)
+        """`exp(loss)`, a token; infinite where a float cannot hold it."""
+        return math.exp(self.loss) if self.loss < 709 else math.inf
 
     @property
     def standard_error(self) -> float:
@@ -89,6 +90,9 @@ def measure_perplexity(
         carries_state: A window goes on from the state of the one before, so that each token is
             predicted from all of the text before it.
         progress: Called with the number of tokens predicted since the last call.
+
+    Raises:
+        NumericalError: The model's logits are not finite.
     """
     rows = [tokens[start : start + length + 1] for start in range(0, len(tokens) - 1, length)]
     group_size = 1 if carries_state else batch_size
@@ -122,4 +126,6 @@ def _losses(model: Decoder, hidden: mx.array, targets: mx.array) -> np.ndarray:
         part = cross_entropy(logits, targets[first : first + step])
         mx.eval(part)
         losses.append(np.array(part, np.float64))
-    return np.concatenate(losses)
+    found = np.concatenate(losses)
+    check_finite(bool(np.isfinite(found).all()))
+    return found

@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..generation.decode import PREFILL_STEP_SIZE
+from ..generation.finite import check_finite
 from ..models import Decoder
 from ..models.tokens import check_tokens
 from ..ops import cross_entropy
@@ -44,6 +45,7 @@ def score_continuations(
 
     Raises:
         ValueError: A context is empty or a token is not in the vocabulary.
+        NumericalError: The model's logits are not finite.
 
     Example:
         >>> score_continuations(model, [([1, 2], [3])])  # doctest: +SKIP
@@ -102,4 +104,6 @@ def _targets(
         target = mx.array(targets[first : first + step])
         likelihoods.append(-np.array(cross_entropy(logits, target), np.float64))
         is_best.append(np.array(mx.argmax(logits, axis=1) == target))
-    return np.concatenate(likelihoods), np.concatenate(is_best)
+    found = np.concatenate(likelihoods)
+    check_finite(bool(np.isfinite(found).all()))
+    return found, np.concatenate(is_best)

@@ -10,6 +10,7 @@ from mlx.utils import tree_map
 from ..models import Decoder
 from ..models.tokens import token_array
 from ..ops.compilation import can_compile, compiled
+from .finite import are_finite, check_finite
 from .key_values import fixed_state, growing_state
 from .penalties import LogitsProcessor
 from .samplers import Sampler, greedy
@@ -60,10 +61,11 @@ def prefill(
 
 def _next_logits(
     model: Decoder, context: list[dict[str, mx.array]], tokens: mx.array, state: State
-) -> tuple[mx.array, State]:
-    """The logits `(B, V)` after tokens `(B,)`, and the state."""
+) -> tuple[mx.array, mx.array, State]:
+    """The logits `(B, V)` after tokens `(B,)`, whether all are finite, and the state."""
     hidden, state = model.hidden(tokens[:, None], state, context=context)
-    return model.logits(hidden).squeeze(1).astype(mx.float32), state
+    logits = model.logits(hidden).squeeze(1).astype(mx.float32)
+    return logits, are_finite(logits), state
 
 
 class Decoding:
@@ -128,7 +130,7 @@ class Decoding:
         if self._read in self._rooms:
             self._state = self.state
             self._prepare()
-        logits, self._state = self._logits(tokens, self._state)
+        logits, self._finite, self._state = self._logits(tokens, self._state)
         self._read += 1
         for process, seen in zip(self._processors, self._seen, strict=True):
             logits = process(logits, seen)
@@ -143,15 +145,18 @@ class Decoding:
         if self._is_on_cpu:
             # apart, so that the state can be waited for while the logits are computed
             mx.async_eval(self._state)
-        mx.async_eval(self._tokens, self._state, self._seen)
+        mx.async_eval(self._tokens, self._finite, self._state, self._seen)
 
     def step(self, *, is_last: bool = False) -> list[int]:
         """The next token of each row.
 
         Args:
             is_last: No step follows, so none is started.
+
+        Raises:
+            NumericalError: The logits that the tokens were chosen from are not finite.
         """
-        tokens = self._tokens
+        tokens, finite = self._tokens, self._finite
         if not is_last:
             before = self._state
             self._tokens = self._queue(tokens)
@@ -163,6 +168,7 @@ class Decoding:
         self._steps += 1
         if self._steps % STEPS_PER_CACHE_CLEARING == 0:
             mx.clear_cache()
+        check_finite(cast(bool, finite.item()))
         return cast(list[int], tokens.tolist())
 
     def keep(self, rows: Sequence[int]) -> None:

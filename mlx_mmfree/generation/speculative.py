@@ -15,6 +15,7 @@ from mlx.utils import tree_map
 from ..models import Decoder
 from ..ops import log_softmax
 from .decode import PREFILL_STEP_SIZE, Progress, prefill
+from .finite import are_finite, check_finite
 from .key_values import can_rewind, rewound
 from .penalties import LogitsProcessor
 from .samplers import Draw, Sampler, greedy
@@ -188,6 +189,7 @@ class SpeculativeDecoding:
         is_shortened = can_rewind(target.model, target.state, tokens.shape[1])
         before = None if is_shortened else target.state
         logits = target.read(tokens, count + 1)
+        finite = are_finite(logits)
         # the positions are rows of a batch
         rows = tree_map(lambda *arrays: mx.concatenate(list(arrays)), *seen)
         logits = self._process(logits, rows)
@@ -196,6 +198,7 @@ class SpeculativeDecoding:
         else:
             kept, new = _accept_chosen(self._sampler(logits), drafts)
         numbers = cast(list[int], mx.concatenate([kept, new, *drafts]).tolist())
+        check_finite(cast(bool, finite.item()))
         accepted, token, proposed = numbers[0], numbers[1], numbers[2:]
         fresh = [*proposed[:accepted], token]
         self._settle(count - accepted, fresh, before)

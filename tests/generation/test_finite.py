@@ -1,0 +1,53 @@
+"""A model whose numbers are not finite is stopped, whoever asks it for tokens or probabilities."""
+
+import math
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_mmfree.errors import NumericalError
+from mlx_mmfree.evaluation.perplexity import measure_perplexity
+from mlx_mmfree.evaluation.scoring import score_continuations
+from mlx_mmfree.generation.decode import Decoding, generate_tokens
+from mlx_mmfree.generation.speculative import SpeculativeDecoding
+from mlx_mmfree.models import Decoder
+from tests.generation.models import MODELS
+
+PROMPT = [3, 1, 4]
+USES: dict[str, Callable[[Decoder], object]] = {
+    "generate": lambda model: list(generate_tokens(model, PROMPT, max_tokens=3)),
+    "batch": lambda model: Decoding(model, mx.array([PROMPT, PROMPT])).step(),
+    "draft": lambda model: SpeculativeDecoding(model, model, mx.array([PROMPT])).step(),
+    "perplexity": lambda model: measure_perplexity(model, np.array(PROMPT), 3),
+    "score": lambda model: score_continuations(model, [(PROMPT, [1, 5])]),
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> Decoder:
+    return MODELS[request.param](3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
+@pytest.mark.parametrize("use", USES)
+def test_damaged_weights_are_named(model: Decoder, use: str, value: float) -> None:
+    model.norm.weight = mx.full(model.norm.weight.shape, value)
+    with pytest.raises(NumericalError, match="logits must be finite but hold NaN or infinity"):
+        USES[use](model)
+
+
+def test_every_step_is_looked_at(model: Decoder) -> None:
+    expected = list(generate_tokens(model, PROMPT, max_tokens=20))
+    place = next(n for n, token in enumerate(expected) if token not in [*PROMPT, *expected[:2]])
+    weight = model.embed.weight
+    model.embed.weight = mx.where(
+        mx.arange(len(weight))[:, None] == expected[place], mx.nan, weight
+    )
+    # the head is a matrix of its own, so that the token can be chosen before it is read
+    found = []
+    with pytest.raises(NumericalError):
+        for token in generate_tokens(model, PROMPT, max_tokens=20):
+            found.append(token)
+    assert found == expected[: place + 1]

@@ -38,24 +38,67 @@ class ModelArgs(BaseModelArgs):
         return ("h_conv1d",) if self.share_conv_kernel else ("i_conv1d", "f_conv1d")
 
 
-class TernaryLinear(nn.QuantizedLinear):
-    """An RMSNorm and a linear in the 2-bit form; rows are padded to a multiple of 32 inputs."""
+class TernaryLinear(nn.Module):
+    """An RMSNorm and a linear in the 2-bit form; rows are padded to a multiple of 32 inputs.
+
+    It is no `nn.QuantizedLinear`: the adapters that mlx-lm puts on those read what lies before the
+    norm. LoRA reads the normed input here, and DoRA is refused.
+    """
 
     def __init__(self, input_dims: int, output_dims: int, group_size: int, bits: int):
-        padding = -input_dims % 32
-        super().__init__(input_dims + padding, output_dims, False, group_size, bits)
-        self._padding = padding
+        super().__init__()
+        self._padding, self._group_size, self._bits = -input_dims % 32, group_size, bits
+        columns = input_dims + self._padding
+        self.weight = mx.zeros((output_dims, columns * bits // 32), mx.uint32)
+        self.scales = mx.ones((output_dims, columns // group_size))
+        self.biases = mx.zeros((output_dims, columns // group_size))
         self.norm = nn.RMSNorm(input_dims, eps=LINEAR_NORM_EPS)
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def product(self, x: mx.array) -> mx.array:
+        """The linear alone, of normed inputs."""
         dtype = x.dtype
-        x = self.norm(x)
         if self._padding:
             x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, self._padding)])
         if mx.default_device() == mx.cpu:
             # MLX sums 16-bit quantised products in 16 bits there
             x = x.astype(mx.float32)
-        return super().__call__(x).astype(dtype)
+        return mx.quantized_matmul(
+            x,
+            self.weight,
+            self.scales,
+            self.biases,
+            group_size=self._group_size,
+            bits=self._bits,
+        ).astype(dtype)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.product(self.norm(x))
+
+    def to_lora(self, r: int = 8, scale: float = 20.0, dropout: float = 0.0) -> nn.Module:
+        return AdaptedLinear(self, r, scale, dropout)
+
+
+class AdaptedLinear(nn.Module):
+    """A ternary linear and a low-rank one that reads the same normed input (LoRA)."""
+
+    def __init__(self, linear: TernaryLinear, rank: int, scale: float, dropout: float):
+        super().__init__()
+        (input_dims,), (output_dims, _) = linear.norm.weight.shape, linear.weight.shape
+        bound = input_dims**-0.5
+        self.linear = linear
+        self.scale = scale
+        self.dropout = nn.Dropout(dropout)
+        self.lora_a = mx.random.uniform(-bound, bound, (input_dims, rank))
+        self.lora_b = mx.zeros((rank, output_dims))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        x = self.linear.norm(x)
+        y = self.linear.product(x)
+        change = (self.dropout(x) @ self.lora_a) @ self.lora_b
+        return y + (self.scale * change).astype(y.dtype)
+
+    def fuse(self, dequantize: bool = False) -> nn.Module:
+        raise ValueError("A ternary matrix plus an adapter is not ternary: use 'mmfree fuse'.")
 
 
 class Linear(nn.Linear):

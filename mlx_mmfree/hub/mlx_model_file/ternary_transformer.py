@@ -54,34 +54,93 @@ class ModelArgs(BaseModelArgs):
         return described.get("rms_norm_eps", 1e-6) if described.get("use_rms_norm") else None
 
 
+def ternary_product(linear: nn.Module, x: mx.array) -> mx.array:
+    """The product of a linear in the 2-bit form; rows are padded with zeros to its width."""
+    dtype = x.dtype
+    if padding := linear.scales.shape[1] * linear.group_size - x.shape[-1]:
+        x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
+    if mx.default_device() == mx.cpu:
+        # MLX sums 16-bit quantised products in 16 bits there
+        x = x.astype(mx.float32)
+    y = mx.quantized_matmul(
+        x,
+        linear.weight,
+        linear.scales,
+        linear.biases,
+        group_size=linear.group_size,
+        bits=linear.bits,
+    )
+    return (y + linear.bias if "bias" in linear else y).astype(dtype)
+
+
 class TernaryLinear(nn.QuantizedLinear):
-    """A linear in the 2-bit form; rows are padded with zeros to a multiple of 32 inputs."""
+    """A linear in the 2-bit form; rows are padded to a multiple of 32 inputs."""
+
+    def __init__(self, input_dims: int, output_dims: int, bias: bool, group_size: int, bits: int):
+        super().__init__(input_dims + -input_dims % 32, output_dims, bias, group_size, bits)
+        self.input_dims = input_dims
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return ternary_product(self, x)
+
+    def to_lora(self, r: int = 8, scale: float = 20.0, dropout: float = 0.0) -> nn.Module:
+        return AdaptedLinear(self, r, scale, dropout)
+
+
+class NormedTernaryLinear(nn.Module):
+    """An RMSNorm and a linear in the 2-bit form.
+
+    It is no `nn.QuantizedLinear`: the adapters that mlx-lm puts on those read what lies before the
+    norm. LoRA reads the normed input here, and DoRA is refused.
+    """
 
     def __init__(
         self,
         input_dims: int,
         output_dims: int,
         bias: bool,
-        norm_eps: float | None,
+        norm_eps: float,
         group_size: int,
         bits: int,
     ):
-        padding = -input_dims % 32
-        super().__init__(input_dims + padding, output_dims, bias, group_size, bits)
-        self._padding = padding
-        if norm_eps is not None:
-            self.rms_norm = nn.RMSNorm(input_dims, eps=norm_eps)
+        super().__init__()
+        self.input_dims, self.group_size, self.bits = input_dims, group_size, bits
+        columns = input_dims + -input_dims % 32
+        self.weight = mx.zeros((output_dims, columns * bits // 32), mx.uint32)
+        self.scales = mx.ones((output_dims, columns // group_size))
+        self.biases = mx.zeros((output_dims, columns // group_size))
+        if bias:
+            self.bias = mx.zeros((output_dims,))
+        self.rms_norm = nn.RMSNorm(input_dims, eps=norm_eps)
 
     def __call__(self, x: mx.array) -> mx.array:
-        dtype = x.dtype
-        if "rms_norm" in self:
-            x = self.rms_norm(x)
-        if self._padding:
-            x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, self._padding)])
-        if mx.default_device() == mx.cpu:
-            # MLX sums 16-bit quantised products in 16 bits there
-            x = x.astype(mx.float32)
-        return super().__call__(x).astype(dtype)
+        return ternary_product(self, self.rms_norm(x))
+
+    def to_lora(self, r: int = 8, scale: float = 20.0, dropout: float = 0.0) -> nn.Module:
+        return AdaptedLinear(self, r, scale, dropout)
+
+
+class AdaptedLinear(nn.Module):
+    """A ternary linear and a low-rank one that reads the same input, normed where there is a norm."""
+
+    def __init__(self, linear: nn.Module, rank: int, scale: float, dropout: float):
+        super().__init__()
+        bound = linear.input_dims**-0.5
+        self.linear = linear
+        self.scale = scale
+        self.dropout = nn.Dropout(dropout)
+        self.lora_a = mx.random.uniform(-bound, bound, (linear.input_dims, rank))
+        self.lora_b = mx.zeros((rank, linear.weight.shape[0]))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if "rms_norm" in self.linear:
+            x = self.linear.rms_norm(x)
+        y = ternary_product(self.linear, x)
+        change = (self.dropout(x) @ self.lora_a) @ self.lora_b
+        return y + (self.scale * change).astype(y.dtype)
+
+    def fuse(self, dequantize: bool = False) -> nn.Module:
+        raise ValueError("A ternary matrix plus an adapter is not ternary: use 'mmfree fuse'.")
 
 
 class Linear(nn.Linear):
@@ -107,9 +166,10 @@ class Linear(nn.Linear):
         if group_size is None or bits != 2:
             return super().to_quantized(group_size, bits, mode, quantize_input)
         output_dims, input_dims = self.weight.shape
-        return TernaryLinear(
-            input_dims, output_dims, "bias" in self, self._norm_eps, group_size, bits
-        )
+        bias, eps = "bias" in self, self._norm_eps
+        if eps is None:
+            return TernaryLinear(input_dims, output_dims, bias, group_size, bits)
+        return NormedTernaryLinear(input_dims, output_dims, bias, eps, group_size, bits)
 
 
 class Attention(nn.Module):

@@ -98,6 +98,7 @@ class Decoding:
         self._sampler = sampler
         self._processors = processors
         self._steps = 0
+        self._finite: mx.array
         self._is_on_cpu = mx.default_device() == mx.Device(mx.cpu)
         self._context = model.context()
         mx.eval(self._context)

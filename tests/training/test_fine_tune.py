@@ -458,7 +458,7 @@ def test_bfloat16_base_trains(data: Path, tokenizer: Tokenizer, kind: str) -> No
 
 def test_loss_that_is_not_finite_stops(data: Path, tokenizer: Tokenizer) -> None:
     settings = _settings(data, learning_rate=1e30, optimizer="sgd", iters=5, save_every=1)
-    with pytest.raises(TrainingError, match=r"loss is .* nothing had been saved yet"):
+    with pytest.raises(TrainingError, match=r"loss is .* the state of step 1 is kept in"):
         _run(settings, tokenizer)
     kept = mx.load(str(Path(settings.adapter_path) / "adapters.safetensors"))
     assert all(mx.isfinite(value).all().item() for value in kept.values())

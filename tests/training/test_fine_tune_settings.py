@@ -34,7 +34,7 @@ def test_schedules_follow_mlx_lm() -> None:
         ({"data": "d", "iters": 2.5}, "'iters' must be a whole number but got 2.5"),
         ({"data": "d", "iters": True}, "'iters' must be a whole number but got True"),
         ({"data": "d", "learning_rate": "fast"}, "could not convert string to float"),
-        ({"data": "d", "learning_rate": math.nan}, "'learning_rate' must be positive but got nan"),
+        ({"data": "d", "learning_rate": math.nan}, "'learning_rate' must be finite but got nan"),
         ({"data": "d", "pack": "yes"}, "'pack' must be bool but got 'yes'"),
         ({"data": 3}, "'data' must be text but got 3"),
         ({"data": "d", "num_layers": 0}, "'num_layers' must be positive, or -1 for all, but got 0"),

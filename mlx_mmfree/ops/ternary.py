@@ -14,6 +14,8 @@ PADDING_MULTIPLE = 32
 ROUNDING_VERSION = 2
 """Raised with every change of `ternarize` that moves scales or trits. Version 1 took MLX's mean, which
 on a CPU made the scales of large matrices up to a third too small."""
+MOST_CODES = 2**22
+"""Inputs of a matrix whose sums of 8-bit codes fit 32 bits, the way there included."""
 
 
 def packed_width(input_dims: int) -> int:

@@ -26,12 +26,33 @@ def attention(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask = 
         `(B, H, L, V)` in the dtype of the queries.
 
     Raises:
-        ValueError: The number of key heads does not divide that of query heads.
+        ValueError: The shapes do not agree, or heads, their dims or keys are missing.
     """
+    _check(queries, keys, values)
+    if queries.size == 0:
+        return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
+    y: mx.array = dispatch(__name__, queries, keys, values, mask)
+    return y
+
+
+def _check(queries: mx.array, keys: mx.array, values: mx.array) -> None:
+    arrays = (queries, keys, values)
+    shapes = ", ".join(str(array.shape) for array in arrays)
+    if any(array.ndim != 4 or 0 in (array.shape[1], array.shape[3]) for array in arrays) or (
+        keys.shape[2] == 0
+    ):
+        raise ValueError(
+            "[attention] 'queries', 'keys' and 'values' must have heads of one dim at least, and one "
+            f"key at least, but got shapes {shapes}."
+        )
     if queries.shape[1] % keys.shape[1]:
         raise ValueError(
             f"[attention] 'keys' must have a number of heads that divides {queries.shape[1]} but got "
             f"{keys.shape[1]}."
         )
-    y: mx.array = dispatch(__name__, queries, keys, values, mask)
-    return y
+    batch, _, _, dims = queries.shape
+    if (keys.shape[0], keys.shape[3]) != (batch, dims) or values.shape[:3] != keys.shape[:3]:
+        raise ValueError(
+            "[attention] 'queries', 'keys' and 'values' must have shapes (B, H, L, K), (B, G, N, K) "
+            f"and (B, G, N, V) but got {shapes}."
+        )

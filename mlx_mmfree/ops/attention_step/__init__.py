@@ -3,6 +3,7 @@
 import mlx.core as mx
 
 from ..dispatch import dispatch
+from ..slots import slots_after
 
 
 def attention_step(
@@ -54,9 +55,20 @@ def attention_step(
         dtypes that they had; the new positions, `(B, N + 1)` or `(B, N)` once all slots are in use.
 
     Raises:
-        ValueError: The shapes do not agree, or there are more positions than slots.
+        ValueError: The shapes do not agree, heads or their dims are missing, there are more positions
+            than slots, or sinks and window together are not below `2 ** 31`.
     """
+    if keys.ndim != 4 or num_heads < 1 or 0 in (keys.shape[1], keys.shape[3]):
+        raise ValueError(
+            "[attention_step] 'keys' must have shape (B, G, C, K) with heads of one dim at least but "
+            f"got {keys.shape} for {num_heads} heads."
+        )
     batch, groups, room, dims = keys.shape
+    if (window is not None and window < 1) or sinks < 0 or (window or 0) + sinks >= 2**31:
+        raise ValueError(
+            "[attention_step] 'window' must be positive, 'sinks' not negative, and both together "
+            f"below 2**31, but got {window} and {sinks}."
+        )
     if num_heads % groups or projected.shape != (batch, 1, (num_heads + 2 * groups) * dims):
         raise ValueError(
             f"[attention_step] 'projected' and 'keys' must have shapes (B, 1, (H + 2G) K) and "
@@ -69,6 +81,14 @@ def attention_step(
         )
     if (query_norm is None) != (key_norm is None):
         raise ValueError("[attention_step] 'query_norm' and 'key_norm' must be given together.")
+    if positions.ndim != 2 or positions.shape[0] != batch:
+        raise ValueError(
+            f"[attention_step] 'positions' must have shape ({batch}, N) but got {positions.shape}."
+        )
+    if batch == 0:
+        used = min(slots_after(positions.shape[1], 1, window, sinks), room)
+        y = mx.zeros((0, 1, num_heads * dims), projected.dtype)
+        return y, keys, values, mx.zeros((0, used), mx.int32)
     y, keys, values, positions = dispatch(
         __name__,
         projected,

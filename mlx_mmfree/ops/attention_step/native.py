@@ -29,8 +29,6 @@ def unsupported(
             return f"an argument is {array.dtype}"
     if wavelengths is not None and wavelengths.dtype != mx.float32:
         return f"'wavelengths' are {wavelengths.dtype}"
-    if projected.size == 0:
-        return "'projected' is empty"
     return unavailable()
 
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 from ..activations import Activation
 from ..dispatch import dispatch
 from ..rms_norm_quantize import Rounding
-from ..ternary import packed_width
+from ..ternary import MOST_CODES, packed_width
 
 
 class Projection(NamedTuple):
@@ -63,9 +63,12 @@ def bit_linear(
         The results, one behind the other in the last axis, in the dtype of `x`.
 
     Raises:
-        ValueError: A matrix does not fit the input, or the norms do not agree with their epsilons.
+        ValueError: A matrix does not fit the input, the norms do not agree with their epsilons, or
+            `D` is zero or, with `quantize`, above `2 ** 22`.
     """
-    dims = x.shape[-1] // 2 if gate else x.shape[-1]
+    dims = _input_dims(x, gate, MOST_CODES if quantize else None)
+    if not projections:
+        raise ValueError("[bit_linear] 'projections' must hold one matrix at least but is empty.")
     for projection in projections:
         weight = projection.weight
         if weight.dtype != mx.uint32 or weight.ndim != 2 or weight.shape[1] != packed_width(dims):
@@ -79,6 +82,14 @@ def bit_linear(
             )
     if (norm is None) != (norm_eps is None):
         raise ValueError("[bit_linear] 'norm' and 'norm_eps' must be given together.")
+    outputs = sum(projection.weight.shape[0] for projection in projections)
+    if residual is not None and residual.shape != (*x.shape[:-1], outputs):
+        raise ValueError(
+            f"[bit_linear] 'residual' must have shape {(*x.shape[:-1], outputs)} but got "
+            f"{residual.shape}."
+        )
+    if x.size == 0 or outputs == 0:
+        return mx.zeros((*x.shape[:-1], outputs), x.dtype)
     result: mx.array = dispatch(
         __name__,
         x,
@@ -92,3 +103,19 @@ def bit_linear(
         residual=residual,
     )
     return result
+
+
+def _input_dims(x: mx.array, gate: Activation | None, most: int | None) -> int:
+    """`D`, which is at most `most`."""
+    if x.ndim < 1 or x.shape[-1] == 0:
+        raise ValueError(
+            f"[bit_linear] 'x' must have one input a row at least but got shape {x.shape}."
+        )
+    if gate and x.shape[-1] % 2:
+        raise ValueError(
+            f"[bit_linear] 'x' must have a gate and an up half but got shape {x.shape}."
+        )
+    dims = x.shape[-1] // 2 if gate else x.shape[-1]
+    if most is not None and dims > most:
+        raise ValueError(f"[bit_linear] 'x' must have {most} inputs a row at most but got {dims}.")
+    return dims

@@ -50,11 +50,15 @@ def dense_matmul(
         ValueError: A shape or dtype does not fit.
     """
     _check(x, weight, quantization)
+    if x.size == 0 or weight.shape[0] == 0:
+        return mx.zeros((*x.shape[:-1], weight.shape[0]))
     y: mx.array = dispatch(__name__, x, weight, quantization)
     return y
 
 
 def _check(x: mx.array, weight: mx.array, quantization: Quantization | None) -> None:
+    if x.ndim < 1:
+        raise ValueError("[dense_matmul] 'x' must have shape (..., D) but got a single number.")
     dims = x.shape[-1]
     if quantization is None:
         if weight.dtype not in FLOATS or weight.ndim != 2 or weight.shape[1] != dims:

@@ -21,6 +21,16 @@ def gated_rms_norm(gate: mx.array, h: mx.array, weight: mx.array, *, eps: float)
 
     Returns:
         `(..., D)` in the dtype of `gate`.
+
+    Raises:
+        ValueError: The shapes do not agree, or `D` is zero.
     """
+    if gate.ndim < 1 or gate.shape != h.shape or weight.shape != gate.shape[-1:] or not weight.size:
+        raise ValueError(
+            "[gated_rms_norm] 'gate', 'h' and 'weight' must have shapes (..., D), (..., D) and (D,) "
+            f"with D > 0 but got {gate.shape}, {h.shape} and {weight.shape}."
+        )
+    if gate.size == 0:
+        return mx.zeros_like(gate)
     y: mx.array = dispatch(__name__, gate, h, weight, eps=eps)
     return y

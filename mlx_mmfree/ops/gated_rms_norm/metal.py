@@ -49,8 +49,6 @@ _kernel = mx.fast.metal_kernel(
 def unsupported(gate: mx.array, h: mx.array, weight: mx.array, *, eps: float) -> str | None:
     if reason := launch.unavailable() or launch.not_floats(gate, h, weight):
         return reason
-    if gate.size == 0:
-        return None
     dtypes = {"gate": gate.dtype, "h": h.dtype, "weight": weight.dtype}
     return kernel_fault(
         "gated_rms_norm",
@@ -80,8 +78,6 @@ def _reference(eps: float, *arrays: mx.array) -> mx.array:
 
 def _gated(eps: float, gate: mx.array, h: mx.array, weight: mx.array) -> mx.array:
     dims = gate.shape[-1]
-    if gate.size == 0:
-        return gate
     rows = gate.size // dims
     groups = -(-dims // (launch.SIMD_GROUP * INPUTS_PER_THREAD))
     threads = min(launch.SIMD_GROUP * groups, MAX_THREADS)

@@ -23,11 +23,12 @@ def linear_scan(f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx
     Raises:
         ValueError: The shapes do not agree.
     """
-    batch, _, dims = f.shape
-    if i.shape != f.shape or state.shape != (batch, dims):
+    if f.ndim != 3 or i.shape != f.shape or state.shape != (f.shape[0], f.shape[2]):
         raise ValueError(
             f"[linear_scan] 'f', 'i' and 'state' must have shapes (B, L, D), (B, L, D) and (B, D) "
             f"but got {f.shape}, {i.shape} and {state.shape}."
         )
+    if f.size == 0:
+        return mx.zeros(f.shape), state.astype(mx.float32)
     states, last = dispatch(__name__, f, i, state)
     return states, last

@@ -110,8 +110,6 @@ _backward = mx.fast.metal_kernel(
 def unsupported(f: mx.array, i: mx.array, state: mx.array) -> str | None:
     if reason := launch.unavailable() or launch.not_floats(f, i, state):
         return reason
-    if f.size == 0:
-        return None
     dtypes = {"f": f.dtype, "i": i.dtype}
     return kernel_fault(
         "linear_scan_forward",
@@ -157,8 +155,6 @@ def _launch(kernel: Any, inputs: Sequence[mx.array], shapes: Sequence[tuple]) ->
 
 
 def _states(f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
-    if f.size == 0:
-        return mx.zeros(f.shape), state.astype(mx.float32)
     states, last = _launch(_forward, [f, i, state.astype(mx.float32)], [f.shape, state.shape])
     return states, last
 
@@ -167,8 +163,6 @@ def _gradients(
     inputs: Sequence[mx.array], cotangents: Sequence[mx.array], outputs: Sequence[mx.array]
 ) -> tuple[mx.array, ...]:
     f, i, state = inputs
-    if f.size == 0:
-        return mx.zeros_like(f), mx.zeros_like(i), cotangents[1].astype(state.dtype)
     gradients = _launch(
         _backward,
         [f, state.astype(mx.float32), outputs[0], *cotangents],

@@ -39,14 +39,16 @@ def mlgru_step(
         `y`, `(B, L, E)` in the dtype of `gates`, and the last state, float32 `(B, E)`.
 
     Raises:
-        ValueError: The shapes do not agree.
+        ValueError: The shapes do not agree, or `E` is zero.
     """
-    batch, _, width = gates.shape
-    if width != 3 * state.shape[-1] or state.shape[0] != batch:
+    fits = gates.ndim == 3 and state.shape == (gates.shape[0], gates.shape[2] // 3)
+    if not fits or gates.shape[2] != 3 * state.shape[1] or state.shape[1] == 0:
         raise ValueError(
-            f"[mlgru_step] 'gates' and 'state' must have shapes (B, L, 3E) and (B, E) but got "
-            f"{gates.shape} and {state.shape}."
+            "[mlgru_step] 'gates' and 'state' must have shapes (B, L, 3E) and (B, E) with E > 0 but "
+            f"got {gates.shape} and {state.shape}."
         )
+    if gates.size == 0:
+        return mx.zeros((*gates.shape[:2], state.shape[1]), gates.dtype), state.astype(mx.float32)
     y, last = dispatch(
         __name__,
         gates,

@@ -129,7 +129,7 @@ def run(
 
 
 def _is_fused(gates: mx.array, starts: mx.array | None) -> bool:
-    return gates.shape[1] == 1 and gates.size > 0 and starts is None
+    return gates.shape[1] == 1 and starts is None
 
 
 def _check_inputs(

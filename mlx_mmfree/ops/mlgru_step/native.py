@@ -21,8 +21,6 @@ def unsupported(
         return "the default device is not the CPU"
     if gates.dtype not in FLOATS:
         return f"'gates' are {gates.dtype}"
-    if gates.size == 0:
-        return "'gates' are empty"
     if starts is not None:
         return "'starts' are given"
     return unavailable()

@@ -37,8 +37,12 @@ def rms_norm_quantize(
         The codes, whole numbers in float32 `(..., D)`, and `s`, float32 `(..., 1)`.
 
     Raises:
-        ValueError: `rounding` is unknown, or `weight` is given without `eps`.
+        ValueError: `rounding` is unknown, `weight` is given without `eps`, or `D` is zero.
     """
+    if x.ndim < 1 or x.shape[-1] == 0:
+        raise ValueError(
+            f"[rms_norm_quantize] 'x' must have one value a row at least but got shape {x.shape}."
+        )
     if rounding not in get_args(Rounding):
         raise ValueError(
             f"[rms_norm_quantize] 'rounding' must be one of {', '.join(get_args(Rounding))} but got "
@@ -46,5 +50,7 @@ def rms_norm_quantize(
         )
     if weight is not None and eps is None:
         raise ValueError("[rms_norm_quantize] 'eps' must be given with 'weight' but got None.")
+    if x.size == 0:
+        return mx.zeros(x.shape), mx.zeros((*x.shape[:-1], 1))
     codes, scale = dispatch(__name__, x, weight, eps=eps, rounding=rounding)
     return codes, scale

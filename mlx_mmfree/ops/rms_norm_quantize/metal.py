@@ -66,8 +66,6 @@ def unsupported(
 ) -> str | None:
     if reason := launch.unavailable() or launch.not_floats(x, weight):
         return reason
-    if x.size == 0:
-        return None
     return kernel_fault(
         "rms_norm_quantize",
         lambda *arrays: _codes(eps, rounding, *arrays),
@@ -107,8 +105,6 @@ def _codes(
     eps: float | None, rounding: str, x: mx.array, weight: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
     *leading, dims = x.shape
-    if x.size == 0:
-        return mx.zeros(x.shape), mx.zeros((*leading, 1))
     rows = x.size // dims
     groups = -(-dims // (launch.SIMD_GROUP * INPUTS_PER_THREAD))
     threads = min(launch.SIMD_GROUP * groups, MAX_THREADS)

@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from ..dispatch import dispatch
-from ..ternary import packed_width
+from ..ternary import MOST_CODES, packed_width
 
 
 def ternary_matmul(x: mx.array, weight: mx.array, *, codes: bool = False) -> mx.array:
@@ -24,8 +24,11 @@ def ternary_matmul(x: mx.array, weight: mx.array, *, codes: bool = False) -> mx.
         Sums as float32 of shape `(..., N)`.
 
     Raises:
-        ValueError: The packed width does not belong to `D` inputs, or a dtype is wrong.
+        ValueError: The packed width does not belong to `D` inputs, a dtype is wrong, or `D` is above
+            `2 ** 22` with `codes`.
     """
+    if x.ndim < 1:
+        raise ValueError("[ternary_matmul] 'x' must have shape (..., D) but got a single number.")
     if weight.dtype != mx.uint32 or weight.ndim != 2:
         raise ValueError(
             f"[ternary_matmul] 'weight' must be a uint32 matrix but got {weight.dtype} with shape "
@@ -36,5 +39,11 @@ def ternary_matmul(x: mx.array, weight: mx.array, *, codes: bool = False) -> mx.
             f"[ternary_matmul] 'weight' must have {packed_width(x.shape[-1])} words a row for "
             f"{x.shape[-1]} inputs but got {weight.shape[1]}."
         )
+    if codes and x.shape[-1] > MOST_CODES:
+        raise ValueError(
+            f"[ternary_matmul] 'x' must have {MOST_CODES} codes a row at most but got {x.shape[-1]}."
+        )
+    if x.size == 0 or weight.shape[0] == 0:
+        return mx.zeros((*x.shape[:-1], weight.shape[0]))
     result: mx.array = dispatch(__name__, x, weight, codes=codes)
     return result

@@ -188,9 +188,7 @@ def unsupported(x: mx.array, weight: mx.array, *, codes: bool) -> str | None:
     if x.dtype not in _TILE_TYPES:
         return f"it takes float32, float16, bfloat16 or int8 activations, not {x.dtype}"
     dims = x.shape[-1]
-    rows = min(x.size // dims, DECODE_ROWS + 1) if dims else 0
-    if rows == 0 or weight.shape[0] == 0:
-        return None
+    rows = min(x.size // dims, DECODE_ROWS + 1)
     whole_words = dims % CODES_PER_WORD == 0
     return kernel_fault(
         "ternary_matmul_decode" if rows <= DECODE_ROWS else "ternary_matmul_prefill",
@@ -222,8 +220,6 @@ def _reference(x: mx.array, weight: mx.array) -> mx.array:
 def _sums(x: mx.array, weight: mx.array, codes: bool = False) -> mx.array:
     *leading, dims = x.shape
     outputs = weight.shape[0]
-    if x.size == 0 or outputs == 0:
-        return mx.zeros((*leading, outputs))
     rows = x.size // dims
     if rows <= DECODE_ROWS:
         groups = -(-outputs // (DECODE_GROUPS * DECODE_OUTPUTS))

@@ -142,7 +142,9 @@ CASES = {
 def _cases() -> list:
     root = Path(ops.__file__).parent
     return [
-        pytest.param(name, dimension, backend, marks=pytest.mark.metal if backend == "metal" else ())
+        pytest.param(
+            name, dimension, backend, marks=pytest.mark.metal if backend == "metal" else ()
+        )
         for name, case in CASES.items()
         for dimension in case.sizes
         for backend in BACKENDS

@@ -162,7 +162,7 @@ def _states(f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx.arr
 def _gradients(
     inputs: Sequence[mx.array], cotangents: Sequence[mx.array], outputs: Sequence[mx.array]
 ) -> tuple[mx.array, ...]:
-    f, i, state = inputs
+    f, _, state = inputs
     gradients = _launch(
         _backward,
         [f, state.astype(mx.float32), outputs[0], *cotangents],

@@ -1,7 +1,5 @@
 """Calls into compiled tokenizer libraries, whose failures surface as one clean error."""
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,23 +21,3 @@ def clean_errors(problem: str) -> Iterator[None]:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise CheckpointError(f"{problem} ({reason}).") from error
-
-
-@contextmanager
-def silent_stderr() -> Iterator[None]:
-    """Sends what compiled code writes to standard error nowhere while the block runs."""
-    try:
-        saved = os.dup(2)
-    except OSError:
-        yield
-        return
-    if sys.stderr is not None:
-        sys.stderr.flush()
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)

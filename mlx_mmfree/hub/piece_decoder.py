@@ -1,5 +1,6 @@
 """The decoder section of a `tokenizer.json`, applied to one token at a time."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from ..errors import UnsupportedModelError
 from .detokenizer import EACH_BYTE
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_MAX_GROWTH, _MAX_STEPS = 16, 16
 _STEPS = ("ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Sequence", "Strip")
 
 
@@ -33,7 +35,8 @@ class PieceDecoder:
         file: where it was read, for messages.
 
     Raises:
-        UnsupportedModelError: the section needs more than one token at a time.
+        UnsupportedModelError: the section needs more than one token at a time, or makes tokens much
+            longer.
     """
 
     def __init__(self, state: Mapping[str, Any] | None, file: Path) -> None:
@@ -42,6 +45,7 @@ class PieceDecoder:
         self._strip = ""
         self.utf8_errors = "replace"
         fused = False
+        growth = 1
         for step in _flatten(state):
             kind = step.get("type")
             if kind == "ByteLevel":
@@ -52,7 +56,9 @@ class PieceDecoder:
             elif kind == "Metaspace":
                 self._steps.append(_metaspace(step))
             elif kind == "Replace" and "String" in step["pattern"]:
-                self._steps.append(_replace(step["pattern"]["String"], step["content"]))
+                pattern, content = step["pattern"]["String"], step["content"]
+                growth *= _growth(pattern, content)
+                self._steps.append(_replace(pattern, content))
             elif kind == "Strip" and fused and not step["stop"] and step["start"] <= 1:
                 self._strip = step["content"] if step["start"] else ""
             elif kind == "Fuse":
@@ -62,6 +68,13 @@ class PieceDecoder:
                     f"'{file}': the decoder must be made of {', '.join(_STEPS)} (of a fixed text) "
                     f"but has {kind!r} with settings that need the whole text."
                 )
+
+        if growth > _MAX_GROWTH or len(self._steps) > _MAX_STEPS:
+            raise UnsupportedModelError(
+                f"'{file}': the decoder must have at most {_MAX_STEPS} steps and make a token at most "
+                f"{_MAX_GROWTH} times as long as it is spelled, but has {len(self._steps)} steps and "
+                f"may make it {growth} times as long."
+            )
 
     def __call__(self, piece: str, at_start: bool) -> bytes:
         value: str | bytes = piece
@@ -96,6 +109,13 @@ def _from_byte_piece(piece: str, at_start: bool) -> str | bytes:
 
 def _replace(pattern: str, content: str) -> Callable[[str, bool], str]:
     return lambda piece, at_start: piece.replace(pattern, content)
+
+
+def _growth(pattern: str, content: str) -> int:
+    """How many times as long a replacement makes a text at most."""
+    if not pattern:
+        return 1 + 2 * len(content)
+    return max(1, math.ceil(len(content) / len(pattern)))
 
 
 def _metaspace(step: Mapping[str, Any]) -> Callable[[str, bool], str]:

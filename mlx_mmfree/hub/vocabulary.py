@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as _BPETokenizer
 from ..files.replacing import new_file
 
 # Letters with one leading space, single digits, other symbols, line breaks.
-_SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+SPLIT_PATTERN = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def train_vocabulary(
@@ -29,7 +29,7 @@ def train_vocabulary(
     tokenizer = _BPETokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
+            pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -1,0 +1,46 @@
+"""A vocabulary file of an unknown shape, read and used in a process with limits."""
+
+from .confinement import ConfinedProcess
+from .tokenizer_engine import Description
+
+MEMORY_BYTES = 2**30
+READ_CPU_SECONDS = 20.0
+_ENCODE_CPU_SECONDS, _CHARACTERS_A_SECOND = 2.0, 50_000
+
+
+class ConfinedTokenizer:
+    """Does what a :class:`TokenizerEngine` does, somewhere else.
+
+    Args:
+        data: the file.
+        special: the tokens that other files call special.
+
+    Raises:
+        LimitError: it fails, or takes too long or too much memory; so do all methods.
+    """
+
+    def __init__(self, data: bytes, special: list[tuple[str, bool, bool, bool]]) -> None:
+        self._arguments = (data, special)
+        self._process = ConfinedProcess(
+            "mlx_mmfree.hub.tokenizer_server", ("tokenizers",), MEMORY_BYTES
+        )
+
+    def describe(self) -> Description:
+        """Reads the file and says what it holds."""
+        answer = self._process.ask(("read", self._arguments), READ_CPU_SECONDS)
+        return Description(
+            ids=answer["ids"],
+            special=[(*token,) for token in answer["special"]],
+            frame=(answer["frame"][0], answer["frame"][1]),
+            decoder=answer["decoder"],
+        )
+
+    def encode(self, text: str, split_special: bool, at_start: bool) -> list[int]:
+        """The ids of a text; the file is read again where the last text ended the process."""
+        if self._process.process_id is None:
+            self.describe()
+        seconds = _ENCODE_CPU_SECONDS + len(text) / _CHARACTERS_A_SECOND
+        ids: list[int] = self._process.ask(("encode", (text, split_special, at_start)), seconds)[
+            "ids"
+        ]
+        return ids

@@ -1,0 +1,131 @@
+"""The package `tokenizers` in plain data: one vocabulary, read and used."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+
+# more tokens than this for each character and a few come only from files made to explode
+_MAX_TOKENS_A_CHARACTER, _MAX_TOKENS = 64, 4096
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a vocabulary file holds.
+
+    Attributes:
+        ids: ids by piece.
+        special: the tokens that text may spell: text, id, whether blanks to the left and to the
+            right belong to it, whether it stands only between words.
+        frame: the ids before and after every text.
+        decoder: the decoder section.
+    """
+
+    ids: dict[str, int]
+    special: list[tuple[str, int, bool, bool, bool]]
+    frame: tuple[list[int], list[int]]
+    decoder: dict[str, Any] | None
+
+
+class TokenizerEngine:
+    """One `tokenizer.json`, with whatever errors the package raises.
+
+    Args:
+        data: the file.
+        special: the tokens that other files call special: text, and the flags as above.
+    """
+
+    def __init__(self, data: bytes, special: list[tuple[str, bool, bool, bool]]) -> None:
+        self._tokenizer = Tokenizer.from_buffer(data)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._mark_special(special)
+        self._usual = self._tokenizer.pre_tokenizer
+        self._later = _without_first_prefix(_state(self._usual))
+
+    def describe(self) -> Description:
+        """What the file holds."""
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        return Description(
+            ids=self._tokenizer.get_vocab(with_added_tokens=True),
+            special=[
+                (token.content, number, token.lstrip, token.rstrip, token.single_word)
+                for number, token in added
+                if token.special
+            ],
+            frame=self._find_frame(),
+            decoder=_state(self._tokenizer.decoder),
+        )
+
+    def encode(self, text: str, split_special: bool, at_start: bool) -> list[int]:
+        """The ids of a text.
+
+        Args:
+            text: any text.
+            split_special: whether special tokens that it spells are cut as other text is.
+            at_start: whether nothing precedes it.
+        """
+        # both switches belong to the tokenizer, so they are set for every text
+        self._tokenizer.encode_special_tokens = split_special
+        changes = self._later is not None and not at_start
+        if changes:
+            self._tokenizer.pre_tokenizer = self._later
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        finally:
+            if changes:
+                self._tokenizer.pre_tokenizer = self._usual
+        return _checked(ids, text)
+
+    def _mark_special(self, special: list[tuple[str, bool, bool, bool]]) -> None:
+        known = self._tokenizer.get_added_tokens_decoder().values()
+        marked = {token.content for token in known if token.special}
+        for text, lstrip, rstrip, single_word in special:
+            if text not in marked and self._tokenizer.token_to_id(text) is not None:
+                flags = {"lstrip": lstrip, "rstrip": rstrip, "single_word": single_word}
+                self._tokenizer.add_special_tokens([AddedToken(text, normalized=False, **flags)])
+
+    def _find_frame(self) -> tuple[list[int], list[int]]:
+        """The ids that the post-processor puts before and after a text."""
+        bare = _checked(self._tokenizer.encode("a", add_special_tokens=False).ids, "a")
+        framed = _checked(self._tokenizer.encode("a", add_special_tokens=True).ids, "a")
+        for start in range(len(framed) - len(bare) + 1):
+            if framed[start : start + len(bare)] == bare:
+                return framed[:start], framed[start + len(bare) :]
+        raise ValueError("the post-processor changes the tokens of the text")
+
+
+def _checked(ids: list[int], text: str) -> list[int]:
+    if len(ids) > _MAX_TOKENS + _MAX_TOKENS_A_CHARACTER * len(text):
+        raise ValueError(f"it makes {len(ids)} tokens of {len(text)} characters")
+    return ids
+
+
+def _state(part: Any) -> dict[str, Any] | None:
+    """A part of the tokenizer as its section of the file."""
+    if part is None:
+        return None
+    state = json.loads(part.__getstate__())
+    return state if isinstance(state, dict) else None
+
+
+def _without_first_prefix(state: dict[str, Any] | None) -> Any:
+    """The pre-tokenizer for text after a special token; None where it is the usual one."""
+
+    def change(part: Any) -> Any:
+        if isinstance(part, list):
+            return [change(entry) for entry in part]
+        if not isinstance(part, dict):
+            return part
+        changed = {key: change(entry) for key, entry in part.items()}
+        if part.get("type") == "Metaspace" and part.get("prepend_scheme") == "first":
+            changed["prepend_scheme"] = "never"
+        return changed
+
+    later = change(state)
+    if later == state:
+        return None
+    pre_tokenizer = pre_tokenizers.Sequence([])
+    pre_tokenizer.__setstate__(json.dumps(later).encode())
+    return pre_tokenizer

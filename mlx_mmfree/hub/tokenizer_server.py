@@ -1,0 +1,17 @@
+"""One vocabulary for the process that confines it."""
+
+from dataclasses import asdict
+from typing import Any
+
+from .tokenizer_engine import TokenizerEngine
+
+_engines: list[TokenizerEngine] = []
+
+
+def handle(request: tuple[str, Any]) -> dict[str, Any]:
+    """Reads a vocabulary, `("read", arguments)`, or cuts a text, `("encode", arguments)`."""
+    name, arguments = request
+    if name == "read":
+        _engines[:] = [TokenizerEngine(*arguments)]
+        return asdict(_engines[0].describe())
+    return {"ids": _engines[0].encode(*arguments)}

@@ -13,7 +13,11 @@ def report_lines(report: "Report") -> list[str]:
     if "device" in report.machine:
         machine = report.machine
         lines += [f"{machine['device']}, ternary products by the backend '{machine['backend']}'"]
-        lines += ["'of limit' compares with what limits it, measured in turn with it.", _HEADER]
+        lines += [
+            "'of limit' compares with what limits it, measured in turn with it: the median of the "
+            "processes whose limit was fast.",
+            _HEADER,
+        ]
     for threads, limit in report.machine.get("limits", {}).items():
         lines += _limit_lines(threads, limit)
     lines += [_figure_line(figure) for figure in report.figures]
@@ -26,20 +30,28 @@ def report_lines(report: "Report") -> list[str]:
     return lines
 
 
-_HEADER = (
-    f"\n{'':<58} {'threads':>7} {'time':>10} {'GB/s':>7} {'GMAC/s':>7} {'of limit':>8}  processes"
-)
+_NAMES = ("", "threads", "time", "GB/s", "GMAC/s", "of limit", "limit", "tokens/s")
+
+
+def _row(*cells: str) -> str:
+    name, threads, time, bandwidth, rate, share, limit, tokens = cells
+    return (
+        f"{name:<58} {threads:>7} {time:>10} {bandwidth:>7} {rate:>7} {share:>8}  {limit:<16} "
+        f"{tokens:>8}"
+    )
+
+
+_HEADER = f"\n{_row(*_NAMES)}  of limit in each process (not counted)"
 
 
 def _limit_lines(threads: str, limit: dict[str, Any]) -> list[str]:
-    lines = []
-    rate = limit["bytes_per_second"] / 1e9
-    name = "limit: plain read"
-    lines.append(f"{name:<58} {threads:>7} {'':>10} {rate:>7.1f} {'':>7} {'':>8}  fastest")
+    rate = f"{limit['bytes_per_second'] / 1e9:.1f}"
+    cells = ("limit: fastest plain read", threads, "", rate, "", "", "", "")
+    lines = [_row(*cells).rstrip()]
     if limit["macs_per_second"]:
-        rate = limit["macs_per_second"] / 1e9
-        name = "limit: 8-bit arithmetic"
-        lines.append(f"{name:<58} {threads:>7} {'':>10} {'':>7} {rate:>7.0f} {'':>8}  fastest")
+        rate = f"{limit['macs_per_second'] / 1e9:.0f}"
+        cells = ("limit: fastest 8-bit arithmetic", threads, "", "", rate, "", "", "")
+        lines.append(_row(*cells).rstrip())
     return lines
 
 
@@ -47,18 +59,21 @@ def _figure_line(figure: "Figure") -> str:
     shown = figure.to_json()
     first = figure.records[0]
     seconds = shown["seconds"]
-    time = f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
-    bandwidth = f"{shown['gb_per_second']:.1f}" if first.bytes else ""
-    counted = " ".join(
-        f"{r.share * 100:.0f}" if r in figure.counted else f"({r.share * 100:.0f})"
-        for r in figure.records
+    counted = figure.counted
+    shares = " ".join(
+        f"{r.share:.0%}" if r in counted else f"({r.share:.0%})" for r in figure.records
     )
-    rate = f", {shown['rate']:.1f} tokens/s" if first.unit == "tokens" else ""
-    return (
-        f"{first.name:<58} {first.threads:>7} {time:>10} {bandwidth:>7} "
-        f"{shown['gmac_per_second']:>7.0f} {figure.share:>8.0%}  {counted} "
-        f"% of {first.limit}{rate}"
+    cells = (
+        first.name,
+        f"{first.threads}",
+        f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms",
+        f"{shown['gb_per_second']:.1f}" if first.bytes else "",
+        f"{shown['gmac_per_second']:.0f}",
+        f"{figure.share:.0%}",
+        first.limit,
+        f"{shown['rate']:.1f}" if first.unit == "tokens" else "",
     )
+    return f"{_row(*cells)}  {shares}"
 
 
 def _memory_lines(notes: list[dict[str, Any]]) -> list[str]:

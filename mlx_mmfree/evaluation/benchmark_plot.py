@@ -1,11 +1,22 @@
 """The roofline: what memory and arithmetic allow, with the measured figures as points."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from ..files.replacing import new_file
 from .benchmark import Report
+from .benchmark_record import Figure
+from .picture import COLOURS, label_points, save_picture
 
 _DECADES = (0.5, 5000.0)
+_KINDS = {
+    "ternary": ("ternary product", "o"),
+    "head": ("head", "s"),
+    "prefill": ("reading a prompt", "^"),
+    "decode": ("decoding", "v"),
+    "training": ("training step", "D"),
+}
+_LINES = ("-", "--", "-.", ":")
 
 
 def plot_roofline(report: Report, file: Path) -> None:
@@ -18,32 +29,73 @@ def plot_roofline(report: Report, file: Path) -> None:
     Raises:
         ImportError: `matplotlib` is not installed.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
-    canvas = Canvas(figsize=(10, 6), layout="constrained")
+    measured = [figure for figure in report.figures if figure.records[0].bytes]
+    measured.sort(key=lambda figure: [*_KINDS, ""].index(_kind(figure)))
+    rows = max(len(measured) + len(_KINDS) + 4, 20)
+    canvas = Canvas(figsize=(12, max(6, 0.17 * rows)), dpi=120, layout="constrained")
     axes = canvas.subplots()
-    for threads, limits in report.machine.get("limits", {}).items():
-        bandwidth = limits["bytes_per_second"]
-        peak = limits["macs_per_second"] or bandwidth * _DECADES[1]
-        corner = peak / bandwidth
-        x = [_DECADES[0], min(corner, _DECADES[1]), _DECADES[1]]
-        y = [min(bandwidth * intensity, peak) / 1e9 for intensity in x]
-        axes.plot(x, y, label=f"limit, {threads} thread(s)")
-    for number, figure in enumerate((f for f in report.figures if f.records[0].bytes), 1):
-        record = figure.records[0]
-        intensity, rate = record.macs / record.bytes, record.macs / figure.seconds / 1e9
-        label = f"{number}  {record.name}, {record.threads} thread(s): {figure.share:.0%}"
-        axes.plot([intensity], [rate], "o", label=label)
-        axes.annotate(str(number), (intensity, rate), textcoords="offset points", xytext=(4, 4))
+    _draw_limits(axes, report.machine.get("limits", {}))
+    points = _draw_points(axes, measured)
     axes.set(
         xscale="log",
         yscale="log",
-        xlabel="multiply-accumulates for each byte of weights",
-        ylabel="10⁹ multiply-accumulates a second",
-        title=report.machine.get("device", ""),
+        xlabel="arithmetic intensity (multiply-accumulates per byte of weights)",
+        ylabel="speed (10⁹ multiply-accumulates per second)",
+        title=f"Roofline of {report.machine.get('device') or 'this machine'}: "
+        "measured speed below what memory and arithmetic allow",
     )
-    axes.grid(True, which="both", alpha=0.3)
+    axes.margins(0.08)
+    axes.grid(True, which="major", alpha=0.3)
     axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
-    with new_file(file) as new, new.open("wb") as target:
-        FigureCanvasAgg(canvas).print_png(target)
+    # places are known once the layout is
+    canvas.draw_without_rendering()
+    label_points(axes, points, [str(number) for number in range(1, len(points) + 1)])
+    save_picture(canvas, file)
+
+
+def _draw_limits(axes: Any, limits: dict[str, Any]) -> None:
+    for number, (threads, limit) in enumerate(limits.items()):
+        bandwidth = limit["bytes_per_second"]
+        peak = limit["macs_per_second"] or bandwidth * _DECADES[1]
+        corner = min(peak / bandwidth, _DECADES[1])
+        x = [_DECADES[0], corner, _DECADES[1]]
+        axes.plot(
+            x,
+            [min(bandwidth * intensity, peak) / 1e9 for intensity in x],
+            color="0.4",
+            linestyle=_LINES[number % len(_LINES)],
+            label=f"limit with {_threads(int(threads))}",
+        )
+
+
+def _draw_points(axes: Any, measured: Sequence[Figure]) -> list[tuple[float, float]]:
+    """A mark for each figure: its kind by shape and colour, one thread hollow; and its legend."""
+    points, seen = [], set()
+    for number, figure in enumerate(measured, 1):
+        record = figure.records[0]
+        kind = _kind(figure)
+        title, marker = _KINDS.get(kind, ("other", "x"))
+        colour = COLOURS[[*_KINDS, ""].index(kind)]
+        point = (record.macs / record.bytes, record.macs / figure.seconds / 1e9)
+        fill = colour if record.threads > 1 or marker == "x" else "white"
+        style = {"color": colour, "markerfacecolor": fill, "markersize": 5}
+        axes.plot([point[0]], [point[1]], marker, **style)
+        if kind not in seen:
+            axes.plot([], [], marker, color=colour, label=f"{title} (hollow: 1 thread)")
+            seen.add(kind)
+        points.append(point)
+        text = f"{number}  {record.name}, {_threads(record.threads)}: {figure.share:.0%}"
+        axes.plot([], [], " ", label=f"{text} of {record.limit}")
+    return points
+
+
+def _kind(figure: Figure) -> str:
+    """The word of `_KINDS` that tells what was measured, or an empty text."""
+    name = figure.records[0].name.split(": ")[-1]
+    return next((word for word in _KINDS if word in name), "")
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.training.log import RunLog, plot_curve, read_log
+from mlx_mmfree.training.log import RunLog, plot_curve, read_log, token_unit
 
 
 def _write(path: Path, steps: range) -> None:
@@ -27,6 +27,28 @@ def test_last_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
     _write(path, range(1, 4))
     path.write_text(path.read_text() + '{"step": 4, "lo')
     assert [r["step"] for r in read_log(path)] == [1, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("most", "unit"),
+    [
+        (0, (1, "tokens")),
+        (1_999, (1, "tokens")),
+        (2_000, (1e3, "thousand tokens")),
+        (10_600_000, (1e6, "million tokens")),
+        (5_000_000_000, (1e9, "billion tokens")),
+    ],
+)
+def test_units_fit_the_run(most: int, unit: tuple[float, str]) -> None:
+    assert token_unit(most) == unit
+
+
+@pytest.mark.plot
+def test_a_curve_without_numbers_is_drawn(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "log.jsonl", 0)
+    assert plot_curve(tmp_path / "log.jsonl", tmp_path / "curve.png")
+    log.write(step=1, tokens=100, loss=float("nan"))
+    assert plot_curve(tmp_path / "log.jsonl", tmp_path / "curve.png")
 
 
 @pytest.mark.plot

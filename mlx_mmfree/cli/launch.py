@@ -1,0 +1,106 @@
+"""`mmfree launch`: runs a command in several processes of this machine and tells how they ended.
+
+`mlx.launch` does so over several machines too, but ends with status 0 whatever became of them.
+"""
+
+import argparse
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import UsageError
+from ..platform.process_group import start_group
+from .console import CommandParser, command, command_names
+from .flags import positive
+
+HELP = "run a command in several processes of this machine"
+
+_GRACE_S, _PAUSE_S = 30.0, 0.1
+_SIGNALLED = 128
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(prog="mmfree launch", description=__doc__, allow_abbrev=False)
+    parser.add_argument("-n", "--processes", type=positive, default=2, help="how many (2)")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, help="such as: train --config train.yaml"
+    )
+    return parser
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    words = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not words or words[0] not in command_names() or words[0] == "launch":
+        known = ", ".join(name for name in command_names() if name != "launch")
+        given = repr(words[0]) if words else "nothing"
+        raise UsageError(f"[launch] the command must be one of {known} but got {given}.")
+    with tempfile.TemporaryDirectory() as folder:
+        processes = start_group(
+            [sys.executable, "-m", "mlx_mmfree", *words],
+            args.processes,
+            Path(folder),
+            stdin=subprocess.DEVNULL,
+            # Ctrl-C reaches them once, through this process
+            start_new_session=True,
+        )
+        with _passing_signals(processes):
+            return wait(processes)
+
+
+def wait(processes: Sequence[subprocess.Popen[str]], grace_s: float = _GRACE_S) -> int:
+    """Waits for all; those that outlive a failed one for long are ended.
+
+    Args:
+        processes: One for each rank.
+        grace_s: Seconds that they have to notice the failure, and then to end when asked to.
+
+    Returns:
+        0 if all ended with 0, or the status of the first that did not, 128 and the number of a signal.
+    """
+    status, deadline = 0, float("inf")
+    while any(process.poll() is None for process in processes):
+        time.sleep(_PAUSE_S)
+        for rank, process in enumerate(processes):
+            if not status and process.poll():
+                status = _status(process)
+                deadline = time.monotonic() + grace_s
+                print(
+                    f"Process {rank} of {len(processes)} ended with status {status}.",
+                    file=sys.stderr,
+                )
+        if time.monotonic() > deadline:
+            for process in processes:
+                process.terminate()
+            if time.monotonic() > deadline + grace_s:
+                for process in processes:
+                    process.kill()
+    return status or next((_status(p) for p in processes if p.returncode), 0)
+
+
+def _status(process: subprocess.Popen[str]) -> int:
+    code = process.returncode
+    return code if code >= 0 else _SIGNALLED - code
+
+
+@contextmanager
+def _passing_signals(processes: Sequence[subprocess.Popen[str]]) -> Iterator[None]:
+    """Hands Ctrl-C and SIGTERM on inside the `with` block."""
+
+    def hand_on(number: int, frame: object) -> None:
+        for process in processes:
+            process.send_signal(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, hand_on) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,40 @@
+"""Starts the processes of a group on this machine, which MLX's ring backend connects."""
+
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+
+def start_group(
+    command: Sequence[str],
+    size: int,
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    **options: Any,
+) -> list[subprocess.Popen[str]]:
+    """Starts a command once for each rank.
+
+    Args:
+        command: The program and its arguments.
+        size: Number of processes.
+        folder: Gets the list of addresses, which must stay for as long as they start.
+        variables: Further variables of the environment.
+        options: As for `subprocess.Popen`.
+    """
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(size)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        hosts = [[f"127.0.0.1:{each.getsockname()[1]}"] for each in sockets]
+    file = folder / "hosts.json"
+    file.write_text(json.dumps(hosts))
+    shared = {**os.environ, **(variables or {}), "MLX_HOSTFILE": str(file)}
+    return [
+        subprocess.Popen(command, env=shared | {"MLX_RANK": str(rank)}, text=True, **options)
+        for rank in range(size)
+    ]

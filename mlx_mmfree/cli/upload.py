@@ -44,6 +44,8 @@ def describe(plan: "UploadPlan") -> str:
     branch = f" on branch {plan.revision}" if plan.revision else ""
     lines = [f"Would send {plan.nbytes:,} bytes in {len(plan.files)} files to {place}{branch}:"]
     lines += [f"{size:>16,}  {name}" for name, size in plan.files.items()]
+    if plan.card is not None:
+        lines.append("A model card, README.md, is written there unless the repository has one.")
     if plan.left_out:
         lines.append(f"Left out: {', '.join(plan.left_out)}.")
     lines.append(f"Commit message: {plan.message}")

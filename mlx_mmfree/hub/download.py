@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, DownloadError
+from ..errors import CheckpointError, DownloadError, MMFreeError
+from .cache_content import fetch_missing
 
 TOKENIZER_PATTERNS = (
     "config.json",
@@ -48,8 +49,8 @@ def local_folder(
 ) -> Path:
     """The folder or the GGUF file that holds a checkpoint, downloaded if it is a Hub repository.
 
-    A download shows its progress, goes on where an earlier one stopped and lands in the Hub's
-    cache; without a network the cached files are used.
+    A download shows its progress, goes on where an earlier one stopped, is compared with the hashes
+    that the Hub gives and lands in the Hub's cache; without a network the cached files are used.
 
     Args:
         path_or_repo: An existing folder or `.gguf` file, a repository id `owner/name`, or a file
@@ -168,7 +169,10 @@ def _ask_hub(
     place = f"'{repository}'" + (f" at revision '{revision}'" if revision else "")
     kind = "datasets/" if repo_type == "dataset" else ""
     page = f"https://huggingface.co/{kind}{repository}"
+    check_login("load", DownloadError)
     try:
+        if not dry_run:
+            fetch_missing(repository, revision, patterns, repo_type)
         return huggingface_hub.snapshot_download(
             repository,
             revision=revision,
@@ -176,6 +180,7 @@ def _ask_hub(
             ignore_patterns=["*/*"],
             dry_run=dry_run,
             repo_type=repo_type,
+            tqdm_class=silent_bar(),
         )
     except errors.GatedRepoError as error:
         raise DownloadError(
@@ -205,6 +210,33 @@ def _ask_hub(
             f"[load] {place} cannot be downloaded: {one_line(error)}. Check the network and the free "
             "space of the cache; a new start goes on where this one stopped."
         ) from error
+
+
+def silent_bar() -> Any:
+    """A progress bar that shows nothing: files are fetched before the package is asked for them."""
+    from huggingface_hub.utils import tqdm
+
+    class Silent(tqdm):
+        def __init__(self, *arguments: Any, **options: Any):
+            super().__init__(*arguments, **{**options, "disable": True})
+
+    return Silent
+
+
+def check_login(place: str, kind: type[MMFreeError]) -> None:
+    """Refuses a token that no request can carry; errors of the layers below would show it.
+
+    Raises:
+        MMFreeError: Of the kind asked for.
+    """
+    from huggingface_hub import get_token
+
+    token = get_token()
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise kind(
+            f"[{place}] the login must be a token in plain letters and digits but is not. Run `hf auth "
+            "login` again, or correct HF_TOKEN."
+        )
 
 
 def _offline_message(place: str) -> str:

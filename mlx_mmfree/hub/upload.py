@@ -1,18 +1,24 @@
 """Uploads a model folder to the Hub; what would be sent is known before anything is."""
 
 import fnmatch
-import glob
 import os
-from collections.abc import Iterator
+import shlex
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import UploadError
 from ..files.opening import open_member
 from .checkpoint import CONFIG_FILE, read_tensor_entries
-from .download import REPOSITORY_NAME, one_line
+from .download import REPOSITORY_NAME, check_login, one_line
 from .json_file import read_json_object
+from .model_card import CARD_FILE, ModelCard, model_card, read_source_card
+from .patience import patiently
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 DEFAULT_MESSAGE = "Upload model with mlx_mmfree"
 
@@ -43,6 +49,7 @@ class UploadPlan:
         is_private: Whether only its owner may see the repository.
         revision: The branch; `None` is the main one.
         message: The commit message.
+        card: The model card that is sent unless the Hub has one; `None` if the folder has one.
     """
 
     folder: Path
@@ -52,6 +59,7 @@ class UploadPlan:
     is_private: bool
     revision: str | None
     message: str
+    card: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -85,12 +93,7 @@ def check_repository(repository: str) -> None:
             f"[upload] '{repository}' can be written only by someone who is logged in. Run `hf auth "
             "login`, or set HF_TOKEN to a token that may write."
         )
-    # errors of the layers below would show it
-    if not token.isascii() or not token.isprintable():
-        raise UploadError(
-            "[upload] the login must be a token in plain letters and digits but is not. Run `hf auth "
-            "login` again, or correct HF_TOKEN."
-        )
+    check_login("upload", UploadError)
 
 
 def plan_upload(
@@ -104,7 +107,7 @@ def plan_upload(
     """Checks a folder and lists what an upload would send; the network is not used.
 
     Only the files of the folder itself are sent. Folders in it, hidden and temporary files are left
-    out.
+    out. A folder without a model card gets one on the Hub, unless the repository has one.
 
     Args:
         path: A folder with a model: `config.json` and weights, or a GGUF file.
@@ -133,7 +136,14 @@ def plan_upload(
             files[entry.name] = _file_bytes(entry)
     _check_model(folder, files)
     return UploadPlan(
-        folder, repository, files, tuple(left_out), private, revision, message or DEFAULT_MESSAGE
+        folder,
+        repository,
+        files,
+        tuple(left_out),
+        private,
+        revision,
+        message or DEFAULT_MESSAGE,
+        None if CARD_FILE in files else _card(folder, repository, files),
     )
 
 
@@ -156,25 +166,40 @@ def upload(plan: UploadPlan) -> str:
         >>> upload(plan_upload("my-model", "me/my-model"))  # doctest: +SKIP
     """
     # Slow to import, and planning does without.
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationAdd, HfApi
 
     check_repository(plan.repository)
     api = HfApi(library_name="mlx_mmfree")
+    place = f"[upload] '{plan.repository}'"
     with _hub_errors(plan):
-        page = api.create_repo(plan.repository, private=plan.is_private or None, exist_ok=True)
+        page = patiently(
+            lambda: api.create_repo(
+                plan.repository, private=plan.is_private or None, exist_ok=True
+            ),
+            place,
+        )
         if plan.is_private and not api.repo_info(plan.repository).private:
             raise UploadError(
                 f"[upload] 'private' must be left out for '{plan.repository}', which exists and is "
                 "public. Make it private in its settings first, or choose another name."
             )
         if plan.revision is not None and not plan.revision.startswith(_PULL_REQUESTS):
-            api.create_branch(plan.repository, branch=plan.revision, exist_ok=True)
-        api.upload_folder(
-            repo_id=plan.repository,
-            folder_path=plan.folder,
-            revision=plan.revision,
-            commit_message=plan.message,
-            allow_patterns=[glob.escape(name) for name in plan.files],
+            branch = plan.revision
+            patiently(
+                lambda: api.create_branch(plan.repository, branch=branch, exist_ok=True), place
+            )
+        contents: dict[str, str | bytes] = {name: str(plan.folder / name) for name in plan.files}
+        if plan.card is not None and not _has_card(api, plan):
+            contents[CARD_FILE] = plan.card.encode()
+        # what was sent before a try failed is not sent again
+        patiently(
+            lambda: api.create_commit(
+                plan.repository,
+                [CommitOperationAdd(name, content) for name, content in contents.items()],
+                commit_message=plan.message,
+                revision=plan.revision,
+            ),
+            place,
         )
     return f"{page}/tree/{plan.revision}" if plan.revision else str(page)
 
@@ -214,6 +239,31 @@ def _check_model(folder: Path, files: dict[str, int]) -> None:
         )
 
 
+def _card(folder: Path, repository: str, files: Collection[str]) -> str:
+    """The text of a model card that says what the folder itself says."""
+    if CONFIG_FILE not in files:
+        form: Literal["mlx", "hf", "gguf"] = "gguf"
+    else:
+        form = "mlx" if "quantization" in read_json_object(folder / CONFIG_FILE) else "hf"
+    command = shlex.join(["mmfree", "upload", "--path", folder.name, "--repo", repository])
+    return model_card(
+        ModelCard(
+            name=repository,
+            format=form,
+            command=command,
+            relation=None,
+            source=read_source_card(folder),
+        )
+    )
+
+
+def _has_card(api: "HfApi", plan: UploadPlan) -> bool:
+    return patiently(
+        lambda: api.file_exists(plan.repository, CARD_FILE, revision=plan.revision),
+        f"[upload] '{plan.repository}'",
+    )
+
+
 @contextmanager
 def _hub_errors(plan: UploadPlan) -> Iterator[None]:
     from huggingface_hub import errors
@@ -238,6 +288,12 @@ def _hub_errors(plan: UploadPlan) -> Iterator[None]:
         ) from error
 
 
+def _reason(error: Exception) -> str:
+    """What the Hub says, without what the client adds."""
+    said = getattr(error, "server_message", None) or "the login may not write there"
+    return one_line(ValueError(said))
+
+
 def _refusal(error: Exception) -> str:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 401:
@@ -247,8 +303,8 @@ def _refusal(error: Exception) -> str:
         )
     if status == 403:
         return (
-            "was refused: the login may not write there. Use a token with the right to write, and "
-            "a namespace of yours."
+            f"was refused: {_reason(error)}. The login must have the right to write there: use a token "
+            "with that right, and a namespace of yours."
         )
     if status == 404:
         return "was not found on the Hub. Check the spelling of repository and revision."

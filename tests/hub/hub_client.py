@@ -63,6 +63,10 @@ class HubClient:
     def call(self, function: str, *arguments: Any) -> Any:
         """The result of a function of this file; its `MMFreeError` is raised here."""
         self.start(function, *arguments)
+        return self.answer()
+
+    def answer(self) -> Any:
+        """The result of the call that was begun."""
         assert self._process.stdout is not None
         answer = json.loads(self._process.stdout.readline())
         if "error" in answer:

@@ -84,7 +84,10 @@ class HubServer:
         repositories: All repositories by their id.
         requests: What was asked for, in order.
         cuts: Where a download of a file ends too early, by its name; each is used once.
-        stalled: Set when an upload waits, as each does while `stall_uploads` is set.
+        stalls: Where a download of a file waits without end, by its name; each is used once.
+        changed: Other content of a file than the one that is listed, by its name.
+        failures: Answers to the next requests whose path contains a text; each is used once.
+        stalled: Set when an upload waits, as each does while `stall_uploads` is set, or a download.
     """
 
     def __init__(self, folders: Mapping[str, Path] | None = None):
@@ -93,6 +96,9 @@ class HubServer:
             self.add(name, folder)
         self.requests: list[Request] = []
         self.cuts: dict[str, int] = {}
+        self.stalls: dict[str, int] = {}
+        self.changed: dict[str, bytes] = {}
+        self.failures: list[tuple[str, Answer]] = []
         self.stall_uploads = False
         self.stalled = threading.Event()
         self._closing = threading.Event()
@@ -159,10 +165,35 @@ class HubServer:
             self._closing.wait()
             return
         request.body = _body(handler)
-        _respond(handler, self._answer(request), self.cuts)
+        answer = self._answer(request)
+        self._respond(handler, answer)
+
+    def _respond(self, handler: BaseHTTPRequestHandler, answer: Answer) -> None:
+        is_file = isinstance(answer.body, bytes)
+        body = answer.body if is_file else json.dumps(answer.body).encode()
+        handler.send_response(answer.status)
+        for name, value in answer.headers.items():
+            handler.send_header(name, value)
+        handler.send_header("Content-Type", "text/plain" if is_file else "application/json")
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        if handler.command == "HEAD":
+            return
+        name = handler.path.rpartition("/")[2]
+        stall = self.stalls.pop(name, None) if is_file else None
+        end = self.cuts.pop(name, None) if is_file else None
+        handler.wfile.write(body[: end if stall is None else stall])
+        if stall is not None:
+            handler.wfile.flush()
+            self.stalled.set()
+            self._closing.wait()
 
     def _answer(self, request: Request) -> Answer:
         path = request.path
+        for number, (pattern, answer) in enumerate(self.failures):
+            if pattern in path and request.method != "HEAD":
+                del self.failures[number]
+                return answer
         for method, pattern, answer in (
             ("POST", r"api/repos/create", self._create),
             ("POST", r"api/validate-yaml", _validate),
@@ -303,11 +334,11 @@ class HubServer:
         start = 0
         if wanted := request.headers.get("Range"):
             start = int(wanted.removeprefix("bytes=").partition("-")[0])
-        headers = {
-            "ETag": f'"{_git_id(content)}"',
-            "X-Repo-Commit": repository.head,
-            "Accept-Ranges": "bytes",
-        }
+        headers = {"ETag": f'"{_git_id(content)}"', "X-Repo-Commit": repository.head}
+        if len(content) >= LFS_BYTES or path.endswith(".safetensors"):
+            digest = hashlib.sha256(content).hexdigest()
+            headers |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(content))}
+        content = self.changed.get(path, content)
         return Answer(206 if start else 200, content[start:], headers)
 
 
@@ -352,17 +383,3 @@ def _body(handler: BaseHTTPRequestHandler) -> bytes:
         handler.rfile.readline()
     handler.rfile.readline()
     return body
-
-
-def _respond(handler: BaseHTTPRequestHandler, answer: Answer, cuts: dict[str, int]) -> None:
-    is_file = isinstance(answer.body, bytes)
-    body = answer.body if is_file else json.dumps(answer.body).encode()
-    handler.send_response(answer.status)
-    for name, value in answer.headers.items():
-        handler.send_header(name, value)
-    handler.send_header("Content-Type", "text/plain" if is_file else "application/json")
-    handler.send_header("Content-Length", str(len(body)))
-    handler.end_headers()
-    if handler.command != "HEAD":
-        name = handler.path.rpartition("/")[2]
-        handler.wfile.write(body[: cuts.pop(name, None)] if is_file else body)

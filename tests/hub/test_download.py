@@ -1,14 +1,15 @@
 """Folders and repositories are told apart; the Hub's answers become clear messages."""
 
+import hashlib
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from huggingface_hub import constants
 from huggingface_hub.errors import HTTPError
 
 from mlx_mmfree.errors import CheckpointError, DownloadError, MMFreeError
@@ -16,7 +17,7 @@ from mlx_mmfree.hub import download, load_model, pack_cache
 from mlx_mmfree.hub.download import local_folder
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint
 from tests.hub.hub_client import HubClient
-from tests.hub.hub_server import COMMIT, TOKEN, HubServer
+from tests.hub.hub_server import COMMIT, TOKEN, Answer, HubServer
 from tests.hub.torch_files import to_torch_checkpoint
 
 TOKENS = mx.array([[1, 7, 3, 39, 0]])
@@ -91,18 +92,128 @@ def test_a_tokenizer_comes_without_weights(hub: HubServer, client: HubClient) ->
     assert "model.safetensors" not in hub.downloaded()[earlier:]
 
 
-def test_resumes_where_the_connection_was_cut(
-    hub: HubServer, client: HubClient, tmp_path: Path
+@pytest.fixture
+def content(tmp_path: Path) -> bytes:
+    """What stands for large weights, in a repository of its own."""
+    content = random.Random(1).randbytes(300_000)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "model.safetensors").write_bytes(content)
+    return content
+
+
+class TestResuming:
+    def ranges(self, hub: HubServer, name: str) -> list[str | None]:
+        return [
+            request.headers.get("Range")
+            for request in hub.requests
+            if request.method == "GET" and f"{name}/resolve/" in request.path
+        ]
+
+    def test_after_the_connection_was_cut(
+        self, hub: HubServer, client: HubClient, tmp_path: Path, content: bytes
+    ) -> None:
+        hub.add("me/cut", tmp_path / "source")
+        hub.cuts["model.safetensors"] = 200_000
+        folder = Path(client.call("folder", "me/cut"))
+        assert (folder / "model.safetensors").read_bytes() == content
+        assert self.ranges(hub, "me/cut") == [None, "bytes=200000-"]
+
+    def test_after_a_kill(
+        self, hub: HubServer, home: Path, client: HubClient, tmp_path: Path, content: bytes
+    ) -> None:
+        hub.add("me/killed", tmp_path / "source")
+        hub.stalls["model.safetensors"] = 200_000
+        blobs = home / "hub" / "models--me--killed" / "blobs"
+        with HubClient(hub.url, home) as killed:
+            killed.start("folder", "me/killed")
+            assert hub.stalled.wait(60)
+            until = time.monotonic() + 60
+            while sum(file.stat().st_size for file in blobs.glob("*.incomplete")) < 200_000:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+        folder = Path(client.call("folder", "me/killed"))
+        assert (folder / "model.safetensors").read_bytes() == content
+        assert self.ranges(hub, "me/killed") == [None, "bytes=200000-"]
+        assert [file.name for file in blobs.iterdir()] == [hashlib.sha256(content).hexdigest()]
+
+    @pytest.mark.parametrize("size", [1000, 400_000])
+    def test_on_a_damaged_beginning(
+        self,
+        hub: HubServer,
+        home: Path,
+        client: HubClient,
+        tmp_path: Path,
+        content: bytes,
+        size: int,
+    ) -> None:
+        name = f"me/damaged{size}"
+        hub.add(name, tmp_path / "source")
+        blobs = home / "hub" / f"models--{name.replace('/', '--')}" / "blobs"
+        blobs.mkdir(parents=True)
+        (blobs / f"{hashlib.sha256(content).hexdigest()}.incomplete").write_bytes(bytes(size))
+        folder = Path(client.call("folder", name))
+        assert (folder / "model.safetensors").read_bytes() == content
+        assert self.ranges(hub, name) == (["bytes=1000-", None] if size == 1000 else [None])
+
+    def test_links_in_the_place_of_a_beginning_are_not_followed(
+        self, hub: HubServer, home: Path, client: HubClient, tmp_path: Path, content: bytes
+    ) -> None:
+        hub.add("me/planted", tmp_path / "source")
+        (tmp_path / "mine").write_text("mine")
+        blobs = home / "hub" / "models--me--planted" / "blobs"
+        blobs.mkdir(parents=True)
+        part = blobs / f"{hashlib.sha256(content).hexdigest()}.incomplete"
+        part.symlink_to(tmp_path / "mine")
+        with pytest.raises(MMFreeError, match="cannot be downloaded"):
+            client.call("folder", "me/planted")
+        assert (tmp_path / "mine").read_text() == "mine"
+
+    def test_two_processes_share_a_download(
+        self, hub: HubServer, home: Path, client: HubClient, tmp_path: Path, content: bytes
+    ) -> None:
+        hub.add("me/shared", tmp_path / "source")
+        with HubClient(hub.url, home) as other:
+            other.start("folder", "me/shared")
+            folder = Path(client.call("folder", "me/shared"))
+            assert Path(other.answer()) == folder
+        assert (folder / "model.safetensors").read_bytes() == content
+        assert len(self.ranges(hub, "me/shared")) == 1
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_content_is_compared_with_the_hash(
+    hub: HubServer, home: Path, client: HubClient, tmp_path: Path, name: str
 ) -> None:
-    # the client keeps whole chunks
-    content = random.Random(1).randbytes(constants.DOWNLOAD_CHUNK_SIZE + 5000)
-    (tmp_path / "model.safetensors").write_bytes(content)
-    hub.add("me/cut", tmp_path)
-    hub.cuts["model.safetensors"] = len(content) - 1000
-    folder = Path(client.call("folder", "me/cut"))
-    assert (folder / "model.safetensors").read_bytes() == content
-    ranges = [request.headers.get("Range") for request in hub.requests[-2:]]
-    assert ranges == [None, f"bytes={constants.DOWNLOAD_CHUNK_SIZE}-"]
+    (tmp_path / name).write_bytes(b"{}" + bytes(1000))
+    repository = f"me/changed-{len(name)}"
+    hub.add(repository, tmp_path)
+    hub.changed[name] = b"{}" + bytes(999) + b"1"
+    try:
+        with pytest.raises(MMFreeError, match=rf"'{name}' that was sent must have the content"):
+            client.call("folder", repository)
+    finally:
+        del hub.changed[name]
+    assert not any((home / "hub").glob(f"models--{repository.replace('/', '--')}/blobs/*"))
+    assert (Path(client.call("folder", repository)) / name).read_bytes() == b"{}" + bytes(1000)
+
+
+def test_a_busy_hub_is_waited_for(hub: HubServer, client: HubClient, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    hub.add("me/busy", tmp_path)
+    hub.failures += [
+        ("me/busy/resolve", Answer(status, {}, {"Retry-After": "0"})) for status in (429, 503)
+    ]
+    assert (Path(client.call("folder", "me/busy")) / "config.json").read_text() == "{}"
+    assert not hub.failures
+
+
+def test_a_token_that_no_request_carries(hub: HubServer, tmp_path: Path) -> None:
+    with (
+        HubClient(hub.url, tmp_path / "odd", "hf_\u00e9") as client,
+        pytest.raises(MMFreeError, match="plain letters and digits") as caught,
+    ):
+        client.call("folder", "me/tiny")
+    assert "hf_" not in str(caught.value)
 
 
 def test_revisions(client: HubClient) -> None:

@@ -12,7 +12,7 @@ from mlx_mmfree.errors import CheckpointError, UploadError
 from mlx_mmfree.hub.upload import check_repository, plan_upload
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint
 from tests.hub.hub_client import HubClient
-from tests.hub.hub_server import TOKEN, HubServer
+from tests.hub.hub_server import TOKEN, Answer, HubServer
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,9 @@ def test_refusals(hub: HubServer, client: HubClient, folder: Path, tmp_path: Pat
         assert err.splitlines()[-1].startswith("error: [upload]")
         return err.splitlines()[-1]
 
-    assert "may not write there" in refused(client, "other/model")
+    assert "You don't have the rights to write here. The login must" in refused(
+        client, "other/model"
+    )
     assert "valid id" in refused(client, "me/two--dashes")
     assert "was not found on the Hub" in refused(client, "me/tiny", "--revision", "refs/pr/7")
     (folder / "README.md").write_text("---\nlicense: MIT\n---\n")
@@ -212,6 +214,46 @@ def test_refusals(hub: HubServer, client: HubClient, folder: Path, tmp_path: Pat
         assert "Check the network" in refused(lost, "me/tiny")
     with HubClient(hub.url, tmp_path / "offline", TOKEN, HF_HUB_OFFLINE="1") as offline:
         assert "HF_HUB_OFFLINE" in refused(offline, "me/tiny")
+
+
+def test_a_busy_hub_is_waited_for(hub: HubServer, client: HubClient, source: Path) -> None:
+    hub.failures += [
+        ("api/repos/create", Answer(429, {}, {"Retry-After": "0"})),
+        ("api/repos/create", Answer(503, {}, {"Retry-After": "0"})),
+        ("me/busy/branch", Answer(500, {}, {"Retry-After": "0"})),
+        ("me/busy/commit", Answer(502, {}, {"RateLimit": '"api";r=0;t=0'})),
+    ]
+    status, _, err = upload(client, source, "me/busy", "--revision", "v2")
+    assert status == 0
+    assert not hub.failures
+    assert err.count("trying again in 0 s") == 4
+    assert hub.repositories["me/busy"].branches["v2"] == contents(source)
+    assert len(hub.repositories["me/busy"].commits) == 2
+
+
+def test_a_card_is_written_where_there_is_none(
+    hub: HubServer, client: HubClient, folder: Path
+) -> None:
+    (folder / "README.md").unlink()
+    (folder / "LICENSE").write_text("Apache License\nVersion 2.0, January 2004")
+    before = contents(folder)
+    _, out, _ = upload(client, folder, "me/bare", "--dry-run")
+    assert "A model card, README.md, is written there unless the repository has one." in out
+    assert upload(client, folder, "me/bare")[0] == 0
+    sent = hub.repositories["me/bare"].branches["main"]
+    card = sent["README.md"].decode()
+    assert "license: apache-2.0" in card
+    assert "# bare\n" in card
+    assert "mmfree upload --path model --repo me/bare" in card
+    assert {name: text for name, text in sent.items() if name != "README.md"} == before
+    assert contents(folder) == before
+
+    # one that was edited on the Hub stays
+    sent["README.md"] = b"edited"
+    (folder / "LICENSE").write_text("another")
+    assert upload(client, folder, "me/bare")[0] == 0
+    branch = hub.repositories["me/bare"].branches["main"]
+    assert (branch["README.md"], branch["LICENSE"]) == (b"edited", b"another")
 
 
 def test_odd_logins_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

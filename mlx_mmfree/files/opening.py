@@ -9,8 +9,8 @@ look at: it is the file itself under a second name, which only someone with righ
 import os
 import re
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 _REPOSITORY = re.compile(r"(models|datasets)--.+", re.DOTALL)
 # several repositories of a cache may share one content
@@ -24,7 +24,7 @@ _KINDS = {
 }
 
 
-def open_file(file: Path) -> BinaryIO:
+def open_file(file: Path) -> BufferedReader:
     """Opens a file that the user named; never waits for a pipe or a device.
 
     Raises:
@@ -45,7 +45,7 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def open_member(file: Path) -> BinaryIO:
+def open_member(file: Path) -> BufferedReader:
     """Opens a file of a model's folder.
 
     Raises:
@@ -109,7 +109,7 @@ def _check_kind(mode: int) -> None:
         raise OSError(f"it is {kind}, not a regular file")
 
 
-def _read(stream: BinaryIO, max_bytes: int) -> bytes:
+def _read(stream: BufferedReader, max_bytes: int) -> bytes:
     size = os.fstat(stream.fileno()).st_size
     # one more than expected, to notice a file that grows
     data = stream.read(size + 1) if size <= max_bytes else b""

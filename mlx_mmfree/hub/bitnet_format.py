@@ -15,9 +15,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import UnsupportedModelError
-from ..ops.ternary import packed_width
+from ..ops.host_blocks import in_blocks, pack_codes
+from ..ops.ternary import CODES_PER_WORD, packed_width
 
 QUANT_METHOD = "bitnet"
 CODES_PER_BYTE = 4
@@ -68,13 +70,19 @@ def repack(weight: mx.array, output_dims: int) -> mx.array:
         weight: `uint8` of shape `packed_shape(output_dims, input_dims)`.
         output_dims: Rows of the matrix.
     """
-    codes = mx.concatenate([(weight >> 2 * i) & 3 for i in range(CODES_PER_BYTE)])[:output_dims]
-    padding = packed_width(weight.shape[1]) * 16 - weight.shape[1]
-    codes = mx.pad(codes, [(0, 0), (0, padding)], constant_values=mx.array(1, mx.uint8))
-    codes = codes.reshape(output_dims, -1, CODES_PER_BYTE)
-    shifted = [codes[..., i] << 2 * i for i in range(CODES_PER_BYTE)]
-    # four bytes are one word, the first in the lowest bits
-    return mx.contiguous(shifted[0] | shifted[1] | shifted[2] | shifted[3]).view(mx.uint32)
+    packed = np.asarray(weight)
+    rows, dims = packed.shape
+    words = np.empty((CODES_PER_BYTE, rows, packed_width(dims)), np.uint32)
+
+    def unpack(part: slice) -> None:
+        block = packed[part]
+        codes = np.full((len(block), CODES_PER_WORD * words.shape[2]), 1, np.uint8)
+        for quarter, target in enumerate(words[:, part]):
+            codes[:, :dims] = (block >> np.uint8(2 * quarter)) & np.uint8(3)
+            target[...] = pack_codes(codes)
+
+    in_blocks(rows, dims, unpack)
+    return mx.array(words.reshape(CODES_PER_BYTE * rows, -1)[:output_dims])
 
 
 def pack(weight: mx.array, input_dims: int) -> mx.array:

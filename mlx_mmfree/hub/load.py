@@ -9,8 +9,10 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ..errors import CheckpointError
-from ..layers import PackedBitLinear, PackedLinear, pack_linears
+from ..layers import BitLinear, PackedBitLinear, PackedLinear, TiedBitLinear, pack_linears
 from ..models import Decoder
+from ..ops import ternarize_packed
+from ..ops.host_blocks import all_finite
 from . import pack_cache
 from .checkpoint import Checkpoint, open_checkpoint
 from .download import TOKENIZER_PATTERNS, VOCABULARY_FILES, gguf_file, local_folder
@@ -215,6 +217,8 @@ def fill(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         for path, module in modules.items():
             if hasattr(module, "to_packed"):
                 _pack(model, path, module, skeleton.entries["embed.weight"])
+    # the memory of float matrices, each of which took that of one before
+    mx.clear_cache()
     return skeleton
 
 
@@ -231,11 +235,11 @@ def _arrays(skeleton: Skeleton) -> Iterator[tuple[str, mx.array, TensorEntry]]:
 
 def _pack(model: Decoder, path: str, module: nn.Module, entry: TensorEntry) -> PackedBitLinear:
     packed: PackedBitLinear = module.to_packed()
+    if isinstance(module, BitLinear | TiedBitLinear):
+        packed.weight, packed.scale = ternarize_packed(module.master)
     mx.eval(packed.weight, packed.scale)
     check_finite(packed.scale, entry)
     model.update_modules(tree_unflatten([(path, packed)]))
-    # the float matrices of all layers would otherwise stay in MLX's cache
-    mx.clear_cache()
     return packed
 
 
@@ -256,7 +260,7 @@ def check_finite(array: mx.array, entry: TensorEntry) -> None:
     Raises:
         CheckpointError: The tensor holds one.
     """
-    if not mx.all(mx.isfinite(array)).item():
+    if not all_finite(array):
         raise CheckpointError(
             f"[load] tensor {entry.name!r} in '{entry.file}' must be finite but holds NaN or "
             "infinity. Fetch or make the checkpoint again."

@@ -20,6 +20,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import UnsupportedModelError
+from ..ops.host_blocks import has_code_three
 from ..ops.ternary import CODES_PER_WORD
 from . import affine_format, bitnet_format
 
@@ -99,8 +100,7 @@ def _refuse_rotated(config: Mapping[str, Any]) -> None:
 
 def has_valid_codes(weight: mx.array, input_dims: int) -> bool:
     """Whether packed words hold codes 0 to 2 only, and code 1 in the padding."""
-    has_three = mx.any(mx.bitwise_and(mx.bitwise_and(weight, weight >> 1), 0x55555555) != 0)
-    if has_three.item():
+    if has_code_three(weight):
         return False
     shifts = mx.arange(0, 2 * CODES_PER_WORD, 2, dtype=mx.uint32)
     first_padded = input_dims // CODES_PER_WORD

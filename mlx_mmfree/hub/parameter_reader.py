@@ -7,7 +7,7 @@ import mlx.nn as nn
 
 from ..layers import PackedBitLinear, PackedLinear, TiedBitLinear, pack_linears
 from ..models import Decoder
-from ..ops import pack_ternary, ternarize, unpack_ternary
+from ..ops import ternarize_packed, unpack_ternary
 from .affine_format import KEYS as AFFINE_KEYS
 from .affine_format import QuantizedModule
 from .checkpoint import Checkpoint
@@ -178,9 +178,7 @@ class ParameterReader:
         name = f"{path}.weight"
         weight = self.read(name)
         if self.has_masters(path):
-            trits, scale = ternarize(weight)
-            weight = pack_ternary(trits)
-            del trits
+            weight, scale = ternarize_packed(weight)
             mx.eval(weight, scale)
             return weight, scale
         scale = self.read(f"{path}.scale")

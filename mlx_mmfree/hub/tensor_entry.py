@@ -3,14 +3,17 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
 from ..files.opening import open_file
+
+MAX_KEPT_BYTES = 64_000_000
+"""So much memory is kept from one tensor of a file to the next."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,14 @@ def read_tensors(file: Path, entries: Iterable[TensorEntry]) -> Iterator[tuple[s
     """
     try:
         with open_file(file) as stream:
+            # memory that is touched for the first time costs as much as reading
+            room = np.empty(0, np.uint8)
             for entry in entries:
-                yield entry.name, _read_tensor(stream, entry)
+                if room.size < entry.nbytes:
+                    room = np.empty(entry.nbytes, np.uint8)
+                yield entry.name, _read_tensor(stream, entry, room[: entry.nbytes])
+                if room.size > MAX_KEPT_BYTES:
+                    room = np.empty(0, np.uint8)
     except OSError as error:
         raise CheckpointError(f"[load] '{file}' cannot be read: {error}.") from error
 
@@ -66,11 +75,10 @@ def checksum(data: np.ndarray) -> str:
     return hashlib.sha256(data.data).hexdigest()
 
 
-def _read_tensor(stream: BinaryIO, entry: TensorEntry) -> mx.array:
+def _read_tensor(stream: BufferedReader, entry: TensorEntry, data: np.ndarray) -> mx.array:
     stream.seek(entry.start)
     # mx.load would hand out memory that was never filled where the disk fails.
-    data = np.fromfile(stream, np.uint8, entry.nbytes)
-    if data.size < entry.nbytes:
+    if stream.readinto(data.data) < entry.nbytes:
         raise _changed(entry, "ends inside")
     if entry.checksum is not None and checksum(data) != entry.checksum:
         raise _changed(entry, "has changed bytes in")

@@ -144,13 +144,19 @@ class BitLinear(_TernaryLinear):
     def __call__(self, x: mx.array) -> mx.array:
         return self._multiply(x, self.weight)
 
+    @property
+    def master(self) -> mx.array:
+        """The float weight, `(output_dims, input_dims)`."""
+        weight: mx.array = self.weight
+        return weight
+
     def to_packed(self) -> "PackedBitLinear":
         """The same layer with the weight ternarised once and packed.
 
         In float32 the results are equal bit for bit, except for the order of the sums where the
         activations are not quantised.
         """
-        return packed_like(self, self.weight)
+        return packed_like(self, self.master)
 
 
 class TiedBitLinear(_TernaryLinear):
@@ -173,9 +179,15 @@ class TiedBitLinear(_TernaryLinear):
     def __call__(self, x: mx.array) -> mx.array:
         return self._multiply(x, self._embedding.weight)
 
+    @property
+    def master(self) -> mx.array:
+        """The embedding's weight, `(output_dims, input_dims)`."""
+        weight: mx.array = self._embedding.weight
+        return weight
+
     def to_packed(self) -> "PackedBitLinear":
         """The same head with a packed copy of the ternarised embedding."""
-        return packed_like(self, self._embedding.weight)
+        return packed_like(self, self.master)
 
 
 class PackedBitLinear(_TernaryLinear):

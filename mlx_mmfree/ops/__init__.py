@@ -31,6 +31,7 @@ from .ternary import pack_ternary as pack_ternary
 from .ternary import packed_columns as packed_columns
 from .ternary import packed_width as packed_width
 from .ternary import ternarize as ternarize
+from .ternary import ternarize_packed as ternarize_packed
 from .ternary import unpack_ternary as unpack_ternary
 from .ternary_matmul import ternary_matmul as ternary_matmul
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-_BLOCK = 64
+BLOCK = 64
 
 
 def long_sum(x: mx.array, axis: Literal[-1] | None = None) -> mx.array:
@@ -25,9 +25,9 @@ def long_sum(x: mx.array, axis: Literal[-1] | None = None) -> mx.array:
     x = x.astype(mx.float32)
     if axis is None:
         x = x.reshape(-1)
-    while (count := x.shape[-1]) > _BLOCK:
-        whole = count // _BLOCK * _BLOCK
-        sums = x[..., :whole].reshape(*x.shape[:-1], _BLOCK, -1).sum(axis=-2)
+    while (count := x.shape[-1]) > BLOCK:
+        whole = count // BLOCK * BLOCK
+        sums = x[..., :whole].reshape(*x.shape[:-1], BLOCK, -1).sum(axis=-2)
         x = sums if whole == count else mx.concatenate([sums, x[..., whole:]], axis=-1)
     return x.sum(axis=-1)
 
@@ -41,7 +41,7 @@ def long_cumsum(x: mx.array) -> mx.array:
     """The sum of each number and those before it along the last axis, float32 of the shape of `x`."""
     x = x.astype(mx.float32)
     count = x.shape[-1]
-    if count <= _BLOCK:
+    if count <= BLOCK:
         return mx.cumsum(x, axis=-1)
     sums = mx.cumsum(_blocks(x, 0.0), axis=-1)
     whole = sums[..., -1]
@@ -59,7 +59,7 @@ def logsumexp(x: mx.array) -> mx.array:
         float32 `(...)`.
     """
     x = x.astype(mx.float32)
-    while x.shape[-1] > _BLOCK:
+    while x.shape[-1] > BLOCK:
         x = mx.logsumexp(_blocks(x, -mx.inf), axis=-1)
     return mx.logsumexp(x, axis=-1)
 
@@ -85,7 +85,7 @@ def cross_entropy(logits: mx.array, targets: mx.array) -> mx.array:
 
 
 def _blocks(x: mx.array, padding: float) -> mx.array:
-    """The last axis in blocks, `(..., ceil(N / _BLOCK), _BLOCK)`."""
-    missing = -x.shape[-1] % _BLOCK
+    """The last axis in blocks, `(..., ceil(N / BLOCK), BLOCK)`."""
+    missing = -x.shape[-1] % BLOCK
     x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], constant_values=padding)
-    return x.reshape(*x.shape[:-1], -1, _BLOCK)
+    return x.reshape(*x.shape[:-1], -1, BLOCK)

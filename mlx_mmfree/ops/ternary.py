@@ -6,8 +6,10 @@ trits (code 1). With `scales = s` and `biases = -s` the same buffer serves `mx.q
 """
 
 import mlx.core as mx
+import numpy as np
 
-from .long_sums import long_mean
+from .host_blocks import block_sums_of_sizes, pack_rounded
+from .long_sums import long_mean, long_sum
 
 CODES_PER_WORD = 16
 PADDING_MULTIPLE = 32
@@ -36,8 +38,28 @@ def ternarize(weight: mx.array) -> tuple[mx.array, mx.array]:
         The trits as float32 `(N, D)` and `m` as float32 of shape `(1,)`.
     """
     weight = weight.astype(mx.float32)
-    scale = mx.maximum(long_mean(mx.abs(weight)).reshape(1), 1e-5)
+    scale = _scale(long_mean(mx.abs(weight)))
     return mx.clip(mx.round(weight * (1.0 / scale)), -1.0, 1.0), scale
+
+
+def ternarize_packed(weight: mx.array) -> tuple[mx.array, mx.array]:
+    """`pack_ternary` of the trits of `ternarize`, and the scale: the same bits, computed at once.
+
+    Args:
+        weight: Floats of shape `(N, D)`.
+
+    Returns:
+        The words, `uint32` `(N, packed_width(D))`, and the scale, float32 `(1,)`.
+    """
+    if mx.default_device() != mx.Device(mx.cpu):
+        trits, scale = ternarize(weight)
+        return pack_ternary(trits), scale
+    scale = _scale(long_sum(block_sums_of_sizes(weight)) / weight.size)
+    return pack_rounded(weight, np.asarray(1.0 / scale), packed_width(weight.shape[1])), scale
+
+
+def _scale(mean: mx.array) -> mx.array:
+    return mx.maximum(mean.reshape(1), 1e-5)
 
 
 def pack_ternary(trits: mx.array) -> mx.array:

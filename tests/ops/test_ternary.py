@@ -9,9 +9,11 @@ from mlx_mmfree.ops import (
     packed_columns,
     packed_width,
     ternarize,
+    ternarize_packed,
     ternary_matmul,
     unpack_ternary,
 )
+from mlx_mmfree.ops.host_blocks import all_finite
 
 SIZES = [1, 16, 31, 32, 33, 63, 100, 5460]
 
@@ -107,3 +109,44 @@ def test_ternarize_at_the_sizes_of_models(
     is_right = (trits.reshape(times, rows, columns) == mx.array(want, mx.float32)).all(axis=0)
     assert np.all(np.asarray(is_right) | is_at_boundary)
     assert is_at_boundary.mean() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (3, 21), (5, 100), (129, 64), (300, 2_560), (7, 70_001)], ids=str
+)
+def test_packing_at_once_gives_the_same_bits(shape: tuple[int, int], dtype: mx.Dtype) -> None:
+    mx.random.seed(shape[1])
+    weight = mx.random.normal(shape, dtype=dtype, scale=0.02)
+    # ties and signed zeros
+    weight = mx.where(mx.random.uniform(shape=shape) < 0.1, mx.array(-0.0, dtype), weight)
+    trits, want_scale = ternarize(weight)
+    words, scale = ternarize_packed(weight)
+    assert mx.array_equal(scale, want_scale) and scale.shape == (1,)
+    assert mx.array_equal(words, pack_ternary(trits))
+
+
+def test_packing_at_once_rounds_ties_to_zero() -> None:
+    weight = mx.array([[0.5, -0.5, 1.5, -1.5]])
+    words, scale = ternarize_packed(weight)
+    assert scale.item() == 1.0
+    assert unpack_ternary(words, 4).tolist() == [[0, 0, 1, -1]]
+
+
+@pytest.mark.parametrize("value", [mx.nan, mx.inf])
+def test_packing_at_once_shows_what_is_not_finite_in_the_scale(value: float) -> None:
+    weight = mx.ones((4, 100))
+    weight[3, 99] = value
+    _, scale = ternarize_packed(weight)
+    assert not mx.isfinite(scale).item()
+
+
+@pytest.mark.parametrize("place", [0, 70_000, 139_999])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
+def test_whether_all_numbers_are_finite(dtype: mx.Dtype, place: int) -> None:
+    array = mx.full((140_000,), mx.finfo(dtype).max, dtype)
+    array[place] = -array[place]
+    assert all_finite(array.reshape(2, -1)) and all_finite(array[:0])
+    for value in (mx.nan, mx.inf, -mx.inf):
+        array[place] = value
+        assert not all_finite(array.reshape(2, -1))

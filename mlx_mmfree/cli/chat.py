@@ -9,6 +9,7 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from ..errors import MMFreeError, UsageError
+from ..platform.terminal import shown
 from .console import CommandParser, argument_errors, command
 from .flags import json_object, positive
 from .loading import add_key_value_flags, add_memory_flags, add_model_flags, loaded
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 HELP = "talk with a model in the terminal"
 
 PROMPT = ">> "
-# A model's text must not steer the terminal.
-_CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\N{REPLACEMENT CHARACTER}")
-_SHOWN = {code: sign for code, sign in _CONTROLS.items() if chr(code) not in "\n\t"}
 COMMANDS = {
     "/reset": "forget the conversation",
     "/set NAME VALUE": "change how answers are written; /set alone shows it",
@@ -222,8 +220,8 @@ class Terminal:
         for response in responses:
             interruption.tokens_come = True
             self._last = response
-            text = response.text.translate(_SHOWN)
-            print(text if wrap is None else wrap.add(text), end="", flush=True)
+            text = response.text if wrap is None else wrap.add(shown(response.text))
+            print(text, end="", flush=True)
             if response.finish_reason == "length":
                 note = "--max-tokens"
             elif interruption.is_noted and response.finish_reason is None:

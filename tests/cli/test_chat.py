@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,12 +69,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 
 def expected(folder: Path, questions: list[str], **options: str) -> list[str]:
     chat = Chat(*load(folder), max_tokens=6, **options)
-    return [shade("".join(r.text for r in chat.answer(question))) for question in questions]
-
-
-def shade(text: str) -> str:
-    """A text as the terminal is given it."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text)
+    return ["".join(r.text for r in chat.answer(question)) for question in questions]
 
 
 def test_turns_and_commands(
@@ -106,7 +102,7 @@ def test_what_attention_keeps(
     flags = ["--model", str(attention_folder), "-m", "6", "--max-kv-size", "24"]
     assert main(["chat", *flags, *GREEDY]) == 0
     shown = capsys.readouterr().out
-    assert shade(chat.messages[-1]["content"]) in shown
+    assert chat.messages[-1]["content"] in shown
     assert f"State: {chat.state_bytes / 1e6:.3f} MB" in shown
     assert chat.size > 48
 
@@ -129,10 +125,7 @@ def test_a_base_model_is_said_to_be_one(
 def test_a_refused_question_leaves_the_conversation(
     attention_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    for file in attention_folder.iterdir():
-        (folder / file.name).symlink_to(file)
+    folder = shutil.copytree(attention_folder, tmp_path / "copy")
     (folder / "chat_template.jinja").write_text(
         "{% if messages[-1].content == 'bad' %}{{ raise_exception('no') }}{% endif %}"
         "{{ messages | tojson }}"

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.cli.lora import main
-from mlx_mmfree.hub import save_model
+from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.models import hgrn_bit
 from mlx_mmfree.training.log import read_log
 from tests.cli.test_lora import GOLDENS, QUICK, _flags, data, masters
@@ -35,6 +35,24 @@ def test_a_teacher_adds_to_the_loss(masters: Path, folder: Path, data: Path) -> 
     assert added > 0
     assert losses["more"] - losses["alone"] == pytest.approx(2 * added, rel=1e-4)
     assert losses["some"] not in (losses["alone"], losses["all"])
+
+
+def test_a_run_goes_on_with_its_own_teacher_alone(
+    masters: Path, folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher = shutil.copytree(folder, tmp_path / "teacher")
+    flags = [*_flags(masters, data), *QUICK, "--train", "--teacher"]
+    assert main([*flags, str(teacher), "--iters", "2"]) == 0
+    teacher.rename(tmp_path / "elsewhere")
+    assert main([*flags, str(tmp_path / "elsewhere"), "--iters", "3"]) == 0
+    model = load_model(folder)
+    model.norm.weight = model.norm.weight * 2
+    save_model(teacher, model, GOLDENS / "tokenizer_bpe")
+    for other in ([*flags, str(teacher)], flags[:-1]):
+        capsys.readouterr()
+        assert main([*other, "--iters", "4"]) == 2
+        assert "holds a run with other values of teacher. " in capsys.readouterr().err
+    assert len(steps(data.parent / "run")) == 3
 
 
 def test_the_warm_up_begins_without_quantisation(masters: Path, data: Path) -> None:

@@ -17,7 +17,7 @@ from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.training import data_parallel
 from mlx_mmfree.training.batches import Batch
-from mlx_mmfree.training.data_parallel import DEFAULT_TIMEOUT_S, DataParallel
+from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.loop import LoopSettings, Trainer
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import named_optimizer
@@ -29,7 +29,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 STEPS = {"dense": 20, "ternary": 2}
 ROWS, DEATH = 4, 11
-STOPPED_TIMEOUT_S = 10.0
+STOPPED_TIMEOUT_S = 1.0
 
 
 def build(name: str, seed: int = 5) -> Decoder:
@@ -74,6 +74,8 @@ def train(
     rank, size = processes.share(ROWS)
 
     def batches(step: int) -> list[Batch]:
+        if step == DEATH and number == signal.SIGSTOP:
+            processes._timeout_s = STOPPED_TIMEOUT_S
         if step == DEATH and rank == dying:
             os.kill(os.getpid(), number)
         return [batch(step, rank, size)]
@@ -130,9 +132,7 @@ def raw(processes: DataParallel) -> dict[str, Any]:
 
 def main(task: str, folder: str, results: str, *arguments: str) -> None:
     """Runs a task; what it finds goes to a file of this process in the folder `results`."""
-    timeout_s = STOPPED_TIMEOUT_S if task == "stop" else DEFAULT_TIMEOUT_S
-    group = mx.distributed.init(strict=True, backend="ring")
-    processes = DataParallel(group, timeout_s=timeout_s)
+    processes = DataParallel(mx.distributed.init(strict=True, backend="ring"))
     if task in ("kill", "stop"):
         number = signal.SIGKILL if task == "kill" else signal.SIGSTOP
         train(Path(folder), "dense", processes, int(arguments[0]), number)

@@ -19,6 +19,7 @@ from typing import NoReturn, Protocol
 from ..errors import MMFreeError, TrainingStopped, UsageError
 from ..platform.terminal import clean_terminal
 from ..version import __version__
+from .parts.completion import complete
 
 
 class Command(Protocol):
@@ -212,6 +213,7 @@ def command_names() -> list[str]:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `mmfree <command> ...` and returns its exit status."""
+    complete(__package__ or "", command_names())
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files.replacing import new_file
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """The palette of Okabe and Ito (2008), which people with any colour vision tell apart."""
 
@@ -14,13 +16,8 @@ def save_picture(figure: Any, file: Path) -> None:
     """Writes a matplotlib figure as PNG; the file is replaced as a whole."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    temporary = file.with_name(f".{file.name}.part")
-    try:
-        with temporary.open("wb") as target:
-            FigureCanvasAgg(figure).print_png(target)
-        temporary.replace(file)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with new_file(file) as new, new.open("wb") as target:
+        FigureCanvasAgg(figure).print_png(target)
 
 
 def label_points(axes: Any, points: Sequence[tuple[float, float]], labels: Sequence[str]) -> None:

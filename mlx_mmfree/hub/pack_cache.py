@@ -35,6 +35,7 @@ from .tensor_entry import checksum
 MIN_SOURCE_BYTES = 64_000_000
 """Smaller checkpoints are packed quickly and are not cached."""
 
+SUFFIX = ".safetensors"
 _SOURCE, _CHECKSUMS, _VERSION = "mmfree_source", "mmfree_sha256", "mmfree_version"
 
 
@@ -94,15 +95,22 @@ def notify(text: str) -> None:
 
 
 def _file(checkpoint: Checkpoint) -> Path | None:
-    folder = cache_folder()
     has_own_files = all(
         entry.file.parent == checkpoint.folder for entry in checkpoint.tensors.values()
     )
-    if folder is None or checkpoint.nbytes < MIN_SOURCE_BYTES or not has_own_files:
+    if checkpoint.nbytes < MIN_SOURCE_BYTES or not has_own_files:
         return None
-    source = checkpoint.folder.resolve()
+    return packed_file(checkpoint.folder)
+
+
+def packed_file(folder: Path) -> Path | None:
+    """Where the packed form of a checkpoint folder is kept, if it is; `None`: the cache is off."""
+    cache = cache_folder()
+    if cache is None:
+        return None
+    source = folder.resolve()
     key = hashlib.sha256(os.fsencode(source)).hexdigest()[:16]
-    return folder / f"{_readable_name(source)}-{key}.safetensors"
+    return cache / f"{_readable_name(source)}-{key}{SUFFIX}"
 
 
 def _readable_name(source: Path) -> str:

@@ -1,0 +1,106 @@
+"""`mmfree models`: lists the models in the caches of this machine, and removes them."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from .console import CommandParser, command
+
+if TYPE_CHECKING:
+    from ..hub.cached_models import CachedModel
+
+HELP = "list the models in the caches, and remove them"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="mmfree models",
+        description=__doc__,
+        epilog="A packed form that was made from a local folder is listed by its file.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--remove", nargs="+", default=[], metavar="NAME", help="models to delete from the caches"
+    )
+    parser.add_argument("--yes", action="store_true", help="delete without asking")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    return parser
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    from ..hub.cached_models import cached_models, remove_model
+
+    models = cached_models()
+    if not args.remove:
+        print(_json(models) if args.json else "\n".join(_table(models)))
+        return 0
+    chosen = _chosen(models, args.remove)
+    if not args.yes and not _agrees(chosen):
+        print("Nothing was removed.")
+        return 0
+    for model in chosen:
+        remove_model(model)
+        print(f"Removed {model.name}, {_size(_bytes(model))}.")
+    return 0
+
+
+def _chosen(models: "Sequence[CachedModel]", names: Sequence[str]) -> "list[CachedModel]":
+    by_name = {model.name: model for model in models}
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        raise UsageError(
+            f"[models] 'remove' must name models of the caches but got {', '.join(unknown)}. There "
+            f"are: {', '.join(by_name) or 'none'}."
+        )
+    return [by_name[name] for name in dict.fromkeys(names)]
+
+
+def _agrees(models: "Sequence[CachedModel]") -> bool:
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "[models] 'yes' must be given where nobody can be asked: standard input is no terminal."
+        )
+    for line in _table(models):
+        print(line)
+    return input("Remove from the caches? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _json(models: "Sequence[CachedModel]") -> str:
+    return json.dumps({"models": [asdict(model) for model in models]}, default=str)
+
+
+def _table(models: "Sequence[CachedModel]") -> list[str]:
+    if not models:
+        return ["The caches hold no models."]
+    rows = [("model", "family", "size", "packed form", "last used")]
+    for model in models:
+        rows.append(
+            (
+                model.name,
+                model.family or "?",
+                _size(model.nbytes) if model.nbytes else "-",
+                _size(model.packed_bytes) if model.packed_bytes else "-",
+                datetime.fromtimestamp(model.last_used).strftime("%Y-%m-%d %H:%M"),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        f"{name:<{widths[0]}}  {family:<{widths[1]}}  {size:>{widths[2]}}  {packed:>{widths[3]}}  {used}"
+        for name, family, size, packed, used in rows
+    ]
+    return [*lines, f"{len(models)} in all, {_size(sum(map(_bytes, models)))}."]
+
+
+def _bytes(model: "CachedModel") -> int:
+    return model.nbytes + model.packed_bytes
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"

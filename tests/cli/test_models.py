@@ -1,0 +1,127 @@
+"""`mmfree models`: what the caches hold, and its removal."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlx_mmfree.cli import main
+from mlx_mmfree.cli import models as command
+from mlx_mmfree.hub import cached_models
+from mlx_mmfree.hub.pack_cache import packed_file
+
+Captured = pytest.CaptureFixture[str]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def add_repository(hub: Path, name: str, *, kind: str = "models", family: str = "llama") -> Path:
+    repository = hub / f"{kind}--{name.replace('/', '--')}"
+    snapshot = repository / "snapshots" / COMMIT
+    for folder in (snapshot, repository / "blobs", repository / "refs"):
+        folder.mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    for file, content in (
+        ("config.json", json.dumps({"model_type": family})),
+        ("model.safetensors", "x" * 3_000_000),
+    ):
+        blob = repository / "blobs" / file[:4]
+        blob.write_text(content)
+        (snapshot / file).symlink_to(f"../../blobs/{blob.name}")
+    return snapshot
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with two models, a dataset, and two packed forms, one of a local folder."""
+    folder = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
+    monkeypatch.setenv("MLX_MMFREE_CACHE", str(tmp_path / "packed"))
+    (tmp_path / "packed").mkdir()
+    snapshot = add_repository(folder, "me/tiny")
+    add_repository(folder, "me/other", family="hgrn_bit")
+    add_repository(folder, "me/data", kind="datasets")
+    file = packed_file(snapshot)
+    assert file is not None
+    file.write_bytes(b"x" * 1_000_000)
+    (tmp_path / "packed" / "mine-0123.safetensors").write_bytes(b"x" * 2_000_000)
+    return folder
+
+
+def test_what_is_cached(hub: Path, capsys: Captured) -> None:
+    assert main(["models"]) == 0
+    heads, *lines, total = capsys.readouterr().out.splitlines()
+    assert heads.split() == ["model", "family", "size", "packed", "form", "last", "used"]
+    rows = {line.split()[0]: line.split()[1:6] for line in lines}
+    assert rows.keys() == {"me/tiny", "me/other", "mine-0123"}
+    assert rows["me/tiny"] == ["llama", "3.0", "MB", "1.0", "MB"]
+    assert rows["me/other"][:4] == ["hgrn_bit", "3.0", "MB", "-"]
+    assert rows["mine-0123"][:4] == ["?", "-", "2.0", "MB"]
+    assert total == "3 in all, 9.0 MB."
+    assert main(["models", "--json"]) == 0
+    models = json.loads(capsys.readouterr().out)["models"]
+    assert {m["name"]: m["packed_bytes"] for m in models} == {
+        "me/tiny": 1_000_000,
+        "me/other": 0,
+        "mine-0123": 2_000_000,
+    }
+
+
+def test_empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("MLX_MMFREE_CACHE", "0")
+    assert main(["models"]) == 0
+    assert capsys.readouterr().out == "The caches hold no models.\n"
+
+
+def test_removal(hub: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert main(["models", "--remove", "me/tiny", "mine-0123", "--yes"]) == 0
+    shown = capsys.readouterr().out
+    assert shown == "Removed me/tiny, 4.0 MB.\nRemoved mine-0123, 2.0 MB.\n"
+    assert sorted(path.name for path in hub.iterdir()) == [
+        "datasets--me--data",
+        "models--me--other",
+    ]
+    assert [*(tmp_path / "packed").iterdir()] == []
+
+
+@pytest.mark.parametrize(("answer", "is_kept"), [("", True), ("n", True), ("y", False)])
+def test_it_asks(
+    answer: str,
+    is_kept: bool,
+    hub: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+) -> None:
+    monkeypatch.setattr(command.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda prompt: answer)
+    assert main(["models", "--remove", "me/other"]) == 0
+    assert ("Nothing was removed." in capsys.readouterr().out) == is_kept
+    assert (hub / "models--me--other").exists() == is_kept
+
+
+def test_mistakes(hub: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    assert main(["models", "--remove", "me/absent", "--yes"]) == 2
+    shown = capsys.readouterr().err
+    assert (
+        "[models] --remove must name models of the caches but got me/absent. There are: " in shown
+    )
+    assert main(["models", "--remove", "me/data", "--yes"]) == 2
+    monkeypatch.setattr(command.sys.stdin, "isatty", lambda: False, raising=False)
+    assert main(["models", "--remove", "me/tiny"]) == 2
+    assert "[models] --yes must be given where nobody can be asked" in capsys.readouterr().err
+    assert len([*hub.iterdir()]) == 3
+
+
+def test_links_and_what_lies_elsewhere_stay(hub: Path, tmp_path: Path, capsys: Captured) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    snapshot = add_repository(elsewhere, "me/linked")
+    (hub / "models--me--linked").symlink_to(elsewhere / "models--me--linked")
+    secret = tmp_path / "secret.safetensors"
+    secret.write_text("mine")
+    (tmp_path / "packed" / "link-0.safetensors").symlink_to(secret)
+    names = {model.name for model in cached_models.cached_models()}
+    assert "link-0" not in names
+    if "me/linked" in names:
+        assert main(["models", "--remove", "me/linked", "--yes"]) == 2
+        assert "or is a link" in capsys.readouterr().err
+    assert (snapshot / "config.json").exists() and secret.exists()

@@ -34,6 +34,8 @@ the packed base and the adapter, and is named twice to use both, 'mmfree generat
 float matrices: they take 8 times the memory, and their activations are no longer rounded to 8 bits.
 --form ternary rounds the sum to ternary again, which loses part of what was learned: it needs --data,
 and prints the loss before and after. Layers that are not ternary are merged into dense ones in either.
+MatMul-free models have no dense form: their linears have a norm inside. --form peft writes the adapter
+alone, without its base, in the files of PEFT.
 The adapter is looked for in 'adapters' unless --adapter-path names another folder."""
 
 
@@ -49,9 +51,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     group.add_argument(
         "--form",
-        choices=("keep", "dense", "ternary"),
+        choices=("keep", "dense", "ternary", "peft"),
         default="keep",
-        help="keep the adapter beside its base, or what adapted ternary layers become (%(default)s)",
+        help="keep the adapter beside its base, what adapted ternary layers become, or the adapter "
+        "alone in PEFT's files (%(default)s)",
     )
     group.add_argument(
         "--data",
@@ -88,9 +91,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             "[fuse] 'data' must be given with '--form ternary', which loses part of what was learned: "
             "the loss before and after is measured on it. Give a text like the one learned from."
         )
+    if args.form == "peft" and (args.data is not None or args.upload_repo is not None):
+        raise UsageError(
+            "[fuse] 'data' and 'upload_repo' must be left out with '--form peft', which writes the "
+            "adapter as it is. Upload it with 'hf upload'."
+        )
     import mlx.core as mx
 
-    from ..hub.fuse import fuse, save_with_adapter
+    from ..hub.fuse import check_form, fuse, save_peft_adapter, save_with_adapter
     from ..hub.target_folder import check_target
     from ..hub.upload import check_repository, plan_upload, upload
 
@@ -101,6 +109,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = {"batch_size": 8, "prefill_step_size": args.sequence_length}
     losses: dict[str, float] = {}
     with loaded(args, **sizes) as (model, tokenizer):
+        if args.form == "peft":
+            base = None if args.model is None or Path(args.model).exists() else args.model
+            save_peft_adapter(args.save_path, model, base=base, overwrite=args.overwrite)
+            print(f"Wrote {args.save_path}: the adapter alone, for PEFT and for --adapter-path.")
+            return 0
+        if args.form != "keep":
+            check_form(model, args.form)
         measure = _measure(args, tokenizer, model.vocab_size)
         if measure is not None:
             losses |= _losses_before(model, measure)

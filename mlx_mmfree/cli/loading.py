@@ -1,6 +1,7 @@
 """Loads the model that the flags name, after a look at the memory, and sets MLX's limits."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -176,7 +177,7 @@ def loaded(
     from .. import demo
     from ..generation import check_memory, memory_need
     from ..hub import load, needed_bytes, open_checkpoint
-    from ..hub.adapters import attach, read_adapter
+    from ..hub.adapters import attach, holds_adapter, read_adapter
     from ..hub.skeleton import build_skeleton
     from ..models.tensor_parallel import shard
 
@@ -201,6 +202,13 @@ def loaded(
         model, tokenizer = load(checkpoint, dtype=dtype)
         if args.adapter_path is not None:
             attach(model, read_adapter(args.adapter_path)).eval()
+        elif holds_adapter(checkpoint.folder):
+            folder = shlex.quote(str(checkpoint.folder))
+            print(
+                "note: an adapter lies in the model's folder and is not used. To put it on the model: "
+                f"--adapter-path {folder}",
+                file=sys.stderr,
+            )
         if group is not None:
             with argument_errors():
                 shard(model, group)

@@ -142,6 +142,7 @@ def _train(
 ) -> None:
     import mlx.core as mx
 
+    from ..hub.adapters import why_not_in_mlx_lm
     from ..training.distillation import load_teacher
     from ..training.fine_tune import fine_tune, prepare
     from ..training.log import read_log
@@ -179,6 +180,8 @@ def _train(
             f"{progress['best_step']}."
         )
     print(kept_models(folder) if is_full else f"Kept in {folder}.")
+    if not is_full and (reason := why_not_in_mlx_lm(model)):
+        print(f"mlx-lm does not read this adapter: {reason}.")
 
 
 def _test(

@@ -1,6 +1,7 @@
 """Adapter folders: `adapters.safetensors` and `adapter_config.json` as mlx-lm has them, or PEFT's."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from mlx.utils import tree_unflatten
 from ..errors import CheckpointError
 from ..files.replacing import new_file
 from ..files.space import check_space
+from ..layers import PackedBitLinear
 from ..layers.lora import (
     ADAPTER_PARAMETERS,
     AdapterKind,
@@ -69,6 +71,7 @@ def read_adapter(folder: str | os.PathLike[str]) -> Adapter:
     if "peft_type" in config:
         kind, scale, dropout = peft_format.read_options(config)
         tensors = peft_format.rename(_read(path / peft_format.WEIGHTS_FILE))
+        tensors = peft_format.with_patterns(tensors, config)
     else:
         kind, scale, dropout = _options(config)
         tensors = _grouped(_read(path / WEIGHTS_FILE))
@@ -138,11 +141,40 @@ def write_peft_adapter(
                 f"[adapter] '{name}' has a norm inside, and PEFT's adapters read what lies before it: "
                 "this adapter cannot be written in PEFT's format. Keep it in this library's."
             )
+        if isinstance(module, DoRAEmbedding):
+            raise CheckpointError(
+                f"[adapter] '{name}' is an embedding, whose DoRA is another one in PEFT: this adapter "
+                "cannot be written in PEFT's format. Keep it in this library's."
+            )
     config = peft_format.describe(
         adapter.kind, adapter.scale, adapter.dropout, adapter.tensors, base
     )
     tensors = peft_format.flatten(adapter.tensors, adapter.kind)
     write_files(Path(folder), config, peft_format.WEIGHTS_FILE, tensors)
+
+
+def why_not_in_mlx_lm(model: Decoder) -> str | None:
+    """Why mlx-lm refuses the adapter that is on a model; `None` if it reads it."""
+    for name, module in model.named_modules():
+        if isinstance(module, DoRALinear):
+            if "norm" in module.base:
+                return (
+                    f"'{name}' has a norm inside, and DoRA of such a layer is not supported there"
+                )
+            if isinstance(module.base, PackedBitLinear) and module.base.input_dims % 32:
+                return f"'{name}' has rows of no multiple of 32, whose DoRA is not supported there"
+        if isinstance(module, DoRAEmbedding) and isinstance(module.base, nn.QuantizedEmbedding):
+            return f"'{name}' is a quantised embedding, and DoRA of one is not supported there"
+    ranks = {parts["lora_a"].shape[1] for parts in adapter_of(model).tensors.values()}
+    return f"its layers have {len(ranks)} different ranks" if len(ranks) > 1 else None
+
+
+def holds_adapter(folder: str | os.PathLike[str]) -> bool:
+    """Whether the files of an adapter lie in a folder."""
+    path = Path(folder)
+    return (path / CONFIG_FILE).is_file() and any(
+        (path / name).is_file() for name in (WEIGHTS_FILE, peft_format.WEIGHTS_FILE)
+    )
 
 
 def load_adapter_weights(model: Decoder, file: str | os.PathLike[str]) -> None:
@@ -269,7 +301,8 @@ def _options(config: Mapping[str, Any]) -> tuple[AdapterKind, float, float]:
     numbers = []
     for name, default in (("scale", None), ("dropout", 0.0)):
         value = given.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
             raise CheckpointError(f"[adapter] '{name}' must be a number but got {value!r:.80}.")
         numbers.append(float(value))
     return kind, numbers[0], peft_format.checked_dropout("dropout", numbers[1])
@@ -303,6 +336,11 @@ def _check_tensors(folder: Path, adapter: Adapter) -> None:
             raise CheckpointError(
                 f"[adapter] layer {layer!r:.100} must have float tensors {', '.join(sorted(wanted))} of "
                 f"one rank but got {shapes}."
+            )
+        if not all(mx.isfinite(array).all().item() for array in parts.values()):
+            raise CheckpointError(
+                f"[adapter] layer {layer!r:.100} must be finite but holds NaN or infinity. Train the "
+                "adapter again or fetch it anew."
             )
 
 

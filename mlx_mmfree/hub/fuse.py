@@ -22,7 +22,7 @@ from ..layers.lora import (
     remove_adapters,
 )
 from ..models import Decoder, find
-from .adapters import write_adapter
+from .adapters import write_adapter, write_peft_adapter
 from .model_card import ModelCard, write_model_card
 from .names import WeightNames
 from .save import save_model
@@ -52,6 +52,7 @@ def fuse(model: Decoder, form: FusedForm, dtype: mx.Dtype = mx.bfloat16) -> Deco
         UnsupportedModelError: `"dense"` of an architecture whose ternary linears have a norm inside,
             which no published form of it has as dense ones.
     """
+    check_form(model, form)
     merged: dict[str, nn.Module] = {}
     now_dense = []
     for name, layer in model.named_modules():
@@ -64,11 +65,6 @@ def fuse(model: Decoder, form: FusedForm, dtype: mx.Dtype = mx.bfloat16) -> Deco
                 merged[name] = packed_like(base, _weight(layer))
                 mx.eval(merged[name].parameters())
                 continue
-            if is_ternary and "norm" in base:
-                raise UnsupportedModelError(
-                    f"[fuse] '{name}' must stay ternary: it has a norm inside, and its architecture has "
-                    "no dense form with one. Keep the adapter beside the base or fuse to ternary."
-                )
             if is_ternary:
                 now_dense.append(name)
             merged[name] = _dense_linear(layer, dtype)
@@ -76,6 +72,22 @@ def fuse(model: Decoder, form: FusedForm, dtype: mx.Dtype = mx.bfloat16) -> Deco
     if now_dense:
         model.config = _with_dense(model, now_dense)
     return model
+
+
+def check_form(model: Decoder, form: FusedForm) -> None:
+    """Raises what `fuse` would raise, before anything is computed.
+
+    Raises:
+        UnsupportedModelError: As `fuse`.
+    """
+    for name, layer in model.named_modules():
+        if not isinstance(layer, LoRALinear) or form == "ternary":
+            continue
+        if isinstance(layer.base, _TERNARY) and "norm" in layer.base:
+            raise UnsupportedModelError(
+                f"[fuse] '{name}' must stay ternary: it has a norm inside, and its architecture has "
+                "no dense form with one. Keep the adapter beside the base or fuse to ternary."
+            )
 
 
 def save_with_adapter(
@@ -115,6 +127,34 @@ def save_with_adapter(
             (folder / "base").rmdir()
             if card is not None:
                 write_model_card(folder, card)
+    except OSError as error:
+        raise CheckpointError(f"[fuse] '{target}' cannot be written: {error}.") from error
+
+
+def save_peft_adapter(
+    path: str | os.PathLike[str],
+    model: Decoder,
+    *,
+    base: str | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes the adapter that is on a model as a folder of PEFT's files.
+
+    Args:
+        path: The folder to make; it appears under its name only when it is complete.
+        model: The model.
+        base: Repository of the base model, named in the configuration.
+        overwrite: Replace an existing folder.
+
+    Raises:
+        CheckpointError: As `write_peft_adapter`, or the folder exists.
+    """
+    target = Path(path).expanduser().resolve()
+    check_target(target, overwrite, "fuse")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with new_folder(target, replaces=overwrite) as folder:
+            write_peft_adapter(folder, model, base)
     except OSError as error:
         raise CheckpointError(f"[fuse] '{target}' cannot be written: {error}.") from error
 

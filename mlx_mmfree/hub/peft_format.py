@@ -1,6 +1,7 @@
 """LoRA adapters as PEFT stores them: transposed factors, `lora_alpha` over the rank as scale."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,8 +23,12 @@ _PARTS = {
     "lora_magnitude_vector.weight": ("m", False),
 }
 
+# a layer's name or its end; PEFT takes it for a regular expression, in which ^ is the beginning
+_PLAIN_NAME = re.compile(r"\^?[\w.]+", re.ASCII)
+
 # options that are read, or that leave the mathematics of a finished adapter as it is
 _KNOWN = {
+    "alpha_pattern",
     "auto_mapping",
     "base_model_name_or_path",
     "bias",
@@ -40,6 +45,7 @@ _KNOWN = {
     "peft_version",
     "qalora_group_size",
     "r",
+    "rank_pattern",
     "revision",
     "runtime_config",
     "target_modules",
@@ -70,18 +76,9 @@ def read_options(config: Mapping[str, Any]) -> tuple[AdapterKind, float, float]:
             f"[adapter] PEFT options {', '.join(sorted(changing))} are not supported. Merge the adapter "
             "into its base with PEFT and convert the result."
         )
-    rank, alpha, dropout = (
-        _number(config, name, default)
-        for name, default in (("r", 8), ("lora_alpha", 8), ("lora_dropout", 0.0))
-    )
-    if rank < 1:
-        raise CheckpointError(f"[adapter] 'r' must be positive but got {rank}.")
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return (
-        "dora" if config.get("use_dora") else "lora",
-        scale,
-        checked_dropout("lora_dropout", dropout),
-    )
+    scale = _scale(config, _number(config, "r", 8), _number(config, "lora_alpha", 8))
+    dropout = checked_dropout("lora_dropout", _number(config, "lora_dropout", 0.0))
+    return "dora" if config.get("use_dora") else "lora", scale, dropout
 
 
 def checked_dropout(name: str, value: float) -> float:
@@ -114,6 +111,67 @@ def rename(tensors: Mapping[str, mx.array]) -> dict[str, dict[str, mx.array]]:
     return layers
 
 
+def with_patterns(
+    layers: Mapping[str, Mapping[str, mx.array]], config: Mapping[str, Any]
+) -> dict[str, dict[str, mx.array]]:
+    """The layers with `lora_b` multiplied so that the one scale of `read_options` suits all.
+
+    PEFT gives the layers that a pattern names another rank or alpha.
+
+    Raises:
+        CheckpointError: A pattern is more than a layer's name, its value is no number, or a layer has
+            another rank than the configuration gives it.
+    """
+    ranks, alphas = (_patterns(config, name) for name in ("rank_pattern", "alpha_pattern"))
+    rank, alpha = _number(config, "r", 8), _number(config, "lora_alpha", 8)
+    common = _scale(config, rank, alpha)
+    scaled = {}
+    for layer, parts in layers.items():
+        its_rank, its_alpha = _matched(ranks, layer, rank), _matched(alphas, layer, alpha)
+        scaled[layer] = dict(parts)
+        found = parts["lora_a"].shape[-1] if "lora_a" in parts else None
+        if found is not None and found != its_rank:
+            raise CheckpointError(
+                f"[adapter] layer {layer!r:.100} must have the rank {its_rank:g} of the configuration "
+                f"but has {found}."
+            )
+        scale = _scale(config, its_rank, its_alpha)
+        if scale != common and "lora_b" in parts:
+            if not common:
+                raise CheckpointError(
+                    "[adapter] 'lora_alpha' must not be 0 where 'alpha_pattern' is given."
+                )
+            scaled[layer]["lora_b"] = parts["lora_b"].astype(mx.float32) * (scale / common)
+    return scaled
+
+
+def _patterns(config: Mapping[str, Any], name: str) -> dict[str, float]:
+    given = config.get(name) or {}
+    if not isinstance(given, dict):
+        raise CheckpointError(f"[adapter] '{name}' must be an object but got {given!r:.80}.")
+    for key in given:
+        if not _PLAIN_NAME.fullmatch(key):
+            raise CheckpointError(
+                f"[adapter] '{name}' must have names of layers, or their ends, but got {key!r:.80}. "
+                "Merge the adapter into its base with PEFT and convert the result."
+            )
+    return {key: _checked(f"{name}[{key!r:.40}]", value) for key, value in given.items()}
+
+
+def _matched(patterns: Mapping[str, float], layer: str, default: float) -> float:
+    """The value of the first pattern that names the layer."""
+    for key, value in patterns.items():
+        if layer == key.removeprefix("^") or layer.endswith(f".{key}"):
+            return value
+    return default
+
+
+def _scale(config: Mapping[str, Any], rank: float, alpha: float) -> float:
+    if rank < 1:
+        raise CheckpointError(f"[adapter] 'r' must be positive but got {rank:g}.")
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
 def describe(
     kind: AdapterKind,
     scale: float,
@@ -122,7 +180,9 @@ def describe(
     base: str | None,
 ) -> dict[str, Any]:
     """The `adapter_config.json` of an adapter."""
-    rank = next(iter(tensors.values()))["lora_a"].shape[1]
+    ranks = {layer: parts["lora_a"].shape[1] for layer, parts in tensors.items()}
+    rank = next(iter(ranks.values()))
+    others = {layer: found for layer, found in ranks.items() if found != rank}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -132,6 +192,8 @@ def describe(
         "inference_mode": True,
         "r": rank,
         "lora_alpha": scale * rank,
+        "rank_pattern": {f"^{layer}": found for layer, found in others.items()},
+        "alpha_pattern": {f"^{layer}": scale * found for layer, found in others.items()},
         "lora_dropout": dropout,
         "target_modules": sorted(tensors),
         "use_dora": kind == "dora",
@@ -157,7 +219,10 @@ def flatten(
 
 
 def _number(config: Mapping[str, Any], name: str, default: float) -> float:
-    value = config.get(name, default)
+    return _checked(name, config.get(name, default))
+
+
+def _checked(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise CheckpointError(f"[adapter] '{name}' must be a number but got {value!r:.80}.")
     return float(value)

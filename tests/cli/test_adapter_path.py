@@ -1,6 +1,7 @@
 """`--adapter-path` of the commands that run a model."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -74,3 +75,17 @@ def test_perplexity(
         want = measure_perplexity(model, tokens, len(TEXT), length=512)
         assert got == pytest.approx(want.perplexity, rel=1e-6)
     assert len(shown) == 3
+
+
+def test_an_adapter_beside_the_weights_is_named(
+    attention_folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    folder = tmp_path / "both"
+    shutil.copytree(attention_folder, folder)
+    adapter(attention_folder, folder)
+    flags = ["--prompt", "A dog", "--ignore-chat-template", "-m", "3", "--model", str(folder)]
+    assert main(["generate", *flags]) == 0
+    hint = f"--adapter-path {folder}"
+    assert hint in capsys.readouterr().err
+    assert main(["generate", *flags, *hint.split()]) == 0
+    assert "an adapter lies" not in capsys.readouterr().err

@@ -10,6 +10,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
+from mlx_mmfree import demo
 from mlx_mmfree.cli import main
 from mlx_mmfree.hub import load, load_model
 from mlx_mmfree.hub.adapters import attach, read_adapter, write_adapter, write_peft_adapter
@@ -137,6 +138,30 @@ def test_loss_on_the_samples_of_a_folder(
     assert len(shown[0]) == len(shown[1]) == 3
     assert float(shown[0][0]) == pytest.approx(want.item(), abs=1e-4)
     assert shown[0] != shown[1]
+
+
+def test_peft_holds_the_adapter_alone(
+    attention_folder: Path, adapter_path: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    target = tmp_path / "peft"
+    assert fuse(attention_folder, adapter_path, target, "--form", "peft") == 0
+    assert "the adapter alone, for PEFT" in capsys.readouterr().out
+    assert sorted(file.name for file in target.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    got, want = (adapted_logits(attention_folder, path) for path in (target, adapter_path))
+    assert relative_error(got, want) <= TOLERANCE[mx.float32]
+
+
+def test_dense_form_of_a_matmul_free_model_is_refused_before_anything_is_measured(
+    tmp_path: Path, text_file: Path, capsys: Captured
+) -> None:
+    path = adapter(demo.path(), tmp_path / "adapter")
+    flags = ("--form", "dense", "--data", text_file)
+    assert fuse(demo.path(), path, tmp_path / "fused", *flags) == 2
+    found = capsys.readouterr()
+    assert "has a norm inside" in found.err and not found.out
 
 
 def test_dense_layers_hold_the_sum(

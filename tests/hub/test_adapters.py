@@ -5,15 +5,24 @@ from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.hub import load_model, save_model
-from mlx_mmfree.hub.adapters import attach, read_adapter, write_adapter, write_peft_adapter
+from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
+from mlx_mmfree.hub.adapters import (
+    attach,
+    holds_adapter,
+    read_adapter,
+    why_not_in_mlx_lm,
+    write_adapter,
+    write_peft_adapter,
+)
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.lora import AdapterKind, add_adapters
 from mlx_mmfree.models import Decoder, find
+from tests.hub.test_write_mlx import GOLDENS, mlx_lm_model, weight_only
 from tests.tolerances import TOLERANCE, relative_error
 
 TOKENS = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -51,6 +60,11 @@ def adapted(
     model = build(config)
     if packed:
         pack_linears(model)
+    return change(model, kind, names)
+
+
+def change(model: Decoder, kind: AdapterKind, names: tuple[str, ...]) -> Decoder:
+    """Puts an adapter on a model that is not a fresh one."""
     add_adapters(model, lambda name, _: name.endswith(names), kind=kind, rank=4, scale=2.0)
     changed = [
         (name, value + 0.1 * mx.random.normal(value.shape))
@@ -137,6 +151,38 @@ def test_ours_reads_mlx_lm(tmp_path: Path, kind: AdapterKind) -> None:
     assert relative_error(model(TOKENS)[0], theirs(TOKENS)) <= FLOAT32
 
 
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize(
+    "name", ["hgrn_default", "hgrn_expand2", "bitnet_packed", "llama_autobit_rmsnorm"]
+)
+def test_model_files_give_adapters_the_same_meaning(
+    tmp_path: Path, name: str, kind: AdapterKind
+) -> None:
+    from mlx_lm.tuner.utils import load_adapters
+
+    convert(open_checkpoint(GOLDENS / name), tmp_path / "base")
+    # activations stay floats in the model files
+    ours, theirs = weight_only(tmp_path / "base"), mlx_lm_model(tmp_path / "base")
+    plain = ours(TOKENS)[0]
+    # rows of the down projections of bitnet_packed are padded
+    names = ("query_proj", "up_proj") if (name, kind) == ("bitnet_packed", "dora") else ("_proj",)
+    change(ours, kind, names)
+    write_adapter(tmp_path / "adapter", ours, {})
+    reason = why_not_in_mlx_lm(ours)
+    assert (reason is not None) == (name != "bitnet_packed" and kind == "dora")
+    if reason:
+        with pytest.raises(ValueError, match="TernaryLinear to LoRA"):
+            load_adapters(theirs, str(tmp_path / "adapter"))
+        return
+    theirs = load_adapters(theirs, str(tmp_path / "adapter"))
+    theirs.eval()
+    ours.eval()
+    want = ours(TOKENS)[0]
+    tolerance = TOLERANCE[want.dtype]
+    assert relative_error(theirs(TOKENS), want) <= tolerance
+    assert relative_error(plain, want) > 5 * tolerance
+
+
 # peft asks transformers for a property that transformers is about to rename
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
 @pytest.mark.interop
@@ -174,8 +220,11 @@ PEFT = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj
     [
         ("peft_type", "IA3"),
         ("modules_to_save", ["lm_head"]),
+        ("rank_pattern", {"(a+)+b": 2}),
+        ("alpha_pattern", {"layers.[0-9]": 2}),
+        ("alpha_pattern", {"q_proj": "two"}),
+        ("rank_pattern", ["q_proj"]),
         ("rank_pattern", {"q_proj": 2}),
-        ("alpha_pattern", {"q_proj": 2}),
         ("fan_in_fan_out", True),
         ("bias", "all"),
         ("init_lora_weights", "pissa"),
@@ -187,9 +236,67 @@ PEFT = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj
 def test_peft_options_that_change_the_mathematics_are_refused(
     tmp_path: Path, option: str, value: object
 ) -> None:
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{name}.lora_A.weight": mx.ones((4, 32)), f"{name}.lora_B.weight": mx.ones((32, 4))}
+    mx.save_safetensors(str(tmp_path / "adapter_model.safetensors"), tensors)
     (tmp_path / "adapter_config.json").write_text(json.dumps(PEFT | {option: value}))
-    with pytest.raises(CheckpointError, match=option):
+    rule = "must have the rank 2" if value == {"q_proj": 2} else option
+    with pytest.raises(CheckpointError, match=rule):
         read_adapter(tmp_path)
+
+
+PATTERNS = {
+    "rank_pattern": {"up_proj": 2, "^model.layers.1.self_attn.q_proj": 6},
+    "alpha_pattern": {"layers.0.self_attn.q_proj": 3, "up_proj": 10},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
+@pytest.mark.interop
+@pytest.mark.parametrize("rslora", [False, True])
+def test_peft_patterns(tmp_path: Path, rslora: bool) -> None:
+    torch = pytest.importorskip("torch")
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    save_model(tmp_path / "base", build(LLAMA))
+    base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    options = {"r": 4, "lora_alpha": 8, "use_rslora": rslora, "init_lora_weights": False}
+    config = peft.LoraConfig(target_modules=["q_proj", "up_proj"], **options, **PATTERNS)
+    theirs = peft.get_peft_model(base, config).eval()
+    with torch.no_grad():
+        logits = mx.array(theirs(torch.tensor(TOKENS.tolist())).logits.numpy())
+    theirs.save_pretrained(tmp_path / "theirs")
+    file = tmp_path / "theirs/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"init_lora_weights": True}))
+    model = attach(load_model(tmp_path / "base"), read_adapter(tmp_path / "theirs"))
+    assert relative_error(model(TOKENS)[0], logits) <= FLOAT32
+    write_peft_adapter(tmp_path / "ours", model)
+    base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    again = peft.PeftModel.from_pretrained(base, tmp_path / "ours")
+    with torch.no_grad():
+        found = mx.array(again.eval()(torch.tensor(TOKENS.tolist())).logits.numpy())
+    assert relative_error(found, logits) <= FLOAT32
+
+
+def test_patterns_give_layers_ranks_and_scales(tmp_path: Path) -> None:
+    layers = [
+        f"model.layers.{n}.{path}" for n in (0, 1) for path in ("self_attn.q_proj", "mlp.up_proj")
+    ]
+    ranks, scales = (4, 2, 6, 2), (3 / 4, 10 / 2, 8 / 6, 10 / 2)
+    rng = np.random.default_rng(0)
+    products, tensors = {}, {}
+    for layer, rank, scale in zip(layers, ranks, scales, strict=True):
+        a, b = rng.normal(size=(rank, 32)), rng.normal(size=(48, rank))
+        products[layer] = scale * (b @ a).T
+        for part, array in (("lora_A", a), ("lora_B", b)):
+            tensors[f"base_model.model.{layer}.{part}.weight"] = mx.array(array.astype(np.float32))
+    mx.save_safetensors(str(tmp_path / "adapter_model.safetensors"), tensors)
+    (tmp_path / "adapter_config.json").write_text(json.dumps(PEFT | PATTERNS))
+    adapter = read_adapter(tmp_path)
+    for layer, want in products.items():
+        parts = adapter.tensors[layer]
+        got = adapter.scale * np.array(parts["lora_a"]) @ np.array(parts["lora_b"])
+        assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
 
 
 def test_peft_scales(tmp_path: Path) -> None:
@@ -204,6 +311,35 @@ def test_peft_scales(tmp_path: Path) -> None:
 def test_norms_inside_cannot_go_to_peft(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="norm inside"):
         write_peft_adapter(tmp_path, adapted(HGRN, "lora"))
+
+
+def test_dora_of_an_embedding_cannot_go_to_peft(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="'embed' is an embedding, whose DoRA is another one"):
+        write_peft_adapter(tmp_path, adapted(LLAMA, "dora", ("embed",)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_mlx_lm_does_not_read_is_said() -> None:
+    model = adapted(LLAMA, "dora", ("_proj", "embed"))
+    assert why_not_in_mlx_lm(model) is None
+    model = build(LLAMA)
+    model.embed = model.embed.to_quantized(32, 4)
+    reason = why_not_in_mlx_lm(change(model, "dora", ("embed",)))
+    assert reason is not None and "'embed' is a quantised embedding" in reason
+    model = pack_linears(build(LLAMA | {"model_type": "bitnet"}))
+    reason = why_not_in_mlx_lm(change(model, "dora", ("down_proj",)))
+    assert reason is not None and "rows of no multiple of 32" in reason
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
+    model = adapted(LLAMA, "lora")
+    layer = model.blocks[0].token_mixer.query_proj
+    layer.lora_b = mx.where(mx.arange(4)[:, None] == 2, value, layer.lora_b)
+    write_adapter(tmp_path, model, {})
+    assert holds_adapter(tmp_path)
+    with pytest.raises(CheckpointError, match="must be finite but holds NaN or infinity"):
+        read_adapter(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Adapter folders: `adapters.safetensors` and `adapter_config.json` as mlx-lm has them, or PEFT's."""
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -298,14 +297,11 @@ def _options(config: Mapping[str, Any]) -> tuple[AdapterKind, float, float]:
         raise CheckpointError(
             f"[adapter] 'lora_parameters' must be an object but got {given!r:.80}."
         )
-    numbers = []
-    for name, default in (("scale", None), ("dropout", 0.0)):
-        value = given.get(name, default)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value):
-            raise CheckpointError(f"[adapter] '{name}' must be a number but got {value!r:.80}.")
-        numbers.append(float(value))
-    return kind, numbers[0], peft_format.checked_dropout("dropout", numbers[1])
+    scale, dropout = (
+        peft_format.checked_number(name, given.get(name, default))
+        for name, default in (("scale", None), ("dropout", 0.0))
+    )
+    return kind, scale, peft_format.checked_dropout("dropout", dropout)
 
 
 def _grouped(tensors: Mapping[str, mx.array]) -> dict[str, dict[str, mx.array]]:

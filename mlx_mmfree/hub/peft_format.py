@@ -155,7 +155,7 @@ def _patterns(config: Mapping[str, Any], name: str) -> dict[str, float]:
                 f"[adapter] '{name}' must have names of layers, or their ends, but got {key!r:.80}. "
                 "Merge the adapter into its base with PEFT and convert the result."
             )
-    return {key: _checked(f"{name}[{key!r:.40}]", value) for key, value in given.items()}
+    return {key: checked_number(f"{name}[{key!r:.40}]", value) for key, value in given.items()}
 
 
 def _matched(patterns: Mapping[str, float], layer: str, default: float) -> float:
@@ -219,10 +219,15 @@ def flatten(
 
 
 def _number(config: Mapping[str, Any], name: str, default: float) -> float:
-    return _checked(name, config.get(name, default))
+    return checked_number(name, config.get(name, default))
 
 
-def _checked(name: str, value: Any) -> float:
+def checked_number(name: str, value: Any) -> float:
+    """A finite number.
+
+    Raises:
+        CheckpointError: The value is none.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise CheckpointError(f"[adapter] '{name}' must be a number but got {value!r:.80}.")
     return float(value)

@@ -188,6 +188,14 @@ def test_groups_that_do_not_fit(tmp_path: Path, group: int, kind: Any) -> None:
         convert(open_checkpoint(folder), tmp_path / "m", to="gguf", gguf_type=kind)
 
 
+def test_ternary_llama_comes_back_with_float_activations(tmp_path: Path) -> None:
+    save_model(tmp_path / "s", tiny_transformer(**SIZES), GOLDENS / "tokenizer_bpe")
+    convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", to="gguf", gguf_type="q2_0")
+    want, got = (load_model(tmp_path / place).blocks[0].channel_mixer.down_proj for place in "sm")
+    assert mx.array_equal(want.weight, got.weight)
+    assert got.scale.item() == np.float32(np.float16(want.scale.item()))
+
+
 def test_sizes_that_no_other_type_takes(tmp_path: Path) -> None:
     # 1bitLLM's 3B has such inputs
     sizes = SIZES | {"hidden_size": 320, "intermediate_size": 576}

@@ -131,7 +131,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(_table(report))
     if args.ternarize is not None:
         _warn_of_losses(args, checkpoint)
-    print(f"Wrote {args.mlx_path}.")
+    print(f"Wrote {args.mlx_path}. Programs that open it:")
+    width = max(len(each.runtime) for each in report.openings)
+    for each in report.openings:
+        print(f"  {each.runtime.ljust(width)}  {each}")
     if (checkpoint.folder / ADAPTER_CONFIG).exists():
         print(
             "note: the adapter that lies beside the model was not converted. 'mmfree fuse' merges it.",

@@ -8,6 +8,9 @@ outputs holds
 - `X.weight_scale`, one float: the weight is `trit * weight_scale` if `linear_class` is
   `autobitlinear`, and `trit / weight_scale` if it is `bitlinear`, the default.
 
+- `X.bias`, where there is one; transformers multiplies it by the scale too if `linear_class` is
+  `autobitlinear`.
+
 With `quantization_mode` `online` the weights are float masters.
 """
 
@@ -97,6 +100,11 @@ def pack(weight: mx.array, input_dims: int) -> mx.array:
     codes = (packed >> mx.arange(0, 8, 2, dtype=mx.uint8)) & 3
     codes = codes.reshape(CODES_PER_BYTE, rows // CODES_PER_BYTE, -1)[..., :input_dims]
     return codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6
+
+
+def scales_bias(described: Mapping[str, Any]) -> bool:
+    """Whether a stored bias is still to be multiplied by the scale."""
+    return _form(described)[0] == "autobitlinear"
 
 
 def scale_of(described: Mapping[str, Any], weight_scale: mx.array) -> mx.array:

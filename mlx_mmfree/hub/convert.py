@@ -20,6 +20,7 @@ from .model_card import ModelCard, write_model_card
 from .pack_cache import notify
 from .packed_format import WRITER_KEY
 from .parameter_reader import ParameterReader
+from .runtimes import openings
 from .safetensors_writer import PlannedTensors, write_safetensors, write_shards
 from .target_folder import check_target, copy_files, token_ids, tokenizer_files, write_json
 from .verify import Report, take_stock, verify
@@ -93,8 +94,9 @@ def convert(
             if check:
                 report = verify(reader, written, forms, writer.scale_dtype)
                 writer.check_files(source.folder, written.checkpoint.folder)
+            report.openings = openings(written, to, gguf_type.upper())
             if card is not None:
-                write_model_card(folder, _filled(card, to, writer.model_file, report))
+                write_model_card(folder, _filled(card, to, report))
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"[convert] '{target}' cannot be written: {error}.") from error
     return report
@@ -109,14 +111,12 @@ class _Writer:
         write: Writes the files into a folder and tells bytes as they are written.
         check_files: Compares the tokenizers of the source's folder and of the written one.
         scale_dtype: The dtype in which the form holds the scale of a ternary matrix.
-        model_file: The model's Python file for mlx-lm, if there is one.
     """
 
     nbytes: int
     write: Callable[[Path, OnBytes], None]
     check_files: Callable[[Path, Path], None] = lambda source, target: None
     scale_dtype: mx.Dtype = mx.float32
-    model_file: str | None = None
 
 
 def _folder_writer(
@@ -141,7 +141,7 @@ def _folder_writer(
             exact = [PlannedTensors.of(*item) for item in plan.scales.items()]
             write_safetensors(folder / SCALES_FILE, exact)
 
-    return _Writer(nbytes, write, model_file=plan.model_file)
+    return _Writer(nbytes, write)
 
 
 def _gguf_writer(reader: ParameterReader, name: str, kind: str, forms: FloatForms) -> _Writer:
@@ -159,11 +159,10 @@ def _progress(nbytes: int, is_shown: bool) -> tqdm:
     return tqdm(total=nbytes, unit="B", unit_scale=True, desc="writing", disable=not is_shown)
 
 
-def _filled(card: ModelCard, to: Target, model_file: str | None, report: Report) -> ModelCard:
-    runs_in: Literal["built-in", "model_file"] = "model_file" if model_file else "built-in"
+def _filled(card: ModelCard, to: Target, report: Report) -> ModelCard:
     return replace(
         card,
         format=to,
         verification={**card.verification, **report.figures()},
-        mlx_lm=runs_in if to == "mlx" else None,
+        openings=report.openings,
     )

@@ -229,5 +229,7 @@ def file_name(name: str, architecture: Architecture) -> str:
     names = _BLOCK_NAMES | dict(
         zip(("attn_sub_norm", "ffn_sub_norm"), architecture.sub_norms, strict=True)
     )
-    ours_by_hub = {hub: ours for ours, hub in names.items()}
+    # a model of 1bitLLM may have the names of transformers' BitNet
+    norms = (*zip(_BITNET.sub_norms, ("attn_sub_norm", "ffn_sub_norm"), strict=True),)
+    ours_by_hub = dict(norms) | {hub: ours for ours, hub in names.items()}
     return f"blk.{number}.{ours_by_hub[inner]}.{key}"

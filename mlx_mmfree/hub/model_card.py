@@ -13,6 +13,7 @@ from ..errors import CheckpointError
 from ..files.opening import read_member
 from ..files.replacing import new_file
 from ..version import __version__
+from .runtimes import MLX_LM, Opening, opening
 from .target_folder import copy_files
 from .yaml_text import parse_yaml
 
@@ -60,8 +61,7 @@ class ModelCard:
         source: What the source says about itself.
         verification: What was measured, by its name; empty if nothing was verified.
         losses: Nats a token of a text, before and after, by the name of what was measured.
-        mlx_lm: Whether mlx-lm loads the folder: as a model of its own, by the model file in it, or
-            not at all (`None`).
+        openings: Which programs open the folder; empty if that is not known.
         tags: Tags beside those that follow from the rest.
     """
 
@@ -74,7 +74,7 @@ class ModelCard:
     source: SourceCard = field(default_factory=SourceCard)
     verification: Mapping[str, str] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
-    mlx_lm: Literal["built-in", "model_file"] | None = None
+    openings: tuple[Opening, ...] = ()
     tags: tuple[str, ...] = ("ternary",)
 
 
@@ -139,7 +139,7 @@ def _metadata(card: ModelCard) -> dict[str, Any]:
     for key in ("language", "datasets"):
         if values := _texts(source.get(key)):
             metadata[key] = values
-    metadata["library_name"] = _LIBRARIES[card.format]
+    metadata["library_name"] = _library(card)
     metadata["pipeline_tag"] = "text-generation"
     if card.source.license is not None:
         metadata["license"] = card.source.license
@@ -151,9 +151,16 @@ def _metadata(card: ModelCard) -> dict[str, Any]:
         metadata["base_model"] = base[0] if len(base) == 1 else base
         if card.relation is not None:
             metadata["base_model_relation"] = card.relation
-    tags = (_LIBRARIES[card.format], "mlx_mmfree", *card.tags, *_texts(source.get("tags")))
+    tags = (_library(card), "mlx_mmfree", *card.tags, *_texts(source.get("tags")))
     metadata["tags"] = list(dict.fromkeys(tags))
     return metadata
+
+
+def _library(card: ModelCard) -> str:
+    """What the Hub offers to open the folder with."""
+    library = _LIBRARIES[card.format]
+    found = opening(card.openings, MLX_LM if library == "mlx" else library)
+    return "mlx_mmfree" if found is not None and found.opens is False else library
 
 
 def _provenance(card: ModelCard) -> str:
@@ -201,12 +208,15 @@ def _usage(card: ModelCard) -> str:
         f"```python\nfrom mlx_mmfree import generate, load\n\nmodel, tokenizer = load({name})\n"
         'print(generate(model, tokenizer, "Once upon a time"))\n```'
     )
-    if card.mlx_lm is None:
+    if not card.openings:
         return text
-    flag = " --trust-remote-code" if card.mlx_lm == "model_file" else ""
+    text += f"\n\nOther programs:\n\n{_rows({o.runtime: str(o) for o in card.openings})}"
+    mlx_lm = opening(card.openings, MLX_LM)
+    if mlx_lm is None or not mlx_lm.opens:
+        return text
+    flag = " --trust-remote-code" if "--trust-remote-code" in mlx_lm.note else ""
     text += (
-        "\n\nWith mlx-lm, which keeps activations in floating point, so that its output differs a "
-        "little:\n\n"
+        "\n\nWith mlx-lm:\n\n"
         f'```bash\nmlx_lm.generate --model {card.name}{flag} --prompt "Once upon a time"\n```'
     )
     if flag:

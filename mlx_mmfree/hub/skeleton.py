@@ -108,7 +108,7 @@ def build_skeleton(checkpoint: Checkpoint) -> Skeleton:
     forms: dict[str, StoredForm] = {}
     if bitnet_format.is_packed(described):
         _check_packed_everywhere(model, names, checkpoint)
-        forms = _bitnet_forms(model, described)
+        forms = _bitnet_forms(model, described, names, checkpoint)
     else:
         _check_described(checkpoint)
     return Skeleton(model, names, _match(model, names, forms, checkpoint), forms)
@@ -167,7 +167,9 @@ def _check_packed_everywhere(model: Decoder, names: WeightNames, checkpoint: Che
         )
 
 
-def _bitnet_forms(model: Decoder, described: Mapping[str, Any]) -> dict[str, StoredForm]:
+def _bitnet_forms(
+    model: Decoder, described: Mapping[str, Any], names: WeightNames, checkpoint: Checkpoint
+) -> dict[str, StoredForm]:
     forms: dict[str, StoredForm] = {}
     for path, module in model.named_modules():
         if isinstance(module, PackedBitLinear):
@@ -176,7 +178,18 @@ def _bitnet_forms(model: Decoder, described: Mapping[str, Any]) -> dict[str, Sto
             forms[f"{path}.weight"] = StoredForm((shape,), (mx.uint8,), repack)
             read_scale = partial(bitnet_format.scale_of, described)
             forms[f"{path}.scale"] = StoredForm(((1,), ()), FLOATS, read_scale)
+            if "bias" in module and bitnet_format.scales_bias(described):
+                entry = checkpoint.tensors[names.to_disk(f"{path}.scale")]
+                scaled = partial(_scaled, entry, read_scale)
+                forms[f"{path}.bias"] = StoredForm(((module.output_dims,),), FLOATS, scaled)
     return forms
+
+
+def _scaled(
+    entry: TensorEntry, read_scale: Callable[[mx.array], mx.array], bias: mx.array
+) -> mx.array:
+    [(_, scale)] = read_tensors(entry.file, [entry])
+    return (bias.astype(mx.float32) * read_scale(scale)).astype(bias.dtype)
 
 
 def _match(

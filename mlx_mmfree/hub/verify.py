@@ -14,6 +14,7 @@ from .checkpoint import Checkpoint
 from .folder_plan import FloatForms
 from .load import converted, fill
 from .parameter_reader import ParameterReader
+from .runtimes import Opening
 from .safetensors_writer import tensor_bytes
 from .tensor_entry import TensorEntry, read_tensors
 from .write_mlx import quantized_forms, ternary_forms
@@ -56,11 +57,13 @@ class Report:
         is_lossless: Whether no weight should differ from the source's.
         logits_difference: The largest difference of a logit for a fixed sequence, over the largest
             logit; `None` if not compared.
+        openings: Which programs open the result; empty if not asked.
     """
 
     groups: dict[str, Group] = field(default_factory=dict)
     is_lossless: bool = True
     logits_difference: float | None = None
+    openings: tuple[Opening, ...] = ()
 
     def figures(self) -> dict[str, str]:
         """What a model card says of the comparison; empty if there was none."""

@@ -105,7 +105,8 @@ def _architecture(reader: ParameterReader) -> str:
             f"[convert] 'to' must be mlx or hf for 'model_type' {model_type!r}, which neither "
             "llama.cpp nor bitnet.cpp knows, but got 'gguf'."
         )
-    return "bitnet" if model_type == "llama" and config.has_sub_norms else names[model_type]
+    is_1bit_llm = config.has_sub_norms and config.hidden_act == "silu"
+    return "bitnet" if is_1bit_llm else names[model_type]
 
 
 def _check(reader: ParameterReader, kind: str, forms: FloatForms, architecture: str) -> None:

@@ -1,13 +1,16 @@
 """A checkpoint as transformers reads it: BitNet's packing, or the float master weights."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import UnsupportedModelError
+from ..models import find
 from . import bitnet_format
 from .folder_plan import FloatForms, FolderPlan, float_tensor, written_out
+from .names import WeightNames
 from .parameter_reader import ParameterReader
 from .safetensors_writer import PlannedTensors, TensorSpec
 
@@ -26,7 +29,8 @@ def plan_hf(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
         UnsupportedModelError: The form does not fit the model.
     """
     _check(reader, forms)
-    config: dict[str, Any] = reader.model.config.to_hub()
+    hub_config, names = _in_terms_of_transformers(reader)
+    config: dict[str, Any] = hub_config.to_hub()
     config["torch_dtype"] = str(forms.dtype or reader.activation_dtype).removeprefix("mlx.core.")
     if reader.ternary and not forms.keep_masters:
         config["quantization_config"]["quantization_mode"] = "offline"
@@ -45,11 +49,29 @@ def plan_hf(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
     # a tied ternary head is made of the embedding
     kept = {"embed.weight"} if any(map(reader.is_tied, reader.ternary)) else set()
     plan.tensors += [
-        float_tensor(reader, name, None if name in kept else forms.dtype)
+        float_tensor(reader, name, None if name in kept else forms.dtype, names.to_disk(name))
         for name in reader.shapes
         if name not in done
     ]
     return plan
+
+
+def _in_terms_of_transformers(reader: ParameterReader) -> tuple[Any, WeightNames]:
+    """The configuration and the names on disk with which transformers runs the model.
+
+    Its Llama has no norms before the last projections, which models of 1bitLLM have; its BitNet is the
+    same network, with the activation that the configuration names.
+    """
+    config = reader.model.config
+    model_type = config.to_hub()["model_type"]
+    if model_type != "llama" or not config.has_sub_norms:
+        return config, reader.names
+    heads_dims = config.num_attention_heads * config.head_dim
+    if heads_dims != config.hidden_size or config.mlp_bias:
+        return config, reader.names
+    bitnet = find("bitnet")
+    given = {field.name: getattr(config, field.name) for field in fields(config)}
+    return bitnet.Config(**given), WeightNames(bitnet.WEIGHT_NAMES)
 
 
 def _check(reader: ParameterReader, forms: FloatForms) -> None:
@@ -83,7 +105,7 @@ def _check(reader: ParameterReader, forms: FloatForms) -> None:
     if config.attention_bias or config.mlp_bias:
         raise UnsupportedModelError(
             "[convert] ternary linears must have no bias in transformers' form, which would "
-            "multiply it by the scale, but they have one."
+            "multiply it by the scale, but they have one. 'keep_masters' keeps it."
         )
     for path, module in reader.ternary.items():
         if module.output_dims % bitnet_format.CODES_PER_BYTE:

@@ -170,13 +170,14 @@ def mlx_model_file(reader: ParameterReader) -> str | None:
     model_type = config.to_hub()["model_type"]
     if model_type == "hgrn_bit":
         return "hgrn_bit.py"
+    is_biased = config.attention_bias or config.mlp_bias
     if not reader.ternary:
-        return None
+        return "ternary_transformer.py" if config.has_qk_norms and is_biased else None
     is_built_in = (
         model_type in _BUILT_IN
         and not config.has_sub_norms
         and config.linears.norm_eps is None
-        and not (config.has_qk_norms and (config.attention_bias or config.mlp_bias))
+        and not (config.has_qk_norms and is_biased)
         and all(module.input_dims % 32 == 0 for module in reader.ternary.values())
     )
     return None if is_built_in else "ternary_transformer.py"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from . import llama
 from .decoder import Decoder
@@ -23,12 +23,14 @@ class Config(llama.Config):
     """
 
     model_type: ClassVar[str] = "bitnet"
-    hidden_act: ClassVar[Literal["silu", "relu2"]] = "relu2"
+    # silu: models of 1bitLLM in the names of transformers' BitNet
+    activations: ClassVar[tuple[llama.Activation, ...]] = ("relu2", "silu")
 
     default_theta: ClassVar[float] = 500000.0
 
     linears: TernaryLinears | None = field(default_factory=TernaryLinears)
     has_sub_norms: bool = True
+    hidden_act: llama.Activation = "relu2"
 
     @classmethod
     def _has_sub_norms(cls, config: Mapping[str, Any]) -> bool:

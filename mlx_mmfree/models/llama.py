@@ -72,6 +72,9 @@ _FIXED = {
 }
 
 
+Activation = Literal["silu", "relu2"]
+
+
 @dataclass(frozen=True)
 class Config:
     """The architecture of one model.
@@ -93,10 +96,11 @@ class Config:
         tie_word_embeddings: The head reads the embedding's weight.
         max_position_embeddings: The longest text of training, where dynamic scaling begins.
         initializer_range: Standard deviation of freshly made weights.
+        hidden_act: Activation of the feed-forward's gate.
     """
 
     model_type: ClassVar[str] = "llama"
-    hidden_act: ClassVar[Literal["silu", "relu2"]] = "silu"
+    activations: ClassVar[tuple[Activation, ...]] = ("silu",)
     has_qk_norms: ClassVar[bool] = False
     default_theta: ClassVar[float] = 10000.0
 
@@ -116,6 +120,7 @@ class Config:
     tie_word_embeddings: bool = False
     max_position_embeddings: int = 2048
     initializer_range: float = 0.02
+    hidden_act: Activation = "silu"
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -151,7 +156,13 @@ class Config:
             CheckpointError: A value is missing, of the wrong type or out of bounds.
             UnsupportedModelError: A key asks for mathematics that are not implemented.
         """
-        refuse_unless(config, _FIXED | {"hidden_act": cls.hidden_act})
+        refuse_unless(config, _FIXED)
+        activation = config.get("hidden_act") or cls.activations[0]
+        if activation not in cls.activations:
+            raise UnsupportedModelError(
+                f"[config.json] 'hidden_act' must be {' or '.join(map(repr, cls.activations))} but got "
+                f"{activation!r:.100}. Other values are not implemented."
+            )
         config = _without_copy(config)
         dims = integer(config, "hidden_size", high=2**17)
         heads = integer(config, "num_attention_heads", high=2**12)
@@ -178,6 +189,7 @@ class Config:
             tie_word_embeddings=boolean(config, "tie_word_embeddings", False),
             max_position_embeddings=integer(config, "max_position_embeddings", 2048, high=2**40),
             initializer_range=number(config, "initializer_range", 0.02, low=0.0, high=10.0),
+            hidden_act=activation,
         )
 
     @classmethod

@@ -1,12 +1,15 @@
 """The packed form that transformers writes."""
 
+from pathlib import Path
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from mlx_mmfree.errors import UnsupportedModelError
-from mlx_mmfree.hub import bitnet_format
+from mlx_mmfree.hub import bitnet_format, convert, load_model, open_checkpoint
 from mlx_mmfree.ops.ternary import unpack_ternary
+from tests.hub.checkpoints import tiny_transformer, write_bitnet_checkpoint
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 7, 8, 41])
@@ -52,3 +55,18 @@ def test_known_forms(keys: dict[str, str], is_packed: bool) -> None:
 def test_unknown_forms(keys: dict[str, str]) -> None:
     with pytest.raises(UnsupportedModelError, match="'linear_class' and 'quantization_mode' must"):
         bitnet_format.check_form({"quant_method": "bitnet", **keys})
+
+
+@pytest.mark.parametrize(
+    ("linear_class", "is_scaled"), [("autobitlinear", True), ("bitlinear", False), (None, False)]
+)
+def test_bias(tmp_path: Path, linear_class: str | None, is_scaled: bool) -> None:
+    """transformers multiplies the bias by the scale in `autobitlinear`, not in `bitlinear`."""
+    model = tiny_transformer("qwen3", attention_bias=True)
+    stored = mx.random.normal((24,))
+    model.blocks[0].token_mixer.query_proj.bias = stored
+    write_bitnet_checkpoint(tmp_path / "s", model, linear_class)
+    convert(open_checkpoint(tmp_path / "s"), tmp_path / "m")
+    for folder in (tmp_path / "s", tmp_path / "m"):
+        layer = load_model(folder).blocks[0].token_mixer.query_proj
+        assert mx.array_equal(layer.bias, stored * layer.scale if is_scaled else stored)

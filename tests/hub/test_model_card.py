@@ -16,6 +16,7 @@ from mlx_mmfree.hub.model_card import (
     read_source_card,
     write_model_card,
 )
+from mlx_mmfree.hub.runtimes import Opening
 
 COMMAND = "mmfree convert --model ridger/MMfreeLM-370M --mlx-path out"
 CARD = ModelCard("me/tiny-2bit", "mlx", COMMAND, base_model="ridger/MMfreeLM-370M")
@@ -146,11 +147,21 @@ def test_command_and_origin() -> None:
 def test_usage() -> None:
     assert 'load("me/tiny-2bit")' in model_card(CARD)
     assert "mlx-lm" not in model_card(CARD)
-    built_in = model_card(replace(CARD, mlx_lm="built-in"))
-    assert "keeps activations in floating point" in built_in
-    assert "mlx_lm.generate --model me/tiny-2bit --prompt" in built_in
-    own = model_card(replace(CARD, mlx_lm="model_file"))
-    assert "mlx_lm.generate --model me/tiny-2bit --trust-remote-code" in own
+    alone = replace(CARD, openings=(Opening("mlx-lm", True), Opening("llama.cpp", False, "why")))
+    assert "mlx_lm.generate --model me/tiny-2bit --prompt" in model_card(alone)
+    assert "| mlx-lm | yes |\n| llama.cpp | no: why |" in model_card(alone)
+    flagged = replace(CARD, openings=(Opening("mlx-lm", True, "with --trust-remote-code; x"),))
+    assert "mlx_lm.generate --model me/tiny-2bit --trust-remote-code" in model_card(flagged)
+    closed = replace(CARD, openings=(Opening("mlx-lm", False, "it lacks it"),))
+    assert "mlx_lm.generate" not in model_card(closed)
+    assert front_matter(closed)["library_name"] == "mlx_mmfree"
+
+
+def test_transformers_is_named_only_where_it_opens_the_folder() -> None:
+    for opens, library in ((True, "transformers"), (False, "mlx_mmfree")):
+        card = replace(CARD, format="hf", openings=(Opening("transformers", opens),))
+        assert front_matter(card)["library_name"] == library
+        assert ("transformers" in front_matter(card)["tags"]) == opens
 
 
 @pytest.mark.parametrize(

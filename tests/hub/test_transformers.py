@@ -40,6 +40,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Llama3-8B-1.58": ("Llama", {"rope_theta": 500000.0}, DIVIDED),
     "Falcon3": ("Llama", {"head_dim": 32}, DIVIDED | {"modules_to_not_convert": ["lm_head"]}),
     "Falcon-E": ("Llama", {}, DIVIDED | {"modules_to_not_convert": ["lm_head"]}),
+    "biased": ("Llama", {"attention_bias": True, "mlp_bias": True}, MULTIPLIED),
+    "biased, divided": ("Llama", {"attention_bias": True, "mlp_bias": True}, DIVIDED),
+    "biased Qwen3": ("Qwen3", {"attention_bias": True, "head_dim": 16}, MULTIPLIED),
 }
 
 
@@ -58,7 +61,9 @@ def write(folder: Path, family: str) -> Any:
     for name, weight in cls(config).state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if "_proj" in name and "quantization_mode" not in described:
+        if name.endswith(".bias"):
+            tensors[name] = torch.randn(weight.shape)
+        elif "_proj" in name and "quantization_mode" not in described:
             scale = weight.abs().mean().reshape(1)
             tensors[name] = pack_weights((weight / scale).round().clamp(-1, 1))
             is_multiplied = "linear_class" in described

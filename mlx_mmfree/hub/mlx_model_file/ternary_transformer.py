@@ -32,7 +32,7 @@ class ModelArgs(BaseModelArgs):
     rope_theta: float
     max_position_embeddings: int
     architectures: list[str]
-    quantization_config: dict[str, Any]
+    quantization_config: dict[str, Any] | None = None
     rope_scaling: dict[str, Any] | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -50,7 +50,7 @@ class ModelArgs(BaseModelArgs):
     @property
     def linear_norm_eps(self) -> float | None:
         """Epsilon of a norm inside each ternary linear; `None` if there is none."""
-        described = self.quantization_config
+        described = self.quantization_config or {}
         return described.get("rms_norm_eps", 1e-6) if described.get("use_rms_norm") else None
 
 

@@ -44,7 +44,8 @@ def _add_target_flags(group: Any) -> None:
         "--to",
         choices=("mlx", "hf", "gguf"),
         default="mlx",
-        help="the form to write: MLX's, which mlx-lm runs too; transformers'; or GGUF (%(default)s)",
+        help="the form to write: MLX's, which mlx-lm runs too; transformers', of MatMul-free models "
+        "only with --keep-masters; or GGUF, not for MatMul-free models (%(default)s)",
     )
     group.add_argument(
         "--gguf-type",

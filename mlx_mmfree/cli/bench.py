@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .bench_table import report_lines
-from .console import CommandParser, command
+from .console import INTERRUPTED, CommandParser, command
 from .flags import positive
 from .loading import DTYPES, add_latent_flag
 from .parts.writable import check_writable
@@ -102,14 +102,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         models=_models(args),
         compare=args.compare is not None,
     )
-    whole = join(reports, _ignore if args.json else _show)
-    if args.plot is not None:
+    interrupts: list[BaseException] = []
+    whole = join(_until_interrupted(reports, interrupts), _ignore if args.json else _show)
+    if args.plot is not None and whole.figures:
         from ..evaluation.benchmark_plot import plot_roofline
 
         plot_roofline(whole, args.plot)
     if args.json:
-        print(json.dumps(whole.to_json()))
-    return 0
+        print(json.dumps(whole.to_json() | {"is_complete": not interrupts}))
+    return INTERRUPTED if interrupts else 0
+
+
+def _until_interrupted(
+    reports: "Iterator[Report]", interrupts: list[BaseException]
+) -> "Iterator[Report]":
+    """The reports up to Ctrl-C, which is noted in `interrupts`: what was measured is kept."""
+    try:
+        yield from reports
+    except KeyboardInterrupt as interrupt:
+        interrupts.append(interrupt)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """`mmfree bench`: what it prints, and which flags it refuses."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from mlx_mmfree.cli import main
 from mlx_mmfree.evaluation import benchmark
+from mlx_mmfree.evaluation.benchmark import Report
 from mlx_mmfree.evaluation.benchmark_process import read_result, run_task
 
 CONFIG = {
@@ -91,3 +93,27 @@ def test_mistakes_are_one_line(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert reason in shown.err and shown.err.count("\n") == 1
+
+
+def test_ctrl_c_keeps_what_was_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> Iterator[Report]:
+        yield Report(machine={"device": "a processor"})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mlx_mmfree.evaluation.benchmark.benchmark", interrupted)
+    assert main(["bench", "--quick", "--json"]) == 130
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["machine"] == {"device": "a processor"} and shown["is_complete"] is False
+
+
+def test_a_picture_that_cannot_be_written_is_refused_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("mlx_mmfree.cli.bench.find_spec", lambda name: object())
+    monkeypatch.setattr("mlx_mmfree.evaluation.benchmark.benchmark", None)
+    for place, reason in ((tmp_path / "absent" / "x.png", "no folder"), (tmp_path, "is a folder")):
+        assert main(["bench", "--plot", str(place)]) == 2
+        shown = capsys.readouterr().err
+        assert "[bench] --plot must be a file that can be written" in shown and reason in shown

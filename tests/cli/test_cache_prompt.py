@@ -173,3 +173,15 @@ def test_a_template_without_a_first_token_gets_it_once(folder: Path, tmp_path: P
     ids = [*write.opening("The dog"), *write.continuation(" ran")]
     assert ids.count(512) == 1
     assert load_tokenizer(copy).decode(ids) == load_tokenizer(copy).decode(write("The dog ran"))
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_prompt_is_read(
+    folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "file").touch()
+    for place, reason in ((tmp_path, "is a folder"), (tmp_path / "file" / "x", "no folder")):
+        arguments = ["--model", str(folder), "-p", "A", "--prompt-cache-file", str(place)]
+        assert main(["cache_prompt", *arguments]) == 2
+        shown = capsys.readouterr()
+        assert "--prompt-cache-file must be a file that can be written" in shown.err
+        assert reason in shown.err and shown.out == ""

@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
@@ -142,6 +143,7 @@ def limits(args: argparse.Namespace, model_bytes: int) -> Iterator[None]:
     """MLX's memory limits inside the `with` block, as the memory flags ask."""
     from ..generation import memory_limits
 
+    _warn_of_slow_cpu()
     sizes = {
         "margin_bytes": args.memory_margin,
         "wired_bytes": args.wired_limit,
@@ -153,6 +155,15 @@ def limits(args: argparse.Namespace, model_bytes: int) -> Iterator[None]:
         with argument_errors():
             stack.enter_context(memory_limits(model_bytes, **given))
         yield
+
+
+@cache
+def _warn_of_slow_cpu() -> None:
+    """Says once in a process that the compiled kernels are missed."""
+    from ..ops.inspection import slow_cpu
+
+    if reason := slow_cpu():
+        print("warning:", reason, file=sys.stderr)
 
 
 @contextmanager

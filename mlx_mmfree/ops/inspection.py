@@ -11,7 +11,7 @@ from . import self_check
 from .activations import ACTIVATIONS
 from .bit_linear import Projection
 from .dense_matmul import BITS, Quantization
-from .dispatch import backend_report
+from .dispatch import backend_report, forced_backend
 from .ternary import packed_width
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -47,6 +47,16 @@ def cpu_kernels() -> CpuKernels:
         return CpuKernels(reason)
     module = native.kernels()
     return CpuKernels(None, module.kernel_name(), tuple(module.kernel_names()), module.threads())
+
+
+def slow_cpu() -> str | None:
+    """Why the CPU computes with plain operations although nobody asked for them, with the way out."""
+    if mx.default_device() != mx.Device(mx.cpu) or forced_backend() is not None:
+        return None
+    reason = native.unavailable()
+    if reason is None:
+        return None
+    return f"Decoding takes many times as long as it could: {reason}"
 
 
 def read_seconds(arrays: Sequence[mx.array]) -> float | None:

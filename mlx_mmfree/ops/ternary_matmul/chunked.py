@@ -1,28 +1,47 @@
-"""`ternary_matmul` by MLX's own 2-bit product, for GPUs on which the library's kernels cannot run.
+"""`ternary_matmul` in MLX's own products, where the library's kernels cannot run.
 
-Packed words are an affine 2-bit matrix with scale 1 and bias -1. Activations are float32, so that
-sums of codes stay exact.
+On a GPU packed words are an affine 2-bit matrix with scale 1 and bias -1. On a CPU MLX is slow with
+such matrices from 3 rows on, so they are unpacked: once, where there is memory to keep the floats, or
+else some outputs at a time. Activations are float32, so that sums of codes stay exact.
 """
 
 import mlx.core as mx
 
-from ..ternary import CODES_PER_WORD
+from ..ternary import CODES_PER_WORD, unpack_ternary
+from ..unpacked import unpacked_matrices
 
 GROUP_SIZES = (128, 64, 32)
+FEW_ROWS = 2
+BLOCK_WEIGHTS = 2**22
 
 
 def unsupported(x: mx.array, weight: mx.array, *, codes: bool) -> str | None:
-    if mx.default_device() == mx.Device(mx.cpu):
-        return "on a CPU mx.quantized_matmul is slower than the definition from 3 rows on"
     return None
 
 
 def run(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:
+    x = x.astype(mx.float32)
+    if mx.default_device() != mx.Device(mx.cpu):
+        return _quantized(x, weight)
+    dims = x.shape[-1]
+    trits = unpacked_matrices().find(weight, dims)
+    if trits is not None:
+        return x @ trits.T
+    if x.size <= FEW_ROWS * dims:
+        return _quantized(x, weight)
+    rows = max(BLOCK_WEIGHTS // dims, 1)
+    parts = [
+        x @ unpack_ternary(weight[start : start + rows], dims).T
+        for start in range(0, weight.shape[0], rows)
+    ]
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
+
+
+def _quantized(x: mx.array, weight: mx.array) -> mx.array:
     outputs, words = weight.shape
     width = words * CODES_PER_WORD
     group_size = next(size for size in GROUP_SIZES if width % size == 0)
-    padding = [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])]
+    if width != x.shape[-1]:
+        x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
     ones = mx.ones((outputs, width // group_size))
-    return mx.quantized_matmul(
-        mx.pad(x.astype(mx.float32), padding), weight, ones, -ones, group_size=group_size, bits=2
-    )
+    return mx.quantized_matmul(x, weight, ones, -ones, group_size=group_size, bits=2)

@@ -9,13 +9,13 @@ from ..platform.allocator import keep_freed_memory
 from ..training.settings import Settings, read_settings
 from .console import CommandParser, command
 from .flags import add_settings_flags
-from .loading import add_memory_flags, limits
+from .loading import add_latent_flag, add_memory_flags, limits
 from .process_group import one_voice
 from .reports import add_report_flags, check_report_flags, reports
 
 HELP = "train a language model from text files"
 
-_NOT_FLAGS = ("model", "stages", "valid", "betas", "root")
+_NOT_FLAGS = ("model", "stages", "valid", "betas", "root", "latent")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -35,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
         choices=("ternary", "dense"),
         help="the linears of the architecture, whatever the file says",
     )
+    add_latent_flag(parser)
     add_report_flags(parser)
     add_memory_flags(parser)
     return parser

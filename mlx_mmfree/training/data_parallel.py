@@ -187,7 +187,7 @@ class DataParallel:
         except RuntimeError as error:
             raise TrainingError(
                 f"[train] another of the {self.size} processes has ended, so process {self.rank} "
-                f"stops ({error}). The last checkpoint is kept; start all of them again to go on."
+                f"stops ({error}). Start all of them again: they go on from the last checkpoint."
             ) from error
         return result
 
@@ -205,8 +205,8 @@ class DataParallel:
         """Ends the process: a thread that waits inside MLX cannot be woken."""
         message = (
             f"error: [train] process {self.rank} has waited {self._timeout_s:g} s for another of the "
-            f"{self.size} processes, which hangs or is stopped, and ends. The last checkpoint is "
-            "kept; start all of them again to go on. 'process_timeout_s' sets the limit."
+            f"{self.size} processes, which hangs or is stopped, and ends. Start all of them again: "
+            "they go on from the last checkpoint. 'process_timeout_s' sets the limit."
         )
         sys.stdout.flush()
         os.write(2, f"\n{message}\n".encode())

@@ -48,7 +48,7 @@ def weight_bytes(settings: Settings) -> int:
 def _checkpoint(settings: Settings) -> Checkpoint:
     source = str(settings.init_from)
     local = settings.path(source)
-    return open_checkpoint(local if local.exists() else source)
+    return open_checkpoint(local if local.exists() else source, latent=settings.latent)
 
 
 def _random_model(settings: Settings) -> Decoder:

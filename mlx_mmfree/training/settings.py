@@ -27,6 +27,8 @@ class Settings:
             or dense.
         init_from: Folder or Hub repository of a model to begin with instead of random weights; it
             brings architecture and tokenizer.
+        latent: Whether float weights of that model, if it is a ternary Llama, are masters to be
+            ternarised; left out, its configuration says it.
         rebuild_masters: Make up float masters from the trits where that model is packed without
             them; what was rounded away is lost.
         stages: Mixture of training files, stage by stage.
@@ -59,6 +61,7 @@ class Settings:
     output: str
     model: dict[str, Any] = field(default_factory=dict)
     init_from: str | None = None
+    latent: bool | None = None
     rebuild_masters: bool = False
     stages: tuple[Stage, ...]
     valid: tuple[str, ...] = ()
@@ -100,11 +103,18 @@ class Settings:
                 f"[train] 'warmup_steps' must be from 0 to below 'steps' ({self.steps}) but got "
                 f"{self.warmup_steps}."
             )
-        for name in ("quantization_warmup", "patience"):
-            if getattr(self, name) < 0:
+        not_negative = (
+            "quantization_warmup patience seed clip_norm weight_decay final_learning_rate"
+        )
+        for name in not_negative.split():
+            if not 0 <= getattr(self, name) < 2**63:
                 raise TrainingError(
                     f"[train] '{name}' must be at least 0 but got {getattr(self, name)}."
                 )
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise TrainingError(
+                f"[train] 'betas' must be two numbers from 0 to below 1 but got {list(self.betas)}."
+            )
         if self.init_from is None and not self.model:
             raise TrainingError(
                 "[train] 'model' must describe the architecture, or 'init_from' name a model to begin "

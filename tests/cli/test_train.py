@@ -132,6 +132,23 @@ def test_a_run_begins_with_the_weights_of_another(
     assert relative_error(third(tokens)[0], first(tokens)[0]) <= 1e-3
 
 
+def test_masters_that_do_not_say_so_need_an_answer(
+    config: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    described = LLAMA | {"quantization_config": ONLINE}
+    _change(config, model=described)
+    assert main(["--config", str(config), "--steps", "3"]) == 0
+    file = config.parent / "run/masters/config.json"
+    file.write_text(file.read_text().replace('"online"', '"offline"'))
+    _change(config, model={})
+    flags = ["--config", str(config), "--steps", "3", "--init-from", "run/masters"]
+    assert main([*flags, "--output", "second"]) == 2
+    assert "--latent must be given for this checkpoint" in capsys.readouterr().err
+    assert main([*flags, "--output", "second", "--latent"]) == 0
+    assert (config.parent / "second/masters").exists()
+
+
 LLAMA = {
     "model_type": "llama",
     "vocab_size": 300,

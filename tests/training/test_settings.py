@@ -35,6 +35,12 @@ def test_number_without_a_dot_is_a_number(config: Path) -> None:
         ({"stages": [{"until": 0.5, "weights": {"train.txt": 1}}]}, "the last at 1"),
         ({"stages": [{"weights": {}}]}, "wrong or missing value: 'until'"),
         ({"valid": 3}, "wrong or missing value"),
+        ({"seed": -1}, "'seed' must be at least 0 but got -1"),
+        ({"clip_norm": -0.5}, "'clip_norm' must be at least 0 but got -0.5"),
+        ({"betas": [0.9]}, r"'betas' must be two numbers from 0 to below 1 but got \[0.9\]"),
+        ({"betas": [0.9, 1]}, "'betas' must be two numbers"),
+        ({"model": [1]}, r"'model' must be a mapping but got \[1\]"),
+        ({"model": {}}, "'model' must describe the architecture, or 'init_from' name"),
     ],
     ids=str,
 )

@@ -8,7 +8,7 @@ from ..errors import CheckpointError, UsageError
 from .confinement import ConfinedProcess, LimitError
 
 CPU_SECONDS = 2.0
-MEMORY_BYTES = 512 * 2**20
+MEMORY_BYTES = 256 * 2**20
 MAX_CHARACTERS = 8 * 2**20
 _MAX_DEPTH = 100
 

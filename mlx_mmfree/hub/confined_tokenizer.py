@@ -25,20 +25,20 @@ class ConfinedTokenizer:
             "mlx_mmfree.hub.tokenizer_server", ("tokenizers",), MEMORY_BYTES
         )
 
-    def describe(self) -> Description:
-        """Reads the file and says what it holds."""
+    def read(self) -> tuple[Description, dict[str, int]]:
+        """Reads the file and says what it holds, and the ids by piece."""
         answer = self._process.ask(("read", self._arguments), READ_CPU_SECONDS)
-        return Description(
-            ids=answer["ids"],
+        found = Description(
             special=[(*token,) for token in answer["special"]],
             frame=(answer["frame"][0], answer["frame"][1]),
             decoder=answer["decoder"],
         )
+        return found, answer["ids"]
 
     def encode(self, text: str, split_special: bool, at_start: bool) -> list[int]:
         """The ids of a text; the file is read again where the last text ended the process."""
         if self._process.process_id is None:
-            self.describe()
+            self.read()
         seconds = _ENCODE_CPU_SECONDS + len(text) / _CHARACTERS_A_SECOND
         ids: list[int] = self._process.ask(("encode", (text, split_special, at_start)), seconds)[
             "ids"

@@ -15,14 +15,12 @@ class Description:
     """What a vocabulary file holds.
 
     Attributes:
-        ids: ids by piece.
         special: the tokens that text may spell: text, id, whether blanks to the left and to the
             right belong to it, whether it stands only between words.
         frame: the ids before and after every text.
         decoder: the decoder section.
     """
 
-    ids: dict[str, int]
     special: list[tuple[str, int, bool, bool, bool]]
     frame: tuple[list[int], list[int]]
     decoder: dict[str, Any] | None
@@ -48,7 +46,6 @@ class TokenizerEngine:
         """What the file holds."""
         added = self._tokenizer.get_added_tokens_decoder().items()
         return Description(
-            ids=self._tokenizer.get_vocab(with_added_tokens=True),
             special=[
                 (token.content, number, token.lstrip, token.rstrip, token.single_word)
                 for number, token in added
@@ -57,6 +54,15 @@ class TokenizerEngine:
             frame=self._find_frame(),
             decoder=_state(self._tokenizer.decoder),
         )
+
+    def ids(self) -> dict[str, int]:
+        """The ids by piece."""
+        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
+    def added_ids(self) -> dict[str, int]:
+        """The ids of the tokens that the file adds to its model's."""
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        return {token.content: number for number, token in added}
 
     def encode(self, text: str, split_special: bool, at_start: bool) -> list[int]:
         """The ids of a text.

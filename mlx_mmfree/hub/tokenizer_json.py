@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModelError
 from .compiled_code import clean_errors
@@ -11,7 +12,7 @@ from .piece_decoder import PieceDecoder
 from .special_tokens import SpecialToken, SpecialTokens
 from .tokenizer_engine import TokenizerEngine
 from .tokenizer_files import MAX_VOCABULARY_BYTES, TokenizerSettings, read_limited
-from .tokenizer_shapes import is_known
+from .tokenizer_shapes import is_known, listed_ids
 
 # a Python object for each; the largest published files have a quarter of this
 _MAX_BRACKETS, _MAX_ENTRIES = 4_000_000, 8_000_000
@@ -40,16 +41,19 @@ class JsonVocabulary:
         special = _special_tokens(settings)
         self._engine: TokenizerEngine | ConfinedTokenizer
         with clean_errors(f"'{file}' is damaged or no tokenizer.json. Download it again"):
-            if _is_known_shape(data, file):
+            document = _document(data, file)
+            if is_known(document):
                 self._engine = TokenizerEngine(data, special)
+                found = self._engine.describe()
+                # the package takes as long to hand its table out as to read the file
+                self._ids = listed_ids(document["model"]) | self._engine.added_ids()
             else:
                 self._engine = ConfinedTokenizer(data, special)
-            found = self._engine.describe()
+                found, self._ids = self._engine.read()
             self._decode = PieceDecoder(found.decoder, file)
-        if not found.ids:
+        if not self._ids:
             raise CheckpointError(f"'{file}' holds no tokens. Download it again.")
-        self._ids = found.ids
-        self._pieces = {number: piece for piece, number in found.ids.items()}
+        self._pieces = {number: piece for piece, number in self._ids.items()}
         self.frame = found.frame
         self.utf8_errors = self._decode.utf8_errors
         self.vocab_size = max(self._pieces) + 1
@@ -89,7 +93,7 @@ def _special_tokens(settings: TokenizerSettings) -> list[tuple[str, bool, bool, 
     return [(t.content, t.lstrip, t.rstrip, t.single_word) for t in tokens if t.content]
 
 
-def _is_known_shape(data: bytes, file: Path) -> bool:
+def _document(data: bytes, file: Path) -> dict[str, Any]:
     if data.count(b"[") + data.count(b"{") > _MAX_BRACKETS or data.count(b",") > _MAX_ENTRIES:
         raise CheckpointError(
             f"'{file}' must have at most {_MAX_BRACKETS} lists and {_MAX_ENTRIES} entries but has "
@@ -102,4 +106,4 @@ def _is_known_shape(data: bytes, file: Path) -> bool:
             f"'{file}': the model must have no 'continuing_subword_prefix' but has one. "
             "Use a byte-level or SentencePiece vocabulary."
         )
-    return is_known(document)
+    return document

@@ -13,5 +13,5 @@ def handle(request: tuple[str, Any]) -> dict[str, Any]:
     name, arguments = request
     if name == "read":
         _engines[:] = [TokenizerEngine(*arguments)]
-        return asdict(_engines[0].describe())
+        return {"ids": _engines[0].ids(), **asdict(_engines[0].describe())}
     return {"ids": _engines[0].encode(*arguments)}

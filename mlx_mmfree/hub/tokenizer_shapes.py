@@ -63,6 +63,14 @@ def is_known(document: Mapping[str, Any]) -> bool:
     )
 
 
+def listed_ids(model: Mapping[str, Any]) -> dict[str, int]:
+    """The ids by piece of a known model."""
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        return vocabulary
+    return {piece: number for number, (piece, _) in enumerate(vocabulary)}
+
+
 def _is_known_model(model: Any) -> bool:
     if not isinstance(model, dict):
         return False

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from sentencepiece import SentencePieceTrainer
+from tokenizers import Tokenizer as LibraryTokenizer
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import confined_tokenizer, tokenizer_json
@@ -263,7 +264,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("parts", PUBLISHED.values(), ids=PUBLISHED.keys())
 def test_published_kinds_need_no_process(parts: dict[str, Any], tmp_path: Path) -> None:
-    assert not confines(load(tmp_path / "known", **parts))
+    tokenizer = load(tmp_path / "known", **parts)
+    assert not confines(tokenizer)
+    library = LibraryTokenizer.from_file(str(tmp_path / "known" / "tokenizer.json"))
+    ids = library.get_vocab(with_added_tokens=True)
+    assert {tokenizer.piece(number): number for number in ids.values()} == ids
+    assert all(tokenizer._vocabulary.token_id(piece) == number for piece, number in ids.items())
 
 
 def test_the_packages_own_files_need_no_process() -> None:

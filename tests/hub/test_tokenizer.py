@@ -334,11 +334,11 @@ def test_wrong_end_of_text_in_the_model_config(value: Any, tmp_path: Path) -> No
 def test_absurdly_large_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open(tmp_path / name, "wb") as stream:
         stream.truncate(tokenizer_files.MAX_VOCABULARY_BYTES + 1)
-    with pytest.raises(CheckpointError, match="must have at most 64000000 bytes"):
+    with pytest.raises(CheckpointError, match="more than the 64,000,000"):
         Tokenizer.from_folder(tmp_path)
 
 
 def test_folder_in_place_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").mkdir()
-    with pytest.raises(CheckpointError, match="must be a regular file"):
+    with pytest.raises(CheckpointError, match="not a regular file"):
         Tokenizer.from_folder(tmp_path)

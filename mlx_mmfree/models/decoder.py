@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import apply_head
+from ..layers.embedding import embed_tokens
 from ..layers.token_mixer import State
 from ..ops.ternary import ROUNDING_VERSION
 from .block import Block
@@ -83,7 +84,7 @@ class Decoder(nn.Module):
         if starts is not None:
             context = [{**given, "starts": starts} for given in context]
         state = self.init_state(tokens.shape[0]) if state is None else state
-        x = self.embed(tokens)
+        x = embed_tokens(self.embed, tokens)
         new_state = []
         for block, given, old in zip(self.blocks, context, state, strict=True):
             x, new = block(x, old, valid, **given)

@@ -28,7 +28,7 @@ from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
 from mlx_mmfree.training.log import read_log
 from mlx_mmfree.training.loop import Trainer, gradient_norm
 from mlx_mmfree.training.loss import next_token_loss
-from mlx_mmfree.training.optimizer import build_optimizer, build_schedule
+from mlx_mmfree.training.optimizer import build_optimizer, build_schedule, named_optimizer
 from mlx_mmfree.training.run_folder import make_run_folder
 from tests.tolerances import GRADIENT_TOLERANCE, relative_error
 
@@ -401,3 +401,13 @@ def test_norm_of_a_large_gradient() -> None:
     gradient = {"a": mx.full((2**25,), 0.5), "b": [mx.full((3,), 2.0, mx.bfloat16)]}
     want = math.sqrt(0.25 * 2**25 + 12)
     assert gradient_norm(gradient).item() == pytest.approx(want, rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [2**25, 100])
+def test_adafactor_measures_large_matrices_right(size: int) -> None:
+    optimizer: Any = named_optimizer("adafactor", 1e-3)
+    layer = nn.Module()
+    layer.weight = mx.full((size,), 0.5)
+    optimizer.update(layer, {"weight": mx.full((size,), 0.1)})
+    # a step of the learning rate times the root mean square of the weights
+    assert 0.5 - layer.weight[0].item() == pytest.approx(1e-3 * 0.5, rel=1e-3)

@@ -11,11 +11,11 @@ import hashlib
 import importlib.util
 import math
 import mmap
-import os
 import platform
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,33 +162,24 @@ class Emulator:
         library = self._place(source, ".so")
         if library.exists():
             return library
-        file = library.with_suffix(".cpp")
-        file.write_text(source)
-        observed = library.with_suffix(".o")
-        include = ("-include", str(HEADER))
-        _zig(
-            "clang",
-            *FLAGS.split(),
-            *OBSERVED.split(),
-            *include,
-            "-c",
-            str(file),
-            "-o",
-            str(observed),
-        )
-        new = f"{library}.{os.getpid()}"
-        _zig("ld.lld", "-shared", str(observed), str(self._machine()), "-o", new)
-        observed.unlink()
-        Path(new).rename(library)
+        # several processes may compile the same kernel
+        with tempfile.TemporaryDirectory(dir=self._cache) as folder:
+            file, observed, linked = (Path(folder) / f"kernel.{end}" for end in ("cpp", "o", "so"))
+            file.write_text(source)
+            flags = (*FLAGS.split(), *OBSERVED.split(), "-include", str(HEADER))
+            _zig("clang", *flags, "-c", str(file), "-o", str(observed))
+            _zig("ld.lld", "-shared", str(observed), str(self._machine()), "-o", str(linked))
+            linked.rename(library)
         return library
 
     def _machine(self) -> Path:
         """The machine's object file, which every kernel is linked to."""
         compiled = self._place(MACHINE.read_text(), ".o")
         if not compiled.exists():
-            new = f"{compiled}.{os.getpid()}"
-            _zig("clang", *FLAGS.split(), "-c", str(MACHINE), "-o", new)
-            Path(new).rename(compiled)
+            with tempfile.TemporaryDirectory(dir=self._cache) as folder:
+                new = Path(folder) / "machine.o"
+                _zig("clang", *FLAGS.split(), "-c", str(MACHINE), "-o", str(new))
+                new.rename(compiled)
         return compiled
 
     def _place(self, source: str, suffix: str) -> Path:

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 MAX_BYTES = 16_000_000
-MAX_VALUES = 2_000_000
+MAX_VALUES = 1_000_000
 MAX_DEPTH = 64
 MAX_DIGITS = 40
 

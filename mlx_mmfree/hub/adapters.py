@@ -30,8 +30,7 @@ from ..models import Decoder, find
 from . import peft_format
 from .json_file import read_json_object
 from .names import WeightNames
-from .safetensors import read_header
-from .tensor_entry import read_tensors
+from .safetensors import read_arrays
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapters.safetensors"
@@ -69,11 +68,11 @@ def read_adapter(folder: str | os.PathLike[str]) -> Adapter:
     config = read_json_object(path / CONFIG_FILE)
     if "peft_type" in config:
         kind, scale, dropout = peft_format.read_options(config)
-        tensors = peft_format.rename(_read(path / peft_format.WEIGHTS_FILE))
+        tensors = peft_format.rename(read_arrays(path / peft_format.WEIGHTS_FILE))
         tensors = peft_format.with_patterns(tensors, config)
     else:
         kind, scale, dropout = _options(config)
-        tensors = _grouped(_read(path / WEIGHTS_FILE))
+        tensors = _grouped(read_arrays(path / WEIGHTS_FILE))
     adapter = Adapter(kind, scale, dropout, tensors)
     _check_tensors(path, adapter)
     return adapter
@@ -182,7 +181,7 @@ def load_adapter_weights(model: Decoder, file: str | os.PathLike[str]) -> None:
     Raises:
         CheckpointError: The file cannot be read, or holds an adapter of other layers or shapes.
     """
-    given = _grouped(_read(Path(file).expanduser()))
+    given = _grouped(read_arrays(Path(file).expanduser().resolve()))
     wanted = adapter_of(model).tensors
     names = WeightNames(find(model.config.to_hub()["model_type"]).WEIGHT_NAMES)
     shapes = [
@@ -278,11 +277,6 @@ def write_files(
 
 def _in_layer(name: str) -> bool:
     return name.startswith(_LAYERS)
-
-
-def _read(file: Path) -> dict[str, mx.array]:
-    entries, _ = read_header(file)
-    return dict(read_tensors(file, entries.values()))
 
 
 def _options(config: Mapping[str, Any]) -> tuple[AdapterKind, float, float]:

@@ -15,7 +15,7 @@ import mlx.core as mx
 from ..errors import CheckpointError
 from ..files.opening import open_member
 from .json_file import parse_json_object
-from .tensor_entry import TensorEntry
+from .tensor_entry import TensorEntry, read_tensors
 
 MAX_HEADER_BYTES = 16_000_000
 MAX_DIMENSIONS = 8
@@ -126,3 +126,13 @@ def read_header(file: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
             raise _problem(file, f"has tensor {entry.name!r:.100} overlapping another one")
         end = max(end, entry.stop)
     return {entry.name: entry for entry in entries}, metadata
+
+
+def read_arrays(file: Path) -> dict[str, mx.array]:
+    """All tensors of one file by name.
+
+    Raises:
+        CheckpointError: The file is missing, damaged or not well formed.
+    """
+    entries, _ = read_header(file)
+    return dict(read_tensors(file, entries.values()))

@@ -3,15 +3,18 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..errors import TrainingError
+from ..errors import CheckpointError, TrainingError
+from ..files.json_reader import MAX_BYTES, parse_json
+from ..files.opening import read_member
 from ..files.replacing import clear, new_folder
+from ..hub.safetensors import read_arrays
 from ..hub.save import write_tensors
 from ..hub.target_folder import write_json
 
@@ -48,7 +51,9 @@ def read_progress(run: Path) -> dict[str, Any] | None:
     if folder is None:
         return None
     try:
-        progress: dict[str, Any] = json.loads((folder / _PROGRESS).read_text())
+        # the best loss is infinite before the first validation
+        text = read_member(folder / _PROGRESS, MAX_BYTES)
+        progress: dict[str, Any] = parse_json(text, finite=False)
     except (OSError, ValueError) as error:
         raise _damage(folder, error) from error
     return progress
@@ -100,9 +105,9 @@ def restore_checkpoint(run: Path, model: nn.Module, optimizer: optim.Optimizer) 
         raise TrainingError(f"[train] '{run}' must hold a checkpoint but has none.")
     try:
         load_trainable(model, folder / "model.safetensors")
-        state = cast(dict[str, mx.array], mx.load(str(folder / "optimizer.safetensors")))
+        state = read_arrays(folder / "optimizer.safetensors")
         optimizer.state = tree_unflatten(list(state.items()))
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
+    except (CheckpointError, RuntimeError, ValueError, KeyError) as error:
         raise _damage(folder, error) from error
 
 
@@ -110,9 +115,10 @@ def load_trainable(model: nn.Module, file: Path) -> None:
     """Sets all trainable parameters of `model` from a file.
 
     Raises:
+        CheckpointError: The file is missing or damaged.
         ValueError: The file holds other names or shapes.
     """
-    weights = cast(dict[str, mx.array], mx.load(str(file)))
+    weights = read_arrays(file)
     want = {name: array.shape for name, array in trainable(model).items()}
     got = {name: array.shape for name, array in weights.items()}
     if want != got:

@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ..files.opening import open_file
 from ..hub.skeleton import parameters
 from .corpus import TokenStream
 from .samples import Samples
@@ -15,7 +16,7 @@ from .samples import Samples
 
 def file_digest(path: Path) -> str:
     """Of the content of a file."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -10,6 +10,7 @@ from ..errors import TrainingError
 from ..hub import Tokenizer
 from ..hub.adapters import load_adapter_weights
 from ..hub.download import dataset_folder
+from ..hub.target_folder import check_apart
 from ..models import Decoder
 from .batches import Batch, Schedule, evaluation_batches
 from .callbacks import Callback
@@ -110,8 +111,10 @@ def fine_tune(
 
     Raises:
         TrainingError: There are no samples, the loss is not finite, or the folder holds another run.
+        CheckpointError: The folder is that of the model, lies in it or holds it.
     """
     folder = Path(settings.adapter_path)
+    check_apart(folder.resolve(), [tokenizer.folder], "lora")
     if "train" not in data:
         raise TrainingError(f"[data] '{settings.data}' must have a train.jsonl but has none.")
     processes = DataParallel() if processes is None else processes

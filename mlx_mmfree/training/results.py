@@ -10,6 +10,7 @@ from mlx.utils import tree_unflatten
 from ..files.replacing import new_file
 from ..hub import Tokenizer, save_model
 from ..hub.adapters import WEIGHTS_FILE, load_adapter_weights, write_adapter
+from ..hub.target_folder import check_target
 from ..layers import pack_linears
 from ..models import Decoder
 from .callbacks import BestWeights, Callback
@@ -60,12 +61,19 @@ class TrainedModel(BestWeights):
         model: The model that is trained.
         tokenizer: Loaded, or its folder; its files are copied beside the models.
         has_validation: Without, the last weights are the best.
+
+    Raises:
+        CheckpointError: A folder to write holds other files, or is what the run begins with.
     """
 
     def __init__(
         self, folder: Path, model: Decoder, tokenizer: Tokenizer | Path, has_validation: bool
     ):
         super().__init__(model, folder / "best.safetensors", has_validation)
+        source = tokenizer.folder if isinstance(tokenizer, Tokenizer) else tokenizer
+        # hours before they are written
+        for name in ("model", "masters"):
+            check_target((folder / name).resolve(), True, "train", [source])
         self._folder = folder
         self._decoder = model
         self._tokenizer = tokenizer

@@ -7,6 +7,7 @@ from types import NoneType
 from typing import Any, get_args
 
 from ..errors import TrainingError
+from ..files.opening import read_file
 from ..hub.yaml_text import MAX_BYTES, parse_yaml
 
 
@@ -17,8 +18,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         TrainingError: The file cannot be read or holds something else.
     """
     try:
-        with open(path, "rb") as file:
-            values = parse_yaml(file.read(MAX_BYTES + 1))
+        values = parse_yaml(read_file(path, MAX_BYTES))
     except (OSError, ValueError) as error:
         raise TrainingError(f"[train] '{path}' must be a readable YAML file: {error}") from error
     if not isinstance(values, dict):

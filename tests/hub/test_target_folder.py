@@ -13,6 +13,7 @@ from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import load, open_checkpoint, save_model
 from mlx_mmfree.hub.convert import convert
 from mlx_mmfree.hub.target_folder import check_apart
+from mlx_mmfree.training.results import TrainedModel
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_model
 
 # the package has a function of the same name
@@ -142,3 +143,27 @@ def test_one_of_two_conversions_is_refused(
     load_again = open_checkpoint(tmp_path / "m")
     assert load_again.tensors
     assert sorted(os.listdir(tmp_path)) == ["Source", "m"]
+
+
+def test_a_run_that_would_write_into_its_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run" / "model"
+    save_model(folder, tiny_model(vocab_size=700), GOLDENS / "tokenizer_spm")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text('{"text": "The cat sat."}\n' * 4)
+    before = contents(tmp_path)
+    flags = ["lora", "--train", "--iters", "1", "--data", str(tmp_path / "data")]
+    for target in (folder, folder / "adapters", tmp_path / "run"):
+        assert main([*flags, "--model", str(folder), "--adapter-path", str(target)]) == 2
+        assert "what is read" in capsys.readouterr().err
+    assert contents(tmp_path) == before
+
+
+def test_a_run_whose_model_could_not_be_written_at_the_end(tmp_path: Path) -> None:
+    notes = tmp_path / "masters" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("mine")
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        TrainedModel(tmp_path, tiny_model(), GOLDENS / "tokenizer_spm", has_validation=True)
+    assert notes.read_text() == "mine"

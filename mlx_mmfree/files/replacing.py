@@ -6,15 +6,16 @@ the same target removes those that a killed writer left, and puts back what one 
 """
 
 import errno
-import fcntl
 import os
 import re
 import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+
+from .locks import UNKNOWN, one_at_a_time, own_folders, try_lock
 
 _SUFFIX = ".mmfree"
 _NEW, _OLD = "new", "old"
@@ -85,10 +86,10 @@ def clear(target: Path) -> bool:
     """
     is_busy = False
     for stage in _stages(target):
-        handle = _try_lock(stage)
+        handle = try_lock(stage)
         if handle is None:
             is_busy = True
-        elif handle >= 0:
+        elif handle != UNKNOWN:
             try:
                 _settle(stage, target)
             finally:
@@ -109,57 +110,23 @@ def sync(path: Path) -> None:
 def _stage(target: Path, *, is_alone: bool) -> Iterator[Path]:
     """A locked folder beside the target."""
     stage = target.with_name(f".{target.name}.{secrets.token_hex(8)}{_SUFFIX}")
-    with _one_at_a_time(target.parent):
+    with one_at_a_time(target.parent):
         if clear(target) and is_alone:
             raise OSError(f"another process is writing '{target}' at this moment")
         stage.mkdir(mode=0o700)
-        handle = _try_lock(stage)
+        handle = try_lock(stage)
     try:
         yield stage
     finally:
         _settle(stage, target)
-        if handle is not None and handle >= 0:
+        if handle is not None and handle != UNKNOWN:
             os.close(handle)
-
-
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Keeps others out for the moment in which stages are looked for and made."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        # some network disks have no locks
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _stages(target: Path) -> list[Path]:
     """The stages of a target that this user made."""
     pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
-    found = []
-    for entry in os.scandir(target.parent):
-        if pattern.fullmatch(entry.name):
-            with suppress(FileNotFoundError):
-                status = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
-                    found.append(target.with_name(entry.name))
-    return found
-
-
-def _try_lock(stage: Path) -> int | None:
-    """A handle that holds the lock; `None` if another one does, -1 where it cannot be known."""
-    try:
-        handle = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return -1
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        return None if isinstance(error, BlockingIOError) else -1
-    return handle
+    return own_folders(target.parent, pattern)
 
 
 def _settle(stage: Path, target: Path) -> None:

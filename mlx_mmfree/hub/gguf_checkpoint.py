@@ -10,11 +10,8 @@ dense with exactly the stored values. Q2_0 and PQ2_0 may have a scale for each b
 matrices become MLX's affine 2-bit form without loss. All other types give floats.
 """
 
-import atexit
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -25,6 +22,7 @@ import numpy as np
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files.opening import check_link
+from ..files.scratch import new_scratch_folder
 from ..ops.ternary import packed_width
 from . import gguf_rotation
 from .affine_format import TERNARY_BITS, form
@@ -227,9 +225,7 @@ def _tokenizer_files(folder: Path | None) -> dict[str, bytes]:
 
 @cache
 def _own_folder(file: Path) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="mlx_mmfree-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return new_scratch_folder()
 
 
 def _folder(file: Path, config: Mapping[str, Any], files: Mapping[str, bytes]) -> Path:

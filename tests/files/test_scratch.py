@@ -1,0 +1,49 @@
+"""A folder for a process goes with it, at the latest when the next one needs such a folder."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlx_mmfree.files import scratch
+
+_PROCESS = """
+import sys, tempfile
+from mlx_mmfree.files.scratch import new_scratch_folder
+
+tempfile.tempdir = sys.argv[1]
+(new_scratch_folder() / "file").touch()
+print("made", flush=True)
+sys.stdin.read()
+"""
+
+
+def process(folder: Path) -> "subprocess.Popen[bytes]":
+    started = subprocess.Popen(
+        [sys.executable, "-c", _PROCESS, str(folder)],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == b"made\n"
+    return started
+
+
+def test_folders_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "mlx_mmfree-scratch-mine").mkdir()
+    with process(tmp_path) as ended:
+        [made] = tmp_path.glob("mlx_mmfree-scratch-????????")
+        ended.communicate()
+    assert not made.exists()
+    with process(tmp_path) as killed:
+        [left] = tmp_path.glob("mlx_mmfree-scratch-????????")
+        assert scratch.new_scratch_folder() != left
+        assert (left / "file").exists()
+        killed.kill()
+    assert left.exists()
+    scratch.new_scratch_folder()
+    assert not left.exists()
+    assert (tmp_path / "mlx_mmfree-scratch-mine").exists()

@@ -5,7 +5,6 @@ import importlib
 import io
 import os
 import pkgutil
-import re
 import signal
 import sys
 import threading
@@ -20,6 +19,7 @@ from ..errors import MMFreeError, TrainingStopped, UsageError
 from ..platform.terminal import clean_terminal
 from ..version import __version__
 from .parts.completion import complete
+from .parts.flag_names import with_flags
 
 
 class Command(Protocol):
@@ -39,17 +39,6 @@ _NOT_COMMANDS = {
     "prompts",
     "reports",
     "sampling",
-}
-# What the library calls an argument, and the flags that may hold it.
-_FLAGS_OF_ARGUMENT = {
-    "bits": ("kv_bits",),
-    "data": ("data_path",),
-    "group_size": ("kv_group_size",),
-    "max_size": ("max_kv_size",),
-    "path_or_repo": ("model", "data"),
-    "path": ("mlx_path", "save_path", "output"),
-    "repository": ("repo", "upload_repo"),
-    "top_k": ("teacher_top_k",),
 }
 
 
@@ -88,7 +77,9 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Command:
             finally:
                 sys.stdout.flush()
         except MMFreeError as error:
-            _report(_with_flags(str(error), main.__module__))
+            build_parser = getattr(sys.modules[main.__module__], "build_parser", None)
+            given = sys.argv[1:] if argv is None else argv
+            _report(with_flags(str(error), build_parser() if build_parser else None, given))
             return USER_ERROR
         except TrainingStopped as stop:
             print(stop, file=sys.stderr)
@@ -175,29 +166,6 @@ def _give_up_output() -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _with_flags(message: str, module: str) -> str:
-    """A message that calls arguments by the flags of the command in a module."""
-    build_parser = getattr(sys.modules[module], "build_parser", None)
-    if build_parser is None:
-        return message
-    flags = {
-        action.dest: next(text for text in action.option_strings if text.startswith("--"))
-        for action in build_parser()._actions
-        if action.option_strings
-    }
-
-    def flag(match: re.Match[str]) -> str:
-        for name in (match[1].replace("-", "_"), *_FLAGS_OF_ARGUMENT.get(match[1], ())):
-            if name in flags:
-                return flags[name]
-        return match[0]
-
-    # what was given stands behind, in quotes too
-    rule, but, given = message.partition(" but ")
-    rule = re.sub(r"'([a-z][a-z_-]*)'", flag, rule)
-    return re.sub(r"\w+=\w+ \((--[a-z-]+)\)", r"\1", rule + but + given)
 
 
 def command_names() -> list[str]:

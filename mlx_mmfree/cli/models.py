@@ -56,8 +56,8 @@ def _chosen(models: "Sequence[CachedModel]", names: Sequence[str]) -> "list[Cach
     unknown = [name for name in names if name not in by_name]
     if unknown:
         raise UsageError(
-            f"[models] 'remove' must name models of the caches but got {', '.join(unknown)}. There "
-            f"are: {', '.join(by_name) or 'none'}."
+            f"[models] 'remove' must name models of the caches but got {', '.join(map(repr, unknown))}. "
+            f"There are: {', '.join(by_name) or 'none'}."
         )
     return [by_name[name] for name in dict.fromkeys(names)]
 

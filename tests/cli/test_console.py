@@ -144,6 +144,8 @@ def test_messages_name_flags(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().err
     assert "[convert] --mlx-path must be a new or empty folder but" in shown
     assert "Pass --overwrite to" in shown
+    assert main(["generate", "--draft-model", "no such draft", "-m", "1"]) == 2
+    assert "[load] --draft-model must be an existing folder" in capsys.readouterr().err
     assert main(["lora", "--train", "--report-to", "seed"]) == 2
     assert "--report-to must be wandb but got 'seed'." in capsys.readouterr().err
 

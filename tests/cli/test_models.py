@@ -103,7 +103,7 @@ def test_mistakes(hub: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) 
     assert main(["models", "--remove", "me/absent", "--yes"]) == 2
     shown = capsys.readouterr().err
     assert (
-        "[models] --remove must name models of the caches but got me/absent. There are: " in shown
+        "[models] --remove must name models of the caches but got 'me/absent'. There are: " in shown
     )
     assert main(["models", "--remove", "me/data", "--yes"]) == 2
     monkeypatch.setattr(command.sys.stdin, "isatty", lambda: False, raising=False)

@@ -30,7 +30,9 @@ ODD_VALUES: tuple[Any, ...] = (
     "Sequence",
     "\U0001f600",
 )
-CONTROLS = "\x1b[2J\x1b]0;title\x07\x9b31m\r\x08\u202e\u2028\x7f"
+# clear the screen, name the window, colour, go back: what progress bars do not send
+TERMINAL_CONTROLS = ("\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "\x08", "\x7f")
+CONTROLS = "".join(TERMINAL_CONTROLS) + "\u202e\u2028\r"
 TEXTS = (
     *("", " ", "\n", "\0", "a", "Hello w\u00f6rld", "<|eot_id|>", "</s><s>", "<unk>", "\u2581"),
     *("\ufffd\ufeff", "e\u0301" * 40, "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u202eabc"),
@@ -144,8 +146,9 @@ def odd_entry(file: Path, outside: Path, rng: random.Random) -> str:
             rng.choice((outside, os.path.relpath(outside, file.parent), Path("/dev/zero")))
         )
     elif kind == "chain":
-        (file.parent / "step").symlink_to(outside)
-        file.symlink_to("step")
+        step = file.with_name(f"step-{file.name}")
+        step.symlink_to(outside)
+        file.symlink_to(step.name)
     elif kind == "dangling":
         file.symlink_to(outside.parent / "absent")
     return f"{file.name}: {kind}"

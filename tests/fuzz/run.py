@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fuzz.server import load_class
+from tests.fuzz.case import HOME, TEMPORARY
+from tests.fuzz.server import WORK, load_class
 
 _SHOWN_FAULTS = 20
 _ROOT = Path(__file__).parents[2]
@@ -86,7 +87,13 @@ def serve(parts: Sequence[Part], show_faults: bool = False) -> dict[str, Result]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "tests.fuzz.server", folder]
         command += [":".join(map(str, part)) for part in parts]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT) as process:
+        with subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=_ROOT,
+            env=_environment(Path(folder).resolve() / WORK),
+        ) as process:
             for line in process.stdout or ():
                 entry = json.loads(line)
                 result = results[entry["name"]]
@@ -101,6 +108,25 @@ def serve(parts: Sequence[Part], show_faults: bool = False) -> dict[str, Result]
     if process.returncode:
         raise RuntimeError(f"The server of {parts} ended with status {process.returncode}.")
     return results
+
+
+def _environment(work: Path) -> dict[str, str]:
+    """Home, caches and temporary files lie in the server's folder; libraries start no threads."""
+    home = str(work / HOME)
+    return os.environ | {
+        "HOME": home,
+        "XDG_CACHE_HOME": home,
+        "HF_HOME": home,
+        "TMPDIR": str(work / TEMPORARY),
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "MLX_MMFREE_CACHE": "0",
+        # what MLX compiles on a CPU goes through the C++ compiler
+        "MLX_DISABLE_COMPILE": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 if __name__ == "__main__":

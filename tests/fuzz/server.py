@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.fuzz.case import (
-    HOME,
-    TEMPORARY,
     FuzzClass,
     Verdict,
     clear_temporary,
@@ -30,6 +28,7 @@ from tests.fuzz.case import (
     run_case,
 )
 
+WORK = "work"
 _OUTPUT = "output.txt"
 # thread stacks and heaps are reserved long before they are used
 _RESERVED_BYTES = 4 * 2**30
@@ -41,12 +40,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="empty folder for sources and cases")
     parser.add_argument("parts", nargs="+", help="CLASS:FIRST_SEED:COUNT")
     arguments = parser.parse_args()
-    work = arguments.folder.resolve() / "work"
-    _set_environment(work)
+    work = arguments.folder.resolve() / WORK
+    prepare_work(work)
     parts = [part.rsplit(":", 2) for part in arguments.parts]
     classes = {name: load_class(name) for name, _, _ in parts}
     # children need not look at what was imported when they collect garbage
     gc.freeze()
+    _check_threads()
     for name, first, count in parts:
         sources = arguments.folder.resolve() / name
         make_sources(classes[name], sources, work)
@@ -65,6 +65,14 @@ def load_class(name: str) -> FuzzClass:
     module = name if "." in name else f"tests.fuzz.classes.{name}"
     fuzz: FuzzClass = importlib.import_module(module).CLASS
     return fuzz
+
+
+def _check_threads() -> None:
+    tasks = Path("/proc/self/task")
+    if tasks.exists() and len(list(tasks.iterdir())) != 1:
+        raise RuntimeError(
+            "A library started threads when it was imported; a fork would lose them."
+        )
 
 
 def make_sources(fuzz: FuzzClass, sources: Path, work: Path) -> None:
@@ -240,25 +248,6 @@ def _redirect(output: Path) -> None:
     for source, target in ((nothing, 0), (handle, 1), (handle, 2)):
         os.dup2(source, target)
     faulthandler.enable(file=2, all_threads=False)
-
-
-def _set_environment(work: Path) -> None:
-    """Home, caches and temporary files lie in the worker's folder; the network is not used."""
-    home = str(work / HOME)
-    os.environ |= {
-        "HOME": home,
-        "XDG_CACHE_HOME": home,
-        "HF_HOME": home,
-        "TMPDIR": str(work / TEMPORARY),
-        "HF_HUB_OFFLINE": "1",
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "MLX_MMFREE_CACHE": "0",
-        # what MLX compiles on a CPU goes through the C++ compiler
-        "MLX_DISABLE_COMPILE": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
 
 
 def _tell(**entry: object) -> None:

@@ -1,0 +1,140 @@
+"""Runs commands of `mmfree` in children, and judges what they print and leave."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlx_mmfree.cli import main
+from mlx_mmfree.errors import MMFreeError
+from tests.fuzz.hostile import TERMINAL_CONTROLS
+
+USER_ERROR = 2
+_OUTPUT = "printed.txt"
+
+
+class CommandRefused(MMFreeError):
+    """A command ended with the status of a user's mistake; holds its last line."""
+
+
+@dataclass
+class Running:
+    """A command in a child."""
+
+    process: int
+    output: Path
+
+    def kill(self, delay_s: float) -> None:
+        """Kills it after a while without warning."""
+        deadline = time.monotonic() + delay_s
+        while time.monotonic() < deadline:
+            if os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+                break
+            time.sleep(0.002)
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+
+    def finish(self) -> str:
+        """Waits for the end and returns what was printed.
+
+        Raises:
+            CommandRefused: It ended with status 2 and one line that says why.
+            AssertionError: It ended in another way, or printed what it must not.
+        """
+        status = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+        text = self.output.read_bytes().decode(errors="backslashreplace")
+        check_printed(text)
+        if status == USER_ERROR:
+            last = text.rstrip("\n").rpartition("\n")[2]
+            if not last.startswith("error: "):
+                raise AssertionError(f"status 2 without a message: {text[-500:]!r}")
+            raise CommandRefused(last)
+        if status:
+            raise AssertionError(f"status {status}: {text[-800:]!r}")
+        return text
+
+
+def start(arguments: Sequence[str], folder: Path, prepare: Callable[[], object] = int) -> Running:
+    """Starts `mmfree` with arguments in a child.
+
+    Args:
+        arguments: The command and its flags.
+        folder: Where what it prints is kept.
+        prepare: Runs in the child before the command.
+    """
+    return _start(lambda: main(list(arguments)), folder, prepare)
+
+
+def apart(function: Callable[[], object], folder: Path) -> None:
+    """Calls a function in a child, since after a computation a process must not fork.
+
+    Raises:
+        AssertionError: The function raised something.
+    """
+
+    def call() -> int:
+        function()
+        return 0
+
+    _start(call, folder, int).finish()
+
+
+def _start(function: Callable[[], int], folder: Path, prepare: Callable[[], object]) -> Running:
+    output = folder / f"{time.monotonic_ns()}-{_OUTPUT}"
+    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    process = os.fork()
+    if process:
+        os.close(handle)
+        return Running(process, output)
+    status = 1
+    try:
+        for number in (1, 2):
+            os.dup2(handle, number)
+        prepare()
+        status = function()
+        sys.stdout.flush()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        os._exit(status)
+
+
+def run(arguments: Sequence[str], folder: Path, prepare: Callable[[], object] = int) -> str:
+    """Runs `mmfree` to its end; see `Running.finish`."""
+    return start(arguments, folder, prepare).finish()
+
+
+def check_printed(text: str) -> None:
+    """Refuses tracebacks, and orders to a terminal that only a hostile file holds.
+
+    Raises:
+        AssertionError: There is one.
+    """
+    if "Traceback (most recent call last)" in text:
+        raise AssertionError(f"traceback: {text[-1200:]!r}")
+    for control in TERMINAL_CONTROLS:
+        if control in text:
+            where = text.index(control)
+            raise AssertionError(f"printed {control!r}: {text[max(0, where - 200) : where + 80]!r}")
+
+
+def contents(folder: Path) -> dict[str, bytes | str]:
+    """Every file below a folder, links as what they point to."""
+    found: dict[str, bytes | str] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        elif path.is_file():
+            found[name] = path.read_bytes()
+        elif not path.is_dir():
+            found[name] = "odd"
+    return found

@@ -23,10 +23,17 @@ class CommandRefused(MMFreeError):
 
 @dataclass
 class Running:
-    """A command in a child."""
+    """A command in a child.
+
+    Attributes:
+        process: Its number.
+        output: The file of what it prints.
+        terminal: The other end of the terminal that it prints to, or None for the file.
+    """
 
     process: int
     output: Path
+    terminal: int | None = None
 
     def kill(self, delay_s: float) -> None:
         """Kills it after a while without warning."""
@@ -45,11 +52,13 @@ class Running:
             CommandRefused: It ended with status 2 and one line that says why.
             AssertionError: It ended in another way, or printed what it must not.
         """
+        if self.terminal is not None:
+            self.output.write_bytes(_read_terminal(self.terminal))
         status = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
         text = self.output.read_bytes().decode(errors="backslashreplace")
-        check_printed(text)
+        _check_printed(text, is_terminal=self.terminal is not None)
         if status == USER_ERROR:
-            last = text.rstrip("\n").rpartition("\n")[2]
+            last = text.rstrip("\r\n").rpartition("\n")[2]
             if not last.startswith("error: "):
                 raise AssertionError(f"status 2 without a message: {text[-500:]!r}")
             raise CommandRefused(last)
@@ -58,15 +67,31 @@ class Running:
         return text
 
 
-def start(arguments: Sequence[str], folder: Path, prepare: Callable[[], object] = int) -> Running:
+def start(
+    arguments: Sequence[str],
+    folder: Path,
+    prepare: Callable[[], object] = int,
+    on_terminal: bool = False,
+) -> Running:
     """Starts `mmfree` with arguments in a child.
 
     Args:
         arguments: The command and its flags.
         folder: Where what it prints is kept.
         prepare: Runs in the child before the command.
+        on_terminal: Let it print to a terminal.
     """
-    return _start(lambda: main(list(arguments)), folder, prepare)
+    return _start(lambda: main(list(arguments)), folder, prepare, on_terminal)
+
+
+def run(
+    arguments: Sequence[str],
+    folder: Path,
+    prepare: Callable[[], object] = int,
+    on_terminal: bool = False,
+) -> str:
+    """Runs `mmfree` to its end; see `start` and `Running.finish`."""
+    return start(arguments, folder, prepare, on_terminal).finish()
 
 
 def apart(function: Callable[[], object], folder: Path) -> None:
@@ -80,16 +105,25 @@ def apart(function: Callable[[], object], folder: Path) -> None:
         function()
         return 0
 
-    _start(call, folder, int).finish()
+    _start(call, folder).finish()
 
 
-def _start(function: Callable[[], int], folder: Path, prepare: Callable[[], object]) -> Running:
+def _start(
+    function: Callable[[], int],
+    folder: Path,
+    prepare: Callable[[], object] = int,
+    on_terminal: bool = False,
+) -> Running:
     output = folder / f"{time.monotonic_ns()}-{_OUTPUT}"
     handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    terminal = None
+    if on_terminal:
+        os.close(handle)
+        terminal, handle = os.openpty()
     process = os.fork()
     if process:
         os.close(handle)
-        return Running(process, output)
+        return Running(process, output, terminal)
     status = 1
     try:
         for number in (1, 2):
@@ -107,12 +141,17 @@ def _start(function: Callable[[], int], folder: Path, prepare: Callable[[], obje
         os._exit(status)
 
 
-def run(arguments: Sequence[str], folder: Path, prepare: Callable[[], object] = int) -> str:
-    """Runs `mmfree` to its end; see `Running.finish`."""
-    return start(arguments, folder, prepare).finish()
+def _read_terminal(terminal: int) -> bytes:
+    received = b""
+    # Linux reports the other end's closing as an error, others as an end
+    with contextlib.suppress(OSError):
+        while data := os.read(terminal, 65536):
+            received += data
+    os.close(terminal)
+    return received
 
 
-def check_printed(text: str) -> None:
+def _check_printed(text: str, *, is_terminal: bool) -> None:
     """Refuses tracebacks, and orders to a terminal that only a hostile file holds.
 
     Raises:
@@ -120,7 +159,7 @@ def check_printed(text: str) -> None:
     """
     if "Traceback (most recent call last)" in text:
         raise AssertionError(f"traceback: {text[-1200:]!r}")
-    for control in TERMINAL_CONTROLS:
+    for control in TERMINAL_CONTROLS if is_terminal else ():
         if control in text:
             where = text.index(control)
             raise AssertionError(f"printed {control!r}: {text[max(0, where - 200) : where + 80]!r}")

@@ -20,6 +20,8 @@ CLASSES = (
     "encoding",
     "gguf",
     "json_files",
+    "links",
+    "model_cards",
     "prompt_caches",
     "pytorch",
     "tokenizer_files",

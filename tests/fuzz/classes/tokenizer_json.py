@@ -246,4 +246,5 @@ _PARTS = {
         "decoders",
     ),
 }
-CLASS = FuzzClass(make_sources, mutate, use_tokenizer)
+# the library's own process for unknown shapes may take a gigabyte
+CLASS = FuzzClass(make_sources, mutate, use_tokenizer, memory_bytes=1_300_000_000)

@@ -46,7 +46,9 @@ def in_blocks(count: int, width: int, work: Callable[[slice], None]) -> None:
 
 
 def all_finite(array: mx.array) -> bool:
-    """Whether a float array holds neither NaN nor infinity."""
+    """Whether an array holds neither NaN nor infinity; whole numbers never do."""
+    if not mx.issubdtype(array.dtype, mx.floating):
+        return True
     exponent = _EXPONENTS[array.dtype]
     bits = np.asarray(array.reshape(-1).view(mx.uint16 if array.dtype.size == 2 else mx.uint32))
     magnitude = bits.dtype.type(np.iinfo(bits.dtype).max >> 1)

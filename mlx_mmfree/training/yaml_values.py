@@ -10,6 +10,8 @@ from ..errors import TrainingError
 from ..files.opening import read_file
 from ..hub.yaml_text import MAX_BYTES, parse_yaml
 
+_SHOWN_KEYS = 8
+
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """The mapping that a YAML file holds.
@@ -36,8 +38,10 @@ def check_keys(values: dict[str, Any], settings: type, source: str) -> None:
     """
     known = [f.name for f in fields(settings) if f.name != "root"]
     if unknown := sorted(map(str, values.keys() - set(known))):
+        shown = ", ".join(f"{name:.60}" for name in unknown[:_SHOWN_KEYS])
+        more = f" and {len(unknown) - _SHOWN_KEYS} more" if len(unknown) > _SHOWN_KEYS else ""
         raise TrainingError(
-            f"[train] {source} has unknown keys {', '.join(unknown)}. Known: {', '.join(known)}."
+            f"[train] {source} has unknown keys {shown}{more}. Known: {', '.join(known)}."
         )
 
 

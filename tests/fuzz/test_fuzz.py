@@ -15,6 +15,7 @@ from tests.hub.checkpoints import split_safetensors, write_safetensors
 
 COUNT = 24
 CLASSES = (
+    "adapters",
     "checkpoints",
     "datasets",
     "encoding",
@@ -24,8 +25,13 @@ CLASSES = (
     "model_cards",
     "prompt_caches",
     "pytorch",
+    "templates",
     "tokenizer_files",
+    "tokenizer_json",
+    "yaml_files",
 )
+# an odd card is read as an empty one, and few texts cannot be encoded
+_NEVER_REFUSED = ("encoding", "model_cards")
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +47,8 @@ def results() -> dict[str, Result]:
 def test_hostile_input(name: str, results: dict[str, Result]) -> None:
     assert results[name].faults == {}
     assert results[name].counts.total() == COUNT
-    # some damage is harmless, most is not; otherwise this would test nothing
-    assert results[name].counts["refused"] or name == "encoding"
+    # some damage is not harmless; otherwise this would test nothing
+    assert results[name].counts["refused"] or name in _NEVER_REFUSED
 
 
 def test_every_fault_is_found() -> None:

@@ -150,3 +150,7 @@ def test_whether_all_numbers_are_finite(dtype: mx.Dtype, place: int) -> None:
     for value in (mx.nan, mx.inf, -mx.inf):
         array[place] = value
         assert not all_finite(array.reshape(2, -1))
+
+
+def test_whole_numbers_are_finite() -> None:
+    assert all_finite(mx.array([2**32 - 1, 0], mx.uint32))

@@ -1,5 +1,6 @@
 """Reading and checking the settings of a run."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,21 @@ def test_wrong_values_are_named(
     path = tmp_path / "train.yaml"
     path.write_text(yaml.safe_dump(run_values | change))
     with pytest.raises(TrainingError, match=message):
+        read_settings(path)
+
+
+def test_many_unknown_keys_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(yaml.safe_dump({f"{'x' * 99}{number}": 1 for number in range(99)}))
+    with pytest.raises(TrainingError, match=r"x and 91 more\. Known: output, ") as error:
+        read_settings(path)
+    assert len(str(error.value)) < 1500
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    os.mkfifo(path)
+    with pytest.raises(TrainingError, match=r"train\.yaml' must be .* a pipe"):
         read_settings(path)
 
 

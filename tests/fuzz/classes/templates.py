@@ -208,4 +208,5 @@ def _literal(rng: random.Random) -> str:
     return rng.choice(forms)
 
 
-CLASS = FuzzClass(make_sources, mutate, exercise)
+# the process that renders may take half a gigabyte
+CLASS = FuzzClass(make_sources, mutate, exercise, memory_bytes=700_000_000)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 HELP = "write a checkpoint in the form of MLX, transformers or GGUF"
 
 _BITS = (4, 6, 8)
+_UNITS = {"M": 10**6, "G": 10**9}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,6 +53,13 @@ def _add_target_flags(group: Any) -> None:
         choices=("tq2_0", "tq1_0", "q2_0", "i2_s"),
         help="type of ternary tensors in GGUF; q2_0 may have a scale for each 64 inputs and needs "
         "llama.cpp of June 2026 or newer, i2_s is for bitnet.cpp (tq2_0)",
+    )
+    group.add_argument(
+        "--split-max-size",
+        type=_size,
+        metavar="SIZE",
+        help="with --to gguf, write several files with at most so many bytes of tensors, such as 500M "
+        "or 4G",
     )
     group.add_argument(
         "--dtype", choices=DTYPES, help="type of the float tensors; default: the checkpoint's"
@@ -124,6 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         to=args.to,
         gguf_type=args.gguf_type or "tq2_0",
         forms=forms,
+        max_part_bytes=args.split_max_size,
         check=args.verify,
         overwrite=args.overwrite,
         show_progress=sys.stderr.isatty(),
@@ -151,10 +160,29 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("[convert] 'text-file' must come with 'ternarize' but came alone.")
     if args.gguf_type is not None and args.to != "gguf":
         raise UsageError(f"[convert] 'gguf-type' must come with '--to gguf' but got {args.to!r}.")
+    if args.split_max_size is not None and args.to != "gguf":
+        raise UsageError(
+            f"[convert] 'split-max-size' must come with '--to gguf' but got {args.to!r}."
+        )
     if args.keep_masters and args.to != "hf":
         raise UsageError(f"[convert] 'keep-masters' must come with '--to hf' but got {args.to!r}.")
     if args.text_file is not None and not args.text_file.is_file():
         raise UsageError(f"[convert] 'text-file' must be a file but got '{args.text_file}'.")
+
+
+def _size(text: str) -> int:
+    """Bytes, given in millions or in thousands of millions."""
+    number, unit = text[:-1], text[-1:].upper()
+    if (
+        unit not in _UNITS
+        or not number.isascii()
+        or not number.isdigit()
+        or not 0 < int(number) < 10**6
+    ):
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number with M or G behind it, such as 500M, but got {text[:40]!r}"
+        )
+    return int(number) * _UNITS[unit]
 
 
 def _card(

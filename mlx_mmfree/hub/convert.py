@@ -15,7 +15,7 @@ from ..files.space import check_space
 from .checkpoint import CONFIG_FILE, SCALES_FILE, Checkpoint, open_checkpoint
 from .folder_plan import FloatForms, FolderPlan
 from .gguf_vocabulary import compare_tokenizers
-from .gguf_writer import write_gguf
+from .gguf_writer import write_parts
 from .model_card import ModelCard, write_model_card
 from .pack_cache import notify
 from .packed_format import WRITER_KEY
@@ -41,6 +41,7 @@ def convert(
     to: Target = "mlx",
     gguf_type: GGUFType = "tq2_0",
     forms: FloatForms | None = None,
+    max_part_bytes: int | None = None,
     check: bool = True,
     overwrite: bool = False,
     show_progress: bool = False,
@@ -57,6 +58,8 @@ def convert(
         to: The form: MLX's, transformers', or GGUF.
         gguf_type: Type of ternary tensors in GGUF.
         forms: What becomes of weights that are stored as floats. Default: they stay.
+        max_part_bytes: Split a GGUF model into files with at most so many bytes of tensors, where one
+            tensor is not larger. `None`: one file.
         check: Read the result again, compare every tensor, and the logits of a fixed sequence.
         overwrite: Replace an existing checkpoint folder.
         show_progress: Show a progress bar with bytes on stderr.
@@ -80,7 +83,7 @@ def convert(
     if (text := warning(source, rounding_of(source))) is not None:
         notify(text)
     if to == "gguf":
-        writer = _gguf_writer(reader, target.name, gguf_type.upper(), forms)
+        writer = _gguf_writer(reader, target.name, gguf_type.upper(), forms, max_part_bytes)
     else:
         writer = _folder_writer(reader, plan_mlx if to == "mlx" else plan_hf, forms)
     try:
@@ -144,12 +147,15 @@ def _folder_writer(
     return _Writer(nbytes, write)
 
 
-def _gguf_writer(reader: ParameterReader, name: str, kind: str, forms: FloatForms) -> _Writer:
+def _gguf_writer(
+    reader: ParameterReader, name: str, kind: str, forms: FloatForms, max_part_bytes: int | None
+) -> _Writer:
     plan = plan_gguf(reader, kind, forms, name)
     nbytes = sum(tensor.nbytes for tensor in plan.tensors)
 
     def write(folder: Path, on_bytes: OnBytes) -> None:
-        write_gguf(folder / f"{name}-{kind}.gguf", plan.metadata, plan.tensors, on_bytes)
+        stem = f"{name}-{kind}"
+        write_parts(folder, stem, plan.metadata, plan.tensors, max_part_bytes, on_bytes)
 
     scale_dtype = mx.float32 if kind == "I2_S" else mx.float16
     return _Writer(nbytes, write, compare_tokenizers, scale_dtype)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import CheckpointError, DownloadError, MMFreeError
 from .cache_content import fetch_missing
+from .gguf_parts import part_names, whole_models
 
 TOKENIZER_PATTERNS = (
     "config.json",
@@ -77,7 +78,7 @@ def local_folder(
             f"'{folder}' is a file of another kind."
         )
     if file := isinstance(path_or_repo, str) and _REPOSITORY_FILE.fullmatch(name):
-        return _download(file[1], revision, (file[2],)) / file[2]
+        return _download(file[1], revision, tuple(part_names(file[2]))) / file[2]
     if not isinstance(path_or_repo, str) or not REPOSITORY_NAME.fullmatch(name):
         raise CheckpointError(
             "[load] 'path_or_repo' must be an existing folder or a Hub repository 'owner/name' but "
@@ -89,7 +90,9 @@ def local_folder(
 def gguf_file(
     folder: Path, path_or_repo: str | os.PathLike[str], revision: str | None
 ) -> Path | None:
-    """The one GGUF file of a folder, fetched if the folder came from the Hub without it.
+    """The one GGUF file of a folder, or the first part of its one model.
+
+    It is fetched, with all parts, if the folder came from the Hub without it.
 
     Args:
         folder: What `local_folder` gave; a file is its own answer.
@@ -102,10 +105,10 @@ def gguf_file(
     if folder.is_file():
         return folder
     name = os.fspath(path_or_repo)
-    names = sorted(file.name for file in folder.glob(f"*{GGUF_SUFFIX}"))
+    names = whole_models(file.name for file in folder.glob(f"*{GGUF_SUFFIX}"))
     is_remote = not Path(os.path.expanduser(name)).is_dir()
     if not names and is_remote:
-        names = _listed(name, revision, (f"*{GGUF_SUFFIX}",))
+        names = whole_models(_listed(name, revision, (f"*{GGUF_SUFFIX}",)))
     if len(names) > 1:
         raise CheckpointError(
             f"[load] '{name}' must hold one {GGUF_SUFFIX} file but holds {len(names)}: "
@@ -113,7 +116,9 @@ def gguf_file(
         )
     if not names:
         return None
-    return folder / names[0] if not is_remote else _download(name, revision, (names[0],)) / names[0]
+    if is_remote:
+        folder = _download(name, revision, tuple(part_names(names[0])))
+    return folder / names[0]
 
 
 def dataset_folder(path_or_repo: str, revision: str | None = None) -> Path:

@@ -27,8 +27,9 @@ from ..ops.ternary import packed_width
 from . import gguf_rotation
 from .affine_format import TERNARY_BITS, form
 from .download import TOKENIZER_PATTERNS, VOCABULARY_FILES
-from .gguf import StoredTensor, read_gguf
+from .gguf import StoredTensor
 from .gguf_config import ARCHITECTURES, Architecture, find_architecture, hub_config, hub_name
+from .gguf_parts import read_parts
 from .gguf_tokenizer import tokenizer_files
 from .gguf_types import affine_scales, affine_words, dequantized, ternary_scale, ternary_words
 from .packed_format import WRITER_KEY, describe_packing
@@ -59,15 +60,16 @@ def read_gguf_checkpoint(
     """
     if tokenizer_folder is not None:
         _check_link(file)
-    metadata, stored = read_gguf(file)
+    metadata, found = read_parts(file)
     architecture = find_architecture(metadata)
-    embedding = stored.get(_EMBEDDING)
+    stored = {tensor.name: (part, tensor) for part, tensor in found}
+    _, embedding = stored.get(_EMBEDDING, (file, None))
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(
             f"[GGUF] '{file}' must hold the matrix {_EMBEDDING!r} but does not. Fetch it again."
         )
     is_tied = "output.weight" not in stored
-    factors = _rope_factors(file, stored.pop(gguf_rotation.FACTORS, None))
+    factors = _rope_factors(*stored.pop(gguf_rotation.FACTORS, (file, None)))
     config = hub_config(metadata, embedding.shape[0], is_tied=is_tied, rope_factors=factors)
     mark = f"{WRITER_KEY}."
     config[WRITER_KEY] = {
@@ -77,8 +79,8 @@ def read_gguf_checkpoint(
     floats = ["lm_head"]
     affine: dict[str, Any] = {}
     is_packed = False
-    for tensor in stored.values():
-        for entry in _entries(file, tensor, architecture, config):
+    for part, tensor in stored.values():
+        for entry in _entries(part, tensor, architecture, config):
             if entry.name in tensors:
                 raise CheckpointError(f"[GGUF] '{file}' repeats tensor {tensor.name!r:.100}.")
             tensors[entry.name] = entry

@@ -93,7 +93,7 @@ def find_architecture(metadata: Mapping[str, Any]) -> Architecture:
     """What `general.architecture` names.
 
     Raises:
-        UnsupportedModelError: It is not implemented, or the file is one part of a model.
+        UnsupportedModelError: It is not implemented, or its weights are rotated.
     """
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
@@ -106,12 +106,6 @@ def find_architecture(metadata: Mapping[str, Any]) -> Architecture:
         raise UnsupportedModelError(
             f"[GGUF] {rotated!r:.80} must be absent: weights in a rotated basis, as those of Ternary "
             "Bonsai 2, are not read. Use a file of the first generation."
-        )
-    parts = metadata.get("split.count", 1)
-    if parts not in (0, 1):
-        raise UnsupportedModelError(
-            f"[GGUF] 'split.count' must be 1 but got {parts!r:.40}. Merge the parts of the model "
-            "into one file first."
         )
     return ARCHITECTURES[name]
 

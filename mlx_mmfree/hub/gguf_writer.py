@@ -11,13 +11,14 @@ import numpy as np
 
 from ..files.replacing import sync
 from .gguf import MAGIC
+from .gguf_parts import part_name, split_metadata
 from .gguf_types import TYPES
 
 VERSION = 3
 ALIGNMENT = 32
 
 _NUMBERS = {kind.name: number for number, kind in TYPES.items()}
-_UINT32, _INT32, _FLOAT32, _BOOLEAN, _TEXT, _LIST = 4, 5, 6, 7, 8, 9
+_UINT16, _UINT32, _INT32, _FLOAT32, _BOOLEAN, _TEXT, _LIST = 2, 4, 5, 6, 7, 8, 9
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,37 @@ def write_gguf(
     sync(file)
 
 
+def write_parts(
+    folder: Path,
+    stem: str,
+    metadata: Mapping[str, Any],
+    tensors: Sequence[PlannedGGUFTensor],
+    max_bytes: int | None,
+    on_bytes: Callable[[int], object] | None = None,
+) -> None:
+    """Writes a model as one file, or as several that hold at most so many bytes of tensors each.
+
+    A tensor is never split. Arguments as for `write_gguf`.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    parts: list[list[PlannedGGUFTensor]] = [[]]
+    room = max_bytes or 0
+    for tensor in tensors:
+        if max_bytes is not None and tensor.nbytes > room and parts[-1]:
+            parts.append([])
+            room = max_bytes
+        parts[-1].append(tensor)
+        room -= tensor.nbytes
+    if len(parts) == 1:
+        write_gguf(folder / f"{stem}.gguf", metadata, tensors, on_bytes)
+        return
+    described = split_metadata(metadata, len(parts), len(tensors))
+    for number, (part, own) in enumerate(zip(parts, described, strict=True), 1):
+        write_gguf(folder / part_name(stem, number, len(parts)), own, part, on_bytes)
+
+
 def _padding(size: int) -> int:
     return -size % ALIGNMENT
 
@@ -105,11 +137,13 @@ def _kind(value: Any) -> int:
         return _BOOLEAN
     if isinstance(value, np.int32):
         return _INT32
+    if isinstance(value, np.uint16):
+        return _UINT16
     return {int: _UINT32, float: _FLOAT32, str: _TEXT}[type(value)]
 
 
 def _values(kind: int, values: Sequence[Any]) -> bytes:
     if kind == _TEXT:
         return b"".join(map(_text, values))
-    code = {_UINT32: "I", _INT32: "i", _FLOAT32: "f", _BOOLEAN: "?"}[kind]
+    code = {_UINT16: "H", _UINT32: "I", _INT32: "i", _FLOAT32: "f", _BOOLEAN: "?"}[kind]
     return struct.pack(f"<{len(values)}{code}", *values)

@@ -13,10 +13,14 @@ from typing import Any
 import mlx.core as mx
 
 from ..evaluation.picture import COLOURS, save_picture
+from ..files.json_reader import parse_json
+from ..files.opening import read_member
 from ..files.replacing import new_file
 from ..platform.threads import thread_count
 from ..version import __version__
 from .run_folder import writing
+
+_MAX_BYTES = 1_000_000_000
 
 
 class RunLog:
@@ -48,10 +52,10 @@ class RunLog:
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The records of a log; a last line that a kill cut short is left out."""
     records = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in read_member(path, _MAX_BYTES).splitlines() if path.exists() else []:
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+            records.append(parse_json(line, finite=False))
+        except ValueError:
             break
     return records
 

@@ -1,10 +1,11 @@
 """The vocabulary that a run trains for itself, and what it was trained on."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files.json_reader import MAX_BYTES, parse_json
+from ..files.opening import read_member
 from ..files.replacing import new_folder
 from ..hub.target_folder import write_json
 from ..hub.vocabulary import train_vocabulary
@@ -49,6 +50,6 @@ def own_vocabulary(run: Path, texts: Sequence[Path], vocab_size: int, *, keeps: 
 def _origin(folder: Path) -> Any:
     """What a tokenizer was trained on; `None` if that is not known."""
     try:
-        return json.loads((folder / _ORIGIN).read_text(encoding="utf-8"))
+        return parse_json(read_member(folder / _ORIGIN, MAX_BYTES))
     except (OSError, ValueError):
         return None

@@ -61,6 +61,7 @@ def test_curve_is_a_picture(tmp_path: Path) -> None:
 def test_without_matplotlib_there_is_no_curve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
     _write(tmp_path / "log.jsonl", range(1, 6))
     assert not plot_curve(tmp_path / "log.jsonl", tmp_path / "curve.png")

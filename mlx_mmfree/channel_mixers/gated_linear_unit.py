@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import ChannelMixer, project
-from ..layers.arguments import check_sizes
+from ..layers.arguments import check_features, check_sizes
 from ..ops.activations import Activation
 
 
@@ -48,6 +48,7 @@ class GatedLinearUnit(ChannelMixer):
         super().__init__()
         check_sizes(type(self).__name__, dims=dims, hidden_dims=hidden_dims)
         hidden_dims = default_hidden_dims(dims) if hidden_dims is None else hidden_dims
+        self._dims = dims
         if is_stacked:
             self.gate_up_proj = linear(dims, 2 * hidden_dims, bias=bias)
         else:
@@ -64,6 +65,7 @@ class GatedLinearUnit(ChannelMixer):
         return self._mix(x, norm, x)
 
     def _mix(self, x: mx.array, norm: nn.Module | None, residual: mx.array | None) -> mx.array:
+        check_features(type(self).__name__, x, self._dims)
         is_stacked = "gate_up_proj" in self
         inner = (self.gate_up_proj,) if is_stacked else (self.gate_proj, self.up_proj)
         return project(

@@ -23,15 +23,34 @@ def check_sizes(place: str, **sizes: int | None) -> None:
             raise ValueError(f"[{place}] '{name}' must be positive but got {size}.")
 
 
-def check_sequences(place: str, x: mx.array) -> None:
-    """Refuses an input of a token mixer that is not `(B, L, D)`.
+def check_sequences(place: str, x: mx.array, dims: int) -> None:
+    """Refuses an input of a token mixer that is not `(B, L, D)` with `D = dims` floats.
 
     Raises:
-        ValueError: It has another number of axes.
+        TypeError: It holds no floats.
+        ValueError: It has another number of axes or another size.
     """
     if x.ndim != 3:
         way_out = " Add a batch axis: x[None]." if x.ndim == 2 else ""
         raise ValueError(
             f"[{place}] 'x' must have the three axes (batch, length, dims) but got shape "
             f"{x.shape}.{way_out}"
+        )
+    check_features(place, x, dims)
+
+
+def check_features(place: str, x: mx.array, dims: int) -> None:
+    """Refuses an input whose last axis does not hold `dims` floats.
+
+    Raises:
+        TypeError: It holds no floats.
+        ValueError: It has another size.
+    """
+    if not mx.issubdtype(x.dtype, mx.floating):
+        raise TypeError(
+            f"[{place}] 'x' must hold floats but got {x.dtype}. Convert it: x.astype(mx.float32)."
+        )
+    if x.ndim < 1 or x.shape[-1] != dims:
+        raise ValueError(
+            f"[{place}] 'x' must have {dims} values in its last axis but got shape {x.shape}."
         )

@@ -20,6 +20,8 @@ from ..ops import (
     ternarize,
 )
 from ..ops.rms_norm_quantize import Rounding
+from .arguments import check_features
+from .float32_scales import Float32Scales
 
 
 class _TernaryLinear(nn.Module):
@@ -90,6 +92,7 @@ class _TernaryLinear(nn.Module):
 
     def _multiply(self, x: mx.array, weight: mx.array) -> mx.array:
         """The layer with a float master weight, straight-through for weight and activations."""
+        check_features("BitLinear", x, self.input_dims)
         codes, input_scale = self._prepare(x)
         trits, scale = ternarize(mx.stop_gradient(weight))
         floats = weight.astype(mx.float32) * (1.0 / scale)
@@ -190,14 +193,15 @@ class TiedBitLinear(_TernaryLinear):
         return packed_like(self, self.master)
 
 
-class PackedBitLinear(_TernaryLinear):
+class PackedBitLinear(_TernaryLinear, Float32Scales):
     r"""The inference form of `BitLinear`: 2-bit trits and one float32 scale.
 
     .. math::
         y = (q\,t^\top)\,m / s + b
 
     Parameters are `weight`, `uint32` of shape `(output_dims, packed_width(input_dims))` in the layout
-    of `ops.ternary`, `scale` :math:`m` of shape `(1,)`, and `norm.weight` and `bias` where present.
+    of `ops.ternary`, `scale` :math:`m` of shape `(1,)`, which `set_dtype` leaves alone, and
+    `norm.weight` and `bias` where present.
 
     Args: as `BitLinear`.
     """
@@ -230,6 +234,7 @@ class PackedBitLinear(_TernaryLinear):
         }
 
     def __call__(self, x: mx.array) -> mx.array:
+        check_features("BitLinear", x, self.input_dims)
         y = bit_linear(x, (self.projection,), **self.activations)
         return (y + self.bias).astype(x.dtype) if "bias" in self else y
 

@@ -6,9 +6,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..ops import packed_width, ternary_matmul
+from .arguments import check_features
+from .float32_scales import Float32Scales
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(Float32Scales):
     r"""The packed form of a dense linear layer whose stored weight is already ternary.
 
     .. math::
@@ -19,7 +21,8 @@ class PackedLinear(nn.Module):
 
     Parameters are `weight`, `uint32` of shape `(output_dims, packed_width(input_dims))` in the layout
     of `ops.ternary`, `scale` :math:`r`, float32 of shape `(1,)` or `(output_dims,)`, `input_scale`
-    :math:`c`, float32 of shape `(input_dims,)`, where present, and `bias` where present.
+    :math:`c`, float32 of shape `(input_dims,)`, where present, and `bias` where present. `set_dtype`
+    leaves the scales alone.
 
     Args:
         input_dims: Size of the last axis of the input.
@@ -80,6 +83,7 @@ class PackedLinear(nn.Module):
         )
 
     def __call__(self, x: mx.array) -> mx.array:
+        check_features("PackedLinear", x, self.input_dims)
         scaled = x.astype(mx.float32)
         if "input_scale" in self:
             scaled = scaled * self.input_scale

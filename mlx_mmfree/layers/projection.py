@@ -7,6 +7,7 @@ import mlx.nn as nn
 
 from ..ops import bit_linear, gated
 from ..ops.activations import Activation
+from .arguments import check_features
 from .bit_linear import PackedBitLinear
 from .sharded_linear import ShardedToAllBitLinear
 
@@ -39,6 +40,7 @@ def project(
     """
     dtype = x.dtype
     if _is_fused(linears, norm):
+        check_features("BitLinear", x, linears[0].input_dims * (1 if gate is None else 2))
         return bit_linear(
             x,
             [linear.projection for linear in linears],

@@ -14,6 +14,7 @@ from mlx.nn.layers.distributed import shard_linear
 
 from ..ops import gated, packed_columns, rms_norm_quantize, ternary_matmul
 from ..ops.activations import Activation
+from .arguments import check_features
 from .bit_linear import PackedBitLinear
 from .packed_linear import PackedLinear
 
@@ -95,6 +96,7 @@ class ShardedToAllBitLinear(PackedBitLinear):
 
         `norm` is that of whole tokens.
         """
+        check_features("BitLinear", x, self.input_dims * (1 if gate is None else 2))
         z = x.astype(mx.float32)
         if gate is not None:
             z = gated(z, gate)
@@ -172,6 +174,7 @@ class ShardedToAllPackedLinear(PackedLinear):
             self.bias = linear.bias
 
     def __call__(self, x: mx.array) -> mx.array:
+        check_features("PackedLinear", x, self.input_dims)
         scaled = x.astype(mx.float32)
         if "input_scale" in self:
             scaled = scaled * self.input_scale

@@ -11,6 +11,7 @@ from ..layers.embedding import embed_tokens
 from ..layers.token_mixer import State
 from ..ops.ternary import ROUNDING_VERSION
 from .block import Block
+from .tokens import known_rows
 
 
 class Decoder(nn.Module):
@@ -27,8 +28,9 @@ class Decoder(nn.Module):
         rounding: How its packed weights were made of floats, as `hub.writer_record` has it.
 
     Shape:
-        `tokens`: integers `(B, L)`; `valid`: booleans `(B, L)`, `False` where padded; `starts`:
-        booleans `(B, L)`, `True` where another sample begins in the row; logits `(B, L, V)`.
+        `tokens`: integers `(B, L)`, of which one outside the vocabulary makes its row NaN from there on;
+        `valid`: booleans `(B, L)`, `False` where padded; `starts`: booleans `(B, L)`, `True` where
+        another sample begins in the row; logits `(B, L, V)`.
 
     State:
         A tuple with the state of each block; every array has the batch on axis 0.
@@ -78,13 +80,26 @@ class Decoder(nn.Module):
     ) -> tuple[mx.array, tuple[State, ...]]:
         """The normed residual stream before the head, `(B, L, D)`, and the new state.
 
-        `context` is that of `context()`, to be given by a caller who has computed it before.
+        The tokens are taken as they are: their caller has checked them on the host, as a generator
+        does. `context` is that of `context()`, to be given by a caller who has computed it before.
         """
+        return self._read(
+            embed_tokens(self.embed, tokens), state, valid, starts=starts, context=context
+        )
+
+    def _read(
+        self,
+        x: mx.array,
+        state: tuple[State, ...] | None,
+        valid: mx.array | None,
+        *,
+        starts: mx.array | None,
+        context: Sequence[dict[str, mx.array]] | None = None,
+    ) -> tuple[mx.array, tuple[State, ...]]:
         context = self.context() if context is None else context
         if starts is not None:
             context = [{**given, "starts": starts} for given in context]
-        state = self.init_state(tokens.shape[0]) if state is None else state
-        x = embed_tokens(self.embed, tokens)
+        state = self.init_state(x.shape[0]) if state is None else state
         new_state = []
         for block, given, old in zip(self.blocks, context, state, strict=True):
             x, new = block(x, old, valid, **given)
@@ -103,5 +118,5 @@ class Decoder(nn.Module):
         *,
         starts: mx.array | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
-        x, state = self.hidden(tokens, state, valid, starts=starts)
+        x, state = self._read(known_rows(self.embed, tokens), state, valid, starts=starts)
         return self.logits(x), state

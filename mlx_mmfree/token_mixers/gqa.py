@@ -100,6 +100,7 @@ class GQA(TokenMixer):
                 f"{sinks}."
             )
         head_dim = dims // num_heads if head_dim is None else head_dim
+        self._dims = dims
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
@@ -215,7 +216,7 @@ class GQA(TokenMixer):
         *,
         starts: mx.array | None = None,
     ) -> tuple[mx.array, GQAState]:
-        check_sequences("GQA", x)
+        check_sequences("GQA", x, self._dims)
         if valid is None:
             return self._read(x, state, None, starts=starts)
         # Padding moves behind the tokens, where a causal mask hides it.
@@ -236,7 +237,7 @@ class GQA(TokenMixer):
         valid: mx.array | None = None,
         **context: Any,
     ) -> tuple[mx.array, GQAState]:
-        check_sequences("GQA", x)
+        check_sequences("GQA", x, self._dims)
         if valid is None:
             return self._read(x, state, None, norm, x, **context)
         return super().residual(x, norm, state, valid, **context)

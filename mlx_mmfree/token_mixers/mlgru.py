@@ -72,6 +72,7 @@ class MLGRU(TokenMixer):
         super().__init__()
         check_sizes("MLGRU", dims=dims, hidden_dims=hidden_dims, conv_size=conv_size or None)
         hidden_dims = dims if hidden_dims is None else hidden_dims
+        self._dims = dims
         self._hidden_dims = hidden_dims
         self.input_proj = linear(dims, hidden_dims, bias=False)
         self.forget_proj = linear(dims, hidden_dims, bias=False)
@@ -122,7 +123,7 @@ class MLGRU(TokenMixer):
         lower_bound: mx.array | None = None,
         starts: mx.array | None = None,
     ) -> tuple[mx.array, MLGRUState]:
-        check_sequences("MLGRU", x)
+        check_sequences("MLGRU", x, self._dims)
         if starts is not None and valid is not None:
             starts = starts & valid
         state = self.init_state(x.shape[0], x.dtype) if state is None else state

@@ -1,63 +1,78 @@
-"""Sizes and axes that no layer or mixer takes are refused by name."""
+"""Inputs of a wrong width, dtype or rank are named; scales stay float32 in every dtype."""
 
-from typing import Any
+from collections.abc import Callable
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
-from mlx_mmfree import GQA, MLGRU, BitLinear, SwiGLU
-from mlx_mmfree.channel_mixers import FeedForward, GeGLU
-from mlx_mmfree.layers import ShortConvolution
-from mlx_mmfree.layers.lora import LoRALinear
-from mlx_mmfree.layers.rope import RoPE
+from mlx_mmfree.channel_mixers import SwiGLU
+from mlx_mmfree.layers import BitLinear, PackedLinear, pack_linears
+from mlx_mmfree.layers.lora import DoRALinear, LoRALinear
+from mlx_mmfree.layers.sharded_linear import sharded_to_all
+from mlx_mmfree.token_mixers import GQA, MLGRU
+
+GROUP = mx.distributed.init()
+MODULES: dict[str, tuple[str, Callable[[], nn.Module]]] = {
+    "BitLinear": ("BitLinear", lambda: BitLinear(8, 4)),
+    "BitLinear with norm": ("BitLinear", lambda: BitLinear(8, 4, norm_eps=1e-6)),
+    "packed": ("BitLinear", lambda: BitLinear(8, 4).to_packed()),
+    "packed with norm": ("BitLinear", lambda: BitLinear(8, 4, norm_eps=1e-6).to_packed()),
+    "packed, floats": (
+        "BitLinear",
+        lambda: BitLinear(8, 4, quantize_activations=False).to_packed(),
+    ),
+    "LoRA": ("BitLinear", lambda: LoRALinear(BitLinear(8, 4).to_packed())),
+    "DoRA": ("BitLinear", lambda: DoRALinear(BitLinear(8, 4).to_packed())),
+    "sharded": ("BitLinear", lambda: sharded_to_all(BitLinear(8, 4).to_packed(), GROUP)),
+    "PackedLinear": ("PackedLinear", lambda: PackedLinear(8, 4)),
+    "sharded PackedLinear": ("PackedLinear", lambda: sharded_to_all(PackedLinear(8, 4), GROUP)),
+    "SwiGLU": ("SwiGLU", lambda: SwiGLU(8, hidden_dims=16)),
+    "ternary SwiGLU": ("SwiGLU", lambda: SwiGLU(8, hidden_dims=16, linear=BitLinear)),
+    "packed SwiGLU": ("SwiGLU", lambda: pack_linears(SwiGLU(8, hidden_dims=16, linear=BitLinear))),
+    "MLGRU": ("MLGRU", lambda: MLGRU(8)),
+    "packed MLGRU": ("MLGRU", lambda: pack_linears(MLGRU(8, linear=BitLinear))),
+    "GQA": ("GQA", lambda: GQA(8, num_heads=2)),
+    "packed GQA": ("GQA", lambda: pack_linears(GQA(8, num_heads=2, linear=BitLinear))),
+}
 
 
-@pytest.mark.parametrize(
-    ("make", "place", "name"),
-    [
-        (lambda size: MLGRU(size), "MLGRU", "dims"),
-        (lambda size: MLGRU(8, hidden_dims=size), "MLGRU", "hidden_dims"),
-        (lambda size: GQA(size), "GQA", "dims"),
-        (lambda size: GQA(8, num_heads=size), "GQA", "num_heads"),
-        (lambda size: GQA(8, num_heads=2, num_kv_heads=size), "GQA", "num_kv_heads"),
-        (lambda size: GQA(8, num_heads=2, head_dim=size), "GQA", "head_dim"),
-        (lambda size: GQA(8, num_heads=2, window=size), "GQA", "window"),
-        (lambda size: SwiGLU(size), "SwiGLU", "dims"),
-        (lambda size: GeGLU(8, hidden_dims=size), "GeGLU", "hidden_dims"),
-        (lambda size: FeedForward(size), "FeedForward", "dims"),
-        (lambda size: ShortConvolution(size, 3), "ShortConvolution", "dims"),
-        (lambda size: ShortConvolution(8, size), "ShortConvolution", "kernel_size"),
-        (lambda size: BitLinear(size, 8), "BitLinear", "input_dims"),
-        (lambda size: BitLinear(8, size), "BitLinear", "output_dims"),
-        (lambda size: RoPE(size), "RoPE", "dims"),
-        (lambda size: LoRALinear(BitLinear(8, 8), rank=size), "LoRA", "rank"),
-    ],
-)
-@pytest.mark.parametrize("size", [0, -4])
-def test_sizes_below_one_are_refused_by_name(make: Any, place: str, name: str, size: int) -> None:
-    with pytest.raises(ValueError, match=rf"\[{place}\] '{name}' must be .*but got {size}\b"):
-        make(size)
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("width", [1, 7, 9, 16])
+def test_a_wrong_width_is_named(name: str, width: int) -> None:
+    place, make = MODULES[name]
+    message = (
+        rf"^\[{place}\] 'x' must have 8 values in its last axis but got shape \(2, 3, {width}\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        make()(mx.ones((2, 3, width)))
 
 
-@pytest.mark.parametrize("size", [8.0, "8", True, mx.array(8)])
-def test_sizes_are_integers(size: Any) -> None:
-    for make in (MLGRU, GQA, SwiGLU, FeedForward):
-        with pytest.raises(TypeError, match=r"'dims' must be a positive integer but got"):
-            make(size)
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("dtype", [mx.int32, mx.bool_, mx.complex64], ids=str)
+def test_a_wrong_dtype_is_named(name: str, dtype: mx.Dtype) -> None:
+    place, make = MODULES[name]
+    with pytest.raises(TypeError, match=rf"^\[{place}\] 'x' must hold floats but got "):
+        make()(mx.ones((2, 3, 8), dtype))
 
 
-def test_convolutions_of_negative_size_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\[MLGRU\] 'conv_size' must be positive but got -1"):
-        MLGRU(8, conv_size=-1)
+@pytest.mark.parametrize("name", MODULES)
+def test_a_single_number_is_refused(name: str) -> None:
+    place, make = MODULES[name]
+    with pytest.raises(ValueError, match=rf"^\[{place}\] 'x' must have"):
+        make()(mx.array(1.0))
 
 
-@pytest.mark.parametrize("mixer", [MLGRU(8), GQA(8, num_heads=2)])
-@pytest.mark.parametrize("shape", [(8,), (5, 8), (1, 2, 5, 8)])
-def test_mixers_take_three_axes(mixer: Any, shape: tuple[int, ...]) -> None:
-    place = type(mixer).__name__
-    expected = rf"\[{place}\] 'x' must have the three axes \(batch, length, dims\) but got shape"
-    with pytest.raises(ValueError, match=expected) as refused:
-        mixer(mx.zeros(shape))
-    assert ("x[None]" in str(refused.value)) == (len(shape) == 2)
-    with pytest.raises(ValueError, match=expected):
-        mixer.residual(mx.zeros(shape), lambda x: x)
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("make", [lambda: BitLinear(8, 4).to_packed(), lambda: PackedLinear(8, 4)])
+def test_scales_stay_float32(make: Callable[[], nn.Module], dtype: mx.Dtype) -> None:
+    layer = make()
+    layer.scale = mx.array([0.1234567])
+    x = mx.random.normal((2, 8)).astype(dtype)
+    before = layer(x)
+    layer.set_dtype(dtype)
+    assert layer.scale.dtype == mx.float32 and layer.scale.item() == pytest.approx(0.1234567)
+    assert mx.array_equal(layer(x), before)
+    # other values are taken
+    layer.scale = mx.array([0.5], dtype)
+    assert layer.scale.dtype == mx.float32 and layer.scale.item() == 0.5

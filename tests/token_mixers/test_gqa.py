@@ -332,7 +332,7 @@ def test_sinks_keep_their_slots() -> None:
             "'sinks' must be 0, or positive with 'is_causal'",
         ),
         ({"num_heads": 5}, "'num_heads' must divide 'dims'"),
-        ({"num_heads": 0, "head_dim": 4}, "'num_heads' must divide 'dims'"),
+        ({"num_heads": 0, "head_dim": 4}, "'num_heads' must be positive"),
         ({"num_heads": 4, "num_kv_heads": 3}, "'num_kv_heads' must divide 'num_heads'"),
         ({"num_heads": 4, "window": 0}, "'window' must be positive"),
         ({"num_heads": 4, "head_dim": -4}, "'head_dim' must be positive"),

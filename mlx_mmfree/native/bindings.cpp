@@ -8,6 +8,7 @@
 #include "attention/attention.h"
 #include "attention_step/attention_step.h"
 #include "bit_linear/bit_linear.h"
+#include "blas/shared_gemm.h"
 #include "cpu/kernels.h"
 #include "cpu/thread_pool.h"
 #include "dense_matmul/dense_matmul.h"
@@ -163,6 +164,18 @@ NB_MODULE(_ext, m) {
                                           : mlx::core::CompileMode::no_fuse);
       },
       "on"_a, "Whether mx.compile, which must be enabled, fuses operations.");
+
+  m.def(
+      "share_products",
+      [](uintptr_t sgemm, uintptr_t dgemm) {
+        mmfree::set_gemm(reinterpret_cast<mmfree::Gemm<float>>(sgemm));
+        mmfree::set_gemm(reinterpret_cast<mmfree::Gemm<double>>(dgemm));
+        return std::pair(reinterpret_cast<uintptr_t>(&mmfree::shared_gemm<float>),
+                         reinterpret_cast<uintptr_t>(&mmfree::shared_gemm<double>));
+      },
+      "sgemm"_a, "dgemm"_a,
+      R"(Takes the addresses of cblas_sgemm and cblas_dgemm of a BLAS library that computes with one
+        thread. Returns those of functions that share its products out over the threads.)");
 
   m.def("read_seconds", &mmfree::read_seconds, "arrays"_a,
         "The time to read all of the arrays once and do hardly anything else with them.");

@@ -1,7 +1,7 @@
 """Loads the compiled CPU kernels, or says in words why they cannot be used.
 
 They compute with the threads of `platform.threads` and the fastest instruction set that the processor
-has, or the one that ``MLX_MMFREE_CPU_KERNELS`` names.
+has, or the one that ``MLX_MMFREE_CPU_KERNELS`` names. MLX's dense products share these threads.
 """
 
 import functools
@@ -14,12 +14,13 @@ from types import ModuleType
 import mlx.core  # noqa: F401
 
 from ..errors import BackendError
+from ..platform import blas
 from ..platform.threads import thread_count
 from ..version import __version__
 
 PACKAGE = "_mlx_mmfree_native"
 # that of package.py.in
-INTERFACE = 6
+INTERFACE = 7
 INSTRUCTIONS = "MLX_MMFREE_CPU_KERNELS"
 REBUILD = (
     "Rebuild it: pip install scikit-build-core nanobind && "
@@ -70,6 +71,7 @@ def _load() -> tuple[ModuleType | None, str | None]:
     except ImportError as error:
         return None, f"the CPU extension was built but does not load: {error}. {REBUILD}"
     module.set_threads(thread_count())
+    blas.share(module.share_products)
     if name := os.environ.get(INSTRUCTIONS):
         _use_instructions(module, name)
     return module, None

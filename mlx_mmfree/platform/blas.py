@@ -5,6 +5,10 @@ of the loaded ``libmlx.so`` to OpenBLAS (the package ``scipy-openblas32``), by w
 addresses into the library's relocation slots. The order of imports does not matter. Only 32- and
 64-bit floats gain. ``MLX_MMFREE_BLAS=0`` switches it off; :mod:`.threads` says how many threads
 compute.
+
+OpenBLAS's own threads wait for each other awake, in the middle of a product: beside other busy
+programs two were up to 30 times slower than one. Where the compiled kernels can be used, :func:`share`
+gives OpenBLAS one thread, and their threads compute pieces of each product.
 """
 
 import ctypes
@@ -15,7 +19,7 @@ import re
 import struct
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -105,6 +109,25 @@ def _bind() -> Binding:
         return Binding((), "libmlx.so imports no BLAS that could be rebound", is_needed=True)
     openblas[PREFIX + "openblas_set_num_threads"](thread_count())
     return Binding(tuple(sorted(symbols)))
+
+
+def share(share_products: Callable[[int, int], tuple[int, int]]) -> None:
+    """Lets other threads than OpenBLAS's own compute MLX's products, if these go to OpenBLAS.
+
+    Args:
+        share_products: Takes the addresses of OpenBLAS's ``cblas_sgemm`` and ``cblas_dgemm`` and
+            returns those of the functions that MLX is to call instead.
+    """
+    if not bind().symbols:
+        return
+    openblas = load_openblas()
+    names = ("cblas_sgemm", "cblas_dgemm")
+    shared = share_products(*(function_address(openblas[PREFIX + name]) for name in names))
+    openblas[PREFIX + "openblas_set_num_threads"](1)
+    addresses = dict(zip(names, shared, strict=True))
+    for slot in imported_slots("libmlx.so"):
+        if slot.symbol in addresses:
+            write_slot(slot, addresses[slot.symbol])
 
 
 def load_openblas() -> ctypes.CDLL:

@@ -1,8 +1,6 @@
-// Checks the kernels without MLX: built with sanitizers, or for another processor.
-// Usage: kernel_check NAME..., the instruction sets that must be there; prints what it checked.
-
-#include <sys/wait.h>
-#include <unistd.h>
+// Checks the kernels without MLX: built with sanitizers, or for another
+// processor. Usage: kernel_check NAME..., the instruction sets that must be
+// there; prints what it checked.
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +10,6 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "attention_check.h"
@@ -23,6 +20,7 @@
 #include "cpu/thread_pool.h"
 #include "dense_matmul/product.h"
 #include "ternary_matmul/product.h"
+#include "thread_check.h"
 
 using namespace mmfree;
 
@@ -35,14 +33,9 @@ struct Problem {
   Buffer<uint8_t> packed;
 
   Problem(size_t rows, size_t dims, size_t outputs)
-      : rows(rows),
-        dims(dims),
-        outputs(outputs),
-        row_bytes((dims + 31) / 32 * 8),
-        x(rows * dims),
-        dy(rows * outputs),
-        trits(outputs * dims),
-        packed(outputs * row_bytes) {
+      : rows(rows), dims(dims), outputs(outputs),
+        row_bytes((dims + 31) / 32 * 8), x(rows * dims), dy(rows * outputs),
+        trits(outputs * dims), packed(outputs * row_bytes) {
     for (size_t i = 0; i < x.size; ++i) {
       x[i] = draw(0, 9) ? draw(-128, 127) : -128;
     }
@@ -60,13 +53,12 @@ struct Problem {
     }
   }
 
-  PackedMatrix weight() {
-    return {packed.data(), outputs, row_bytes};
-  }
+  PackedMatrix weight() { return {packed.data(), outputs, row_bytes}; }
 };
 
-void check_products(Problem& p, const std::string& where) {
-  Buffer<float> codes(p.rows * p.outputs), floats(p.rows * p.outputs), dx(p.rows * p.dims);
+void check_products(Problem &p, const std::string &where) {
+  Buffer<float> codes(p.rows * p.outputs), floats(p.rows * p.outputs),
+      dx(p.rows * p.dims);
   code_product(p.x.data(), p.rows, p.dims, p.weight(), codes.data());
   float_product(p.x.data(), p.rows, p.dims, p.weight(), floats.data());
   transposed_product(p.dy.data(), p.rows, p.dims, p.weight(), dx.data());
@@ -76,8 +68,10 @@ void check_products(Problem& p, const std::string& where) {
       for (size_t i = 0; i < p.dims; ++i) {
         want += p.x[m * p.dims + i] * p.trits[n * p.dims + i];
       }
-      require(codes[m * p.outputs + n] == want, "a sum of codes is wrong", where);
-      require(floats[m * p.outputs + n] == want, "a sum of floats is wrong", where);
+      require(codes[m * p.outputs + n] == want, "a sum of codes is wrong",
+              where);
+      require(floats[m * p.outputs + n] == want, "a sum of floats is wrong",
+              where);
     }
     for (size_t i = 0; i < p.dims; ++i) {
       float want = 0;
@@ -89,14 +83,15 @@ void check_products(Problem& p, const std::string& where) {
   }
 }
 
-void check_bad_rows(const std::string& where) {
+void check_bad_rows(const std::string &where) {
   for (float bad : {NAN, INFINITY, -INFINITY, 0.5f, 128.0f, 1e30f}) {
     Problem p(3, 70, 9);
     p.x[70 + 69] = bad;
     Buffer<float> y(27);
     code_product(p.x.data(), 3, 70, p.weight(), y.data());
     for (size_t i = 0; i < y.size; ++i) {
-      require(std::isnan(y[i]) == (i / 9 == 1), "NaN is not in its row alone", where);
+      require(std::isnan(y[i]) == (i / 9 == 1), "NaN is not in its row alone",
+              where);
     }
   }
 }
@@ -110,13 +105,13 @@ std::vector<float> fractions(size_t rows, size_t dims, size_t outputs) {
     p.x[i] = normal(random_source);
   }
   std::vector<float> result(rows * (outputs + 3 * dims + 2));
-  float* y = result.data();
-  float* dx = y + rows * outputs;
+  float *y = result.data();
+  float *dx = y + rows * outputs;
   float_product(p.x.data(), rows, dims, p.weight(), y);
   transposed_product(y, rows, dims, p.weight(), dx);
-  float* codes = dx + rows * dims;
+  float *codes = dx + rows * dims;
   for (bool half_away : {true, false}) {
-    float* scale = codes + rows * dims;
+    float *scale = codes + rows * dims;
     RowQuantizer quantizer{{p.x.data(), FloatType::float32},
                            nullptr,
                            dims,
@@ -135,30 +130,33 @@ std::vector<float> fractions(size_t rows, size_t dims, size_t outputs) {
   return result;
 }
 
-void check_halves(const std::string& where) {
+void check_halves(const std::string &where) {
   Buffer<uint16_t> x(1 << 16);
   for (size_t i = 0; i < x.size; ++i) {
     x[i] = i;
   }
   Buffer<float> codes(x.size), scale(x.size);
   for (FloatType type : {FloatType::float16, FloatType::bfloat16}) {
-    RowQuantizer quantizer{{x.data(), type}, nullptr,      1,           false, 0,
-                           false,            codes.data(), scale.data()};
+    RowQuantizer quantizer{{x.data(), type}, nullptr,     1, false, 0, false,
+                           codes.data(),     scale.data()};
     kernels().quantize_rows(quantizer, 0, x.size);
     const uint16_t one = type == FloatType::float16 ? 0x3c00 : 0x3f80;
     require(codes[one] == 127 && scale[one] == 127, "1 is read wrongly", where);
     require(codes[one | 0x8000] == -127, "-1 is read wrongly", where);
-    require(std::isnan(codes[0x7fff]) && std::isnan(scale[0xffff]), "NaN is lost", where);
-    require(codes[0] == 0 && scale[0] == 127 / 1e-5f, "0 is read wrongly", where);
+    require(std::isnan(codes[0x7fff]) && std::isnan(scale[0xffff]),
+            "NaN is lost", where);
+    require(codes[0] == 0 && scale[0] == 127 / 1e-5f, "0 is read wrongly",
+            where);
   }
 }
 
-// Activations of +-1 have the mean square 1, and a norm whose largest weight is 127 has codes that
-// are its weights: everything is a whole number.
+// Activations of +-1 have the mean square 1, and a norm whose largest weight is
+// 127 has codes that are its weights: everything is a whole number.
 void check_projections(size_t rows, size_t dims, bool has_gate, bool has_codes,
-                       const std::string& where) {
+                       const std::string &where) {
   Problem first(rows, dims, 37), second(rows, dims, 21);
-  Buffer<float> x(rows * dims * (has_gate ? 2 : 1)), before(dims), residual(rows * 58);
+  Buffer<float> x(rows * dims * (has_gate ? 2 : 1)), before(dims),
+      residual(rows * 58);
   Buffer<float> norm_a(dims), norm_b(dims), scales(21), y(rows * 58);
   for (size_t i = 0; i < x.size; ++i) {
     x[i] = draw(0, 1) ? 1 : -1;
@@ -181,7 +179,8 @@ void check_projections(size_t rows, size_t dims, bool has_gate, bool has_codes,
   }
   const float one_scale = 2;
   const BitLinearCall call{
-      {floats(x), dims, has_gate ? Activation::relu2 : Activation::none, floats(before), 0},
+      {floats(x), dims, has_gate ? Activation::relu2 : Activation::none,
+       floats(before), 0},
       rows,
       {{first.weight(), &one_scale, false, floats(norm_a)},
        {second.weight(), scales.data(), true, floats(norm_b)}},
@@ -198,18 +197,20 @@ void check_projections(size_t rows, size_t dims, bool has_gate, bool has_codes,
       const size_t output = is_first ? n : n - 37;
       float sum = 0;
       for (size_t i = 0; i < dims; ++i) {
-        const float z = x[has_gate ? (2 * m + 1) * dims + i : m * dims + i] * before[i];
+        const float z =
+            x[has_gate ? (2 * m + 1) * dims + i : m * dims + i] * before[i];
         sum += z * (is_first ? norm_a : norm_b)[i] *
                (is_first ? first : second).trits[output * dims + i];
       }
-      const float want = sum * (is_first ? one_scale : scales[output]) + residual[m * 58 + n];
+      const float want =
+          sum * (is_first ? one_scale : scales[output]) + residual[m * 58 + n];
       require(y[m * 58 + n] == want, "a projection is wrong", where);
     }
   }
 }
 
 // Rows one by one, with any number of threads: the same bits.
-std::vector<float> check_rows(const std::string& where) {
+std::vector<float> check_rows(const std::string &where) {
   random_source.seed(11);
   const size_t rows = 29, dims = 333;
   Problem p(rows, dims, 500);
@@ -223,9 +224,13 @@ std::vector<float> check_rows(const std::string& where) {
   }
   std::vector<float> whole(rows * 500), single(rows * 500);
   const float scale = 0.25f;
-  const auto run = [&](size_t first, size_t count, bool has_codes, std::vector<float>& y) {
-    project({{{x.data() + 2 * first * dims, FloatType::float32}, dims, Activation::silu,
-              floats(norm), 1e-5f},
+  const auto run = [&](size_t first, size_t count, bool has_codes,
+                       std::vector<float> &y) {
+    project({{{x.data() + 2 * first * dims, FloatType::float32},
+              dims,
+              Activation::silu,
+              floats(norm),
+              1e-5f},
              count,
              {{p.weight(), &scale, false, floats(norm)}},
              1e-6f,
@@ -253,7 +258,8 @@ std::vector<float> check_rows(const std::string& where) {
     run(0, rows, has_codes, single);
     for (size_t i = 0; i < single.size(); ++i) {
       const bool is_bad = i / 500 == 7 || i / 500 == 9;
-      require(!std::isfinite(single[i]) == is_bad, "a bad row is not alone", where);
+      require(!std::isfinite(single[i]) == is_bad, "a bad row is not alone",
+              where);
       require(is_bad || single[i] == result[(has_codes ? 0 : whole.size()) + i],
               "a bad row changes others", where);
     }
@@ -261,7 +267,7 @@ std::vector<float> check_rows(const std::string& where) {
   return result;
 }
 
-void check_rounding(const std::string& where) {
+void check_rounding(const std::string &where) {
   Buffer<float> values(2), back(2);
   Buffer<uint16_t> halves(2), result(2);
   const float one = 1;
@@ -276,30 +282,35 @@ void check_rounding(const std::string& where) {
       return back[0];
     };
     const auto write = [&](float value) {
-      kernels().finish({&value, 1, 1, &one, false, nullptr, kNone, result.data(), type, 1});
+      kernels().finish(
+          {&value, 1, 1, &one, false, nullptr, kNone, result.data(), type, 1});
       return result[0];
     };
     for (unsigned half = 0; half < infinity; ++half) {
       const float value = read(half), next = read(half + 1);
-      require(write(value) == half && write(-value) == (half | 0x8000), "a half is lost", where);
+      require(write(value) == half && write(-value) == (half | 0x8000),
+              "a half is lost", where);
       if (half + 1 < infinity) {
         const float tie = value + (next - value) / 2;
-        require(write(tie) == half + half % 2, "a tie is not rounded to even", where);
-        require(write(std::nextafter(tie, next)) == half + 1, "a half is not the nearest", where);
+        require(write(tie) == half + half % 2, "a tie is not rounded to even",
+                where);
+        require(write(std::nextafter(tie, next)) == half + 1,
+                "a half is not the nearest", where);
       }
     }
-    require(write(INFINITY) == infinity && write(3e38f) == (type == FloatType::float16
-                                                                ? infinity
-                                                                : 0x7f62),
+    require(write(INFINITY) == infinity &&
+                write(3e38f) ==
+                    (type == FloatType::float16 ? infinity : 0x7f62),
             "a large half is wrong", where);
     require(std::isnan(read(write(NAN))), "NaN is lost", where);
   }
 }
 
-std::vector<float> check_recurrence(const std::string& where) {
+std::vector<float> check_recurrence(const std::string &where) {
   random_source.seed(13);
   const size_t rows = 5, dims = 133;
-  Buffer<float> gates(3 * rows * dims), state(dims), weight(dims), bound(dims), inverse(rows);
+  Buffer<float> gates(3 * rows * dims), state(dims), weight(dims), bound(dims),
+      inverse(rows);
   Buffer<float> scratch(dims), last(dims), y(rows * dims);
   Buffer<bool> valid(rows);
   std::normal_distribution<float> normal(0, 4);
@@ -313,38 +324,39 @@ std::vector<float> check_recurrence(const std::string& where) {
   }
   for (size_t row = 0; row < rows; ++row) {
     valid[row] = row != 2;
-    inverse[row] = kernels().rms_inverse(floats(gates), (3 * row + 2) * dims, dims, 1e-6f,
-                                         scratch.data());
+    inverse[row] = kernels().rms_inverse(floats(gates), (3 * row + 2) * dims,
+                                         dims, 1e-6f, scratch.data());
   }
-  const RecurrenceStep step{floats(gates), state.data(), floats(weight), floats(bound),
-                            valid.data(),  rows,         dims,           inverse.data(),
-                            y.data(),      last.data()};
+  const RecurrenceStep step{
+      floats(gates), state.data(), floats(weight), floats(bound), valid.data(),
+      rows,          dims,         inverse.data(), y.data(),      last.data()};
   kernels().recur(step, 0, 64);
   kernels().recur(step, 64, dims);
   const auto sigmoid = [](double v) { return 1 / (1 + std::exp(-v)); };
   for (size_t c = 0; c < dims; ++c) {
     double h = state[c];
     for (size_t row = 0; row < rows; ++row) {
-      const float* g = gates.data() + 3 * row * dims + c;
+      const float *g = gates.data() + 3 * row * dims + c;
       const double f = bound[c] + (1 - bound[c]) * sigmoid(g[dims]);
       h = valid[row] ? f * h + g[0] * sigmoid(g[0]) * (1 - f) : h;
       double square = 0;
       for (size_t i = 0; i < dims; ++i) {
         square += std::pow(gates[(3 * row + 2) * dims + i], 2) / dims;
       }
-      const double want = g[2 * dims] / std::sqrt(square + 1e-6) * weight[c] * h * sigmoid(h);
+      const double want =
+          g[2 * dims] / std::sqrt(square + 1e-6) * weight[c] * h * sigmoid(h);
       require(std::abs(y[row * dims + c] - want) <= 1e-5 * (1 + std::abs(want)),
               "an output of the recurrence is wrong", where);
     }
-    require(std::abs(last[c] - h) <= 1e-5 * (1 + std::abs(h)), "a state is wrong", where);
+    require(std::abs(last[c] - h) <= 1e-5 * (1 + std::abs(h)),
+            "a state is wrong", where);
   }
   std::vector<float> result(y.data(), y.data() + y.size);
   result.insert(result.end(), last.data(), last.data() + dims);
   return result;
 }
 
-template <class T>
-void append(std::vector<T>& to, const std::vector<T>& from) {
+template <class T> void append(std::vector<T> &to, const std::vector<T> &from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
@@ -363,8 +375,9 @@ float from_bfloat16(uint16_t half) {
 
 // Every row alone must give the bits that it has among the others.
 template <class Product>
-void check_dense(size_t rows, size_t dims, size_t outputs, const std::vector<double>& weight,
-                 Product&& product, const std::string& where) {
+void check_dense(size_t rows, size_t dims, size_t outputs,
+                 const std::vector<double> &weight, Product &&product,
+                 const std::string &where) {
   std::normal_distribution<float> normal;
   Buffer<float> x(rows * dims), y(rows * outputs), one(outputs);
   for (size_t i = 0; i < x.size; ++i) {
@@ -379,13 +392,16 @@ void check_dense(size_t rows, size_t dims, size_t outputs, const std::vector<dou
         want += x[m * dims + i] * weight[n * dims + i];
         size += std::abs(x[m * dims + i] * weight[n * dims + i]);
       }
-      require(std::abs(y[m * outputs + n] - want) <= 1e-4 * size, "a dense sum is wrong", where);
-      require(y[m * outputs + n] == one[n], "a row depends on the others", where);
+      require(std::abs(y[m * outputs + n] - want) <= 1e-4 * size,
+              "a dense sum is wrong", where);
+      require(y[m * outputs + n] == one[n], "a row depends on the others",
+              where);
     }
   }
 }
 
-void check_dense_floats(size_t rows, size_t dims, size_t outputs, const std::string& where) {
+void check_dense_floats(size_t rows, size_t dims, size_t outputs,
+                        const std::string &where) {
   std::normal_distribution<float> normal;
   Buffer<uint16_t> halves(outputs * dims);
   Buffer<float> floats(outputs * dims);
@@ -396,16 +412,18 @@ void check_dense_floats(size_t rows, size_t dims, size_t outputs, const std::str
   }
   const FloatMatrix wide{floats.data(), FloatType::float32, outputs};
   const FloatMatrix narrow{halves.data(), FloatType::bfloat16, outputs};
-  for (const FloatMatrix& matrix : {wide, narrow}) {
+  for (const FloatMatrix &matrix : {wide, narrow}) {
     check_dense(
         rows, dims, outputs, weight,
-        [&](const float* x, size_t count, float* y) { dense_product(x, count, dims, matrix, y); },
+        [&](const float *x, size_t count, float *y) {
+          dense_product(x, count, dims, matrix, y);
+        },
         where);
   }
 }
 
-void check_dense_codes(size_t rows, size_t group, size_t groups, size_t outputs, int bits,
-                       const std::string& where) {
+void check_dense_codes(size_t rows, size_t group, size_t groups, size_t outputs,
+                       int bits, const std::string &where) {
   const size_t dims = group * groups;
   Buffer<uint8_t> codes(outputs * dims * bits / 8);
   Buffer<float> scales(outputs * groups), biases(outputs * groups);
@@ -425,15 +443,18 @@ void check_dense_codes(size_t rows, size_t group, size_t groups, size_t outputs,
     }
     weight[i] = double(code) * scales[i / group] + biases[i / group];
   }
-  const QuantizedMatrix matrix{codes.data(), scales.data(), biases.data(), FloatType::float32,
-                               outputs,      group,         bits};
+  const QuantizedMatrix matrix{
+      codes.data(), scales.data(), biases.data(), FloatType::float32,
+      outputs,      group,         bits};
   check_dense(
       rows, dims, outputs, weight,
-      [&](const float* x, size_t count, float* y) { quantized_product(x, count, dims, matrix, y); },
+      [&](const float *x, size_t count, float *y) {
+        quantized_product(x, count, dims, matrix, y);
+      },
       where);
 }
 
-void check_dense_products(const std::string& name) {
+void check_dense_products(const std::string &name) {
   for (size_t rows : {1, 3, 7}) {
     for (size_t dims : {1, 31, 32, 100}) {
       check_dense_floats(rows, dims, 10, name + " floats");
@@ -448,65 +469,28 @@ void check_dense_products(const std::string& name) {
   }
 }
 
-void check_callers_and_fork() {
-  const auto work = [](unsigned seed) {
-    std::mt19937 source(seed);
-    for (int turn = 0; turn < 20; ++turn) {
-      const size_t items = source() % 5000, step = source() % 50 + 1;
-      std::vector<int> seen(items);
-      parallel_for(items, step, [&](size_t first, size_t last) {
-        for (size_t i = first; i < last; ++i) {
-          ++seen[i];
-        }
-      });
-      for (int count : seen) {
-        require(count == 1, "an item was not met once", "threads");
-      }
-    }
-  };
-  for (size_t count : {2, 3, 5, 1, 2}) {
-    set_threads(count);
-    std::vector<std::thread> callers;
-    for (unsigned seed = 0; seed < 3; ++seed) {
-      callers.emplace_back(work, seed);
-    }
-    for (auto& caller : callers) {
-      caller.join();
-    }
-  }
-  std::fflush(stdout);
-  const pid_t child = fork();
-  if (child == 0) {
-    work(9);
-    _exit(0);
-  }
-  int status = 1;
-  waitpid(child, &status, 0);
-  require(status == 0, "a child of fork does not compute", "threads");
-  work(10);
-}
+} // namespace
 
-}  // namespace
-
-int main(int count, char** wanted) {
+int main(int count, char **wanted) {
   const auto names = kernel_names();
   for (int i = 1; i < count; ++i) {
     bool found = false;
-    for (const auto& name : names) {
+    for (const auto &name : names) {
       found |= name == wanted[i];
     }
     require(found, "is not offered by this processor", wanted[i]);
   }
   set_threads(2);
   std::vector<float> first;
-  for (const auto& name : names) {
+  for (const auto &name : names) {
     use_kernels(name);
     for (size_t dims : {1, 31, 33, 63, 100, 256, 257, 1000}) {
       for (size_t rows : {1, 2, 3, 4, 5, 6, 7, 13}) {
         for (size_t outputs : {1, 3, 4, 37}) {
           Problem p(rows, dims, outputs);
-          check_products(p, name + " " + std::to_string(rows) + " x " + std::to_string(dims) +
-                                " x " + std::to_string(outputs));
+          check_products(p, name + " " + std::to_string(rows) + " x " +
+                                std::to_string(dims) + " x " +
+                                std::to_string(outputs));
         }
       }
     }
@@ -518,8 +502,8 @@ int main(int count, char** wanted) {
       for (size_t rows : {1, 2, 3, 30}) {
         for (int kind = 0; kind < 4; ++kind) {
           check_projections(rows, dims, kind % 2, kind / 2,
-                            name + " projections " + std::to_string(rows) + " x " +
-                                std::to_string(dims));
+                            name + " projections " + std::to_string(rows) +
+                                " x " + std::to_string(dims));
         }
       }
     }
@@ -531,9 +515,10 @@ int main(int count, char** wanted) {
     append(bits, check_rows(name));
     append(bits, check_recurrence(name));
     first = first.empty() ? bits : first;
-    require(std::memcmp(bits.data(), first.data(), 4 * bits.size()) == 0, "other bits", name);
+    require(std::memcmp(bits.data(), first.data(), 4 * bits.size()) == 0,
+            "other bits", name);
     std::printf("%s\n", name.c_str());
   }
-  check_callers_and_fork();
+  check_threads();
   std::printf("threads\n");
 }

@@ -12,13 +12,15 @@ import pytest
 
 SOURCES = Path(__file__).parents[2] / "mlx_mmfree/native"
 CHECK = Path(__file__).with_name("kernel_check.cpp")
+THREAD_CHECK = Path(__file__).with_name("thread_check.cpp")
+THREADS = ["blas/shared_gemm.cpp", "cpu/thread_pool.cpp"]
 PORTABLE = [
+    *THREADS,
     "attention/attend.cpp",
     "attention_step/attend.cpp",
     "bit_linear/project.cpp",
     "cpu/kernels.cpp",
     "cpu/portable.cpp",
-    "cpu/thread_pool.cpp",
     "cpu/workspace.cpp",
     "dense_matmul/product.cpp",
     "ternary_matmul/product.cpp",
@@ -77,6 +79,22 @@ def test_kernels_under_sanitizers(tmp_path: Path) -> None:
     is_x86 = platform.machine() == "x86_64"
     program = build(["c++"], SANITIZERS, X86 if is_x86 else {}, tmp_path)
     assert run([str(program), "portable"]).splitlines()[-2:] == ["portable", "threads"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(["-O1"], id="plain"),
+        pytest.param(["-O1", "-g1", "-fsanitize=thread"], id="sanitized", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+@pytest.mark.skipif(sys.platform != "linux", reason="sanitizers are used on Linux")
+def test_threads(flags: list[str], tmp_path: Path) -> None:
+    program = tmp_path / "thread_check"
+    sources = [THREAD_CHECK, *(SOURCES / name for name in THREADS)]
+    run(["c++", *FLAGS, *flags, *sources, "-pthread", "-o", program])
+    assert run([program]) == "threads\n"
 
 
 @pytest.mark.slow

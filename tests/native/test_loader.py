@@ -21,12 +21,17 @@ MLX = version("mlx")
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An importable folder; the compiled package is looked for under a name of its own."""
     monkeypatch.setattr(loader, "PACKAGE", "_fake_native")
+    monkeypatch.setattr(loader.blas, "share", lambda share_products: None)
     monkeypatch.syspath_prepend(tmp_path)
     loader._load.cache_clear()
     yield tmp_path
     loader._load.cache_clear()
     for name in [name for name in sys.modules if name.startswith("_fake_native")]:
         del sys.modules[name]
+
+
+# what the loader calls
+FUNCTIONS = "def set_threads(count): pass\nshare_products = None"
 
 
 def write_package(
@@ -47,7 +52,7 @@ def write_package(
 
 
 def test_loads(site: Path) -> None:
-    write_package(site, ext="answer = 42\ndef set_threads(count): pass")
+    write_package(site, ext=f"answer = 42\n{FUNCTIONS}")
     assert native.unavailable() is None
     assert native.kernels().answer == 42
 
@@ -81,7 +86,7 @@ def test_built_before_the_functions_changed(site: Path) -> None:
 def test_environment_chooses_the_instructions(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_package(
         site,
-        ext="def set_threads(count): pass\n"
+        ext=f"{FUNCTIONS}\n"
         "def kernel_names(): return ['fast', 'portable']\n"
         "def use_kernels(name):\n    global used\n    used = name\n",
     )

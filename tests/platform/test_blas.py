@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlx_mmfree import native
 from mlx_mmfree.platform import blas
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only MLX on Linux is bound")
@@ -62,6 +63,26 @@ import mlx.core as mx
 @pytest.mark.parametrize("imports", [MLX_FIRST, OURS_FIRST], ids=["mlx first", "ours first"])
 def test_products_go_through_openblas(imports: str) -> None:
     assert run_python(imports + REPORT) == "True True 1"
+
+
+@linux_only
+def test_compiled_threads_share_products() -> None:
+    if reason := native.unavailable():
+        pytest.skip(reason)
+    code = """
+    import ctypes
+    import mlx.core as mx
+    import numpy as np
+    from mlx_mmfree import native
+    from mlx_mmfree.platform import blas
+    native.kernels()
+    whole = np.random.default_rng(0).integers(-8, 8, (700, 300))
+    with mx.stream(mx.cpu):
+        x = mx.array(whole).astype(mx.float64)
+        print(np.array_equal(np.array(x @ x.T), whole @ whole.T))
+    """
+    shown = run_python(textwrap.dedent(code) + REPORT, OMP_NUM_THREADS="2")
+    assert shown.splitlines() == ["True", "False True 1"]
 
 
 @linux_only

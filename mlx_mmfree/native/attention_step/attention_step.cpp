@@ -33,8 +33,9 @@ void require(bool condition, const char* message) {
 
 int slots_after(const mx::array& keys, const mx::array& positions,
                 const AttentionOptions& options) {
-  const int slots = std::min(positions.shape(1) + 1, keys.shape(2));
-  return options.window ? std::min(slots, options.sinks + options.window) : slots;
+  const int slots = std::min(positions.shape(1), keys.shape(2) - 1) + 1;
+  const int64_t kept = static_cast<int64_t>(options.sinks) + options.window;
+  return options.window ? static_cast<int>(std::min<int64_t>(slots, kept)) : slots;
 }
 
 Shapes result_shapes(const Arrays& inputs, const AttentionOptions& options) {
@@ -135,7 +136,9 @@ std::tuple<mx::array, mx::array, mx::array, mx::array> attention_step(
           "'keys' and 'values' must be (B, G, C, K).");
   const int batch = keys.shape(0), groups = keys.shape(1), dims = keys.shape(3);
   require(num_heads > 0 && num_heads % groups == 0, "'num_heads' must be a multiple of G.");
-  require(projected.shape() == mx::Shape{batch, 1, (num_heads + 2 * groups) * dims},
+  const int64_t width = (static_cast<int64_t>(num_heads) + 2 * static_cast<int64_t>(groups)) * dims;
+  require(projected.ndim() == 3 && projected.shape(0) == batch && projected.shape(1) == 1 &&
+              projected.shape(2) == width,
           "'projected' must be (B, 1, (H + 2G) K).");
   require(is_float(projected) && is_float(keys) && is_float(values),
           "'projected', 'keys' and 'values' must be floats.");

@@ -1,5 +1,6 @@
 #include "bit_linear/bit_linear.h"
 
+#include <limits>
 #include <memory>
 #include <numbers>
 #include <stdexcept>
@@ -144,11 +145,13 @@ void require(bool condition, const char* message) {
 
 mx::Shape result_shape(const Arrays& inputs, const BitLinearOptions& options) {
   const Positions at(options);
-  auto shape = inputs[0].shape();
-  shape.back() = 0;
+  int64_t outputs = 0;
   for (size_t p = 0; p < options.projections; ++p) {
-    shape.back() += inputs[at.weight(p)].shape(0);
+    outputs += inputs[at.weight(p)].shape(0);
   }
+  require(outputs <= std::numeric_limits<int>::max(), "there are too many outputs.");
+  auto shape = inputs[0].shape();
+  shape.back() = static_cast<int>(outputs);
   return shape;
 }
 
@@ -159,13 +162,14 @@ void check(const Arrays& inputs, const BitLinearOptions& options) {
   const int halves = options.gate == Activation::none ? 1 : 2;
   require(x.shape(-1) % halves == 0, "'x' must have a gate and an up half.");
   const int dims = x.shape(-1) / halves;
+  require(!options.has_codes || dims <= kMostCodes, "'x' must have 4194304 inputs at most.");
   for (size_t n = 0; n < inputs.size(); ++n) {
     const bool is_right = at.is_weight(n) ? inputs[n].dtype() == mx::uint32 : is_float(inputs[n]);
     require(is_right, "an argument is of a wrong type.");
   }
   for (size_t p = 0; p < options.projections; ++p) {
     const auto &weight = inputs[at.weight(p)], &scale = inputs[at.scale(p)];
-    require(weight.ndim() == 2 && weight.shape(1) == (dims + 31) / 32 * 2,
+    require(weight.ndim() == 2 && weight.shape(1) == packed_words(dims),
             "a weight must be (N, D / 16), padded.");
     require(scale.dtype() == mx::float32 && scale.ndim() == 1 &&
                 (scale.size() == 1 || scale.shape(0) == weight.shape(0)),

@@ -250,6 +250,9 @@ bool Claims::next(size_t& first, size_t& last) {
 
 void parallel(size_t items, size_t step, size_t count,
               void (*function)(void* context, Claims& claims), void* context) {
+  if (items == 0) {
+    return;
+  }
   count = std::min(count, (items + step - 1) / step);
   if (count > 1) {
     Pool& shared = pool();

@@ -36,7 +36,8 @@ class Claims {
 // Calls function(context, claims) on at most `count` threads, whose claims together are [0, items).
 // Each thread owns a contiguous share, which it walks in pieces of `step` items, a multiple of
 // which each share starts at; who is done takes pieces from the others. Runs on the caller alone
-// while another caller computes. A region of one piece wakes nobody.
+// while another caller computes. A region of one piece wakes nobody; one of no items, whose `step`
+// may be zero, does nothing.
 void parallel(size_t items, size_t step, size_t count,
               void (*function)(void* context, Claims& claims), void* context);
 

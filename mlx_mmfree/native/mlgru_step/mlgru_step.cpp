@@ -111,7 +111,7 @@ std::pair<mx::array, mx::array> mlgru_step(const mx::array& gates, const mx::arr
                                            const std::optional<mx::array>& lower_bound,
                                            const std::optional<mx::array>& valid) {
   require(gates.ndim() == 3 && state.ndim() == 2 && gates.shape(0) == state.shape(0) &&
-              gates.shape(2) == 3 * state.shape(1) && state.shape(1) > 0,
+              gates.shape(2) == 3 * static_cast<int64_t>(state.shape(1)) && state.shape(1) > 0,
           "'gates' must be (B, L, 3E) and 'state' (B, E).");
   require(is_float(gates) && is_float(weight) && state.dtype() == mx::float32,
           "'gates' and 'weight' must be floats and 'state' float32.");

@@ -82,10 +82,12 @@ mx::array ternary_matmul(const mx::array& x, const mx::array& weight, bool codes
   if (x.dtype() != mx::float32 || weight.dtype() != mx::uint32) {
     throw std::invalid_argument("[ternary_matmul] 'x' must be float32 and 'weight' uint32.");
   }
-  // rows are padded to whole pairs of words
-  if (x.ndim() < 1 || weight.ndim() != 2 || weight.shape(1) != (x.shape(-1) + 31) / 32 * 2) {
+  if (x.ndim() < 1 || weight.ndim() != 2 || weight.shape(1) != packed_words(x.shape(-1))) {
     throw std::invalid_argument(
         "[ternary_matmul] 'x' must be (..., D) and 'weight' (N, D / 16), padded.");
+  }
+  if (codes && x.shape(-1) > kMostCodes) {
+    throw std::invalid_argument("[ternary_matmul] 'x' must have 4194304 inputs at most.");
   }
   return multiply(x, weight, codes, mx::to_stream({}));
 }

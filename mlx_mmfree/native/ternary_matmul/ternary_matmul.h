@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -9,6 +10,14 @@
 namespace mmfree {
 
 namespace mx = mlx::core;
+
+// Inputs whose sums of codes fit 32 bits with every instruction set, the way there included.
+constexpr int kMostCodes = 1 << 22;
+
+// Words of a packed row: rows are padded to whole pairs of words.
+inline int64_t packed_words(int dims) {
+  return (static_cast<int64_t>(dims) + 31) / 32 * 2;
+}
 
 // y = x T^T of x (..., D) float32 and packed trits (N, padded D / 16) uint32: (..., N) float32.
 // With `codes`, x holds whole numbers in [-128, 127]; a row of anything else gives NaN.

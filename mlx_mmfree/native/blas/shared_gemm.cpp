@@ -1,0 +1,80 @@
+#include "blas/shared_gemm.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "cpu/thread_pool.h"
+#include "cpu/workspace.h"
+
+namespace mmfree {
+
+namespace {
+
+// The numbers that CBLAS gives to its choices.
+constexpr int kRowMajor = 101, kColumnMajor = 102, kNoTranspose = 111;
+// Multiplications of a piece at least: below, the caller is done before another thread wakes up.
+constexpr size_t kPieceProducts = 1 << 20;
+// Rows or columns of a piece at least, and the number that each is a multiple of: every piece
+// arranges the whole other matrix anew.
+constexpr size_t kPieceWidth = 128, kPieceMultiple = 16;
+// Of each thread, so that one that comes late leaves something to take.
+constexpr size_t kPieces = 4;
+
+template <class T>
+std::atomic<Gemm<T>> chosen{nullptr};
+
+// Items of a piece of a product with `items` rows, of `products` multiplications each.
+size_t piece(size_t items, size_t products) {
+  const size_t wanted = (items + kPieces * threads() - 1) / (kPieces * threads());
+  const size_t least = (kPieceProducts + products - 1) / std::max<size_t>(products, 1);
+  return round_up(std::max({wanted, least, kPieceWidth}), kPieceMultiple);
+}
+
+}  // namespace
+
+template <class T>
+void set_gemm(Gemm<T> gemm) {
+  chosen<T>.store(gemm);
+}
+
+template <class T>
+void shared_gemm(int order, int transpose_a, int transpose_b, int m, int n, int k, T alpha,
+                 const T* a, int lda, const T* b, int ldb, T beta, T* c, int ldc) {
+  const Gemm<T> gemm = chosen<T>.load();
+  const bool is_known = order == kRowMajor || order == kColumnMajor;
+  if (!is_known || m <= 0 || n <= 0 || k <= 0) {
+    gemm(order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    return;
+  }
+  if (order == kColumnMajor) {
+    // the transposed product, row by row
+    std::swap(a, b);
+    std::swap(lda, ldb);
+    std::swap(transpose_a, transpose_b);
+    std::swap(m, n);
+  }
+  const bool is_by_rows = m >= n;
+  const size_t items = is_by_rows ? m : n, others = is_by_rows ? n : m;
+  const size_t a_step = transpose_a == kNoTranspose ? lda : 1;
+  const size_t b_step = transpose_b == kNoTranspose ? 1 : ldb;
+  parallel_for(items, piece(items, others * k), [&](size_t first, size_t last) {
+    const int count = static_cast<int>(last - first);
+    if (is_by_rows) {
+      gemm(kRowMajor, transpose_a, transpose_b, count, n, k, alpha, a + first * a_step, lda, b, ldb,
+           beta, c + first * ldc, ldc);
+    } else {
+      gemm(kRowMajor, transpose_a, transpose_b, m, count, k, alpha, a, lda, b + first * b_step, ldb,
+           beta, c + first, ldc);
+    }
+  });
+}
+
+template void set_gemm(Gemm<float>);
+template void set_gemm(Gemm<double>);
+template void shared_gemm(int, int, int, int, int, int, float, const float*, int, const float*, int,
+                          float, float*, int);
+template void shared_gemm(int, int, int, int, int, int, double, const double*, int, const double*,
+                          int, double, double*, int);
+
+}  // namespace mmfree

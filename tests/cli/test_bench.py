@@ -49,7 +49,8 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 def test_json(capsys: pytest.CaptureFixture[str], config: Path, folder: Path) -> None:
     flags = ["--config", str(config), "--model", str(folder), "--no-training", "--threads", "1"]
     shown = report(capsys, *flags)
-    assert set(shown) == {"machine", "figures", "memory", "ratios"}
+    assert set(shown) == {"machine", "figures", "memory", "ratios", "is_complete"}
+    assert shown["is_complete"]
     assert set(shown["machine"]["limits"]) == {"1"}
     names = [figure["name"] for figure in shown["figures"]]
     assert "ternary 256 x 512, 1 row" in names

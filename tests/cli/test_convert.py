@@ -69,8 +69,17 @@ def test_table_and_card(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert total[1] == str(report.total.tensors)
     assert total[4] == f"{report.total.source_bytes:,}"
     assert any("codes of ternary matrices are equal" in line for line in out)
+    said = out[out.index(f"Wrote {tmp_path / 'out'}. Programs that open it:") + 1 :]
+    assert said == [f"  {each.runtime:<12}  {each}" for each in report.openings]
+    assert [line.split()[0] for line in said] == [
+        "mlx-lm",
+        "transformers",
+        "llama.cpp",
+        "bitnet.cpp",
+    ]
     card = (tmp_path / "out" / "README.md").read_text()
     assert "license: apache-2.0" in card and "--trust-remote-code" in card
+    assert all(f"| {each.runtime} | {each} |" in card for each in report.openings)
     assert "mmfree convert --model source --mlx-path out --embed-bits 8" in card
     assert str(tmp_path) not in card
     assert (tmp_path / "out" / "LICENSE").is_file()

@@ -18,13 +18,13 @@ from typing import Any
 import mlx.core as mx
 
 LOAD = """
-import resource, sys, time
+import sys, time
 start = time.perf_counter()
+import mlx.core as mx
 from mlx_mmfree.hub import load_model
 load_model(sys.argv[1])
-unit = 1 if sys.platform == "darwin" else 1024
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-print(f"{time.perf_counter() - start:.2f} {peak / 1e9:.2f}")
+seconds = time.perf_counter() - start
+print(f"{seconds:.2f} {time.process_time():.2f} {mx.get_peak_memory() / 1e9:.2f}")
 """
 
 Shapes = dict[str, tuple[int, ...]]
@@ -116,8 +116,11 @@ def main() -> None:
                 output = subprocess.run(
                     command, env=environment, check=True, stdout=subprocess.PIPE, text=True
                 ).stdout
-                seconds, gigabytes = output.split()
-                print(f"{name}: {start} start {seconds} s, at most {gigabytes} GB")
+                seconds, busy, gigabytes = output.split()
+                print(
+                    f"{name}: {start} start {seconds} s, processors busy for {busy} s, arrays of at "
+                    f"most {gigabytes} GB"
+                )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,128 @@
+"""Two threads against one beside busy programs: python -m mlx_mmfree.evaluation.benchmark_load
+
+Processes with one thread and with several do the same work in turn, so that both meet the same load.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..generation.decode import generate_tokens
+from ..layers import pack_linears
+from ..models import Decoder, find
+from ..platform.allocator import keep_freed_memory
+from .benchmark_record import median
+
+TASKS = ("training", "decoding")
+BUSY = "while True: pass"
+CONFIG = {
+    "model_type": "hgrn_bit",
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "intermediate_size": 384,
+}
+
+
+def compare(task: str, threads: int, busy: int, rounds: int) -> list[tuple[float, float]]:
+    """Seconds of the same work with one thread and with `threads`, in turn.
+
+    Args:
+        task: One of `TASKS`.
+        threads: Threads of the second process.
+        busy: Other processes that compute meanwhile without end.
+        rounds: How often both are measured.
+    """
+    with _worker(task, 1) as one, _worker(task, threads) as several, _busy(busy):
+        return [(_seconds(one), _seconds(several)) for _ in range(rounds)]
+
+
+@contextmanager
+def _worker(task: str, threads: int) -> Iterator[subprocess.Popen]:
+    environment = os.environ | {
+        "OPENBLAS_NUM_THREADS": str(threads),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "--worker", task]
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        _seconds(process)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def _busy(count: int) -> Iterator[None]:
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _seconds(process: subprocess.Popen) -> float:
+    if process.stdin is None or process.stdout is None:
+        raise RuntimeError("[bench] a process has no pipes.")
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return float(process.stdout.readline())
+
+
+def _work(task: str) -> None:
+    keep_freed_memory()
+    architecture = find(CONFIG["model_type"])
+    model = architecture.build(architecture.Config.from_hub(CONFIG))
+    if task == "decoding":
+        pack_linears(model)
+    mx.eval(model.parameters())
+    tokens = mx.random.randint(0, model.vocab_size, (16, 65))
+    step = nn.value_and_grad(model, _loss)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        if task == "training":
+            mx.eval(step(model, tokens))
+        else:
+            list(generate_tokens(model, [1, 2, 3], max_tokens=50))
+        print(time.perf_counter() - start, flush=True)
+
+
+def _loss(model: Decoder, tokens: mx.array) -> mx.array:
+    logits, _ = model(tokens[:, :-1])
+    return nn.losses.cross_entropy(logits, tokens[:, 1:], reduction="mean")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--threads", type=int, default=2, help="threads to compare with one (2)")
+    parser.add_argument("--busy", type=int, default=4, help="busy processes beside them (4)")
+    parser.add_argument("--rounds", type=int, default=20, help="measurements of each (20)")
+    parser.add_argument("--worker", choices=TASKS, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.worker:
+        _work(args.worker)
+        return
+    for task in TASKS:
+        pairs = compare(task, args.threads, args.busy, args.rounds)
+        one, several = (median(seconds) for seconds in zip(*pairs, strict=True))
+        ratio = sum(pair[1] for pair in pairs) / sum(pair[0] for pair in pairs)
+        print(
+            f"{task} beside {args.busy} busy processes: {one * 1e3:.1f} ms with one thread, "
+            f"{several * 1e3:.1f} ms with {args.threads}; {ratio:.2f} times as long in all"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""One thread and several are measured in turn beside busy processes."""
+
+import pytest
+
+from mlx_mmfree.evaluation import benchmark_load
+
+
+@pytest.mark.parametrize("task", benchmark_load.TASKS)
+def test_pairs_of_seconds(task: str) -> None:
+    pairs = benchmark_load.compare(task, threads=2, busy=1, rounds=1)
+    assert len(pairs) == 1
+    assert all(seconds > 0 for pair in pairs for seconds in pair)

@@ -33,7 +33,7 @@ def serve(handle: Callable[[Any], Mapping[str, Any]], memory_bytes: int) -> None
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # the system itself ends a process whose timer fires, whatever it is busy with
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    connection = socket.socket(fileno=0)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=0)
     _be_silent()
     _limit(memory_bytes)
     with suppress(EOFError, OSError):

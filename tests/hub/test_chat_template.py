@@ -188,7 +188,6 @@ HOSTILE = {
     "cuts": "{{ ('a' * 2000000).rsplit('ab' ~ 'a' * 100000) | length }}",
     "division": "{{ " + NUMBER + " // (('f' * 4000000) | int(0, 16)) > 1 }}",
     "remainder": "{{ " + NUMBER + " % (('f' * 4000000) | int(0, 16)) > 1 }}",
-    "remainder": "{{ " + NUMBER + " % (('f' * 4000000) | int(0, 16)) > 1 }}",
     "power": "{{ 9**(9**9) > 1 }}",
     "nested namespaces": NEST.replace("STEP", "[namespace(a=n.x, b=n.x), n.x]") + "{{ n.x }}",
     "nested views": NEST.replace("STEP", "dict(a=n.x, b=n.x).values()") + "{{ n.x }}",

@@ -24,7 +24,7 @@ HOSTILE = {
     "one merge": ("a: &a {b: 1}\nc: {!!merge x: *a}", "merge keys"),
     "aliases": (ALIASES, "there must be at most 16 aliases but are more"),
     "a value that holds itself": ("&a [" + "*a, " * 17 + "]", "at most 16 aliases"),
-    "depth": ("a: " + "[" * 9999, "values must be nested at most 32 deep but go deeper"),
+    "depth": ("a: " + "[" * 99, "values must be nested at most 32 deep but go deeper"),
     "depth of blocks": ("- " * 9999 + "a", "nested at most 32 deep"),
     "a repeated key": ("a: 1\nb: 2\na: 3", "each key must stand there once but 'a' is repeated"),
     "length": ("a: " + "b" * MAX_BYTES, "it must have at most 65536 bytes but has more"),

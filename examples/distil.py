@@ -52,7 +52,7 @@ class Plan:
     teacher_steps: int = 3000
     student_steps: int = 150
     valid_tokens: int = 32768
-    learning_rate: float = 4e-3
+    learning_rate: float = 2e-3
 
 
 QUICK = Plan(

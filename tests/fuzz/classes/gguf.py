@@ -28,11 +28,19 @@ _NUMBERS = (0, 1, 2, 3, 7, 12, 36, 2**16, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 
 _VALUES: tuple[Any, ...] = (
     *(0, 1, 2, 5, 31, 2**31 - 1, 2**32 - 1),
     *(-1, 0.0, -1.5, float("nan"), float("inf"), True, False),
-    *("", "llama", "x" * 5000, "\x00", "gpt2", "{{ 1 / 0 }}"),
+    *("", "llama", "yarn", "linear", "x" * 5000, "\x00", "gpt2", "{{ 1 / 0 }}"),
     *([], [1], [0, 2], ["a"], ["a", "a"], [""], [0.5], [True]),
 )
 # bytes of a value by the number of its type
 _ARRAY_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 8: 8, 10: 8, 11: 8, 12: 8}
+_ROTARY = (
+    "unknown",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.attn_factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.yarn_beta_fast",
+)
 _NAMES = (
     "blk.0.attn_q.weight",
     "blk.00.attn_q.weight",
@@ -47,7 +55,7 @@ _NAMES = (
 
 
 def make_sources(folder: Path) -> None:
-    """BitNets in I2_S and TQ1_0 and a Llama in TQ2_0, each in a folder with its vocabulary."""
+    """BitNets in I2_S and TQ1_0, a Llama in TQ2_0 and a Qwen3 with a scale for each block of 128."""
     small = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
     wide = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     kinds: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -61,6 +69,17 @@ def make_sources(folder: Path) -> None:
         metadata = metadata_of(model, architecture) | vocabulary
         tensors = tensors_of(model, architecture, kind)
         write_gguf(folder / architecture / FILE, metadata, tensors)
+    grouped = _SIZES | wide | {"tie_word_embeddings": True, "linears": None}
+    model = tiny_transformer("qwen3", **grouped)
+    tensors = tensors_of(model, "qwen3", "F32")
+    for name, (_, shape, _) in tensors.items():
+        if len(shape) == 2:
+            block = b"\x00\x2c" + bytes(range(32))
+            tensors[name] = (142, shape, block * (shape[0] * shape[1] // 128))
+    (folder / "qwen3").mkdir()
+    write_gguf(
+        folder / "qwen3" / FILE, metadata_of(model, "qwen3") | sentencepiece_metadata(), tensors
+    )
 
 
 def _parts(file: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
@@ -107,9 +126,8 @@ def odd_metadata(folder: Path, rng: random.Random) -> str:
     done = []
     for _ in range(rng.choice((1, 1, 1, 3))):
         prefix = f"{metadata.get('general.architecture')}."
-        key = rng.choice(
-            (*metadata, f"{prefix}rope.scaling.type", f"{prefix}unknown", "general.alignment")
-        )
+        others = ("split.no", "split.count", "prism.hadamard.block_size", "general.alignment")
+        key = rng.choice((*metadata, *others, *(prefix + name for name in _ROTARY)))
         if rng.random() < 0.3:
             metadata.pop(key, None)
         else:

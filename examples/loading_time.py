@@ -20,11 +20,11 @@ import mlx.core as mx
 LOAD = """
 import sys, time
 start = time.perf_counter()
-import mlx.core as mx
 from mlx_mmfree.hub import load_model
+from mlx_mmfree.platform.resident_memory import peak_resident_bytes
 load_model(sys.argv[1])
 seconds = time.perf_counter() - start
-print(f"{seconds:.2f} {time.process_time():.2f} {mx.get_peak_memory() / 1e9:.2f}")
+print(f"{seconds:.2f} {time.process_time():.2f} {peak_resident_bytes() / 1e9:.2f}")
 """
 
 Shapes = dict[str, tuple[int, ...]]
@@ -118,8 +118,8 @@ def main() -> None:
                 ).stdout
                 seconds, busy, gigabytes = output.split()
                 print(
-                    f"{name}: {start} start {seconds} s, processors busy for {busy} s, arrays of at "
-                    f"most {gigabytes} GB"
+                    f"{name}: {start} start {seconds} s, processors busy for {busy} s, at most "
+                    f"{gigabytes} GB of memory"
                 )
 
 

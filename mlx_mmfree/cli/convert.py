@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..files.paths import expanded
 from .console import CommandParser, command
 from .loading import DTYPES, add_latent_flag
 from .perplexity import read_text
@@ -210,7 +211,7 @@ def model_card(
     from ..hub.download import local_folder
     from ..hub.model_card import CARD_PATTERNS, ModelCard, read_source_card
 
-    is_local = Path(model).expanduser().exists()
+    is_local = expanded(model).exists()
     if not is_local:
         folder = local_folder(model, revision, patterns=CARD_PATTERNS)
     # a card is public, local folders are not

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from ..files.paths import expanded, real_path
 from .console import CommandParser, command
 from .convert import model_card
 from .flags import positive
@@ -104,8 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if args.upload_repo is not None:
         check_repository(args.upload_repo)
-    read = [Path(name).expanduser() for name in (args.model, args.adapter_path) if name]
-    check_target(Path(args.save_path).expanduser().resolve(), args.overwrite, "fuse", read)
+    read = [expanded(name) for name in (args.model, args.adapter_path) if name]
+    check_target(real_path(args.save_path), args.overwrite, "fuse", read)
     sizes = {"batch_size": 8, "prefill_step_size": args.sequence_length}
     losses: dict[str, float] = {}
     with loaded(args, **sizes) as (model, tokenizer):

@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten, tree_map, tree_reduce
 
 from ..errors import CheckpointError
 from ..files.json_reader import parse_json
+from ..files.paths import expanded, real_path
 from ..files.replacing import new_file
 from ..files.space import check_space
 from ..hub.safetensors import read_header
@@ -106,7 +107,7 @@ def save_prompt_cache(
         CheckpointError: The disk is full or the file cannot be written.
         ValueError: The state is not one that this model has after these tokens.
     """
-    file = Path(path).expanduser()
+    file = expanded(path)
     cache = _trimmed(model, cache)
     arrays = {_TOKENS: mx.array(cache.tokens, mx.int32)}
     arrays |= {_STATE + place: array for place, array in _arrays(cache.state).items()}
@@ -235,7 +236,7 @@ def _header(
     path: str | os.PathLike[str],
 ) -> tuple[Path, dict[str, TensorEntry], dict[str, str]]:
     # the user named this file, so that it may be a link
-    file = Path(path).expanduser().resolve()
+    file = real_path(path)
     entries, metadata = read_header(file)
     if metadata.get(_FORMAT) != FORMAT_VERSION:
         raise CheckpointError(

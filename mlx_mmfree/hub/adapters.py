@@ -12,6 +12,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ..errors import CheckpointError
+from ..files.paths import expanded, real_path
 from ..files.replacing import new_file
 from ..files.space import check_space
 from ..layers import PackedBitLinear
@@ -62,7 +63,7 @@ def read_adapter(folder: str | os.PathLike[str]) -> Adapter:
         CheckpointError: A file is missing, damaged or inconsistent, or the adapter asks for something
             that is not a plain LoRA or DoRA.
     """
-    path = Path(folder).expanduser()
+    path = expanded(folder)
     if not path.is_dir():
         raise CheckpointError(f"[adapter] 'adapter_path' must be a folder but got '{path}'.")
     config = read_json_object(path / CONFIG_FILE)
@@ -181,7 +182,7 @@ def load_adapter_weights(model: Decoder, file: str | os.PathLike[str]) -> None:
     Raises:
         CheckpointError: The file cannot be read, or holds an adapter of other layers or shapes.
     """
-    given = _grouped(read_arrays(Path(file).expanduser().resolve()))
+    given = _grouped(read_arrays(real_path(file)))
     wanted = adapter_of(model).tensors
     names = WeightNames(find(model.config.to_hub()["model_type"]).WEIGHT_NAMES)
     shapes = [

@@ -10,6 +10,7 @@ import mlx.core as mx
 from tqdm import tqdm
 
 from ..errors import CheckpointError
+from ..files.paths import real_path
 from ..files.replacing import new_folder
 from ..files.space import check_space
 from .checkpoint import CONFIG_FILE, SCALES_FILE, Checkpoint, open_checkpoint
@@ -76,7 +77,7 @@ def convert(
     forms = forms or FloatForms()
     if source.dtype is not None and forms.dtype is None:
         forms = replace(forms, dtype=source.dtype)
-    target = Path(path).expanduser().resolve()
+    target = real_path(path)
     files = {entry.file for entry in source.tensors.values()}
     check_target(target, overwrite, "convert", [source.folder, *files])
     reader = ParameterReader(source)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, DownloadError, MMFreeError
+from ..files.paths import expanded
 from .cache_content import fetch_missing
 from .gguf_parts import part_names, whole_models
 
@@ -132,7 +133,7 @@ def dataset_folder(path_or_repo: str, revision: str | None = None) -> Path:
         CheckpointError: There is no such folder, and the name cannot be a dataset.
         DownloadError: The Hub does not hand out the dataset, or it has no JSON lines.
     """
-    folder = Path(path_or_repo).expanduser()
+    folder = expanded(path_or_repo)
     if path_or_repo and folder.is_dir():
         return folder
     if not REPOSITORY_NAME.fullmatch(path_or_repo) or folder.exists():

@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -10,6 +9,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ..errors import CheckpointError, UnsupportedModelError
+from ..files.paths import real_path
 from ..files.replacing import new_folder
 from ..layers import BitLinear, PackedBitLinear
 from ..layers.bit_linear import packed_like
@@ -113,7 +113,7 @@ def save_with_adapter(
     Raises:
         CheckpointError: The folder exists or cannot be written.
     """
-    target = Path(path).expanduser().resolve()
+    target = real_path(path)
     check_target(target, overwrite, "fuse", [tokenizer.folder])
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def save_peft_adapter(
     Raises:
         CheckpointError: As `write_peft_adapter`, or the folder exists.
     """
-    target = Path(path).expanduser().resolve()
+    target = real_path(path)
     check_target(target, overwrite, "fuse")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

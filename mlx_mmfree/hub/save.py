@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError
+from ..files.paths import real_path
 from ..files.replacing import new_folder
 from ..files.space import check_space
 from ..layers import PackedBitLinear, PackedLinear
@@ -48,7 +49,7 @@ def save_model(
     Example:
         >>> save_model("my-model", model, tokenizer)  # doctest: +SKIP
     """
-    target = Path(path).expanduser().resolve()
+    target = real_path(path)
     given = tokenizer.folder if isinstance(tokenizer, Tokenizer) else tokenizer
     source = None if given is None else Path(given)
     check_target(target, overwrite, "save_model", [source])

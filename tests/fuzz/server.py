@@ -11,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import resource
 import select
 import signal
@@ -20,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import mlx_mmfree
 from tests.fuzz.case import (
     FuzzClass,
     Verdict,
@@ -43,6 +45,7 @@ def main() -> None:
     work = arguments.folder.resolve() / WORK
     prepare_work(work)
     parts = [part.rsplit(":", 2) for part in arguments.parts]
+    _import_library()
     classes = {name: load_class(name) for name, _, _ in parts}
     # children need not look at what was imported when they collect garbage
     gc.freeze()
@@ -65,6 +68,13 @@ def load_class(name: str) -> FuzzClass:
     module = name if "." in name else f"tests.fuzz.classes.{name}"
     fuzz: FuzzClass = importlib.import_module(module).CLASS
     return fuzz
+
+
+def _import_library() -> None:
+    """Imports every module, so that no child does, nor sees a file that changed meanwhile."""
+    for module in pkgutil.walk_packages(mlx_mmfree.__path__, "mlx_mmfree."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
 
 
 def _check_threads() -> None:

@@ -8,7 +8,7 @@ from mlx_mmfree.hub import load_model
 from tests.fuzz.base_model import make_base
 from tests.fuzz.case import OUTSIDE, SECRET, FuzzClass
 from tests.fuzz.classes import checkpoints, gguf, links, model_cards, pytorch
-from tests.fuzz.commands import CommandRefused, contents, run
+from tests.fuzz.commands import CommandRefused, apart, contents, run
 
 _SOURCES = {"safetensors": checkpoints, "gguf": gguf, "torch": pytorch}
 _TARGETS = ("new", "new", "new", "filled", "checkpoint", "file", "link", "source", "inside", "odd")
@@ -25,8 +25,9 @@ def make_sources(folder: Path) -> None:
 def mutate(sources: Path, target: Path, rng: random.Random) -> str:
     """Makes a source, mostly sound, and a target."""
     kind = rng.choice(("sound", "sound", "links", "card", *_SOURCES))
+    target.mkdir()
     if kind in _SOURCES:
-        what = _SOURCES[kind].CLASS.mutate(sources / kind, target / "source", rng)
+        what = _damage(kind, sources, target, rng.random())
     else:
         source = rng.choice(sorted((sources / "sound").iterdir()))
         what = source.name
@@ -43,6 +44,18 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
     _make_target(target, state, sources)
     (target / "state").write_text(state)
     return f"{kind} to {state}: {what}"
+
+
+def _damage(kind: str, sources: Path, target: Path, seed: float) -> str:
+    """Damages one of the sources in a child, since some of the damage is computed by MLX."""
+
+    def damage() -> None:
+        rng = random.Random(seed)
+        what.write_text(_SOURCES[kind].CLASS.mutate(sources / kind, target / "source", rng))
+
+    what = target / "what.txt"
+    apart(damage, target)
+    return what.read_text()
 
 
 def _make_target(folder: Path, state: str, sources: Path) -> None:

@@ -188,7 +188,9 @@ def affine_scales(
 ) -> np.ndarray:
     """The scales of an affine type, times a sign, as bits of float16 `(rows, inputs / block)`."""
     scales = np.ascontiguousarray(kind.blocks(data)[:, :2]).view("<f2")
-    return (sign * scales).astype("<f2").reshape(shape[0], -1).view("<u2")
+    # what is no number is found once it is loaded
+    with np.errstate(invalid="ignore"):
+        return (sign * scales).astype("<f2").reshape(shape[0], -1).view("<u2")
 
 
 def pack_codes(codes: np.ndarray) -> np.ndarray:

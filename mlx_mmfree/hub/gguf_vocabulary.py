@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sentencepiece import SentencePieceProcessor
 
 from ..errors import CheckpointError, UnsupportedModelError
 from .gguf_tokenizer import BYTE_LEVEL_PATTERNS
 from .json_file import read_json_object
+from .sentencepiece_model import load_processor
 from .tokenizer import Tokenizer
 from .tokenizer_files import MAX_TEMPLATE_BYTES, MAX_VOCABULARY_BYTES, read_limited
 
@@ -73,8 +73,7 @@ def compare_tokenizers(source: Path, target: Path) -> None:
 
 
 def _sentencepiece(file: Path) -> dict[str, Any]:
-    processor = SentencePieceProcessor()
-    processor.LoadFromSerializedProto(read_limited(file, MAX_VOCABULARY_BYTES))
+    processor = load_processor(read_limited(file, MAX_VOCABULARY_BYTES), file)
     numbers = range(processor.get_piece_size())
     kinds = [
         (_UNKNOWN, processor.is_unknown),

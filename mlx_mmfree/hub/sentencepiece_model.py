@@ -3,13 +3,14 @@
 from functools import cached_property
 from pathlib import Path
 
-from sentencepiece import SentencePieceProcessor
+from sentencepiece import SentencePieceProcessor, set_min_log_level
 
 from .compiled_code import clean_errors
 from .detokenizer import EACH_BYTE
 from .special_tokens import SpecialToken, SpecialTokens
 from .tokenizer_files import MAX_VOCABULARY_BYTES, TokenizerSettings, read_limited
 
+_ERRORS = 2
 _BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
 # A protobuf message appended to another overrides its fields: normalizer_spec (3) with
 # add_dummy_prefix (3) off.
@@ -36,7 +37,7 @@ class SentencePieceVocabulary:
     def __init__(self, file: Path, settings: TokenizerSettings) -> None:
         self._file = file
         self._model = read_limited(file, MAX_VOCABULARY_BYTES)
-        self._processor = _processor(self._model, file)
+        self._processor = load_processor(self._model, file)
         self._size = self._processor.get_piece_size()
         listed = {token.id: token for token in settings.tokens}
         control = (
@@ -93,7 +94,7 @@ class SentencePieceVocabulary:
 
     @cached_property
     def _later_processor(self) -> SentencePieceProcessor:
-        return _processor(self._model + _NO_DUMMY_PREFIX, self._file)
+        return load_processor(self._model + _NO_DUMMY_PREFIX, self._file)
 
     def _find_strips_blank(self) -> bool:
         """Whether decoding drops the blank that encoding puts before the text."""
@@ -104,7 +105,14 @@ class SentencePieceVocabulary:
         return False
 
 
-def _processor(model: bytes, file: Path) -> SentencePieceProcessor:
+def load_processor(model: bytes, file: Path) -> SentencePieceProcessor:
+    """The package's own object for the content of a file.
+
+    Raises:
+        CheckpointError: The file is damaged.
+    """
+    # remarks on odd pieces would go to standard error; errors are raised
+    set_min_log_level(_ERRORS)
     processor = SentencePieceProcessor()
     problem = f"'{file}' is damaged or no SentencePiece model. Download it again"
     with clean_errors(problem):

@@ -12,7 +12,7 @@ from mlx.utils import tree_unflatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import convert, gguf_ternary, load_model, open_checkpoint, save_model
-from mlx_mmfree.hub.gguf_types import Q2_0, TYPES, dequantized
+from mlx_mmfree.hub.gguf_types import Q2_0, TYPES, affine_scales, dequantized
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.ops import ternarize
 from tests.hub.checkpoints import GOLDENS, tiny_transformer
@@ -104,6 +104,13 @@ def test_is_read_without_loss(tmp_path: Path, architecture: str, number: int, gr
     assert (down.bits, down.group_size) == (2, group)
     assert mx.array_equal(down(mx.eye(384)).T, twin.blocks[0].channel_mixer.down_proj.weight)
     assert relative_error(model(TOKENS)[0], twin(TOKENS)[0]) <= TOLERANCE[mx.float32]
+
+
+def test_scales_that_are_no_numbers_are_passed_on_in_silence() -> None:
+    # warnings are errors in tests; loading refuses the scales
+    data = np.frombuffer(b"\x01\x7c" + bytes(16), np.uint8)
+    bits = affine_scales(TYPES[42], data, (1, 64), sign=-1)
+    assert np.isnan(bits.view("<f2")).all()
 
 
 @pytest.mark.parametrize(("number", "group"), [(42, 64), (142, 128)])

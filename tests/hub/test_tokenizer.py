@@ -119,6 +119,17 @@ def test_token_objects_and_special_tokens_map(tmp_path: Path) -> None:
     assert tokenizer.eos_token_ids == {513, 517}
 
 
+def test_remarks_on_odd_pieces_do_not_reach_standard_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = (SPM / "tokenizer.model").read_bytes()
+    # one more piece, a null character of the kind "normal"
+    piece = b"\x0a\x01\0\x15\0\0\0\0\x18\x01"
+    (tmp_path / "tokenizer.model").write_bytes(data + b"\x0a" + bytes([len(piece)]) + piece)
+    Tokenizer.from_folder(tmp_path)
+    assert capfd.readouterr().err == ""
+
+
 def test_added_tokens_of_a_sentencepiece_model(tmp_path: Path) -> None:
     folder = copy(SPM, tmp_path / "copy")
     write_json(folder / "added_tokens.json", {"<pad>": 640, "</line>": 641})

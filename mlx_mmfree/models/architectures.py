@@ -49,5 +49,5 @@ def find(model_type: object) -> ModuleType:
         return _architectures()[model_type]
     raise UnsupportedModelError(
         f"[load] 'model_type' must be one of {', '.join(known_model_types())} but got "
-        f"{model_type!r}. This architecture is not implemented."
+        f"{model_type!r:.100}. This architecture is not implemented."
     )

@@ -112,12 +112,12 @@ class Config:
         """
         if config.get("hidden_act", "swish") not in ("swish", "silu"):
             raise UnsupportedModelError(
-                f"[config.json] 'hidden_act' must be swish but got {config['hidden_act']!r}."
+                f"[config.json] 'hidden_act' must be swish but got {config['hidden_act']!r:.100}."
             )
         linear_class = config.get("linear_class", "ternary")
         if linear_class not in ("ternary", "dense"):
             raise UnsupportedModelError(
-                f"[config.json] 'linear_class' must be ternary or dense but got {linear_class!r}."
+                f"[config.json] 'linear_class' must be ternary or dense but got {linear_class!r:.100}."
             )
         dims = integer(config, "hidden_size", high=2**17)
         if config.get("intermediate_size") is None:

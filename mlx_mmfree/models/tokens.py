@@ -19,7 +19,7 @@ def check_tokens(ids: Sequence[Any], vocab_size: int) -> None:
     for position, token in enumerate(ids):
         if isinstance(token, bool) or not hasattr(token, "__index__"):
             raise ValueError(
-                f"[tokens] ids must be whole numbers but got {token!r} at position {position}."
+                f"[tokens] ids must be whole numbers but got {token!r:.100} at position {position}."
             )
         if not 0 <= index(token) < vocab_size:
             raise ValueError(

@@ -130,6 +130,7 @@ def test_missing_key_is_named() -> None:
     ("keys", "message"),
     [
         ({"hidden_act": "gelu"}, "'hidden_act' must be swish but got 'gelu'"),
+        ({"hidden_act": "x" * 999}, f"'hidden_act' must be swish but got '{'x' * 99}."),
         ({"linear_class": "sparse"}, "'linear_class' must be ternary or dense"),
         ({"expand_ratio": 2}, "'expand_ratio' must be 1 with 'use_lower_bound'"),
     ],

@@ -40,8 +40,9 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
     for name in rng.sample(_ODD_FILES, rng.choice((0, 1, 2))):
         (target / "model" / name).write_text(rng.choice(("", "a", "x" * 6000)))
         what += f"; {name[:20]}"
-    if rng.random() < 0.3:
-        (target / "model" / "README.md").unlink(missing_ok=True)
+    card = target / "model" / "README.md"
+    if rng.random() < 0.3 and not card.is_dir():
+        card.unlink(missing_ok=True)
     return what
 
 

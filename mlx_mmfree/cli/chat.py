@@ -13,6 +13,7 @@ from ..platform.terminal import shown
 from .console import CommandParser, argument_errors, command
 from .flags import json_object, positive
 from .loading import add_key_value_flags, add_memory_flags, add_model_flags, loaded
+from .parts.flag_names import with_flags
 from .parts.interruption import Interruption
 from .parts.line_reader import QUOTES, MessageReader
 from .parts.reading_bar import ReadingBar
@@ -182,12 +183,13 @@ class Terminal:
             _say(f"/set NAME VALUE, with one of: {', '.join(values)}")
             return
         name, value = words
+        parser, given = build_parser(), [f"--{name}={value}"]
         try:
-            args = build_parser().parse_args([f"--{name}={value}"], copy(self._args))
+            args = parser.parse_args(given, copy(self._args))
             with argument_errors():
                 sampler = sampler_from(args, self._special_tokens)
         except UsageError as error:
-            _say(f"error: {error}")
+            _say(f"error: {with_flags(str(error), parser, given)}")
             return
         if name == "seed":
             mx.random.seed(args.seed)

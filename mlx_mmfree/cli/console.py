@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from types import FrameType
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from ..errors import MMFreeError, TrainingStopped, UsageError
 from ..platform.terminal import clean_terminal
@@ -47,6 +47,10 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}. See '{self.prog} --help'.")
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help; argparse's own passes over an output that refuses it."""
+        print(self.format_help(), end="", file=file)
 
 
 @contextmanager

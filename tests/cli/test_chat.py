@@ -245,7 +245,7 @@ def test_settings_change_the_next_answers(
     assert f"temp is 0.0 now.\nmax-tokens is 6 now.\n{greedy} [--max-tokens]\n" in shown
     assert shown.count(greedy) == 1
     assert "/set NAME VALUE, with one of: temp 5.0, top-p 0.9" in shown
-    assert "error: [top_p] 'top_p' must be above 0" in shown
+    assert "error: [top_p] --top-p must be above 0" in shown
     assert "error: argument --max-tokens/-m: must be a whole number" in shown
 
 

@@ -166,7 +166,7 @@ def test_what_the_system_refuses_is_one_line(capsys: pytest.CaptureFixture[str])
     )
 
 
-@pytest.mark.parametrize("arguments", [["help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["help"], ["help", "models"]])
 def test_a_full_output_is_one_line(arguments: list[str]) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full")

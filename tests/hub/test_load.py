@@ -1,7 +1,6 @@
 """Loading a folder: forms, dtypes, and what is refused."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -343,12 +342,14 @@ class TestShards:
         refused(folder, "weight_map|JSON")
 
     def test_links_as_in_the_hub_cache(self, folder: Path, tmp_path: Path) -> None:
-        blobs = tmp_path / "blobs"
-        blobs.mkdir()
+        repository = tmp_path / "models--me--tiny"
+        snapshot = repository / "snapshots" / "abc"
+        for part in (repository / "blobs", snapshot):
+            part.mkdir(parents=True)
         for number, file in enumerate(sorted(folder.iterdir())):
-            file.rename(blobs / str(number))
-            file.symlink_to(os.path.relpath(blobs / str(number), folder))
-        assert load_model(folder).vocab_size == 288
+            file.rename(repository / "blobs" / str(number))
+            (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+        assert load_model(snapshot).vocab_size == 288
 
 
 class TestTokenizer:

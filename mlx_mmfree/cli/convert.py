@@ -209,11 +209,18 @@ def model_card(
         folder: Where the source lies.
     """
     from ..hub.download import local_folder
-    from ..hub.model_card import CARD_PATTERNS, ModelCard, read_source_card
+    from ..hub.model_card import CARD_FILE, CARD_PATTERNS, ModelCard, read_source_card
 
     is_local = expanded(model).exists()
     if not is_local:
         folder = local_folder(model, revision, patterns=CARD_PATTERNS)
+    source = read_source_card(folder)
+    if source.problem is not None:
+        print(
+            f"note: '{folder / CARD_FILE}' is not read in full: {' '.join(source.problem.split())}. "
+            "Add its licence, languages and datasets to the new card by hand.",
+            file=sys.stderr,
+        )
     # a card is public, local folders are not
     shown = [Path(text).name if Path(text).is_absolute() else text for text in arguments]
     return ModelCard(
@@ -222,7 +229,7 @@ def model_card(
         command=shlex.join(["mmfree", name, *shown]),
         base_model=None if is_local else model,
         base_revision=revision,
-        source=read_source_card(folder),
+        source=source,
     )
 
 

@@ -19,6 +19,7 @@ def parse_json(
     text: bytes,
     *,
     max_bytes: int = MAX_BYTES,
+    max_values: int = MAX_VALUES,
     unique_keys: bool = False,
     finite: bool = True,
 ) -> Any:
@@ -27,6 +28,7 @@ def parse_json(
     Args:
         text: UTF-8 text.
         max_bytes: The most bytes of it.
+        max_values: The most values, lists and objects among them.
         unique_keys: Refuse repeated keys; otherwise the last one counts.
         finite: Refuse `NaN`, `Infinity` and numbers that are read as infinity.
 
@@ -38,8 +40,8 @@ def parse_json(
         raise ValueError(f"must have at most {max_bytes:,} bytes but has {len(text):,}")
     # each value but the first follows one of these, so that memory is bounded before it is taken
     values = sum(map(text.count, (b",", b"[", b"{")))
-    if values > MAX_VALUES:
-        raise ValueError(f"must hold at most {MAX_VALUES:,} values but has about {values:,}")
+    if values > max_values:
+        raise ValueError(f"must hold at most {max_values:,} values but has about {values:,}")
     hooks: dict[str, Any] = {"parse_int": _whole}
     if unique_keys:
         hooks["object_pairs_hook"] = _without_repeats

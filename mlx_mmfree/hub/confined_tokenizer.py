@@ -4,7 +4,7 @@ from .confinement import ConfinedProcess
 from .tokenizer_engine import Description
 
 MEMORY_BYTES = 2**30
-READ_CPU_SECONDS = 20.0
+READ_CPU_SECONDS = 10.0
 _ENCODE_CPU_SECONDS, _CHARACTERS_A_SECOND = 2.0, 50_000
 
 

@@ -4,23 +4,32 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from ..files.json_reader import MAX_BYTES, parse_json
+from ..files.json_reader import MAX_BYTES, MAX_VALUES, parse_json
 from ..files.opening import read_member
 
 
-def parse_json_object(text: bytes, place: str, *, unique: bool = True) -> dict[str, Any]:
+def parse_json_object(
+    text: bytes,
+    place: str,
+    *,
+    unique: bool = True,
+    max_bytes: int = MAX_BYTES,
+    max_values: int = MAX_VALUES,
+) -> dict[str, Any]:
     """Parses one JSON object.
 
     Args:
         text: UTF-8 text.
         place: What is parsed, for messages.
         unique: Refuse repeated keys; otherwise the last one counts.
+        max_bytes: As of `parse_json`.
+        max_values: As of `parse_json`.
 
     Raises:
         CheckpointError: The text is not JSON, not an object, or beyond the limits of `parse_json`.
     """
     try:
-        value = parse_json(text, unique_keys=unique)
+        value = parse_json(text, unique_keys=unique, max_bytes=max_bytes, max_values=max_values)
     except ValueError as error:
         raise CheckpointError(f"[JSON] {place} {error}.") from error
     if not isinstance(value, dict):

@@ -39,12 +39,14 @@ class SourceCard:
         body: The text of its card.
         license: The identifier of its licence; `None` if it is not known.
         license_files: Its licence and notice files, which go with every copy.
+        problem: Why its card or the front matter of it was not read; `None` if all was.
     """
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
     body: str = ""
     license: str | None = None
     license_files: tuple[Path, ...] = ()
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,18 @@ class ModelCard:
 def read_source_card(folder: Path) -> SourceCard:
     """Reads the card and the licence files of a source folder; a missing or odd card is empty.
 
+    The result's `problem` says what is odd.
+
     For a repository of the Hub, fetch them first: `local_folder(name, patterns=CARD_PATTERNS)`.
     """
-    text = _read_text(folder / CARD_FILE)
-    match = _FRONT_MATTER.match(text)
-    metadata = _parse_front_matter(match[1]) if match else {}
-    body = text[match.end() :] if match else text
+    metadata: dict[str, Any] = {}
+    body, problem = "", None
+    try:
+        metadata, body, problem = _parse_card(_text(folder / CARD_FILE))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        problem = str(error)
     found = {path for pattern in CARD_PATTERNS[1:] for path in folder.glob(pattern)}
     files = tuple(sorted(file for file in found if _read_text(file)))
     known = metadata.get("license")
@@ -96,7 +104,7 @@ def read_source_card(folder: Path) -> SourceCard:
         texts = [_read_text(file) for file in files]
         names = (name for text in texts for name, rule in _LICENSE_TEXTS if rule.search(text))
         identifier = next(names, None)
-    return SourceCard(metadata, body.strip(), identifier, files)
+    return SourceCard(metadata, body.strip(), identifier, files, problem)
 
 
 def model_card(card: ModelCard) -> str:
@@ -237,17 +245,28 @@ def _texts(value: object) -> list[str]:
     return [text for text in values if isinstance(text, str) and text.strip()]
 
 
-def _parse_front_matter(text: str) -> dict[str, Any]:
+def _parse_card(text: str) -> tuple[dict[str, Any], str, str | None]:
+    """The front matter and the body of a card, and why the first was not read."""
+    match = _FRONT_MATTER.match(text)
+    if match is None:
+        return {}, text, None
+    body = text[match.end() :]
     try:
-        value = parse_yaml(text.encode())
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        value = parse_yaml(match[1].encode())
+    except ValueError as error:
+        return {}, body, str(error)
+    if isinstance(value, dict):
+        return value, body, None
+    return {}, body, None if value is None else "its front matter must be names with values"
+
+
+def _text(file: Path) -> str:
+    return read_member(file, _MAX_BYTES).decode("utf-8", errors="replace")
 
 
 def _read_text(file: Path) -> str:
     """The text of a small file; empty if there is none or if it is a link out of the source."""
     try:
-        return read_member(file, _MAX_BYTES).decode("utf-8", errors="replace")
+        return _text(file)
     except OSError:
         return ""

@@ -14,8 +14,8 @@ from .tokenizer_engine import TokenizerEngine
 from .tokenizer_files import MAX_VOCABULARY_BYTES, TokenizerSettings, read_limited
 from .tokenizer_shapes import is_known, listed_ids
 
-# a Python object for each; the largest published files have a quarter of this
-_MAX_BRACKETS, _MAX_ENTRIES = 4_000_000, 8_000_000
+# a Python object for each; the largest published files have half of this
+_MAX_VALUES = 4_000_000
 
 
 class JsonVocabulary:
@@ -94,12 +94,9 @@ def _special_tokens(settings: TokenizerSettings) -> list[tuple[str, bool, bool, 
 
 
 def _document(data: bytes, file: Path) -> dict[str, Any]:
-    if data.count(b"[") + data.count(b"{") > _MAX_BRACKETS or data.count(b",") > _MAX_ENTRIES:
-        raise CheckpointError(
-            f"'{file}' must have at most {_MAX_BRACKETS} lists and {_MAX_ENTRIES} entries but has "
-            "more. Check that it belongs to the checkpoint and download it again."
-        )
-    document = parse_json_object(data, f"'{file}'")
+    document = parse_json_object(
+        data, f"'{file}'", max_bytes=MAX_VOCABULARY_BYTES, max_values=_MAX_VALUES
+    )
     model = document.get("model")
     if isinstance(model, dict) and model.get("continuing_subword_prefix"):
         raise UnsupportedModelError(

@@ -58,6 +58,21 @@ def test_existing_folder_is_kept(
     assert {file: file.read_bytes() for file in target.iterdir()} == before
 
 
+def test_an_odd_card_is_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = shutil.copytree(folder, tmp_path / "source")
+    doubled = "".join(f"b{n}: &b{n} [*b{n - 1}, *b{n - 1}]\n" for n in range(1, 30))
+    (source / "README.md").write_text(f"---\nb0: &b0 [x]\n{doubled}license: mit\n---\n# Odd\n")
+    assert convert("--model", source, "--mlx-path", tmp_path / "out", "--no-verify") == 0
+    notes = capsys.readouterr().err.splitlines()
+    assert [line for line in notes if "at most 16 aliases" in line] == notes
+    assert len(notes) == 1 and notes[0].startswith(f"note: '{source / 'README.md'}' is not read")
+    (source / "README.md").unlink()
+    assert convert("--model", source, "--mlx-path", tmp_path / "out2", "--no-verify") == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_table_and_card(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = shutil.copytree(folder, tmp_path / "source")
     (source / "LICENSE").write_text("Apache License\nVersion 2.0, January 2004\n")

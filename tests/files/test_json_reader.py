@@ -54,6 +54,13 @@ def test_repeated_keys() -> None:
         parse_json(b'{"b": {"a": 1, "a": 2}}', unique_keys=True)
 
 
+def test_limits_of_the_caller() -> None:
+    assert parse_json(b"[" + b"0," * 1_000_000 + b"0]", max_values=1_000_001)[-1] == 0
+    for limit in ({"max_bytes": 6}, {"max_values": 2}):
+        with pytest.raises(ValueError, match="at most"):
+            parse_json(b"[1,2,3]", **limit)
+
+
 def test_infinity_where_it_is_meant() -> None:
     assert parse_json(b"[Infinity, 1e400]", finite=False) == [float("inf")] * 2
 

@@ -154,12 +154,25 @@ def test_decoders_that_lengthen_tokens_are_refused(tmp_path: Path) -> None:
 
 
 def test_many_empty_lists_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_json, "_MAX_BRACKETS", 5000)
-    with pytest.raises(CheckpointError, match="must have at most 5000 lists"):
-        load(tmp_path / "lists", extra=[[]] * 5000)
-    monkeypatch.setattr(tokenizer_json, "_MAX_ENTRIES", 5000)
-    with pytest.raises(CheckpointError, match="and 5000 entries"):
-        load(tmp_path / "entries", extra=[0] * 5000)
+    monkeypatch.setattr(tokenizer_json, "_MAX_VALUES", 5000)
+    for name, entry in (("lists", []), ("entries", 0)):
+        with pytest.raises(CheckpointError, match="must hold at most 5,000 values"):
+            load(tmp_path / name, extra=[entry] * 5000)
+
+
+def test_a_published_size(tmp_path: Path) -> None:
+    # Llama 3's file has 17 MB and a million values, Gemma's twice as many
+    letters = [chr(0x4E00 + number) for number in range(560)]
+    pairs = [(first, second) for first in letters for second in letters]
+    pieces = [*letters, *map("".join, pairs)]
+    model = {
+        "type": "BPE",
+        "vocab": {piece: number for number, piece in enumerate(pieces)},
+        "merges": pairs,
+    }
+    text = json.dumps({"version": "1.0", "added_tokens": [], "model": model}, ensure_ascii=False)
+    (tmp_path / "tokenizer.json").write_text(text + " " * 10_000_000, encoding="utf-8")
+    assert Tokenizer.from_folder(tmp_path).encode(pieces[-1]) == [len(pieces) - 1]
 
 
 def test_repeated_keys_are_refused(tmp_path: Path) -> None:

@@ -189,8 +189,14 @@ def test_odd_cards(source: Path, text: str) -> None:
     assert metadata.get("license") == ("mit" if "mit\r" in text else None)
     assert "base_model" not in metadata
     assert ("body" in text) == (found.body == "body")
+    # these are refused, the others have no front matter or none of use
+    assert (found.problem is not None) == any(
+        part in text for part in ("a list", "a: [", "!!python")
+    )
 
 
 def test_too_long_cards_are_left_out(source: Path) -> None:
     (source / "README.md").write_text("x" * 1_000_001)
-    assert read_source_card(source) == SourceCard()
+    found = read_source_card(source)
+    assert found.problem is not None and "more than the 1,000,000" in found.problem
+    assert replace(found, problem=None) == SourceCard()

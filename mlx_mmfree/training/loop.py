@@ -173,7 +173,8 @@ class Trainer:
             initial=self._progress["step"],
             unit="step",
             dynamic_ncols=True,
-            disable=not is_first,
+            # left out where stderr is no terminal
+            disable=None if is_first else True,
         )
         with bar, StopRequest(is_quiet=not is_first) as request:
             self._run(log, bar, request)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,22 @@ def golden_checkpoint(name: str, folder: Path) -> Path:
     """A copy of a golden case."""
     shutil.copytree(GOLDENS / name, folder, copy_function=shutil.copyfile)
     return folder
+
+
+def random_checkpoint(
+    folder: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, np.ndarray]:
+    """Writes a checkpoint with matrices around 0 and norms around 1, in bfloat16; gives its numbers."""
+    folder.mkdir()
+    tensors = {}
+    for name, shape in shapes.items():
+        random = np.random.default_rng([*name.encode()])
+        values = random.standard_normal(shape, dtype=np.float32)
+        values = values * 0.1 + 1 if len(shape) == 1 else values * 0.02
+        tensors[name] = mx.array(values, mx.bfloat16)
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return {name: np.array(array.astype(mx.float32)) for name, array in tensors.items()}
 
 
 def write_safetensors(

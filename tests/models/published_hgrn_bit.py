@@ -5,6 +5,7 @@ whose ties go away from zero, one scale for each matrix, an output gate that is 
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +13,14 @@ Array = np.ndarray
 EPS = 1e-6
 
 
-def logits(weights: Mapping[str, Array], tokens: Array, layers: int) -> Array:
-    """`(L, V)` for one sequence of tokens, from the tensors by their names on the Hub."""
+def logits(
+    weights: Mapping[str, Array], tokens: Array, layers: int
+) -> tuple[Array, dict[str, tuple[Array, Array]]]:
+    """`(L, V)` for one sequence of tokens, from the tensors by their names on the Hub.
+
+    With them the activation codes of each linear, by its name, and the scale that they divide by.
+    """
+    seen: dict[str, tuple[Array, Array]] = {}
 
     def vector(name: str) -> Array:
         return weights[name].astype(np.float64)
@@ -22,6 +29,7 @@ def logits(weights: Mapping[str, Array], tokens: Array, layers: int) -> Array:
         x = rms_norm(x, vector(f"{name}.norm.weight"))
         step = np.maximum(np.abs(x).max(axis=-1, keepdims=True), 1e-5) / 127
         codes = np.sign(x) * np.floor(np.abs(x) / step + 0.5)
+        seen[name] = codes, 1 / step
         weight = weights[f"{name}.weight"]
         scale = max(np.abs(weight).sum(dtype=np.float64) / weight.size, 1e-5)
         trits = np.clip(np.round(weight / np.float64(scale)), -1, 1).astype(np.float32)
@@ -48,7 +56,57 @@ def logits(weights: Mapping[str, Array], tokens: Array, layers: int) -> Array:
         x = rms_norm(h, vector(f"{at}mlp_norm.weight"))
         gate, up = np.split(linear(f"{at}mlp.gate_proj", x), 2, axis=-1)
         h = h + linear(f"{at}mlp.down_proj", silu(gate) * up)
-    return linear("lm_head", rms_norm(h, vector("model.norm.weight")))
+    return linear("lm_head", rms_norm(h, vector("model.norm.weight"))), seen
+
+
+def linears(layers: int) -> list[str]:
+    """Their names, in the order of our models' work."""
+    names = [f"attn.{name}_proj" for name in "ifgo"] + ["mlp.gate_proj", "mlp.down_proj"]
+    return [f"model.layers.{n}.{name}" for n in range(layers) for name in names] + ["lm_head"]
+
+
+def checkpoint(
+    dims: int, inner: int, layers: int, vocabulary: int
+) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """A configuration, and the shapes of its tensors by their names on the Hub."""
+    config = {
+        "architectures": ["HGRNBitForCausalLM"],
+        "model_type": "hgrn_bit",
+        "attn_mode": "fused_recurrent",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "expand_ratio": 1,
+        "hidden_act": "swish",
+        "hidden_ratio": 4,
+        "hidden_size": dims,
+        "intermediate_size": inner,
+        "max_position_embeddings": 2_048,
+        "num_heads": 1,
+        "num_hidden_layers": layers,
+        "rms_norm_eps": EPS,
+        "share_conv_kernel": True,
+        "tie_word_embeddings": False,
+        "use_lower_bound": True,
+        "use_short_conv": False,
+        "vocab_size": vocabulary,
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embeddings.weight": (vocabulary, dims),
+        "model.lower_bounds": (layers, dims),
+        "model.norm.weight": (dims,),
+    }
+    own = {
+        "lm_head": (vocabulary, dims),
+        "gate_proj": (2 * inner, dims),
+        "down_proj": (dims, inner),
+    }
+    for name in linears(layers):
+        shape = own.get(name.rpartition(".")[2], (dims, dims))
+        shapes |= {f"{name}.weight": shape, f"{name}.norm.weight": shape[1:]}
+    for n in range(layers):
+        for name in ("attn_norm", "mlp_norm", "attn.g_norm"):
+            shapes[f"model.layers.{n}.{name}.weight"] = (dims,)
+    return config, shapes
 
 
 def rms_norm(x: Array, weight: Array) -> Array:

@@ -3,8 +3,10 @@
 import re
 
 _CREDENTIALS = (
-    # https://name:password@host
-    (re.compile(r"(?<=://)[^/\s'\"]+(?=@)"), "…"),
+    # https://name:password@host, or with one slash where it went through a path
+    (re.compile(r"(?<=:/)(/?)[^/\s'\"]+(?=@)"), r"\1…"),
+    # name:password@host
+    (re.compile(r"(?<![^\s'\"=/])[^/:=\s'\"]+:[^/\s'\"]+(?=@)"), "…"),
     # https://host/path?token=…
     (re.compile(r"(?i)([?&]\w*(?:token|key|password|secret|auth)\w*=)[^&\s'\"]+"), r"\1…"),
     (re.compile(r"\bhf_[A-Za-z0-9]{20,}"), "hf_…"),

@@ -13,6 +13,10 @@ TOKEN = "hf_" + "aB3" * 11
     [
         ("got 'https://me:pass@huggingface.co/me/x'", "got 'https://…@huggingface.co/me/x'"),
         ("got 'https://me:p@ss@host'", "got 'https://…@host'"),
+        ("got 'https:/me:pass@host/x'", "got 'https:/…@host/x'"),
+        ("got 'me:pass@host/x'", "got '…@host/x'"),
+        ("--model=me:pass@host", "--model=…@host"),
+        ("must be 'a@b': c@d", "must be 'a@b': c@d"),
         ("at https://host/x?a=1&token=abc&b=2", "at https://host/x?a=1&token=…&b=2"),
         ("at https://host/x?API_KEY=abc", "at https://host/x?API_KEY=…"),
         (f"got '{TOKEN}/x'", "got 'hf_…/x'"),

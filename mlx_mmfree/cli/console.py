@@ -15,7 +15,7 @@ from functools import wraps
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from ..errors import MMFreeError, TrainingStopped, UsageError
+from ..errors import MMFreeError, TrainingStopped, UsageError, without_credentials
 from ..platform.terminal import clean_terminal
 from ..version import __version__
 from .parts.completion import complete
@@ -97,7 +97,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Command:
             return BROKEN_PIPE
         except OSError as error:
             _give_up_output()
-            _report(f"the system refused: {error}.")
+            _report(without_credentials(f"the system refused: {error}."))
             return USER_ERROR
         except Exception as error:
             if presses and _happened_in_import(error):

@@ -9,17 +9,21 @@ from ..errors import UsageError
 from ..files.json_reader import parse_json
 from ..files.opening import read_file
 
-_MAX_BYTES = 1_000_000_000
+_MAX_BYTES = 100_000_000
+# about two million tokens, for which a tokenizer takes a gigabyte
+_MAX_PROMPT_BYTES = 8_000_000
 
 
 def read_standard_input() -> str:
     """All of standard input as text.
 
     Raises:
-        UsageError: It is not UTF-8, or empty.
+        UsageError: It is not UTF-8, empty, or too long for a prompt.
     """
+    data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
+    _check_size(len(data), "standard input")
     try:
-        text = sys.stdin.buffer.read().decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"[generate] standard input must be UTF-8 text but byte {error.start} is "
@@ -38,7 +42,8 @@ def read_prompts(file: Path) -> list[str]:
     A line of a `.jsonl` file is a JSON string or an object with the text under `prompt`.
 
     Raises:
-        UsageError: The file cannot be read, holds no prompt, or a line is not as described.
+        UsageError: The file cannot be read, holds no prompt, or a line is too long or not as
+            described.
     """
     try:
         text = read_file(file, _MAX_BYTES).decode("utf-8")
@@ -50,9 +55,19 @@ def read_prompts(file: Path) -> list[str]:
     lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise UsageError(f"[generate] 'prompts_file' must hold a prompt but '{file}' is empty.")
+    for n, line in lines:
+        _check_size(len(line.encode()), f"'{file}' line {n}")
     if file.suffix == ".jsonl":
         return [_parsed(line, f"'{file}' line {n}") for n, line in lines]
     return [line.rstrip("\r") for _, line in lines]
+
+
+def _check_size(size: int, place: str) -> None:
+    if size > _MAX_PROMPT_BYTES:
+        raise UsageError(
+            f"[generate] {place} must have at most {_MAX_PROMPT_BYTES:,} bytes but has more. "
+            "Shorten the prompt."
+        )
 
 
 def most_tokens(prompt: str) -> int:

@@ -306,6 +306,18 @@ def test_bad_prompt_files(
     assert message in refusal(capsys)
 
 
+def test_too_long_prompts(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    content = b"x" * 8_000_001
+    (tmp_path / "prompts.txt").write_bytes(b"short\n" + content)
+    assert run(folder, "--prompts-file", str(tmp_path / "prompts.txt")) == 2
+    assert "line 2 must have at most 8,000,000 bytes" in refusal(capsys)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert run(folder, "-p", "-") == 2
+    assert "standard input must have at most 8,000,000 bytes" in refusal(capsys)
+
+
 def test_pipes_do_not_hang(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert run(folder, "--prompts-file", str(tmp_path / "pipe")) == 2

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree import demo
+from mlx_mmfree import demo, native
 from mlx_mmfree.cli import main
 from mlx_mmfree.cli.parts.reading_bar import ReadingBar
 from mlx_mmfree.generation import generate, stream_generate
@@ -91,6 +91,18 @@ def test_the_demo_model_and_a_story_are_the_default(
     assert shown.err.startswith("The prompt is: Once upon a time\n")
     assert main(["generate", "-m", "8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == "demo"
+
+
+@pytest.mark.skipif(native.unavailable() is not None, reason="needs the compiled CPU kernels")
+def test_the_packaged_model_writes_what_the_readme_shows(capsys: Captured) -> None:
+    prompt = "Once upon a time"
+    arguments = ["--temp", "0.7", "--top-p", "0.9", "--max-tokens", "150", "--seed", "1"]
+    with mx.stream(mx.cpu):
+        assert main(["generate", "--prompt", prompt, *arguments]) == 0
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
+    quotes = re.findall(r"(?:^> .*\n)+", readme, re.MULTILINE)
+    shown = next(quote for quote in quotes if quote.startswith(f"> {prompt}"))
+    assert (prompt + capsys.readouterr().out).split() == shown.replace("> ", "").split()
 
 
 def test_missing_demo_files_are_named(

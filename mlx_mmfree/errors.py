@@ -71,4 +71,4 @@ class NumericalError(MMFreeError):
 
 
 class UsageError(MMFreeError):
-    """A command was given arguments that do not fit together."""
+    """A command was given arguments that do not fit together, or the environment a wrong value."""

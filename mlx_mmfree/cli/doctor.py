@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .console import CommandParser, argument_errors, command
+from .console import CommandParser, command
 from .flags import BYTES_PER_GB
 
 HELP = "show versions, device, backends with reasons, and problems"
@@ -24,8 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    with argument_errors():
-        found = examine()
+    found = examine()
     print(json.dumps(found, indent=2) if args.json else "\n".join(table(found)))
     return 0
 
@@ -34,7 +33,7 @@ def examine() -> dict[str, Any]:
     """Collects every fact as values that JSON knows; takes seconds.
 
     Raises:
-        ValueError: An environment variable has a value that is not known.
+        UsageError: An environment variable has a value that is not known.
     """
     from ..ops.dispatch import forced_backend
     from ..ops.inspection import cpu_kernels, metal_kernels, operation_reports

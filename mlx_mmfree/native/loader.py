@@ -13,7 +13,7 @@ from types import ModuleType
 # the compiled module links to libmlx and shares its types: mlx.core has to be loaded first
 import mlx.core  # noqa: F401
 
-from ..errors import BackendError
+from ..errors import BackendError, UsageError
 from ..platform import blas
 from ..platform.threads import thread_count
 from ..version import __version__
@@ -79,8 +79,8 @@ def _load() -> tuple[ModuleType | None, str | None]:
 
 def _use_instructions(module: ModuleType, name: str) -> None:
     if name not in module.kernel_names():
-        raise ValueError(
+        raise UsageError(
             f"[environment] '{INSTRUCTIONS}' must be one of {', '.join(module.kernel_names())} on "
-            f"this processor but got '{name}'."
+            f"this processor but got {name!r:.40}."
         )
     module.use_kernels(name)

@@ -15,7 +15,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from ..errors import BackendError
+from ..errors import BackendError, UsageError
 
 BACKENDS = ("metal", "native", "chunked", "reference")
 """The known backends in order of preference."""
@@ -31,20 +31,19 @@ def _backend(package: str, name: str) -> ModuleType | None:
     return importlib.import_module(module) if importlib.util.find_spec(module) else None
 
 
-def _checked(name: str, source: str) -> str:
-    if name not in BACKENDS:
-        raise ValueError(f"{source} must be one of {', '.join(BACKENDS)} but got '{name}'.")
-    return name
-
-
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Forces one backend for every operation inside the `with` block.
 
     Args:
         name: One of `BACKENDS`. An operation that this backend cannot run raises `BackendError`.
+
+    Raises:
+        ValueError: There is no backend of this name.
     """
-    token = _forced.set(_checked(name, "[use_backend] 'name'"))
+    if name not in BACKENDS:
+        raise ValueError(f"[use_backend] 'name' {_rule(name)}")
+    token = _forced.set(name)
     try:
         yield
     finally:
@@ -52,12 +51,21 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def forced_backend() -> str | None:
-    """The backend forced by `use_backend` or by the environment, or `None`."""
+    """The backend forced by `use_backend` or by the environment, or `None`.
+
+    Raises:
+        UsageError: The environment names a backend that there is not.
+    """
     if name := _forced.get():
         return name
-    if name := os.environ.get(ENVIRONMENT_VARIABLE):
-        return _checked(name, f"[environment] '{ENVIRONMENT_VARIABLE}'")
-    return None
+    name = os.environ.get(ENVIRONMENT_VARIABLE) or None
+    if name is not None and name not in BACKENDS:
+        raise UsageError(f"[environment] '{ENVIRONMENT_VARIABLE}' {_rule(name)}")
+    return name
+
+
+def _rule(name: str) -> str:
+    return f"must be one of {', '.join(BACKENDS)} but got {name!r:.40}."
 
 
 def dispatch(package: str, *args: Any, **kwargs: Any) -> Any:

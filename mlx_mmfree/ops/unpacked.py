@@ -7,6 +7,7 @@ from functools import cache
 
 import mlx.core as mx
 
+from ..errors import UsageError
 from ..platform.device import available_memory_bytes
 from .ternary import unpack_ternary
 
@@ -67,12 +68,12 @@ def unpacked_matrices() -> UnpackedMatrices:
     """Those of this process.
 
     Raises:
-        ValueError: The environment variable holds no number of megabytes.
+        UsageError: The environment variable holds no number of megabytes.
     """
     if given := os.environ.get(LIMIT):
-        if not given.isdecimal():
-            raise ValueError(
-                f"[environment] '{LIMIT}' must be a number of megabytes but got '{given}'."
+        if not (given.isdecimal() and len(given) < 10):
+            raise UsageError(
+                f"[environment] '{LIMIT}' must be a whole number of megabytes but got {given!r:.40}."
             )
         return UnpackedMatrices(int(given) * 10**6)
     return UnpackedMatrices(int(SHARE * (available_memory_bytes() or 0)))

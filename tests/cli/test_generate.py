@@ -105,6 +105,14 @@ def test_the_packaged_model_writes_what_the_readme_shows(capsys: Captured) -> No
     assert (prompt + capsys.readouterr().out).split() == shown.replace("> ", "").split()
 
 
+def test_an_unknown_backend_in_the_environment_is_one_line(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_MMFREE_BACKEND", "fast")
+    assert run(folder) == 2
+    assert "'MLX_MMFREE_BACKEND' must be one of metal" in refusal(capsys)
+
+
 def test_missing_demo_files_are_named(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,13 @@ def test_damaged_weights_are_named(model: Decoder, use: str, value: float) -> No
         USES[use](model)
 
 
+@pytest.mark.parametrize("use", ["generate", "batch", "draft"])
+def test_weights_whose_squares_overflow_are_named(model: Decoder, use: str) -> None:
+    model.embed.weight = mx.full(model.embed.weight.shape, 3e38)
+    with pytest.raises(NumericalError, match="are zero for an overflow before"):
+        USES[use](model)
+
+
 def test_every_step_is_looked_at(model: Decoder) -> None:
     expected = list(generate_tokens(model, PROMPT, max_tokens=20))
     place = next(n for n, token in enumerate(expected) if token not in [*PROMPT, *expected[:2]])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree import native
-from mlx_mmfree.errors import BackendError
+from mlx_mmfree.errors import BackendError, UsageError
 from mlx_mmfree.native import loader
 from mlx_mmfree.version import __version__
 
@@ -95,7 +95,7 @@ def test_environment_chooses_the_instructions(site: Path, monkeypatch: pytest.Mo
     loader._load.cache_clear()
     monkeypatch.setenv("MLX_MMFREE_CPU_KERNELS", "quick")
     with pytest.raises(
-        ValueError, match=r"must be one of fast, portable on this .* but got 'quick'"
+        UsageError, match=r"must be one of fast, portable on this .* but got 'quick'"
     ):
         native.kernels()
 

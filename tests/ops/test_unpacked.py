@@ -5,6 +5,7 @@ import gc
 import mlx.core as mx
 import pytest
 
+from mlx_mmfree.errors import UsageError
 from mlx_mmfree.ops import pack_ternary, ternary_matmul, unpacked, use_backend
 from mlx_mmfree.ops.ternary_matmul import chunked
 from mlx_mmfree.ops.unpacked import UnpackedMatrices
@@ -70,7 +71,7 @@ def test_the_environment_sets_the_limit(monkeypatch: pytest.MonkeyPatch) -> None
     assert unpacked.unpacked_matrices().limit_bytes == 3 * 10**6
     unpacked.unpacked_matrices.cache_clear()
     monkeypatch.setenv(unpacked.LIMIT, "much")
-    with pytest.raises(ValueError, match="must be a number of megabytes but got 'much'"):
+    with pytest.raises(UsageError, match="must be a whole number of megabytes but got 'much'"):
         unpacked.unpacked_matrices()
     monkeypatch.undo()
     unpacked.unpacked_matrices.cache_clear()

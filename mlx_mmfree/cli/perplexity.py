@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from ..hub import Tokenizer
 
-_MAX_BYTES = 8_000_000_000
+# a tokenizer may take over a hundred bytes of memory for each
+_MAX_BYTES = 32_000_000
 
 HELP = "measure how well a model predicts a text"
 

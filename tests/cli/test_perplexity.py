@@ -78,6 +78,13 @@ def test_some_windows(folder: Path, file: Path, capsys: Captured) -> None:
     assert lines[2].endswith(f" {len(tokenizer.decode(ids).encode())} bytes")
 
 
+def test_too_long_files(tmp_path: Path, capsys: Captured) -> None:
+    with open(tmp_path / "long", "wb") as file:
+        file.truncate(32_000_001)
+    assert main(["perplexity", "--data-path", str(tmp_path / "long")]) == 2
+    assert "more than the 32,000,000 that such a file may have" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

@@ -39,6 +39,9 @@ class SentencePieceVocabulary:
         self._model = read_limited(file, MAX_VOCABULARY_BYTES)
         self._processor = load_processor(self._model, file)
         self._size = self._processor.get_piece_size()
+        with clean_errors(f"'{file}' is damaged: it has pieces that are no text"):
+            for number in range(self._size):
+                self._processor.id_to_piece(number)
         listed = {token.id: token for token in settings.tokens}
         control = (
             listed.get(number, SpecialToken(self._processor.id_to_piece(number), number))

@@ -71,7 +71,7 @@ def rounding_of(checkpoint: Checkpoint) -> Rounding:
 
 def warning(checkpoint: Checkpoint, rounding: Rounding) -> str | None:
     """What to say of a checkpoint whose weights may be wrong."""
-    if rounding == "source" or rounding == ROUNDING_VERSION:
+    if rounding == "source" or (isinstance(rounding, int) and rounding >= ROUNDING_VERSION):
         return None
     return (
         f"'{checkpoint.folder}' may hold wrong ternary weights: it was written by an older version, "

@@ -15,6 +15,8 @@ from mlx_mmfree.errors import MMFreeError
 CASE, TEMPORARY, HOME, OUTSIDE = "case", "tmp", "home", "outside"
 SECRET = "outside-8d1f-not-to-be-read"
 _SECRET_FILE = "secret.txt"
+# said of sound files too: a changed configuration may tell of another writer
+_NOTE = re.compile(rb"^\[load\] '[^'\n]*' may hold wrong ternary weights: [^\n]*\n", re.MULTILINE)
 _LONGEST_MESSAGE = 2000
 
 
@@ -117,9 +119,9 @@ def _place(error: BaseException) -> str:
 def _printed(output: Path) -> str:
     if not output.stat().st_size:
         return ""
-    text = output.read_bytes()
+    text = _NOTE.sub(b"", output.read_bytes())
     os.truncate(output, 0)
-    return f"printed {text[:300]!r}"
+    return f"printed {text[:300]!r}" if text else ""
 
 
 def clear_temporary(work: Path, kept: str = "") -> list[str]:

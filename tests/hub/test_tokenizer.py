@@ -302,6 +302,16 @@ def test_panic_in_the_library_is_a_clean_error(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("piece", [b"<unk>", b"the"])
+def test_pieces_that_are_no_text(piece: bytes, tmp_path: Path) -> None:
+    folder = copy(SPM, tmp_path / "copy")
+    content = (SPM / "tokenizer.model").read_bytes()
+    assert piece in content
+    (folder / "tokenizer.model").write_bytes(content.replace(piece, b"\x96" + piece[1:], 1))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model' is damaged"):
+        Tokenizer.from_folder(folder)
+
+
 @pytest.mark.parametrize("size", [0, 1, 100, 5000, 9169])
 def test_truncated_model(size: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = copy(SPM, tmp_path / "copy")

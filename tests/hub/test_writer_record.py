@@ -131,3 +131,10 @@ def test_small_matrices_are_not_doubted(
     monkeypatch.setattr(writer_record, "MAX_SOUND_WEIGHTS", 2**20)
     save_model(tmp_path / "packed", pack_linears(tiny_transformer()))
     assert not warned(without_record(tmp_path / "packed"), capsys)
+
+
+def test_a_newer_version_is_not_doubted(masters: Path, tmp_path: Path) -> None:
+    convert(open_checkpoint(masters), tmp_path / "new")
+    edit_json(tmp_path / "new/config.json", mlx_mmfree={"rounding": ROUNDING_VERSION + 1})
+    checkpoint = open_checkpoint(tmp_path / "new")
+    assert writer_record.warning(checkpoint, writer_record.rounding_of(checkpoint)) is None

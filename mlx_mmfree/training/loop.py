@@ -178,6 +178,12 @@ class Trainer:
         )
         with bar, StopRequest(is_quiet=not is_first) as request:
             self._run(log, bar, request)
+        if is_first and self._progress["step"] < self._settings.steps:
+            print(
+                f"The run ends after step {self._progress['step']} of {self._settings.steps}: "
+                f"{self._settings.patience} validations in a row gave no better loss.",
+                file=sys.stderr,
+            )
         curve = self._settings.folder / "curve.png"
         if is_first and not plot_curve(self._settings.folder / "log.jsonl", curve):
             print(

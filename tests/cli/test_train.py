@@ -191,12 +191,17 @@ def test_linears_that_an_architecture_has_not_are_refused(
     assert wanted in capsys.readouterr().err
 
 
-def test_a_run_ends_when_nothing_gets_better(config: Path) -> None:  # noqa: F811
+def test_a_run_ends_when_nothing_gets_better(
+    config: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     flags = ["--steps", "40", "--steps-per-eval", "1", "--patience", "2", "--learning-rate", "10"]
     assert main(["--config", str(config), *flags]) == 0
     log = read_log(config.parent / "run/log.jsonl")
     losses = [record["valid_loss"] for record in log if "valid_loss" in record]
     assert len(losses) < 40 and min(losses) == losses[-3]
+    end = f"The run ends after step {log[-1]['step']} of 40: 2 validations in a row gave no better loss"
+    assert end in capsys.readouterr().err
 
 
 def test_without_held_out_text_the_last_weights_are_kept(config: Path) -> None:  # noqa: F811

@@ -1,7 +1,7 @@
 """What a training run is made of."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -186,16 +186,29 @@ def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
+def _list(values: Mapping[str, Any], name: str) -> Sequence[Any]:
+    value = values[name]
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"'{name}' must be a list but got {value!r:.80}")
+    return value
+
+
+def _stage(value: Any) -> Stage:
+    if not (isinstance(value, dict) and isinstance(value.get("weights", {}), dict)):
+        raise TypeError(
+            f"a stage must be like {{until: 1, weights: {{my.txt: 1}}}} but one is {value!r:.80}"
+        )
+    weights = {str(name): float(weight) for name, weight in value["weights"].items()}
+    return Stage(float(value["until"]), weights)
+
+
 def _settings(values: dict[str, Any], path: Path) -> Settings:
     check_keys(values, Settings, f"'{path}'")
     _mapping(values, "model")
     try:
         values = checked_numbers(values, Settings)
-        values["stages"] = tuple(
-            Stage(float(s["until"]), {str(k): float(w) for k, w in s["weights"].items()})
-            for s in values["stages"]
-        )
-        values["valid"] = tuple(str(name) for name in values.get("valid", ()))
+        values["stages"] = tuple(_stage(value) for value in _list(values, "stages"))
+        values["valid"] = tuple(str(name) for name in _list({"valid": [], **values}, "valid"))
         if "betas" in values:
             values["betas"] = tuple(float(beta) for beta in values["betas"])
         return Settings(root=path.parent, **values)

@@ -89,7 +89,8 @@ def parse_yaml(data: bytes) -> Any:
         loader = _Loader(data.decode("utf-8-sig"))
         return loader.get_single_data()
     except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())[:_MAX_MESSAGE]) from error
+        place = str(error).replace('in "<unicode string>", ', "at ")
+        raise ValueError(" ".join(place.split())[:_MAX_MESSAGE]) from error
     except (TypeError, RecursionError, OverflowError, LookupError, AttributeError) as error:
         # values of the wrong kind for their tag fail in the package's own ways
         raise ValueError(f"a value does not fit its tag: {error}"[:_MAX_MESSAGE]) from error

@@ -212,4 +212,4 @@ def fine_tune_settings(values: Mapping[str, Any], source: str) -> FineTuneSettin
             values["keys"] = tuple(keys)
         return FineTuneSettings(**checked_numbers(values, FineTuneSettings))
     except (TypeError, ValueError) as error:
-        raise TrainingError(f"[lora] {source} holds a wrong value: {error}.") from error
+        raise TrainingError(f"[lora] a value of {source} is wrong: {error}.") from error

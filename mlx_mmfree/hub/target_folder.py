@@ -11,19 +11,24 @@ from typing import Any
 from ..errors import CheckpointError
 from ..files.opening import open_member
 from ..files.replacing import sync
-from .checkpoint import CONFIG_FILE
+from .checkpoint import CONFIG_FILE, SCALES_FILE
 from .download import GGUF_SUFFIX, TOKENIZER_PATTERNS
 from .json_file import read_json_object
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# of this library, mlx-lm, transformers and PEFT; other files may be somebody's own
 _CHECKPOINT_FILES = (
     *TOKENIZER_PATTERNS,
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*.bin",
-    "*.bin.index.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    SCALES_FILE,
+    "pytorch_model*.bin",
+    "pytorch_model.bin.index.json",
     "*.gguf",
-    "*.py",
+    "hgrn_bit.py",
+    "ternary_transformer.py",
+    "adapters.safetensors",
+    "adapter_model.safetensors",
     "adapter_config.json",
     "merges.txt",
     "vocab.json",

@@ -167,3 +167,14 @@ def test_a_run_whose_model_could_not_be_written_at_the_end(tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         TrainedModel(tmp_path, tiny_model(), GOLDENS / "tokenizer_spm", has_validation=True)
     assert notes.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["mine.bin", "notes.py", "data.safetensors"])
+def test_files_that_no_checkpoint_has_are_kept(tmp_path: Path, source: Path, name: str) -> None:
+    target = tmp_path / "m"
+    convert(open_checkpoint(source), target)
+    convert(open_checkpoint(source), target, overwrite=True)
+    (target / name).write_text("mine")
+    with pytest.raises(CheckpointError, match=name):
+        convert(open_checkpoint(source), target, overwrite=True)
+    assert (target / name).read_text() == "mine"

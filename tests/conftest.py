@@ -1,10 +1,17 @@
 """What every test shares."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from mlx_mmfree import native
+
+
+def pytest_configure() -> None:
+    """Lets Ctrl-C reach what tests start, also where a shell runs them in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

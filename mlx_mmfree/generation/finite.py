@@ -8,9 +8,11 @@ from ..errors import NumericalError
 def are_finite(logits: mx.array) -> mx.array:
     """Whether no logit is infinite or NaN and no row all zero: a boolean `()`, yet to be computed.
 
-    Zeros are what a norm makes of numbers whose squares overflow.
+    Zeros are what a norm makes of numbers whose squares overflow. Each row's sum of magnitudes tells
+    both, in one pass: beside a step of decoding this costs next to nothing.
     """
-    return mx.isfinite(logits).all() & (logits != 0).any(axis=-1).all()
+    sums = mx.abs(logits).sum(axis=-1)
+    return ((sums > 0) & (sums < mx.inf)).all()
 
 
 def check_finite(finite: bool) -> None:

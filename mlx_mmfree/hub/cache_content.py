@@ -187,10 +187,13 @@ def _locked_part(file: RemoteFile) -> Iterator[BinaryIO | None]:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(file.part, flags, 0o644), "r+b", buffering=0) as stream:
             _lock(stream, file)
-            # while this one waited, another may have finished the file or thrown it away
-            if file.part.exists() and os.path.samestat(
+            # meanwhile another may have finished the file or thrown it away
+            is_part = file.part.exists() and os.path.samestat(
                 os.fstat(stream.fileno()), os.lstat(file.part)
-            ):
+            )
+            if is_part and file.content.exists():
+                file.part.unlink()
+            elif is_part:
                 yield stream
                 return
     yield None
@@ -228,7 +231,7 @@ def _receive(
     stream: BinaryIO, file: RemoteFile, start: int, digest: Any, on_bytes: OnBytes
 ) -> bool:
     """Asks for the rest until it is there; `False` if the server sends whole files only."""
-    from huggingface_hub import get_session
+    from huggingface_hub import constants, get_session
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
@@ -241,7 +244,11 @@ def _receive(
         before = start
         try:
             with get_session().stream(
-                "GET", file.url, headers=headers, follow_redirects=True
+                "GET",
+                file.url,
+                headers=headers,
+                follow_redirects=True,
+                timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
             ) as answer:
                 if answer.status_code in PASSING and failures < MAX_TRIES - 1:
                     failures += 1

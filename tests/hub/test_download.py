@@ -118,6 +118,16 @@ class TestResuming:
         assert (folder / "model.safetensors").read_bytes() == content
         assert self.ranges(hub, "me/cut") == [None, "bytes=200000-"]
 
+    def test_after_a_server_fell_silent(
+        self, hub: HubServer, home: Path, tmp_path: Path, content: bytes
+    ) -> None:
+        hub.add("me/silent", tmp_path / "source")
+        hub.stalls["model.safetensors"] = 200_000
+        with HubClient(hub.url, home, HF_HUB_DOWNLOAD_TIMEOUT="1") as client:
+            folder = Path(client.call("folder", "me/silent"))
+        assert (folder / "model.safetensors").read_bytes() == content
+        assert self.ranges(hub, "me/silent") == [None, "bytes=200000-"]
+
     def test_after_a_kill(
         self, hub: HubServer, home: Path, client: HubClient, tmp_path: Path, content: bytes
     ) -> None:

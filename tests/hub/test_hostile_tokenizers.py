@@ -92,6 +92,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 HOSTILE_FILES = {
     "replacements": {"normalizer": sequence("normalizers", *[replace("a", "a" * 10)] * 12)},
     "template": {"post_processor": template(5000, 5000)},
+    "a frame in a frame": {"post_processor": sequence("processors", *[template(2, 1)] * 2)},
     "a template without its token": {"post_processor": template(1, 1) | {"special_tokens": {}}},
     "a character map": {
         "normalizer": {

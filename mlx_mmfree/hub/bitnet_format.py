@@ -21,11 +21,18 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import UnsupportedModelError
-from ..ops.host_blocks import in_blocks, pack_codes
+from ..ops.host_blocks import host_array, in_blocks
 from ..ops.ternary import CODES_PER_WORD, packed_width
 
 QUANT_METHOD = "bitnet"
 CODES_PER_BYTE = 4
+
+_PADDING = 0b01010101
+# Of four neighbouring bytes, a 4 x 4 matrix of codes in a word, these swaps of bits with those so much
+# higher give the transpose: what belongs to one row comes to lie in one byte.
+_SWAPS = tuple(
+    (np.uint32(distance), np.uint32(mask)) for distance, mask in ((6, 0x00CC00CC), (12, 0x0000F0F0))
+)
 
 _FORMS = {
     ("bitlinear", "offline"),
@@ -75,17 +82,26 @@ def repack(weight: mx.array, output_dims: int) -> mx.array:
     """
     packed = np.asarray(weight)
     rows, dims = packed.shape
-    words = np.empty((CODES_PER_BYTE, rows, packed_width(dims)), np.uint32)
+    width = packed_width(dims)
+    words, room = host_array((CODES_PER_BYTE * rows, width), mx.uint32)
+    quarters = room.view(np.uint8).reshape(CODES_PER_BYTE, rows, -1)
 
     def unpack(part: slice) -> None:
-        block = packed[part]
-        codes = np.full((len(block), CODES_PER_WORD * words.shape[2]), 1, np.uint8)
-        for quarter, target in enumerate(words[:, part]):
-            codes[:, :dims] = (block >> np.uint8(2 * quarter)) & np.uint8(3)
-            target[...] = pack_codes(codes)
+        codes = np.full((part.stop - part.start, CODES_PER_WORD * width), _PADDING, np.uint8)
+        codes[:, :dims] = packed[part]
+        fours = codes.view(np.uint32)
+        for distance, mask in _SWAPS:
+            differing = fours >> distance
+            differing ^= fours
+            differing &= mask
+            fours ^= differing
+            differing <<= distance
+            fours ^= differing
+        for number, quarter in enumerate(quarters[:, part]):
+            quarter[...] = fours >> np.uint32(8 * number)
 
     in_blocks(rows, dims, unpack)
-    return mx.array(words.reshape(CODES_PER_BYTE * rows, -1)[:output_dims])
+    return words[:output_dims]
 
 
 def pack(weight: mx.array, input_dims: int) -> mx.array:

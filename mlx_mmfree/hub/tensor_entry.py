@@ -11,9 +11,10 @@ import numpy as np
 
 from ..errors import CheckpointError
 from ..files.opening import open_file
+from ..ops.host_blocks import host_array
 
-MAX_KEPT_BYTES = 64_000_000
-"""So much memory is kept from one tensor of a file to the next."""
+_WHOLE_NUMBERS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
+"""By the bytes of a number; NumPy has no bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,8 @@ def read_tensors(file: Path, entries: Iterable[TensorEntry]) -> Iterator[tuple[s
     """
     try:
         with open_file(file) as stream:
-            # memory that is touched for the first time costs as much as reading
-            room = np.empty(0, np.uint8)
             for entry in entries:
-                if room.size < entry.nbytes:
-                    room = np.empty(entry.nbytes, np.uint8)
-                yield entry.name, _read_tensor(stream, entry, room[: entry.nbytes])
-                if room.size > MAX_KEPT_BYTES:
-                    room = np.empty(0, np.uint8)
+                yield entry.name, _read_tensor(stream, entry)
     except OSError as error:
         raise CheckpointError(f"[load] '{file}' cannot be read: {error}.") from error
 
@@ -75,17 +70,24 @@ def checksum(data: np.ndarray) -> str:
     return hashlib.sha256(data.data).hexdigest()
 
 
-def _read_tensor(stream: BufferedReader, entry: TensorEntry, data: np.ndarray) -> mx.array:
+def _read_tensor(stream: BufferedReader, entry: TensorEntry) -> mx.array:
+    if entry.decode is not None:
+        data = np.empty(entry.nbytes, np.uint8)
+        _fill(data, stream, entry)
+        return mx.array(entry.decode(data)).view(entry.dtype)
+    array, room = host_array(entry.shape, _WHOLE_NUMBERS[entry.dtype.size])
+    _fill(room.reshape(-1).view(np.uint8), stream, entry)
+    return array != 0 if entry.dtype == mx.bool_ else array.view(entry.dtype)
+
+
+def _fill(room: np.ndarray, stream: BufferedReader, entry: TensorEntry) -> None:
+    """Reads the bytes of a tensor."""
     stream.seek(entry.start)
     # mx.load would hand out memory that was never filled where the disk fails.
-    if stream.readinto(data.data) < entry.nbytes:
+    if stream.readinto(room.data) < entry.nbytes:
         raise _changed(entry, "ends inside")
-    if entry.checksum is not None and checksum(data) != entry.checksum:
+    if entry.checksum is not None and checksum(room) != entry.checksum:
         raise _changed(entry, "has changed bytes in")
-    if entry.decode is not None:
-        return mx.array(entry.decode(data)).view(entry.dtype)
-    array = mx.array(data.view(f"u{entry.dtype.size}").reshape(entry.shape))
-    return array != 0 if entry.dtype == mx.bool_ else array.view(entry.dtype)
 
 
 def _changed(entry: TensorEntry, problem: str) -> CheckpointError:

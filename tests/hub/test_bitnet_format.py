@@ -24,6 +24,15 @@ def test_sizes_that_are_no_multiples(rows: int, columns: int) -> None:
     assert mx.array_equal(unpack_ternary(repacked, columns), mx.array(trits.astype(np.float32)))
 
 
+def test_a_matrix_of_bitnet_2b_4t() -> None:
+    """Every code of 6,912 x 2,560 comes to its place, code 3 of a damaged file too."""
+    rows, columns = 6_912, 2_560
+    packed = np.random.default_rng(0).integers(0, 256, (rows // 4, columns), np.uint8)
+    codes = np.concatenate([packed >> shift & 3 for shift in (0, 2, 4, 6)]).astype(np.uint32)
+    words = sum(codes[:, first::16] << (2 * first) for first in range(16))
+    assert mx.array_equal(bitnet_format.repack(mx.array(packed), rows), mx.array(words))
+
+
 @pytest.mark.parametrize(
     ("keys", "is_packed"),
     [

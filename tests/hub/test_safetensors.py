@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,20 @@ def test_reads_what_mlx_writes(tmp_path: Path, dtype: mx.Dtype, shape: tuple[int
     assert arrays["y"].shape == shape
     assert mx.array_equal(arrays["y"], want)
     assert mx.array_equal(arrays["x"], mx.arange(7))
+
+
+def test_a_tensor_is_read_into_its_own_memory(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    mx.save_safetensors(str(file), {"x": mx.ones((1024, 1024), mx.bfloat16)})
+    entries, _ = read_header(file)
+    tracemalloc.start()
+    try:
+        [(_, array)] = read_tensors(file, entries.values())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert mx.all(array == 1).item()
+    assert peak < array.nbytes / 4
 
 
 def test_gaps_and_unknown_keys_are_allowed(tmp_path: Path) -> None:

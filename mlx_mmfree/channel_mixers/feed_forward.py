@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import ChannelMixer
-from ..layers.arguments import check_sizes
+from ..layers.arguments import check_optional_sizes, check_sizes
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {"relu": nn.relu, "gelu": nn.gelu}
 
@@ -43,7 +43,8 @@ class FeedForward(ChannelMixer):
         bias: bool = True,
     ):
         super().__init__()
-        check_sizes("FeedForward", dims=dims, hidden_dims=hidden_dims)
+        check_sizes("FeedForward", dims=dims)
+        check_optional_sizes("FeedForward", hidden_dims=hidden_dims)
         if activation not in _ACTIVATIONS:
             raise ValueError(
                 f"[FeedForward] 'activation' must be one of {', '.join(_ACTIVATIONS)} but got "

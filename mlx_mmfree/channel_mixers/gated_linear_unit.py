@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import ChannelMixer, project
-from ..layers.arguments import check_features, check_sizes
+from ..layers.arguments import check_features, check_optional_sizes, check_sizes
 from ..ops.activations import Activation
 
 
@@ -46,7 +46,8 @@ class GatedLinearUnit(ChannelMixer):
         norm_eps: float | None = None,
     ):
         super().__init__()
-        check_sizes(type(self).__name__, dims=dims, hidden_dims=hidden_dims)
+        check_sizes(type(self).__name__, dims=dims)
+        check_optional_sizes(type(self).__name__, hidden_dims=hidden_dims)
         hidden_dims = default_hidden_dims(dims) if hidden_dims is None else hidden_dims
         self._dims = dims
         if is_stacked:

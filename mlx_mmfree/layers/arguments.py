@@ -3,24 +3,49 @@
 import mlx.core as mx
 
 
-def check_sizes(place: str, **sizes: int | None) -> None:
+def check_sizes(place: str, **sizes: int) -> None:
     """Refuses sizes that are no positive integers.
 
     Args:
         place: What reports it.
-        sizes: By the names of the arguments; `None` stands for a default and passes.
+        sizes: By the names of the arguments.
 
     Raises:
         TypeError: A size is not an integer.
         ValueError: A size is below 1.
     """
     for name, size in sizes.items():
-        if size is None:
-            continue
-        if not isinstance(size, int) or isinstance(size, bool):
+        if not _is_integer(size):
             raise TypeError(f"[{place}] '{name}' must be a positive integer but got {size!r:.80}.")
         if size < 1:
             raise ValueError(f"[{place}] '{name}' must be positive but got {size}.")
+
+
+def check_optional_sizes(place: str, **sizes: int | None) -> None:
+    """`check_sizes` of those that are given, not `None`."""
+    check_sizes(place, **{name: size for name, size in sizes.items() if size is not None})
+
+
+def check_counts(place: str, **counts: int) -> None:
+    """Refuses counts that are no integers from 0.
+
+    Args:
+        place: What reports it.
+        counts: By the names of the arguments.
+
+    Raises:
+        TypeError: A count is not an integer.
+        ValueError: A count is negative.
+    """
+    for name, count in counts.items():
+        if not _is_integer(count):
+            raise TypeError(f"[{place}] '{name}' must be an integer from 0 but got {count!r:.80}.")
+        if count < 0:
+            raise ValueError(f"[{place}] '{name}' must not be negative but got {count}.")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check_sequences(place: str, x: mx.array, dims: int) -> None:

@@ -20,7 +20,7 @@ from ..ops import (
     ternarize,
 )
 from ..ops.rms_norm_quantize import Rounding
-from .arguments import check_features
+from .arguments import check_features, check_sizes
 from .float32_scales import Float32Scales
 
 
@@ -39,9 +39,7 @@ class _TernaryLinear(nn.Module):
         rounding: Rounding = "half_even",
         quantize_activations: bool = True,
     ):
-        for name, value in (("input_dims", input_dims), ("output_dims", output_dims)):
-            if value < 1:
-                raise ValueError(f"[BitLinear] '{name}' must be positive but got {value}.")
+        check_sizes("BitLinear", input_dims=input_dims, output_dims=output_dims)
         super().__init__()
         self._dims = (input_dims, output_dims)
         self._norm_eps = norm_eps
@@ -132,6 +130,7 @@ class BitLinear(_TernaryLinear):
         Input `(..., input_dims)`, result `(..., output_dims)`.
 
     Raises:
+        TypeError: A size is not an integer.
         ValueError: A size is not positive.
 
     Example:

@@ -9,6 +9,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ..ops import ternarize, ternary_matmul
+from .arguments import check_sizes
 from .bit_linear import BitLinear, PackedBitLinear
 from .packed_linear import PackedLinear
 
@@ -40,7 +41,7 @@ class LoRALinear(nn.Module):
     def __init__(
         self, base: nn.Module, *, rank: int = 8, scale: float = 20.0, dropout: float = 0.0
     ):
-        _check(rank, dropout)
+        _check(rank, scale, dropout)
         super().__init__()
         outputs, inputs = linear_dims(base)
         self.base = base
@@ -118,7 +119,7 @@ class LoRAEmbedding(nn.Module):
     def __init__(
         self, base: nn.Module, *, rank: int = 8, scale: float = 20.0, dropout: float = 0.0
     ):
-        _check(rank, dropout)
+        _check(rank, scale, dropout)
         super().__init__()
         tokens, dims = linear_dims(base)
         self.base = base
@@ -289,8 +290,9 @@ def _fresh(inputs: int, rank: int, outputs: int) -> tuple[mx.array, mx.array]:
     return mx.random.uniform(-bound, bound, (inputs, rank)), mx.zeros((rank, outputs))
 
 
-def _check(rank: int, dropout: float) -> None:
-    if rank < 1:
-        raise ValueError(f"[LoRA] 'rank' must be positive but got {rank}.")
+def _check(rank: int, scale: float, dropout: float) -> None:
+    check_sizes("LoRA", rank=rank)
+    if not math.isfinite(scale):
+        raise ValueError(f"[LoRA] 'scale' must be finite but got {scale}.")
     if not 0 <= dropout < 1:
         raise ValueError(f"[LoRA] 'dropout' must be at least 0 and below 1 but got {dropout}.")

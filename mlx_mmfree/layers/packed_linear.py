@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..ops import packed_width, ternary_matmul
-from .arguments import check_features
+from .arguments import check_features, check_sizes
 from .float32_scales import Float32Scales
 
 
@@ -49,6 +49,7 @@ class PackedLinear(Float32Scales):
         has_column_scales: bool = False,
     ):
         super().__init__()
+        check_sizes("PackedLinear", input_dims=input_dims, output_dims=output_dims)
         self._dims = (input_dims, output_dims)
         self.weight = mx.full((output_dims, packed_width(input_dims)), 0x55555555, dtype=mx.uint32)
         self.scale = mx.ones((output_dims if has_row_scales else 1,))

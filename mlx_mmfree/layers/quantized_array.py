@@ -26,7 +26,7 @@ class Quantization:
 
     def __post_init__(self) -> None:
         for name, known in (("bits", BITS), ("group_size", GROUP_SIZES)):
-            if getattr(self, name) not in known:
+            if type(getattr(self, name)) is not int or getattr(self, name) not in known:
                 raise ValueError(
                     f"[Quantization] '{name}' must be one of {', '.join(map(str, known))} but got "
                     f"{getattr(self, name)}."

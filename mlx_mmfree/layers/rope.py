@@ -6,6 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from .arguments import check_sizes
+
 
 def rope_wavelengths(dims: int, base: float = 10000.0) -> mx.array:
     r"""Positions per radian of each pair, :math:`\lambda_i = b^{2i/K}`, float32 `(K / 2,)`.
@@ -157,8 +159,11 @@ class RoPE(nn.Module):
         attention_factor: float = 1.0,
     ):
         super().__init__()
-        if dims < 2 or dims % 2:
-            raise ValueError(f"[RoPE] 'dims' must be even and positive but got {dims}.")
+        check_sizes("RoPE", dims=dims)
+        if dims % 2:
+            raise ValueError(f"[RoPE] 'dims' must be even but got {dims}.")
+        if wavelengths is None and not 0 < base < math.inf:
+            raise ValueError(f"[RoPE] 'base' must be a positive number but got {base}.")
         self._dims = dims
         self._is_interleaved = is_interleaved
         self._attention_factor = attention_factor
@@ -234,11 +239,9 @@ class DynamicRoPE(RoPE):
         super().__init__(dims, base=base, is_interleaved=is_interleaved)
         if dims < 4:
             raise ValueError(f"[DynamicRoPE] 'dims' must be at least 4 but got {dims}.")
-        if factor < 1 or trained_length < 1:
-            raise ValueError(
-                "[DynamicRoPE] 'factor' and 'trained_length' must be at least 1 but got "
-                f"{factor} and {trained_length}."
-            )
+        check_sizes("DynamicRoPE", trained_length=trained_length)
+        if not 1 <= factor < math.inf:
+            raise ValueError(f"[DynamicRoPE] 'factor' must be a number from 1 but got {factor}.")
         self._base = base
         self._factor = factor
         self._trained_length = trained_length

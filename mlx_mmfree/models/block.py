@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import ChannelMixer
+from ..layers.arguments import check_sizes
 from ..layers.token_mixer import State, TokenMixer
 
 
@@ -35,6 +36,7 @@ class Block(nn.Module):
         norm_eps: float = 1e-6,
     ):
         super().__init__()
+        check_sizes("Block", dims=dims)
         self.token_norm = nn.RMSNorm(dims, eps=norm_eps)
         self.token_mixer = token_mixer
         self.channel_norm = nn.RMSNorm(dims, eps=norm_eps)

@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.arguments import check_sequences, check_sizes
+from ..layers.arguments import check_counts, check_optional_sizes, check_sequences, check_sizes
 from ..layers.key_value_state import (
     Attended,
     FixedKeyValueState,
@@ -94,7 +94,8 @@ class GQA(TokenMixer):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         _check_heads(dims, num_heads, num_kv_heads, head_dim, window)
-        if sinks < 0 or (sinks and (window is None or not is_causal)):
+        check_counts("GQA", sinks=sinks)
+        if sinks and (window is None or not is_causal):
             raise ValueError(
                 "[GQA] 'sinks' must be 0, or positive with 'is_causal' and a 'window', but got "
                 f"{sinks}."
@@ -142,6 +143,7 @@ class GQA(TokenMixer):
         if not self._is_causal:
             return mixer
         if max_size is not None:
+            check_sizes("GQA", max_size=max_size)
             if not SINKS < max_size < 2**31:
                 raise ValueError(
                     f"[GQA] 'max_size' must be larger than {SINKS}, the first tokens that always "
@@ -454,14 +456,8 @@ def _places(start: int | mx.array, length: int) -> mx.array:
 def _check_heads(
     dims: int, num_heads: int, num_kv_heads: int, head_dim: int | None, window: int | None
 ) -> None:
-    check_sizes(
-        "GQA",
-        dims=dims,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        window=window,
-    )
+    check_sizes("GQA", dims=dims, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    check_optional_sizes("GQA", head_dim=head_dim, window=window)
     if head_dim is None and dims % num_heads:
         raise ValueError(
             f"[GQA] 'num_heads' must divide 'dims' unless 'head_dim' is given but got {num_heads} "
@@ -474,8 +470,7 @@ def _check_heads(
 
 
 def _check_quantization(quantization: Quantization | None, start: int, head_dim: int) -> None:
-    if start < 0:
-        raise ValueError(f"[GQA] 'quantization_start' must not be negative but got {start}.")
+    check_counts("GQA", quantization_start=start)
     if quantization is None or head_dim % quantization.group_size == 0:
         return
     fitting = [str(size) for size in GROUP_SIZES if head_dim % size == 0]

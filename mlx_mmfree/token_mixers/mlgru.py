@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import ShortConvolution, project
-from ..layers.arguments import check_sequences, check_sizes
+from ..layers.arguments import check_counts, check_optional_sizes, check_sequences, check_sizes
 from ..layers.token_mixer import LinearFactory, TokenMixer
 from ..ops import mlgru_step
 
@@ -70,7 +70,9 @@ class MLGRU(TokenMixer):
         share_conv: bool = True,
     ):
         super().__init__()
-        check_sizes("MLGRU", dims=dims, hidden_dims=hidden_dims, conv_size=conv_size or None)
+        check_sizes("MLGRU", dims=dims)
+        check_optional_sizes("MLGRU", hidden_dims=hidden_dims)
+        check_counts("MLGRU", conv_size=conv_size)
         hidden_dims = dims if hidden_dims is None else hidden_dims
         self._dims = dims
         self._hidden_dims = hidden_dims

@@ -104,8 +104,8 @@ def test_dynamic_scaling_has_an_offset_for_each_row() -> None:
     ("options", "message"),
     [
         ({"dims": 2}, "'dims' must be at least 4 but got 2"),
-        ({"factor": 0.5}, "'factor' and 'trained_length' must be at least 1 but got 0.5 and 4"),
-        ({"trained_length": 0}, "must be at least 1 but got 2.0 and 0"),
+        ({"factor": 0.5}, "'factor' must be a number from 1 but got 0.5"),
+        ({"trained_length": 0}, "'trained_length' must be positive but got 0"),
     ],
 )
 def test_impossible_dynamic_scaling(options: dict[str, float], message: str) -> None:
@@ -171,7 +171,7 @@ def test_far_positions(kind: str, position: int) -> None:
 
 @pytest.mark.parametrize("dims", [0, -2, 7])
 def test_dims_come_in_pairs(dims: int) -> None:
-    with pytest.raises(ValueError, match=r"\[RoPE\] 'dims' must be even and positive"):
+    with pytest.raises(ValueError, match=r"\[RoPE\] 'dims' must be"):
         RoPE(dims)
 
 

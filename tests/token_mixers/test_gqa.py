@@ -326,7 +326,7 @@ def test_sinks_keep_their_slots() -> None:
     ("options", "message"),
     [
         ({"num_heads": 4, "sinks": 1}, "'sinks' must be 0, or positive with 'is_causal'"),
-        ({"num_heads": 4, "sinks": -1, "window": 2}, "'sinks' must be 0, or positive"),
+        ({"num_heads": 4, "sinks": -1, "window": 2}, "'sinks' must not be negative"),
         (
             {"num_heads": 4, "sinks": 1, "window": 2, "is_causal": False},
             "'sinks' must be 0, or positive with 'is_causal'",

@@ -20,6 +20,8 @@ from .tensor_entry import TensorEntry
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+RUN_MODEL = "model"
+"""The folder of a training run's model in that of the run."""
 SCALES_FILE = "ternary_scales.safetensors"
 
 _WEIGHT_FILES = (
@@ -82,13 +84,19 @@ def open_checkpoint(
         folder = local_folder(path_or_repo, revision, patterns=TORCH_PATTERNS)
     if not (folder / CONFIG_FILE).exists():
         raise CheckpointError(
-            f"[load] '{folder}' must hold a checkpoint but has no {CONFIG_FILE}. Give the folder "
-            "that holds it."
+            f"[load] '{folder}' must hold a checkpoint but has no {CONFIG_FILE}. {_place(folder)}"
         )
     config, tensors = read_json_object(folder / CONFIG_FILE), read_tensor_entries(folder)
     tensors |= _read_scales(folder, tensors)
     dtypes = {entry.dtype for entry in tensors.values()}
     return Checkpoint(folder, with_latent(config, dtypes, revision, latent), tensors)
+
+
+def _place(folder: Path) -> str:
+    """Where the checkpoint may lie that a folder does not hold, in words."""
+    if (folder / RUN_MODEL / CONFIG_FILE).exists():
+        return f"It is the folder of a run, whose model is '{folder / RUN_MODEL}'."
+    return "Give the folder that holds it."
 
 
 def _has_weights(folder: Path) -> bool:

@@ -10,6 +10,8 @@ from mlx.utils import tree_unflatten
 from ..files.replacing import new_file
 from ..hub import Tokenizer, save_model
 from ..hub.adapters import WEIGHTS_FILE, load_adapter_weights, write_adapter
+from ..hub.checkpoint import RUN_MODEL
+from ..hub.masters import MASTERS_FOLDER
 from ..hub.target_folder import check_target
 from ..layers import pack_linears
 from ..models import Decoder
@@ -72,7 +74,7 @@ class TrainedModel(BestWeights):
         super().__init__(model, folder / "best.safetensors", has_validation)
         source = tokenizer.folder if isinstance(tokenizer, Tokenizer) else tokenizer
         # hours before they are written
-        for name in ("model", "masters"):
+        for name in (RUN_MODEL, MASTERS_FOLDER):
             check_target((folder / name).resolve(), True, "train", [source])
         self._folder = folder
         self._decoder = model
@@ -90,10 +92,10 @@ class TrainedModel(BestWeights):
             if hasattr(module, "to_packed")
         ]
         if floats:
-            self._save("masters")
+            self._save(MASTERS_FOLDER)
         pack_linears(self._decoder)
         try:
-            self._save("model")
+            self._save(RUN_MODEL)
         finally:
             self._decoder.update_modules(tree_unflatten(floats))
 
@@ -103,6 +105,6 @@ class TrainedModel(BestWeights):
 
 def kept_models(folder: Path) -> str:
     """Where a run's model lies, in words."""
-    masters = folder / "masters"
+    masters = folder / MASTERS_FOLDER
     rest = f", its float masters in '{masters}'" if masters.exists() else ""
-    return f"The model is kept in '{folder / 'model'}'{rest}."
+    return f"The model is kept in '{folder / RUN_MODEL}'{rest}."

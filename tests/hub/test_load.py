@@ -1,6 +1,7 @@
 """Loading a folder: forms, dtypes, and what is refused."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,11 @@ def test_refuses_a_dtype_that_is_no_float_of_models(folder: Path, dtype: Any) ->
 
 class TestFolder:
     def test_missing_config(self, tmp_path: Path) -> None:
-        refused(tmp_path, r"has no config\.json")
+        refused(tmp_path, r"has no config\.json\. Give the folder that holds it")
+
+    def test_the_folder_of_a_run(self, folder: Path, tmp_path: Path) -> None:
+        inner = re.escape(str(tmp_path / "model"))
+        refused(tmp_path, rf"has no config\.json\. It is the folder of a run.*'{inner}'")
 
     def test_config_that_is_no_object(self, folder: Path) -> None:
         (folder / "config.json").write_text("[]")

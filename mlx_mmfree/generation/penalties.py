@@ -39,7 +39,8 @@ class RepetitionPenalty:
     def __init__(self, penalty: float, context_size: int = 20):
         if not 0 < penalty < math.inf:
             raise ValueError(
-                f"[RepetitionPenalty] 'repetition_penalty' must be positive but got {penalty}."
+                "[RepetitionPenalty] 'repetition_penalty' must be positive and finite but got "
+                f"{penalty}."
             )
         if context_size < 1:
             raise ValueError(

@@ -28,7 +28,7 @@ class Draw:
 
     def __init__(self, temp: float, steps: Sequence[filters.Filter] = ()):
         if not 0 < temp < math.inf:
-            raise ValueError(f"[temperature] 'temp' must be a positive number but got {temp}.")
+            raise ValueError(f"[temperature] 'temp' must be positive and finite but got {temp}.")
         self.temp = temp
         self.steps = tuple(steps)
 
@@ -94,8 +94,8 @@ def make_sampler(
         >>> make_sampler(temp=0.8, top_p=0.95)(mx.array([[0.0, 9.0]])).tolist()
         [1]
     """
-    if not temp >= 0:
-        raise ValueError(f"[make_sampler] 'temp' must not be negative but got {temp}.")
+    if not 0 <= temp < math.inf:
+        raise ValueError(f"[make_sampler] 'temp' must be a finite number from 0 but got {temp}.")
     used: list[filters.Filter] = []
     if top_p != 1:
         used.append(filters.top_p(top_p))

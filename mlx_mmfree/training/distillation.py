@@ -1,5 +1,7 @@
 """Distillation: a student learns the distribution of a teacher's next token (arXiv 1503.02531)."""
 
+import math
+
 import mlx.core as mx
 
 from ..errors import TrainingError
@@ -42,8 +44,10 @@ def distillation_loss(
             f"tokens, but has {teacher.vocab_size}."
         )
     for name, value in (("weight", weight), ("temperature", temperature)):
-        if not value > 0:
-            raise TrainingError(f"[distillation] '{name}' must be positive but got {value}.")
+        if not 0 < value < math.inf:
+            raise TrainingError(
+                f"[distillation] '{name}' must be positive and finite but got {value}."
+            )
     if top_k is not None and not 1 < top_k <= teacher.vocab_size:
         raise TrainingError(
             f"[distillation] 'top_k' must be from 2 to the vocabulary, {teacher.vocab_size}, but got "

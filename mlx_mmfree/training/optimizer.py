@@ -9,6 +9,7 @@ import mlx.optimizers as optim
 from ..errors import TrainingError
 from ..ops import long_mean
 from .settings import Settings
+from .yaml_values import finite
 
 
 def build_optimizer(settings: Settings) -> optim.MultiOptimizer:
@@ -99,10 +100,10 @@ def named_schedule(description: Mapping[str, Any]) -> Callable[[int], mx.array]:
         if unknown := description.keys() - keys:
             raise ValueError(f"unknown keys {', '.join(sorted(unknown))}")
         # YAML 1.1 reads 1e-5, without a dot, as a string.
-        arguments = [float(value) for value in description["arguments"]]
+        arguments = [finite(value) for value in description["arguments"]]
         schedule = SCHEDULES[description["name"]](*arguments)
         if warmup := int(description.get("warmup", 0)):
-            start = float(description.get("warmup_init", 0.0))
+            start = finite(description.get("warmup_init", 0.0))
             rise = optim.linear_schedule(start, arguments[0], warmup)
             schedule = optim.join_schedules([rise, schedule], [warmup + 1])
         schedule(mx.array(0))

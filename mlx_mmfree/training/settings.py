@@ -10,7 +10,7 @@ from ..errors import TrainingError
 from .corpus import Stage
 from .data_parallel import DEFAULT_TIMEOUT_S
 from .loop import LoopSettings
-from .yaml_values import check_keys, checked_numbers, read_mapping
+from .yaml_values import check_keys, checked_numbers, finite, read_mapping
 
 _WITHOUT_INFLUENCE = (
     "root output steps_per_report save_every patience clear_cache_threshold process_timeout_s"
@@ -198,8 +198,13 @@ def _stage(value: Any) -> Stage:
         raise TypeError(
             f"a stage must be like {{until: 1, weights: {{my.txt: 1}}}} but one is {value!r:.80}"
         )
-    weights = {str(name): float(weight) for name, weight in value["weights"].items()}
-    return Stage(float(value["until"]), weights)
+    until = finite(value["until"])
+    weights = {str(name): finite(weight) for name, weight in value["weights"].items()}
+    if min(weights.values(), default=0) < 0 or not any(weights.values()):
+        raise ValueError(
+            f"the weights of a stage must be 0 or more, one of them above 0, but are {weights!r:.80}"
+        )
+    return Stage(until, weights)
 
 
 def _settings(values: dict[str, Any], path: Path) -> Settings:

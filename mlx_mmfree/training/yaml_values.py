@@ -60,17 +60,26 @@ def checked_numbers(values: dict[str, Any], settings: type) -> dict[str, Any]:
         ) from error
 
 
+def finite(value: Any, name: str = "a number") -> float:
+    """The number of a YAML file, which is neither infinite nor NaN.
+
+    Raises:
+        ValueError, TypeError: It is, or is no number.
+    """
+    # YAML 1.1 reads 1e-5, without a dot, as a string.
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite but got {value!r:.40}")
+    return number
+
+
 def _checked(name: str, value: Any, kind: Any) -> Any:
     if NoneType in get_args(kind):
         if value is None:
             return None
         [kind] = [part for part in get_args(kind) if part is not NoneType]
     if kind is float and not isinstance(value, bool):
-        # YAML 1.1 reads 1e-5, without a dot, as a string.
-        number = float(value)
-        if not math.isfinite(number):
-            raise ValueError(f"'{name}' must be finite but got {value!r:.40}")
-        return number
+        return finite(value, f"'{name}'")
     if kind is int and (isinstance(value, bool) or int(value) != value):
         raise ValueError(f"'{name}' must be a whole number but got {value!r}")
     if kind in (bool, float) and isinstance(value, bool) is not (kind is bool):

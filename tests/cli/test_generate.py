@@ -248,7 +248,7 @@ def test_prompts_of_a_file(name: str, folder: Path, tmp_path: Path, capsys: Capt
         (["-p", "a\udcff"], "surrogate"),
         (["-m", "0"], "--max-tokens/-m: must be a whole number from 1 to 2147483647 but got '0'"),
         (["-m", "many"], "must be a whole number from 1 to 2147483647 but got 'many'"),
-        (["--temp", "-1"], "--temp must not be negative"),
+        (["--temp", "-1"], "--temp must be a finite number from 0"),
         (["--temp", "hot"], "--temp: invalid float value: 'hot'"),
         (["--top-p", "2"], "--top-p must be above 0"),
         (["--top-k", "-3"], "--top-k: must be a whole number from 0 to 2147483647 but got '-3'"),

@@ -69,7 +69,8 @@ def test_only_what_is_asked_for_is_made() -> None:
     ("options", "message"),
     [
         ({"repetition_penalty": 0.0}, "'repetition_penalty' must be positive"),
-        ({"repetition_penalty": math.nan}, "'repetition_penalty' must be positive"),
+        ({"repetition_penalty": math.nan}, "'repetition_penalty' must be positive and finite"),
+        ({"repetition_penalty": math.inf}, "'repetition_penalty' must be positive and finite"),
         ({"repetition_context_size": 0}, "'repetition_context_size' must be at least 1"),
         ({"presence_penalty": math.inf}, "'presence_penalty' must be finite"),
         ({"frequency_penalty": math.nan}, "'frequency_penalty' must be finite"),

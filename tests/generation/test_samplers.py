@@ -148,9 +148,9 @@ def test_chain_applies_in_order() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temp": -1.0}, "'temp' must not be negative"),
-        ({"temp": math.nan}, "'temp' must not be negative"),
-        ({"temp": math.inf}, "'temp' must be a positive number"),
+        ({"temp": -1.0}, "'temp' must be a finite number from 0 but got -1.0"),
+        ({"temp": math.nan}, "'temp' must be a finite number from 0 but got nan"),
+        ({"temp": math.inf}, "'temp' must be a finite number from 0 but got inf"),
         ({"top_p": 0.0}, "'top_p' must be above 0"),
         ({"top_p": 1.1}, "'top_p' must be above 0"),
         ({"top_p": math.nan}, "'top_p' must be above 0"),

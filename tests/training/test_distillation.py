@@ -121,8 +121,10 @@ def test_a_student_comes_closer_to_its_teacher() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"weight": 0.0}, "'weight' must be positive but got 0.0"),
-        ({"temperature": -1.0}, "'temperature' must be positive but got -1.0"),
+        ({"weight": 0.0}, "'weight' must be positive and finite but got 0.0"),
+        ({"weight": float("inf")}, "'weight' must be positive and finite but got inf"),
+        ({"temperature": -1.0}, "'temperature' must be positive and finite but got -1.0"),
+        ({"temperature": float("nan")}, "'temperature' must be positive and finite but got nan"),
         ({"top_k": 1}, "'top_k' must be from 2 to the vocabulary, 40, but got 1"),
         ({"top_k": 41}, "'top_k' must be from 2"),
     ],

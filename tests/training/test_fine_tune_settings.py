@@ -25,6 +25,15 @@ def test_schedules_follow_mlx_lm() -> None:
             assert ours(step).item() == pytest.approx(theirs(mx.array(step)).item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1e999"])
+@pytest.mark.parametrize("key", ["arguments", "warmup_init"])
+def test_numbers_of_a_schedule_are_finite(key: str, value: Any) -> None:
+    description = {"name": "cosine_decay", "arguments": [1e-3, 9], "warmup": 2}
+    description[key] = [value, 9] if key == "arguments" else value
+    with pytest.raises(TrainingError, match=r"'lr_schedule' must have .* must be finite but got"):
+        named_schedule(description)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -23,6 +23,10 @@ def test_number_without_a_dot_is_a_number(config: Path) -> None:
     assert read_settings(config).learning_rate == 0.01
 
 
+def stages(until: float, *weights: float) -> list[dict[str, Any]]:
+    return [{"until": until, "weights": {f"{n}.txt": weight for n, weight in enumerate(weights)}}]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -38,6 +42,14 @@ def test_number_without_a_dot_is_a_number(config: Path) -> None:
         ({"stages": []}, "'stages' must end in rising order"),
         ({"stages": [{"until": 0.5, "weights": {"train.txt": 1}}]}, "the last at 1"),
         ({"stages": [{"weights": {}}]}, "wrong or missing value: 'until'"),
+        (
+            {"stages": stages(1, 1.0, -1.0)},
+            "weights of a stage must be 0 or more, one of them above",
+        ),
+        ({"stages": stages(1, 0.0)}, "weights of a stage must be 0 or more, one of them above 0"),
+        ({"stages": stages(1)}, "weights of a stage must be 0 or more, one of them above 0"),
+        ({"stages": stages(1, float("nan"))}, "a number must be finite but got nan"),
+        ({"stages": stages(float("nan"), 1)}, "a number must be finite but got nan"),
         ({"valid": 3}, "wrong or missing value"),
         ({"seed": -1}, "'seed' must be at least 0 but got -1"),
         ({"clip_norm": -0.5}, "'clip_norm' must be at least 0 but got -0.5"),

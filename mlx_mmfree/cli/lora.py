@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _settings(args: argparse.Namespace) -> FineTuneSettings:
     """The settings of YAML file and flags; sets the command's own on `args`."""
-    values: dict[str, Any] = {} if args.config is None else read_mapping(args.config)
+    values: dict[str, Any] = {} if args.config is None else read_mapping(args.config, "lora")
     for name in _COMMAND_KEYS:
         given = values.pop(name, None)
         if getattr(args, name) is None:
@@ -113,7 +113,7 @@ def _settings(args: argparse.Namespace) -> FineTuneSettings:
     values |= {name: value for name in names if (value := getattr(args, name, None)) is not None}
     if not args.train and not args.test:
         raise UsageError("[lora] 'train' or 'test' must be given but neither was. Add --train.")
-    check_report_flags(args)
+    check_report_flags(args, "lora")
     if args.rebuild_masters and values.get("fine_tune_type") != "full":
         raise UsageError(
             "[lora] 'rebuild_masters' must come with 'fine_tune_type' full, which trains masters, but "

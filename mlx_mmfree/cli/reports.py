@@ -17,14 +17,14 @@ def add_report_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--project-name", help="project of the reports")
 
 
-def check_report_flags(args: argparse.Namespace) -> None:
-    """Refuses a receiver that is not known.
+def check_report_flags(args: argparse.Namespace, command: str) -> None:
+    """Refuses, in the name of a command, a receiver that is not known.
 
     Raises:
         UsageError: It is not wandb.
     """
     if args.report_to not in (None, "wandb"):
-        raise UsageError(f"[train] 'report_to' must be wandb but got {args.report_to!r}.")
+        raise UsageError(f"[{command}] 'report_to' must be wandb but got {args.report_to!r}.")
 
 
 def reports(

@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    check_report_flags(args)
+    check_report_flags(args, "train")
     settings = _settings(args)
     from ..training.data_parallel import DataParallel
     from ..training.first_model import weight_bytes

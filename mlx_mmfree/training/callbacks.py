@@ -69,7 +69,7 @@ class WandbReport(Callback):
             import wandb
         except ImportError as error:
             raise TrainingError(
-                "[train] 'report_to' wandb needs the package wandb: pip install wandb."
+                "[training] 'report_to' wandb needs the package wandb: pip install wandb."
             ) from error
         self._log = wandb.log
         wandb.init(project=project, name=folder.name, dir=str(folder), config=dict(settings))

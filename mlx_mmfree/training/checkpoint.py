@@ -80,8 +80,8 @@ def check_record(run: Path, progress: Mapping[str, Any], record: Mapping[str, An
         return True
     if differing:
         raise TrainingError(
-            f"[train] '{run}' holds a run with other values of {', '.join(sorted(differing))}. Resume "
-            "with the same settings or give another output folder."
+            f"[training] '{run}' holds a run with other values of {', '.join(sorted(differing))}. "
+            "Resume with the same settings or give another output folder."
         )
     return False
 
@@ -102,7 +102,7 @@ def restore_checkpoint(run: Path, model: nn.Module, optimizer: optim.Optimizer) 
     """
     folder = _existing(run)
     if folder is None:
-        raise TrainingError(f"[train] '{run}' must hold a checkpoint but has none.")
+        raise TrainingError(f"[training] '{run}' must hold a checkpoint but has none.")
     try:
         load_trainable(model, folder / "model.safetensors")
         state = read_arrays(folder / "optimizer.safetensors")
@@ -142,5 +142,5 @@ def _existing(run: Path) -> Path | None:
 
 def _damage(folder: Path, error: Exception) -> TrainingError:
     return TrainingError(
-        f"[train] the checkpoint '{folder}' cannot be read ({error}). Delete it to start over."
+        f"[training] the checkpoint '{folder}' cannot be read ({error}). Delete it to start over."
     )

@@ -46,7 +46,7 @@ class DataParallel:
     ):
         if not 0 < timeout_s < math.inf:
             raise TrainingError(
-                f"[train] 'process_timeout_s' must be positive but got {timeout_s}."
+                f"[training] 'process_timeout_s' must be positive but got {timeout_s}."
             )
         self._group = mx.distributed.init() if group is None else group
         self._timeout_s = timeout_s
@@ -147,7 +147,7 @@ class DataParallel:
         high, low = int(bounds[0]), -int(bounds[1])
         if low != high:
             raise TrainingError(
-                f"[train] '{name}' must be the same in all processes but got {low} to "
+                f"[training] '{name}' must be the same in all processes but got {low} to "
                 f"{high}. Give them all the same folder of the run."
             )
 
@@ -159,7 +159,7 @@ class DataParallel:
         """
         if batch_size % self.size:
             raise TrainingError(
-                f"[train] 'batch_size' must be a multiple of the number of processes, {self.size}, "
+                f"[training] 'batch_size' must be a multiple of the number of processes, {self.size}, "
                 f"but got {batch_size}."
             )
         return self.rank, self.size
@@ -186,7 +186,7 @@ class DataParallel:
                 mx.eval(result)
         except RuntimeError as error:
             raise TrainingError(
-                f"[train] another of the {self.size} processes has ended, so process {self.rank} "
+                f"[training] another of the {self.size} processes has ended, so process {self.rank} "
                 f"stops ({error}). Start all of them again: they go on from the last checkpoint."
             ) from error
         return result
@@ -204,7 +204,7 @@ class DataParallel:
     def _give_up(self) -> None:
         """Ends the process: a thread that waits inside MLX cannot be woken."""
         message = (
-            f"error: [train] process {self.rank} has waited {self._timeout_s:g} s for another of the "
+            f"error: [training] process {self.rank} has waited {self._timeout_s:g} s for another of the "
             f"{self.size} processes, which hangs or is stopped, and ends. Start all of them again: "
             "they go on from the last checkpoint. 'process_timeout_s' sets the limit."
         )

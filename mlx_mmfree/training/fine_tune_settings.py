@@ -196,7 +196,7 @@ def fine_tune_settings(values: Mapping[str, Any], source: str) -> FineTuneSettin
             f"[lora] 'lora_parameters' must hold rank, scale, dropout or keys but got {nested!r:.200}."
         )
     values = {**nested, **values}
-    check_keys(values, FineTuneSettings, source)
+    check_keys(values, FineTuneSettings, source, "lora")
     if "data" not in values:
         raise TrainingError(
             "[lora] 'data' must be given: a folder with train.jsonl, or a dataset of the Hub."

@@ -126,10 +126,10 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
     ):
         if not tree_flatten(model.trainable_parameters()):
-            raise TrainingError("[train] the model has no trainable parameters: all are frozen.")
+            raise TrainingError("[training] the model has no trainable parameters: all are frozen.")
         if settings.quantization_warmup and not set_quantization_strength(model, 1):
             raise TrainingError(
-                "[train] 'quantization_warmup' must be 0 for a model without ternary layers in their "
+                "[training] 'quantization_warmup' must be 0 for a model without ternary layers in their "
                 f"training form but got {settings.quantization_warmup}."
             )
         self.model = model
@@ -231,7 +231,7 @@ class Trainer:
                     self._save()
             if stop:
                 raise TrainingStopped(
-                    f"[train] {signal.Signals(stop).name} stopped the run after step "
+                    f"[training] {signal.Signals(stop).name} stopped the run after step "
                     f"{progress['step']} of {settings.steps}; its state is kept in "
                     f"'{settings.folder}'. The same command goes on from there.",
                     stop,
@@ -262,8 +262,8 @@ class Trainer:
         length = float(gradient_norm(sums.gradient)) / tokens
         if not math.isfinite(total) or not math.isfinite(length):
             raise TrainingError(
-                f"[train] the loss is {total / tokens} and the gradient norm {length} at step {step}; "
-                f"{kept_state(self._settings.folder)}. Lower 'learning_rate' or 'clip_norm'."
+                f"[training] the loss is {total / tokens} and the gradient norm {length} at step "
+                f"{step}; {kept_state(self._settings.folder)}. Lower 'learning_rate' or 'clip_norm'."
             )
         factor = min(1.0, (self._settings.clip_norm or math.inf) / (length + 1e-6)) / tokens
         # a float32 gradient would turn 16-bit weights into float32 ones
@@ -322,7 +322,7 @@ class Trainer:
         self.model.train()
         if not math.isfinite(figures["valid_loss"]):
             raise TrainingError(
-                f"[train] the validation loss is {figures['valid_loss']} at step {progress['step']}; "
+                f"[training] the validation loss is {figures['valid_loss']} at step {progress['step']}; "
                 f"{kept_state(self._settings.folder)}. Lower 'learning_rate'."
             )
         record = {"step": progress["step"], "tokens": progress["tokens"], **figures}

@@ -80,7 +80,7 @@ def named_optimizer(
         optimizer: optim.Optimizer = OPTIMIZERS[name](learning_rate=learning_rate, **given)
     except TypeError as error:
         raise TrainingError(
-            f"[train] 'optimizer_config' must hold options of {name} but got {given}: {error}."
+            f"[lora] 'optimizer_config' must hold options of {name} but got {given}: {error}."
         ) from error
     return optimizer
 
@@ -109,7 +109,7 @@ def named_schedule(description: Mapping[str, Any]) -> Callable[[int], mx.array]:
         schedule(mx.array(0))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise TrainingError(
-            f"[train] 'lr_schedule' must have name, arguments and maybe warmup and warmup_init but got "
+            f"[lora] 'lr_schedule' must have name, arguments and maybe warmup and warmup_init but got "
             f"{dict(description)}: {error}."
         ) from error
     return lambda step: mx.array(schedule(mx.array(step)))

@@ -75,7 +75,7 @@ class TrainedModel(BestWeights):
         source = tokenizer.folder if isinstance(tokenizer, Tokenizer) else tokenizer
         # hours before they are written
         for name in (RUN_MODEL, MASTERS_FOLDER):
-            check_target((folder / name).resolve(), True, "train", [source])
+            check_target((folder / name).resolve(), True, "training", [source])
         self._folder = folder
         self._decoder = model
         self._tokenizer = tokenizer

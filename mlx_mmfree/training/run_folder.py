@@ -21,7 +21,7 @@ def writing(run: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise TrainingError(
-            f"[train] '{run}' cannot be written: {error.strerror or error}; {kept_state(run)}. Make "
+            f"[training] '{run}' cannot be written: {error.strerror or error}; {kept_state(run)}. Make "
             "room or give another folder."
         ) from error
 

@@ -167,7 +167,7 @@ def read_settings(
     Raises:
         TrainingError: The file cannot be read, or a key is unknown, missing or of the wrong type.
     """
-    values = read_mapping(path)
+    values = read_mapping(path, "train")
     values |= {name: value for name, value in (overrides or {}).items() if value is not None}
     if linear_class is not None:
         if values.get("init_from") is not None:
@@ -208,7 +208,7 @@ def _stage(value: Any) -> Stage:
 
 
 def _settings(values: dict[str, Any], path: Path) -> Settings:
-    check_keys(values, Settings, f"'{path}'")
+    check_keys(values, Settings, f"'{path}'", "train")
     _mapping(values, "model")
     try:
         values = checked_numbers(values, Settings)

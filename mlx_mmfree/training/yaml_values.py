@@ -13,8 +13,12 @@ from ..hub.yaml_text import MAX_BYTES, parse_yaml
 _SHOWN_KEYS = 8
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path, place: str) -> dict[str, Any]:
     """The mapping that a YAML file holds.
+
+    Args:
+        path: The file.
+        place: What reports a mistake.
 
     Raises:
         TrainingError: The file cannot be read or holds something else.
@@ -22,16 +26,22 @@ def read_mapping(path: Path) -> dict[str, Any]:
     try:
         values = parse_yaml(read_file(path, MAX_BYTES))
     except (OSError, ValueError) as error:
-        raise TrainingError(f"[train] '{path}' must be a readable YAML file: {error}") from error
+        raise TrainingError(f"[{place}] '{path}' must be a readable YAML file: {error}") from error
     if not isinstance(values, dict):
         raise TrainingError(
-            f"[train] '{path}' must hold a mapping but got {type(values).__name__}."
+            f"[{place}] '{path}' must hold a mapping but got {type(values).__name__}."
         )
     return values
 
 
-def check_keys(values: dict[str, Any], settings: type, source: str) -> None:
+def check_keys(values: dict[str, Any], settings: type, source: str, place: str) -> None:
     """Refuses keys that are no field of a settings class.
+
+    Args:
+        values: The values by their keys.
+        settings: A dataclass.
+        source: Where the values come from, for the message.
+        place: What reports a mistake.
 
     Raises:
         TrainingError: A key is unknown.
@@ -41,7 +51,7 @@ def check_keys(values: dict[str, Any], settings: type, source: str) -> None:
         shown = ", ".join(f"{name:.60}" for name in unknown[:_SHOWN_KEYS])
         more = f" and {len(unknown) - _SHOWN_KEYS} more" if len(unknown) > _SHOWN_KEYS else ""
         raise TrainingError(
-            f"[train] {source} has unknown keys {shown}{more}. Known: {', '.join(known)}."
+            f"[{place}] {source} has unknown keys {shown}{more}. Known: {', '.join(known)}."
         )
 
 

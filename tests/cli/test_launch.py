@@ -69,7 +69,7 @@ def test_ctrl_c_reaches_all(config: Path) -> None:  # noqa: F811
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGINT
-    assert error.count("[train] SIGINT stopped the run after step") == 2
+    assert error.count("[training] SIGINT stopped the run after step") == 2
     assert (run / "checkpoint").exists()
 
 

@@ -220,6 +220,16 @@ def test_mistakes_are_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("text", ["a: [", "- 1", "iterz: 3", "iters: many", "report_to: swanlab"])
+def test_a_wrong_file_is_reported_by_the_command(
+    folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    config = tmp_path / "lora.yaml"
+    config.write_text(text)
+    assert main([*_flags(folder, data), "--train", "--config", str(config)]) == 2
+    assert capsys.readouterr().err.startswith("error: [lora] ")
+
+
 def test_a_folder_that_cannot_be_written_is_named_before_the_model_loads(
     folder: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,6 +78,7 @@ def test_rows_must_be_shared_out(split_folder: Path, tmp_path: Path) -> None:
     processes = start_group(tmp_path, 2, *MMFREE, *flags)
     for _, errors in finish(processes):
         assert errors == (
-            "error: [train] --batch-size must be a multiple of the number of processes, 2, but got 3.\n"
+            "error: [training] --batch-size must be a multiple of the number of processes, 2, but "
+            "got 3.\n"
         )
     assert [process.returncode for process in processes] == [2, 2]

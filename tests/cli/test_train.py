@@ -227,7 +227,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(
     assert main(["--config", str(config), "--report-to", "wandb"]) == 130
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith(
-        "[train] SIGINT stopped the run after step 2 of 6; its state is kept in"
+        "[training] SIGINT stopped the run after step 2 of 6; its state is kept in"
     )
     assert error.endswith("The same command goes on from there.")
     assert main(["--config", str(config)]) == 0

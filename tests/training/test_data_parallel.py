@@ -113,7 +113,7 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on(
     processes = start_group(tmp_path, 2, *PROGRAM, "kill", run, str(tmp_path), str(dying))
     survivor = 1 - dying
     errors = finish(processes)[survivor][1]
-    assert f"[train] another of the 2 processes has ended, so process {survivor} stops" in errors
+    assert f"[training] another of the 2 processes has ended, so process {survivor} stops" in errors
     assert processes[dying].returncode == -signal.SIGKILL
     assert processes[survivor].returncode == 1
     assert len(_losses(tmp_path / "run")) == DEATH
@@ -133,8 +133,8 @@ def test_a_stopped_process_is_not_waited_for_without_end(tmp_path: Path) -> None
         waiting.kill()
         stopped.send_signal(signal.SIGCONT)
     _, other = stopped.communicate(timeout=TIMEOUT_S)
-    said = f"error: [train] process 0 has waited {STOPPED_TIMEOUT_S:g} s for another of the 2 processes"
-    assert said in error
+    waited = f"has waited {STOPPED_TIMEOUT_S:g} s for another of the 2 processes"
+    assert f"error: [training] process 0 {waited}" in error
     assert "'process_timeout_s' sets the limit" in error
     assert "another of the 2 processes has ended, so process 1 stops" in other
     assert (waiting.returncode, stopped.returncode) == (2, 1)
@@ -166,6 +166,6 @@ def test_a_signal_to_one_process_saves_and_ends_both(
     processes[1].send_signal(signal.SIGTERM)
     errors = [error for _, error in finish(processes)]
     assert [process.returncode for process in processes] == [128 + signal.SIGTERM] * 2
-    assert all("[train] SIGTERM stopped the run after step" in error for error in errors)
+    assert all("[training] SIGTERM stopped the run after step" in error for error in errors)
     progress = read_progress(tmp_path / "run")
     assert progress is not None and progress["step"] >= len(_losses(tmp_path / "run"))

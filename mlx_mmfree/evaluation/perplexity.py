@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 
-from ..generation.finite import check_finite
+from ..generation.finite import are_finite, check_finite
 from ..models import Decoder
 from ..ops import cross_entropy
 
@@ -92,7 +92,7 @@ def measure_perplexity(
         progress: Called with the number of tokens predicted since the last call.
 
     Raises:
-        NumericalError: The model's logits are not finite.
+        NumericalError: The model's logits are not finite, or all zero.
     """
     rows = [tokens[start : start + length + 1] for start in range(0, len(tokens) - 1, length)]
     group_size = 1 if carries_state else batch_size
@@ -123,9 +123,8 @@ def _losses(model: Decoder, hidden: mx.array, targets: mx.array) -> np.ndarray:
     losses = []
     for first in range(0, len(targets), step):
         logits = model.logits(hidden[first : first + step])
-        part = cross_entropy(logits, targets[first : first + step])
-        mx.eval(part)
+        part, finite = cross_entropy(logits, targets[first : first + step]), are_finite(logits)
+        mx.eval(part, finite)
+        check_finite(cast(bool, finite.item()))
         losses.append(np.array(part, np.float64))
-    found = np.concatenate(losses)
-    check_finite(bool(np.isfinite(found).all()))
-    return found
+    return np.concatenate(losses)

@@ -1,13 +1,13 @@
 """How likely a model finds given continuations of given texts."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 import numpy as np
 
 from ..generation.decode import PREFILL_STEP_SIZE
-from ..generation.finite import check_finite
+from ..generation.finite import are_finite, check_finite
 from ..models import Decoder
 from ..models.tokens import check_tokens
 from ..ops import cross_entropy
@@ -45,7 +45,7 @@ def score_continuations(
 
     Raises:
         ValueError: A context is empty or a token is not in the vocabulary.
-        NumericalError: The model's logits are not finite.
+        NumericalError: The model's logits are not finite, or all zero.
 
     Example:
         >>> score_continuations(model, [([1, 2], [3])])  # doctest: +SKIP
@@ -102,8 +102,9 @@ def _targets(
     for first in range(0, len(targets), step):
         logits = model.logits(hidden[first : first + step])
         target = mx.array(targets[first : first + step])
-        likelihoods.append(-np.array(cross_entropy(logits, target), np.float64))
-        is_best.append(np.array(mx.argmax(logits, axis=1) == target))
-    found = np.concatenate(likelihoods)
-    check_finite(bool(np.isfinite(found).all()))
-    return found, np.concatenate(is_best)
+        loss, best, finite = cross_entropy(logits, target), mx.argmax(logits, 1), are_finite(logits)
+        mx.eval(loss, best, finite)
+        check_finite(cast(bool, finite.item()))
+        likelihoods.append(-np.array(loss, np.float64))
+        is_best.append(np.array(best == target))
+    return np.concatenate(likelihoods), np.concatenate(is_best)

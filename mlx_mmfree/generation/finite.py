@@ -11,7 +11,8 @@ def are_finite(logits: mx.array) -> mx.array:
     Zeros are what a norm makes of numbers whose squares overflow. Each row's sum of magnitudes tells
     both, in one pass: beside a step of decoding this costs next to nothing.
     """
-    sums = mx.abs(logits).sum(axis=-1)
+    # 16 bits cannot hold the sum of a vocabulary
+    sums = mx.abs(logits.astype(mx.float32)).sum(axis=-1)
     return ((sums > 0) & (sums < mx.inf)).all()
 
 

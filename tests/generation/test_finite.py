@@ -11,6 +11,7 @@ from mlx_mmfree.errors import NumericalError
 from mlx_mmfree.evaluation.perplexity import measure_perplexity
 from mlx_mmfree.evaluation.scoring import score_continuations
 from mlx_mmfree.generation.decode import Decoding, generate_tokens
+from mlx_mmfree.generation.finite import are_finite
 from mlx_mmfree.generation.speculative import SpeculativeDecoding
 from mlx_mmfree.models import Decoder
 from tests.generation.models import MODELS
@@ -38,11 +39,19 @@ def test_damaged_weights_are_named(model: Decoder, use: str, value: float) -> No
         USES[use](model)
 
 
-@pytest.mark.parametrize("use", ["generate", "batch", "draft"])
+@pytest.mark.parametrize("use", USES)
 def test_weights_whose_squares_overflow_are_named(model: Decoder, use: str) -> None:
     model.embed.weight = mx.full(model.embed.weight.shape, 3e38)
     with pytest.raises(NumericalError, match="are zero for an overflow before"):
         USES[use](model)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32], ids=str)
+def test_a_large_vocabulary_of_any_float_type_is_finite(dtype: mx.Dtype) -> None:
+    logits = mx.full((2, 2**16), 9.0, dtype)
+    assert are_finite(logits).item()
+    logits[1, -1] = -math.inf
+    assert not are_finite(logits).item()
 
 
 def test_every_step_is_looked_at(model: Decoder) -> None:

@@ -87,6 +87,29 @@ def pack_codes(codes: np.ndarray) -> np.ndarray:
     return fours.astype(np.uint8).view(np.uint32)
 
 
+def unpack_codes(weights: Sequence[mx.array], dims: int) -> np.ndarray:
+    """The trits of packed matrices, one below the other, as float32 `(N, D)`.
+
+    Args:
+        weights: Words of 16 codes, `uint32`, of one width.
+        dims: Columns that are no padding.
+    """
+    shifts = np.arange(0, 8, 2)
+    # the four trits of each byte
+    table = (np.arange(256)[:, None] >> shifts & 3).astype(np.float32) - 1
+    ends = np.cumsum([0, *(len(weight) for weight in weights)])
+    trits = np.empty((ends[-1], dims), np.float32)
+    for weight, start in zip(weights, ends[:-1], strict=True):
+        octets = np.asarray(weight).view(np.uint8)
+
+        def unpack(part: slice, octets: np.ndarray = octets, start: int = start) -> None:
+            rows = table[octets[part]].reshape(-1, 4 * octets.shape[1])
+            trits[start + part.start : start + part.stop] = rows[:, :dims]
+
+        in_blocks(len(octets), dims, unpack)
+    return trits
+
+
 def block_sums_of_sizes(weight: mx.array) -> mx.array:
     """Numbers whose `long_sum` is that of `|weight|`, bit for bit: those of its first round."""
     flat, to_float = _floats(weight.reshape(-1))

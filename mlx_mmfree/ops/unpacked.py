@@ -3,13 +3,15 @@
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from ..errors import UsageError
 from ..platform.device import available_memory_bytes
-from .ternary import unpack_ternary
+from .host_blocks import unpack_codes
 
 LIMIT = "MLX_MMFREE_UNPACKED_MB"
 """The environment variable that says how many megabytes floats may take."""
@@ -17,9 +19,30 @@ LIMIT = "MLX_MMFREE_UNPACKED_MB"
 SHARE = 0.25
 """Of the memory that is free when the first matrix is unpacked: the limit where none is given."""
 
+BLOCK_WEIGHTS = 2**18
+"""OpenBLAS multiplies few rows by at most so many weights without a copy of them, on one thread. Larger
+matrices cost it three times the time."""
+
+LEAST_BLOCK_OUTPUTS = 16
+
+FEW_ROWS = 16
+"""Rows of activations that are multiplied by blocks; more are multiplied by the whole matrix."""
+
+
+class Floats(NamedTuple):
+    """Two views of the same numbers.
+
+    Attributes:
+        whole: The trits as float32 `(N, D)`.
+        blocks: The same as `(N / C, D, C)`, small enough for a fast product with few rows.
+    """
+
+    whole: mx.array
+    blocks: mx.array
+
 
 class UnpackedMatrices:
-    """Floats of packed matrices, found by the packed array itself, with which they go.
+    """Floats of packed matrices, found by the packed arrays themselves, with which they go.
 
     Args:
         limit_bytes: The most that they take together.
@@ -28,39 +51,87 @@ class UnpackedMatrices:
     def __init__(self, limit_bytes: int):
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
-        self._kept: dict[int, tuple[weakref.ref, mx.array]] = {}
+        self._kept: dict[tuple[int, ...], tuple[list[weakref.ref], Floats]] = {}
         self._lock = threading.RLock()
 
-    def find(self, weight: mx.array, input_dims: int) -> mx.array | None:
-        """The trits of `weight` as float32 `(N, D)`; `None` where there is no room for them."""
-        kept = self._kept.get(id(weight))
-        if kept is not None and kept[0]() is weight:
-            return kept[1]
-        size_bytes = 4 * weight.shape[0] * input_dims
+    def find(self, weights: Sequence[mx.array], input_dims: int) -> Floats | None:
+        """The trits of matrices, one below the other; `None` where there is no room for them.
+
+        Args:
+            weights: The packed matrices, uint32 `(N_p, packed_width(D))`.
+            input_dims: `D`.
+        """
+        key = tuple(map(id, weights))
+        if found := self._found(key, weights):
+            return found
+        new = [weight for weight in weights if not self._found((id(weight),), (weight,))]
+        size_bytes = sum(_bytes(weight, input_dims) for weight in new)
         if self.size_bytes + size_bytes > self.limit_bytes:
             return None
-        trits = unpack_ternary(weight, input_dims)
         try:
-            mx.eval(trits)
+            mx.eval(weights)
         except ValueError:
-            # traced: it has no values yet
+            # traced: they have no values yet
             return None
-        self._keep(weight, trits)
-        return trits
+        trits = mx.array(unpack_codes(weights, input_dims))
+        with self._lock:
+            self._keep(key, weights, _floats(trits, [weight.shape[0] for weight in weights]))
+            self._keep_each(weights, trits)
+        return self._found(key, weights)
 
-    def _keep(self, weight: mx.array, trits: mx.array) -> None:
-        key = id(weight)
+    def _found(self, key: tuple[int, ...], weights: Sequence[mx.array]) -> Floats | None:
+        kept = self._kept.get(key)
+        if kept is None or any(
+            reference() is not weight for reference, weight in zip(kept[0], weights, strict=True)
+        ):
+            return None
+        return kept[1]
 
+    def _keep_each(self, weights: Sequence[mx.array], trits: mx.array) -> None:
+        """Each matrix alone is a part of them all, so that nothing is kept twice."""
+        start = 0
+        for weight in weights:
+            part = trits[start : start + weight.shape[0]]
+            start += weight.shape[0]
+            key = (id(weight),)
+            if not self._found(key, (weight,)) or len(weights) > 1:
+                self._keep(key, (weight,), _floats(part, [part.shape[0]]))
+
+    def _keep(self, key: tuple[int, ...], weights: Sequence[mx.array], floats: Floats) -> None:
         def forget(reference: weakref.ref) -> None:
             with self._lock:
-                if key in self._kept and self._kept[key][0] is reference:
+                kept = self._kept.get(key)
+                if kept is not None and any(reference is each for each in kept[0]):
                     del self._kept[key]
-                    self.size_bytes -= trits.nbytes
+                    self._count(key, floats, -1)
 
-        with self._lock:
-            if key not in self._kept or self._kept[key][0]() is None:
-                self._kept[key] = weakref.ref(weight, forget), trits
-                self.size_bytes += trits.nbytes
+        if key in self._kept:
+            self._count(key, self._kept[key][1], -1)
+        self._kept[key] = [weakref.ref(weight, forget) for weight in weights], floats
+        self._count(key, floats, 1)
+
+    def _count(self, key: tuple[int, ...], floats: Floats, sign: int) -> None:
+        """Counts single matrices; several share their memory."""
+        if len(key) == 1:
+            self.size_bytes += sign * floats.whole.nbytes
+
+
+def _bytes(weight: mx.array, input_dims: int) -> int:
+    return 4 * weight.shape[0] * input_dims
+
+
+def _floats(trits: mx.array, outputs: Sequence[int]) -> Floats:
+    """Views of the trits of matrices with so many outputs each."""
+    dims = trits.shape[1]
+    # equal matrices are cut between blocks
+    whole = outputs[0] if len(set(outputs)) == 1 else sum(outputs)
+    most = min(max(BLOCK_WEIGHTS // dims, 1), whole)
+    width = next(size for size in range(most, 0, -1) if whole % size == 0)
+    if width < LEAST_BLOCK_OUTPUTS:
+        width = whole
+    floats = Floats(trits, trits.reshape(-1, width, dims).swapaxes(1, 2))
+    mx.eval(floats)
+    return floats
 
 
 @cache

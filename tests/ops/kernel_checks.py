@@ -125,7 +125,9 @@ def check_scan_gradient(*inputs: mx.array, backend: str = "metal") -> None:
         assert_close(g, w, max(GRADIENT_TOLERANCE, TOLERANCE[w.dtype]))
 
 
-def check_fused_sums(rows: int, dims: int, outputs: tuple[int, ...], dtype: mx.Dtype) -> None:
+def check_fused_sums(
+    rows: int, dims: int, outputs: tuple[int, ...], dtype: mx.Dtype, backend: str = "metal"
+) -> None:
     """Rows of codes whose scale is exactly 1 give exact sums, scaled and added to exactly."""
     mx.random.seed(rows * 10007 + dims)
     codes = mx.random.randint(-127, 128, (rows, dims))
@@ -146,7 +148,7 @@ def check_fused_sums(rows: int, dims: int, outputs: tuple[int, ...], dtype: mx.D
     projections = [
         Projection(pack_ternary(t), scale) for t, scale in zip(trits, scales, strict=True)
     ]
-    with use_backend("metal"):
+    with use_backend(backend):
         got = bit_linear(codes.astype(dtype), projections, residual=residual)
     assert_same(got, (want + residual).astype(dtype))
 
@@ -160,6 +162,7 @@ def check_fused_codes(
     norm_eps: float | None = None,
     eps: float | None = None,
     rounding: Rounding = "half_even",
+    backend: str = "metal",
 ) -> None:
     """Matrices with one trit in a row show the codes, each multiplied by the sign of the trit."""
     mx.random.seed(rows * 10007 + dims)
@@ -179,7 +182,7 @@ def check_fused_codes(
             codes, scale = rms_norm_quantize(z, own, eps=eps, rounding=rounding)
         y = z if eps is None else mx.fast.rms_norm(z, own, eps)
         expected.append((codes[:, column], (y * scale)[:, column], scale, sign))
-    with use_backend("metal"):
+    with use_backend(backend):
         got = bit_linear(
             x,
             projections,
@@ -201,17 +204,19 @@ def check_fused_codes(
             assert_close(found, codes, 1.01 / 127 + TOLERANCE[dtype])
 
 
-def check_fused_ties(rounding: Rounding) -> None:
+def check_fused_ties(rounding: Rounding, backend: str = "metal") -> None:
     """The largest value is 127, so the scale is exactly 1 and the ties survive."""
     x = mx.array([[127.0, 0.5, 2.5, -0.5, -2.5]])
     weight = pack_ternary(mx.eye(5).astype(mx.int32))
-    with use_backend("metal"):
+    with use_backend(backend):
         got = bit_linear(x, [Projection(weight, mx.ones((1,)))], rounding=rounding)
     ties = {"half_even": [0, 2, 0, -2], "half_away": [1, 3, -1, -3]}[rounding]
     assert_same(got, mx.array([[127.0, *ties]]))
 
 
-def check_fused_floats(rows: int, dims: int, dtype: mx.Dtype, gate: Activation | None) -> None:
+def check_fused_floats(
+    rows: int, dims: int, dtype: mx.Dtype, gate: Activation | None, backend: str = "metal"
+) -> None:
     mx.random.seed(rows * 10007 + dims)
     x = mx.random.normal((rows, dims * (2 if gate else 1))).astype(dtype)
     projections = [
@@ -224,7 +229,7 @@ def check_fused_floats(rows: int, dims: int, dtype: mx.Dtype, gate: Activation |
     ]
     options = {"eps": 1e-3, "quantize": False, "gate": gate, "norm_eps": 1e-2}
     options["norm"] = 1 + 0.1 * mx.random.normal((dims,))
-    with use_backend("metal"):
+    with use_backend(backend):
         got = bit_linear(x, projections, **options)
     with use_backend("reference"):
         want = bit_linear(x, projections, **options)
@@ -240,7 +245,13 @@ def check_gated_norm(gate: mx.array, h: mx.array, weight: mx.array) -> None:
 
 
 def check_step(
-    batch: int, dims: int, dtype: mx.Dtype, *, is_bounded: bool = True, is_masked: bool = True
+    batch: int,
+    dims: int,
+    dtype: mx.Dtype,
+    *,
+    is_bounded: bool = True,
+    is_masked: bool = True,
+    backend: str = "metal",
 ) -> None:
     mx.random.seed(batch * 10007 + dims)
     gates = mx.random.normal((batch, 1, 3 * dims)).astype(dtype)
@@ -250,7 +261,7 @@ def check_step(
         "lower_bound": mx.random.uniform(shape=(dims,)) if is_bounded else None,
         "valid": mx.arange(batch)[:, None] % 3 != 1 if is_masked else None,
     }
-    with use_backend("metal"):
+    with use_backend(backend):
         got = mlgru_step(gates, state, weight, **options)
     with use_backend("reference"):
         want = mlgru_step(gates, state, weight, **options)

@@ -21,9 +21,9 @@ def test_a_matrix_is_unpacked_once_and_goes_with_its_packed_form() -> None:
     trits = drawn(5, 40)
     weight = pack_ternary(trits)
     matrices = UnpackedMatrices(10**6)
-    found = matrices.find(weight, 40)
-    assert found is not None and mx.array_equal(found, trits)
-    assert matrices.find(weight, 40) is found
+    found = matrices.find([weight], 40)
+    assert found is not None and mx.array_equal(found.whole, trits)
+    assert matrices.find([weight], 40) is found
     assert matrices.size_bytes == 4 * 5 * 40
     del weight
     gc.collect()
@@ -33,13 +33,41 @@ def test_a_matrix_is_unpacked_once_and_goes_with_its_packed_form() -> None:
 def test_the_limit_holds() -> None:
     matrices = UnpackedMatrices(2 * 4 * 5 * 40 + 10)
     weights = [pack_ternary(drawn(5, 40)) for _ in range(3)]
-    assert [matrices.find(weight, 40) is not None for weight in weights] == [True, True, False]
+    assert [matrices.find([weight], 40) is not None for weight in weights] == [True, True, False]
     assert matrices.size_bytes == 2 * 4 * 5 * 40
+
+
+@pytest.mark.parametrize("is_first_alone", [False, True])
+def test_matrices_that_are_multiplied_together_are_kept_once(is_first_alone: bool) -> None:
+    matrices = UnpackedMatrices(10**6)
+    trits = [drawn(96, 40) for _ in range(3)]
+    weights = [pack_ternary(each) for each in trits]
+    if is_first_alone:
+        matrices.find(weights[:1], 40)
+    together = matrices.find(weights, 40)
+    assert together is not None and mx.array_equal(together.whole, mx.concatenate(trits))
+    # blocks do not cross from one matrix to the next
+    blocks = together.blocks.reshape(3, -1, *together.blocks.shape[1:])
+    for weight, each, part in zip(weights, trits, blocks, strict=True):
+        alone = matrices.find([weight], 40)
+        assert alone is not None and mx.array_equal(alone.whole, each)
+        assert mx.array_equal(part.swapaxes(1, 2).reshape(96, 40), each)
+    assert matrices.size_bytes == 3 * 4 * 96 * 40
+    del weights, weight
+    gc.collect()
+    assert matrices.size_bytes == 0 and not matrices._kept
+
+
+@pytest.mark.parametrize("outputs", [1, 7, 64, 4099])
+def test_blocks_are_few(outputs: int) -> None:
+    weight = pack_ternary(drawn(outputs, 100))
+    floats = UnpackedMatrices(10**8).find([weight], 100)
+    assert floats is not None and floats.blocks.shape[0] <= max(1, outputs // 16)
 
 
 def test_what_is_traced_is_not_kept() -> None:
     matrices = UnpackedMatrices(10**6)
-    mx.compile(lambda weight: [matrices.find(weight, 40)] and weight)(pack_ternary(drawn(5, 40)))
+    mx.compile(lambda weight: [matrices.find([weight], 40)] and weight)(pack_ternary(drawn(5, 40)))
     gc.collect()
     assert matrices.size_bytes == 0
 

@@ -32,9 +32,12 @@ def run(
     if norm is not None and norm_eps is not None:
         z = mx.fast.rms_norm(z, norm.astype(mx.float32), norm_eps)
     results = []
+    codes: mx.array | None = None
     for weight, scale, own_norm in projections:
         if quantize:
-            codes, input_scale = rms_norm_quantize(z, own_norm, eps=eps, rounding=rounding)
+            # without norms of their own all projections share their codes
+            if codes is None or own_norm is not None:
+                codes, input_scale = rms_norm_quantize(z, own_norm, eps=eps, rounding=rounding)
             results.append(ternary_matmul(codes, weight, codes=True) * (scale / input_scale))
         else:
             normed = z

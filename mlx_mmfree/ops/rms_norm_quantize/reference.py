@@ -6,7 +6,7 @@ from ..straight_through import straight_through
 
 # The float32 just below 0.5: |x| + this, floored, rounds half away from zero without rounding
 # 0.49999997 up.
-_BELOW_HALF = 0.49999997
+BELOW_HALF = 0.49999997
 
 
 def unsupported(
@@ -26,7 +26,7 @@ def run(
     scale = 127.0 / mx.maximum(largest, 1e-5)
     scaled = y * scale
     if rounding == "half_away":
-        rounded = mx.sign(scaled) * mx.floor(mx.abs(scaled) + _BELOW_HALF)
+        rounded = mx.sign(scaled) * mx.floor(mx.abs(scaled) + BELOW_HALF)
     else:
         rounded = mx.round(scaled)
     return straight_through(mx.clip(rounded, -128.0, 127.0), scaled), scale

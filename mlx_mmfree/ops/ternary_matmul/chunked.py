@@ -1,17 +1,17 @@
 """`ternary_matmul` in MLX's own products, where the library's kernels cannot run.
 
 On a GPU packed words are an affine 2-bit matrix with scale 1 and bias -1. On a CPU MLX is slow with
-such matrices from 3 rows on, so they are unpacked: once, where there is memory to keep the floats, or
-else some outputs at a time. Activations are float32, so that sums of codes stay exact.
+such matrices, so they are unpacked: once, where there is memory to keep the floats, or else, from 3
+rows on, some outputs at a time. Activations are float32, so that sums of codes stay exact.
 """
 
 import mlx.core as mx
 
 from ..ternary import CODES_PER_WORD, unpack_ternary
-from ..unpacked import unpacked_matrices
+from ..unpacked import FEW_ROWS, unpacked_matrices
 
 GROUP_SIZES = (128, 64, 32)
-FEW_ROWS = 2
+FEW_ROWS_IN_CODES = 2
 BLOCK_WEIGHTS = 2**22
 
 
@@ -24,10 +24,13 @@ def run(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:
     if mx.default_device() != mx.Device(mx.cpu):
         return _quantized(x, weight)
     dims = x.shape[-1]
-    trits = unpacked_matrices().find(weight, dims)
-    if trits is not None:
-        return x @ trits.T
-    if x.size <= FEW_ROWS * dims:
+    floats = unpacked_matrices().find((weight,), dims)
+    if floats is not None:
+        if x.size > FEW_ROWS * dims:
+            return x @ floats.whole.T
+        y = x.reshape(1, -1, dims) @ floats.blocks
+        return y.swapaxes(0, 1).reshape(*x.shape[:-1], -1)
+    if x.size <= FEW_ROWS_IN_CODES * dims:
         return _quantized(x, weight)
     rows = max(BLOCK_WEIGHTS // dims, 1)
     parts = [

@@ -1,0 +1,58 @@
+"""`mlgru_step` on the CPU where the library's kernels cannot run: the definition in few operations.
+
+There each of MLX's operations costs more than its arithmetic for one token.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+
+from ..compilation import fold
+from ..linear_scan import linear_scan
+
+
+def unsupported(*args: Any, **kwargs: Any) -> str | None:
+    if mx.default_device() != mx.Device(mx.cpu):
+        return "the default device is not the CPU"
+    return None
+
+
+def run(
+    gates: mx.array,
+    state: mx.array,
+    weight: mx.array,
+    *,
+    eps: float,
+    lower_bound: mx.array | None,
+    valid: mx.array | None,
+    starts: mx.array | None,
+) -> tuple[mx.array, mx.array]:
+    dims = state.shape[1]
+    i, f, g = mx.split(gates.astype(mx.float32), 3, axis=-1)
+    # of the shape they meet: MLX broadcasts in an operation of its own
+    one = mx.ones(f.shape)
+    fold(one)
+    f = mx.sigmoid(f)
+    if lower_bound is not None:
+        bound = mx.broadcast_to(lower_bound.astype(mx.float32), f.shape)
+        free = one - bound
+        fold(bound, free)
+        f = bound + free * f
+    i = i * mx.sigmoid(i) * (one - f)
+    if starts is not None:
+        f = mx.where(starts[..., None], 0.0, f)
+    if valid is not None:
+        f = mx.where(valid[..., None], f, 1.0)
+        i = mx.where(valid[..., None], i, 0.0)
+    if f.shape[1] == 1:
+        h = f * state.astype(mx.float32)[:, None] + i
+        last = h[:, 0]
+    else:
+        h, last = linear_scan(f, i, state)
+    norm = mx.broadcast_to(weight.astype(mx.float32), g.shape)
+    # a sum for each row by itself, the same whatever the number of rows
+    share, added = mx.full((1, 1, dims, 1), 1 / dims), mx.full((1, 1, 1), eps)
+    fold(norm, share, added)
+    mean = (g.square()[..., None, :] @ share).squeeze(-1)
+    y = g * mx.rsqrt(mean + added) * norm * (h * mx.sigmoid(h))
+    return y.astype(gates.dtype), last

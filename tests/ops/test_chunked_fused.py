@@ -1,0 +1,135 @@
+"""The fused operations in few plain ones: exact sums, codes, rows that stay alone, kept constants."""
+
+import mlx.core as mx
+import pytest
+
+from mlx_mmfree.ops import Projection, bit_linear, mlgru_step, pack_ternary, use_backend
+from mlx_mmfree.ops.activations import Activation
+from mlx_mmfree.ops.bit_linear import chunked
+from mlx_mmfree.ops.compilation import compiled
+from mlx_mmfree.ops.rms_norm_quantize import Rounding
+from mlx_mmfree.ops.unpacked import UnpackedMatrices
+from tests.ops.kernel_checks import (
+    assert_close,
+    assert_same,
+    check_fused_codes,
+    check_fused_floats,
+    check_fused_sums,
+    check_fused_ties,
+    check_step,
+    random_trits,
+)
+
+pytestmark = [
+    pytest.mark.usefixtures("chunked"),
+    pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="for a CPU"),
+]
+
+FLOATS = [mx.float32, mx.float16, mx.bfloat16]
+
+
+@pytest.mark.parametrize("outputs", [(33,), (32, 32, 32), (33, 8, 5), (640, 320, 320)], ids=str)
+@pytest.mark.parametrize(("rows", "dims"), [(1, 1), (1, 63), (1, 5460), (5, 100), (16, 33)])
+def test_sums_of_codes_are_exact(rows: int, dims: int, outputs: tuple[int, ...]) -> None:
+    check_fused_sums(rows, dims, outputs, mx.float32, backend="chunked")
+
+
+@pytest.mark.parametrize(
+    ("gate", "norm_eps", "eps", "rounding"),
+    [
+        (None, None, None, "half_even"),
+        (None, 1e-2, 1e-2, "half_away"),
+        ("silu", None, 1e-2, "half_even"),
+        ("silu", 1e-2, None, "half_away"),
+        ("relu2", None, 1e-2, "half_away"),
+        ("relu2", 1e-2, None, "half_even"),
+        ("gelu", 1e-2, 1e-2, "half_even"),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_codes(
+    rows: int,
+    gate: Activation | None,
+    norm_eps: float | None,
+    eps: float | None,
+    rounding: Rounding,
+) -> None:
+    options = {"gate": gate, "norm_eps": norm_eps, "eps": eps, "rounding": rounding}
+    check_fused_codes(rows, 100, mx.float32, **options, backend="chunked")
+
+
+@pytest.mark.parametrize("rounding", ["half_even", "half_away"])
+def test_exact_ties(rounding: Rounding) -> None:
+    check_fused_ties(rounding, backend="chunked")
+
+
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_floats_without_quantisation(dtype: mx.Dtype, gate: Activation | None) -> None:
+    check_fused_floats(5, 63, dtype, gate, backend="chunked")
+
+
+@pytest.mark.parametrize("quantize", [True, False])
+@pytest.mark.parametrize(("gate", "eps"), [(None, None), ("silu", 1e-6), ("relu2", None)])
+def test_a_bad_row_stays_alone(quantize: bool, gate: Activation | None, eps: float | None) -> None:
+    x = mx.ones((6, 100 if gate is None else 200))
+    x[1, 40], x[3, 99] = mx.nan, mx.inf
+    x[4] = 0
+    norm = None if eps is None else mx.ones((100,))
+    projection = Projection(pack_ternary(random_trits(33, 100)), mx.ones((1,)), norm)
+    with use_backend("chunked"):
+        got = bit_linear(
+            x, [projection], eps=eps, quantize=quantize, gate=gate, norm=norm, norm_eps=eps
+        )
+    finite = mx.isfinite(got).all(axis=1).tolist()
+    assert [n for n, ok in enumerate(finite) if not ok] == [1, 3]
+    assert not got[4].any()
+
+
+@pytest.mark.parametrize("is_bounded", [True, False])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_step(dtype: mx.Dtype, is_bounded: bool) -> None:
+    check_step(4, 33, dtype, is_bounded=is_bounded, is_masked=not is_bounded, backend="chunked")
+
+
+def test_a_row_has_the_same_bits_whatever_the_number_of_rows() -> None:
+    x, state = mx.random.normal((7, 1, 3 * 96)), mx.random.normal((7, 96))
+    norm = 1 + 0.1 * mx.random.normal((4, 96))
+    projections = [
+        Projection(pack_ternary(random_trits(64, 96)), mx.array([0.3]), own) for own in norm[1:]
+    ]
+
+    def both(x: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
+        y = bit_linear(x[..., :96], projections, eps=1e-6, norm=norm[0], norm_eps=1e-6)
+        return y, mlgru_step(x, state, norm[0], eps=1e-6)[0]
+
+    with use_backend("chunked"):
+        for got, want in zip(both(x[2:3], state[2:3]), both(x, state), strict=True):
+            assert_same(got[0], want[2])
+
+
+def test_without_room_for_floats_it_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    none = UnpackedMatrices(0)
+    monkeypatch.setattr(chunked, "unpacked_matrices", lambda: none)
+    options = dict.fromkeys(("eps", "gate", "norm", "norm_eps", "residual"))
+    projections = (Projection(pack_ternary(random_trits(4, 32)), mx.ones((1,))),)
+    arguments = {"rounding": "half_even", "quantize": True, **options}
+    assert "no room" in (chunked.unsupported(mx.ones((1, 32)), projections, **arguments) or "")
+    assert "more than 16" in (
+        chunked.unsupported(mx.ones((17, 32)), projections, **arguments) or ""
+    )
+
+
+def test_a_compiled_step_takes_new_activations() -> None:
+    norm = 1 + 0.1 * mx.random.normal((64,))
+    projection = Projection(pack_ternary(random_trits(48, 64)), mx.array([0.3]), norm)
+    options = {"eps": 1e-6, "norm": norm, "norm_eps": 1e-6, "rounding": "half_away"}
+
+    def step(x: mx.array) -> mx.array:
+        return bit_linear(x, [projection], **options)
+
+    with use_backend("chunked"):
+        repeated = compiled(step)
+        for seed in range(3):
+            x = mx.random.normal((1, 64), key=mx.random.key(seed))
+            assert_close(repeated(x), step(x), 1e-6)

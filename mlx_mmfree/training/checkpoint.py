@@ -1,6 +1,7 @@
 """The state of a training run on disk: trained weights, optimizer, position."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,19 @@ from ..hub.save import write_tensors
 from ..hub.target_folder import write_json
 
 _FOLDER, _PROGRESS = "checkpoint", "progress.json"
+
+
+def new_progress(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The progress of a run that begins; `record` is everything that decides its course."""
+    return {
+        "step": 0,
+        "tokens": 0,
+        "best_loss": math.inf,
+        "best_step": 0,
+        "validations_since_best": 0,
+        "unreported": {"loss": 0.0, "tokens": 0},
+        "settings": record,
+    }
 
 
 def save_checkpoint(
@@ -54,6 +68,8 @@ def read_progress(run: Path) -> dict[str, Any] | None:
         # the best loss is infinite before the first validation
         text = read_member(folder / _PROGRESS, MAX_BYTES)
         progress: dict[str, Any] = parse_json(text, finite=False)
+        if not _is_like(progress, new_progress({})):
+            raise ValueError(f"{_PROGRESS} must hold the numbers of a run but does not")
     except (OSError, ValueError) as error:
         raise _damage(folder, error) from error
     return progress
@@ -130,6 +146,16 @@ def load_trainable(model: nn.Module, file: Path) -> None:
 def trainable(model: nn.Module) -> dict[str, mx.array]:
     """The trainable parameters of a model by their names in memory."""
     return dict(tree_flatten(model.trainable_parameters()))
+
+
+def _is_like(value: Any, sample: Any) -> bool:
+    """Whether a value has the keys of a sample, and numbers of its types."""
+    if isinstance(sample, dict):
+        return isinstance(value, dict) and all(
+            name in value and _is_like(value[name], part) for name, part in sample.items()
+        )
+    is_number = isinstance(value, int) or (isinstance(value, float) and isinstance(sample, float))
+    return is_number and not isinstance(value, bool)
 
 
 def _existing(run: Path) -> Path | None:

@@ -50,13 +50,16 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The records of a log; a last line that a kill cut short is left out."""
+    """The records of a log, up to the first line that is none, as a last one that a kill cut short."""
     records = []
     for line in read_member(path, _MAX_BYTES).splitlines() if path.exists() else []:
         try:
-            records.append(parse_json(line, finite=False))
+            record = parse_json(line, finite=False)
         except ValueError:
             break
+        if not isinstance(record, dict):
+            break
+        records.append(record)
     return records
 
 

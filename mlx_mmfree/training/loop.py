@@ -25,6 +25,7 @@ from .callbacks import Callback
 from .checkpoint import (
     check_record,
     kept_state,
+    new_progress,
     read_progress,
     restore_checkpoint,
     save_checkpoint,
@@ -143,15 +144,7 @@ class Trainer:
         self._processes = DataParallel() if processes is None else processes
         self._callbacks = callbacks if self._processes.is_first else ()
         self._is_extended = False
-        self._progress: dict[str, Any] = {
-            "step": 0,
-            "tokens": 0,
-            "best_loss": math.inf,
-            "best_step": 0,
-            "validations_since_best": 0,
-            "unreported": {"loss": 0.0, "tokens": 0},
-            "settings": settings.record,
-        }
+        self._progress = new_progress(settings.record)
 
     def train(self) -> dict[str, Any]:
         """Runs to the last step, or until patience ends; returns the progress record.

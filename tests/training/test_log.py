@@ -29,6 +29,14 @@ def test_last_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
     assert [r["step"] for r in read_log(path)] == [1, 2, 3, 3]
 
 
+@pytest.mark.parametrize("line", ["3", "[1]", "null", '"step"', "1" * 99])
+def test_a_line_that_is_no_record_ends_the_log(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "log.jsonl"
+    _write(path, range(1, 4))
+    path.write_text(path.read_text() + f'{line}\n{{"step": 4}}\n')
+    assert [r["step"] for r in read_log(path)] == [1, 2, 3, 3]
+
+
 @pytest.mark.parametrize(
     ("most", "unit"),
     [

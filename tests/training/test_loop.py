@@ -18,11 +18,12 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import TrainingError, TrainingStopped
+from mlx_mmfree.files.json_reader import MAX_BYTES
 from mlx_mmfree.models import Decoder, hgrn_bit
 from mlx_mmfree.training import Settings
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.callbacks import BestWeights
-from mlx_mmfree.training.checkpoint import read_progress, save_checkpoint
+from mlx_mmfree.training.checkpoint import new_progress, read_progress, save_checkpoint
 from mlx_mmfree.training.corpus import Stage
 from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
 from mlx_mmfree.training.log import read_log
@@ -134,7 +135,9 @@ def test_kill_while_a_checkpoint_is_replaced(
         patched.setattr("mlx_mmfree.files.replacing._settle", lambda *_: None)
         patched.setattr(Path, "rename", killed)
         with pytest.raises(_Kill):
-            save_checkpoint(tmp_path / "run", _model(), optim.SGD(0.0), {"step": 8})
+            save_checkpoint(
+                tmp_path / "run", _model(), optim.SGD(0.0), new_progress({}) | {"step": 8}
+            )
             raise _Kill
     progress = read_progress(tmp_path / "run")
     assert progress is not None and progress["step"] == (7 if is_before else 8)
@@ -263,6 +266,30 @@ def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     (tmp_path / "run/checkpoint/optimizer.safetensors").write_bytes(b"broken")
     with pytest.raises(TrainingError, match="checkpoint' cannot be read"):
         _trainer(_model(), _settings(tmp_path), _batches()).train()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda progress: [progress],
+        lambda progress: {},
+        lambda progress: progress | {"step": "1"},
+        lambda progress: progress | {"step": True},
+        lambda progress: progress | {"tokens": 1.5},
+        lambda progress: progress | {"best_loss": None},
+        lambda progress: progress | {"settings": [1]},
+        lambda progress: progress | {"unreported": {"loss": 0.0}},
+        lambda progress: progress | {"note": "x" * MAX_BYTES},
+    ],
+)
+def test_damaged_progress_is_named(tmp_path: Path, damage: Callable[[Any], Any]) -> None:
+    save_checkpoint(tmp_path, nn.Linear(1, 1), optim.SGD(0.0), new_progress({}))
+    file = tmp_path / "checkpoint/progress.json"
+    progress = json.loads(file.read_text())
+    assert read_progress(tmp_path) == progress
+    file.write_text(json.dumps(damage(progress)))
+    with pytest.raises(TrainingError, match=r"checkpoint' cannot be read \(.*Delete it"):
+        read_progress(tmp_path)
 
 
 def test_accumulation_equals_the_larger_batch(tmp_path: Path) -> None:

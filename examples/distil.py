@@ -28,8 +28,8 @@ import mlx.core as mx
 
 from mlx_mmfree.evaluation import measure_perplexity
 from mlx_mmfree.hub import Tokenizer, convert, load, load_model, open_checkpoint
-from mlx_mmfree.hub.folder_plan import FloatForms
-from mlx_mmfree.hub.ternarize import ternarized
+from mlx_mmfree.hub.conversion.plan import FloatForms
+from mlx_mmfree.hub.conversion.ternarize import ternarized
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.platform.allocator import keep_freed_memory
 from mlx_mmfree.training import Settings, train_language_model

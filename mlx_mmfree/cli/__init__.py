@@ -1,3 +1,3 @@
 """Commands: one file each, which parses flags and calls the library."""
 
-from .console import main as main
+from .parts.console import main as main

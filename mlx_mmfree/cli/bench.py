@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from .bench_table import report_lines
-from .console import INTERRUPTED, CommandParser, command
-from .flags import positive
-from .loading import DTYPES, add_latent_flag
+from .parts.bench_table import report_lines
+from .parts.console import INTERRUPTED, CommandParser, command
+from .parts.flags import positive
+from .parts.loading import DTYPES, add_latent_flag
 from .parts.writable import check_writable
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _models(args: argparse.Namespace) -> list["ModelChoice"]:
 
 def _read_config(name: str) -> dict[str, Any]:
     from ..evaluation.benchmark_weights import PRESETS
-    from ..hub.json_file import read_json_object
+    from ..files.json_file import read_json_object
 
     if name.lower() in PRESETS:
         return PRESETS[name.lower()]

@@ -6,18 +6,18 @@ from pathlib import Path
 from time import perf_counter
 
 from ..errors import UsageError
-from .console import CommandParser, argument_errors, command
-from .flags import escaped, json_object, positive
-from .loading import (
+from .parts.console import CommandParser, argument_errors, command
+from .parts.flags import escaped, json_object, positive
+from .parts.loading import (
     add_key_value_flags,
     add_memory_flags,
     add_model_flags,
     key_value_settings,
     loaded,
 )
+from .parts.prompts import PromptWriter, most_tokens, read_standard_input
 from .parts.reading_bar import ReadingBar
 from .parts.writable import check_writable
-from .prompts import PromptWriter, most_tokens, read_standard_input
 
 HELP = "save what a model keeps of a long prompt"
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from ..errors import MMFreeError, UsageError
 from ..platform.terminal import shown
-from .console import CommandParser, argument_errors, command
-from .flags import json_object, positive
-from .loading import add_key_value_flags, add_memory_flags, add_model_flags, loaded
+from .parts.console import CommandParser, argument_errors, command
 from .parts.flag_names import with_flags
+from .parts.flags import json_object, positive
 from .parts.interruption import Interruption
 from .parts.line_reader import QUOTES, MessageReader
+from .parts.loading import add_key_value_flags, add_memory_flags, add_model_flags, loaded
 from .parts.reading_bar import ReadingBar
+from .parts.sampling import add_sampling_flags, sampler_from
 from .parts.word_wrap import WordWrap
-from .sampling import add_sampling_flags, sampler_from
 
 if TYPE_CHECKING:
     from ..generation import Chat, GenerationResponse

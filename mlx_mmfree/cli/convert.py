@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..files.paths import expanded
-from .console import CommandParser, command
-from .loading import DTYPES, add_latent_flag
+from .parts.console import CommandParser, command
+from .parts.loading import DTYPES, add_latent_flag
 from .perplexity import read_text
 
 if TYPE_CHECKING:
     from ..hub import Checkpoint, Report
-    from ..hub.model_card import ModelCard
+    from ..hub.publish.model_card import ModelCard
 
 HELP = "write a checkpoint in the form of MLX, transformers or GGUF"
 
@@ -108,10 +108,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     import mlx.core as mx
 
     from ..hub import convert, open_checkpoint
-    from ..hub.adapters import CONFIG_FILE as ADAPTER_CONFIG
-    from ..hub.folder_plan import FloatForms
-    from ..hub.ternarize import check_dense, ternarized
-    from ..hub.upload import check_repository, plan_upload, upload
+    from ..hub.adapters.adapter import CONFIG_FILE as ADAPTER_CONFIG
+    from ..hub.conversion.plan import FloatForms
+    from ..hub.conversion.ternarize import check_dense, ternarized
+    from ..hub.publish.upload import check_repository, plan_upload, upload
 
     if args.upload_repo is not None:
         check_repository(args.upload_repo)
@@ -208,8 +208,8 @@ def model_card(
         revision: Of the repository.
         folder: Where the source lies.
     """
-    from ..hub.download import local_folder
-    from ..hub.model_card import CARD_FILE, CARD_PATTERNS, ModelCard, read_source_card
+    from ..hub.publish.model_card import CARD_FILE, CARD_PATTERNS, ModelCard, read_source_card
+    from ..hub.remote.download import local_folder
 
     is_local = expanded(model).exists()
     if not is_local:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .console import CommandParser, command
-from .flags import BYTES_PER_GB
+from .parts.console import CommandParser, command
+from .parts.flags import BYTES_PER_GB
 
 HELP = "show versions, device, backends with reasons, and problems"
 
@@ -35,8 +35,8 @@ def examine() -> dict[str, Any]:
     Raises:
         UsageError: An environment variable has a value that is not known.
     """
-    from ..ops.dispatch import forced_backend
-    from ..ops.inspection import cpu_kernels, metal_kernels, operation_reports
+    from ..ops.backend.dispatch import forced_backend
+    from ..ops.backend.inspection import cpu_kernels, metal_kernels, operation_reports
     from ..platform import blas, host
     from ..platform.bandwidth import read_bandwidth
     from ..platform.device import device_info

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..files.replacing import new_file
-from .console import CommandParser, argument_errors, command
-from .flags import json_object, positive, seed, whole
-from .loading import add_memory_flags, add_model_flags, loaded
+from .parts.console import CommandParser, argument_errors, command
+from .parts.flags import json_object, positive, seed, whole
+from .parts.loading import add_memory_flags, add_model_flags, loaded
 from .parts.writable import check_writable
 
 if TYPE_CHECKING:

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..files.paths import expanded, real_path
-from .console import CommandParser, command
 from .convert import model_card
-from .flags import positive
-from .loading import add_memory_flags, add_model_flags, dtype_of, loaded
+from .parts.console import CommandParser, command
+from .parts.flags import positive
+from .parts.loading import add_memory_flags, add_model_flags, dtype_of, loaded
 from .perplexity import read_text, text_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..hub import Tokenizer
-    from ..hub.model_card import ModelCard
+    from ..hub.publish.model_card import ModelCard
     from ..models import Decoder
 
 HELP = "merge an adapter into its model, or put both into one folder"
@@ -99,9 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     import mlx.core as mx
 
-    from ..hub.fuse import check_form, fuse, save_peft_adapter, save_with_adapter
-    from ..hub.target_folder import check_target
-    from ..hub.upload import check_repository, plan_upload, upload
+    from ..hub.adapters.fuse import check_form, fuse, save_peft_adapter, save_with_adapter
+    from ..hub.checkpoint.target_folder import check_target
+    from ..hub.publish.upload import check_repository, plan_upload, upload
 
     if args.upload_repo is not None:
         check_repository(args.upload_repo)
@@ -180,7 +180,7 @@ def _loss_on_samples(
 def _losses_before(
     model: "Decoder", measure: "Callable[[Decoder, str], float]"
 ) -> dict[str, float]:
-    from ..hub.adapters import adapter_of, attach
+    from ..hub.adapters.adapter import adapter_of, attach
 
     adapter = adapter_of(model)
     base = measure(attach(model, None), "base")

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from .console import INTERRUPTED, CommandParser, argument_errors, command
-from .flags import escaped, json_object, positive, truth, whole
-from .loading import (
+from .parts.console import INTERRUPTED, CommandParser, argument_errors, command
+from .parts.flags import escaped, json_object, positive, truth, whole
+from .parts.interruption import Interruption
+from .parts.loading import (
     add_key_value_flags,
     add_memory_flags,
     add_model_flags,
@@ -19,11 +20,10 @@ from .loading import (
     dtype_of,
     loaded,
 )
-from .parts.interruption import Interruption
+from .parts.process_group import add_tensor_parallel_flag, common_seed, one_voice, tensor_group
+from .parts.prompts import PromptWriter, most_tokens, read_prompts, read_standard_input
 from .parts.reading_bar import ReadingBar
-from .process_group import add_tensor_parallel_flag, common_seed, one_voice, tensor_group
-from .prompts import PromptWriter, most_tokens, read_prompts, read_standard_input
-from .sampling import add_sampling_flags, sampler_from
+from .parts.sampling import add_sampling_flags, sampler_from
 
 if TYPE_CHECKING:
     from ..generation import BatchStats, GenerationResponse

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..platform.process_group import start_group
-from .console import CommandParser, command, command_names
-from .flags import positive
+from .parts.console import CommandParser, command, command_names
+from .parts.flags import positive
 
 HELP = "run a command in several processes of this machine"
 

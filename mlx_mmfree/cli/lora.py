@@ -12,11 +12,11 @@ from ..platform.allocator import keep_freed_memory
 from ..training.fine_tune_settings import KINDS, FineTuneSettings, fine_tune_settings
 from ..training.optimizer import OPTIMIZERS
 from ..training.yaml_values import read_mapping
-from .console import CommandParser, command
-from .flags import add_settings_flags
-from .loading import DTYPES, add_latent_flag, add_memory_flags, dtype_of, limits
-from .process_group import one_voice
-from .reports import add_report_flags, check_report_flags, reports
+from .parts.console import CommandParser, command
+from .parts.flags import add_settings_flags
+from .parts.loading import DTYPES, add_latent_flag, add_memory_flags, dtype_of, limits
+from .parts.process_group import one_voice
+from .parts.reports import add_report_flags, check_report_flags, reports
 
 if TYPE_CHECKING:
     from ..hub import Tokenizer
@@ -142,7 +142,7 @@ def _train(
 ) -> None:
     import mlx.core as mx
 
-    from ..hub.adapters import why_not_in_mlx_lm
+    from ..hub.adapters.adapter import why_not_in_mlx_lm
     from ..training.distillation import load_teacher
     from ..training.fine_tune import fine_tune, prepare
     from ..training.log import read_log
@@ -190,7 +190,7 @@ def _test(
     data: "dict[str, Samples]",
     settings: FineTuneSettings,
 ) -> None:
-    from ..hub.adapters import attach, read_adapter
+    from ..hub.adapters.adapter import attach, read_adapter
     from ..training.fine_tune import held_out_loss
 
     if "test" not in data:

@@ -9,10 +9,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from .console import CommandParser, command
+from .parts.console import CommandParser, command
 
 if TYPE_CHECKING:
-    from ..hub.cached_models import CachedModel
+    from ..hub.checkpoint.cached_models import CachedModel
 
 HELP = "list the models in the caches, and remove them"
 
@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    from ..hub.cached_models import cached_models, remove_model
+    from ..hub.checkpoint.cached_models import cached_models, remove_model
 
     models = cached_models()
     if not args.remove:

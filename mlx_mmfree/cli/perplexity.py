@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..files.opening import read_file
-from .console import CommandParser, argument_errors, command
-from .flags import positive
-from .loading import add_memory_flags, add_model_flags, loaded
+from .parts.console import CommandParser, argument_errors, command
+from .parts.flags import positive
+from .parts.loading import add_memory_flags, add_model_flags, loaded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -139,7 +139,7 @@ def text_tokens(
     """The ids to read, at most `limit`, and the bytes of those that are predicted."""
     import numpy as np
 
-    from ..models.tokens import check_tokens
+    from ..models.parts.tokens import check_tokens
 
     plain = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
     frame = tokenizer.encode("")[:1]

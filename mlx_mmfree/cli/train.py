@@ -7,11 +7,11 @@ from pathlib import Path
 
 from ..platform.allocator import keep_freed_memory
 from ..training.settings import Settings, read_settings
-from .console import CommandParser, command
-from .flags import add_settings_flags
-from .loading import add_latent_flag, add_memory_flags, limits
-from .process_group import one_voice
-from .reports import add_report_flags, check_report_flags, reports
+from .parts.console import CommandParser, command
+from .parts.flags import add_settings_flags
+from .parts.loading import add_latent_flag, add_memory_flags, limits
+from .parts.process_group import one_voice
+from .parts.reports import add_report_flags, check_report_flags, reports
 
 HELP = "train a language model from text files"
 

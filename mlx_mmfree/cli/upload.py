@@ -4,10 +4,10 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .console import CommandParser, command
+from .parts.console import CommandParser, command
 
 if TYPE_CHECKING:
-    from ..hub.upload import UploadPlan
+    from ..hub.publish.upload import UploadPlan
 
 HELP = "send a model folder to the Hub"
 
@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    from ..hub.upload import plan_upload, upload
+    from ..hub.publish.upload import plan_upload, upload
 
     plan = plan_upload(
         args.path, args.repo, private=args.private, revision=args.revision, message=args.message

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops.inspection import multiply_rate, read_seconds
+from ..ops.backend.inspection import multiply_rate, read_seconds
 from ..platform.memory_reader import METHOD_ON_CPU, MemoryReader, memory_reader
 
 METHOD_OF_KERNELS = "the compiled kernels' own threads, each a contiguous share"

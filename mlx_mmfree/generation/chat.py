@@ -9,7 +9,7 @@ from mlx.utils import tree_reduce
 
 from ..errors import UsageError
 from ..models import Decoder
-from ..models.tokens import token_array
+from ..models.parts.tokens import token_array
 from .decode import PREFILL_STEP_SIZE, Decoding, Progress, State, check_max_tokens
 from .samplers import Sampler, greedy
 from .stop import end_tokens

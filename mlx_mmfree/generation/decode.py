@@ -8,8 +8,8 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from ..models import Decoder
-from ..models.tokens import token_array
-from ..ops.compilation import can_compile, compiled
+from ..models.parts.tokens import token_array
+from ..ops.backend.compilation import can_compile, compiled
 from .finite import are_finite, check_finite
 from .key_values import fixed_state, growing_state
 from .penalties import LogitsProcessor

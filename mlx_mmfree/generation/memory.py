@@ -14,7 +14,7 @@ from .. import ops
 from ..errors import MMFreeError
 from ..layers import BitLinear, PackedBitLinear, TiedBitLinear
 from ..models import Decoder
-from ..ops.dispatch import backend_report, forced_backend
+from ..ops.backend.dispatch import backend_report, forced_backend
 from ..ops.ternary import packed_width
 from ..platform.device import DeviceInfo, device_info
 from ..token_mixers import GQA

@@ -19,12 +19,12 @@ from ..errors import CheckpointError
 from ..files.json_reader import parse_json
 from ..files.paths import expanded, real_path
 from ..files.replacing import new_file
+from ..files.safetensors import read_header
 from ..files.space import check_space
-from ..hub.safetensors import read_header
-from ..hub.save import write_tensors
-from ..hub.tensor_entry import TensorEntry, read_tensors
+from ..files.tensor_entry import TensorEntry, read_tensors
+from ..hub.checkpoint.save import write_tensors
 from ..models import Decoder
-from ..models.tokens import check_tokens, token_array
+from ..models.parts.tokens import check_tokens, token_array
 from .decode import PREFILL_STEP_SIZE, Progress, prefill
 from .key_values import blank_state
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import mlx.core as mx
 
 from ..models import Decoder
-from ..models.tokens import check_tokens, token_array
+from ..models.parts.tokens import check_tokens, token_array
 from .decode import PREFILL_STEP_SIZE, Decoding, Progress, check_max_tokens
 from .penalties import LogitsProcessor
 from .samplers import Sampler, greedy

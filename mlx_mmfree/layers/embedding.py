@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops.gradient import with_reference_gradient
+from ..ops.backend.gradient import with_reference_gradient
 
 # A common token adds up thousands of rows; in bfloat16 a sum stops growing at 256 times what is added.
 _rows = with_reference_gradient(

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from . import llama
-from .decoder import Decoder
-from .ternary_linears import TernaryLinears
+from .parts.decoder import Decoder
+from .parts.ternary_linears import TernaryLinears
 
 MODEL_TYPES = ("bitnet",)
 

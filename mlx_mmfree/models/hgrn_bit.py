@@ -17,10 +17,10 @@ from ..channel_mixers.gated_linear_unit import default_hidden_dims
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers import BitLinear, TiedBitLinear
 from ..token_mixers import MLGRU
-from .block import Block
-from .decoder import Decoder
-from .fields import boolean, integer, number
-from .initialization import draw_weights
+from .parts.block import Block
+from .parts.decoder import Decoder
+from .parts.fields import boolean, integer, number
+from .parts.initialization import draw_weights
 
 MODEL_TYPES = ("hgrn_bit",)
 

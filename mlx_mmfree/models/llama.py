@@ -14,12 +14,12 @@ from ..channel_mixers import SquaredReLUGLU, SwiGLU
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers import RoPE
 from ..token_mixers import GQA
-from .block import Block
-from .decoder import Decoder
-from .fields import boolean, integer, number, refuse_unless, section
-from .initialization import draw_weights
-from .rotation import Rotation
-from .ternary_linears import TernaryLinears, linear_of
+from .parts.block import Block
+from .parts.decoder import Decoder
+from .parts.fields import boolean, integer, number, refuse_unless, section
+from .parts.initialization import draw_weights
+from .parts.rotation import Rotation
+from .parts.ternary_linears import TernaryLinears, linear_of
 
 MODEL_TYPES = ("llama",)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from . import llama
-from .decoder import Decoder
-from .fields import refuse_unless
+from .parts.decoder import Decoder
+from .parts.fields import refuse_unless
 
 MODEL_TYPES = ("qwen3",)
 

@@ -9,13 +9,13 @@ from .activations import ACTIVATIONS as ACTIVATIONS
 from .activations import gated as gated
 from .attention import attention as attention
 from .attention_step import attention_step as attention_step
+from .backend.dispatch import BACKENDS as BACKENDS
+from .backend.dispatch import backend_report as backend_report
+from .backend.dispatch import use_backend as use_backend
 from .bit_linear import Projection as Projection
 from .bit_linear import bit_linear as bit_linear
 from .dense_matmul import Quantization as Quantization
 from .dense_matmul import dense_matmul as dense_matmul
-from .dispatch import BACKENDS as BACKENDS
-from .dispatch import backend_report as backend_report
-from .dispatch import use_backend as use_backend
 from .gated_rms_norm import gated_rms_norm as gated_rms_norm
 from .linear_scan import linear_scan as linear_scan
 from .long_sums import cross_entropy as cross_entropy

@@ -4,7 +4,7 @@ For work that is done once, when weights are loaded: an operation of MLX passes 
 whole matrix, and a CPU waits for memory at each of a dozen of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -24,13 +24,6 @@ _EXPONENTS = {mx.float16: 0x7C00, mx.bfloat16: 0x7F80, mx.float32: 0x7F800000}
 @cache
 def _threads() -> int:
     return thread_count()
-
-
-def host_array(shape: Sequence[int], dtype: mx.Dtype) -> tuple[mx.array, np.ndarray]:
-    """An array of whole numbers and the same memory for NumPy to write to, before MLX uses it."""
-    array = mx.zeros(shape, dtype, stream=mx.cpu)
-    mx.eval(array)
-    return array, np.array(array, copy=False)
 
 
 def in_blocks(count: int, width: int, work: Callable[[slice], None]) -> None:

@@ -8,7 +8,7 @@ import mlx.nn as nn
 
 from ..errors import TrainingError
 from ..files.replacing import new_file
-from ..hub.save import write_tensors
+from ..hub.checkpoint.save import write_tensors
 from .checkpoint import trainable
 from .run_folder import writing
 

@@ -12,12 +12,12 @@ import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import CheckpointError, TrainingError
+from ..files.json_file import write_json
 from ..files.json_reader import MAX_BYTES, parse_json
 from ..files.opening import read_member
 from ..files.replacing import clear, new_folder
-from ..hub.safetensors import read_arrays
-from ..hub.save import write_tensors
-from ..hub.target_folder import write_json
+from ..files.safetensors import read_arrays
+from ..hub.checkpoint.save import write_tensors
 
 _FOLDER, _PROGRESS = "checkpoint", "progress.json"
 

@@ -9,7 +9,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..files.opening import open_file
-from ..hub.skeleton import parameters
+from ..hub.checkpoint.skeleton import parameters
 from .corpus import TokenStream
 from .samples import Samples
 

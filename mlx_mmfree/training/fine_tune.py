@@ -8,9 +8,9 @@ import mlx.core as mx
 
 from ..errors import TrainingError
 from ..hub import Tokenizer
-from ..hub.adapters import load_adapter_weights
-from ..hub.download import dataset_folder
-from ..hub.target_folder import check_apart
+from ..hub.adapters.adapter import load_adapter_weights
+from ..hub.checkpoint.target_folder import check_apart
+from ..hub.remote.download import dataset_folder
 from ..models import Decoder
 from .batches import Batch, Schedule, evaluation_batches
 from .callbacks import Callback

@@ -9,11 +9,11 @@ import mlx.core as mx
 
 from ..errors import TrainingError
 from ..hub import load_model, needed_bytes, open_checkpoint
-from ..hub.checkpoint import Checkpoint
-from ..hub.skeleton import parameters
+from ..hub.checkpoint.checkpoint import Checkpoint
+from ..hub.checkpoint.skeleton import parameters
 from ..layers import BitLinear
 from ..models import Decoder, find
-from ..models.ternary_linears import TernaryLinears
+from ..models.parts.ternary_linears import TernaryLinears
 from .settings import Settings
 
 

@@ -8,8 +8,8 @@ import mlx.nn as nn
 from mlx.utils import tree_reduce
 
 from ..errors import TrainingError
-from ..hub.names import WeightNames
-from ..hub.skeleton import parameters
+from ..hub.checkpoint.names import WeightNames
+from ..hub.checkpoint.skeleton import parameters
 from ..layers import PackedBitLinear, PackedLinear
 from ..layers.lora import AdapterKind, add_adapters, can_adapt, linear_dims
 from ..models import Decoder, find

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files.json_file import write_json
 from ..files.json_reader import MAX_BYTES, parse_json
 from ..files.opening import read_member
 from ..files.replacing import new_folder
-from ..hub.target_folder import write_json
-from ..hub.vocabulary import train_vocabulary
+from ..tokenizer.vocabulary import train_vocabulary
 from .corpus import read_documents
 from .digests import file_digest
 from .run_folder import writing

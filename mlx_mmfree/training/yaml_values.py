@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from ..errors import TrainingError
 from ..files.opening import read_file
-from ..hub.yaml_text import MAX_BYTES, parse_yaml
+from ..files.yaml_text import MAX_BYTES, parse_yaml
 
 _SHOWN_KEYS = 8
 

@@ -6,7 +6,7 @@ import pytest
 from mlx_mmfree.hub import save_model
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import hgrn_bit, llama
-from mlx_mmfree.models.ternary_linears import TernaryLinears
+from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 

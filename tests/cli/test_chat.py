@@ -25,7 +25,7 @@ from mlx_mmfree.generation.decode import Decoding
 from mlx_mmfree.hub import load, save_model
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import llama
-from mlx_mmfree.models.ternary_linears import TernaryLinears
+from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 
 ROOT = Path(__file__).parents[2]
 GOLDENS = ROOT / "tests" / "data" / "goldens"

@@ -10,7 +10,7 @@ import pytest
 from mlx_mmfree import __version__, native, ops
 from mlx_mmfree.cli import main
 from mlx_mmfree.native import loader
-from mlx_mmfree.ops import self_check
+from mlx_mmfree.ops.backend import self_check
 from mlx_mmfree.platform import bandwidth, blas, host
 
 on_cpu = pytest.mark.skipif(

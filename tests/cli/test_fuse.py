@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_mmfree import demo
 from mlx_mmfree.cli import main
 from mlx_mmfree.hub import load, load_model
-from mlx_mmfree.hub.adapters import attach, read_adapter, write_adapter, write_peft_adapter
+from mlx_mmfree.hub.adapters.adapter import attach, read_adapter, write_adapter, write_peft_adapter
 from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.layers.lora import LoRALinear, add_adapters
 from tests.hub.hub_client import HubClient

@@ -7,8 +7,8 @@ import pytest
 
 from mlx_mmfree.cli import main
 from mlx_mmfree.cli import models as command
-from mlx_mmfree.hub import cached_models
-from mlx_mmfree.hub.pack_cache import packed_file
+from mlx_mmfree.hub.checkpoint import cached_models
+from mlx_mmfree.hub.checkpoint.pack_cache import packed_file
 
 Captured = pytest.CaptureFixture[str]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -14,7 +14,7 @@ from tests.process_group import MMFREE, finish, start_group
 
 SEEDS = """
 import mlx.core as mx
-from mlx_mmfree.cli.process_group import common_seed
+from mlx_mmfree.cli.parts.process_group import common_seed
 group = mx.distributed.init(strict=True)
 print(common_seed(group), common_seed(group))
 """

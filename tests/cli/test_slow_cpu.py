@@ -6,7 +6,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.cli import loading, main
+from mlx_mmfree.cli import main
+from mlx_mmfree.cli.parts import loading
 from mlx_mmfree.native import loader
 from mlx_mmfree.ops import use_backend
 

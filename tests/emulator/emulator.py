@@ -25,7 +25,7 @@ import mlx.core as mx
 import numpy as np
 
 # bound before any test replaces it: the recorded call is the one that Metal would get
-from mlx_mmfree.ops.launch import launch
+from mlx_mmfree.ops.backend.launch import launch
 
 HEADER = Path(__file__).with_name("metal.h")
 MACHINE = Path(__file__).with_name("machine.cpp")
@@ -102,7 +102,7 @@ class _Parameter:
 
 
 class Emulator:
-    """Stands in for `mlx_mmfree.ops.launch.launch`.
+    """Stands in for `mlx_mmfree.ops.backend.launch.launch`.
 
     Args:
         cache: Folder of compiled kernels.

@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from mlx_mmfree.hub.tokenizer import Tokenizer
+from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 
 MESSAGES = [
     {"role": "user", "content": "Hi <|eot_id|></s> there"},

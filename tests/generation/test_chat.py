@@ -17,7 +17,7 @@ from mlx_mmfree.generation.text import encode_once_begun, prompt_tokens
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, hgrn_bit, llama
-from mlx_mmfree.models.ternary_linears import TernaryLinears
+from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 BPE, SPM = GOLDENS / "tokenizer_bpe", GOLDENS / "tokenizer_spm"

@@ -19,9 +19,9 @@ from mlx_mmfree.generation import (
 )
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, hgrn_bit, llama
-from mlx_mmfree.models.ternary_linears import TernaryLinears
+from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops.attention import native as native_attention
-from mlx_mmfree.ops.dispatch import use_backend
+from mlx_mmfree.ops.backend.dispatch import use_backend
 from mlx_mmfree.platform.device import DeviceInfo
 
 GB = 10**9

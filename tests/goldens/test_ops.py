@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlx_mmfree.hub import bitnet_format
+from mlx_mmfree.hub.checkpoint.forms import bitnet_format
 from mlx_mmfree.layers import BitLinear, PackedBitLinear
 from mlx_mmfree.layers.rope import llama3_wavelengths, rope_wavelengths
 from mlx_mmfree.models import find

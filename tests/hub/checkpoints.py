@@ -11,10 +11,10 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_mmfree.hub import save_model
-from mlx_mmfree.hub.names import WeightNames
+from mlx_mmfree.hub.checkpoint.names import WeightNames
 from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.models import Decoder, find
-from mlx_mmfree.models.ternary_linears import TernaryLinears
+from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops import ternarize
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"

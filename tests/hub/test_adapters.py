@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
-from mlx_mmfree.hub.adapters import (
+from mlx_mmfree.hub.adapters.adapter import (
     attach,
     holds_adapter,
     read_adapter,
@@ -22,7 +22,7 @@ from mlx_mmfree.hub.adapters import (
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.lora import AdapterKind, add_adapters
 from mlx_mmfree.models import Decoder, find
-from tests.hub.test_write_mlx import GOLDENS, mlx_lm_model, weight_only
+from tests.hub.test_to_mlx import GOLDENS, mlx_lm_model, weight_only
 from tests.tolerances import TOLERANCE, relative_error
 
 TOKENS = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]])

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import UnsupportedModelError
-from mlx_mmfree.hub import bitnet_format, convert, load_model, open_checkpoint
+from mlx_mmfree.hub import convert, load_model, open_checkpoint
+from mlx_mmfree.hub.checkpoint.forms import bitnet_format
 from mlx_mmfree.ops.ternary import unpack_ternary
 from tests.hub.checkpoints import tiny_transformer, write_bitnet_checkpoint
 

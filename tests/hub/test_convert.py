@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
-from mlx_mmfree.hub import convert, load_model, open_checkpoint, safetensors_writer, save_model
-from mlx_mmfree.hub import verify as verification
-from mlx_mmfree.hub.folder_plan import FloatForms
-from mlx_mmfree.hub.ternarize import ternarize_groups, ternarized
+from mlx_mmfree.files import safetensors_writer
+from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
+from mlx_mmfree.hub.conversion import verify as verification
+from mlx_mmfree.hub.conversion.plan import FloatForms
+from mlx_mmfree.hub.conversion.ternarize import ternarize_groups, ternarized
 from mlx_mmfree.ops import ternarize
 from tests.hub.checkpoints import tiny_checkpoint, tiny_model, tiny_transformer
 
@@ -25,7 +26,8 @@ ROOT = Path(__file__).parents[2]
 SHARD_BYTES = 12_000_000
 CONVERT = """
 import resource, sys
-from mlx_mmfree.hub import convert, open_checkpoint, safetensors_writer
+from mlx_mmfree.files import safetensors_writer
+from mlx_mmfree.hub import convert, open_checkpoint
 safetensors_writer.MAX_SHARD_BYTES = int(sys.argv[4])
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

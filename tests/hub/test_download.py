@@ -13,12 +13,14 @@ import pytest
 from huggingface_hub.errors import HTTPError
 
 from mlx_mmfree.errors import CheckpointError, DownloadError, MMFreeError
-from mlx_mmfree.hub import download, load_model, pack_cache
-from mlx_mmfree.hub.download import local_folder
+from mlx_mmfree.hub import load_model
+from mlx_mmfree.hub.checkpoint import pack_cache
+from mlx_mmfree.hub.remote import download
+from mlx_mmfree.hub.remote.download import local_folder
+from tests.files.torch_files import to_torch_checkpoint
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint
 from tests.hub.hub_client import HubClient
 from tests.hub.hub_server import COMMIT, TOKEN, Answer, HubServer
-from tests.hub.torch_files import to_torch_checkpoint
 
 TOKENS = mx.array([[1, 7, 3, 39, 0]])
 

@@ -10,17 +10,11 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
-from mlx_mmfree.hub import (
-    checkpoint,
-    load_model,
-    needed_bytes,
-    open_checkpoint,
-    pack_cache,
-    save_model,
-)
+from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint, save_model
+from mlx_mmfree.hub.checkpoint import checkpoint, pack_cache
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
 from mlx_mmfree.models import Decoder
-from mlx_mmfree.models.ternary_linears import TernaryLinears
+from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from tests.hub.checkpoints import (
     GOLDENS,
     edit_json,

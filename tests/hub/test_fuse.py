@@ -8,7 +8,7 @@ import pytest
 
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub import load_model, save_model
-from mlx_mmfree.hub.fuse import fuse
+from mlx_mmfree.hub.adapters.fuse import fuse
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
 from mlx_mmfree.layers.lora import AdapterKind, multiply
 from mlx_mmfree.models import Decoder

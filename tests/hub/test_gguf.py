@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import CheckpointError, MMFreeError, UnsupportedModelError
+from mlx_mmfree.files.gguf.reader import read_gguf
+from mlx_mmfree.files.gguf.types import TYPES, dequantized, ternary_words
 from mlx_mmfree.hub import load, load_model, load_tokenizer, open_checkpoint, save_model
-from mlx_mmfree.hub.gguf import read_gguf
-from mlx_mmfree.hub.gguf_types import TYPES, dequantized, ternary_words
 from mlx_mmfree.layers import PackedBitLinear, PackedLinear, pack_linears
 from mlx_mmfree.models import Decoder
-from mlx_mmfree.models.rotation import Rotation
+from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.ops import pack_ternary
 from tests.hub.checkpoints import GOLDENS, tiny_transformer
 from tests.hub.gguf_files import (

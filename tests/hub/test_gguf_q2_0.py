@@ -11,8 +11,9 @@ import pytest
 from mlx.utils import tree_unflatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
-from mlx_mmfree.hub import convert, gguf_ternary, load_model, open_checkpoint, save_model
-from mlx_mmfree.hub.gguf_types import Q2_0, TYPES, affine_scales, dequantized
+from mlx_mmfree.files.gguf import ternary as gguf_ternary
+from mlx_mmfree.files.gguf.types import Q2_0, TYPES, affine_scales, dequantized
+from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.ops import ternarize
 from tests.hub.checkpoints import GOLDENS, tiny_transformer

@@ -9,14 +9,14 @@ import yaml
 from huggingface_hub import ModelCard as HubCard
 
 from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.hub.model_card import (
+from mlx_mmfree.hub.publish.model_card import (
     ModelCard,
     SourceCard,
     model_card,
     read_source_card,
     write_model_card,
 )
-from mlx_mmfree.hub.runtimes import Opening
+from mlx_mmfree.hub.publish.runtimes import Opening
 
 COMMAND = "mmfree convert --model ridger/MMfreeLM-370M --mlx-path out"
 CARD = ModelCard("me/tiny-2bit", "mlx", COMMAND, base_model="ridger/MMfreeLM-370M")

@@ -9,7 +9,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.hub import load_model, pack_cache, save_model
+from mlx_mmfree.hub import load_model, save_model
+from mlx_mmfree.hub.checkpoint import pack_cache
 from mlx_mmfree.models import Decoder
 from tests.hub.checkpoints import edit_json, tiny_checkpoint, tiny_model
 

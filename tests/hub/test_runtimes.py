@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
-from mlx_mmfree.hub.folder_plan import FloatForms
-from mlx_mmfree.hub.runtimes import Opening, opening
+from mlx_mmfree.hub.conversion.plan import FloatForms
+from mlx_mmfree.hub.publish.runtimes import Opening, opening
 from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.models import Decoder
-from mlx_mmfree.models.rotation import Rotation
-from mlx_mmfree.models.ternary_linears import TernaryLinears
+from mlx_mmfree.models.parts.rotation import Rotation
+from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from tests.hub.checkpoints import GOLDENS, tiny_model, tiny_transformer
 from tests.tolerances import TOLERANCE, relative_error
 

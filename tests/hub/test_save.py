@@ -12,7 +12,9 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.hub import Tokenizer, load, load_model, safetensors_writer, save, save_model
+from mlx_mmfree.files import safetensors_writer
+from mlx_mmfree.hub import Tokenizer, load, load_model, save_model
+from mlx_mmfree.hub.checkpoint import save
 from mlx_mmfree.layers import pack_linears
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_model
 

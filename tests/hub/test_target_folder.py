@@ -10,14 +10,13 @@ import pytest
 
 from mlx_mmfree.cli import main
 from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.hub import load, open_checkpoint, save_model
-from mlx_mmfree.hub.convert import convert
-from mlx_mmfree.hub.target_folder import check_apart
+from mlx_mmfree.hub import convert, load, open_checkpoint, save_model
+from mlx_mmfree.hub.checkpoint.target_folder import check_apart
 from mlx_mmfree.training.results import TrainedModel
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_model
 
 # the package has a function of the same name
-CONVERSION = importlib.import_module("mlx_mmfree.hub.convert")
+CONVERSION = importlib.import_module("mlx_mmfree.hub.conversion.convert")
 
 
 @pytest.fixture

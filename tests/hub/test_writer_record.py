@@ -6,8 +6,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.hub import convert, load_model, save_model, writer_record
-from mlx_mmfree.hub.checkpoint import open_checkpoint
+from mlx_mmfree.hub import convert, load_model, save_model
+from mlx_mmfree.hub.checkpoint import writer_record
+from mlx_mmfree.hub.checkpoint.checkpoint import open_checkpoint
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.ops.ternary import ROUNDING_VERSION
 from mlx_mmfree.version import __version__

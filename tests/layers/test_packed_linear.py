@@ -5,7 +5,10 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree.hub.ternary_values import pack_ternary_values, simplify_affine
+from mlx_mmfree.hub.checkpoint.forms.ternary_values import (
+    pack_ternary_values,
+    simplify_affine,
+)
 from mlx_mmfree.layers import PackedLinear
 from mlx_mmfree.ops import pack_ternary
 from tests.tolerances import TOLERANCE, relative_error

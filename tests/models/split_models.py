@@ -8,14 +8,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_mmfree.generation import with_key_values
-from mlx_mmfree.hub.load import converted
-from mlx_mmfree.hub.ternary_values import pack_ternary_values
+from mlx_mmfree.hub.checkpoint.forms.ternary_values import pack_ternary_values
+from mlx_mmfree.hub.checkpoint.load import converted
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
 from mlx_mmfree.layers.lora import LoRALinear
 from mlx_mmfree.layers.sharded_linear import sharded_to_all
 from mlx_mmfree.models import Decoder
-from mlx_mmfree.models.tensor_parallel import shard
-from mlx_mmfree.models.ternary_linears import TernaryLinears
+from mlx_mmfree.models.parts.tensor_parallel import shard
+from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops import pack_ternary, ternarize
 from tests.hub.checkpoints import tiny_model, tiny_transformer
 

@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.models.tensor_parallel import shard
+from mlx_mmfree.models.parts.tensor_parallel import shard
 from tests.hub.checkpoints import tiny_transformer
 from tests.models.split_models import MODELS
 from tests.process_group import finish, start_group

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.ops import launch
+from mlx_mmfree.ops.backend import launch
 from mlx_mmfree.ops.linear_scan import chunked as scan_chunked
 from mlx_mmfree.ops.ternary_matmul import chunked as product_chunked
 from tests.emulator import emulator

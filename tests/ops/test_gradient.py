@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.ops.gradient import with_reference_gradient
+from mlx_mmfree.ops.backend.gradient import with_reference_gradient
 
 
 def reference(x: mx.array, weight: mx.array, counts: mx.array) -> tuple[mx.array, mx.array]:

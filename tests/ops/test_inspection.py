@@ -3,8 +3,8 @@
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.ops import self_check
-from mlx_mmfree.ops.inspection import metal_kernels, operation_reports
+from mlx_mmfree.ops.backend import self_check
+from mlx_mmfree.ops.backend.inspection import metal_kernels, operation_reports
 from tests.emulator.emulator import Emulator
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.ops import self_check
+from mlx_mmfree.ops.backend import self_check
 from tests.emulator.emulator import Emulator, KernelError
 from tests.ops.kernel_checks import (
     check_code_sums,

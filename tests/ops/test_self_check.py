@@ -13,10 +13,10 @@ from mlx_mmfree.ops import (
     backend_report,
     bit_linear,
     pack_ternary,
-    self_check,
     ternary_matmul,
     use_backend,
 )
+from mlx_mmfree.ops.backend import self_check
 from mlx_mmfree.ops.bit_linear import native as fused_native
 from mlx_mmfree.ops.ternary_matmul import native as product_native
 from mlx_mmfree.ops.ternary_matmul import reference

@@ -4,7 +4,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-from ..dispatch import dispatch
+from ..backend.dispatch import dispatch
 
 Mask = mx.array | Literal["causal"] | None
 

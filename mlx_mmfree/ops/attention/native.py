@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from ...native import kernels, unavailable
-from ..gradient import with_reference_gradient
+from ..backend.gradient import with_reference_gradient
 from . import Mask, chunked
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .. import launch
+from ..backend import launch
 from .reference import run as run
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..activations import Activation
-from ..dispatch import dispatch
+from ..backend.dispatch import dispatch
 from ..rms_norm_quantize import Rounding
 from ..ternary import MOST_CODES, packed_width
 

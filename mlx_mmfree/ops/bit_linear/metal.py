@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from .. import launch
 from ..activations import Activation
-from ..gradient import with_reference_gradient
+from ..backend import launch
+from ..backend.gradient import with_reference_gradient
+from ..backend.self_check import kernel_fault, packed_pattern
 from ..rms_norm_quantize import Rounding
-from ..self_check import kernel_fault, packed_pattern
 from ..ternary import packed_width
 from . import Projection, reference
 from .metal_kernel import KERNELS, MAX_MATRICES, OUTPUTS, SIMD_GROUPS

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..metal_functions import QUANTIZE, SIGMOID, TERNARY
+from ..backend.metal_functions import QUANTIZE, SIGMOID, TERNARY
 
 MAX_MATRICES = 4
 """Largest number of matrices of one launch."""

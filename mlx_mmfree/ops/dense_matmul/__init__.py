@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..dispatch import dispatch
+from ..backend.dispatch import dispatch
 
 BITS = (2, 4, 6, 8)
 GROUP_SIZES = (32, 64, 128)

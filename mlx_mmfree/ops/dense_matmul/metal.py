@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from .. import launch
+from ..backend import launch
 from . import Quantization
 
 

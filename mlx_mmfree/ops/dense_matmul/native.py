@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from ...native import kernels, unavailable
-from ..gradient import with_reference_gradient
+from ..backend.gradient import with_reference_gradient
 from . import Quantization, chunked
 
 

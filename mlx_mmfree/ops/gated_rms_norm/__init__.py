@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from ..dispatch import dispatch
+from ..backend.dispatch import dispatch
 
 
 def gated_rms_norm(gate: mx.array, h: mx.array, weight: mx.array, *, eps: float) -> mx.array:

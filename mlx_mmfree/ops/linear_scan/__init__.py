@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from ..dispatch import dispatch
+from ..backend.dispatch import dispatch
 
 
 def linear_scan(f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:

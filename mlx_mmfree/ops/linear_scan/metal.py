@@ -11,9 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import launch
-from ..gradient import with_reference_gradient
-from ..self_check import kernel_fault
+from ..backend import launch
+from ..backend.gradient import with_reference_gradient
+from ..backend.self_check import kernel_fault
 from . import reference
 
 CHUNK_STEPS = 64

@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from ..dispatch import dispatch
+from ..backend.dispatch import dispatch
 
 
 def mlgru_step(

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 import mlx.core as mx
 
-from ..dispatch import dispatch
+from ..backend.dispatch import dispatch
 
 Rounding = Literal["half_even", "half_away"]
 

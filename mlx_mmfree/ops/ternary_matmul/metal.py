@@ -6,10 +6,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import launch
-from ..gradient import with_reference_gradient
-from ..metal_functions import TERNARY
-from ..self_check import kernel_fault, packed_pattern
+from ..backend import launch
+from ..backend.gradient import with_reference_gradient
+from ..backend.metal_functions import TERNARY
+from ..backend.self_check import kernel_fault, packed_pattern
 from ..ternary import packed_width
 from . import reference
 

@@ -12,8 +12,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlx_mmfree.hub import load_model, safetensors_writer, save_model
-from mlx_mmfree.models.rotation import Rotation
+from mlx_mmfree.files import safetensors_writer
+from mlx_mmfree.hub import load_model, save_model
+from mlx_mmfree.models.parts.rotation import Rotation
 from tests.fuzz.case import FuzzClass
 from tests.fuzz.hostile import ODD_VALUES, damage_bytes, damage_json
 from tests.fuzz.loading import Mutation, damaged_copy, load_and_run

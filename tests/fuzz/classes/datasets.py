@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mlx_mmfree.cli.prompts import read_prompts
-from mlx_mmfree.hub.tokenizer import Tokenizer
+from mlx_mmfree.cli.parts.prompts import read_prompts
+from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from mlx_mmfree.training.corpus import read_documents
 from mlx_mmfree.training.samples import Features, find_splits, read_samples
 from tests.fuzz.case import OUTSIDE, FuzzClass

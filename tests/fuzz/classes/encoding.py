@@ -4,7 +4,7 @@ import random
 from functools import cache
 from pathlib import Path
 
-from mlx_mmfree.hub.tokenizer import Tokenizer
+from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from tests.fuzz.case import FuzzClass
 from tests.fuzz.classes.tokenizer_files import make_sources
 from tests.fuzz.hostile import odd_text

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from mlx_mmfree.hub.model_card import ModelCard, read_source_card, write_model_card
+from mlx_mmfree.hub.publish.model_card import ModelCard, read_source_card, write_model_card
 from tests.fuzz.case import OUTSIDE, SECRET, FuzzClass
 from tests.fuzz.hostile import CONTROLS, damage_bytes, odd_entry, odd_text
 from tests.fuzz.yaml_grammar import hostile_yaml

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_mmfree.hub import save_model
+from tests.files.torch_files import change_part, read_parts, to_torch_checkpoint, write_zip
 from tests.fuzz.case import FuzzClass
 from tests.fuzz.classes.checkpoints import (
     damaged_json,
@@ -19,7 +20,6 @@ from tests.fuzz.classes.checkpoints import (
 from tests.fuzz.hostile import damage_bytes
 from tests.fuzz.loading import Mutation, damaged_copy, load_and_run
 from tests.hub.checkpoints import GOLDENS, tiny_model
-from tests.hub.torch_files import change_part, read_parts, to_torch_checkpoint, write_zip
 
 NAMES = ("../0", "/dev/zero", "a\\b", "model/data.pkl", "model/data/1", "")
 

@@ -4,8 +4,8 @@ import random
 import shutil
 from pathlib import Path
 
-from mlx_mmfree.hub import chat_template
-from mlx_mmfree.hub.tokenizer import Tokenizer
+from mlx_mmfree.tokenizer.chat import chat_template
+from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from tests.fuzz.case import FuzzClass
 from tests.fuzz.tokenizing import MESSAGES
 from tests.hub.checkpoints import GOLDENS

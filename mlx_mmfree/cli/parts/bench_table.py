@@ -1,0 +1,90 @@
+"""The lines that `mmfree bench` prints for people."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...evaluation.benchmark import Report
+    from ...evaluation.benchmark_record import Figure
+
+
+def report_lines(report: "Report") -> list[str]:
+    """The lines of one part of the benchmark."""
+    lines = []
+    if "device" in report.machine:
+        machine = report.machine
+        lines += [f"{machine['device']}, ternary products by the backend '{machine['backend']}'"]
+        lines += [
+            "'of limit' compares with what limits it, measured in turn with it: the median of the "
+            "processes whose limit was fast.",
+            _HEADER,
+        ]
+    for threads, limit in report.machine.get("limits", {}).items():
+        lines += _limit_lines(threads, limit)
+    lines += [_figure_line(figure) for figure in report.figures]
+    lines += _memory_lines(report.memory)
+    for name, ratio in report.ratios.items():
+        lines.append(
+            f"{name}: {ratio['median']:.2f} times as fast as llama.cpp with TQ2_0 by the medians of "
+            f"all processes, {ratio['best']:.2f} times by the best"
+        )
+    return lines
+
+
+_NAMES = ("", "threads", "time", "GB/s", "GMAC/s", "of limit", "limit", "tokens/s")
+
+
+def _row(*cells: str) -> str:
+    name, threads, time, bandwidth, rate, share, limit, tokens = cells
+    return (
+        f"{name:<58} {threads:>7} {time:>10} {bandwidth:>7} {rate:>7} {share:>8}  {limit:<16} "
+        f"{tokens:>8}"
+    )
+
+
+_HEADER = f"\n{_row(*_NAMES)}  of limit in each process (not counted)"
+
+
+def _limit_lines(threads: str, limit: dict[str, Any]) -> list[str]:
+    rate = f"{limit['bytes_per_second'] / 1e9:.1f}"
+    cells = ("limit: fastest plain read", threads, "", rate, "", "", "", "")
+    lines = [_row(*cells).rstrip()]
+    if limit["macs_per_second"]:
+        rate = f"{limit['macs_per_second'] / 1e9:.0f}"
+        cells = ("limit: fastest 8-bit arithmetic", threads, "", "", rate, "", "", "")
+        lines.append(_row(*cells).rstrip())
+    return lines
+
+
+def _figure_line(figure: "Figure") -> str:
+    shown = figure.to_json()
+    first = figure.records[0]
+    seconds = shown["seconds"]
+    counted = figure.counted
+    shares = " ".join(
+        f"{r.share:.0%}" if r in counted else f"({r.share:.0%})" for r in figure.records
+    )
+    cells = (
+        first.name,
+        f"{first.threads}",
+        f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms",
+        f"{shown['gb_per_second']:.1f}" if first.bytes else "",
+        f"{shown['gmac_per_second']:.0f}",
+        f"{figure.share:.0%}",
+        first.limit,
+        f"{shown['rate']:.1f}" if first.unit == "tokens" else "",
+    )
+    return f"{_row(*cells)}  {shares}"
+
+
+def _memory_lines(notes: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for note in notes[:1]:
+        loading, peak = (
+            max(other[name] for other in notes) for name in ("loading_bytes", "peak_bytes")
+        )
+        tensors = note["tensor_bytes"]
+        lines.append(
+            f"{note['model']}: {tensors / 1e6:.0f} MB of tensors; resident at most after loading "
+            f"{loading / tensors:.2f} times that, at the end {peak / tensors:.2f} times"
+        )
+    return lines

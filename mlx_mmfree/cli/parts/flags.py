@@ -1,0 +1,153 @@
+"""Values of flags: text to value, with a reason where it cannot be."""
+
+import re
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, fields
+from types import MappingProxyType
+from typing import Any
+
+from ...files.json_reader import parse_json
+
+BYTES_PER_GB = 10**9
+_SHOWN = 80
+
+
+# MLX holds lengths and counts in 32 bits, and takes seeds and sizes of 64.
+_MOST, _LARGEST_SEED, _MOST_GB = 2**31 - 1, 2**63 - 1, 9_000_000_000
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 that fits 32 bits."""
+    return _between(1, _MOST, text)
+
+
+def whole(text: str) -> int:
+    """A whole number from 0 that fits 32 bits."""
+    return _between(0, _MOST, text)
+
+
+def integer(text: str) -> int:
+    """A whole number, positive or not, that fits 32 bits."""
+    return _between(-_MOST, _MOST, text)
+
+
+def seed(text: str) -> int:
+    """A seed of MLX's generator: a whole number from 0 that fits 64 bits."""
+    return _between(0, _LARGEST_SEED, text)
+
+
+def _between(low: int, high: int, text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        raise ArgumentTypeError(
+            f"must be a whole number from {low} to {high} but got {text[:_SHOWN]!r}"
+        )
+    return value
+
+
+def gigabytes(text: str) -> int:
+    """A size in GB, as bytes that fit 64 bits."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= _MOST_GB:
+        raise ArgumentTypeError(
+            f"must be a size in GB from 0 to {_MOST_GB} but got {text[:_SHOWN]!r}"
+        )
+    return int(value * BYTES_PER_GB)
+
+
+def size_bytes(text: str) -> int:
+    """A size such as 500MB, 2GB or a number of bytes."""
+    units = {"": 1, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", text.strip().upper(), re.ASCII)
+    if match is None or match[2] not in units:
+        raise ArgumentTypeError(f"must be a size such as 500MB or 2GB but got {text!r}")
+    return int(float(match[1]) * units[match[2]])
+
+
+def truth(text: str) -> bool:
+    """`T` or `F`, also spelled out."""
+    values = {"t": True, "true": True, "f": False, "false": False}
+    if text.lower() not in values:
+        raise ArgumentTypeError(f"must be T or F but got {text!r}")
+    return values[text.lower()]
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        value = parse_json(text.encode("utf-8", "surrogateescape"))
+    except ValueError as error:
+        raise ArgumentTypeError(f"must be a JSON object but {text!r:.80} {error}") from error
+    if not isinstance(value, dict):
+        raise ArgumentTypeError(f"must be a JSON object but got {text!r:.80}")
+    return value
+
+
+def escaped(text: str) -> str:
+    r"""Text in which the two characters `\n` and `\t` mean a line break and a tab."""
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+_VALUES: dict[Any, Any] = {
+    int: integer,
+    int | None: integer,
+    float | None: float,
+    str | None: str,
+}
+
+
+def add_settings_flags(
+    parser: ArgumentParser,
+    settings: type,
+    skipped: Collection[str],
+    choices: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> None:
+    """A flag for each field of a settings class that a flag can hold, described by its docstring.
+
+    Args:
+        parser: Gets the flags; one that is not given is `None`.
+        settings: A dataclass.
+        skipped: Fields without a flag.
+        choices: The values of fields that have only some.
+    """
+    described = descriptions(settings)
+    for field in fields(settings):
+        if field.name in skipped:
+            continue
+        options: dict[str, Any] = {"help": described[field.name].rstrip(".").replace("%", "%%")}
+        if field.type is bool:
+            options |= {"action": "store_true", "default": None}
+        elif field.name == "keys":
+            options |= {"nargs": "+", "metavar": "KEY"}
+        elif field.name == "clear_cache_threshold":
+            options |= {"type": size_bytes, "metavar": "SIZE"}
+        elif field.name == "seed":
+            options |= {"type": seed}
+        else:
+            options |= {"type": _VALUES.get(field.type, field.type)}
+            if field.name in choices:
+                options |= {"choices": choices[field.name]}
+            if field.default not in (None, MISSING):
+                options["help"] += f" ({field.default})"
+        parser.add_argument("--" + field.name.replace("_", "-"), **options)
+
+
+def descriptions(settings: type) -> dict[str, str]:
+    """The description of each attribute of a settings class, from its docstring."""
+    lines = (settings.__doc__ or "").split("Attributes:")[1].splitlines()
+    described: dict[str, str] = {}
+    name = ""
+    for line in lines:
+        if line.startswith(" " * 8 + " "):
+            described[name] += " " + line.strip()
+        elif ":" in line:
+            name, _, text = line.strip().partition(": ")
+            described[name] = text
+    return described

@@ -1,0 +1,1 @@
+"""GGUF files: headers, tensor types, parts, writing."""

@@ -1,0 +1,217 @@
+"""The tensor types of GGUF files: their sizes, and what their blocks stand for.
+
+Sources: ggml's block formats, for I2_S the format of bitnet.cpp, and for PQ2_0 that of PrismML's
+llama.cpp. A block holds consecutive inputs of one row; floats in blocks are little-endian float16.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+Decoder = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """One way to store a matrix.
+
+    Attributes:
+        name: ggml's name.
+        block: Values in a block; rows hold whole blocks.
+        block_bytes: Bytes of a block.
+        tail_bytes: Bytes behind the last block.
+        decode: Bytes, `uint8 (blocks, block_bytes)`, to float32 values `(blocks, block)`; `None`:
+            the bytes are plain numbers.
+        codes: Bytes to `(codes, scales)` of ternary types: `uint8` codes, `trit + 1`, of shape
+            `(blocks, block)`, and one scale for each block or one for all, float32.
+        has_scale_first: Whether the scale of a ternary type lies before its codes, not behind them.
+        is_affine: Whether codes lie as in MLX's affine 2-bit form, which then holds the tensor:
+            code 3 is twice the scale, and each block may have a scale of its own.
+    """
+
+    name: str
+    block: int
+    block_bytes: int
+    tail_bytes: int = 0
+    decode: Decoder | None = None
+    codes: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
+    has_scale_first: bool = False
+    is_affine: bool = False
+
+    def nbytes(self, values: int) -> int:
+        """Bytes of a tensor of whole blocks."""
+        return values // self.block * self.block_bytes + self.tail_bytes
+
+    def blocks(self, data: np.ndarray) -> np.ndarray:
+        """The blocks of a tensor's bytes, `(blocks, block_bytes)`."""
+        return data[: data.size - self.tail_bytes].reshape(-1, self.block_bytes)
+
+
+def _float16(data: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
+
+
+def _q4_0(blocks: np.ndarray) -> np.ndarray:
+    """Scale, then 4 bits a value, offset by 8: values 0 to 15 in the low halves."""
+    quants = blocks[:, 2:]
+    values = np.concatenate([quants & 15, quants >> 4], axis=1).astype(np.float32) - 8
+    return values * _float16(blocks[:, :2])
+
+
+def _q8_0(blocks: np.ndarray) -> np.ndarray:
+    """Scale, then one signed byte a value."""
+    return blocks[:, 2:].view(np.int8).astype(np.float32) * _float16(blocks[:, :2])
+
+
+def _q6_k(blocks: np.ndarray) -> np.ndarray:
+    """Low 4 bits, high 2 bits, a signed byte for each 16 values, then the scale of all."""
+    low = blocks[:, :128].reshape(-1, 2, 1, 64)
+    # in each half of 128 values: the low halves of 64 bytes, then the high ones
+    low = np.concatenate([low & 15, low >> 4], axis=2).reshape(-1, 2, 4, 32)
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32)
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    values = (low | ((high >> shifts) & 3) << 4).astype(np.float32) - 32
+    scales = blocks[:, 192:208].view(np.int8).astype(np.float32) * _float16(blocks[:, 208:])
+    return (values.reshape(-1, 16, 16) * scales[..., None]).reshape(-1, 256)
+
+
+def _tq1_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Five trits a byte as a fraction of 3^5, most significant first; the last 4 bytes hold four."""
+    parts = [
+        _base3_digits(blocks[:, :32], 5),
+        _base3_digits(blocks[:, 32:48], 5),
+        _base3_digits(blocks[:, 48:52], 4),
+    ]
+    return np.concatenate(parts, axis=1), _float16(blocks[:, 52:])[:, 0]
+
+
+def _base3_digits(data: np.ndarray, count: int) -> np.ndarray:
+    powers = (3 ** np.arange(count)).astype(np.uint8)[:, None]
+    digits = ((data[:, None] * powers).astype(np.uint16) * 3) >> 8
+    return digits.astype(np.uint8).reshape(len(data), -1)
+
+
+def _tq2_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two halves of 32 bytes; the two bits at `2l` of byte `j` are value `32l + j` of the half."""
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    codes = (blocks[:, :64].reshape(-1, 2, 1, 32) >> shifts) & 3
+    return codes.reshape(len(blocks), -1), _float16(blocks[:, 64:])[:, 0]
+
+
+def _q2_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scale, then 2 bits a value, first in the lowest bits."""
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)
+    codes = (blocks[:, 2:, None] >> shifts) & 3
+    return codes.reshape(len(blocks), -1), _float16(blocks[:, :2])[:, 0]
+
+
+def _i2_s(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The two bits at `6 - 2l` of byte `j` are value `32l + j`; the scale lies behind the tensor."""
+    shifts = np.arange(6, -1, -2, dtype=np.uint8)[:, None]
+    codes = (blocks[:, None] >> shifts) & 3
+    return codes.reshape(len(blocks), -1), np.empty(0, np.float32)
+
+
+TYPES: dict[int, TensorType] = {
+    0: TensorType("F32", 1, 4),
+    1: TensorType("F16", 1, 2),
+    2: TensorType("Q4_0", 32, 18, decode=_q4_0),
+    8: TensorType("Q8_0", 32, 34, decode=_q8_0),
+    14: TensorType("Q6_K", 256, 210, decode=_q6_k),
+    30: TensorType("BF16", 1, 2),
+    34: TensorType("TQ1_0", 256, 54, codes=_tq1_0),
+    35: TensorType("TQ2_0", 256, 66, codes=_tq2_0),
+    36: TensorType("I2_S", 128, 32, 32, codes=_i2_s),
+    42: TensorType("Q2_0", 64, 18, codes=_q2_0, has_scale_first=True, is_affine=True),
+    142: TensorType("PQ2_0", 128, 34, codes=_q2_0, has_scale_first=True, is_affine=True),
+}
+"""The types that are read, by their number in the file."""
+
+Q2_0, PQ2_0 = 42, 142
+"""PrismML's first files hold PQ2_0 under the number that Q2_0 was given later."""
+
+UNREAD = {
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    20: "IQ4_NL",
+    23: "IQ4_XS",
+    38: "TL1",
+    39: "TL2 or MXFP4",
+    41: "Q1_0",
+    143: "PTQ1_0",
+}
+"""Names of further types, for messages."""
+
+
+def ternary_scale(kind: TensorType, data: np.ndarray) -> np.ndarray:
+    """The distinct scales of a ternary tensor without those of blocks of zeros, sorted."""
+    if kind.tail_bytes:
+        return data[data.size - kind.tail_bytes :][:4].view("<f4")
+    blocks = kind.blocks(data)
+    return np.unique(_nonzero(_scales(kind, blocks)[:, 0]))
+
+
+def _scales(kind: TensorType, blocks: np.ndarray) -> np.ndarray:
+    return _float16(blocks[:, :2] if kind.has_scale_first else blocks[:, -2:])
+
+
+def _nonzero(scales: np.ndarray) -> np.ndarray:
+    return scales[scales != 0] if np.any(scales != 0) else scales[:1]
+
+
+def ternary_words(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The trits of a tensor in the layout of `ops.ternary`, `uint32 (rows, packed width)`."""
+    if kind.codes is None:
+        raise ValueError(f"[GGUF] 'kind' must be ternary but got {kind.name}.")
+    codes, scales = kind.codes(kind.blocks(data))
+    if scales.size:
+        codes[scales == 0] = 1
+    return pack_codes(codes.reshape(shape))
+
+
+def affine_words(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The codes of an affine type in MLX's form, `uint32 (rows, inputs / 16)`."""
+    codes = kind.blocks(data)[:, 2:]
+    return np.ascontiguousarray(codes).reshape(shape[0], -1).view("<u4")
+
+
+def affine_scales(
+    kind: TensorType, data: np.ndarray, shape: tuple[int, ...], sign: int = 1
+) -> np.ndarray:
+    """The scales of an affine type, times a sign, as bits of float16 `(rows, inputs / block)`."""
+    scales = np.ascontiguousarray(kind.blocks(data)[:, :2]).view("<f2")
+    # what is no number is found once it is loaded
+    with np.errstate(invalid="ignore"):
+        return (sign * scales).astype("<f2").reshape(shape[0], -1).view("<u2")
+
+
+def pack_codes(codes: np.ndarray) -> np.ndarray:
+    """Codes `uint8 (rows, inputs)` in the layout of `ops.ternary`."""
+    rows, inputs = codes.shape
+    width = -(-inputs // 16) * 16
+    if width > inputs:
+        codes = np.pad(codes, ((0, 0), (0, width - inputs)), constant_values=1)
+    four = np.ascontiguousarray(codes).view("<u4")
+    packed = (four | four >> 6 | four >> 12 | four >> 18).astype(np.uint8)
+    return packed.reshape(rows, -1).view("<u4")
+
+
+def dequantized(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The values of a tensor: float16 of ternary types, which is exact, else float32."""
+    blocks = kind.blocks(data)
+    # scales that are no numbers are found by the check of what comes out
+    with np.errstate(invalid="ignore", over="ignore"):
+        if kind.decode is not None:
+            return kind.decode(blocks).reshape(shape)
+        if kind.codes is None:
+            raise ValueError(f"[GGUF] 'kind' must be quantised but got {kind.name}.")
+        codes, scales = kind.codes(blocks)
+        if not scales.size:
+            return ((codes.astype(np.float32) - 1) * ternary_scale(kind, data)).reshape(shape)
+        return ((codes.astype(np.float16) - 1) * scales.astype(np.float16)[:, None]).reshape(shape)

@@ -1,0 +1,148 @@
+"""Writes safetensors files tensor by tensor, so that only one is in memory at a time."""
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from .checkpoint_files import INDEX_FILE, WEIGHTS_FILE
+from .json_file import write_json
+from .replacing import sync
+from .safetensors import DTYPES
+
+MAX_SHARD_BYTES = 5 * 10**9
+METADATA = {"format": "mlx"}
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_ALIGNMENT = 8
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What is known of a tensor before it is made.
+
+    Attributes:
+        name: Its name in the file.
+        dtype: Its dtype.
+        shape: Its shape.
+    """
+
+    name: str
+    dtype: mx.Dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.size
+
+
+@dataclass(frozen=True)
+class PlannedTensors:
+    """Tensors that are made together and lie in one file.
+
+    Attributes:
+        specs: What they will be.
+        make: Makes them, in the same order.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    make: Callable[[], Sequence[mx.array]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(spec.nbytes for spec in self.specs)
+
+    @classmethod
+    def of(cls, name: str, array: mx.array) -> "PlannedTensors":
+        """A tensor that is there already."""
+        return cls((TensorSpec(name, array.dtype, array.shape),), lambda: (array,))
+
+
+def write_safetensors(
+    file: Path,
+    plan: Iterable[PlannedTensors],
+    metadata: Mapping[str, str] = METADATA,
+    on_bytes: Callable[[int], object] | None = None,
+) -> None:
+    """Writes one file to the disk.
+
+    Args:
+        file: The file to make.
+        plan: Its tensors, in their order in the file.
+        metadata: Texts for the header.
+        on_bytes: Called with the number of bytes after each tensor.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    groups = list(plan)
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    position = 0
+    for spec in (spec for group in groups for spec in group.specs):
+        header[spec.name] = {
+            "dtype": _NAMES[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [position, position + spec.nbytes],
+        }
+        position += spec.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with open(file, "wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for group in groups:
+            for spec, array in zip(group.specs, group.make(), strict=True):
+                if (array.dtype, array.shape) != (spec.dtype, spec.shape):
+                    raise RuntimeError(
+                        f"tensor {spec.name!r} was planned as {spec.dtype} {spec.shape} but is "
+                        f"{array.dtype} {array.shape}"
+                    )
+                stream.write(tensor_bytes(array).data)
+                if on_bytes is not None:
+                    on_bytes(spec.nbytes)
+            mx.clear_cache()
+    sync(file)
+
+
+def tensor_bytes(array: mx.array) -> np.ndarray:
+    """The bytes of an array, row by row, as `uint8` of one axis."""
+    return np.asarray(mx.contiguous(array).reshape(-1).view(mx.uint8))
+
+
+def write_shards(
+    folder: Path,
+    plan: Iterable[PlannedTensors],
+    on_bytes: Callable[[int], object] | None = None,
+    max_bytes: int | None = None,
+) -> None:
+    """Writes a checkpoint's tensors as one file, or as several with an index.
+
+    Args:
+        folder: Where to.
+        plan: The tensors.
+        on_bytes: As for `write_safetensors`.
+        max_bytes: Largest size of a file unless one group of tensors is larger. Default: 5 GB.
+    """
+    max_bytes = MAX_SHARD_BYTES if max_bytes is None else max_bytes
+    shards: list[list[PlannedTensors]] = [[]]
+    size = 0
+    for group in plan:
+        if shards[-1] and size + group.nbytes > max_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(group)
+        size += group.nbytes
+    if len(shards) == 1:
+        write_safetensors(folder / WEIGHTS_FILE, shards[0], on_bytes=on_bytes)
+        return
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        write_safetensors(folder / name, shard, on_bytes=on_bytes)
+        places.update((spec.name, name) for group in shard for spec in group.specs)
+    total = sum(group.nbytes for shard in shards for group in shard)
+    write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": places})

@@ -1,0 +1,1 @@
+"""Reads, writes and fuses LoRA adapters."""

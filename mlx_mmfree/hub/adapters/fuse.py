@@ -1,0 +1,197 @@
+"""Merges an adapter into its base: into dense weights, or into ternary ones again."""
+
+import os
+from dataclasses import replace
+from typing import Any, Literal
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from ...errors import CheckpointError, UnsupportedModelError
+from ...files.paths import real_path
+from ...files.replacing import new_folder
+from ...layers import BitLinear, PackedBitLinear
+from ...layers.bit_linear import packed_like
+from ...layers.lora import (
+    DoRALinear,
+    LoRAEmbedding,
+    LoRALinear,
+    linear_dims,
+    multiply,
+    remove_adapters,
+)
+from ...models import Decoder, find
+from ...tokenizer.tokenizer import Tokenizer
+from ..checkpoint.names import WeightNames
+from ..checkpoint.save import save_model
+from ..checkpoint.target_folder import check_target
+from ..publish.model_card import ModelCard, write_model_card
+from .adapter import write_adapter, write_peft_adapter
+
+FusedForm = Literal["dense", "ternary"]
+_TERNARY = (BitLinear, PackedBitLinear)
+
+
+def fuse(model: Decoder, form: FusedForm, dtype: mx.Dtype = mx.bfloat16) -> Decoder:
+    r"""Merges the adapter that is on a model, in place.
+
+    The sum :math:`W + \alpha (AB)^\top` of a ternary matrix and an adapter is not ternary. As
+    `"dense"` it is kept, and the layer computes with float activations; as `"ternary"` it is rounded
+    to ternary anew (`ops.ternarize`), which loses part of what was learned: measure both.
+
+    Args:
+        model: A model with adapters.
+        form: What ternary layers become. Dense and quantised layers become dense in either.
+        dtype: Float dtype of dense results.
+
+    Returns:
+        The model, without adapters; its `config` describes what it has become.
+
+    Raises:
+        UnsupportedModelError: `"dense"` of an architecture whose ternary linears have a norm inside,
+            which no published form of it has as dense ones.
+    """
+    check_form(model, form)
+    merged: dict[str, nn.Module] = {}
+    now_dense = []
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoRAEmbedding):
+            merged[name] = _dense_embedding(layer, dtype)
+        elif isinstance(layer, LoRALinear):
+            base: Any = layer.base
+            is_ternary = isinstance(base, _TERNARY)
+            if is_ternary and form == "ternary":
+                merged[name] = packed_like(base, _weight(layer))
+                mx.eval(merged[name].parameters())
+                continue
+            if is_ternary:
+                now_dense.append(name)
+            merged[name] = _dense_linear(layer, dtype)
+    model.update_modules(tree_unflatten(list(merged.items())))
+    if now_dense:
+        model.config = _with_dense(model, now_dense)
+    return model
+
+
+def check_form(model: Decoder, form: FusedForm) -> None:
+    """Raises what `fuse` would raise, before anything is computed.
+
+    Raises:
+        UnsupportedModelError: As `fuse`.
+    """
+    for name, layer in model.named_modules():
+        if not isinstance(layer, LoRALinear) or form == "ternary":
+            continue
+        if isinstance(layer.base, _TERNARY) and "norm" in layer.base:
+            raise UnsupportedModelError(
+                f"[fuse] '{name}' must stay ternary: it has a norm inside, and its architecture has "
+                "no dense form with one. Keep the adapter beside the base or fuse to ternary."
+            )
+
+
+def save_with_adapter(
+    path: str | os.PathLike[str],
+    model: Decoder,
+    tokenizer: Tokenizer,
+    *,
+    card: ModelCard | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes a model as a checkpoint folder, and the adapter that is on it, if any, beside its base.
+
+    The adapter is taken off the model. Loading the folder gives the base; the same folder is the
+    adapter's too, for this library and for mlx-lm.
+
+    Args:
+        path: The folder to make; it appears under its name only when it is complete.
+        model: The model.
+        tokenizer: Its files are copied.
+        card: The model card; `None` writes none.
+        overwrite: Replace an existing checkpoint folder.
+
+    Raises:
+        CheckpointError: The folder exists or cannot be written.
+    """
+    target = real_path(path)
+    check_target(target, overwrite, "fuse", [tokenizer.folder])
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with new_folder(target, replaces=overwrite) as folder:
+            if any(isinstance(module, (LoRALinear, LoRAEmbedding)) for module in model.modules()):
+                write_adapter(folder, model, {})
+                remove_adapters(model)
+            save_model(folder / "base", model, tokenizer)
+            for file in (folder / "base").iterdir():
+                file.rename(folder / file.name)
+            (folder / "base").rmdir()
+            if card is not None:
+                write_model_card(folder, card)
+    except OSError as error:
+        raise CheckpointError(f"[fuse] '{target}' cannot be written: {error}.") from error
+
+
+def save_peft_adapter(
+    path: str | os.PathLike[str],
+    model: Decoder,
+    *,
+    base: str | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes the adapter that is on a model as a folder of PEFT's files.
+
+    Args:
+        path: The folder to make; it appears under its name only when it is complete.
+        model: The model.
+        base: Repository of the base model, named in the configuration.
+        overwrite: Replace an existing folder.
+
+    Raises:
+        CheckpointError: As `write_peft_adapter`, or the folder exists.
+    """
+    target = real_path(path)
+    check_target(target, overwrite, "fuse")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with new_folder(target, replaces=overwrite) as folder:
+            write_peft_adapter(folder, model, base)
+    except OSError as error:
+        raise CheckpointError(f"[fuse] '{target}' cannot be written: {error}.") from error
+
+
+def _weight(layer: LoRALinear) -> mx.array:
+    """The sum of base and adapter, float32 `(N, D)`."""
+    _, inputs = linear_dims(layer.base)
+    weight = multiply(layer.base, mx.eye(inputs)).T
+    weight = weight + layer.scale * (layer.lora_a @ layer.lora_b).T
+    if isinstance(layer, DoRALinear):
+        weight = weight * (layer.m / mx.linalg.norm(weight, axis=1))[:, None]
+    return weight
+
+
+def _dense_linear(layer: LoRALinear, dtype: mx.Dtype) -> nn.Linear:
+    weight = _weight(layer)
+    dense = nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in layer.base)
+    dense.weight = weight.astype(dtype)
+    if "bias" in layer.base:
+        dense.bias = layer.base.bias
+    mx.eval(dense.parameters())
+    return dense
+
+
+def _dense_embedding(layer: LoRAEmbedding, dtype: mx.Dtype) -> nn.Embedding:
+    rows, dims = linear_dims(layer.base)
+    dense = nn.Embedding(rows, dims)
+    dense.weight = layer(mx.arange(rows)).astype(dtype)
+    mx.eval(dense.parameters())
+    return dense
+
+
+def _with_dense(model: Decoder, names: list[str]) -> Any:
+    """The configuration with these linears left out of the ternary ones."""
+    config: Any = model.config
+    hub_names = WeightNames(find(config.to_hub()["model_type"]).WEIGHT_NAMES)
+    left_out = [hub_names.to_disk(f"{name}.weight").removesuffix(".weight") for name in names]
+    before = ("lm_head",) if config.linears.excluded is None else config.linears.excluded
+    linears = replace(config.linears, excluded=(*before, *sorted(left_out)))
+    return replace(config, linears=linears)

@@ -1,0 +1,233 @@
+"""LoRA adapters as PEFT stores them: transposed factors, `lora_alpha` over the rank as scale."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from ...errors import CheckpointError
+from ...layers.lora import AdapterKind
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+# what lies behind a layer's name, with our name of the tensor and whether it is transposed
+_PARTS = {
+    "lora_A.weight": ("lora_a", True),
+    "lora_B.weight": ("lora_b", True),
+    "lora_embedding_A": ("lora_a", True),
+    "lora_embedding_B": ("lora_b", True),
+    "lora_magnitude_vector": ("m", False),
+    "lora_magnitude_vector.weight": ("m", False),
+}
+
+# a layer's name or its end; PEFT takes it for a regular expression, in which ^ is the beginning
+_PLAIN_NAME = re.compile(r"\^?[\w.]+", re.ASCII)
+
+# options that are read, or that leave the mathematics of a finished adapter as it is
+_KNOWN = {
+    "alpha_pattern",
+    "auto_mapping",
+    "base_model_name_or_path",
+    "bias",
+    "exclude_modules",
+    "inference_mode",
+    "init_lora_weights",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_alpha",
+    "lora_dropout",
+    "megatron_core",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "rank_pattern",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
+    "use_dora",
+    "use_rslora",
+}
+
+
+def read_options(config: Mapping[str, Any]) -> tuple[AdapterKind, float, float]:
+    """Kind, scale and dropout of a PEFT configuration.
+
+    Raises:
+        CheckpointError: It is not a plain LoRA or DoRA, or a value is of the wrong type.
+    """
+    if config.get("peft_type") != "LORA":
+        raise CheckpointError(
+            f"[adapter] 'peft_type' must be LORA but got {config.get('peft_type')!r:.80}."
+        )
+    changing = [key for key, value in config.items() if value and key not in _KNOWN]
+    if config.get("bias", "none") != "none":
+        changing.append("bias")
+    # these change the base's weights before the training
+    if config.get("init_lora_weights", True) not in (True, False, "gaussian"):
+        changing.append("init_lora_weights")
+    if changing:
+        raise CheckpointError(
+            f"[adapter] PEFT options {', '.join(sorted(changing))} are not supported. Merge the adapter "
+            "into its base with PEFT and convert the result."
+        )
+    scale = _scale(config, _number(config, "r", 8), _number(config, "lora_alpha", 8))
+    dropout = checked_dropout("lora_dropout", _number(config, "lora_dropout", 0.0))
+    return "dora" if config.get("use_dora") else "lora", scale, dropout
+
+
+def checked_dropout(name: str, value: float) -> float:
+    """A probability with which a dropout leaves something.
+
+    Raises:
+        CheckpointError: It is none.
+    """
+    if not 0 <= value < 1:
+        raise CheckpointError(f"[adapter] '{name}' must be at least 0 and below 1 but got {value}.")
+    return value
+
+
+def rename(tensors: Mapping[str, mx.array]) -> dict[str, dict[str, mx.array]]:
+    """PEFT's tensors by layer, with our names and shapes.
+
+    Raises:
+        CheckpointError: A tensor is not part of a LoRA.
+    """
+    layers: dict[str, dict[str, mx.array]] = {}
+    for name, array in tensors.items():
+        suffix = next((suffix for suffix in _PARTS if name.endswith("." + suffix)), None)
+        if suffix is None or not name.startswith(_PREFIX):
+            raise CheckpointError(
+                f"[adapter] tensor {name!r:.120} is not part of a plain LoRA and is not supported."
+            )
+        part, is_transposed = _PARTS[suffix]
+        layer = name[len(_PREFIX) : -len(suffix) - 1]
+        layers.setdefault(layer, {})[part] = array.T if is_transposed else array
+    return layers
+
+
+def with_patterns(
+    layers: Mapping[str, Mapping[str, mx.array]], config: Mapping[str, Any]
+) -> dict[str, dict[str, mx.array]]:
+    """The layers with `lora_b` multiplied so that the one scale of `read_options` suits all.
+
+    PEFT gives the layers that a pattern names another rank or alpha.
+
+    Raises:
+        CheckpointError: A pattern is more than a layer's name, its value is no number, or a layer has
+            another rank than the configuration gives it.
+    """
+    ranks, alphas = (_patterns(config, name) for name in ("rank_pattern", "alpha_pattern"))
+    rank, alpha = _number(config, "r", 8), _number(config, "lora_alpha", 8)
+    common = _scale(config, rank, alpha)
+    scaled = {}
+    for layer, parts in layers.items():
+        its_rank, its_alpha = _matched(ranks, layer, rank), _matched(alphas, layer, alpha)
+        scaled[layer] = dict(parts)
+        found = parts["lora_a"].shape[-1] if "lora_a" in parts else None
+        if found is not None and found != its_rank:
+            raise CheckpointError(
+                f"[adapter] layer {layer!r:.100} must have the rank {its_rank:g} of the configuration "
+                f"but has {found}."
+            )
+        scale = _scale(config, its_rank, its_alpha)
+        if scale != common and "lora_b" in parts:
+            if not common:
+                raise CheckpointError(
+                    "[adapter] 'lora_alpha' must not be 0 where 'alpha_pattern' is given."
+                )
+            scaled[layer]["lora_b"] = parts["lora_b"].astype(mx.float32) * (scale / common)
+    return scaled
+
+
+def _patterns(config: Mapping[str, Any], name: str) -> dict[str, float]:
+    given = config.get(name) or {}
+    if not isinstance(given, dict):
+        raise CheckpointError(f"[adapter] '{name}' must be an object but got {given!r:.80}.")
+    for key in given:
+        if not _PLAIN_NAME.fullmatch(key):
+            raise CheckpointError(
+                f"[adapter] '{name}' must have names of layers, or their ends, but got {key!r:.80}. "
+                "Merge the adapter into its base with PEFT and convert the result."
+            )
+    return {key: checked_number(f"{name}[{key!r:.40}]", value) for key, value in given.items()}
+
+
+def _matched(patterns: Mapping[str, float], layer: str, default: float) -> float:
+    """The value of the first pattern that names the layer."""
+    for key, value in patterns.items():
+        if layer == key.removeprefix("^") or layer.endswith(f".{key}"):
+            return value
+    return default
+
+
+def _scale(config: Mapping[str, Any], rank: float, alpha: float) -> float:
+    if rank < 1:
+        raise CheckpointError(f"[adapter] 'r' must be positive but got {rank:g}.")
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def describe(
+    kind: AdapterKind,
+    scale: float,
+    dropout: float,
+    tensors: Mapping[str, Mapping[str, mx.array]],
+    base: str | None,
+) -> dict[str, Any]:
+    """The `adapter_config.json` of an adapter."""
+    ranks = {layer: parts["lora_a"].shape[1] for layer, parts in tensors.items()}
+    rank = next(iter(ranks.values()))
+    others = {layer: found for layer, found in ranks.items() if found != rank}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": scale * rank,
+        "rank_pattern": {f"^{layer}": found for layer, found in others.items()},
+        "alpha_pattern": {f"^{layer}": scale * found for layer, found in others.items()},
+        "lora_dropout": dropout,
+        "target_modules": sorted(tensors),
+        "use_dora": kind == "dora",
+        "use_rslora": False,
+    }
+
+
+def flatten(
+    tensors: Mapping[str, Mapping[str, mx.array]], kind: AdapterKind
+) -> dict[str, mx.array]:
+    """Tensors by PEFT's names."""
+    flat: dict[str, mx.array] = {}
+    for layer, parts in tensors.items():
+        if layer.endswith("embed_tokens"):
+            suffixes = {"lora_a": "lora_embedding_A", "lora_b": "lora_embedding_B"}
+        else:
+            suffixes = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
+        suffixes["m"] = "lora_magnitude_vector"
+        for part, array in parts.items():
+            stored = array if part == "m" else mx.contiguous(array.T)
+            flat[f"{_PREFIX}{layer}.{suffixes[part]}"] = stored
+    return flat
+
+
+def _number(config: Mapping[str, Any], name: str, default: float) -> float:
+    return checked_number(name, config.get(name, default))
+
+
+def checked_number(name: str, value: Any) -> float:
+    """A finite number.
+
+    Raises:
+        CheckpointError: The value is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise CheckpointError(f"[adapter] '{name}' must be a number but got {value!r:.80}.")
+    return float(value)

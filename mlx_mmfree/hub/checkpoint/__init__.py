@@ -1,0 +1,1 @@
+"""Reads checkpoints into models and writes models as checkpoints."""

@@ -1,0 +1,183 @@
+"""A checkpoint on disk: its configuration and where its tensors lie. Nothing is loaded here."""
+
+import os
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ...errors import CheckpointError
+from ...files import safetensors
+from ...files.checkpoint_files import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    SCALES_FILE,
+    TORCH_PATTERNS,
+    WEIGHTS_FILE,
+)
+from ...files.json_file import read_json_object
+from ...files.tensor_entry import TensorEntry
+from ...files.torch import checkpoint as torch_checkpoint
+from ..remote.download import gguf_file, local_folder
+from .forms.latent import with_latent
+from .gguf_checkpoint import read_gguf_checkpoint
+
+RUN_MODEL = "model"
+"""The folder of a training run's model in that of the run."""
+
+_WEIGHT_FILES = (
+    (WEIGHTS_FILE, INDEX_FILE),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+_SHARD_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder whose configuration and tensor headers were read.
+
+    Attributes:
+        folder: The local folder with the small files.
+        config: The content of `config.json`.
+        tensors: Every tensor by its name on the Hub.
+        dtype: Float dtype to compute in; `None`: each tensor's own.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, TensorEntry]
+    dtype: mx.Dtype | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors on disk."""
+        return sum(entry.nbytes for entry in self.tensors.values())
+
+
+def open_checkpoint(
+    path_or_repo: str | os.PathLike[str],
+    revision: str | None = None,
+    latent: bool | None = None,
+) -> Checkpoint:
+    """Finds or downloads a checkpoint and reads its headers.
+
+    Args:
+        path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, or a file
+            `owner/name/file.gguf` in one.
+        revision: Branch, tag or commit of the repository.
+        latent: Whether float weights of a ternary Llama are masters to be ternarised (`True`) or
+            meant as stored (`False`); `None` reads it from the configuration and the revision.
+
+    Raises:
+        CheckpointError: A file is missing, damaged or inconsistent.
+        DownloadError: The Hub does not hand out the repository.
+    """
+    folder = local_folder(path_or_repo, revision)
+    if folder.is_file() or not _has_weights(folder):
+        file = gguf_file(folder, path_or_repo, revision)
+        if file is not None:
+            beside = folder if folder.is_dir() else None
+            folder, config, tensors, dtype = read_gguf_checkpoint(file, beside)
+            dtypes = {entry.dtype for entry in tensors.values()}
+            config = with_latent(config, dtypes, revision, latent)
+            return Checkpoint(folder, config, tensors, dtype)
+    if not any((folder / name).exists() for name in (WEIGHTS_FILE, INDEX_FILE)):
+        folder = local_folder(path_or_repo, revision, patterns=TORCH_PATTERNS)
+    if not (folder / CONFIG_FILE).exists():
+        raise CheckpointError(
+            f"[load] '{folder}' must hold a checkpoint but has no {CONFIG_FILE}. {_place(folder)}"
+        )
+    config, tensors = read_json_object(folder / CONFIG_FILE), read_tensor_entries(folder)
+    tensors |= _read_scales(folder, tensors)
+    dtypes = {entry.dtype for entry in tensors.values()}
+    return Checkpoint(folder, with_latent(config, dtypes, revision, latent), tensors)
+
+
+def _place(folder: Path) -> str:
+    """Where the checkpoint may lie that a folder does not hold, in words."""
+    if (folder / RUN_MODEL / CONFIG_FILE).exists():
+        return f"It is the folder of a run, whose model is '{folder / RUN_MODEL}'."
+    return "Give the folder that holds it."
+
+
+def _has_weights(folder: Path) -> bool:
+    names = (WEIGHTS_FILE, INDEX_FILE)
+    return any((folder / name).exists() for name in names) or any(folder.glob("*.bin"))
+
+
+def read_tensor_entries(folder: Path) -> dict[str, TensorEntry]:
+    """The tensors of a checkpoint folder by name, from the headers of its files.
+
+    Safetensors are preferred to PyTorch's files where there are both.
+
+    Raises:
+        CheckpointError: A file is missing, damaged or inconsistent.
+    """
+    for weights, index in _WEIGHT_FILES:
+        if (folder / weights).exists():
+            return _read_header(folder / weights)
+        if (folder / index).exists():
+            return _read_shards(folder / index, Path(weights).suffix)
+    names = " or ".join(name for names in _WEIGHT_FILES for name in names)
+    raise CheckpointError(f"[load] '{folder}' must hold {names} but has none of them.")
+
+
+def _read_header(file: Path) -> dict[str, TensorEntry]:
+    return (
+        torch_checkpoint.read_header(file)
+        if file.suffix == ".bin"
+        else safetensors.read_header(file)[0]
+    )
+
+
+def _read_scales(folder: Path, others: Collection[str]) -> dict[str, TensorEntry]:
+    """The exact scales that lie beside weights written for mlx-lm, see `packed_format`."""
+    file = folder / SCALES_FILE
+    if not file.exists():
+        return {}
+    scales = safetensors.read_header(file)[0]
+    for name in scales:
+        if name in others or not name.endswith(".weight_scale"):
+            raise CheckpointError(
+                f"[load] '{file}' must hold nothing but scales of its own but has {name!r:.100}. "
+                "Fetch or make the checkpoint again."
+            )
+    return scales
+
+
+def _read_shards(index_file: Path, suffix: str) -> dict[str, TensorEntry]:
+    folder = index_file.parent
+    shards = read_json_object(index_file).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise CheckpointError(
+            f"[load] '{index_file}' must map tensors to files in 'weight_map' but does not."
+        )
+    for shard in shards.values():
+        if (
+            not isinstance(shard, str)
+            or not _SHARD_NAME.fullmatch(shard)
+            or not shard.endswith(suffix)
+        ):
+            raise CheckpointError(
+                f"[load] '{index_file}' must name {suffix} files of its own folder but got "
+                f"{shard!r:.100}."
+            )
+    tensors: dict[str, TensorEntry] = {}
+    for shard in sorted(set(shards.values())):
+        for name, entry in _read_header(folder / shard).items():
+            if name in tensors:
+                raise CheckpointError(
+                    f"[load] '{folder}' must hold tensor {name!r:.100} once but both "
+                    f"{tensors[name].file.name} and {shard} have it."
+                )
+            tensors[name] = entry
+    for name, shard in shards.items():
+        if name not in tensors or tensors[name].file.name != shard:
+            raise CheckpointError(
+                f"[load] '{folder / shard}' must hold tensor {name!r:.100}, as the index says, but "
+                "does not. Fetch the checkpoint again."
+            )
+    return tensors

@@ -1,0 +1,1 @@
+"""The forms in which weights are stored, one file each."""

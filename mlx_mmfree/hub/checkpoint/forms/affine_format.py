@@ -1,0 +1,132 @@
+"""MLX's affine form of quantised linears and embeddings, as mlx-lm writes it.
+
+A module `X` holds `X.weight`, `uint32` with the codes of 2 to 8 bits, and `X.scales` and `X.biases`,
+one float each for a group of inputs: the weight is `code * scale + bias`. Activations stay floats.
+`config.json` describes it under `quantization`, where a module's own name may hold another form, or
+`false` for none. Ternary Bonsai uses 2 bits with codes below 3 and `bias = -scale`.
+"""
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from ....errors import CheckpointError, UnsupportedModelError
+from ....ops.ternary import CODES_PER_WORD, packed_width
+from ..names import WeightNames
+
+METHOD = "affine"
+TERNARY_BITS = 2
+BITS = (2, 3, 4, 5, 6, 8)
+GROUP_SIZES = (32, 64, 128)
+KEYS = ("weight", "scales", "biases")
+"""Names of the tensors of a module."""
+
+QuantizedModule = nn.QuantizedLinear | nn.QuantizedEmbedding
+_FORM_KEYS = {"group_size", "bits", "mode"}
+
+
+def form(group_size: int, bits: int) -> dict[str, Any]:
+    """One form, as `config.json` describes it."""
+    return {"group_size": group_size, "bits": bits, "mode": METHOD}
+
+
+def group_size_of(input_dims: int) -> int:
+    """The largest group that divides a row after it was padded to a multiple of 32."""
+    padded = packed_width(input_dims) * CODES_PER_WORD
+    return next(size for size in reversed(GROUP_SIZES) if padded % size == 0)
+
+
+def describe(model: nn.Module, names: WeightNames) -> dict[str, Any] | None:
+    """The value of `quantization` for a model; `None` if it has no such module."""
+    forms = {
+        path: form(module.group_size, module.bits)
+        for path, module in model.named_modules()
+        if isinstance(module, QuantizedModule)
+    }
+    if not forms:
+        return None
+    usual = next(iter(forms.values()))
+    others = {_module_name(names, path): own for path, own in forms.items() if own != usual}
+    return {**usual, **others}
+
+
+def check_form(described: Any) -> None:
+    """Refuses other modes, widths and groups than those that are read.
+
+    Raises:
+        UnsupportedModelError: The form is not read.
+    """
+    forms = [described]
+    if isinstance(described, Mapping):
+        own = [value for key, value in described.items() if key not in _FORM_KEYS]
+        forms += [value for value in own if value is not False]
+        forms[0] = {key: described[key] for key in _FORM_KEYS if key in described}
+    for each in forms:
+        if (
+            not isinstance(each, Mapping)
+            or set(each) - _FORM_KEYS
+            or each.get("bits") not in BITS
+            or isinstance(each["bits"], bool)
+            or each.get("group_size") not in GROUP_SIZES
+            or each.get("mode", METHOD) != METHOD
+        ):
+            raise UnsupportedModelError(
+                f"[config.json] 'quantization' must be affine with {_listed(BITS)} bits and a group "
+                f"size of {_listed(GROUP_SIZES)} but got {each!r:.200}."
+            )
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
+
+
+def is_copy(described: Any, quantization: Any) -> bool:
+    """Whether a `quantization_config` only repeats `quantization`, as MLX writes it."""
+    return quantization is not None and not (
+        isinstance(described, Mapping) and "quant_method" in described
+    )
+
+
+def quantize_modules(
+    model: nn.Module, names: WeightNames, tensors: Container[str], described: Mapping[str, Any]
+) -> None:
+    """Replaces the linears and the embedding that a checkpoint stores in this form.
+
+    Args:
+        model: The model, dense where it may be replaced.
+        names: Names on disk and in memory.
+        tensors: Names of the checkpoint's tensors.
+        described: The value of `quantization`.
+
+    Raises:
+        CheckpointError: A group does not divide the inputs of a module.
+    """
+    usual = {key: described[key] for key in ("group_size", "bits")}
+    replaced: list[tuple[str, QuantizedModule]] = []
+    for path, module in model.named_modules():
+        if type(module) not in (nn.Linear, nn.Embedding):
+            continue
+        name = _module_name(names, path)
+        if f"{name}.scales" not in tensors:
+            continue
+        output_dims, input_dims = module.weight.shape
+        own = described.get(name) or {}
+        sizes: dict[str, Any] = {key: own.get(key, value) for key, value in usual.items()}
+        if input_dims % sizes["group_size"]:
+            raise CheckpointError(
+                f"[config.json] 'group_size' must divide the {input_dims} inputs of {name!r} but "
+                f"got {sizes['group_size']}."
+            )
+        if isinstance(module, nn.Embedding):
+            replaced.append((path, nn.QuantizedEmbedding(output_dims, input_dims, **sizes)))
+        else:
+            has_bias = "bias" in module
+            made = nn.QuantizedLinear(input_dims, output_dims, has_bias, **sizes)
+            replaced.append((path, made))
+    model.update_modules(tree_unflatten(replaced))
+
+
+def _module_name(names: WeightNames, path: str) -> str:
+    return names.to_disk(f"{path}.weight").removesuffix(".weight")

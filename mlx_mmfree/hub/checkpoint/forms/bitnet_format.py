@@ -1,0 +1,130 @@
+"""How BitNet checkpoints of the Hub store ternary linears, by their `quantization_config`.
+
+With `quant_method` `bitnet` and `quantization_mode` `offline`, the default, a linear `X` of N
+outputs holds
+
+- `X.weight`, `uint8` of shape `(N / 4, inputs)`: the two bits at `2 * i` of row `j` are the code
+  `trit + 1` of output `i * N / 4 + j`;
+- `X.weight_scale`, one float: the weight is `trit * weight_scale` if `linear_class` is
+  `autobitlinear`, and `trit / weight_scale` if it is `bitlinear`, the default.
+
+- `X.bias`, where there is one; transformers multiplies it by the scale too if `linear_class` is
+  `autobitlinear`.
+
+With `quantization_mode` `online` the weights are float masters.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ....errors import UnsupportedModelError
+from ....files.host_array import host_array
+from ....ops.host_blocks import in_blocks
+from ....ops.ternary import CODES_PER_WORD, packed_width
+
+QUANT_METHOD = "bitnet"
+CODES_PER_BYTE = 4
+
+_PADDING = 0b01010101
+# Of four neighbouring bytes, a 4 x 4 matrix of codes in a word, these swaps of bits with those so much
+# higher give the transpose: what belongs to one row comes to lie in one byte.
+_SWAPS = tuple(
+    (np.uint32(distance), np.uint32(mask)) for distance, mask in ((6, 0x00CC00CC), (12, 0x0000F0F0))
+)
+
+_FORMS = {
+    ("bitlinear", "offline"),
+    ("autobitlinear", "offline"),
+    ("autobitlinear", "online"),
+}
+
+
+def check_form(described: Mapping[str, Any]) -> None:
+    """Refuses linear classes and modes that do not exist.
+
+    Raises:
+        UnsupportedModelError: The combination is not known.
+    """
+    form = _form(described)
+    if not all(isinstance(part, str) for part in form) or form not in _FORMS:
+        known = ", ".join(" / ".join(pair) for pair in sorted(_FORMS))
+        raise UnsupportedModelError(
+            "[config.json] 'linear_class' and 'quantization_mode' must be one of "
+            f"{known} but got {form[0]!r:.80} and {form[1]!r:.80}."
+        )
+
+
+def _form(described: Mapping[str, Any]) -> tuple[Any, Any]:
+    return (
+        described.get("linear_class", "bitlinear"),
+        described.get("quantization_mode", "offline"),
+    )
+
+
+def is_packed(described: Mapping[str, Any]) -> bool:
+    """Whether the linears are stored packed."""
+    return described.get("quant_method") == QUANT_METHOD and _form(described)[1] == "offline"
+
+
+def packed_shape(output_dims: int, input_dims: int) -> tuple[int, int]:
+    """Shape of a packed weight."""
+    return -(-output_dims // CODES_PER_BYTE), input_dims
+
+
+def repack(weight: mx.array, output_dims: int) -> mx.array:
+    """A packed weight in the layout of `ops.ternary`.
+
+    Args:
+        weight: `uint8` of shape `packed_shape(output_dims, input_dims)`.
+        output_dims: Rows of the matrix.
+    """
+    packed = np.asarray(weight)
+    rows, dims = packed.shape
+    width = packed_width(dims)
+    words, room = host_array((CODES_PER_BYTE * rows, width), mx.uint32)
+    quarters = room.view(np.uint8).reshape(CODES_PER_BYTE, rows, -1)
+
+    def unpack(part: slice) -> None:
+        codes = np.full((part.stop - part.start, CODES_PER_WORD * width), _PADDING, np.uint8)
+        codes[:, :dims] = packed[part]
+        fours = codes.view(np.uint32)
+        for distance, mask in _SWAPS:
+            differing = fours >> distance
+            differing ^= fours
+            differing &= mask
+            fours ^= differing
+            differing <<= distance
+            fours ^= differing
+        for number, quarter in enumerate(quarters[:, part]):
+            quarter[...] = fours >> np.uint32(8 * number)
+
+    in_blocks(rows, dims, unpack)
+    return words[:output_dims]
+
+
+def pack(weight: mx.array, input_dims: int) -> mx.array:
+    """A weight in the layout of `ops.ternary` as BitNet checkpoints pack it, the inverse of `repack`.
+
+    Args:
+        weight: `uint32` of shape `(N, packed_width(input_dims))`, N a multiple of 4.
+        input_dims: Columns of the matrix.
+    """
+    rows = weight.shape[0]
+    packed = mx.contiguous(weight).view(mx.uint8)[..., None]
+    codes = (packed >> mx.arange(0, 8, 2, dtype=mx.uint8)) & 3
+    codes = codes.reshape(CODES_PER_BYTE, rows // CODES_PER_BYTE, -1)[..., :input_dims]
+    return codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6
+
+
+def scales_bias(described: Mapping[str, Any]) -> bool:
+    """Whether a stored bias is still to be multiplied by the scale."""
+    return _form(described)[0] == "autobitlinear"
+
+
+def scale_of(described: Mapping[str, Any], weight_scale: mx.array) -> mx.array:
+    """What trits are multiplied by, float32 `(1,)`."""
+    scale = weight_scale.astype(mx.float32).reshape(1)
+    return 1.0 / scale if _form(described)[0] == "bitlinear" else scale

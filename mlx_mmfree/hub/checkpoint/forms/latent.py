@@ -1,0 +1,81 @@
+"""Whether float weights of a BitNet-style checkpoint are masters to be ternarised, or meant as stored.
+
+Fine-tuning needs the masters, so they are published too, at times with a configuration that does
+not say so. Used as they are they give gibberish.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from ....errors import CheckpointError, UnsupportedModelError
+from . import bitnet_format
+
+_MASTERS, _AS_STORED = "prequantized", "bfloat16"
+_INTEGERS = (mx.uint8, mx.uint32)
+
+
+def with_latent(
+    config: Mapping[str, Any],
+    dtypes: Collection[mx.Dtype],
+    revision: str | None,
+    latent: bool | None,
+) -> dict[str, Any]:
+    """The configuration with the answer in its `quantization_config`.
+
+    Args:
+        config: The content of `config.json`.
+        dtypes: Those of the checkpoint's tensors.
+        revision: Branch of the repository; `prequantized` and `bfloat16` are those of Falcon-E.
+        latent: The answer, if the caller has one.
+
+    Raises:
+        CheckpointError: It cannot be told, or the answer contradicts the file.
+        UnsupportedModelError: There is no such question for the architecture.
+    """
+    described = config.get("quantization_config")
+    described = described if isinstance(described, Mapping) else {}
+    has_method = described.get("quant_method") == bitnet_format.QUANT_METHOD
+    has_floats = not any(dtype in _INTEGERS for dtype in dtypes)
+    if latent is not None:
+        _check_answer(config, has_floats, latent)
+    elif config.get("model_type") != "llama" or not has_floats:
+        return dict(config)
+    elif revision == _MASTERS:
+        latent = True
+    elif has_method:
+        # with floats, a packed form cannot be what is stored
+        if not bitnet_format.is_packed(described):
+            return dict(config)
+    elif config.get("is_bitnet_config") is not True:
+        return dict(config)
+    if latent is None and revision == _AS_STORED:
+        latent = False
+    if latent is None:
+        raise CheckpointError(
+            "[load] 'latent' must be given for this checkpoint: its configuration is that of a "
+            "BitNet model but its weights are floats. Give True if they are masters to be "
+            "ternarised, False if they are meant as stored."
+        )
+    if not latent:
+        return {key: value for key, value in config.items() if key != "quantization_config"}
+    online = {
+        **(described if has_method else {}),
+        "quant_method": bitnet_format.QUANT_METHOD,
+        "linear_class": "autobitlinear",
+        "quantization_mode": "online",
+    }
+    return {**config, "quantization_config": online}
+
+
+def _check_answer(config: Mapping[str, Any], has_floats: bool, latent: bool) -> None:
+    if config.get("model_type") != "llama":
+        raise UnsupportedModelError(
+            f"[load] 'latent' must be left out for 'model_type' {config.get('model_type')!r:.80}, "
+            f"which decides it, but got {latent}."
+        )
+    if not has_floats:
+        raise CheckpointError(
+            f"[load] 'latent' must be left out for packed weights but got {latent}."
+        )

@@ -1,0 +1,109 @@
+"""The packed form of a checkpoint on disk.
+
+Names and `config.json` are those of the architecture on the Hub, with two differences:
+
+- each ternary linear `X` holds `X.weight`, `uint32` in the layout of `ops.ternary` (16 neighbouring
+  inputs a word, first in the lowest bits, `code = trit + 1`, rows padded to a multiple of 32 inputs
+  with code 1), and `X.weight_scale`, float32 of shape `(1,)`; the weight is `trit * weight_scale`.
+  Where `linear_class` is `linear`, activations stay floats, and `weight_scale` may have one number
+  for each row, and `X.input_scale`, float32, one for each column, by which it is multiplied too;
+- `config.json` has `quantization_config` as `describe_packing` gives it.
+
+What `convert` writes can be read by mlx-lm too. There, `X.scales` and `X.biases` repeat the scale in
+MLX's affine form, rounded to the dtype of the model, `config.json` has `quantization` beside
+`quantization_config`, and the exact scales lie in a file of their own, which mlx-lm does not read.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from ....errors import UnsupportedModelError
+from ....ops.host_blocks import has_code_three
+from ....ops.ternary import CODES_PER_WORD
+from . import affine_format, bitnet_format
+
+QUANT_METHOD = "mmfree"
+FORMAT_VERSION = 1
+WRITER_KEY = "mlx_mmfree"
+"""What `config.json` says of its writer, see `hub.checkpoint.writer_record`."""
+
+_ROTATION_MARKS = ("hadamard", "rotation", "rotated", "walsh")
+
+
+def describe_packing(
+    described: Mapping[str, Any] | None = None, *, is_dense: bool = False
+) -> dict[str, Any]:
+    """The value of `quantization_config`.
+
+    Args:
+        described: That of the checkpoint with float master weights; what it says about the
+            mathematics of the linears stays.
+        is_dense: Whether the linears are those of a dense model, whose activations stay floats.
+    """
+    stored = {"linear_class", "quantization_mode"}
+    kept = {key: value for key, value in (described or {}).items() if key not in stored}
+    if is_dense:
+        kept["linear_class"] = "linear"
+    return {**kept, "quant_method": QUANT_METHOD, "bits": 2, "format_version": FORMAT_VERSION}
+
+
+def check_packing(config: Mapping[str, Any], methods: Sequence[str]) -> None:
+    """Refuses a checkpoint that is quantised in a way that is not read.
+
+    Args:
+        config: The content of `config.json`.
+        methods: The values of `quant_method` that the architecture reads.
+
+    Raises:
+        UnsupportedModelError: Another method, another width, or a newer version.
+    """
+    _refuse_rotated(config)
+    quantization, described = config.get("quantization"), config.get("quantization_config")
+    method = described.get("quant_method") if isinstance(described, Mapping) else None
+    is_read = method == QUANT_METHOD or affine_format.METHOD in methods
+    if quantization is not None and not is_read:
+        raise UnsupportedModelError(
+            "[config.json] 'quantization' must be absent for this architecture but is given. Load "
+            "the checkpoint that it was made from."
+        )
+    if quantization is not None:
+        affine_format.check_form(quantization)
+    if described is None or affine_format.is_copy(described, quantization):
+        return
+    if method in methods and method == bitnet_format.QUANT_METHOD:
+        bitnet_format.check_form(described)
+        return
+    own = describe_packing()
+    if method is None or {key: described.get(key) for key in own} != own:
+        others = "".join(
+            f", with 'quant_method' {name}" for name in methods if name != QUANT_METHOD
+        )
+        raise UnsupportedModelError(
+            f"[config.json] 'quantization_config' must be {own}{others}, or absent for this "
+            f"architecture but got {described!r:.200}."
+        )
+
+
+def _refuse_rotated(config: Mapping[str, Any]) -> None:
+    """Weights in a rotated basis need the same rotation of the activations, or give gibberish."""
+    quantization = config.get("quantization")
+    keys = [*config, *(quantization if isinstance(quantization, Mapping) else ())]
+    rotated = [key for key in keys if any(mark in key.lower() for mark in _ROTATION_MARKS)]
+    if rotated:
+        raise UnsupportedModelError(
+            f"[config.json] {rotated[0]!r:.80} must be absent: weights in a rotated basis, as those "
+            "of Ternary Bonsai 2, are not read. Use a checkpoint of the first generation."
+        )
+
+
+def has_valid_codes(weight: mx.array, input_dims: int) -> bool:
+    """Whether packed words hold codes 0 to 2 only, and code 1 in the padding."""
+    if has_code_three(weight):
+        return False
+    shifts = mx.arange(0, 2 * CODES_PER_WORD, 2, dtype=mx.uint32)
+    first_padded = input_dims // CODES_PER_WORD
+    tail = mx.bitwise_and(weight[:, first_padded:, None] >> shifts, 3)
+    padding = tail.reshape(weight.shape[0], -1)[:, input_dims % CODES_PER_WORD :]
+    return bool(mx.all(padding == 1).item())

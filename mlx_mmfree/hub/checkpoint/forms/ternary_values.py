@@ -1,0 +1,97 @@
+"""Finds weights whose stored floats are already ternary, and packs them without loss.
+
+TriLM stores `trit * scale` with one scale for each part that a matrix was split into while training:
+blocks of rows in some matrices, of columns in others. The scales are read from the values; nothing is
+rounded. Ternary matrices in MLX's affine 2-bit form are found the same way by their codes and scales.
+"""
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from ....layers.packed_linear import PackedLinear
+from ....ops import pack_ternary, packed_width
+from .packed_format import has_valid_codes
+
+_PROBED_ROWS = 2
+
+
+def pack_ternary_values(linear: nn.Linear) -> PackedLinear | None:
+    """The packed form of a dense linear, or `None` if its weight is not ternary."""
+    weight = linear.weight.astype(mx.float32)
+    sizes = mx.abs(weight)
+    # most dense matrices are told apart by a few rows
+    if not _is_ternary(sizes[:_PROBED_ROWS], 1) and not _is_ternary(sizes[:_PROBED_ROWS], 0):
+        return None
+    scales = mx.max(sizes)
+    if not scales.item():
+        return None
+    if not _has_one_size(sizes, scales):
+        axis = 1 if _is_ternary(sizes, 1) else 0
+        if axis == 0 and not _is_ternary(sizes, 0):
+            return None
+        largest = mx.max(sizes, axis=axis)
+        # rows and columns of zeros take any scale
+        scales = mx.where(largest == 0, scales, largest)
+        return _packed(linear, pack_ternary(mx.sign(weight)), scales, axis)
+    return _packed(linear, pack_ternary(mx.sign(weight)), scales.reshape(1), 1)
+
+
+def simplify_affine(model: nn.Module) -> None:
+    """Replaces the 2-bit linears that are ternary with one scale for the matrix, a row or a column."""
+    replaced = []
+    for path, module in model.named_modules():
+        if isinstance(module, nn.QuantizedLinear):
+            packed = _from_affine(module)
+            if packed is not None:
+                mx.eval(packed.parameters())
+                replaced.append((path, packed))
+    model.update_modules(tree_unflatten(replaced))
+
+
+def _from_affine(module: nn.QuantizedLinear) -> PackedLinear | None:
+    if module.bits != 2 or module.biases is None:
+        return None
+    input_dims = module.scales.shape[1] * module.group_size
+    fits = module.weight.shape[1] == packed_width(input_dims)
+    scales = module.scales.astype(mx.float32)
+    is_ternary = mx.array_equal(-scales, module.biases.astype(mx.float32)) & mx.all(scales > 0)
+    if not fits or not is_ternary.item() or not has_valid_codes(module.weight, input_dims):
+        return None
+    if mx.all(scales == scales[:, :1]).item():
+        is_single = mx.all(scales == scales[0, 0]).item()
+        return _packed(module, module.weight, scales[0, :1] if is_single else scales[:, 0], 1)
+    if mx.all(scales == scales[:1]).item():
+        return _packed(module, module.weight, mx.repeat(scales[0], module.group_size), 0)
+    return None
+
+
+def _has_one_size(sizes: mx.array, scale: mx.array) -> bool:
+    return bool(mx.all((sizes == 0) | (sizes == scale)).item())
+
+
+def _is_ternary(sizes: mx.array, axis: int) -> bool:
+    """Whether the sizes along an axis are zero or one other number."""
+    return _has_one_size(sizes, mx.max(sizes, axis=axis, keepdims=True))
+
+
+def _packed(linear: nn.Module, weight: mx.array, scales: mx.array, axis: int) -> PackedLinear:
+    """`scales` belong to the whole matrix or its rows (axis 1), or to its columns (axis 0)."""
+    output_dims = weight.shape[0]
+    is_by_column = axis == 0
+    input_dims = scales.size if is_by_column else _input_dims(linear)
+    packed = PackedLinear(input_dims, output_dims, has_column_scales=is_by_column)
+    packed.weight = weight
+    if is_by_column:
+        packed.input_scale = scales
+    else:
+        packed.scale = scales
+    if "bias" in linear:
+        packed.bias = linear.bias
+    return packed
+
+
+def _input_dims(linear: nn.Module) -> int:
+    if isinstance(linear, nn.QuantizedLinear):
+        return int(linear.scales.shape[1] * linear.group_size)
+    return int(linear.weight.shape[1])

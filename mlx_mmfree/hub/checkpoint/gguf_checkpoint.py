@@ -1,0 +1,249 @@
+"""A GGUF file as a checkpoint of the Hub: its configuration, tokenizer files and tensors.
+
+Ternary linears keep their trits and their one scale, in the form of `forms.packed_format`:
+
+- I2_S, which bitnet.cpp multiplies with 8-bit activations, in every architecture;
+- TQ1_0, TQ2_0 and Q2_0 in the BitNet architectures, whose activations have 8 bits.
+
+A Llama in TQ1_0 or TQ2_0 says nothing about its activations, so they stay floats and its linears are
+dense with exactly the stored values. Q2_0 and PQ2_0 may have a scale for each block; such
+matrices become MLX's affine 2-bit form without loss. All other types give floats.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ...errors import CheckpointError, UnsupportedModelError
+from ...files.checkpoint_files import TOKENIZER_PATTERNS, VOCABULARY_FILES
+from ...files.gguf.parts import read_parts
+from ...files.gguf.reader import StoredTensor
+from ...files.gguf.types import (
+    affine_scales,
+    affine_words,
+    dequantized,
+    ternary_scale,
+    ternary_words,
+)
+from ...files.opening import check_link
+from ...files.scratch import new_scratch_folder
+from ...files.tensor_entry import TensorEntry, read_tensors
+from ...ops.ternary import packed_width
+from ...tokenizer.from_gguf import tokenizer_files
+from ...tokenizer.tokenizer_files import MAX_VOCABULARY_BYTES, read_limited
+from . import gguf_rotation
+from .forms.affine_format import TERNARY_BITS, form
+from .forms.packed_format import WRITER_KEY, describe_packing
+from .gguf_config import ARCHITECTURES, Architecture, find_architecture, hub_config, hub_name
+
+_FLOATS = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
+_LINEAR = re.compile(r"(model\.layers\.[0-9]+\.(?:self_attn|mlp)\.(\w+_proj))\.weight", re.ASCII)
+_EMBEDDING = "token_embd.weight"
+
+
+def read_gguf_checkpoint(
+    file: Path, tokenizer_folder: Path | None = None
+) -> tuple[Path, dict[str, Any], dict[str, TensorEntry], mx.Dtype]:
+    """Reads everything but the data of a file.
+
+    Args:
+        file: The file.
+        tokenizer_folder: Where tokenizer files may lie that go before the file's own vocabulary.
+
+    Returns:
+        A folder of this process with `config.json` and the tokenizer files, the configuration, the
+        tensors by their names on the Hub, and the dtype to compute in.
+
+    Raises:
+        CheckpointError: The file is damaged or inconsistent.
+        UnsupportedModelError: It asks for something that is not implemented.
+    """
+    if tokenizer_folder is not None:
+        _check_link(file)
+    metadata, found = read_parts(file)
+    architecture = find_architecture(metadata)
+    stored = {tensor.name: (part, tensor) for part, tensor in found}
+    _, embedding = stored.get(_EMBEDDING, (file, None))
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(
+            f"[GGUF] '{file}' must hold the matrix {_EMBEDDING!r} but does not. Fetch it again."
+        )
+    is_tied = "output.weight" not in stored
+    factors = _rope_factors(*stored.pop(gguf_rotation.FACTORS, (file, None)))
+    config = hub_config(metadata, embedding.shape[0], is_tied=is_tied, rope_factors=factors)
+    mark = f"{WRITER_KEY}."
+    config[WRITER_KEY] = {
+        key.removeprefix(mark): value for key, value in metadata.items() if key.startswith(mark)
+    }
+    tensors: dict[str, TensorEntry] = {}
+    floats = ["lm_head"]
+    affine: dict[str, Any] = {}
+    is_packed = False
+    for part, tensor in stored.values():
+        for entry in _entries(part, tensor, architecture, config):
+            if entry.name in tensors:
+                raise CheckpointError(f"[GGUF] '{file}' repeats tensor {tensor.name!r:.100}.")
+            tensors[entry.name] = entry
+        name = hub_name(tensor.name, architecture).removesuffix(".weight")
+        if f"{name}.scales" in tensors:
+            affine[name] = form(tensor.kind.block, TERNARY_BITS)
+        linear = _LINEAR.fullmatch(hub_name(tensor.name, architecture))
+        if linear is not None and f"{linear[1]}.weight_scale" in tensors:
+            is_packed = True
+        elif linear is not None:
+            floats.append(linear[1])
+    if is_packed:
+        config["quantization_config"] = describe_packing({"modules_to_not_convert": floats})
+    if affine:
+        config["quantization"] = {**next(iter(affine.values())), **affine}
+    dtype = _FLOATS.get(embedding.kind.name, mx.float16)
+    if config["model_type"] == "bitnet" and dtype == mx.float16:
+        # trained in bfloat16, whose range the squares of ReLU need
+        dtype = mx.bfloat16
+    files = _tokenizer_files(tokenizer_folder) or tokenizer_files(metadata)
+    return _folder(file, config, files), config, tensors, dtype
+
+
+def _rope_factors(file: Path, tensor: StoredTensor | None) -> np.ndarray | None:
+    """A factor for each pair of a head's dims, which belongs to the configuration."""
+    if tensor is None:
+        return None
+    gguf_rotation.check_factors(tensor.shape)
+    architecture = ARCHITECTURES["llama"]
+    [entry] = _entries(file, tensor, architecture, {})
+    [(_, array)] = read_tensors(file, [entry])
+    return np.asarray(array.astype(mx.float32))
+
+
+def _entries(
+    file: Path, tensor: StoredTensor, architecture: Architecture, config: Mapping[str, Any]
+) -> list[TensorEntry]:
+    """The tensor as the Hub would store it; a packed linear is two tensors."""
+    name = hub_name(tensor.name, architecture)
+    linear = _LINEAR.fullmatch(name)
+    kind, shape, place = tensor.kind, tensor.shape, (tensor.start, tensor.stop)
+    order = None
+    if linear is not None and architecture.rotates_pairs and linear[2] in ("q_proj", "k_proj"):
+        key = "num_attention_heads" if linear[2] == "q_proj" else "num_key_value_heads"
+        heads = config.get(key, config["num_attention_heads"])
+        order = _rows_by_halves(tensor, heads)
+    is_ternary = kind.codes is not None and (architecture.is_ternary or kind.name == "I2_S")
+    if linear is not None and architecture.is_ternary and not is_ternary:
+        raise UnsupportedModelError(
+            f"[GGUF] tensor {tensor.name!r:.100} must be stored as I2_S, TQ1_0, TQ2_0 or Q2_0 in this "
+            f"architecture but is stored as {kind.name}. Use a file with ternary tensors."
+        )
+    if linear is not None and is_ternary and len(shape) == 2:
+        words = partial(_read, partial(ternary_words, kind, shape=shape), order)
+        packed = (shape[0], packed_width(shape[1]))
+        scale = f"{linear[1]}.weight_scale"
+        read_scale = partial(_one_scale, tensor)
+        return [
+            TensorEntry(name, file, mx.uint32, packed, *place, decode=words),
+            TensorEntry(scale, file, mx.float32, (1,), *place, decode=read_scale),
+        ]
+    if kind.is_affine and len(shape) == 2:
+        return _affine_entries(file, tensor, name, order)
+    if kind.name in _FLOATS:
+        dtype = _FLOATS[kind.name]
+        read = partial(_read, partial(_plain, dtype.size, shape), order)
+        return [TensorEntry(name, file, dtype, shape, *place, decode=read)]
+    dtype = mx.float16 if kind.codes is not None and not kind.tail_bytes else mx.float32
+    read = partial(_read, partial(dequantized, kind, shape=shape), order)
+    return [TensorEntry(name, file, dtype, shape, *place, decode=read)]
+
+
+def _affine_entries(
+    file: Path, tensor: StoredTensor, name: str, order: np.ndarray | None
+) -> list[TensorEntry]:
+    """The matrix in MLX's affine form; the weight is `(code - 1) * scale`."""
+    (rows, inputs), module = tensor.shape, name.removesuffix(".weight")
+    parts: dict[str, tuple[mx.Dtype, int, Callable[..., np.ndarray]]] = {
+        "weight": (mx.uint32, inputs // 16, affine_words),
+        "scales": (mx.float16, inputs // tensor.kind.block, affine_scales),
+        "biases": (mx.float16, inputs // tensor.kind.block, partial(affine_scales, sign=-1)),
+    }
+    return [
+        TensorEntry(
+            f"{module}.{key}",
+            file,
+            dtype,
+            (rows, columns),
+            tensor.start,
+            tensor.stop,
+            decode=partial(_read, partial(decode, tensor.kind, shape=tensor.shape), order),
+        )
+        for key, (dtype, columns, decode) in parts.items()
+    ]
+
+
+def _rows_by_halves(tensor: StoredTensor, heads: Any) -> np.ndarray:
+    """Which stored row is each row of the Hub's matrix, whose heads hold their halves in turn."""
+    rows = tensor.shape[0]
+    if type(heads) is not int or heads < 1 or rows % (2 * heads):
+        raise CheckpointError(
+            f"[GGUF] tensor {tensor.name!r:.100} must have an even number of rows for each of "
+            f"{heads!r:.40} heads but has {rows}."
+        )
+    return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(rows)
+
+
+def _read(decode: Any, order: np.ndarray | None, data: np.ndarray) -> np.ndarray:
+    array: np.ndarray = decode(data=data)
+    return array if order is None else array[order]
+
+
+def _plain(size: int, shape: tuple[int, ...], data: np.ndarray) -> np.ndarray:
+    return data.view(f"<u{size}").reshape(shape)
+
+
+def _one_scale(tensor: StoredTensor, data: np.ndarray) -> np.ndarray:
+    scales = ternary_scale(tensor.kind, data)
+    if scales.size != 1:
+        raise UnsupportedModelError(
+            f"[GGUF] tensor {tensor.name!r:.100} must have one scale in all its blocks but has "
+            f"{scales.size}. Convert the model from its original checkpoint."
+        )
+    return scales.astype(np.float32)
+
+
+def _check_link(file: Path) -> None:
+    """A file that was found in a folder, other than one that the user named, must lie in it."""
+    try:
+        check_link(file)
+    except OSError as error:
+        raise CheckpointError(f"[GGUF] '{file}' cannot be read: {error}.") from error
+
+
+def _tokenizer_files(folder: Path | None) -> dict[str, bytes]:
+    if folder is None or not any((folder / name).exists() for name in VOCABULARY_FILES):
+        return {}
+    return {
+        name: read_limited(folder / name, MAX_VOCABULARY_BYTES)
+        for name in TOKENIZER_PATTERNS
+        if (folder / name).exists()
+    }
+
+
+@cache
+def _own_folder(file: Path) -> Path:
+    return new_scratch_folder()
+
+
+def _folder(file: Path, config: Mapping[str, Any], files: Mapping[str, bytes]) -> Path:
+    """A folder of this process with the small files of a checkpoint."""
+    folder = _own_folder(file.resolve())
+    try:
+        for name in TOKENIZER_PATTERNS:
+            (folder / name).unlink(missing_ok=True)
+        for name, content in {**files, "config.json": json.dumps(config).encode()}.items():
+            (folder / name).write_bytes(content)
+    except OSError as error:
+        raise CheckpointError(f"[GGUF] '{folder}' cannot be written: {error}.") from error
+    return folder

@@ -1,0 +1,229 @@
+"""The metadata of GGUF files as the Hub's configuration and tensor names."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import CheckpointError, UnsupportedModelError
+from . import gguf_rotation
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One value of `general.architecture`.
+
+    Attributes:
+        config: What it says about the Hub's configuration.
+        sub_norms: What the Hub calls the norms before the last projections.
+        is_ternary: Whether its linears are ternary, with 8-bit activations, in any case.
+        rotates_pairs: Whether rows of query and key are stored so that each pair of neighbours is
+            rotated; the Hub rotates the halves of a head against each other.
+    """
+
+    config: Mapping[str, Any]
+    sub_norms: tuple[str, str] = ("", "")
+    is_ternary: bool = False
+    rotates_pairs: bool = False
+
+
+_BITNET = Architecture(
+    {"model_type": "bitnet", "architectures": ["BitNetForCausalLM"], "hidden_act": "relu2"},
+    ("self_attn.attn_sub_norm", "mlp.ffn_sub_norm"),
+    is_ternary=True,
+)
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture({"model_type": "llama"}, rotates_pairs=True),
+    "qwen3": Architecture({"model_type": "qwen3"}),
+    "bitnet": Architecture(
+        {"model_type": "llama", "architectures": ["BitnetForCausalLM"]},
+        ("self_attn.inner_attn_ln", "mlp.ffn_layernorm"),
+        is_ternary=True,
+    ),
+    "bitnet-25": _BITNET,
+    "bitnet-b1.58": _BITNET,
+}
+
+_KEYS = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+    "context_length": "max_position_embeddings",
+}
+_NEEDED = ("embedding_length", "block_count", "feed_forward_length", "attention.head_count")
+# Keys that are checked here or that change nothing that is computed.
+_CHECKED = {
+    "vocab_size",
+    "attention.value_length",
+    "rope.dimension_count",
+    "rope.scaling.type",
+    "tensor_data_layout",
+    *gguf_rotation.KEYS,
+}
+
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_BLOCK_NAMES = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(\w+)\.(weight|bias)", re.ASCII)
+
+
+def find_architecture(metadata: Mapping[str, Any]) -> Architecture:
+    """What `general.architecture` names.
+
+    Raises:
+        UnsupportedModelError: It is not implemented, or its weights are rotated.
+    """
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"[GGUF] 'general.architecture' must be one of {', '.join(ARCHITECTURES)} but got "
+            f"{name!r:.80}. Other architectures are not read from GGUF files."
+        )
+    rotated = next((key for key in metadata if key.startswith("prism.hadamard")), None)
+    if rotated is not None:
+        raise UnsupportedModelError(
+            f"[GGUF] {rotated!r:.80} must be absent: weights in a rotated basis, as those of Ternary "
+            "Bonsai 2, are not read. Use a file of the first generation."
+        )
+    return ARCHITECTURES[name]
+
+
+def hub_config(
+    metadata: Mapping[str, Any],
+    vocab_size: int,
+    *,
+    is_tied: bool,
+    rope_factors: np.ndarray | None = None,
+) -> dict[str, Any]:
+    """The keys of the Hub's `config.json`.
+
+    Args:
+        metadata: The metadata of a file whose architecture is known.
+        vocab_size: Rows of the embedding.
+        is_tied: Whether the file lacks a head.
+        rope_factors: The values of the tensor `rope_freqs.weight`.
+
+    Raises:
+        CheckpointError: An entry is missing.
+        UnsupportedModelError: An entry asks for mathematics that are not implemented.
+    """
+    architecture = find_architecture(metadata)
+    prefix = f"{metadata['general.architecture']}."
+    given = {
+        key.removeprefix(prefix): _plain(value)
+        for key, value in metadata.items()
+        if key.startswith(prefix)
+    }
+    for key in _NEEDED:
+        if key not in given:
+            raise CheckpointError(f"[GGUF] '{prefix}{key}' must be given but is missing.")
+    config = dict(architecture.config) | {_KEYS[key]: given[key] for key in _KEYS if key in given}
+    config |= {"vocab_size": vocab_size, "tie_word_embeddings": is_tied}
+    _check_rest(prefix, given)
+    longest = given.get("context_length", 2048)
+    scaling = gguf_rotation.read_scaling(given, rope_factors, longest)
+    if scaling is not None:
+        config["rope_scaling"] = scaling
+    for key, ours in (("bos", "bos_token_id"), ("eos", "eos_token_id")):
+        number = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if number is not None:
+            config[ours] = number
+    return config
+
+
+def _plain(value: Any) -> Any:
+    """The decimal number that was meant by one of 32 bits, and one number for equal ones."""
+    if isinstance(value, list) and value and all(entry == value[0] for entry in value):
+        return value[0]
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def _check_rest(prefix: str, given: Mapping[str, Any]) -> None:
+    heads = given["attention.head_count"]
+    dims = given["embedding_length"]
+    if not all(type(size) is int and size > 0 for size in (heads, dims)):
+        raise UnsupportedModelError(
+            f"[GGUF] '{prefix}embedding_length' and '{prefix}attention.head_count' must be one "
+            f"positive number for all blocks but got {dims!r:.40} and {heads!r:.40}."
+        )
+    head_dim = given.get("attention.key_length", dims // heads)
+    if type(head_dim) is not int:
+        raise UnsupportedModelError(
+            f"[GGUF] '{prefix}attention.key_length' must be one number for all blocks but got "
+            f"{head_dim!r:.40}."
+        )
+    fixed = {
+        "attention.causal": (True,),
+        "attention.value_length": (head_dim,),
+        "rope.dimension_count": (head_dim,),
+        "rope.scaling.type": ("none", "linear", "yarn"),
+    }
+    for key, value in given.items():
+        allowed = fixed.get(key)
+        if allowed is None and (key in _KEYS or key in _CHECKED):
+            continue
+        # other entries say something only where they are neither zero nor off
+        if value not in (allowed or (0, False, "")):
+            rule = f"be {' or '.join(map(str, allowed))}" if allowed else "be absent"
+            raise UnsupportedModelError(
+                f"[GGUF] '{prefix}{key:.80}' must {rule} but got {value!r:.80}. What it asks for is "
+                "not implemented."
+            )
+
+
+def hub_name(name: str, architecture: Architecture) -> str:
+    """The Hub's name of a tensor; one that has none keeps its own."""
+    module, _, key = name.rpartition(".")
+    if module in _NAMES:
+        return f"{_NAMES[module]}.{key}"
+    match = _BLOCK.fullmatch(name)
+    if match is None:
+        return name
+    number, module, key = match.groups()
+    names = _BLOCK_NAMES | dict(
+        zip(("attn_sub_norm", "ffn_sub_norm"), architecture.sub_norms, strict=True)
+    )
+    ours = names.get(module)
+    return f"model.layers.{int(number)}.{ours}.{key}" if ours else name
+
+
+def file_name(name: str, architecture: Architecture) -> str:
+    """The name in the file of a tensor of the Hub, the inverse of `hub_name`.
+
+    Raises:
+        KeyError: The architecture has no such tensor.
+    """
+    module, _, key = name.rpartition(".")
+    for ours, hub in _NAMES.items():
+        if module == hub:
+            return f"{ours}.{key}"
+    _, _, number, inner = module.split(".", 3)
+    names = _BLOCK_NAMES | dict(
+        zip(("attn_sub_norm", "ffn_sub_norm"), architecture.sub_norms, strict=True)
+    )
+    # a model of 1bitLLM may have the names of transformers' BitNet
+    norms = (*zip(_BITNET.sub_norms, ("attn_sub_norm", "ffn_sub_norm"), strict=True),)
+    ours_by_hub = dict(norms) | {hub: ours for ours, hub in names.items()}
+    return f"blk.{number}.{ours_by_hub[inner]}.{key}"

@@ -1,0 +1,139 @@
+"""Keeps the packed form of 16- and 32-bit checkpoints, so that each is ternarised only once.
+
+The cache is one file a checkpoint in `$HF_HOME/mlx_mmfree`, or where the environment variable
+`MLX_MMFREE_CACHE` says; `MLX_MMFREE_CACHE=0` turns it off. A file serves only the source it was
+made from, byte sizes and modification times included, and each tensor is compared with its
+checksum as it is read. The files can be deleted at any time.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ...errors import CheckpointError
+from ...files.json_reader import parse_json
+from ...files.replacing import new_file
+from ...files.safetensors import read_header
+from ...files.space import check_space
+from ...files.tensor_entry import checksum
+from ...ops.ternary import ROUNDING_VERSION
+from ...platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder
+from ...version import __version__
+from .checkpoint import Checkpoint
+from .forms.packed_format import FORMAT_VERSION, describe_packing
+from .save import disk_tensors, write_tensors
+from .skeleton import FLOATS, Skeleton, kept_names
+
+MIN_SOURCE_BYTES = 64_000_000
+"""Smaller checkpoints are packed quickly and are not cached."""
+
+SUFFIX = ".safetensors"
+_SOURCE, _CHECKSUMS, _VERSION = "mmfree_source", "mmfree_sha256", "mmfree_version"
+
+
+def find(checkpoint: Checkpoint) -> Checkpoint | None:
+    """The packed form of a checkpoint, if a valid one is cached."""
+    file = _file(checkpoint)
+    if file is None or not file.exists():
+        return None
+    try:
+        entries, metadata = read_header(file)
+        checksums = parse_json(metadata.get(_CHECKSUMS, "{}").encode())
+        if metadata.get(_SOURCE) != _fingerprint(checkpoint):
+            return None
+        tensors = {
+            name: replace(entry, checksum=str(checksums[name])) for name, entry in entries.items()
+        }
+    except (CheckpointError, OSError, ValueError, KeyError, TypeError) as error:
+        notify(f"the cached packed form is made again: '{file}' is damaged ({error})")
+        return None
+    config = dict(checkpoint.config)
+    if (described := config.get("quantization_config")) is not None:
+        config["quantization_config"] = describe_packing(described)
+    return Checkpoint(checkpoint.folder, config, tensors)
+
+
+def store(checkpoint: Checkpoint, skeleton: Skeleton) -> None:
+    """Writes the packed form of a checkpoint unless the cache is off or the disk is full."""
+    file = _file(checkpoint)
+    is_packed_now = bool(kept_names(skeleton.model))
+    was_packed = any(entry.dtype not in FLOATS for entry in checkpoint.tensors.values())
+    if file is None or was_packed or not is_packed_now:
+        return
+    tensors = disk_tensors(skeleton.model)
+    nbytes = sum(array.nbytes for array in tensors.values())
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        check_space(file.parent, nbytes)
+        metadata = {
+            _SOURCE: _fingerprint(checkpoint),
+            _VERSION: __version__,
+            _CHECKSUMS: json.dumps({name: _checksum(array) for name, array in tensors.items()}),
+        }
+        with new_file(file) as new:
+            write_tensors(new, tensors, metadata)
+    except (OSError, RuntimeError, CheckpointError) as error:
+        notify(f"the packed form is not kept in '{file.parent}': {error}")
+    else:
+        notify(
+            f"the packed form ({nbytes / 1e6:.0f} MB) is kept in '{file}' for the "
+            f"next start; {ENVIRONMENT_VARIABLE}=0 turns this off"
+        )
+
+
+def notify(text: str) -> None:
+    """One line on stderr."""
+    print(f"[load] {text}", file=sys.stderr)
+
+
+def _file(checkpoint: Checkpoint) -> Path | None:
+    has_own_files = all(
+        entry.file.parent == checkpoint.folder for entry in checkpoint.tensors.values()
+    )
+    if checkpoint.nbytes < MIN_SOURCE_BYTES or not has_own_files:
+        return None
+    return packed_file(checkpoint.folder)
+
+
+def packed_file(folder: Path) -> Path | None:
+    """Where the packed form of a checkpoint folder is kept, if it is; `None`: the cache is off."""
+    cache = cache_folder()
+    if cache is None:
+        return None
+    source = folder.resolve()
+    key = hashlib.sha256(os.fsencode(source)).hexdigest()[:16]
+    return cache / f"{_readable_name(source)}-{key}{SUFFIX}"
+
+
+def _readable_name(source: Path) -> str:
+    # a snapshot of the Hub's cache lies in models--owner--name/snapshots/<commit>
+    is_snapshot = source.parent.name == "snapshots"
+    name = source.parent.parent.name.removeprefix("models--") if is_snapshot else source.name
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:80]
+
+
+def _fingerprint(checkpoint: Checkpoint) -> str:
+    files = sorted({entry.file for entry in checkpoint.tensors.values()})
+    stats = [(file, file.stat()) for file in files]
+    value: Mapping[str, Any] = {
+        "format": FORMAT_VERSION,
+        "rounding": ROUNDING_VERSION,
+        "config": checkpoint.config,
+        # the file that a Hub snapshot links to is named for its etag
+        "files": [
+            [file.name, file.resolve().name, stat.st_size, stat.st_mtime_ns] for file, stat in stats
+        ],
+    }
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _checksum(array: mx.array) -> str:
+    return checksum(np.asarray(array.reshape(-1).view(mx.uint8)))

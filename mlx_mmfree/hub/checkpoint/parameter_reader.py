@@ -1,0 +1,194 @@
+"""Reads a checkpoint one parameter at a time, ternary matrices in packed form."""
+
+from functools import cached_property
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ...files.tensor_entry import TensorEntry, read_tensors
+from ...layers import PackedBitLinear, PackedLinear, TiedBitLinear, pack_linears
+from ...models import Decoder
+from ...ops import ternarize_packed, unpack_ternary
+from .checkpoint import Checkpoint
+from .forms.affine_format import KEYS as AFFINE_KEYS
+from .forms.affine_format import QuantizedModule
+from .forms.ternary_values import pack_ternary_values
+from .load import check_finite, check_packed
+from .skeleton import build_skeleton, parameters
+
+
+class ParameterReader:
+    """A checkpoint as the packed model that `load` makes of it, without holding its weights.
+
+    Args:
+        checkpoint: The checkpoint.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        model: The model, packed, without weights.
+        names: Names on disk and in memory.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: As for `load`.
+    """
+
+    def __init__(self, checkpoint: Checkpoint):
+        self.checkpoint = checkpoint
+        skeleton = build_skeleton(checkpoint)
+        self.names = skeleton.names
+        self._entries = skeleton.entries
+        self._forms = skeleton.forms
+        self._tied = {
+            path
+            for path, module in skeleton.model.named_modules()
+            if isinstance(module, TiedBitLinear)
+        }
+        self.model: Decoder = skeleton.model
+        pack_linears(self.model)
+
+    @cached_property
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules of the model by their paths."""
+        return dict(self.model.named_modules())
+
+    @cached_property
+    def ternary(self) -> dict[str, PackedBitLinear]:
+        """The packed linears by their paths."""
+        return {
+            path: module
+            for path, module in self.modules.items()
+            if isinstance(module, PackedBitLinear)
+        }
+
+    @cached_property
+    def quantized(self) -> dict[str, QuantizedModule]:
+        """The modules in MLX's affine form by their paths."""
+        return {
+            path: module
+            for path, module in self.modules.items()
+            if isinstance(module, QuantizedModule)
+        }
+
+    @cached_property
+    def packed_dense(self) -> dict[str, PackedLinear]:
+        """The linears of a dense model that are stored packed, by their paths."""
+        return {
+            path: module
+            for path, module in self.modules.items()
+            if isinstance(module, PackedLinear)
+        }
+
+    @cached_property
+    def ternary_values(self) -> dict[str, PackedLinear]:
+        """The linears of a dense model whose values are ternary, packed, without their codes.
+
+        They may be stored as floats, packed or in MLX's affine form. Reads every linear once.
+        """
+        if self.ternary:
+            return {}
+        found: dict[str, PackedLinear] = {}
+        for path, module in self.modules.items():
+            if isinstance(module, nn.Linear | nn.QuantizedLinear | PackedLinear):
+                packed = pack_ternary_values(_holding(self.read_matrix(path)))
+                if packed is not None:
+                    mx.eval(packed.parameters())
+                    packed.weight = mx.zeros((0,), mx.uint32)
+                    found[path] = packed
+                mx.clear_cache()
+        return found
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all parameters by their names in memory."""
+        return {name: array.shape for name, array in parameters(self.model).items()}
+
+    @cached_property
+    def activation_dtype(self) -> mx.Dtype:
+        """The dtype in which the loaded model computes."""
+        return self.dtype("embed.scales" if "embed" in self.quantized else "embed.weight")
+
+    def is_tied(self, path: str) -> bool:
+        """Whether a ternary head is stored as the embedding's master weight."""
+        return path in self._tied
+
+    def has_masters(self, path: str) -> bool:
+        """Whether a ternary linear is stored as float master weights."""
+        return f"{path}.scale" not in self._entries
+
+    def dtype(self, name: str) -> mx.Dtype:
+        """The dtype in which a parameter is stored."""
+        return self.entry(name).dtype
+
+    def entry(self, name: str) -> TensorEntry:
+        """Where a parameter, or the master weight of a ternary linear, is stored."""
+        path = name.rpartition(".")[0]
+        return self._entries["embed.weight" if path in self._tied else name]
+
+    def read(self, name: str) -> mx.array:
+        """One parameter as it is stored, or the master weight of a ternary linear.
+
+        Raises:
+            CheckpointError: The file changed, or the tensor is damaged.
+        """
+        entry = self.entry(name)
+        [(_, array)] = read_tensors(entry.file, [entry])
+        if name in self._forms:
+            array = self._forms[name].read(array)
+        mx.eval(array)
+        if mx.issubdtype(array.dtype, mx.floating):
+            check_finite(array, entry)
+        return array
+
+    def matrix_shape(self, path: str) -> tuple[int, int]:
+        """Outputs and inputs of a linear or an embedding, however it is stored."""
+        if path in self.packed_dense:
+            return self.packed_dense[path].output_dims, self.packed_dense[path].input_dims
+        rows, columns = self.shapes[f"{path}.weight"]
+        quantized = self.quantized.get(path)
+        return rows, columns if quantized is None else columns * 32 // quantized.bits
+
+    def matrix_dtype(self, path: str) -> mx.Dtype:
+        """The dtype of what `read_matrix` gives."""
+        if path in self.packed_dense:
+            return self.activation_dtype
+        return self.dtype(f"{path}.scales" if path in self.quantized else f"{path}.weight")
+
+    def read_matrix(self, path: str) -> mx.array:
+        """The float matrix of a linear or an embedding that is not a `BitLinear`."""
+        weight = self.read(f"{path}.weight")
+        if path in self.quantized:
+            module = self.quantized[path]
+            scales, biases = (self.read(f"{path}.{key}") for key in AFFINE_KEYS[1:])
+            return mx.dequantize(weight, scales, biases, module.group_size, module.bits)
+        if path in self.packed_dense:
+            packed = self.packed_dense[path]
+            trits = unpack_ternary(weight, packed.input_dims)
+            matrix = trits * self.read(f"{path}.scale")[:, None]
+            if "input_scale" in packed:
+                matrix = matrix * self.read(f"{path}.input_scale")
+            return matrix.astype(self.activation_dtype)
+        return weight
+
+    def read_ternary(self, path: str) -> tuple[mx.array, mx.array]:
+        """A ternary linear's packed weight and its float32 scale, ternarised if it is stored as floats.
+
+        Raises:
+            CheckpointError: The file changed, or a tensor is damaged.
+        """
+        name = f"{path}.weight"
+        weight = self.read(name)
+        if self.has_masters(path):
+            weight, scale = ternarize_packed(weight)
+            mx.eval(weight, scale)
+            return weight, scale
+        scale = self.read(f"{path}.scale")
+        module = self.ternary[path]
+        check_packed(weight, "weight", module.input_dims, self.entry(name))
+        check_packed(scale, "scale", module.input_dims, self.entry(f"{path}.scale"))
+        return weight, scale
+
+
+def _holding(weight: mx.array) -> nn.Linear:
+    linear = nn.Linear(1, 1, bias=False)
+    linear.weight = weight
+    return linear

@@ -1,0 +1,121 @@
+"""Writes a model as a checkpoint folder, whole or not at all."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ...errors import CheckpointError
+from ...files.checkpoint_files import CONFIG_FILE
+from ...files.json_file import write_json
+from ...files.paths import real_path
+from ...files.replacing import new_folder
+from ...files.safetensors import read_header
+from ...files.safetensors_writer import METADATA, PlannedTensors, write_safetensors, write_shards
+from ...files.space import check_space
+from ...layers import PackedBitLinear, PackedLinear
+from ...models import Decoder, find
+from ...tokenizer.tokenizer import Tokenizer
+from .forms import affine_format
+from .forms.packed_format import WRITER_KEY, describe_packing
+from .names import WeightNames
+from .skeleton import parameters
+from .target_folder import check_target, copy_files, token_ids, tokenizer_files
+from .writer_record import record
+
+
+def save_model(
+    path: str | os.PathLike[str],
+    model: Decoder,
+    tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Writes a model as a checkpoint folder that `load` reads back without loss.
+
+    Packed linears are written packed (see `forms.packed_format`), float ones as they are; names and
+    `config.json` are the Hub's. The folder appears under its name only when it is complete.
+
+    Args:
+        path: The folder to make.
+        model: A model of a known architecture.
+        tokenizer: A loaded tokenizer, or a folder, whose files are copied; `None` writes none.
+        overwrite: Replace an existing checkpoint folder.
+
+    Raises:
+        CheckpointError: The folder exists, the disk is full, or the model cannot be described.
+
+    Example:
+        >>> save_model("my-model", model, tokenizer)  # doctest: +SKIP
+    """
+    target = real_path(path)
+    given = tokenizer.folder if isinstance(tokenizer, Tokenizer) else tokenizer
+    source = None if given is None else Path(given)
+    check_target(target, overwrite, "save_model", [source])
+    copied = _tokenizer_files(source)
+    tensors = disk_tensors(model)
+    config = {**token_ids(copied.pop(CONFIG_FILE, None)), **describe_model(model)}
+    needed = sum(array.nbytes for array in tensors.values())
+    needed += sum(file.stat().st_size for file in copied.values())
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        check_space(target.parent, needed)
+        with new_folder(target, replaces=overwrite) as folder:
+            write_json(folder / CONFIG_FILE, config)
+            write_shards(folder, [PlannedTensors.of(*item) for item in tensors.items()])
+            copy_files(copied, folder)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"[save_model] '{target}' cannot be written: {error}.") from error
+
+
+def disk_tensors(model: Decoder) -> dict[str, mx.array]:
+    """The parameters of a model by their names on disk."""
+    architecture = find(model.config.to_hub()["model_type"])
+    names = WeightNames(architecture.WEIGHT_NAMES)
+    tensors: dict[str, mx.array] = {}
+    for name, array in parameters(model).items():
+        try:
+            tensors[names.to_disk(name)] = array
+        except KeyError as error:
+            raise CheckpointError(
+                f"[save_model] parameter '{name}' has no name on the Hub for this architecture. "
+                "Fuse or remove what was added to the model."
+            ) from error
+    return tensors
+
+
+def write_tensors(
+    file: Path, tensors: dict[str, mx.array], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes one safetensors file to the disk and reads its header back."""
+    plan = [PlannedTensors.of(*item) for item in tensors.items()]
+    write_safetensors(file, plan, {**METADATA, **(metadata or {})})
+    if len(read_header(file)[0]) != len(tensors):
+        raise OSError(f"'{file}' was not written completely")
+
+
+def describe_model(model: Decoder) -> dict[str, Any]:
+    """`config.json` of a model, without the ids of special tokens."""
+    config: dict[str, Any] = {**model.config.to_hub(), WRITER_KEY: record(model.rounding)}
+    kinds = {type(module) for module in model.modules()}
+    if kinds & {PackedBitLinear, PackedLinear}:
+        described = config.get("quantization_config")
+        is_dense = PackedBitLinear not in kinds
+        config["quantization_config"] = describe_packing(described, is_dense=is_dense)
+    names = WeightNames(find(config["model_type"]).WEIGHT_NAMES)
+    quantization = affine_format.describe(model, names)
+    if quantization is not None:
+        config["quantization"] = quantization
+    return config
+
+
+def _tokenizer_files(source: Path | None) -> dict[str, Path]:
+    if source is None:
+        return {}
+    if not source.is_dir():
+        raise CheckpointError(
+            f"[save_model] 'tokenizer' must be a folder with tokenizer files but got '{source}'."
+        )
+    return tokenizer_files(source)

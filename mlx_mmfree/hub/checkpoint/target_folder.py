@@ -1,0 +1,132 @@
+"""What every command checks of a folder that it is to write, and the small files in it."""
+
+import fnmatch
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError
+from ...files.checkpoint_files import CONFIG_FILE, GGUF_SUFFIX, SCALES_FILE, TOKENIZER_PATTERNS
+from ...files.json_file import read_json_object
+from ...files.opening import open_member
+from ...files.replacing import sync
+
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# of this library, mlx-lm, transformers and PEFT; other files may be somebody's own
+_CHECKPOINT_FILES = (
+    *TOKENIZER_PATTERNS,
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    SCALES_FILE,
+    "pytorch_model*.bin",
+    "pytorch_model.bin.index.json",
+    "*.gguf",
+    "hgrn_bit.py",
+    "ternary_transformer.py",
+    "adapters.safetensors",
+    "adapter_model.safetensors",
+    "adapter_config.json",
+    "merges.txt",
+    "vocab.json",
+    "README.md",
+    "LICEN[CS]E*",
+    "NOTICE*",
+    ".DS_Store",
+    ".gitattributes",
+)
+
+
+def check_target(
+    target: Path, overwrite: bool, place: str, sources: Iterable[Path | None] = ()
+) -> None:
+    """Refuses a folder that must not be replaced.
+
+    Args:
+        target: The folder to make.
+        overwrite: Whether an existing checkpoint folder may be replaced.
+        place: What reports it.
+        sources: Folders and files that are read to make it.
+
+    Raises:
+        CheckpointError: It is a file, a folder with files of its own, or not apart from a source.
+    """
+    check_apart(target, sources, place)
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not target.is_dir():
+        raise CheckpointError(f"[{place}] 'path' must be a folder but '{target}' is a file.")
+    if not overwrite:
+        raise CheckpointError(
+            f"[{place}] 'path' must be a new or empty folder but '{target}' has files. Pass "
+            "overwrite=True (--overwrite) to replace it."
+        )
+    if not (target / CONFIG_FILE).is_file() and not any(target.glob(f"*{GGUF_SUFFIX}")):
+        raise CheckpointError(
+            f"[{place}] 'path' must be a checkpoint folder to be replaced but '{target}' has no "
+            f"{CONFIG_FILE} and no {GGUF_SUFFIX} file. Choose another folder."
+        )
+    if foreign := sorted(entry.name for entry in target.iterdir() if not _is_replaceable(entry)):
+        raise CheckpointError(
+            f"[{place}] 'path' must hold nothing but a checkpoint to be replaced but '{target}' also "
+            f"has {', '.join(map(repr, foreign[:5]))}. Move it elsewhere, or choose another folder."
+        )
+
+
+def check_apart(target: Path, sources: Iterable[Path | None], place: str) -> None:
+    """Refuses a folder that is a source of what is written to it, lies in one, or holds one.
+
+    Raises:
+        CheckpointError: It is so, however the paths are written.
+    """
+    for source in sources:
+        if source is None or not source.exists():
+            continue
+        if _contains(target, source):
+            raise CheckpointError(
+                f"[{place}] 'path' must not be or hold what is read, '{source}', but got '{target}'. "
+                "Choose another folder."
+            )
+        if source.is_dir() and _contains(source, target):
+            raise CheckpointError(
+                f"[{place}] 'path' must lie outside of what is read, '{source}', but got '{target}'. "
+                "Choose another folder."
+            )
+
+
+def _contains(folder: Path, path: Path) -> bool:
+    """Whether a folder is a path or lies above it, in letters of either case and through links."""
+    real = Path(os.path.realpath(path))
+    return folder.exists() and any(
+        parent.exists() and os.path.samefile(parent, folder) for parent in (real, *real.parents)
+    )
+
+
+def _is_replaceable(entry: Path) -> bool:
+    return not entry.is_dir() and any(
+        fnmatch.fnmatchcase(entry.name, pattern) for pattern in _CHECKPOINT_FILES
+    )
+
+
+def tokenizer_files(source: Path) -> dict[str, Path]:
+    """The files beside the weights, `config.json` among them, by name."""
+    return {name: source / name for name in TOKENIZER_PATTERNS if (source / name).is_file()}
+
+
+def token_ids(source: Path | None) -> dict[str, Any]:
+    """The ids of special tokens that a `config.json` names."""
+    config = {} if source is None else read_json_object(source)
+    return {key: config[key] for key in _TOKEN_IDS if key in config}
+
+
+def copy_files(files: dict[str, Path], folder: Path) -> None:
+    """Copies files of a checkpoint into a folder under their names.
+
+    Raises:
+        OSError: One cannot be read or written, or is a link out of its own folder.
+    """
+    for name, file in files.items():
+        with open_member(file) as source, open(folder / name, "xb") as copy:
+            shutil.copyfileobj(source, copy)
+        sync(folder / name)

@@ -1,0 +1,114 @@
+"""What a checkpoint says of the version that wrote it, and whether its ternary weights can be trusted.
+
+`config.json` of a written folder has an object `mlx_mmfree`, and GGUF metadata the same two keys:
+
+- `version`: that of the library that wrote it;
+- `rounding`: how its ternary weights were made of floats, a number as `ops.ternary.ROUNDING_VERSION`, or
+  `"source"` where they were ternary before. It is left out where that is not known.
+
+Folders that were written before there was a record may hold wrong scales and trits where a matrix has
+more than `MAX_SOUND_WEIGHTS` numbers. What was packed elsewhere is told from them by scales that are
+16-bit floats, or the reciprocals of such, which a mean of absolute values is not.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from ...files import safetensors
+from ...files.checkpoint_files import GGUF_SUFFIX
+from ...files.safetensors_writer import METADATA
+from ...files.tensor_entry import TensorEntry, read_tensors
+from ...ops.ternary import CODES_PER_WORD, ROUNDING_VERSION
+from ...version import __version__
+from .checkpoint import Checkpoint
+from .forms import bitnet_format
+from .forms.packed_format import WRITER_KEY
+
+Rounding = int | str | None
+
+MAX_SOUND_WEIGHTS = 2**20
+"""So large a matrix had a scale that was off by less than 1e-4 in any version."""
+
+_SCALE = ".weight_scale"
+
+
+def record(rounding: Rounding) -> dict[str, Any]:
+    """The value of the key `mlx_mmfree`."""
+    known = {} if rounding is None else {"rounding": rounding}
+    return {"version": __version__, **known}
+
+
+def read_record(config: Mapping[str, Any]) -> Rounding:
+    """What a configuration says of the rounding; `None` where it does not."""
+    described = config.get(WRITER_KEY)
+    rounding = described.get("rounding") if isinstance(described, Mapping) else None
+    is_known = rounding == "source" or (type(rounding) is int and rounding > 0)
+    return rounding if is_known else None
+
+
+def rounding_of(checkpoint: Checkpoint) -> Rounding:
+    """How the ternary weights of a checkpoint were made of floats.
+
+    Returns:
+        A version, also for masters, which are rounded as they are read; `"source"`; or `None` where
+        they may be wrong.
+
+    Raises:
+        CheckpointError: A tensor cannot be read.
+    """
+    recorded = read_record(checkpoint.config)
+    if recorded is not None:
+        return recorded
+    scales = [entry for name, entry in checkpoint.tensors.items() if name.endswith(_SCALE)]
+    if not scales:
+        return ROUNDING_VERSION
+    large = [entry for entry in scales if _weights(checkpoint, entry) > MAX_SOUND_WEIGHTS]
+    if not _is_own(checkpoint) or all(map(_is_from_16_bits, large)):
+        return "source"
+    return None
+
+
+def warning(checkpoint: Checkpoint, rounding: Rounding) -> str | None:
+    """What to say of a checkpoint whose weights may be wrong."""
+    if rounding == "source" or (isinstance(rounding, int) and rounding >= ROUNDING_VERSION):
+        return None
+    return (
+        f"'{checkpoint.folder}' may hold wrong ternary weights: it was written by an older version, "
+        "whose scales of large matrices were too small where a CPU computed them. Make it again from "
+        "the float weights."
+    )
+
+
+def _is_own(checkpoint: Checkpoint) -> bool:
+    """Whether this library rounded the weights, or may have."""
+    described = checkpoint.config.get("quantization_config")
+    files = {entry.file for entry in checkpoint.tensors.values()}
+    if not isinstance(described, Mapping) or described.get("linear_class") == "linear":
+        return False
+    if any(file.suffix == GGUF_SUFFIX for file in files):
+        return False
+    if not bitnet_format.is_packed(described):
+        return True
+    return all(safetensors.read_header(file)[1] == METADATA for file in files)
+
+
+def _weights(checkpoint: Checkpoint, scale: TensorEntry) -> int:
+    """Numbers of the matrix that a scale belongs to."""
+    weight = checkpoint.tensors.get(scale.name.removesuffix("_scale"))
+    if weight is None or len(weight.shape) != 2:
+        return 0
+    packed = {mx.uint8: bitnet_format.CODES_PER_BYTE, mx.uint32: CODES_PER_WORD}
+    return weight.shape[0] * weight.shape[1] * packed.get(weight.dtype, 1)
+
+
+def _is_from_16_bits(entry: TensorEntry) -> bool:
+    [(_, array)] = read_tensors(entry.file, [entry])
+    scale = array.astype(mx.float32)
+    rounded = (
+        way(way(scale).astype(dtype).astype(mx.float32))
+        for way in (lambda x: x, mx.reciprocal)
+        for dtype in (mx.bfloat16, mx.float16)
+    )
+    return any(mx.array_equal(each, scale).item() for each in rounded)

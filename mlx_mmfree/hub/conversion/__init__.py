@@ -1,0 +1,1 @@
+"""Writes a checkpoint in another form, and compares the two."""

@@ -1,0 +1,182 @@
+"""Converts a checkpoint to another form, one tensor at a time, and compares the result."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import mlx.core as mx
+from tqdm import tqdm
+
+from ...errors import CheckpointError
+from ...files.checkpoint_files import CONFIG_FILE, SCALES_FILE
+from ...files.gguf.writer import write_parts
+from ...files.json_file import write_json
+from ...files.paths import real_path
+from ...files.replacing import new_folder
+from ...files.safetensors_writer import PlannedTensors, write_safetensors, write_shards
+from ...files.space import check_space
+from ...tokenizer.to_gguf import compare_tokenizers
+from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ..checkpoint.forms.packed_format import WRITER_KEY
+from ..checkpoint.pack_cache import notify
+from ..checkpoint.parameter_reader import ParameterReader
+from ..checkpoint.target_folder import (
+    check_target,
+    copy_files,
+    token_ids,
+    tokenizer_files,
+)
+from ..checkpoint.writer_record import record, rounding_of, warning
+from ..publish.model_card import ModelCard, write_model_card
+from ..publish.runtimes import openings
+from .plan import FloatForms, FolderPlan
+from .to_gguf import plan_gguf
+from .to_hf import plan_hf
+from .to_mlx import MODEL_FILES, plan_mlx
+from .verify import Report, take_stock, verify
+
+Target = Literal["mlx", "hf", "gguf"]
+OnBytes = Callable[[int], object]
+GGUFType = Literal["tq2_0", "tq1_0", "q2_0", "i2_s"]
+
+
+def convert(
+    source: Checkpoint,
+    path: str | os.PathLike[str],
+    *,
+    to: Target = "mlx",
+    gguf_type: GGUFType = "tq2_0",
+    forms: FloatForms | None = None,
+    max_part_bytes: int | None = None,
+    check: bool = True,
+    overwrite: bool = False,
+    show_progress: bool = False,
+    card: ModelCard | None = None,
+) -> Report:
+    """Writes a checkpoint in another form; ternary weights stay what they are, bit for bit.
+
+    Tensors are read, converted and written one after the other. The folder appears under its name
+    only when it is complete and, with `check`, equal to its source.
+
+    Args:
+        source: The checkpoint.
+        path: The folder to make.
+        to: The form: MLX's, transformers', or GGUF.
+        gguf_type: Type of ternary tensors in GGUF.
+        forms: What becomes of weights that are stored as floats. Default: they stay.
+        max_part_bytes: Split a GGUF model into files with at most so many bytes of tensors, where one
+            tensor is not larger. `None`: one file.
+        check: Read the result again, compare every tensor, and the logits of a fixed sequence.
+        overwrite: Replace an existing checkpoint folder.
+        show_progress: Show a progress bar with bytes on stderr.
+        card: What the model card says of the source; the rest is filled in. `None` writes none.
+
+    Returns:
+        What was written and how it compares.
+
+    Raises:
+        CheckpointError: The source is damaged, the target exists, the disk is full, or the result
+            differs from its source.
+        UnsupportedModelError: The form does not exist for this model.
+    """
+    forms = forms or FloatForms()
+    if source.dtype is not None and forms.dtype is None:
+        forms = replace(forms, dtype=source.dtype)
+    target = real_path(path)
+    files = {entry.file for entry in source.tensors.values()}
+    check_target(target, overwrite, "convert", [source.folder, *files])
+    reader = ParameterReader(source)
+    if (text := warning(source, rounding_of(source))) is not None:
+        notify(text)
+    if to == "gguf":
+        writer = _gguf_writer(reader, target.name, gguf_type.upper(), forms, max_part_bytes)
+    else:
+        writer = _folder_writer(reader, plan_mlx if to == "mlx" else plan_hf, forms)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        check_space(target.parent, writer.nbytes)
+        with new_folder(target, replaces=overwrite) as folder:
+            with _progress(writer.nbytes, show_progress) as bar:
+                writer.write(folder, bar.update)
+            written = ParameterReader(open_checkpoint(folder))
+            report = take_stock(reader, written)
+            if check:
+                report = verify(reader, written, forms, writer.scale_dtype)
+                writer.check_files(source.folder, written.checkpoint.folder)
+            report.openings = openings(written, to, gguf_type.upper())
+            if card is not None:
+                write_model_card(folder, _filled(card, to, report))
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"[convert] '{target}' cannot be written: {error}.") from error
+    return report
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """One planned conversion.
+
+    Attributes:
+        nbytes: Bytes to write.
+        write: Writes the files into a folder and tells bytes as they are written.
+        check_files: Compares the tokenizers of the source's folder and of the written one.
+        scale_dtype: The dtype in which the form holds the scale of a ternary matrix.
+    """
+
+    nbytes: int
+    write: Callable[[Path, OnBytes], None]
+    check_files: Callable[[Path, Path], None] = lambda source, target: None
+    scale_dtype: mx.Dtype = mx.float32
+
+
+def _folder_writer(
+    reader: ParameterReader,
+    make_plan: Callable[[ParameterReader, FloatForms], FolderPlan],
+    forms: FloatForms,
+) -> _Writer:
+    plan = make_plan(reader, forms)
+    copied = tokenizer_files(reader.checkpoint.folder)
+    config = {**token_ids(copied.pop(CONFIG_FILE, None)), **plan.config}
+    config[WRITER_KEY] = record(rounding_of(reader.checkpoint))
+    nbytes = sum(group.nbytes for group in plan.tensors)
+    nbytes += sum(file.stat().st_size for file in copied.values())
+    if plan.model_file:
+        copied[plan.model_file] = MODEL_FILES / plan.model_file
+
+    def write(folder: Path, on_bytes: OnBytes) -> None:
+        write_json(folder / CONFIG_FILE, config)
+        copy_files(copied, folder)
+        write_shards(folder, plan.tensors, on_bytes)
+        if plan.scales:
+            exact = [PlannedTensors.of(*item) for item in plan.scales.items()]
+            write_safetensors(folder / SCALES_FILE, exact)
+
+    return _Writer(nbytes, write)
+
+
+def _gguf_writer(
+    reader: ParameterReader, name: str, kind: str, forms: FloatForms, max_part_bytes: int | None
+) -> _Writer:
+    plan = plan_gguf(reader, kind, forms, name)
+    nbytes = sum(tensor.nbytes for tensor in plan.tensors)
+
+    def write(folder: Path, on_bytes: OnBytes) -> None:
+        stem = f"{name}-{kind}"
+        write_parts(folder, stem, plan.metadata, plan.tensors, max_part_bytes, on_bytes)
+
+    scale_dtype = mx.float32 if kind == "I2_S" else mx.float16
+    return _Writer(nbytes, write, compare_tokenizers, scale_dtype)
+
+
+def _progress(nbytes: int, is_shown: bool) -> tqdm:
+    return tqdm(total=nbytes, unit="B", unit_scale=True, desc="writing", disable=not is_shown)
+
+
+def _filled(card: ModelCard, to: Target, report: Report) -> ModelCard:
+    return replace(
+        card,
+        format=to,
+        verification={**card.verification, **report.figures()},
+        openings=report.openings,
+    )

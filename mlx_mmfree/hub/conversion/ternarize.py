@@ -1,0 +1,69 @@
+"""Makes BitNet-style models of dense ones: absmean ternarisation (Ma et al., arXiv 2402.17764).
+
+The weights that are rounded away are lost: without fine-tuning the model is much worse, or useless.
+"""
+
+from dataclasses import replace
+
+import mlx.core as mx
+
+from ...errors import UnsupportedModelError
+from ...models.parts.ternary_linears import TernaryLinears
+from ...ops import pack_ternary
+from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.skeleton import FLOATS
+
+GROUP_SIZE = 128
+MODEL_TYPES = ("llama", "qwen3")
+
+
+def check_dense(checkpoint: Checkpoint) -> None:
+    """Refuses what is not a dense Llama or Qwen3.
+
+    Raises:
+        UnsupportedModelError: It is of another architecture, or in few bits already.
+    """
+    config = checkpoint.config
+    model_type = config.get("model_type")
+    if model_type not in MODEL_TYPES:
+        raise UnsupportedModelError(
+            f"[convert] 'ternarize' must be left out for 'model_type' {model_type!r:.80} but was "
+            f"given. It is for {' and '.join(MODEL_TYPES)}."
+        )
+    is_described = any(config.get(key) for key in ("quantization", "quantization_config"))
+    has_floats = all(entry.dtype in FLOATS for entry in checkpoint.tensors.values())
+    if is_described or not has_floats or "BitnetForCausalLM" in config.get("architectures", ()):
+        raise UnsupportedModelError(
+            f"[convert] 'ternarize' must be left out for '{checkpoint.folder}', which is quantised "
+            "already, but was given."
+        )
+
+
+def ternarized(checkpoint: Checkpoint) -> Checkpoint:
+    """A dense checkpoint read as the master weights of a BitNet model, with one scale a matrix.
+
+    Raises:
+        UnsupportedModelError: As for `check_dense`.
+    """
+    check_dense(checkpoint)
+    described = TernaryLinears().to_hub()
+    return replace(checkpoint, config={**checkpoint.config, "quantization_config": described})
+
+
+def ternarize_groups(weight: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    """Absmean ternarisation of each group of inputs, in MLX's affine form.
+
+    `s = max(mean(|W|), 1e-5)` over 128 neighbouring inputs, in float32, rounded to the dtype of the
+    weight; `t = clip(round(W / s), -1, 1)`, ties to even. The weight becomes `t * s`.
+
+    Args:
+        weight: Floats of shape `(N, D)`, D a multiple of 128.
+
+    Returns:
+        The packed codes, `uint32` `(N, D / 16)`, and the scales `s` and biases `-s` of the dtype of
+        the weight, `(N, D / 128)`.
+    """
+    groups = weight.astype(mx.float32).reshape(weight.shape[0], -1, GROUP_SIZE)
+    scales = mx.maximum(mx.mean(mx.abs(groups), axis=-1), 1e-5).astype(weight.dtype)
+    trits = mx.clip(mx.round(groups / scales.astype(mx.float32)[..., None]), -1, 1)
+    return pack_ternary(trits.reshape(weight.shape)), scales, -scales

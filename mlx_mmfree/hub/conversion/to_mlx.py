@@ -1,0 +1,228 @@
+"""A checkpoint in MLX's own form, which mlx-lm loads without this library.
+
+Ternary linears are affine 2-bit matrices (`scales` s, `biases` -s). Llama and Qwen3 are known to
+mlx-lm; any other architecture, and sizes that it would refuse, come with a Python file of the model.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ...errors import UnsupportedModelError
+from ...files.safetensors_writer import PlannedTensors, TensorSpec
+from ...layers import PackedBitLinear, PackedLinear
+from ...ops import pack_ternary
+from ..checkpoint.forms import affine_format
+from ..checkpoint.forms.packed_format import describe_packing
+from ..checkpoint.parameter_reader import ParameterReader
+from .plan import FloatForms, FolderPlan, float_tensor, written_out
+from .ternarize import GROUP_SIZE, ternarize_groups
+
+MODEL_FILES = Path(__file__).parent / "mlx_model_file"
+
+_BUILT_IN = ("llama", "qwen3")
+_EMBEDDING_GROUPS = (64, 32)
+
+
+Quantize = Callable[[mx.array], tuple[mx.array, mx.array, mx.array]]
+
+
+def plan_mlx(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
+    """Plans a folder in MLX's form.
+
+    Args:
+        reader: The source.
+        forms: What becomes of float weights.
+
+    Raises:
+        UnsupportedModelError: The form does not fit the model.
+    """
+    quantized = {**ternary_forms(reader), **quantized_forms(reader, forms)}
+    config: dict[str, Any] = reader.model.config.to_hub()
+    plan = FolderPlan(config, [], model_file=mlx_model_file(reader))
+    described: dict[str, dict[str, Any]] = {}
+    if reader.ternary:
+        config["quantization_config"] = describe_packing(config.get("quantization_config"))
+    if plan.model_file:
+        config["model_file"] = plan.model_file
+    done: set[str] = set()
+    for path, module in reader.ternary.items():
+        name = reader.names.to_disk(path)
+        group_size = affine_format.group_size_of(module.input_dims)
+        described[name] = affine_format.form(group_size, affine_format.TERNARY_BITS)
+        plan.tensors.append(_ternary_tensors(reader, path, group_size, forms.dtype, plan.scales))
+        done |= {f"{path}.weight", f"{path}.scale"}
+    for path, (group_size, bits, quantize) in quantized.items():
+        name = reader.names.to_disk(path)
+        described[name] = affine_format.form(group_size, bits)
+        plan.tensors.append(_quantized_tensors(reader, path, group_size, bits, quantize, forms))
+        done |= {f"{path}.{key}" for key in ("weight", "scale", "input_scale")}
+    for path in set(reader.packed_dense) - set(quantized):
+        plan.tensors.append(written_out(reader, path, forms.dtype))
+        done |= {f"{path}.{key}" for key in ("weight", "scale", "input_scale")}
+    for path, kept in reader.quantized.items():
+        described[reader.names.to_disk(path)] = affine_format.form(kept.group_size, kept.bits)
+    plan.tensors += [
+        float_tensor(reader, name, forms.dtype) for name in reader.shapes if name not in done
+    ]
+    if described:
+        default = next(
+            (f for f in described.values() if f["bits"] == affine_format.TERNARY_BITS), None
+        )
+        config["quantization"] = {
+            **(default or affine_format.form(GROUP_SIZE, affine_format.TERNARY_BITS)),
+            **described,
+        }
+    return plan
+
+
+def quantized_forms(
+    reader: ParameterReader, forms: FloatForms
+) -> dict[str, tuple[int, int, Quantize]]:
+    """Group size, bits and the way to them of the float modules that are quantised.
+
+    Raises:
+        UnsupportedModelError: There is no such module, or no group divides it.
+    """
+    found: dict[str, tuple[int, int, Quantize]] = {}
+    for place, bits in (("embed", forms.embed_bits), ("head", forms.head_bits)):
+        if bits is None:
+            continue
+        module = dict(reader.model.named_modules()).get(place)
+        if not isinstance(module, nn.Embedding | nn.Linear):
+            raise UnsupportedModelError(
+                f"[convert] '{place}_bits' must be left out for this model but got {bits}: "
+                + _why_not(module)
+            )
+        dims = module.weight.shape[1]
+        group_size = next((size for size in _EMBEDDING_GROUPS if dims % size == 0), None)
+        if group_size is None:
+            raise UnsupportedModelError(
+                f"[convert] '{place}_bits' must be left out for this model but got {bits}: no group "
+                f"of {_EMBEDDING_GROUPS[-1]} divides its {dims} dims."
+            )
+        found[place] = (group_size, bits, partial(mx.quantize, group_size=group_size, bits=bits))
+    if forms.ternarize_groups:
+        for path, module in reader.model.named_modules():
+            if not isinstance(module, nn.Linear) or not path.startswith("blocks."):
+                continue
+            if module.weight.shape[1] % GROUP_SIZE:
+                raise UnsupportedModelError(
+                    f"[convert] 'ternarize' must be 'tensor' for this model but got 'group': "
+                    f"{GROUP_SIZE} does not divide the {module.weight.shape[1]} inputs of "
+                    f"{reader.names.to_disk(path)}."
+                )
+            found[path] = (GROUP_SIZE, affine_format.TERNARY_BITS, ternarize_groups)
+    return found
+
+
+def ternary_forms(reader: ParameterReader) -> dict[str, tuple[int, int, Quantize]]:
+    """The same of the dense linears whose values are ternary and fit the affine form as they are.
+
+    Those that are in it already stay.
+    """
+    found: dict[str, tuple[int, int, Quantize]] = {}
+    for path, packed in reader.ternary_values.items():
+        if path in reader.quantized:
+            continue
+        columns = packed.get("input_scale")
+        for group_size in reversed(affine_format.GROUP_SIZES):
+            is_whole = packed.input_dims % group_size == 0
+            if is_whole and (columns is None or _has_equal_groups(columns, group_size)):
+                values = partial(_affine_values, packed=packed, group_size=group_size)
+                found[path] = (group_size, affine_format.TERNARY_BITS, values)
+                break
+    return found
+
+
+def _has_equal_groups(scales: mx.array, group_size: int) -> bool:
+    groups = scales.reshape(-1, group_size)
+    return bool(mx.all(groups == groups[:, :1]).item())
+
+
+def _affine_values(
+    weight: mx.array, packed: PackedLinear, group_size: int
+) -> tuple[mx.array, mx.array, mx.array]:
+    """A matrix of ternary values in the affine form."""
+    groups = mx.ones((weight.shape[0], packed.input_dims // group_size))
+    scales = groups * packed.scale[:, None]
+    if "input_scale" in packed:
+        scales = scales * packed.input_scale[::group_size]
+    scales = scales.astype(weight.dtype)
+    return pack_ternary(mx.sign(weight)), scales, -scales
+
+
+def _why_not(module: nn.Module | None) -> str:
+    if isinstance(module, PackedBitLinear):
+        return "its head is ternary."
+    if module is None:
+        return "its head is the embedding. Use 'embed_bits'."
+    return "it is stored in few bits already."
+
+
+def mlx_model_file(reader: ParameterReader) -> str | None:
+    """Name of the Python file with which mlx-lm runs the model; `None` if it knows it itself."""
+    config = reader.model.config
+    model_type = config.to_hub()["model_type"]
+    if model_type == "hgrn_bit":
+        return "hgrn_bit.py"
+    is_biased = config.attention_bias or config.mlp_bias
+    if not reader.ternary:
+        return "ternary_transformer.py" if config.has_qk_norms and is_biased else None
+    is_built_in = (
+        model_type in _BUILT_IN
+        and not config.has_sub_norms
+        and config.linears.norm_eps is None
+        and not (config.has_qk_norms and is_biased)
+        and all(module.input_dims % 32 == 0 for module in reader.ternary.values())
+    )
+    return None if is_built_in else "ternary_transformer.py"
+
+
+def _ternary_tensors(
+    reader: ParameterReader,
+    path: str,
+    group_size: int,
+    dtype: mx.Dtype | None,
+    exact: dict[str, mx.array],
+) -> PlannedTensors:
+    name, dtype = reader.names.to_disk(path), dtype or reader.activation_dtype
+    rows, words = reader.shapes[f"{path}.weight"]
+    groups = (rows, words * 16 // group_size)
+
+    def make() -> Sequence[mx.array]:
+        weight, scale = reader.read_ternary(path)
+        exact[f"{name}.weight_scale"] = scale
+        scales = mx.broadcast_to(scale.astype(dtype), groups)
+        return weight, scales, -scales
+
+    specs = (
+        TensorSpec(f"{name}.weight", mx.uint32, (rows, words)),
+        TensorSpec(f"{name}.scales", dtype, groups),
+        TensorSpec(f"{name}.biases", dtype, groups),
+    )
+    return PlannedTensors(specs, make)
+
+
+def _quantized_tensors(
+    reader: ParameterReader,
+    path: str,
+    group_size: int,
+    bits: int,
+    quantize: Quantize,
+    forms: FloatForms,
+) -> PlannedTensors:
+    name = reader.names.to_disk(path)
+    dtype = forms.dtype or reader.matrix_dtype(path)
+    rows, dims = reader.matrix_shape(path)
+    groups = (rows, dims // group_size)
+    specs = (
+        TensorSpec(f"{name}.weight", mx.uint32, (rows, dims * bits // 32)),
+        TensorSpec(f"{name}.scales", dtype, groups),
+        TensorSpec(f"{name}.biases", dtype, groups),
+    )
+    return PlannedTensors(specs, lambda: quantize(reader.read_matrix(path).astype(dtype)))

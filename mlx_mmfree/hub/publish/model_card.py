@@ -1,0 +1,272 @@
+"""Writes the model card of a folder: `README.md` with the front matter that the Hub reads."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from ...errors import CheckpointError
+from ...files.opening import read_member
+from ...files.replacing import new_file
+from ...files.yaml_text import parse_yaml
+from ...version import __version__
+from ..checkpoint.target_folder import copy_files
+from .runtimes import MLX_LM, Opening, opening
+
+CARD_FILE = "README.md"
+CARD_PATTERNS = (CARD_FILE, "LICENSE*", "LICENCE*", "NOTICE*")
+
+_MAX_BYTES = 1_000_000
+_LIBRARIES = {"mlx": "mlx", "hf": "transformers", "gguf": "gguf"}
+_FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.M)
+_REPOSITORIES = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_LICENSE_TEXTS = (
+    ("apache-2.0", re.compile(r"Apache License\s+Version 2\.0, January 2004")),
+    ("mit", re.compile(r"Permission is hereby granted, free of charge, to any person obtaining")),
+)
+
+
+@dataclass(frozen=True)
+class SourceCard:
+    """What the source of a model says about itself.
+
+    Attributes:
+        metadata: The front matter of its card.
+        body: The text of its card.
+        license: The identifier of its licence; `None` if it is not known.
+        license_files: Its licence and notice files, which go with every copy.
+        problem: Why its card or the front matter of it was not read; `None` if all was.
+    """
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    body: str = ""
+    license: str | None = None
+    license_files: tuple[Path, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What a model card says.
+
+    Attributes:
+        name: Repository `owner/name` or folder under which a user loads the model.
+        format: The layout of the weights: `mlx`, `hf` or `gguf`.
+        command: The command that made the folder.
+        base_model: Repository `owner/name` of the source; `None` if it is a local folder.
+        base_revision: The revision of the source, if not the main one.
+        relation: What the model is to its source, in the Hub's words.
+        source: What the source says about itself.
+        verification: What was measured, by its name; empty if nothing was verified.
+        losses: Nats a token of a text, before and after, by the name of what was measured.
+        openings: Which programs open the folder; empty if that is not known.
+        tags: Tags beside those that follow from the rest.
+    """
+
+    name: str
+    format: Literal["mlx", "hf", "gguf"]
+    command: str
+    base_model: str | None = None
+    base_revision: str | None = None
+    relation: Literal["quantized", "finetune", "adapter"] | None = "quantized"
+    source: SourceCard = field(default_factory=SourceCard)
+    verification: Mapping[str, str] = field(default_factory=dict)
+    losses: Mapping[str, float] = field(default_factory=dict)
+    openings: tuple[Opening, ...] = ()
+    tags: tuple[str, ...] = ("ternary",)
+
+
+def read_source_card(folder: Path) -> SourceCard:
+    """Reads the card and the licence files of a source folder; a missing or odd card is empty.
+
+    The result's `problem` says what is odd.
+
+    For a repository of the Hub, fetch them first: `local_folder(name, patterns=CARD_PATTERNS)`.
+    """
+    metadata: dict[str, Any] = {}
+    body, problem = "", None
+    try:
+        metadata, body, problem = _parse_card(_text(folder / CARD_FILE))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        problem = str(error)
+    found = {path for pattern in CARD_PATTERNS[1:] for path in folder.glob(pattern)}
+    files = tuple(sorted(file for file in found if _read_text(file)))
+    known = metadata.get("license")
+    if isinstance(known, str) and known.strip():
+        identifier: str | None = known.strip().lower()
+    else:
+        texts = [_read_text(file) for file in files]
+        names = (name for text in texts for name, rule in _LICENSE_TEXTS if rule.search(text))
+        identifier = next(names, None)
+    return SourceCard(metadata, body.strip(), identifier, files, problem)
+
+
+def model_card(card: ModelCard) -> str:
+    """The text of `README.md`."""
+    parts = [
+        f"---\n{yaml.safe_dump(_metadata(card), sort_keys=False, allow_unicode=True)}---",
+        f"# {card.name.rstrip('/').rpartition('/')[2]}",
+        _provenance(card),
+        _losses(card.losses) if card.losses else _verification(card.verification),
+        _adapter_usage(card) if card.relation == "adapter" else _usage(card),
+    ]
+    if card.source.license is None:
+        parts.append(
+            "## Licence\n\nThe source does not say under which licence it is published. Ask its "
+            "authors before you pass this model on."
+        )
+    if card.source.body:
+        parts.append(f"## Card of the source\n\n{card.source.body}")
+    return "\n\n".join(parts) + "\n"
+
+
+def write_model_card(folder: Path, card: ModelCard) -> None:
+    """Writes `README.md` and copies the licence files of the source.
+
+    Raises:
+        CheckpointError: A file cannot be written.
+    """
+    try:
+        with new_file(folder / CARD_FILE) as file:
+            file.write_text(model_card(card), encoding="utf-8")
+        missing = (f for f in card.source.license_files if not (folder / f.name).exists())
+        copy_files({file.name: file for file in missing}, folder)
+    except OSError as error:
+        raise CheckpointError(f"[model card] '{folder}' cannot be written: {error}.") from error
+
+
+def _metadata(card: ModelCard) -> dict[str, Any]:
+    source = card.source.metadata
+    metadata: dict[str, Any] = {}
+    for key in ("language", "datasets"):
+        if values := _texts(source.get(key)):
+            metadata[key] = values
+    metadata["library_name"] = _library(card)
+    metadata["pipeline_tag"] = "text-generation"
+    if card.source.license is not None:
+        metadata["license"] = card.source.license
+        for key in ("license_name", "license_link"):
+            if isinstance(source.get(key), str):
+                metadata[key] = source[key]
+    base = [card.base_model] if card.base_model else _texts(source.get("base_model"))
+    if base := [name for name in base if _REPOSITORIES.fullmatch(name)]:
+        metadata["base_model"] = base[0] if len(base) == 1 else base
+        if card.relation is not None:
+            metadata["base_model_relation"] = card.relation
+    tags = (_library(card), "mlx_mmfree", *card.tags, *_texts(source.get("tags")))
+    metadata["tags"] = list(dict.fromkeys(tags))
+    return metadata
+
+
+def _library(card: ModelCard) -> str:
+    """What the Hub offers to open the folder with."""
+    library = _LIBRARIES[card.format]
+    found = opening(card.openings, MLX_LM if library == "mlx" else library)
+    return "mlx_mmfree" if found is not None and found.opens is False else library
+
+
+def _provenance(card: ModelCard) -> str:
+    source = "a local model"
+    if card.base_model:
+        source = f"[{card.base_model}](https://huggingface.co/{card.base_model})"
+        if card.base_revision:
+            source += f" at revision `{card.base_revision}`"
+    return f"Made from {source} with mlx_mmfree {__version__}:\n\n```bash\n{card.command}\n```"
+
+
+def _verification(figures: Mapping[str, str]) -> str:
+    if not figures:
+        return "## Verification\n\nThe result was not compared with its source."
+    return (
+        "## Verification\n\nThe written files were read again and compared with the source:\n\n"
+        + _rows(figures)
+    )
+
+
+def _losses(losses: Mapping[str, float]) -> str:
+    figures = {name: f"{loss:.4f}" for name, loss in losses.items()}
+    return f"## Loss\n\nNats a token of one text, measured with mlx_mmfree:\n\n{_rows(figures)}"
+
+
+def _rows(figures: Mapping[str, str]) -> str:
+    rows = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in figures.items())
+    return f"| | |\n|---|---|\n{rows}"
+
+
+def _adapter_usage(card: ModelCard) -> str:
+    folder = card.name.rstrip("/").rpartition("/")[2]
+    return (
+        "## Usage\n\nThe adapter lies beside its base and is put on it when it is asked for:\n\n"
+        f"```bash\nhf download {card.name} --local-dir {folder}\n"
+        f'mmfree generate --model {folder} --adapter-path {folder} --prompt "Once upon a time"\n```'
+    )
+
+
+def _usage(card: ModelCard) -> str:
+    name = json.dumps(card.name)
+    text = (
+        "## Usage\n\nWith mlx_mmfree, which computes as the model was trained, with 8-bit "
+        "activations where it has them:\n\n"
+        f"```python\nfrom mlx_mmfree import generate, load\n\nmodel, tokenizer = load({name})\n"
+        'print(generate(model, tokenizer, "Once upon a time"))\n```'
+    )
+    if not card.openings:
+        return text
+    text += f"\n\nOther programs:\n\n{_rows({o.runtime: str(o) for o in card.openings})}"
+    mlx_lm = opening(card.openings, MLX_LM)
+    if mlx_lm is None or not mlx_lm.opens:
+        return text
+    flag = " --trust-remote-code" if "--trust-remote-code" in mlx_lm.note else ""
+    text += (
+        "\n\nWith mlx-lm:\n\n"
+        f'```bash\nmlx_lm.generate --model {card.name}{flag} --prompt "Once upon a time"\n```'
+    )
+    if flag:
+        text += (
+            "\n\nmlx-lm has no such architecture of its own: the flag lets it run the model's Python "
+            "file that lies in this repository."
+        )
+    return text
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _texts(value: object) -> list[str]:
+    """The texts of a front matter entry, which may be one or a list."""
+    values = value if isinstance(value, list) else [value]
+    return [text for text in values if isinstance(text, str) and text.strip()]
+
+
+def _parse_card(text: str) -> tuple[dict[str, Any], str, str | None]:
+    """The front matter and the body of a card, and why the first was not read."""
+    match = _FRONT_MATTER.match(text)
+    if match is None:
+        return {}, text, None
+    body = text[match.end() :]
+    try:
+        value = parse_yaml(match[1].encode())
+    except ValueError as error:
+        return {}, body, str(error)
+    if isinstance(value, dict):
+        return value, body, None
+    return {}, body, None if value is None else "its front matter must be names with values"
+
+
+def _text(file: Path) -> str:
+    return read_member(file, _MAX_BYTES).decode("utf-8", errors="replace")
+
+
+def _read_text(file: Path) -> str:
+    """The text of a small file; empty if there is none or if it is a link out of the source."""
+    try:
+        return _text(file)
+    except OSError:
+        return ""

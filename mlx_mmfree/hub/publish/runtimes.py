@@ -1,0 +1,182 @@
+"""Which programs open what a conversion writes: one record for all, by architecture and form.
+
+`openings` is what `convert` prints, what the model card repeats, and what the tests hold against the
+programs themselves.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...layers.rope import yarn_attention_factor
+from ...models.parts.rotation import Rotation
+from ..checkpoint.parameter_reader import ParameterReader
+
+Form = Literal["mlx", "hf", "gguf"]
+
+MLX_LM, TRANSFORMERS, LLAMA_CPP, BITNET_CPP = "mlx-lm", "transformers", "llama.cpp", "bitnet.cpp"
+_FLOAT_ACTIVATIONS = "computes with float activations instead of 8-bit ones"
+_QWEN3_HEAD_DIM = 128
+_HUB_TYPES = ("llama", "qwen3", "bitnet")
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Whether one program opens a result.
+
+    Attributes:
+        runtime: The program.
+        opens: Whether it does; `None`: it should, by its source, but that was not tried.
+        note: The flags that it needs and what it computes differently, or why it does not open it.
+    """
+
+    runtime: str
+    opens: bool | None
+    note: str = ""
+
+    def __str__(self) -> str:
+        answer = {True: "yes", False: "no", None: "not tried"}[self.opens]
+        return f"{answer}: {self.note}" if self.note else answer
+
+
+def openings(written: ParameterReader, form: Form, gguf_type: str) -> tuple[Opening, ...]:
+    """What each program makes of a written model.
+
+    Args:
+        written: The result.
+        form: Its form.
+        gguf_type: The type of ternary tensors in GGUF, `TQ2_0` and so on.
+    """
+    config = written.checkpoint.config
+    if form == "gguf":
+        return _gguf_openings(written, gguf_type)
+    outside = (_no(LLAMA_CPP, "it reads GGUF"), _no(BITNET_CPP, "it reads GGUF"))
+    mlx_lm, transformers = _mlx_lm(written, config), _transformers(written, config)
+    return (mlx_lm, transformers, *outside)
+
+
+def opening(found: tuple[Opening, ...], runtime: str) -> Opening | None:
+    """The answer of one program."""
+    return next((each for each in found if each.runtime == runtime), None)
+
+
+def _no(runtime: str, why: str) -> Opening:
+    return Opening(runtime, False, why)
+
+
+def _mlx_lm(written: ParameterReader, config: Mapping[str, Any]) -> Opening:
+    is_ternary = bool(written.ternary)
+    if is_ternary and "quantization" not in config:
+        return _no(MLX_LM, "it needs MLX's form of ternary weights, which --to mlx writes")
+    if written.packed_dense and "quantization" not in config:
+        return _no(MLX_LM, "it knows no packed weights of this library; --to mlx writes others")
+    model_file = config.get("model_file")
+    model_type = config["model_type"]
+    if model_file is None and model_type == "hgrn_bit":
+        return _no(MLX_LM, "it has no such architecture, and only --to mlx brings one")
+    rotation = _rotation(written)
+    if (why := _mlx_lm_rotation(rotation, written.model.config)) is not None:
+        return _no(MLX_LM, why)
+    notes = []
+    if model_file is not None:
+        notes.append("with --trust-remote-code")
+    if is_ternary:
+        notes.append(_FLOAT_ACTIVATIONS)
+    if rotation.scaling == "dynamic":
+        notes.append("rotates a text differently once it is longer than in training")
+    return Opening(MLX_LM, True, "; ".join(notes))
+
+
+def _mlx_lm_rotation(rotation: Rotation, config: Any) -> str | None:
+    """Why mlx-lm would rotate differently from the first token on."""
+    if rotation.scaling == "yarn":
+        usual = yarn_attention_factor(rotation.factor)
+        if not math.isclose(rotation.attention_factor, usual, rel_tol=1e-6):
+            return "it knows no attention factor of YaRN but the usual one"
+        if not rotation.is_rounded:
+            return "it rounds the ends of YaRN's blend"
+    if rotation.scaling == "longrope":
+        stretch = config.max_position_embeddings / rotation.trained_length
+        usual = 1.0
+        if stretch > 1:
+            usual = math.sqrt(1.0 + math.log(stretch) / math.log(rotation.trained_length))
+        if not math.isclose(rotation.attention_factor, usual, rel_tol=1e-6):
+            return "it knows no attention factor of longrope but the usual one"
+    return None
+
+
+def _transformers(written: ParameterReader, config: Mapping[str, Any]) -> Opening:
+    if config["model_type"] not in _HUB_TYPES:
+        return _no(TRANSFORMERS, "it has no such architecture")
+    described = config.get("quantization_config") or {}
+    is_own = "quantization" in config or described.get("quant_method") == "mmfree"
+    if is_own:
+        return _no(TRANSFORMERS, "it does not read this form of weights; --to hf writes its own")
+    model = written.model.config
+    if config["model_type"] == "llama" and model.has_sub_norms:
+        return _no(TRANSFORMERS, "its Llama would leave out the norms before the last projections")
+    heads_dims = model.num_attention_heads * model.head_dim
+    if config["model_type"] == "bitnet" and heads_dims != model.hidden_size:
+        return _no(TRANSFORMERS, "its BitNet takes heads of hidden_size dims together only")
+    if config["model_type"] != "llama" and model.mlp_bias:
+        return _no(TRANSFORMERS, "its feed-forward has no bias in this architecture")
+    note = "rotates a text differently once it is longer than in training"
+    return Opening(TRANSFORMERS, True, note if model.rotation.scaling == "dynamic" else "")
+
+
+def _gguf_openings(written: ParameterReader, kind: str) -> tuple[Opening, ...]:
+    config = written.model.config
+    is_ternary = bool(written.ternary)
+    name = config.to_hub()["model_type"]
+    if config.has_sub_norms and config.hidden_act == "silu":
+        name = "1bitLLM"
+    blocks = "rounds activations for each block of inputs instead of each token"
+    if kind == "I2_S" and is_ternary:
+        llama_cpp = _no(
+            LLAMA_CPP, "I2_S is a type of bitnet.cpp; --gguf-type tq2_0 is for llama.cpp"
+        )
+    elif name == "bitnet":
+        llama_cpp = _no(LLAMA_CPP, "it has no such architecture; bitnet.cpp has")
+    elif name == "1bitLLM" and not config.tie_word_embeddings:
+        llama_cpp = _no(LLAMA_CPP, "its bitnet has no output head of its own")
+    else:
+        notes = [blocks]
+        if kind == "Q2_0":
+            notes.append("needs a version of June 2026 or newer")
+        llama_cpp = Opening(LLAMA_CPP, True, "; ".join(notes))
+    return (
+        _no(MLX_LM, "it reads no GGUF; --to mlx writes its form"),
+        _transformers_gguf(written, name, kind),
+        llama_cpp,
+        _bitnet_cpp(name, kind, is_ternary),
+    )
+
+
+def _transformers_gguf(written: ParameterReader, name: str, kind: str) -> Opening:
+    if name not in ("llama", "qwen3"):
+        return _no(TRANSFORMERS, "it has no such architecture for GGUF; --to hf writes its form")
+    is_used = written.ternary or written.ternary_values or written.quantized
+    if is_used and kind not in ("TQ1_0", "TQ2_0"):
+        return _no(TRANSFORMERS, f"it does not read {kind}; --to hf writes its form")
+    if _rotation(written).scaling != "default":
+        return _no(TRANSFORMERS, "it leaves out the rotary scaling of GGUF; --to hf keeps it")
+    if name == "qwen3" and written.model.config.head_dim != _QWEN3_HEAD_DIM:
+        return _no(TRANSFORMERS, f"it takes Qwen3's heads in GGUF for {_QWEN3_HEAD_DIM} dims")
+    note = "with gguf_file=…, written out as floats"
+    return Opening(TRANSFORMERS, True, f"{note}; {_FLOAT_ACTIVATIONS}" if is_used else note)
+
+
+def _bitnet_cpp(name: str, kind: str, is_ternary: bool) -> Opening:
+    if name == "qwen3":
+        return _no(BITNET_CPP, "it has no such architecture")
+    if kind != "I2_S" or not is_ternary:
+        return _no(BITNET_CPP, "its kernels are for ternary weights in I2_S; --gguf-type i2_s")
+    note = "by its source only"
+    if name == "bitnet":
+        note += "; its users report that it computes SiLU instead of squared ReLU"
+    return Opening(BITNET_CPP, None, note)
+
+
+def _rotation(written: ParameterReader) -> Rotation:
+    return getattr(written.model.config, "rotation", Rotation())

@@ -1,0 +1,1 @@
+"""Fetches repositories of the Hub."""

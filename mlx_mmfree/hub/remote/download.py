@@ -1,0 +1,236 @@
+"""Turns a path or a Hub repository into a local folder."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError, DownloadError, MMFreeError
+from ...files.checkpoint_files import GGUF_SUFFIX, TOKENIZER_PATTERNS, WEIGHT_PATTERNS
+from ...files.gguf.parts import part_names, whole_models
+from ...files.paths import expanded
+from .cache_content import fetch_missing
+
+DATASET_FILES = ("train.jsonl", "valid.jsonl", "test.jsonl")
+
+REPOSITORY_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_REPOSITORY_FILE = re.compile(rf"({REPOSITORY_NAME.pattern})/([\w.-]+\.gguf)", re.ASCII)
+
+
+def local_folder(
+    path_or_repo: str | os.PathLike[str],
+    revision: str | None = None,
+    *,
+    patterns: tuple[str, ...] = TOKENIZER_PATTERNS + WEIGHT_PATTERNS,
+) -> Path:
+    """The folder or the GGUF file that holds a checkpoint, downloaded if it is a Hub repository.
+
+    A download shows its progress, goes on where an earlier one stopped, is compared with the hashes
+    that the Hub gives and lands in the Hub's cache; without a network the cached files are used.
+
+    Args:
+        path_or_repo: An existing folder or `.gguf` file, a repository id `owner/name`, or a file
+            `owner/name/file.gguf` in one.
+        revision: Branch, tag or commit of the repository. A folder has none.
+        patterns: Names of the files to fetch.
+
+    Raises:
+        CheckpointError: There is no such folder, and the name cannot be a repository.
+        DownloadError: The Hub does not hand out the repository.
+    """
+    name = os.fspath(path_or_repo)
+    folder = Path(os.path.expanduser(name))
+    is_file = folder.suffix == GGUF_SUFFIX and folder.is_file()
+    if name and (folder.is_dir() or is_file):
+        if revision is not None:
+            raise CheckpointError(
+                f"[load] 'revision' must be left out for folder '{folder}' but got {revision!r}."
+            )
+        return folder
+    if name and folder.exists():
+        raise CheckpointError(
+            f"[load] 'path_or_repo' must be a folder with a checkpoint or a {GGUF_SUFFIX} file but "
+            f"'{folder}' is a file of another kind."
+        )
+    if file := isinstance(path_or_repo, str) and _REPOSITORY_FILE.fullmatch(name):
+        return _download(file[1], revision, tuple(part_names(file[2]))) / file[2]
+    if not isinstance(path_or_repo, str) or not REPOSITORY_NAME.fullmatch(name):
+        raise CheckpointError(
+            "[load] 'path_or_repo' must be an existing folder or a Hub repository 'owner/name' but "
+            f"got {name!r}, which is neither."
+        )
+    return _download(name, revision, patterns)
+
+
+def gguf_file(
+    folder: Path, path_or_repo: str | os.PathLike[str], revision: str | None
+) -> Path | None:
+    """The one GGUF file of a folder, or the first part of its one model.
+
+    It is fetched, with all parts, if the folder came from the Hub without it.
+
+    Args:
+        folder: What `local_folder` gave; a file is its own answer.
+        path_or_repo, revision: As `local_folder` was given them.
+
+    Raises:
+        CheckpointError: There are several.
+        DownloadError: The Hub does not hand out the file.
+    """
+    if folder.is_file():
+        return folder
+    name = os.fspath(path_or_repo)
+    names = whole_models(file.name for file in folder.glob(f"*{GGUF_SUFFIX}"))
+    is_remote = not Path(os.path.expanduser(name)).is_dir()
+    if not names and is_remote:
+        names = whole_models(_listed(name, revision, (f"*{GGUF_SUFFIX}",)))
+    if len(names) > 1:
+        raise CheckpointError(
+            f"[load] '{name}' must hold one {GGUF_SUFFIX} file but holds {len(names)}: "
+            f"{', '.join(names[:8])}. Give one as '{name}/{names[0]}'."
+        )
+    if not names:
+        return None
+    if is_remote:
+        folder = _download(name, revision, tuple(part_names(names[0])))
+    return folder / names[0]
+
+
+def dataset_folder(path_or_repo: str, revision: str | None = None) -> Path:
+    """The folder that holds JSON lines, downloaded if it is a dataset of the Hub.
+
+    Args:
+        path_or_repo: An existing folder or a dataset id `owner/name`.
+        revision: Branch, tag or commit of the dataset.
+
+    Raises:
+        CheckpointError: There is no such folder, and the name cannot be a dataset.
+        DownloadError: The Hub does not hand out the dataset, or it has no JSON lines.
+    """
+    folder = expanded(path_or_repo)
+    if path_or_repo and folder.is_dir():
+        return folder
+    if not REPOSITORY_NAME.fullmatch(path_or_repo) or folder.exists():
+        raise CheckpointError(
+            "[data] 'data' must be an existing folder with train.jsonl or a Hub dataset 'owner/name' "
+            f"but got {path_or_repo!r:.200}, which is neither."
+        )
+    found = Path(_ask_hub(path_or_repo, revision, DATASET_FILES, repo_type="dataset"))
+    if not any((found / name).is_file() for name in DATASET_FILES):
+        raise DownloadError(
+            f"[data] the dataset '{path_or_repo}' must hold {', '.join(DATASET_FILES)} but has none; "
+            "parquet and loading scripts are not read. Write JSON lines with the package datasets, "
+            "dataset.to_json('train.jsonl'), and give their folder."
+        )
+    return found
+
+
+def _listed(repository: str, revision: str | None, patterns: tuple[str, ...]) -> list[str]:
+    """The files of a repository that match, not downloaded."""
+    found = _ask_hub(repository, revision, patterns, dry_run=True)
+    return sorted(file.filename for file in found)
+
+
+def _download(repository: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    return Path(_ask_hub(repository, revision, patterns))
+
+
+def _ask_hub(
+    repository: str,
+    revision: str | None,
+    patterns: tuple[str, ...],
+    dry_run: bool = False,
+    repo_type: str | None = None,
+) -> Any:
+    # Slow to import, and a local folder does without.
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    place = f"'{repository}'" + (f" at revision '{revision}'" if revision else "")
+    kind = "datasets/" if repo_type == "dataset" else ""
+    page = f"https://huggingface.co/{kind}{repository}"
+    check_login("load", DownloadError)
+    try:
+        if not dry_run:
+            fetch_missing(repository, revision, patterns, repo_type)
+        return huggingface_hub.snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=["*/*"],
+            dry_run=dry_run,
+            repo_type=repo_type,
+            tqdm_class=silent_bar(),
+        )
+    except errors.GatedRepoError as error:
+        raise DownloadError(
+            f"[load] {place} is gated. Ask for access on {page}, then log in with `hf auth login`."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise DownloadError(
+            f"[load] {place} is neither a local folder nor a repository of the Hub. Check the "
+            "spelling; a private repository needs `hf auth login`."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise DownloadError(
+            f"[load] {place} does not exist. Its branches, tags and commits are listed on {page}."
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise DownloadError(_offline_message(place)) from error
+    except errors.HFValidationError as error:
+        raise DownloadError(
+            f"[load] {place} is no valid repository id: {one_line(error)}."
+        ) from error
+    except errors.HfHubHTTPError as error:
+        raise DownloadError(
+            f"[load] the Hub did not hand out {place}: {one_line(error)}. Try again later."
+        ) from error
+    except (OSError, errors.HTTPError, RuntimeError) as error:
+        raise DownloadError(
+            f"[load] {place} cannot be downloaded: {one_line(error)}. Check the network and the free "
+            "space of the cache; a new start goes on where this one stopped."
+        ) from error
+
+
+def silent_bar() -> Any:
+    """A progress bar that shows nothing: files are fetched before the package is asked for them."""
+    from huggingface_hub.utils import tqdm
+
+    class Silent(tqdm):
+        def __init__(self, *arguments: Any, **options: Any):
+            super().__init__(*arguments, **{**options, "disable": True})
+
+    return Silent
+
+
+def check_login(place: str, kind: type[MMFreeError]) -> None:
+    """Refuses a token that no request can carry; errors of the layers below would show it.
+
+    Raises:
+        MMFreeError: Of the kind asked for.
+    """
+    from huggingface_hub import get_token
+
+    token = get_token()
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise kind(
+            f"[{place}] the login must be a token in plain letters and digits but is not. Run `hf auth "
+            "login` again, or correct HF_TOKEN."
+        )
+
+
+def _offline_message(place: str) -> str:
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return (
+            f"[load] {place} is not completely in the local cache and HF_HUB_OFFLINE forbids a "
+            "download. Unset HF_HUB_OFFLINE, or give a local folder."
+        )
+    return (
+        f"[load] {place} is neither a local folder nor completely in the local cache, and the Hub "
+        "cannot be reached. Check the network, or give a local folder."
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error on one line."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -1,0 +1,74 @@
+"""Reads and checks the values of a Hub configuration, which is untrusted input."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import CheckpointError, UnsupportedModelError
+
+_MISSING = object()
+
+
+def _value(config: Mapping[str, Any], key: str, default: Any) -> Any:
+    value = config.get(key, default)
+    if value is _MISSING:
+        raise CheckpointError(f"[config.json] '{key}' must be given but is missing.")
+    return value
+
+
+def integer(
+    config: Mapping[str, Any], key: str, default: Any = _MISSING, *, low: int = 1, high: int = 2**20
+) -> int:
+    """The whole number under `key`, within bounds that no real model leaves."""
+    value = _value(config, key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise CheckpointError(
+            f"[config.json] '{key}' must be a whole number from {low} to {high} but got {value!r:.80}."
+        )
+    return value
+
+
+def number(
+    config: Mapping[str, Any], key: str, default: Any = _MISSING, *, low: float, high: float
+) -> float:
+    """The finite number under `key` within `[low, high]`."""
+    value = _value(config, key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise CheckpointError(
+            f"[config.json] '{key}' must be a number from {low} to {high} but got {value!r:.80}."
+        )
+    return float(value)
+
+
+def boolean(config: Mapping[str, Any], key: str, default: Any = _MISSING) -> bool:
+    """The truth value under `key`."""
+    value = _value(config, key, default)
+    if not isinstance(value, bool):
+        raise CheckpointError(f"[config.json] '{key}' must be true or false but got {value!r:.80}.")
+    return value
+
+
+def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The object under `key`; empty if it is absent or null."""
+    value = config.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise CheckpointError(f"[config.json] '{key}' must be an object but got {value!r:.100}.")
+    return value
+
+
+def refuse_unless(config: Mapping[str, Any], supported: Mapping[str, Any]) -> None:
+    """Refuses keys that change the mathematics and have another value than the supported one.
+
+    Raises:
+        UnsupportedModelError: A key is neither absent, null nor the supported value.
+    """
+    for key, value in supported.items():
+        given = config.get(key)
+        if given is not None and (
+            given != value or isinstance(given, bool) != isinstance(value, bool)
+        ):
+            raise UnsupportedModelError(
+                f"[config.json] '{key}' must be {value!r} but got {given!r:.100}. Other values are "
+                "not implemented."
+            )

@@ -1,0 +1,238 @@
+"""What a Hub configuration says about rotary positions."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import mlx.core as mx
+
+from ...errors import CheckpointError, UnsupportedModelError
+from ...layers.rope import (
+    DynamicRoPE,
+    RoPE,
+    linear_wavelengths,
+    llama3_wavelengths,
+    rope_wavelengths,
+    yarn_attention_factor,
+    yarn_wavelengths,
+)
+from .fields import boolean, integer, number, refuse_unless, section
+
+Scaling = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+
+_ORIGINAL_LENGTH = "original_max_position_embeddings"
+# Further keys that change the rotation, with the value that changes nothing.
+_FIXED = {"alpha": None, "partial_rotary_factor": 1.0, "mrope_section": None}
+_REFUSED = {
+    "proportional": "It rotates a part of each head.",
+    "axial": "It rotates by places in pictures.",
+    "mrope": "It rotates by places in pictures and films.",
+}
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Rotary positions of one model.
+
+    Attributes:
+        theta: Base of the wavelengths.
+        scaling: How the wavelengths are stretched.
+        factor: By how much; of longrope 1.
+        low_freq_factor: Of llama3 scaling, see `llama3_wavelengths`.
+        high_freq_factor: Of llama3 scaling.
+        trained_length: Of llama3, yarn, longrope and dynamic scaling, the longest text before it was
+            stretched.
+        attention_factor: Of yarn and longrope, what rotated queries and keys are multiplied by.
+        beta_fast: Of yarn, see `yarn_wavelengths`.
+        beta_slow: Of yarn.
+        is_rounded: Of yarn.
+        factors: Of longrope, by how much the wavelength of each pair is stretched.
+    """
+
+    theta: float = 10000.0
+    scaling: Scaling = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    trained_length: int = 8192
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    is_rounded: bool = True
+    factors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.scaling == "llama3" and self.high_freq_factor <= self.low_freq_factor:
+            raise UnsupportedModelError(
+                f"[config.json] 'high_freq_factor' must be larger than 'low_freq_factor' but got "
+                f"{self.high_freq_factor} and {self.low_freq_factor}."
+            )
+        if self.scaling == "yarn" and self.beta_fast <= self.beta_slow:
+            raise UnsupportedModelError(
+                f"[config.json] 'beta_fast' must be larger than 'beta_slow' but got "
+                f"{self.beta_fast} and {self.beta_slow}."
+            )
+
+    @classmethod
+    def from_hub(cls, config: Mapping[str, Any], default_theta: float = 10000.0) -> "Rotation":
+        """Reads `rope_theta` and `rope_scaling`, or both in `rope_parameters`.
+
+        Dynamic scaling begins at `max_position_embeddings`; other kinds take it for the trained length
+        where the scaling names none.
+
+        Raises:
+            CheckpointError: A value is of the wrong type or out of bounds.
+            UnsupportedModelError: The scaling is not implemented.
+        """
+        key = "rope_scaling" if config.get("rope_parameters") is None else "rope_parameters"
+        scaling = {k: value for k, value in section(config, key).items() if value is not None}
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        if kind not in get_args(Scaling):
+            why = _REFUSED.get(str(kind), "Other ways to stretch positions are not implemented.")
+            raise UnsupportedModelError(
+                f"[config.json] the type in '{key}' must be one of {', '.join(get_args(Scaling))} "
+                f"but got {kind!r:.100}. {why}"
+            )
+        refuse_unless(scaling, _FIXED)
+        theta = number({**config, **scaling}, "rope_theta", default_theta, low=1.0, high=1e15)
+        if kind == "default":
+            return cls(theta)
+        trained_length = integer(config, "max_position_embeddings", 2048, high=2**31 - 1)
+        if kind == "dynamic":
+            refuse_unless(scaling, {_ORIGINAL_LENGTH: trained_length})
+        # a length beside the scaling goes first, as in transformers
+        given = {**scaling, **{k: config[k] for k in (_ORIGINAL_LENGTH,) if config.get(k)}}
+        trained_length = integer(given, _ORIGINAL_LENGTH, trained_length, high=2**31 - 1)
+        if kind == "longrope":
+            return cls(
+                theta,
+                kind,
+                trained_length=trained_length,
+                attention_factor=_longrope_attention_factor(scaling, config, trained_length),
+                factors=_equal_factors(scaling),
+            )
+        if kind == "yarn":
+            stretched = integer(config, "max_position_embeddings", 2048, high=2**31 - 1)
+            scaling.setdefault("factor", stretched / trained_length)
+        factor = number(scaling, "factor", low=1.0, high=1e6)
+        if kind == "llama3":
+            low = number(scaling, "low_freq_factor", low=1e-3, high=1e6)
+            high = number(scaling, "high_freq_factor", low=1e-3, high=1e6)
+            return cls(theta, kind, factor, low, high, trained_length)
+        if kind == "yarn":
+            return cls._yarn(theta, factor, trained_length, scaling)
+        refuse_unless(scaling, {"attention_factor": 1.0})
+        if kind == "linear":
+            return cls(theta, kind, factor)
+        return cls(theta, kind, factor, trained_length=trained_length)
+
+    @classmethod
+    def _yarn(
+        cls, theta: float, factor: float, trained_length: int, scaling: Mapping[str, Any]
+    ) -> "Rotation":
+        weights = [
+            number(scaling, key, 0.0, low=0.0, high=1e3) for key in ("mscale", "mscale_all_dim")
+        ]
+        usual = yarn_attention_factor(factor)
+        if all(weights):
+            above, below = (yarn_attention_factor(factor, weight) for weight in weights)
+            usual = above / below
+        return cls(
+            theta,
+            "yarn",
+            factor,
+            trained_length=trained_length,
+            attention_factor=number(scaling, "attention_factor", usual, low=1e-3, high=1e3),
+            beta_fast=number(scaling, "beta_fast", 32.0, low=0.0, high=1e6) or 32.0,
+            beta_slow=number(scaling, "beta_slow", 1.0, low=0.0, high=1e6) or 1.0,
+            is_rounded=boolean(scaling, "truncate", True),
+        )
+
+    def to_hub(self) -> dict[str, Any]:
+        """The keys that `from_hub` reads."""
+        if self.scaling == "default":
+            return {"rope_theta": self.theta, "rope_scaling": None}
+        scaling: dict[str, Any] = {"rope_type": self.scaling, "factor": self.factor}
+        if self.scaling in ("llama3", "yarn", "longrope"):
+            scaling[_ORIGINAL_LENGTH] = self.trained_length
+        if self.scaling in ("yarn", "longrope"):
+            scaling["attention_factor"] = self.attention_factor
+        if self.scaling == "llama3":
+            scaling |= {
+                "low_freq_factor": self.low_freq_factor,
+                "high_freq_factor": self.high_freq_factor,
+            }
+        if self.scaling == "yarn":
+            scaling |= {
+                "beta_fast": self.beta_fast,
+                "beta_slow": self.beta_slow,
+                "truncate": self.is_rounded,
+            }
+        if self.scaling == "longrope":
+            scaling |= {"short_factor": list(self.factors), "long_factor": list(self.factors)}
+        return {"rope_theta": self.theta, "rope_scaling": scaling}
+
+    def build(self, head_dim: int) -> RoPE:
+        """The rotation of heads of this size."""
+        if self.scaling == "dynamic":
+            return DynamicRoPE(
+                head_dim,
+                base=self.theta,
+                factor=self.factor,
+                trained_length=self.trained_length,
+            )
+        wavelengths = rope_wavelengths(head_dim, self.theta)
+        if self.scaling == "linear":
+            wavelengths = linear_wavelengths(wavelengths, self.factor)
+        elif self.scaling == "llama3":
+            wavelengths = llama3_wavelengths(
+                wavelengths,
+                factor=self.factor,
+                low_freq_factor=self.low_freq_factor,
+                high_freq_factor=self.high_freq_factor,
+                trained_length=self.trained_length,
+            )
+        elif self.scaling == "yarn":
+            wavelengths = yarn_wavelengths(
+                wavelengths,
+                base=self.theta,
+                factor=self.factor,
+                beta_fast=self.beta_fast,
+                beta_slow=self.beta_slow,
+                trained_length=self.trained_length,
+                is_rounded=self.is_rounded,
+            )
+        elif self.scaling == "longrope":
+            wavelengths = wavelengths * mx.array(self.factors, mx.float32)
+        return RoPE(head_dim, wavelengths=wavelengths, attention_factor=self.attention_factor)
+
+
+def _equal_factors(scaling: Mapping[str, Any]) -> tuple[float, ...]:
+    """The factors of longrope.
+
+    Other ones beyond the trained length would rotate the whole text anew once it gets there.
+    """
+    short, long = (scaling.get(key) for key in ("short_factor", "long_factor"))
+    if not isinstance(short, list) or not 0 < len(short) <= 2**11:
+        raise CheckpointError(
+            "[config.json] 'short_factor' must be a list of numbers for longrope but got "
+            f"{short!r:.80}."
+        )
+    if short != long:
+        raise UnsupportedModelError(
+            "[config.json] 'long_factor' must equal 'short_factor' but differs. A text that would be "
+            "rotated anew once it is longer than in training is not implemented."
+        )
+    return tuple(number({"short_factor": f}, "short_factor", low=1e-6, high=1e6) for f in short)
+
+
+def _longrope_attention_factor(
+    scaling: Mapping[str, Any], config: Mapping[str, Any], trained_length: int
+) -> float:
+    stretched = integer(config, "max_position_embeddings", 2048, high=2**31 - 1)
+    factor = number(scaling, "factor", stretched / trained_length, low=1e-6, high=1e6)
+    usual = 1.0
+    if factor > 1.0 and trained_length > 1:
+        usual = math.sqrt(1.0 + math.log(factor) / math.log(trained_length))
+    return number(scaling, "attention_factor", usual, low=1e-3, high=1e3)

@@ -1,0 +1,1 @@
+"""Chooses, launches, checks and differentiates the implementations of an operation."""

@@ -1,0 +1,127 @@
+"""`mx.compile` for a step that is repeated, without what it builds at run time on a CPU."""
+
+import ctypes
+import io
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ...native import kernels, unavailable
+
+_MODE_FUNCTION = "_ZN3mlx4core16set_compile_modeENS0_11CompileModeE"
+"""`mlx::core::set_compile_mode`, which `mlx.core` does not offer."""
+_NO_FUSION, _FUSION = 2, 3
+
+_tracing = threading.Lock()
+_is_tracing: ContextVar[bool] = ContextVar("is_tracing", default=False)
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a function of arrays on the CPU, so that MLX repeats its graph without Python.
+
+    `mx.compile` also fuses elementwise operations, for which it starts a C++ compiler on a CPU:
+    seconds at the first call, and nothing is fused where there is none. Here it does not. On other
+    devices and after `mx.disable_compile()` the function is returned as it is.
+
+    Args:
+        function: Its results depend on its arguments and on arrays that do not change. The shape of
+            the first argument decides those of the others.
+    """
+    if not can_compile():
+        return function
+    repeated = mx.compile(function)
+    traced: set[Any] = set()
+
+    def call(*args: Any) -> Any:
+        # MLX traces in each thread
+        key = (threading.get_ident(), args[0].shape)
+        if key in traced:
+            return repeated(*args)
+        with _tracing, _without_fusion():
+            token = _is_tracing.set(True)
+            try:
+                result = repeated(*args)
+            finally:
+                _is_tracing.reset(token)
+        traced.add(key)
+        return result
+
+    return call
+
+
+def fold(*arrays: mx.array) -> None:
+    """Computes arrays that depend on weights alone, so that a step that is repeated does not.
+
+    Outside of `compiled` nothing happens, nor to arrays that depend on its arguments.
+    """
+    if not _is_tracing.get():
+        return
+    try:
+        mx.eval(arrays)
+    except ValueError:
+        # they have no values while they are traced
+        return
+
+
+def can_compile() -> bool:
+    """Whether `compiled` compiles here and now."""
+    if mx.default_device() != mx.Device(mx.cpu) or not _can_stop_fusion():
+        return False
+    calls: list[None] = []
+
+    def count(x: mx.array) -> mx.array:
+        calls.append(None)
+        return -x
+
+    repeated = mx.compile(count)
+    one = mx.array(1)
+    repeated(one), repeated(one)
+    return len(calls) == 1
+
+
+@contextmanager
+def _without_fusion() -> Iterator[None]:
+    switch = _fusion_switch()
+    if switch is None:
+        yield
+        return
+    switch(False)
+    try:
+        yield
+    finally:
+        switch(True)
+
+
+@cache
+def _fusion_switch() -> Callable[[bool], None] | None:
+    """What turns fusion on and off; `None` where this MLX lets nobody do so."""
+    if not unavailable():
+        switch: Callable[[bool], None] = kernels().set_fusion
+        return switch
+    folder = Path(mx.__file__).parent / "lib"
+    for path in (*folder.glob("libmlx.so"), *folder.glob("libmlx.dylib")):
+        try:
+            set_mode = ctypes.CDLL(str(path))[_MODE_FUNCTION]
+        except (OSError, AttributeError):
+            continue
+        set_mode.argtypes, set_mode.restype = (ctypes.c_int,), None
+        return lambda is_on: set_mode(_FUSION if is_on else _NO_FUSION)
+    return None
+
+
+@cache
+def _can_stop_fusion() -> bool:
+    """Whether the switch does what it is for, which a small graph shows."""
+    if _fusion_switch() is None:
+        return False
+    with _tracing, _without_fusion():
+        result = mx.compile(lambda x: mx.abs(-x) + 1)(mx.array(1.0))
+    graph = io.StringIO()
+    mx.export_to_dot(graph, result)
+    return "Compiled" not in graph.getvalue()

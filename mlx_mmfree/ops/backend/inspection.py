@@ -1,0 +1,216 @@
+"""What would run each operation on this machine, and why the rest would not."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from ... import native
+from ..activations import ACTIVATIONS
+from ..bit_linear import Projection
+from ..dense_matmul import BITS, Quantization
+from ..ternary import packed_width
+from . import self_check
+from .dispatch import backend_report, forced_backend
+
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+
+
+class Call(NamedTuple):
+    """The arguments that an operation hands to its backends."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CpuKernels:
+    """The compiled CPU kernels.
+
+    Attributes:
+        reason: Why they cannot be used, with the way out, or None.
+        instructions: The instruction set in use, or None.
+        choices: All that this processor has kernels for, fastest first.
+        threads: The number of threads that compute, or None.
+    """
+
+    reason: str | None
+    instructions: str | None = None
+    choices: tuple[str, ...] = ()
+    threads: int | None = None
+
+
+def cpu_kernels() -> CpuKernels:
+    """Describes the compiled CPU kernels."""
+    if reason := native.unavailable():
+        return CpuKernels(reason)
+    module = native.kernels()
+    return CpuKernels(None, module.kernel_name(), tuple(module.kernel_names()), module.threads())
+
+
+def slow_cpu() -> str | None:
+    """Why the CPU computes with plain operations although nobody asked for them, with the way out."""
+    if mx.default_device() != mx.Device(mx.cpu) or forced_backend() is not None:
+        return None
+    reason = native.unavailable()
+    if reason is None:
+        return None
+    return f"Decoding takes many times as long as it could: {reason}"
+
+
+def read_seconds(arrays: Sequence[mx.array]) -> float | None:
+    """The time in which the threads of the compiled kernels read the arrays, or `None` without them."""
+    if native.unavailable() or mx.default_device() != mx.Device(mx.cpu):
+        return None
+    return float(native.kernels().read_seconds(list(arrays)))
+
+
+def multiply_rate(seconds: float = 0.02) -> float | None:
+    """Multiply-accumulates of 8-bit numbers a second that the CPU is capable of at most.
+
+    Args:
+        seconds: How long it is measured, about.
+
+    Returns:
+        The rate of all threads together; `None` without compiled kernels that have such dot products.
+    """
+    if native.unavailable():
+        return None
+    return float(native.kernels().multiply_rate(seconds)) or None
+
+
+def operation_reports() -> dict[str, dict[str, str | None]]:
+    """For each operation and each backend it has, why it cannot run here (`None`: it can).
+
+    Asks with small arguments of every kind that the layers use, so that every Metal kernel is
+    checked where there is Metal, whatever was found before; a backend that refuses any of them
+    shows its first reason.
+    """
+    self_check.check_again()
+    package = __name__.rsplit(".", 2)[0]
+    found: dict[str, dict[str, str | None]] = {}
+    for op, calls in _calls().items():
+        found[op] = {}
+        for call in calls:
+            report = backend_report(f"{package}.{op}", *call.args, **call.kwargs)
+            for name, reason in report.items():
+                found[op][name] = found[op].get(name) or reason
+    return found
+
+
+def metal_kernels() -> dict[str, str | None]:
+    """Returns each Metal kernel checked so far with its fault, None for a sound one."""
+    return self_check.checked_kernels()
+
+
+def _calls() -> dict[str, Iterator[Call]]:
+    return {
+        "attention": _attention_calls(),
+        "attention_step": _attention_step_calls(),
+        "bit_linear": _bit_linear_calls(),
+        "dense_matmul": _dense_matmul_calls(),
+        "gated_rms_norm": _gated_rms_norm_calls(),
+        "linear_scan": _linear_scan_calls(),
+        "mlgru_step": _mlgru_step_calls(),
+        "rms_norm_quantize": _rms_norm_quantize_calls(),
+        "ternary_matmul": _ternary_matmul_calls(),
+    }
+
+
+def _attention_calls() -> Iterator[Call]:
+    for dtype in DTYPES:
+        x = mx.zeros((1, 1, 2, 64), dtype)
+        yield Call((x, x, x, "causal"), {})
+
+
+def _attention_step_calls() -> Iterator[Call]:
+    options: dict[str, Any] = {
+        "num_heads": 2,
+        "wavelengths": mx.ones((32,)),
+        "is_interleaved": False,
+        "query_norm": None,
+        "key_norm": None,
+        "norm_eps": 1e-6,
+        "window": None,
+        "sinks": 0,
+    }
+    for dtype in DTYPES:
+        buffer = mx.zeros((1, 1, 2, 64), dtype)
+        arguments = mx.zeros((1, 1, 4 * 64), dtype), buffer, buffer, mx.zeros((1, 1), mx.int32)
+        yield Call(arguments, options)
+
+
+def _dense_matmul_calls() -> Iterator[Call]:
+    for dtype in DTYPES:
+        x, weight = mx.zeros((1, 128), dtype), mx.zeros((4, 128), dtype)
+        yield Call((x, weight, None), {})
+        for bits in BITS:
+            group = mx.zeros((4, 2), dtype)
+            codes = mx.zeros((4, 4 * bits), mx.uint32)
+            yield Call((x, codes, Quantization(group, group, 64, bits)), {})
+
+
+def _bit_linear_calls() -> Iterator[Call]:
+    # one token and a prompt
+    for rows in (1, 64):
+        for dtype in DTYPES:
+            x, norm = mx.zeros((rows, 32), dtype), mx.ones((32,))
+            weight, scale = mx.zeros((4, packed_width(32)), mx.uint32), mx.ones((1,))
+            options: dict[str, Any] = {
+                "eps": None,
+                "rounding": "half_even",
+                "quantize": True,
+                "gate": None,
+                "norm": None,
+                "norm_eps": None,
+                "residual": None,
+            }
+            yield Call((x, (Projection(weight, scale),)), options)
+            yield Call((x, (Projection(weight, scale),)), options | {"quantize": False})
+            yield Call(
+                (x, (Projection(weight, scale, norm),) * 3),
+                options | {"eps": 1e-6, "rounding": "half_away", "norm": norm, "norm_eps": 1e-6},
+            )
+            down = Projection(mx.zeros((4, packed_width(16)), mx.uint32), scale)
+            for gate in ACTIVATIONS:
+                yield Call((x, (down,)), options | {"gate": gate, "residual": x[:, :4]})
+
+
+def _gated_rms_norm_calls() -> Iterator[Call]:
+    for dtype in DTYPES:
+        x = mx.zeros((1, 32), dtype)
+        yield Call((x, x, mx.ones((32,))), {"eps": 1e-6})
+
+
+def _mlgru_step_calls() -> Iterator[Call]:
+    for dtype in DTYPES:
+        for length in (1, 2):
+            bound = mx.zeros((32,), dtype)
+            options = {"eps": 1e-6, "lower_bound": bound, "valid": None, "starts": None}
+            gates = mx.zeros((1, length, 96), dtype)
+            yield Call((gates, mx.zeros((1, 32)), mx.ones((32,))), options)
+
+
+def _linear_scan_calls() -> Iterator[Call]:
+    for dtype in DTYPES:
+        x = mx.zeros((1, 2, 32), dtype)
+        yield Call((x, x, mx.zeros((1, 32))), {})
+
+
+def _rms_norm_quantize_calls() -> Iterator[Call]:
+    for dtype in DTYPES:
+        x = mx.zeros((1, 32), dtype)
+        for rounding in ("half_even", "half_away"):
+            yield Call((x, None), {"eps": None, "rounding": rounding})
+            yield Call((x, mx.ones((32,), dtype)), {"eps": 1e-6, "rounding": rounding})
+
+
+def _ternary_matmul_calls() -> Iterator[Call]:
+    # one token and a prompt, whole words and not
+    for rows in (1, 64):
+        for dims in (32, 33):
+            weight = mx.zeros((4, packed_width(dims)), mx.uint32)
+            for dtype in DTYPES:
+                yield Call((mx.zeros((rows, dims), dtype), weight), {"codes": False})
+            yield Call((mx.zeros((rows, dims)), weight), {"codes": True})

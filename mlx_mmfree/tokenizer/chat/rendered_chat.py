@@ -1,0 +1,69 @@
+"""A conversation written out by its chat template, and the ids of it or of its rest."""
+
+from typing import Protocol
+
+from ..special_tokens import Shield, SpecialTokens
+
+
+class ChatVocabulary(Protocol):
+    """What is asked of a vocabulary here."""
+
+    special: SpecialTokens
+
+    def encode_parsed(self, text: str) -> list[int]: ...
+
+    def encode_plain(self, text: str, at_start: bool = True) -> list[int]: ...
+
+
+class RenderedChat:
+    """The text of a conversation, with special tokens spelled by the template told from others.
+
+    Args:
+        covered: the template's text, in which the shield hides what the messages spell.
+        shield: hid it.
+        vocabulary: makes the ids.
+        bos_token_id: the first token of every text, or None where texts have none.
+
+    Attributes:
+        text: the conversation as it reads.
+    """
+
+    def __init__(
+        self, covered: str, shield: Shield, vocabulary: ChatVocabulary, bos_token_id: int | None
+    ) -> None:
+        self.text = shield.restore(covered)
+        self._covered = covered
+        self._shield = shield
+        self._vocabulary = vocabulary
+        self._bos_token_id = bos_token_id
+
+    def ids(self) -> list[int]:
+        """The ids of the conversation; a first token that the template leaves out is added."""
+        ids = self._ids()
+        if self._bos_token_id is None or self._bos_token_id in ids:
+            return ids
+        return [self._bos_token_id, *ids]
+
+    def ids_after(self, size: int) -> list[int]:
+        """The ids of the text without its first ``size`` characters, which precede it."""
+        return self._ids_of_parts(self._covered[size:], at_start=False)
+
+    def _ids(self) -> list[int]:
+        special = self._vocabulary.special
+        parts = list(special.split(self._covered))
+        if parts == list(special.split(self.text)):
+            ids = self._vocabulary.encode_parsed(self.text)
+            spelled = [part for part in parts if isinstance(part, int)]
+            if [number for number in ids if number in special.id_set] == spelled:
+                return ids
+        return self._ids_of_parts(self._covered, at_start=True)
+
+    def _ids_of_parts(self, covered: str, *, at_start: bool) -> list[int]:
+        ids: list[int] = []
+        for part in self._vocabulary.special.split(covered):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                text = self._shield.restore(part)
+                ids += self._vocabulary.encode_plain(text, at_start=at_start and not ids)
+        return ids

@@ -1,0 +1,171 @@
+"""The tokenizer of a checkpoint as metadata of a GGUF file; the inverse of `gguf_tokenizer`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import CheckpointError, UnsupportedModelError
+from ..files.json_file import read_json_object
+from .from_gguf import BYTE_LEVEL_PATTERNS
+from .sentencepiece_model import load_processor
+from .tokenizer import Tokenizer
+from .tokenizer_files import MAX_TEMPLATE_BYTES, MAX_VOCABULARY_BYTES, read_limited
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = map(np.int32, range(1, 7))
+_ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+_BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
+_SAMPLES = (
+    "Hello world",
+    " two  spaces and a\ttab\n\nnew lines\n",
+    "It's 12345 times 0.5, isn't it? YES!!",
+    "Größe, naïve, 東京, привет, 🙂",
+    "def f(x):\n    return x[0] + {'a': 1}",
+)
+
+
+def vocabulary_metadata(folder: Path, rows: int) -> dict[str, Any]:
+    """The entries `tokenizer.*` for the tokenizer files of a folder.
+
+    Args:
+        folder: The folder.
+        rows: Rows of the embedding; the vocabulary is filled up with unused tokens.
+
+    Raises:
+        CheckpointError: A file is missing or damaged.
+        UnsupportedModelError: GGUF has no name for this kind of tokenizer.
+    """
+    tokenizer = Tokenizer.from_folder(folder)
+    if tokenizer.vocab_size > rows:
+        raise CheckpointError(
+            f"[convert] the tokenizer in '{folder}' must have at most as many tokens as the "
+            f"embedding has rows, {rows}, but has {tokenizer.vocab_size}."
+        )
+    if (folder / "tokenizer.model").exists():
+        entries = _sentencepiece(folder / "tokenizer.model")
+    else:
+        entries = _byte_level(folder / "tokenizer.json")
+    _fill_up(entries, tokenizer, rows)
+    entries |= _special_ids(folder, tokenizer)
+    first = tokenizer.encode("a")[:1]
+    entries["add_bos_token"] = bool(first) and first[0] == tokenizer.bos_token_id
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in entries.items()}
+    template = _chat_template(folder)
+    return metadata | ({"tokenizer.chat_template": template} if template else {})
+
+
+def compare_tokenizers(source: Path, target: Path) -> None:
+    """Refuses a written tokenizer that cuts a few texts in another way than its source.
+
+    Raises:
+        CheckpointError: They differ.
+    """
+    theirs, ours = Tokenizer.from_folder(source), Tokenizer.from_folder(target)
+    for text in _SAMPLES:
+        for framed in (True, False):
+            want, got = (t.encode(text, add_special_tokens=framed) for t in (theirs, ours))
+            if want != got:
+                raise CheckpointError(
+                    f"[verify] the written tokenizer must cut {text!r} as its source does but "
+                    "differs. The conversion is thrown away; please report this."
+                )
+
+
+def _sentencepiece(file: Path) -> dict[str, Any]:
+    processor = load_processor(read_limited(file, MAX_VOCABULARY_BYTES), file)
+    numbers = range(processor.get_piece_size())
+    kinds = [
+        (_UNKNOWN, processor.is_unknown),
+        (_CONTROL, processor.is_control),
+        (_BYTE, processor.is_byte),
+        (_UNUSED, processor.is_unused),
+    ]
+    types = [next((kind for kind, holds in kinds if holds(n)), _NORMAL) for n in numbers]
+    starts = processor.id_to_piece(processor.encode("a")[:1])
+    return {
+        "model": "llama",
+        "pre": "default",
+        "tokens": [processor.id_to_piece(n) for n in numbers],
+        "scores": [float(processor.get_score(n)) for n in numbers],
+        "token_type": types,
+        "unknown_token_id": processor.unk_id(),
+        "add_space_prefix": bool(starts) and starts[0].startswith(_BLANK),
+    }
+
+
+def _byte_level(file: Path) -> dict[str, Any]:
+    content = read_json_object(file)
+    model = content["model"]
+    if model.get("type") != "BPE" or model.get("byte_fallback"):
+        raise UnsupportedModelError(
+            f"[convert] '{file}' must be byte-level BPE for GGUF, or come with its tokenizer.model, "
+            f"but is {model.get('type')!r:.40}. Put the tokenizer.model beside it."
+        )
+    vocabulary = dict(model["vocab"])
+    types = dict.fromkeys(vocabulary.values(), _NORMAL)
+    for token in content.get("added_tokens") or ():
+        vocabulary[token["content"]] = token["id"]
+        types[token["id"]] = _CONTROL if token["special"] else _USER_DEFINED
+    texts = {number: text for text, number in vocabulary.items()}
+    count = max(texts) + 1
+    return {
+        "model": "gpt2",
+        "pre": _pattern_name(content.get("pre_tokenizer") or {}, file),
+        "tokens": [texts.get(n, f"[PAD{n}]") for n in range(count)],
+        "token_type": [types.get(n, _UNUSED) for n in range(count)],
+        "merges": [m if isinstance(m, str) else " ".join(m) for m in model["merges"]],
+    }
+
+
+def _pattern_name(pre_tokenizer: dict[str, Any], file: Path) -> str:
+    """GGUF's name of the way in which text is cut before merging."""
+    parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    patterns = [part["pattern"].get("Regex") for part in parts if part.get("type") == "Split"]
+    byte_level = [part for part in parts if part.get("type") == "ByteLevel"]
+    known = len(parts) == len(patterns) + len(byte_level) and len(byte_level) == 1
+    if known and byte_level[0].get("use_regex", True) and not patterns:
+        return "gpt-2"
+    if known and len(patterns) == 1 and patterns[0] in BYTE_LEVEL_PATTERNS:
+        return BYTE_LEVEL_PATTERNS[patterns[0]]
+    raise UnsupportedModelError(
+        f"[convert] '{file}' must cut text as Llama 3, Qwen2 or GPT-2 do, for which GGUF has names, "
+        f"but has {json.dumps(pre_tokenizer)!r:.160}. Write another form."
+    )
+
+
+def _fill_up(entries: dict[str, Any], tokenizer: Tokenizer, rows: int) -> None:
+    """Adds the special tokens of other files and the unused rows of the embedding."""
+    tokens: list[str] = entries["tokens"]
+    added = {number: text for text, number in tokenizer.special_tokens.items()}
+    for number in range(len(tokens), rows):
+        tokens.append(added.get(number, f"[PAD{number}]"))
+        entries["token_type"].append(_CONTROL if number in added else _UNUSED)
+        if "scores" in entries:
+            entries["scores"].append(0.0)
+
+
+def _special_ids(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
+    ids: dict[str, int] = {}
+    if tokenizer.bos_token_id is not None:
+        ids["bos_token_id"] = tokenizer.bos_token_id
+    texts = {number: text for text, number in tokenizer.special_tokens.items()}
+    ends = sorted(
+        tokenizer.eos_token_ids, key=lambda number: (texts.get(number) in _ENDS_OF_TURN, number)
+    )
+    if ends:
+        ids["eos_token_id"] = ends[0]
+    if len(ends) > 1:
+        ids["eot_token_id"] = next(
+            (number for number in ends[1:] if texts.get(number) in _ENDS_OF_TURN), ends[1]
+        )
+    return ids
+
+
+def _chat_template(folder: Path) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return read_limited(file, MAX_TEMPLATE_BYTES).decode("utf-8")
+    settings = folder / "tokenizer_config.json"
+    template = read_json_object(settings).get("chat_template") if settings.exists() else None
+    return template if isinstance(template, str) else None

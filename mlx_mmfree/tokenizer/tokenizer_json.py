@@ -1,0 +1,106 @@
+"""Vocabularies in the `tokenizer.json` format, through the package `tokenizers`."""
+
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from ..errors import CheckpointError, UnsupportedModelError
+from ..files.json_file import parse_json_object
+from .compiled_code import clean_errors
+from .confined_tokenizer import ConfinedTokenizer
+from .piece_decoder import PieceDecoder
+from .special_tokens import SpecialToken, SpecialTokens
+from .tokenizer_engine import TokenizerEngine
+from .tokenizer_files import MAX_VOCABULARY_BYTES, TokenizerSettings, read_limited
+from .tokenizer_shapes import is_known, listed_ids
+
+# a Python object for each; the largest published files have half of this
+_MAX_VALUES = 4_000_000
+
+
+class JsonVocabulary:
+    """One `tokenizer.json`.
+
+    Args:
+        file: the file.
+        settings: what the files beside it say.
+
+    Raises:
+        CheckpointError: the file is damaged.
+        UnsupportedModelError: it asks for something that is not supported.
+    """
+
+    parses_special = True
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+
+    def __init__(self, file: Path, settings: TokenizerSettings) -> None:
+        self._file = file
+        self._lock = Lock()
+        data = read_limited(file, MAX_VOCABULARY_BYTES)
+        special = _special_tokens(settings)
+        self._engine: TokenizerEngine | ConfinedTokenizer
+        with clean_errors(f"'{file}' is damaged or no tokenizer.json. Download it again"):
+            document = _document(data, file)
+            if is_known(document):
+                self._engine = TokenizerEngine(data, special)
+                found = self._engine.describe()
+                # the package takes as long to hand its table out as to read the file
+                self._ids = listed_ids(document["model"]) | self._engine.added_ids()
+            else:
+                self._engine = ConfinedTokenizer(data, special)
+                found, self._ids = self._engine.read()
+            self._decode = PieceDecoder(found.decoder, file)
+        if not self._ids:
+            raise CheckpointError(f"'{file}' holds no tokens. Download it again.")
+        self._pieces = {number: piece for piece, number in self._ids.items()}
+        self.frame = found.frame
+        self.utf8_errors = self._decode.utf8_errors
+        self.vocab_size = max(self._pieces) + 1
+        self.special = SpecialTokens(
+            SpecialToken(text, number, True, *flags) for text, number, *flags in found.special
+        )
+
+    def encode_parsed(self, text: str) -> list[int]:
+        """The ids of a text whose special-token spellings count."""
+        return self._encode(text, False, True)
+
+    def encode_plain(self, text: str, at_start: bool = True) -> list[int]:
+        """The ids of a text as plain text; ``at_start`` is False after a special token."""
+        return self._encode(text, True, at_start)
+
+    def piece(self, token_id: int) -> str:
+        """The text of a token as the file spells it."""
+        return self._pieces[token_id]
+
+    def token_id(self, piece: str) -> int | None:
+        """The id of a token, None if there is none."""
+        return self._ids.get(piece)
+
+    def token_bytes(self, token_id: int, at_start: bool) -> bytes:
+        """The bytes that a token adds to the text."""
+        return self._decode(self.piece(token_id), at_start)
+
+    def _encode(self, text: str, split_special: bool, at_start: bool) -> list[int]:
+        with self._lock, clean_errors(f"'{self._file}' cannot encode this text"):
+            return self._engine.encode(text, split_special, at_start)
+
+
+def _special_tokens(settings: TokenizerSettings) -> list[tuple[str, bool, bool, bool]]:
+    """The tokens that the files beside the vocabulary call special, with their flags."""
+    listed = {token.content: token for token in settings.tokens}
+    tokens = (listed.get(text, SpecialToken(text, 0)) for text in sorted(settings.special_texts))
+    return [(t.content, t.lstrip, t.rstrip, t.single_word) for t in tokens if t.content]
+
+
+def _document(data: bytes, file: Path) -> dict[str, Any]:
+    document = parse_json_object(
+        data, f"'{file}'", max_bytes=MAX_VOCABULARY_BYTES, max_values=_MAX_VALUES
+    )
+    model = document.get("model")
+    if isinstance(model, dict) and model.get("continuing_subword_prefix"):
+        raise UnsupportedModelError(
+            f"'{file}': the model must have no 'continuing_subword_prefix' but has one. "
+            "Use a byte-level or SentencePiece vocabulary."
+        )
+    return document

@@ -1,0 +1,273 @@
+"""GGUF files, read back exactly by this library and by the package `gguf`."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFReader, ReaderField, dequantize, quantize
+from mlx.utils import tree_flatten
+
+from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
+from mlx_mmfree.files.gguf import ternary as gguf_ternary
+from mlx_mmfree.files.gguf.types import TYPES
+from mlx_mmfree.hub import convert, load, load_model, open_checkpoint, save_model
+from mlx_mmfree.hub.checkpoint.forms.packed_format import WRITER_KEY
+from mlx_mmfree.hub.checkpoint.writer_record import record
+from mlx_mmfree.hub.conversion.plan import FloatForms
+from mlx_mmfree.models.parts.rotation import Rotation
+from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
+from mlx_mmfree.ops import pack_ternary, ternarize
+from mlx_mmfree.ops.ternary import ROUNDING_VERSION
+from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_transformer
+from tests.tolerances import TOLERANCE, relative_error
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 520,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "head_dim": 64,
+    "initializer_range": 0.05,
+}
+TOKENS = mx.array([[1, 7, 3, 39, 0, 12, 5]])
+FAMILIES: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {}, "llama"),
+    ("llama", {"has_sub_norms": True}, "bitnet"),
+    ("bitnet", {"tie_word_embeddings": True}, "bitnet-b1.58"),
+    ("qwen3", {"rotation": Rotation(theta=1e6, scaling="linear", factor=2.0)}, "qwen3"),
+]
+
+
+def source(
+    folder: Path, model_type: str = "llama", tokenizer: str = "tokenizer_bpe", **options: Any
+) -> Path:
+    model = tiny_transformer(model_type, **SIZES | {"num_hidden_layers": 1} | options)
+    model.set_dtype(mx.bfloat16)
+    save_model(folder, model, GOLDENS / tokenizer)
+    return folder
+
+
+def parameters(model: Any) -> dict[str, mx.array]:
+    return dict(tree_flatten(model.parameters()))
+
+
+def field(reader: GGUFReader, name: str) -> Any:
+    found = reader.get_field(name)
+    assert isinstance(found, ReaderField), name
+    return found.contents()
+
+
+def floats_of(reader: GGUFReader) -> dict[str, np.ndarray]:
+    return {
+        tensor.name: dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        for tensor in reader.tensors
+    }
+
+
+@pytest.mark.parametrize("kind", ["tq2_0", "tq1_0"])
+@pytest.mark.parametrize(("model_type", "options", "architecture"), FAMILIES, ids=str)
+def test_is_read_by_the_package_gguf(
+    tmp_path: Path, kind: Any, model_type: str, options: dict[str, Any], architecture: str
+) -> None:
+    folder = source(tmp_path / "s", model_type, **options)
+    convert(open_checkpoint(folder), tmp_path / "m", to="gguf", gguf_type=kind)
+    reader = GGUFReader(tmp_path / "m" / f"m-{kind.upper()}.gguf")
+    assert field(reader, "general.architecture") == architecture
+    assert field(reader, f"{architecture}.attention.head_count_kv") == 2
+    assert field(reader, f"{architecture}.feed_forward_length") == 512
+    model = load_model(folder)
+    got = floats_of(reader)
+    types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    assert types["blk.0.ffn_down.weight"] == kind.upper()
+    assert types["output_norm.weight"] == "F32" and types["token_embd.weight"] == "BF16"
+    layer = load_model(folder, packed=False).blocks[0]
+    masters = {
+        "attn_q": layer.token_mixer.query_proj,
+        "attn_output": layer.token_mixer.output_proj,
+        "ffn_up": layer.channel_mixer.up_proj,
+        "ffn_down": layer.channel_mixer.down_proj,
+    }
+    for name, module in masters.items():
+        trits, scale = ternarize(module.weight)
+        want = np.array(trits) * np.float32(np.float16(scale.item()))
+        if architecture == "llama" and name == "attn_q":
+            # rows of each of the 4 heads: halves become pairs
+            want = want.reshape(4, 2, 32, 256).swapaxes(1, 2).reshape(256, 256)
+        np.testing.assert_array_equal(got[f"blk.0.{name}.weight"], want)
+    embedding = np.array(model.embed.weight.astype(mx.float32))
+    np.testing.assert_array_equal(got["token_embd.weight"], embedding)
+    assert ("output.weight" in got) == ("head" in model)
+
+
+@pytest.mark.parametrize(("model_type", "options", "architecture"), FAMILIES, ids=str)
+def test_i2_s_comes_back_without_loss(
+    tmp_path: Path, model_type: str, options: dict[str, Any], architecture: str
+) -> None:
+    folder = source(tmp_path / "s", model_type, **options)
+    report = convert(open_checkpoint(folder), tmp_path / "m", to="gguf", gguf_type="i2_s")
+    assert report.total.difference == 0 and report.logits_difference == 0
+    assert open_checkpoint(tmp_path / "m").config[WRITER_KEY] == record(ROUNDING_VERSION)
+    want, got = (parameters(load_model(place)) for place in (folder, tmp_path / "m"))
+    assert set(want) == set(got)
+    for name, array in want.items():
+        assert array.dtype == got[name].dtype and mx.array_equal(array, got[name]), name
+    convert(open_checkpoint(tmp_path / "m"), tmp_path / "again")
+    got = parameters(load_model(tmp_path / "again"))
+    assert all(mx.array_equal(array, got[name]) for name, array in want.items())
+
+
+@pytest.mark.parametrize("kind", ["tq2_0", "tq1_0"])
+@pytest.mark.parametrize("model_type", ["bitnet", "llama"])
+def test_scales_are_rounded_once(tmp_path: Path, kind: Any, model_type: str) -> None:
+    folder = source(tmp_path / "s", model_type)
+    report = convert(open_checkpoint(folder), tmp_path / "m", to="gguf", gguf_type=kind)
+    want, got = (load_model(place) for place in (folder, tmp_path / "m"))
+    differences = []
+    for theirs, ours in zip(want.blocks, got.blocks, strict=True):
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            a, b = theirs.channel_mixer[name], ours.channel_mixer[name]
+            assert mx.array_equal(a.weight, b.weight)
+            assert b.scale.item() == np.float32(np.float16(a.scale.item()))
+            differences.append(abs(a.scale.item() - b.scale.item()))
+    assert report.groups["ternary matrices"].difference >= max(differences) > 0
+
+
+def test_dense_model_without_ternary_tensors(tmp_path: Path) -> None:
+    folder = source(tmp_path / "s", linears=None)
+    convert(open_checkpoint(folder), tmp_path / "m", to="gguf")
+    reader = GGUFReader(next((tmp_path / "m").glob("*.gguf")))
+    assert {tensor.tensor_type for tensor in reader.tensors} == {
+        GGMLQuantizationType.BF16,
+        GGMLQuantizationType.F32,
+    }
+    ours, theirs = (load_model(place)(TOKENS)[0] for place in (folder, tmp_path / "m"))
+    assert relative_error(theirs, ours) <= TOLERANCE[mx.bfloat16]
+
+
+@pytest.mark.parametrize("tokenizer", ["tokenizer_bpe", "tokenizer_spm"])
+def test_vocabulary(tmp_path: Path, tokenizer: str) -> None:
+    folder = source(tmp_path / "s", tokenizer=tokenizer, vocab_size=704)
+    convert(open_checkpoint(folder), tmp_path / "m", to="gguf")
+    _, want = load(folder)
+    _, got = load(tmp_path / "m")
+    for text in ("Once upon a time, 1234!", "  Grüße 東京 🙂\n\n x", "a<|eot_id|>b</s>c"):
+        for parse in (True, False):
+            ids = [t.encode(text, parse_special=parse) for t in (want, got)]
+            assert ids[0] == ids[1]
+        assert got.decode(ids[1]) == want.decode(ids[0])
+    assert got.eos_token_ids == want.eos_token_ids and got.bos_token_id == want.bos_token_id
+    messages = [{"role": "user", "content": "Hi"}]
+    if tokenizer == "tokenizer_bpe":
+        assert got.apply_chat_template(messages) == want.apply_chat_template(messages)
+    reader = GGUFReader(next((tmp_path / "m").glob("*.gguf")))
+    tokens = field(reader, "tokenizer.ggml.tokens")
+    kinds = field(reader, "tokenizer.ggml.token_type")
+    assert len(tokens) == len(kinds) == 704
+    unused = [token for token, kind in zip(tokens, kinds, strict=True) if kind == 5]
+    assert unused == [f"[PAD{number}]" for number in range(want.vocab_size, 704)]
+
+
+@pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0"])
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_are_those_of_the_package_gguf(kind: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    trits = rng.integers(-1, 2, (6, 768), dtype=np.int8)
+    scale = np.float32(np.float16(rng.uniform(0.01, 2)))
+    data = gguf_ternary.encode(kind, (trits + 1).astype(np.uint8), float(scale))
+    theirs = dequantize(data.reshape(6, -1), GGMLQuantizationType[kind])
+    np.testing.assert_array_equal(theirs, trits * scale)
+    want = quantize((trits * scale).astype(np.float32), GGMLQuantizationType[kind])
+    np.testing.assert_array_equal(data, want.reshape(-1))
+
+
+@pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0", "I2_S"])
+def test_codes_come_back(kind: str) -> None:
+    rng = np.random.default_rng(1)
+    codes = rng.integers(0, 3, (5, 512), dtype=np.uint8)
+    words = np.array(pack_ternary(mx.array(codes.astype(np.int32) - 1)))
+    np.testing.assert_array_equal(gguf_ternary.unpack_codes(words, 512), codes)
+    data = gguf_ternary.encode(kind, codes, 0.5)
+    stored = next(found for found in TYPES.values() if found.name == kind)
+    assert data.size == stored.nbytes(codes.size) and stored.codes is not None
+    np.testing.assert_array_equal(stored.codes(stored.blocks(data))[0].reshape(5, 512), codes)
+
+
+ROTATIONS = [
+    Rotation(scaling="yarn", factor=4.0, trained_length=64, attention_factor=1.138629436),
+    Rotation(scaling="yarn", factor=4.0, trained_length=64, attention_factor=0.75),
+    Rotation(
+        scaling="yarn",
+        factor=2.5,
+        trained_length=64,
+        attention_factor=1.09162907,
+        beta_fast=16.0,
+        beta_slow=2.0,
+    ),
+    Rotation(theta=5e5, scaling="llama3", factor=8.0, trained_length=64),
+]
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS, ids=str)
+def test_stretched_positions_come_back(tmp_path: Path, rotation: Rotation) -> None:
+    folder = source(tmp_path / "s", rotation=rotation, max_position_embeddings=512)
+    convert(open_checkpoint(folder), tmp_path / "m", to="gguf")
+    want, got = (load_model(place, dtype=mx.float32) for place in (folder, tmp_path / "m"))
+    ropes = [model.blocks[0].token_mixer.rope for model in (want, got)]
+    assert relative_error(ropes[1].wavelengths, ropes[0].wavelengths) <= 1e-6
+    assert ropes[1].attention_factor == pytest.approx(ropes[0].attention_factor, rel=1e-6)
+    reader = GGUFReader(next((tmp_path / "m").glob("*.gguf")))
+    if rotation.scaling == "yarn":
+        assert field(reader, "llama.rope.scaling.type") == "yarn"
+        assert field(reader, "llama.rope.scaling.original_context_length") == 64
+    else:
+        assert floats_of(reader)["rope_freqs.weight"].max() == pytest.approx(8.0)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("options", "forms", "kind", "text"),
+        [
+            ({"intermediate_size": 384}, FloatForms(), "tq2_0", "I2_S takes multiples of 128"),
+            ({"intermediate_size": 300}, FloatForms(), "i2_s", "fit the 300 inputs"),
+            ({"attention_bias": True}, FloatForms(), "tq2_0", "no bias"),
+            ({"linears": TernaryLinears(norm_eps=1e-6)}, FloatForms(), "tq2_0", "no norm inside"),
+            ({}, FloatForms(embed_bits=4), "tq2_0", "'embed_bits'"),
+            (
+                {"rotation": Rotation(scaling="dynamic", factor=8.0, trained_length=64)},
+                FloatForms(),
+                "tq2_0",
+                "stretched dynamically",
+            ),
+            (
+                {"rotation": Rotation(scaling="yarn", factor=2.0, is_rounded=False)},
+                FloatForms(),
+                "tq2_0",
+                "YaRN must blend",
+            ),
+            (
+                {"model_type": "qwen3", "rotation": Rotation(scaling="llama3", factor=8.0)},
+                FloatForms(),
+                "tq2_0",
+                "stretched by llama3 in architecture qwen3",
+            ),
+        ],
+        ids=str,
+    )
+    def test_what_llama_cpp_lacks(
+        self, tmp_path: Path, options: dict[str, Any], forms: FloatForms, kind: Any, text: str
+    ) -> None:
+        folder = source(tmp_path / "s", **options)
+        with pytest.raises(UnsupportedModelError, match=text):
+            convert(open_checkpoint(folder), tmp_path / "m", to="gguf", gguf_type=kind, forms=forms)
+        assert not (tmp_path / "m").exists()
+
+    def test_matmul_free_models(self, tmp_path: Path) -> None:
+        checkpoint = open_checkpoint(tiny_checkpoint(tmp_path / "s"))
+        with pytest.raises(UnsupportedModelError, match=r"neither llama\.cpp nor"):
+            convert(checkpoint, tmp_path / "m", to="gguf")
+
+    def test_missing_tokenizer(self, tmp_path: Path) -> None:
+        save_model(tmp_path / "s", tiny_transformer(**SIZES))
+        with pytest.raises(CheckpointError, match="tokenizer"):
+            convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", to="gguf")

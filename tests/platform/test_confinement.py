@@ -1,0 +1,173 @@
+"""A confined process answers, keeps its limits, and outlives nothing."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from mlx_mmfree.platform.confinement import ConfinedProcess, LimitError, process
+from tests.platform import confined_work
+
+ROOT = Path(__file__).parents[2]
+CPU_SECONDS = 60.0
+MEMORY_BYTES = 256 * 2**20
+
+
+@pytest.fixture
+def confined() -> Iterator[ConfinedProcess]:
+    made = ConfinedProcess(confined_work.__name__, (), MEMORY_BYTES)
+    yield made
+    made.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_gone(process_id: int) -> bool:
+    """Whether a process that is no child of this one has ended."""
+    shown = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(process_id)], capture_output=True, text=True
+    )
+    return shown.stdout.strip() in ("", "Z", "Z+", "Zs")
+
+
+def test_one_process_answers_all(confined: ConfinedProcess) -> None:
+    assert confined.process_id is None
+    value = [1, "\ud800\u4e00", {"a": None}, 1.5]
+    assert confined.ask(("repeat", value), CPU_SECONDS) == {"value": value}
+    first = confined.process_id
+    modules = confined.ask(("modules", None), CPU_SECONDS)["value"]
+    assert confined.process_id == first
+    assert not {"mlx", "numpy", "jinja2", "mlx_mmfree.hub.checkpoint.load"} & set(modules)
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (("compute", None), r"it runs for over 0\.1 seconds"),
+        (("allocate", 2**40), "it takes over 256 MB of memory"),
+        (("exit", 7), "its process ended with status 7"),
+        (("end", int(signal.SIGSEGV)), "its process was ended by SIGSEGV"),
+        (("unknown", None), "ValueError: unknown"),
+        (("repeat", "a" * (MEMORY_BYTES // 4)), "it is given 64 MB, which is too much"),
+    ],
+    ids=["time", "memory", "exit", "signal", "error", "request"],
+)
+def test_failures_are_told_and_the_next_request_is_answered(
+    confined: ConfinedProcess, request_: tuple[str, object], reason: str
+) -> None:
+    with pytest.raises(LimitError, match=reason):
+        confined.ask(request_, 0.1)
+    assert confined.ask(("repeat", 1), CPU_SECONDS) == {"value": 1}
+
+
+def test_a_process_that_died_meanwhile_is_started_anew(confined: ConfinedProcess) -> None:
+    confined.ask(("repeat", 1), CPU_SECONDS)
+    running = confined._running
+    assert running is not None
+    running.process.kill()
+    running.process.wait()
+    assert confined.ask(("repeat", 2), CPU_SECONDS) == {"value": 2}
+
+
+def test_a_process_that_only_waits_is_ended(
+    confined: ConfinedProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    confined.ask(("repeat", 1), CPU_SECONDS)
+    monkeypatch.setattr(process, "PATIENCE_S", 0.1)
+    with pytest.raises(LimitError, match="its process does not answer"):
+        confined.ask(("wait", None), CPU_SECONDS)
+    assert confined.process_id is None
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="there is no program 'ps'")
+def test_memory_is_watched_where_the_kernel_does_not(
+    confined: ConfinedProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    confined.watches_memory = True
+    confined.ask(("repeat", 1), CPU_SECONDS)
+    monkeypatch.setattr(confined, "_memory_bytes", 64 * 2**20)
+    with pytest.raises(LimitError, match="it takes over 64 MB of memory"):
+        confined.ask(("hold", 128 * 2**20), CPU_SECONDS)
+
+
+def test_threads_get_their_own_answers(confined: ConfinedProcess) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda n: confined.ask(("repeat", n), CPU_SECONDS)["value"], range(200))
+    assert list(answers) == list(range(200))
+
+
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from mlx_mmfree.tokenizer.chat.chat_template import ChatTemplate, _renderer
+import mlx_mmfree.tokenizer.chat.chat_template as module
+def render(source):
+    return ChatTemplate(source, Path("folder")).render({"messages": []})
+assert render("ready") == "ready"
+print(_renderer.process_id, flush=True)
+module.CPU_SECONDS = 5
+"""
+ENDLESS = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
+
+
+def program(lines: str) -> "tuple[subprocess.Popen[str], int]":
+    """A program that rendered a template, and the process that did."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM + lines],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert started.stdout is not None
+    return started, int(started.stdout.readline())
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+def test_the_process_ends_with_its_program(sign: signal.Signals) -> None:
+    started, confined_id = program(f"print('now', flush=True); render({ENDLESS!r})")
+    assert started.stdout is not None
+    assert started.stdout.readline() == "now\n"
+    started.send_signal(sign)
+    _, shown = started.communicate(timeout=120)
+    assert started.returncode == -sign
+    assert ("KeyboardInterrupt" in shown) is (sign == signal.SIGINT)
+    if sign == signal.SIGINT:
+        # an interrupted program ends it; otherwise its own time does
+        assert is_gone(confined_id)
+    until(lambda: is_gone(confined_id))
+
+
+def test_an_idle_process_ends_with_its_program() -> None:
+    started, confined_id = program("print('now', flush=True); sys.stdin.read()")
+    assert not is_gone(confined_id)
+    started.kill()
+    started.communicate(timeout=120)
+    until(lambda: is_gone(confined_id))
+
+
+def test_a_forked_program_starts_its_own() -> None:
+    started, _ = program(
+        "child = os.fork()\n"
+        "assert _renderer.process_id is None or child\n"
+        "text = render('a' if child else 'b')\n"
+        "if not child: os._exit(0 if text == 'b' else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "print(text, render('c'), flush=True)\n"
+    )
+    shown, faults = started.communicate(timeout=120)
+    assert (shown, started.returncode) == ("a c\n", 0), faults

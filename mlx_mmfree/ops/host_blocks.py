@@ -4,7 +4,7 @@ For work that is done once, when weights are loaded: an operation of MLX passes 
 whole matrix, and a CPU waits for memory at each of a dozen of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 

@@ -5,8 +5,8 @@ import pytest
 
 from mlx_mmfree.ops import Projection, bit_linear, mlgru_step, pack_ternary, use_backend
 from mlx_mmfree.ops.activations import Activation
+from mlx_mmfree.ops.backend.compilation import compiled
 from mlx_mmfree.ops.bit_linear import chunked
-from mlx_mmfree.ops.compilation import compiled
 from mlx_mmfree.ops.rms_norm_quantize import Rounding
 from mlx_mmfree.ops.unpacked import UnpackedMatrices
 from tests.ops.kernel_checks import (

@@ -17,9 +17,9 @@ from typing import Any
 import mlx.core as mx
 
 from ..activations import Activation, gated
-from ..compilation import fold
-from ..dispatch import use_backend
-from ..gradient import with_reference_gradient
+from ..backend.compilation import fold
+from ..backend.dispatch import use_backend
+from ..backend.gradient import with_reference_gradient
 from ..rms_norm_quantize import Rounding
 from ..rms_norm_quantize.reference import BELOW_HALF
 from ..unpacked import FEW_ROWS, unpacked_matrices

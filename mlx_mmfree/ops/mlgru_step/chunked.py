@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..compilation import fold
+from ..backend.compilation import fold
 from ..linear_scan import linear_scan
 
 

@@ -11,6 +11,7 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 
+from ..files.host_array import host_array
 from ..platform.threads import thread_count
 from .long_sums import BLOCK
 
@@ -80,24 +81,23 @@ def pack_codes(codes: np.ndarray) -> np.ndarray:
     return fours.astype(np.uint8).view(np.uint32)
 
 
-def unpack_codes(weights: Sequence[mx.array], dims: int) -> np.ndarray:
+def unpack_codes(weights: Sequence[mx.array], dims: int) -> mx.array:
     """The trits of packed matrices, one below the other, as float32 `(N, D)`.
 
     Args:
         weights: Words of 16 codes, `uint32`, of one width.
         dims: Columns that are no padding.
     """
-    shifts = np.arange(0, 8, 2)
     # the four trits of each byte
-    table = (np.arange(256)[:, None] >> shifts & 3).astype(np.float32) - 1
-    ends = np.cumsum([0, *(len(weight) for weight in weights)])
-    trits = np.empty((ends[-1], dims), np.float32)
-    for weight, start in zip(weights, ends[:-1], strict=True):
+    table = (np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3).astype(np.float32) - 1
+    trits, rest = host_array((sum(weight.shape[0] for weight in weights), dims), mx.float32)
+    for weight in weights:
         octets = np.asarray(weight).view(np.uint8)
+        rows, rest = np.split(rest, [len(octets)])
 
-        def unpack(part: slice, octets: np.ndarray = octets, start: int = start) -> None:
-            rows = table[octets[part]].reshape(-1, 4 * octets.shape[1])
-            trits[start + part.start : start + part.stop] = rows[:, :dims]
+        def unpack(part: slice, octets: np.ndarray = octets, rows: np.ndarray = rows) -> None:
+            fours = np.take(table, octets[part], axis=0)
+            rows[part] = fours.reshape(len(fours), -1)[:, :dims]
 
         in_blocks(len(octets), dims, unpack)
     return trits

@@ -73,7 +73,7 @@ class UnpackedMatrices:
         except ValueError:
             # traced: they have no values yet
             return None
-        trits = mx.array(unpack_codes(weights, input_dims))
+        trits = unpack_codes(weights, input_dims)
         with self._lock:
             self._keep(key, weights, _floats(trits, [weight.shape[0] for weight in weights]))
             self._keep_each(weights, trits)

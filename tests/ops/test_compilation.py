@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.native import loader
-from mlx_mmfree.ops import compilation
+from mlx_mmfree.ops.backend import compilation
 
 pytestmark = pytest.mark.skipif(
     mx.default_device() != mx.Device(mx.cpu), reason="steps are compiled on a CPU alone"

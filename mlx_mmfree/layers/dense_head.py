@@ -3,7 +3,7 @@
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops import Quantization, dense_matmul
+from ..ops import AffineForm, dense_matmul
 from ..ops.dense_matmul import BITS, GROUP_SIZES
 
 
@@ -25,7 +25,7 @@ def apply_head(head: nn.Module, x: mx.array) -> mx.array:
         return y
     quantization = None
     if not is_plain:
-        quantization = Quantization(head.scales, head.biases, head.group_size, head.bits)
+        quantization = AffineForm(head.scales, head.biases, head.group_size, head.bits)
     y = dense_matmul(x, head.weight, quantization).astype(x.dtype)
     return y + head.bias if "bias" in head else y
 

@@ -14,7 +14,7 @@ from .backend.dispatch import backend_report as backend_report
 from .backend.dispatch import use_backend as use_backend
 from .bit_linear import Projection as Projection
 from .bit_linear import bit_linear as bit_linear
-from .dense_matmul import Quantization as Quantization
+from .dense_matmul import AffineForm as AffineForm
 from .dense_matmul import dense_matmul as dense_matmul
 from .gated_rms_norm import gated_rms_norm as gated_rms_norm
 from .linear_scan import linear_scan as linear_scan

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModelError
+from .special_tokens import ENDS_OF_TURN
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -24,8 +25,6 @@ _PATTERNS = {
 }
 BYTE_LEVEL_PATTERNS = {_LLAMA3: "llama-bpe", _QWEN2: "qwen2", _GPT2: "gpt-2"}
 """Names by pattern."""
-# Tokens that end a turn, where the metadata do not name them.
-_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 
 
@@ -57,7 +56,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     else:
         files = {"tokenizer.model": _sentencepiece(metadata, tokens, types)}
     ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    ends += [n for n, token in enumerate(tokens) if token in _ENDS and types[n] == _CONTROL]
+    ends += [n for n, token in enumerate(tokens) if token in ENDS_OF_TURN and types[n] == _CONTROL]
     known = sorted({n for n in ends if type(n) is int and 0 <= n < len(tokens)})
     files["generation_config.json"] = json.dumps({"eos_token_id": known}).encode()
     adds_bos = kind == "llama" or pattern == _LLAMA3

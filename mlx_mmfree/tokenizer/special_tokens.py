@@ -5,6 +5,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+"""Tokens that end a turn of a chat, which many files forget to list as ends of generation."""
+
 _LONGEST_PART = 1000
 _PRIVATE_USE = re.compile("[\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
 _PRIVATE_USE_RANGES = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))

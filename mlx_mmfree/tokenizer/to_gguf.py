@@ -10,11 +10,11 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..files.json_file import read_json_object
 from .from_gguf import BYTE_LEVEL_PATTERNS
 from .sentencepiece_model import load_processor
+from .special_tokens import ENDS_OF_TURN
 from .tokenizer import Tokenizer
 from .tokenizer_files import MAX_TEMPLATE_BYTES, MAX_VOCABULARY_BYTES, read_limited
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = map(np.int32, range(1, 7))
-_ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 _BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
 _SAMPLES = (
     "Hello world",
@@ -151,13 +151,13 @@ def _special_ids(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
         ids["bos_token_id"] = tokenizer.bos_token_id
     texts = {number: text for text, number in tokenizer.special_tokens.items()}
     ends = sorted(
-        tokenizer.eos_token_ids, key=lambda number: (texts.get(number) in _ENDS_OF_TURN, number)
+        tokenizer.eos_token_ids, key=lambda number: (texts.get(number) in ENDS_OF_TURN, number)
     )
     if ends:
         ids["eos_token_id"] = ends[0]
     if len(ends) > 1:
         ids["eot_token_id"] = next(
-            (number for number in ends[1:] if texts.get(number) in _ENDS_OF_TURN), ends[1]
+            (number for number in ends[1:] if texts.get(number) in ENDS_OF_TURN), ends[1]
         )
     return ids
 

@@ -11,12 +11,9 @@ from .chat.chat_template import ChatTemplate, copy_data, texts_in
 from .chat.rendered_chat import RenderedChat
 from .detokenizer import Detokenizer, TokenSource
 from .sentencepiece_model import SentencePieceVocabulary
-from .special_tokens import Shield, SpecialTokens
+from .special_tokens import ENDS_OF_TURN, Shield, SpecialTokens
 from .tokenizer_files import TokenizerSettings, read_settings
 from .tokenizer_json import JsonVocabulary
-
-# Ends of a chat turn that many configurations forget to list as ends of generation.
-_END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 
 
 class Vocabulary(TokenSource, Protocol):
@@ -72,7 +69,7 @@ class Tokenizer:
         templates = " ".join(settings.chat_templates.values())
         self.eos_token_ids.update(
             self.special_tokens[text]
-            for text in _END_OF_TURN
+            for text in ENDS_OF_TURN
             if text in self.special_tokens and text in templates
         )
         prefix, suffix = vocabulary.frame

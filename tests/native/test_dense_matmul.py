@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_mmfree import native
-from mlx_mmfree.ops import Quantization
+from mlx_mmfree.ops import AffineForm
 from mlx_mmfree.ops.dense_matmul import BITS, GROUP_SIZES
 from mlx_mmfree.ops.dense_matmul import native as compiled
 from tests.ops.test_dense_matmul import exact, quantize
@@ -25,7 +25,7 @@ def heavy_tailed(*shape: int) -> mx.array:
     return mx.random.normal(shape) * mx.exp(mx.random.normal(shape))
 
 
-def multiply(x: mx.array, weight: mx.array, form: Quantization | None = None) -> np.ndarray:
+def multiply(x: mx.array, weight: mx.array, form: AffineForm | None = None) -> np.ndarray:
     return np.array(compiled.run(x, weight, form))
 
 
@@ -111,7 +111,7 @@ def test_extreme_activations(instructions: str) -> None:
     # the largest sums of whole numbers that there are
     for sign in (-1, 1):
         x = mx.full((1, 256), 1.0 * sign)
-        ones = Quantization(mx.ones((1, 4)), mx.zeros((1, 4)), 64, 8)
+        ones = AffineForm(mx.ones((1, 4)), mx.zeros((1, 4)), 64, 8)
         got = multiply(x, mx.full((1, 64), 0xFFFFFFFF, dtype=mx.uint32), ones)
         assert got.item() == pytest.approx(sign * 255 * 256, rel=1e-6)
 

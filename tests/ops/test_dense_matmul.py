@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import BackendError
-from mlx_mmfree.ops import Quantization, dense_matmul, use_backend
+from mlx_mmfree.ops import AffineForm, dense_matmul, use_backend
 from mlx_mmfree.ops.dense_matmul import BITS, GROUP_SIZES, chunked
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -16,13 +16,13 @@ DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
 def quantize(
     outputs: int, dims: int, group_size: int, bits: int, dtype: mx.Dtype = mx.float32
-) -> tuple[mx.array, Quantization]:
+) -> tuple[mx.array, AffineForm]:
     weight = mx.random.normal((outputs, dims)).astype(dtype)
     codes, scales, biases = mx.quantize(weight, group_size=group_size, bits=bits)
-    return codes, Quantization(scales, biases, group_size, bits)
+    return codes, AffineForm(scales, biases, group_size, bits)
 
 
-def exact(x: mx.array, codes: mx.array, quantization: Quantization) -> np.ndarray:
+def exact(x: mx.array, codes: mx.array, quantization: AffineForm) -> np.ndarray:
     """The product in float64."""
     scales, biases, group_size, bits = quantization
     words = np.array(codes)

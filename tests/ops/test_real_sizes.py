@@ -135,7 +135,7 @@ def test_head_of_a_large_vocabulary(backend: None, bits: int | None) -> None:
     if bits is not None:
         parts = mx.quantize(block, 64, bits)
         weight, scales, biases = (mx.tile(part, (times, 1)) for part in parts)
-        quantization = ops.Quantization(scales, biases, 64, bits)
+        quantization = ops.AffineForm(scales, biases, 64, bits)
         block = mx.dequantize(parts[0], *(p.astype(mx.float32) for p in parts[1:]), 64, bits)
     else:
         weight = mx.tile(block, (times, 1))

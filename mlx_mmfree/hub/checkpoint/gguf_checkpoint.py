@@ -42,7 +42,9 @@ from .forms.affine_format import TERNARY_BITS, form
 from .forms.packed_format import WRITER_KEY, describe_packing
 from .gguf_config import ARCHITECTURES, Architecture, find_architecture, hub_config, hub_name
 
-_FLOATS = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
+FLOAT_TYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
+"""The types of GGUF that hold plain floats."""
+
 _LINEAR = re.compile(r"(model\.layers\.[0-9]+\.(?:self_attn|mlp)\.(\w+_proj))\.weight", re.ASCII)
 _EMBEDDING = "token_embd.weight"
 
@@ -102,7 +104,7 @@ def read_gguf_checkpoint(
         config["quantization_config"] = describe_packing({"modules_to_not_convert": floats})
     if affine:
         config["quantization"] = {**next(iter(affine.values())), **affine}
-    dtype = _FLOATS.get(embedding.kind.name, mx.float16)
+    dtype = FLOAT_TYPES.get(embedding.kind.name, mx.float16)
     if config["model_type"] == "bitnet" and dtype == mx.float16:
         # trained in bfloat16, whose range the squares of ReLU need
         dtype = mx.bfloat16
@@ -150,8 +152,8 @@ def _entries(
         ]
     if kind.is_affine and len(shape) == 2:
         return _affine_entries(file, tensor, name, order)
-    if kind.name in _FLOATS:
-        dtype = _FLOATS[kind.name]
+    if kind.name in FLOAT_TYPES:
+        dtype = FLOAT_TYPES[kind.name]
         read = partial(_read, partial(_plain, dtype.size, shape), order)
         return [TensorEntry(name, file, dtype, shape, *place, decode=read)]
     dtype = mx.float16 if kind.codes is not None and not kind.tail_bytes else mx.float32

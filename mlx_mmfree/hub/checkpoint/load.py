@@ -14,6 +14,7 @@ from ...files.tensor_entry import TensorEntry, read_tensors
 from ...layers import BitLinear, PackedBitLinear, PackedLinear, TiedBitLinear, pack_linears
 from ...models import Decoder
 from ...ops import ternarize_packed
+from ...ops.float_dtypes import FLOATS
 from ...ops.host_blocks import all_finite
 from ...tokenizer.tokenizer import Tokenizer
 from ..remote.download import gguf_file, local_folder
@@ -22,7 +23,7 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .forms.packed_format import has_valid_codes
 from .forms.ternary_values import pack_ternary_values, simplify_affine
 from .masters import MASTERS_FOLDER, masters_bytes, with_masters
-from .skeleton import FLOATS, Skeleton, build_skeleton, kept_names, parameters
+from .skeleton import Skeleton, build_skeleton, kept_names, parameters
 from .writer_record import rounding_of, warning
 
 _PACKED_KEYS = ("weight", "scale", "input_scale")

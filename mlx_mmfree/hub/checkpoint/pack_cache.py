@@ -24,13 +24,14 @@ from ...files.replacing import new_file
 from ...files.safetensors import read_header
 from ...files.space import check_space
 from ...files.tensor_entry import checksum
+from ...ops.float_dtypes import FLOATS
 from ...ops.ternary import ROUNDING_VERSION
 from ...platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder
 from ...version import __version__
 from .checkpoint import Checkpoint
 from .forms.packed_format import FORMAT_VERSION, describe_packing
 from .save import disk_tensors, write_tensors
-from .skeleton import FLOATS, Skeleton, kept_names
+from .skeleton import Skeleton, kept_names
 
 MIN_SOURCE_BYTES = 64_000_000
 """Smaller checkpoints are packed quickly and are not cached."""

@@ -18,12 +18,12 @@ from ...files.tensor_entry import TensorEntry, read_tensors
 from ...layers import BitLinear, PackedBitLinear, PackedLinear
 from ...models import Decoder, find
 from ...models.parts.fields import section
+from ...ops.float_dtypes import FLOATS
 from .checkpoint import Checkpoint
 from .forms import affine_format, bitnet_format
 from .forms.packed_format import check_packing
 from .names import WeightNames
 
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 _SHOWN = 5
 
 

@@ -10,8 +10,8 @@ import mlx.core as mx
 from ...errors import UnsupportedModelError
 from ...models.parts.ternary_linears import TernaryLinears
 from ...ops import pack_ternary
+from ...ops.float_dtypes import FLOATS
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.skeleton import FLOATS
 
 GROUP_SIZE = 128
 MODEL_TYPES = ("llama", "qwen3")

@@ -17,6 +17,7 @@ from ...tokenizer.to_gguf import vocabulary_metadata
 from ..checkpoint import gguf_rotation
 from ..checkpoint.forms.affine_format import TERNARY_BITS
 from ..checkpoint.forms.packed_format import WRITER_KEY
+from ..checkpoint.gguf_checkpoint import FLOAT_TYPES
 from ..checkpoint.gguf_config import ARCHITECTURES, file_name
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.writer_record import record, rounding_of
@@ -24,7 +25,7 @@ from .plan import FloatForms
 
 _FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "I2_S": 40, "Q2_0": 41}
 _QUANTIZATION_VERSION = 2
-_FLOATS = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16"}
+_FLOAT_NAMES = {dtype: name for name, dtype in FLOAT_TYPES.items()}
 _BLOCKS = {kind.name: kind.block for kind in TYPES.values()}
 _SCALE_KEYS = ("scale", "input_scale", "scales", "biases")
 
@@ -61,7 +62,7 @@ def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) 
     architecture = _architecture(reader)
     _check(reader, kind, forms, architecture)
     written_by = record(rounding_of(reader.checkpoint))
-    floats = _FLOATS[forms.dtype or reader.activation_dtype]
+    floats = _FLOAT_NAMES[forms.dtype or reader.activation_dtype]
     metadata = {
         "general.architecture": architecture,
         "general.type": "model",
@@ -288,7 +289,7 @@ def _float_tensor(
         stored = reader.dtype(parameter)
     kept = mx.float32 if len(shape) == 1 else dtype or stored
     return PlannedGGUFTensor(
-        name, _FLOATS[kept], shape, partial(_float_bytes, reader, parameter, kept, heads)
+        name, _FLOAT_NAMES[kept], shape, partial(_float_bytes, reader, parameter, kept, heads)
     )
 
 

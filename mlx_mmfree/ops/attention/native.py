@@ -4,9 +4,8 @@ import mlx.core as mx
 
 from ...native import kernels, unavailable
 from ..backend.gradient import with_reference_gradient
+from ..float_dtypes import FLOATS
 from . import Mask, chunked
-
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
 def unsupported(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> str | None:

@@ -3,8 +3,7 @@
 import mlx.core as mx
 
 from ...native import kernels, unavailable
-
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+from ..float_dtypes import FLOATS
 
 
 def unsupported(

@@ -9,12 +9,11 @@ import mlx.core as mx
 from ... import native
 from ..activations import ACTIVATIONS
 from ..bit_linear import Projection
-from ..dense_matmul import BITS, Quantization
+from ..dense_matmul import BITS, AffineForm
+from ..float_dtypes import FLOATS
 from ..ternary import packed_width
 from . import self_check
 from .dispatch import backend_report, forced_backend
-
-DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 
 class Call(NamedTuple):
@@ -122,7 +121,7 @@ def _calls() -> dict[str, Iterator[Call]]:
 
 
 def _attention_calls() -> Iterator[Call]:
-    for dtype in DTYPES:
+    for dtype in FLOATS:
         x = mx.zeros((1, 1, 2, 64), dtype)
         yield Call((x, x, x, "causal"), {})
 
@@ -138,26 +137,26 @@ def _attention_step_calls() -> Iterator[Call]:
         "window": None,
         "sinks": 0,
     }
-    for dtype in DTYPES:
+    for dtype in FLOATS:
         buffer = mx.zeros((1, 1, 2, 64), dtype)
         arguments = mx.zeros((1, 1, 4 * 64), dtype), buffer, buffer, mx.zeros((1, 1), mx.int32)
         yield Call(arguments, options)
 
 
 def _dense_matmul_calls() -> Iterator[Call]:
-    for dtype in DTYPES:
+    for dtype in FLOATS:
         x, weight = mx.zeros((1, 128), dtype), mx.zeros((4, 128), dtype)
         yield Call((x, weight, None), {})
         for bits in BITS:
             group = mx.zeros((4, 2), dtype)
             codes = mx.zeros((4, 4 * bits), mx.uint32)
-            yield Call((x, codes, Quantization(group, group, 64, bits)), {})
+            yield Call((x, codes, AffineForm(group, group, 64, bits)), {})
 
 
 def _bit_linear_calls() -> Iterator[Call]:
     # one token and a prompt
     for rows in (1, 64):
-        for dtype in DTYPES:
+        for dtype in FLOATS:
             x, norm = mx.zeros((rows, 32), dtype), mx.ones((32,))
             weight, scale = mx.zeros((4, packed_width(32)), mx.uint32), mx.ones((1,))
             options: dict[str, Any] = {
@@ -181,13 +180,13 @@ def _bit_linear_calls() -> Iterator[Call]:
 
 
 def _gated_rms_norm_calls() -> Iterator[Call]:
-    for dtype in DTYPES:
+    for dtype in FLOATS:
         x = mx.zeros((1, 32), dtype)
         yield Call((x, x, mx.ones((32,))), {"eps": 1e-6})
 
 
 def _mlgru_step_calls() -> Iterator[Call]:
-    for dtype in DTYPES:
+    for dtype in FLOATS:
         for length in (1, 2):
             bound = mx.zeros((32,), dtype)
             options = {"eps": 1e-6, "lower_bound": bound, "valid": None, "starts": None}
@@ -196,13 +195,13 @@ def _mlgru_step_calls() -> Iterator[Call]:
 
 
 def _linear_scan_calls() -> Iterator[Call]:
-    for dtype in DTYPES:
+    for dtype in FLOATS:
         x = mx.zeros((1, 2, 32), dtype)
         yield Call((x, x, mx.zeros((1, 32))), {})
 
 
 def _rms_norm_quantize_calls() -> Iterator[Call]:
-    for dtype in DTYPES:
+    for dtype in FLOATS:
         x = mx.zeros((1, 32), dtype)
         for rounding in ("half_even", "half_away"):
             yield Call((x, None), {"eps": None, "rounding": rounding})
@@ -214,6 +213,6 @@ def _ternary_matmul_calls() -> Iterator[Call]:
     for rows in (1, 64):
         for dims in (32, 33):
             weight = mx.zeros((4, packed_width(dims)), mx.uint32)
-            for dtype in DTYPES:
+            for dtype in FLOATS:
                 yield Call((mx.zeros((rows, dims), dtype), weight), {"codes": False})
             yield Call((mx.zeros((rows, dims)), weight), {"codes": True})

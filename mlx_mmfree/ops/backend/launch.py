@@ -5,7 +5,8 @@ from typing import Any
 
 import mlx.core as mx
 
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+from ..float_dtypes import FLOATS
+
 SIMD_GROUP = 32
 """Number of lanes of a SIMD group."""
 

@@ -4,10 +4,9 @@ import mlx.core as mx
 
 from ...native import kernels, unavailable
 from ..activations import Activation
+from ..float_dtypes import FLOATS
 from ..rms_norm_quantize import Rounding
 from . import Projection
-
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
 def unsupported(

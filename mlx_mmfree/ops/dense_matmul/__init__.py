@@ -5,13 +5,13 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..backend.dispatch import dispatch
+from ..float_dtypes import FLOATS
 
 BITS = (2, 4, 6, 8)
 GROUP_SIZES = (32, 64, 128)
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
-class Quantization(NamedTuple):
+class AffineForm(NamedTuple):
     """MLX's affine form: a weight is `scale * code + bias`, with one of each for a group of inputs.
 
     Attributes:
@@ -27,9 +27,7 @@ class Quantization(NamedTuple):
     bits: int
 
 
-def dense_matmul(
-    x: mx.array, weight: mx.array, quantization: Quantization | None = None
-) -> mx.array:
+def dense_matmul(x: mx.array, weight: mx.array, quantization: AffineForm | None = None) -> mx.array:
     r"""Multiplies by a dense matrix: :math:`y = x\,W^\top`, summed in float32 or better.
 
     For heads: many outputs, and few rows of `x`. On the CPU a row has the same bits whatever the
@@ -56,7 +54,7 @@ def dense_matmul(
     return y
 
 
-def _check(x: mx.array, weight: mx.array, quantization: Quantization | None) -> None:
+def _check(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> None:
     if x.ndim < 1:
         raise ValueError("[dense_matmul] 'x' must have shape (..., D) but got a single number.")
     dims = x.shape[-1]

@@ -2,16 +2,16 @@
 
 import mlx.core as mx
 
-from . import Quantization, reference
+from . import AffineForm, reference
 
 BLOCK_WEIGHTS = 2**24
 
 
-def unsupported(x: mx.array, weight: mx.array, quantization: Quantization | None) -> str | None:
+def unsupported(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> str | None:
     return None
 
 
-def run(x: mx.array, weight: mx.array, quantization: Quantization | None) -> mx.array:
+def run(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx.array:
     if quantization is None and weight.dtype == mx.float32:
         return reference.run(x, weight, None)
     rows = max(BLOCK_WEIGHTS // max(x.shape[-1], 1), 1)

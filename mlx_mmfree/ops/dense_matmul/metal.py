@@ -3,14 +3,14 @@
 import mlx.core as mx
 
 from ..backend import launch
-from . import Quantization
+from . import AffineForm
 
 
-def unsupported(x: mx.array, weight: mx.array, quantization: Quantization | None) -> str | None:
+def unsupported(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> str | None:
     return launch.unavailable()
 
 
-def run(x: mx.array, weight: mx.array, quantization: Quantization | None) -> mx.array:
+def run(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx.array:
     if quantization is None:
         return (x @ weight.T).astype(mx.float32)
     scales, biases, group_size, bits = quantization

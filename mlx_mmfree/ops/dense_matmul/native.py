@@ -4,16 +4,16 @@ import mlx.core as mx
 
 from ...native import kernels, unavailable
 from ..backend.gradient import with_reference_gradient
-from . import Quantization, chunked
+from . import AffineForm, chunked
 
 
-def unsupported(x: mx.array, weight: mx.array, quantization: Quantization | None) -> str | None:
+def unsupported(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> str | None:
     if mx.default_device() != mx.Device(mx.cpu):
         return "the default device is not the CPU"
     return unavailable()
 
 
-def run(x: mx.array, weight: mx.array, quantization: Quantization | None) -> mx.array:
+def run(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx.array:
     module = kernels()
     y: mx.array
     if quantization is None:

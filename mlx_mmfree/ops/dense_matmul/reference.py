@@ -2,14 +2,14 @@
 
 import mlx.core as mx
 
-from . import Quantization
+from . import AffineForm
 
 
-def unsupported(x: mx.array, weight: mx.array, quantization: Quantization | None) -> str | None:
+def unsupported(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> str | None:
     return None
 
 
-def run(x: mx.array, weight: mx.array, quantization: Quantization | None) -> mx.array:
+def run(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx.array:
     if quantization is not None:
         scales, biases, group_size, bits = quantization
         scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from mlx_mmfree import native
+from mlx_mmfree.ops.backend.dispatch import environment_backend
 
 
 def pytest_configure() -> None:
@@ -28,3 +29,11 @@ def unfused(request: pytest.FixtureRequest) -> Iterator[None]:
     native.kernels().set_fusion(False)
     yield
     native.kernels().set_fusion(True)
+
+
+@pytest.fixture(autouse=True)
+def backend_of_the_environment() -> Iterator[None]:
+    """A process reads its environment once; here each test has one of its own."""
+    environment_backend.cache_clear()
+    yield
+    environment_backend.cache_clear()

@@ -67,13 +67,16 @@ class GatedLinearUnit(ChannelMixer):
 
     def _mix(self, x: mx.array, norm: nn.Module | None, residual: mx.array | None) -> mx.array:
         check_features(type(self).__name__, x, self._dims)
-        is_stacked = "gate_up_proj" in self
-        inner = (self.gate_up_proj,) if is_stacked else (self.gate_proj, self.up_proj)
+        # items, since attributes of a module are slow to find
+        if "gate_up_proj" in self:
+            inner: tuple[nn.Module, ...] = (self["gate_up_proj"],)
+        else:
+            inner = (self["gate_proj"], self["up_proj"])
         return project(
             project(x, inner, norm=norm),
-            (self.down_proj,),
+            (self["down_proj"],),
             gate=self.activation,
-            norm=self.hidden_norm if "hidden_norm" in self else None,
+            norm=self.get("hidden_norm"),
             residual=residual,
         )
 

@@ -75,7 +75,8 @@ def check_features(place: str, x: mx.array, dims: int) -> None:
         raise TypeError(
             f"[{place}] 'x' must hold floats but got {x.dtype}. Convert it: x.astype(mx.float32)."
         )
-    if x.ndim < 1 or x.shape[-1] != dims:
+    shape = x.shape
+    if not shape or shape[-1] != dims:
         raise ValueError(
-            f"[{place}] 'x' must have {dims} values in its last axis but got shape {x.shape}."
+            f"[{place}] 'x' must have {dims} values in its last axis but got shape {shape}."
         )

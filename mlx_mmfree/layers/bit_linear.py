@@ -4,6 +4,7 @@ Sources: BitNet b1.58 (arXiv 2402.17764) and MatMul-free language models (arXiv 
 """
 
 import math
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
@@ -41,7 +42,7 @@ class _TernaryLinear(nn.Module):
     ):
         check_sizes("BitLinear", input_dims=input_dims, output_dims=output_dims)
         super().__init__()
-        self._dims = (input_dims, output_dims)
+        self._input_dims, self._output_dims = input_dims, output_dims
         self._norm_eps = norm_eps
         self._rounding: Rounding = rounding
         self._quantize_activations = quantize_activations
@@ -56,11 +57,11 @@ class _TernaryLinear(nn.Module):
 
     @property
     def input_dims(self) -> int:
-        return self._dims[0]
+        return self._input_dims
 
     @property
     def output_dims(self) -> int:
-        return self._dims[1]
+        return self._output_dims
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -220,10 +221,11 @@ class PackedBitLinear(_TernaryLinear, Float32Scales):
     @property
     def projection(self) -> Projection:
         """The arrays, as `ops.bit_linear` takes them."""
-        norm = None if self._norm_eps is None else self.norm.weight
-        return Projection(self.weight, self.scale, norm)
+        # items, since attributes of a module are slow to find
+        norm = None if self._norm_eps is None else self["norm"]["weight"]
+        return Projection(self["weight"], self["scale"], norm)
 
-    @property
+    @cached_property
     def activations(self) -> dict[str, Any]:
         """What `ops.bit_linear` is told of the activations."""
         return {

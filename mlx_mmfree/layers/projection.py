@@ -38,20 +38,21 @@ def project(
     Returns:
         The results, one behind the other in the last axis, in the dtype of `x`.
     """
-    dtype = x.dtype
+    first = linears[0]
     if _is_fused(linears, norm):
-        check_features("BitLinear", x, linears[0].input_dims * (1 if gate is None else 2))
+        check_features("BitLinear", x, first.input_dims if gate is None else 2 * first.input_dims)
         return bit_linear(
             x,
             [linear.projection for linear in linears],
             gate=gate,
-            norm=None if norm is None else norm.weight,
+            norm=None if norm is None else norm["weight"],
             norm_eps=None if norm is None else norm.eps,
             residual=residual,
-            **linears[0].activations,
+            **first.activations,
         )
-    if len(linears) == 1 and isinstance(linears[0], ShardedToAllBitLinear):
-        return linears[0].project(x, gate=gate, norm=norm, residual=residual)
+    dtype = x.dtype
+    if len(linears) == 1 and isinstance(first, ShardedToAllBitLinear):
+        return first.project(x, gate=gate, norm=norm, residual=residual)
     if gate is not None:
         x = gated(x, gate)
     if norm is not None:
@@ -64,6 +65,9 @@ def project(
 def _is_fused(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
     if norm is not None and type(norm) is not nn.RMSNorm:
         return False
-    if any(type(linear) is not PackedBitLinear or "bias" in linear for linear in linears):
-        return False
-    return all(linear.activations == linears[0].activations for linear in linears[1:])
+    for linear in linears:
+        if type(linear) is not PackedBitLinear or "bias" in linear:
+            return False
+        if linear.activations != linears[0].activations:
+            return False
+    return True

@@ -173,7 +173,8 @@ class RoPE(nn.Module):
     @property
     def wavelengths(self) -> mx.array | None:
         """Positions per radian of each pair, `(K / 2,)`; `None` where they depend on the position."""
-        return self._wavelengths
+        wavelengths: mx.array = self["_wavelengths"]
+        return wavelengths
 
     @property
     def is_interleaved(self) -> bool:

@@ -288,7 +288,9 @@ class GQA(TokenMixer):
         starts: mx.array | None = None,
     ) -> tuple[mx.array, GQAState]:
         """Attention where the first `counts` tokens of each row are real."""
-        projected = project(x, (self.query_proj, self.key_proj, self.value_proj), norm=norm)
+        # items, since attributes of a module are slow to find
+        inner = (self["query_proj"], self["key_proj"], self["value_proj"])
+        projected = project(x, inner, norm=norm)
         if isinstance(state, FixedKeyValueState):
             if counts is not None or starts is not None:
                 raise ValueError(
@@ -300,36 +302,40 @@ class GQA(TokenMixer):
             y, state = self._step(projected, with_room(state, 1, self._window, self._sinks))
         else:
             y, state = self._mix(projected, state, counts, starts)
-        output_norm = self.output_norm if "output_norm" in self else None
-        return project(y, (self.output_proj,), norm=output_norm, residual=residual), state
+        output_norm = self.get("output_norm")
+        return project(y, (self["output_proj"],), norm=output_norm, residual=residual), state
 
     def _takes_step(self, state: GQAState, length: int) -> TypeGuard[KeyValueState]:
         """Whether `_step` computes attention with this state to so many tokens."""
         if length != 1 or not isinstance(state, KeyValueState) or state.is_quantized:
             return False
-        return "rope" not in self or (self.rope.wavelengths is not None and not self._sinks)
+        return "rope" not in self or (self["rope"].wavelengths is not None and not self._sinks)
 
     def _step(self, projected: mx.array, state: S) -> tuple[mx.array, S]:
         """Attention of one token, with exact keys and values and room for it."""
         options: dict[str, Any] = {}
         if "rope" in self:
-            options["wavelengths"] = self.rope.wavelengths
-            options["is_interleaved"] = self.rope.is_interleaved
+            rope = self["rope"]
+            options["wavelengths"], options["is_interleaved"] = (
+                rope.wavelengths,
+                rope.is_interleaved,
+            )
         if "query_norm" in self:
             options["query_norm"], options["key_norm"] = (
                 self.query_norm.weight,
                 self.key_norm.weight,
             )
             options["norm_eps"] = self.query_norm.eps
-        if self._sharpness != 1.0:
+        sharpness = self._sharpness
+        if sharpness != 1.0:
             if "query_norm" in self:
-                options["query_norm"] = self.query_norm.weight * self._sharpness
+                options["query_norm"] = self.query_norm.weight * sharpness
             else:
                 queries, others = mx.split(projected, [self.num_heads * self.head_dim], axis=-1)
-                projected = mx.concatenate([queries * self._sharpness, others], axis=-1)
+                projected = mx.concatenate([queries * sharpness, others], axis=-1)
         y, *new = attention_step(
             projected,
-            *cast(tuple[mx.array, mx.array, mx.array], state),
+            *cast("tuple[mx.array, mx.array, mx.array]", state),
             num_heads=self.num_heads,
             window=self._window,
             sinks=self._sinks,
@@ -376,7 +382,8 @@ class GQA(TokenMixer):
     @property
     def _sharpness(self) -> float:
         """What queries are multiplied by, instead of queries and keys by its root."""
-        return self.rope.attention_factor**2 if "rope" in self else 1.0
+        factor: float = self["rope"].attention_factor if "rope" in self else 1.0
+        return factor**2
 
     def _heads(self, x: mx.array, norm: str = "") -> mx.array:
         """`(B, L, heads * K)` to `(B, heads, L, K)`, normed if there is such a norm."""

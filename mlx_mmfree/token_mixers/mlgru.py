@@ -135,20 +135,23 @@ class MLGRU(TokenMixer):
                 x if norm is None else norm(x), convolutions[0], valid, starts
             )
             norm, convolutions = None, (last,)
-        gates = project(x, (self.input_proj, self.forget_proj, self.gate_proj), norm=norm)
+        # items, since attributes of a module are slow to find
+        inner = (self["input_proj"], self["forget_proj"], self["gate_proj"])
+        gates = project(x, inner, norm=norm)
         if "input_conv" in self:
             i, f, g = mx.split(gates, 3, axis=-1)
             i, last_i = self.input_conv(i, convolutions[0], valid, starts)
             f, last_f = self.forget_conv(f, convolutions[1], valid, starts)
             gates, convolutions = mx.concatenate([i, f, g], axis=-1), (last_i, last_f)
+        gate_norm = self["gate_norm"]
         y, hidden = mlgru_step(
             gates,
             state.hidden,
-            self.gate_norm.weight,
-            eps=self.gate_norm.eps,
+            gate_norm["weight"],
+            eps=gate_norm.eps,
             lower_bound=lower_bound,
             valid=valid,
             starts=starts,
         )
-        y = project(y, (self.output_proj,), residual=residual)
+        y = project(y, (self["output_proj"],), residual=residual)
         return y, MLGRUState(hidden, convolutions)

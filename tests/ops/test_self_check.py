@@ -17,6 +17,7 @@ from mlx_mmfree.ops import (
     use_backend,
 )
 from mlx_mmfree.ops.backend import self_check
+from mlx_mmfree.ops.bit_linear import chunked as fused_chunked
 from mlx_mmfree.ops.bit_linear import native as fused_native
 from mlx_mmfree.ops.ternary_matmul import native as product_native
 from mlx_mmfree.ops.ternary_matmul import reference
@@ -32,7 +33,7 @@ OP = "mlx_mmfree.ops.ternary_matmul"
 def device(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     """A device other than the CPU, on which nothing has been checked yet."""
     monkeypatch.setattr(self_check, "_checks", {})
-    for backend in (fused_native, product_native):
+    for backend in (fused_native, fused_chunked, product_native):
         monkeypatch.setattr(backend, "unsupported", lambda *_, **__: "this is no CPU")
     return emulated
 

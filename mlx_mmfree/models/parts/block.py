@@ -49,6 +49,7 @@ class Block(nn.Module):
         self, x: mx.array, state: State = None, valid: mx.array | None = None, **context: Any
     ) -> tuple[mx.array, State]:
         """`context` goes to the token mixer, as a lower bound or a second sequence does."""
-        x, state = self.token_mixer.residual(x, self.token_norm, state, valid, **context)
-        y: mx.array = self.channel_mixer.residual(x, self.channel_norm)
+        # items, since attributes of a module are slow to find
+        x, state = self["token_mixer"].residual(x, self["token_norm"], state, valid, **context)
+        y: mx.array = self["channel_mixer"].residual(x, self["channel_norm"])
         return y, state

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import BackendError, UsageError
+from . import launch
 
 BACKENDS = ("metal", "native", "chunked", "reference")
 """The known backends in order of preference."""
@@ -26,9 +27,14 @@ _forced: ContextVar[str | None] = ContextVar("forced_backend", default=None)
 
 
 @cache
-def _backend(package: str, name: str) -> ModuleType | None:
-    module = f"{package}.{name}"
-    return importlib.import_module(module) if importlib.util.find_spec(module) else None
+def _backends(package: str) -> dict[str, ModuleType]:
+    """The backends that the operation has, in order of preference."""
+    modules = {name: f"{package}.{name}" for name in BACKENDS}
+    return {
+        name: importlib.import_module(module)
+        for name, module in modules.items()
+        if importlib.util.find_spec(module)
+    }
 
 
 @contextmanager
@@ -56,8 +62,16 @@ def forced_backend() -> str | None:
     Raises:
         UsageError: The environment names a backend that there is not.
     """
-    if name := _forced.get():
-        return name
+    return _forced.get() or environment_backend()
+
+
+@cache
+def environment_backend() -> str | None:
+    """The backend that the environment names when it is first asked, or `None`.
+
+    Raises:
+        UsageError: There is no such backend.
+    """
     name = os.environ.get(ENVIRONMENT_VARIABLE) or None
     if name is not None and name not in BACKENDS:
         raise UsageError(f"[environment] '{ENVIRONMENT_VARIABLE}' {_rule(name)}")
@@ -70,25 +84,31 @@ def _rule(name: str) -> str:
 
 def dispatch(package: str, *args: Any, **kwargs: Any) -> Any:
     """Runs the operation whose package is named, on the forced or the first fitting backend."""
-    op = package.rpartition(".")[2]
+    backends = _backends(package)
     if forced := forced_backend():
-        backend = _backend(package, forced)
+        backend = backends.get(forced)
         reason = "it is not written" if backend is None else backend.unsupported(*args, **kwargs)
         if backend is None or reason:
-            raise BackendError(f"[{op}] the forced backend '{forced}' cannot run: {reason}.")
+            raise BackendError(
+                f"[{_name(package)}] the forced backend '{forced}' cannot run: {reason}."
+            )
         return backend.run(*args, **kwargs)
-    for name in BACKENDS:
-        backend = _backend(package, name)
-        if backend is not None and backend.unsupported(*args, **kwargs) is None:
+    for name, backend in backends.items():
+        # what every operation's kernel would say first
+        if name == "metal" and launch.unavailable():
+            continue
+        if backend.unsupported(*args, **kwargs) is None:
             return backend.run(*args, **kwargs)
-    raise BackendError(f"[{op}] no backend can run these arguments.")
+    raise BackendError(f"[{_name(package)}] no backend can run these arguments.")
+
+
+def _name(package: str) -> str:
+    """The name of the operation."""
+    return package.rpartition(".")[2]
 
 
 def backend_report(package: str, *args: Any, **kwargs: Any) -> dict[str, str | None]:
     """For each backend the operation has, why it cannot run these arguments (`None`: it can)."""
-    found = {name: _backend(package, name) for name in BACKENDS}
     return {
-        name: backend.unsupported(*args, **kwargs)
-        for name, backend in found.items()
-        if backend is not None
+        name: backend.unsupported(*args, **kwargs) for name, backend in _backends(package).items()
     }

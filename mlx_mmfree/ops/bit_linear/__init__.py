@@ -69,53 +69,54 @@ def bit_linear(
     dims = _input_dims(x, gate, MOST_CODES if quantize else None)
     if not projections:
         raise ValueError("[bit_linear] 'projections' must hold one matrix at least but is empty.")
-    for projection in projections:
-        weight = projection.weight
-        if weight.dtype != mx.uint32 or weight.ndim != 2 or weight.shape[1] != packed_width(dims):
+    width, outputs = packed_width(dims), 0
+    for weight, _, own_norm in projections:
+        shape = weight.shape
+        if weight.dtype != mx.uint32 or len(shape) != 2 or shape[1] != width:
             raise ValueError(
-                f"[bit_linear] 'projections' must have weights of {packed_width(dims)} uint32 words a "
-                f"row for {dims} inputs but got {weight.dtype} with shape {weight.shape}."
+                f"[bit_linear] 'projections' must have weights of {width} uint32 words a row for "
+                f"{dims} inputs but got {weight.dtype} with shape {shape}."
             )
-        if (projection.norm is None) != (eps is None):
+        if (own_norm is None) != (eps is None):
             raise ValueError(
                 "[bit_linear] 'projections' must have a norm if 'eps' is given, else none."
             )
+        outputs += shape[0]
     if (norm is None) != (norm_eps is None):
         raise ValueError("[bit_linear] 'norm' and 'norm_eps' must be given together.")
-    outputs = sum(projection.weight.shape[0] for projection in projections)
-    if residual is not None and residual.shape != (*x.shape[:-1], outputs):
+    shape = (*x.shape[:-1], outputs)
+    if residual is not None and residual.shape != shape:
         raise ValueError(
-            f"[bit_linear] 'residual' must have shape {(*x.shape[:-1], outputs)} but got "
-            f"{residual.shape}."
+            f"[bit_linear] 'residual' must have shape {shape} but got {residual.shape}."
         )
-    if x.size == 0 or outputs == 0:
-        return mx.zeros((*x.shape[:-1], outputs), x.dtype)
+    if 0 in shape:
+        return mx.zeros(shape, x.dtype)
+    # by position: names of arguments take time in each decoded token
     result: mx.array = dispatch(
         __name__,
         x,
         tuple(projections),
-        eps=eps,
-        rounding=rounding,
-        quantize=quantize,
-        gate=gate,
-        norm=norm,
-        norm_eps=norm_eps,
-        residual=residual,
+        eps,
+        rounding,
+        quantize,
+        gate,
+        norm,
+        norm_eps,
+        residual,
     )
     return result
 
 
 def _input_dims(x: mx.array, gate: Activation | None, most: int | None) -> int:
     """`D`, which is at most `most`."""
-    if x.ndim < 1 or x.shape[-1] == 0:
+    shape = x.shape
+    if not shape or shape[-1] == 0:
         raise ValueError(
-            f"[bit_linear] 'x' must have one input a row at least but got shape {x.shape}."
+            f"[bit_linear] 'x' must have one input a row at least but got shape {shape}."
         )
-    if gate and x.shape[-1] % 2:
-        raise ValueError(
-            f"[bit_linear] 'x' must have a gate and an up half but got shape {x.shape}."
-        )
-    dims = x.shape[-1] // 2 if gate else x.shape[-1]
+    if gate and shape[-1] % 2:
+        raise ValueError(f"[bit_linear] 'x' must have a gate and an up half but got shape {shape}.")
+    dims = shape[-1] // 2 if gate else shape[-1]
     if most is not None and dims > most:
         raise ValueError(f"[bit_linear] 'x' must have {most} inputs a row at most but got {dims}.")
     return dims

@@ -29,7 +29,6 @@ from . import Projection, reference
 def unsupported(
     x: mx.array,
     projections: tuple[Projection, ...],
-    *,
     eps: float | None,
     rounding: Rounding,
     quantize: bool,
@@ -52,7 +51,6 @@ def unsupported(
 def run(
     x: mx.array,
     projections: tuple[Projection, ...],
-    *,
     eps: float | None,
     rounding: Rounding,
     quantize: bool,

@@ -61,7 +61,6 @@ class _Form(NamedTuple):
 def unsupported(
     x: mx.array,
     projections: tuple[Projection, ...],
-    *,
     eps: float | None,
     rounding: Rounding,
     quantize: bool,
@@ -104,7 +103,6 @@ def unsupported(
 def run(
     x: mx.array,
     projections: tuple[Projection, ...],
-    *,
     eps: float | None,
     rounding: Rounding,
     quantize: bool,

@@ -12,7 +12,6 @@ from . import Projection
 def unsupported(
     x: mx.array,
     projections: tuple[Projection, ...],
-    *,
     eps: float | None,
     rounding: Rounding,
     quantize: bool,
@@ -31,7 +30,6 @@ def unsupported(
 def run(
     x: mx.array,
     projections: tuple[Projection, ...],
-    *,
     eps: float | None,
     rounding: Rounding,
     quantize: bool,

@@ -17,7 +17,6 @@ def unsupported(*args: Any, **kwargs: Any) -> str | None:
 def run(
     x: mx.array,
     projections: tuple[Projection, ...],
-    *,
     eps: float | None,
     rounding: Rounding,
     quantize: bool,

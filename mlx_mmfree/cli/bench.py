@@ -179,15 +179,15 @@ def _models(args: argparse.Namespace) -> list["ModelChoice"]:
 
 
 def _read_config(name: str) -> dict[str, Any]:
-    from ..evaluation.benchmark_weights import PRESETS
+    from ..evaluation.benchmark_weights import presets
     from ..files.json_file import read_json_object
 
-    if name.lower() in PRESETS:
-        return PRESETS[name.lower()]
+    if name.lower() in presets():
+        return dict(presets()[name.lower()])
     path = Path(name)
     if not path.exists():
         raise UsageError(
-            f"[bench] 'config' must be one of {', '.join(PRESETS)} or a file but got {name!r}."
+            f"[bench] 'config' must be one of {', '.join(sorted(presets()))} or a file but got {name!r}."
         )
     return read_json_object(path / "config.json" if path.is_dir() else path)
 

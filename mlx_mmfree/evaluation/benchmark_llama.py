@@ -10,7 +10,7 @@ import numpy as np
 
 from .benchmark_limits import Limits, limits
 from .benchmark_record import MULTIPLY, READ, Record, median
-from .benchmark_weights import PRESETS
+from .benchmark_weights import presets
 
 _BLOCK = 256
 
@@ -27,7 +27,7 @@ def write_model(file: Path, is_small: bool = False) -> dict[str, Any]:
     """
     import gguf
 
-    config = PRESETS["bitnet-2b-4t"]
+    config = dict(presets()["bitnet-2b-4t"])
     if is_small:
         config = config | {
             "hidden_size": 256,

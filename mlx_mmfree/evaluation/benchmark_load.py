@@ -84,7 +84,7 @@ def _seconds(process: subprocess.Popen) -> float:
 def _work(task: str) -> None:
     keep_freed_memory()
     architecture = find(CONFIG["model_type"])
-    model = architecture.build(architecture.Config.from_hub(CONFIG))
+    model = architecture.build(architecture.config.from_hub(CONFIG))
     if task == "decoding":
         pack_linears(model)
     mx.eval(model.parameters())

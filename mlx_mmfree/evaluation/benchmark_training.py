@@ -31,7 +31,7 @@ def run(
     """
     keep_freed_memory()
     architecture = find(config["model_type"])
-    model = architecture.build(architecture.Config.from_hub(config))
+    model = architecture.build(architecture.config.from_hub(config))
     mx.eval(model.parameters())
     tokens = mx.random.randint(0, model.vocab_size, (batch_size, length + 1))
     step = nn.value_and_grad(model, _loss)

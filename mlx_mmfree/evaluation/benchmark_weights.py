@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import CheckpointError
 from ..layers import PackedBitLinear, pack_linears
-from ..models import Decoder, find
+from ..models import Decoder, architectures, find
 from ..ops.ternary import CODES_PER_WORD, packed_width
 from .benchmark_limits import held_arrays
 
@@ -19,42 +19,11 @@ _SMALL_HALVES = 0xAFFFAFFF
 _GROUP = 64
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
-_MMFREE: dict[str, Any] = {"model_type": "hgrn_bit", "vocab_size": 32000, "use_lower_bound": True}
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "mmfreelm-370m": _MMFREE | {"hidden_size": 1024, "num_hidden_layers": 24},
-    "mmfreelm-1.3b": _MMFREE | {"hidden_size": 2048, "num_hidden_layers": 24},
-    "mmfreelm-2.7b": _MMFREE | {"hidden_size": 2560, "num_hidden_layers": 32},
-    "bitnet-2b-4t": {
-        "model_type": "bitnet",
-        "vocab_size": 128256,
-        "hidden_size": 2560,
-        "num_hidden_layers": 30,
-        "intermediate_size": 6912,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 5,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-    },
-    "falcon3-1b": {
-        "model_type": "llama",
-        "vocab_size": 131072,
-        "hidden_size": 2048,
-        "num_hidden_layers": 18,
-        "intermediate_size": 8192,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000042.0,
-        "tie_word_embeddings": False,
-        "quantization_config": {"quant_method": "bitnet"},
-        "torch_dtype": "bfloat16",
-    },
-}
-"""The `config.json` of published models, reduced to what decides the arithmetic."""
+def presets() -> dict[str, Mapping[str, Any]]:
+    """The `config.json` of published models by name, reduced to what decides the arithmetic."""
+    found = (each.presets for each in architectures().values())
+    return {name: config for named in found for name, config in named.items()}
 
 
 def random_packed(output_dims: int, input_dims: int, seed: int = 0) -> mx.array:
@@ -87,7 +56,7 @@ def random_model(
     architecture = find(config.get("model_type"))
     dtype = _dtype(config) if dtype is None else dtype
     # MLX is lazy: the float matrices that are drawn here are replaced before they take memory
-    model: Decoder = architecture.build(architecture.Config.from_hub(config))
+    model: Decoder = architecture.build(architecture.config.from_hub(config))
     pack_linears(model)
     for seed, module in enumerate(model.modules()):
         if isinstance(module, PackedBitLinear):
@@ -111,7 +80,7 @@ def _dtype(config: Mapping[str, Any]) -> mx.Dtype:
 def has_dense_head(config: Mapping[str, Any]) -> bool:
     """Whether the head of such a model, or the embedding that serves as head, is not ternary."""
     architecture = find(config.get("model_type"))
-    model: Decoder = architecture.build(architecture.Config.from_hub(config))
+    model: Decoder = architecture.build(architecture.config.from_hub(config))
     return type(model.head if "head" in model else model.embed) in (nn.Linear, nn.Embedding)
 
 

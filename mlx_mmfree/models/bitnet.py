@@ -1,16 +1,13 @@
 """BitNet b1.58 2B4T (Ma et al., arXiv 2504.12285): Llama with squared ReLU and further norms."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from . import llama
+from .parts.architecture import Architecture, GGUFForm
 from .parts.decoder import Decoder
 from .parts.ternary_linears import TernaryLinears
-
-MODEL_TYPES = ("bitnet",)
-
-QUANT_METHODS = llama.QUANT_METHODS
 
 WEIGHT_NAMES = llama.weight_names("self_attn.attn_sub_norm", "mlp.ffn_sub_norm")
 
@@ -44,3 +41,49 @@ class Config(llama.Config):
 def build(config: Config) -> Decoder:
     """A model with fresh weights, in its training form."""
     return llama.build(config)
+
+
+def _mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> str | None:
+    return "ternary_transformer.py" if ternary_dims else ""
+
+
+def _why_not_in_transformers(config: Config) -> str | None:
+    if config.num_attention_heads * config.head_dim != config.hidden_size:
+        return "its BitNet takes heads of hidden_size dims together only"
+    return "its feed-forward has no bias in this architecture" if config.mlp_bias else None
+
+
+_IN_GGUF = GGUFForm(
+    {"model_type": "bitnet", "architectures": ["BitNetForCausalLM"], "hidden_act": "relu2"},
+    ("self_attn.attn_sub_norm", "mlp.ffn_sub_norm"),
+    is_ternary=True,
+)
+
+ARCHITECTURE = Architecture(
+    name="bitnet",
+    config=Config,
+    build=build,
+    weight_names=WEIGHT_NAMES,
+    packed_forms=llama.PACKED_FORMS,
+    needs_range=True,
+    mlx_lm=_mlx_lm_file,
+    transformers=_why_not_in_transformers,
+    gguf={"bitnet-25": _IN_GGUF, "bitnet-b1.58": _IN_GGUF},
+    gguf_name=lambda config: "bitnet" if config.hidden_act == "silu" else "bitnet-b1.58",
+    tiny=llama.TINY,
+    presets={
+        "bitnet-2b-4t": {
+            "model_type": "bitnet",
+            "vocab_size": 128256,
+            "hidden_size": 2560,
+            "num_hidden_layers": 30,
+            "intermediate_size": 6912,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 5,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        }
+    },
+)

@@ -17,14 +17,11 @@ from ..channel_mixers.gated_linear_unit import default_hidden_dims
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers import BitLinear, TiedBitLinear
 from ..token_mixers import MLGRU
+from .parts.architecture import Architecture
 from .parts.block import Block
 from .parts.decoder import Decoder
 from .parts.fields import boolean, integer, number
 from .parts.initialization import draw_weights
-
-MODEL_TYPES = ("hgrn_bit",)
-
-QUANT_METHODS = ("mmfree",)
 
 WEIGHT_NAMES: dict[str, str | None] = {
     "model.embeddings": "embed",
@@ -45,8 +42,6 @@ WEIGHT_NAMES: dict[str, str | None] = {
     "model.norm.weight": "norm.weight",
     "lm_head": "head",
 }
-"""Hub name to ours, `{}` a layer number; an entry that names a module covers all its tensors;
-`None` marks a tensor that the architecture stores but never uses."""
 
 _LINEAR_NORM_EPS = 1e-6
 
@@ -209,3 +204,20 @@ def build(config: Config) -> HGRNBit:
     if config.use_lower_bound:
         model.lower_bounds = mx.zeros((config.num_hidden_layers, dims))
     return draw_weights(model, config.initializer_range)
+
+
+_PUBLISHED = {"model_type": "hgrn_bit", "vocab_size": 32000, "use_lower_bound": True}
+
+ARCHITECTURE = Architecture(
+    name="hgrn_bit",
+    config=Config,
+    build=build,
+    weight_names=WEIGHT_NAMES,
+    mlx_lm=lambda config, ternary_dims: "hgrn_bit.py",
+    tiny={"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48},
+    presets={
+        "mmfreelm-370m": _PUBLISHED | {"hidden_size": 1024, "num_hidden_layers": 24},
+        "mmfreelm-1.3b": _PUBLISHED | {"hidden_size": 2048, "num_hidden_layers": 24},
+        "mmfreelm-2.7b": _PUBLISHED | {"hidden_size": 2560, "num_hidden_layers": 32},
+    },
+)

@@ -4,8 +4,8 @@ Ternary checkpoints of this type are HF1BitLLM's Llama3, Falcon3 and Falcon-E, a
 `BitnetForCausalLM`, which has norms before the last projection of attention and feed-forward.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 import mlx.nn as nn
@@ -14,6 +14,8 @@ from ..channel_mixers import SquaredReLUGLU, SwiGLU
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers import RoPE
 from ..token_mixers import GQA
+from .parts.architecture import Architecture, GGUFForm
+from .parts.architectures import find
 from .parts.block import Block
 from .parts.decoder import Decoder
 from .parts.fields import boolean, integer, number, refuse_unless, section
@@ -21,9 +23,7 @@ from .parts.initialization import draw_weights
 from .parts.rotation import Rotation
 from .parts.ternary_linears import TernaryLinears, linear_of
 
-MODEL_TYPES = ("llama",)
-
-QUANT_METHODS = ("mmfree", "bitnet", "affine")
+PACKED_FORMS = ("mmfree", "bitnet", "affine")
 
 LINEARS = {
     "self_attn.q_proj": "token_mixer.query_proj",
@@ -296,3 +296,80 @@ def _block(config: Config, number: int, rope: RoPE) -> Block:
             given = block[mixer][name]
             block[mixer][name] = nn.Linear(given.input_dims, given.output_dims, "bias" in given)
     return block
+
+
+def mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> str | None:
+    """As `Architecture.mlx_lm`: mlx-lm knows Llama and Qwen3 in sizes of whole groups."""
+    is_biased = config.attention_bias or config.mlp_bias
+    is_known = not (config.has_qk_norms and is_biased)
+    if ternary_dims:
+        is_plain = config.linears is not None and config.linears.norm_eps is None
+        has_groups = all(dims % 32 == 0 for dims in ternary_dims)
+        is_known = is_known and is_plain and has_groups and not config.has_sub_norms
+    return "" if is_known else "ternary_transformer.py"
+
+
+def why_not_in_transformers(config: Config) -> str | None:
+    """As `Architecture.transformers`."""
+    if config.has_sub_norms:
+        return "its Llama would leave out the norms before the last projections"
+    return None
+
+
+def _as_in_transformers(config: Config) -> Any:
+    """Its BitNet has the norms before the last projections that its Llama has not."""
+    heads_dims = config.num_attention_heads * config.head_dim
+    if not config.has_sub_norms or heads_dims != config.hidden_size or config.mlp_bias:
+        return config
+    given = {each.name: getattr(config, each.name) for each in fields(config)}
+    return find("bitnet").config(**given)
+
+
+TINY = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+ARCHITECTURE = Architecture(
+    name="llama",
+    config=Config,
+    build=build,
+    weight_names=WEIGHT_NAMES,
+    packed_forms=PACKED_FORMS,
+    may_hold_masters=True,
+    is_ternarizable=True,
+    mlx_lm=mlx_lm_file,
+    transformers=why_not_in_transformers,
+    as_in_transformers=_as_in_transformers,
+    gguf={
+        "llama": GGUFForm({"model_type": "llama"}, rotates_pairs=True),
+        "bitnet": GGUFForm(
+            {"model_type": "llama", "architectures": ["BitnetForCausalLM"]},
+            ("self_attn.inner_attn_ln", "mlp.ffn_layernorm"),
+            is_ternary=True,
+        ),
+    },
+    gguf_name=lambda config: "bitnet" if config.has_sub_norms else "llama",
+    tiny=TINY,
+    presets={
+        "falcon3-1b": {
+            "model_type": "llama",
+            "vocab_size": 131072,
+            "hidden_size": 2048,
+            "num_hidden_layers": 18,
+            "intermediate_size": 8192,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1000042.0,
+            "tie_word_embeddings": False,
+            "quantization_config": {"quant_method": "bitnet"},
+            "torch_dtype": "bfloat16",
+        }
+    },
+)

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from . import llama
+from .parts.architecture import Architecture, GGUFForm
 from .parts.decoder import Decoder
 from .parts.fields import refuse_unless
-
-MODEL_TYPES = ("qwen3",)
-
-QUANT_METHODS = ("mmfree", "bitnet", "affine")
 
 WEIGHT_NAMES = llama.WEIGHT_NAMES | {
     "model.layers.{}.self_attn.q_norm.weight": "blocks.{}.token_mixer.query_norm.weight",
@@ -51,3 +48,22 @@ class Config(llama.Config):
 def build(config: Config) -> Decoder:
     """A model with fresh weights, in its training form."""
     return llama.build(config)
+
+
+def _why_not_in_transformers(config: Config) -> str | None:
+    return "its feed-forward has no bias in this architecture" if config.mlp_bias else None
+
+
+ARCHITECTURE = Architecture(
+    name="qwen3",
+    config=Config,
+    build=build,
+    weight_names=WEIGHT_NAMES,
+    packed_forms=llama.PACKED_FORMS,
+    is_ternarizable=True,
+    mlx_lm=llama.mlx_lm_file,
+    transformers=_why_not_in_transformers,
+    gguf={"qwen3": GGUFForm({"model_type": "qwen3"})},
+    gguf_name=lambda config: "qwen3",
+    tiny=llama.TINY,
+)

@@ -54,7 +54,7 @@ def _checkpoint(settings: Settings) -> Checkpoint:
 def _random_model(settings: Settings) -> Decoder:
     """Not evaluated yet: its weights take no memory."""
     architecture = find(settings.model.get("model_type"))
-    config = architecture.Config.from_hub(_with_linear_class(settings.model))
+    config = architecture.config.from_hub(_with_linear_class(settings.model))
     model: Decoder = architecture.build(config)
     _check_linear_class(model, settings.model)
     return model
@@ -63,7 +63,7 @@ def _random_model(settings: Settings) -> Decoder:
 def _with_linear_class(model: Mapping[str, Any]) -> dict[str, Any]:
     """The architecture with `linear_class` said as its own configuration says it."""
     kind = model.get("linear_class")
-    names = {field.name for field in fields(find(model.get("model_type")).Config)}
+    names = {field.name for field in fields(find(model.get("model_type")).config)}
     if kind is None or "linear_class" in names:
         return dict(model)
     ternary = model.get("quantization_config") or TernaryLinears().to_hub()

@@ -8,11 +8,11 @@ import mlx.nn as nn
 from mlx.utils import tree_reduce
 
 from ..errors import TrainingError
-from ..hub.checkpoint.names import WeightNames
+from ..hub.checkpoint.names import weight_names
 from ..hub.checkpoint.skeleton import parameters
 from ..layers import PackedBitLinear, PackedLinear
 from ..layers.lora import AdapterKind, add_adapters, can_adapt, linear_dims
-from ..models import Decoder, find
+from ..models import Decoder
 
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _QUANTIZED = (PackedBitLinear, PackedLinear, nn.QuantizedLinear, nn.QuantizedEmbedding)
@@ -102,7 +102,7 @@ def _chosen(
     model: Decoder, num_layers: int, keys: Sequence[str] | None, candidates: Sequence[str]
 ) -> dict[str, str]:
     """The parameters that are asked for, and their names on the Hub without `.weight`."""
-    names = WeightNames(find(model.config.to_hub()["model_type"]).WEIGHT_NAMES)
+    names = weight_names(model.config)
     first = 0 if num_layers == -1 else max(0, len(model.blocks) - num_layers)
     known: set[str] = set()
     used: set[str] = set()

@@ -80,7 +80,7 @@ def test_table(capsys: pytest.CaptureFixture[str], config: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--config", "no-such-preset"], "--config must be one of mmfreelm-370m"),
+        (["--config", "no-such-preset"], "--config must be one of bitnet-2b-4t, falcon3-1b"),
         (["--revision", "main"], "--revision must come with --model"),
         (["--rounds", "0"], "must be a whole number from 1"),
         (["--model", "no/such/folder"], "no/such/folder"),

@@ -141,7 +141,7 @@ def test_lower_bounds(tensors: Tensors, monkeypatch: pytest.MonkeyPatch) -> None
     architecture = find("hgrn_bit")
     layers, dims = table.shape
     model = architecture.build(
-        architecture.Config(
+        architecture.config(
             vocab_size=4, hidden_size=dims, num_hidden_layers=layers, intermediate_size=8
         )
     )

@@ -31,7 +31,7 @@ def tiny_model(**options: Any) -> Decoder:
         "intermediate_size": 40,
         "initializer_range": 0.3,
     }
-    return architecture.build(architecture.Config(**sizes | options))
+    return architecture.build(architecture.config(**sizes | options))
 
 
 def tiny_checkpoint(folder: Path, **options: Any) -> Path:
@@ -55,7 +55,7 @@ def tiny_transformer(model_type: str = "llama", **options: Any) -> Decoder:
         "linears": TernaryLinears(),
         "initializer_range": 0.3,
     }
-    return architecture.build(architecture.Config(**sizes | options))
+    return architecture.build(architecture.config(**sizes | options))
 
 
 def write_bitnet_checkpoint(folder: Path, model: Decoder, linear_class: str | None) -> Path:
@@ -70,7 +70,7 @@ def write_bitnet_checkpoint(folder: Path, model: Decoder, linear_class: str | No
     save_model(folder, model)
     file = folder / "model.safetensors"
     tensors = dict(mx.load(str(file)))
-    names = WeightNames(find(model.config.model_type).WEIGHT_NAMES)
+    names = WeightNames(find(model.config.model_type).weight_names)
     for path, module in model.named_modules():
         if isinstance(module, BitLinear):
             name = names.to_disk(f"{path}.weight")

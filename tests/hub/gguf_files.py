@@ -144,7 +144,7 @@ def tensors_of(
     model: Decoder, architecture: str, linears: str, embedding: str = "F16"
 ) -> dict[str, Stored]:
     """The tensors of a model, with ternary linears as `trit * scale` and norms as F32."""
-    names = WeightNames(find(model.config.model_type).WEIGHT_NAMES)
+    names = WeightNames(find(model.config.model_type).weight_names)
     tensors = {}
     for path, module in model.named_modules():
         if "weight" not in module:

@@ -50,7 +50,7 @@ HGRN = {
 def build(config: dict) -> Decoder:
     mx.random.seed(0)
     architecture = find(config["model_type"])
-    model: Decoder = architecture.build(architecture.Config.from_hub(config))
+    model: Decoder = architecture.build(architecture.config.from_hub(config))
     return model
 
 

@@ -326,7 +326,11 @@ class TestRefused:
     def test_entries(self, tmp_path: Path) -> None:
         prefix = "bitnet-b1.58."
         for key, value, message in [
-            ("general.architecture", "gemma3", "must be one of llama, qwen3, bitnet"),
+            (
+                "general.architecture",
+                "gemma3",
+                "must be one of bitnet, bitnet-25, bitnet-b1.58, llama, qwen3 but",
+            ),
             ("split.count", 3, "must be named as one of the 3 parts of its model"),
             (f"{prefix}attention.sliding_window", 512, "sliding_window' must be absent"),
             (f"{prefix}rope.scaling.type", "longrope", "must be none or linear or yarn"),

@@ -35,7 +35,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def _build(name: str) -> Decoder:
     mx.random.seed(4)
     architecture = find(MODELS[name]["model_type"])
-    model: Decoder = architecture.build(architecture.Config.from_hub(SIZES | MODELS[name]))
+    model: Decoder = architecture.build(architecture.config.from_hub(SIZES | MODELS[name]))
     for module in model.modules():
         if isinstance(module, BitLinear) and "bias" in module:
             module.bias = mx.random.normal(module.bias.shape)

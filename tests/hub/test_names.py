@@ -67,7 +67,7 @@ def test_tables_cover_every_parameter(options: dict[str, object], is_packed: boo
     model = tiny_model(**options)
     if is_packed:
         pack_linears(model)
-    names = WeightNames(find("hgrn_bit").WEIGHT_NAMES)
+    names = WeightNames(find("hgrn_bit").weight_names)
     memory = [name for name, _ in tree_flatten(model.parameters())]
     disk = [names.to_disk(name) for name in memory]
     assert [names.to_memory(name) for name in disk] == memory

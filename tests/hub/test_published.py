@@ -25,7 +25,7 @@ TRILM = [name for name in FAMILIES if name.startswith("TriLM")]
 
 def linears(model: Decoder) -> dict[str, PackedBitLinear | PackedLinear]:
     """The packed linears by their names on the Hub."""
-    names = WeightNames(find(model.config.model_type).WEIGHT_NAMES)
+    names = WeightNames(find(model.config.model_type).weight_names)
     return {
         names.to_disk(f"{path}.weight").removesuffix(".weight"): module
         for path, module in model.named_modules()

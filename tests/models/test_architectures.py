@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.errors import UnsupportedModelError
-from mlx_mmfree.models import find, known_model_types
+from mlx_mmfree.models import architecture_of, find, known_model_types
 
 KNOWN = ["bitnet", "hgrn_bit", "llama", "qwen3"]
 
@@ -14,18 +14,21 @@ def test_known_types() -> None:
 
 
 @pytest.mark.parametrize("model_type", KNOWN)
-def test_files_follow_the_interface(model_type: str) -> None:
-    module = find(model_type)
-    assert model_type in module.MODEL_TYPES
-    assert "mmfree" in module.QUANT_METHODS
-    sizes = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8}
-    config = module.Config.from_hub(sizes | {"num_attention_heads": 2})
+def test_records_hold_together(model_type: str) -> None:
+    architecture = find(model_type)
+    assert architecture.name == model_type
+    assert "mmfree" in architecture.packed_forms
+    config = architecture.config.from_hub(architecture.tiny)
     assert config.to_hub()["model_type"] == model_type
-    assert module.Config.from_hub(config.to_hub()) == config
-    model = module.build(config)
+    assert architecture.config.from_hub(config.to_hub()) == config
+    assert architecture_of(config) is architecture
+    model = architecture.build(config)
     assert model.config == config
-    assert model(mx.array([[1, 2]]))[0].shape == (1, 2, 8)
-    assert set(module.WEIGHT_NAMES) != set()
+    assert model(mx.array([[1, 2]]))[0].shape == (1, 2, config.vocab_size)
+    assert architecture.weight_names
+    for preset in architecture.presets.values():
+        assert preset["model_type"] == model_type
+        architecture.config.from_hub(preset)
 
 
 @pytest.mark.parametrize("name", ["llama3", None, 7, "block", "fields", "rotation"])

@@ -40,7 +40,7 @@ WIDE = HEADS | {"hidden_size": 32, "intermediate_size": 64}
 def _build(model_type: str, **keys: Any) -> Decoder:
     mx.random.seed(0)
     module = find(model_type)
-    model = module.build(module.Config.from_hub(SIZES | keys))
+    model = module.build(module.config.from_hub(SIZES | keys))
     for path, value in tree_flatten(model.parameters()):
         if path == "lower_bounds" or path.endswith("norm.weight"):
             value += 0.3 * mx.random.normal(value.shape)

@@ -30,7 +30,7 @@ TOKENS = mx.array([[1, 5, 9, 2, 7, 7, 3]])
 
 
 def config_of(model_type: str = "llama", **keys: Any) -> Any:
-    return find(model_type).Config.from_hub(SMALL | keys)
+    return find(model_type).config.from_hub(SMALL | keys)
 
 
 def build_seeded(**keys: Any) -> Decoder:
@@ -93,7 +93,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], int]] = {
 def test_published_sizes(name: str) -> None:
     model_type, keys, millions = PUBLISHED[name]
     architecture = find(model_type)
-    config = architecture.Config.from_hub(keys)
+    config = architecture.config.from_hub(keys)
     model = architecture.build(config)
     count = sum(value.size for _, value in tree_flatten(model.parameters()))
     assert round(count / 1e6) == millions
@@ -130,7 +130,7 @@ def test_published_sizes(name: str) -> None:
 @pytest.mark.parametrize("model_type", ["llama", "bitnet"])
 def test_config_survives_a_round_trip(model_type: str, keys: dict[str, Any]) -> None:
     config = config_of(model_type, **keys)
-    assert find(model_type).Config.from_hub(config.to_hub()) == config
+    assert find(model_type).config.from_hub(config.to_hub()) == config
     logits, _ = find(model_type).build(config)(TOKENS)
     assert logits.shape == (1, 7, 64)
 
@@ -249,7 +249,7 @@ def test_dynamic_scaling_equals_transformers_token_by_token() -> None:
         )
     ).eval()
     model = build_seeded(max_position_embeddings=8, rope_scaling=keys)
-    names = WeightNames(find("llama").WEIGHT_NAMES)
+    names = WeightNames(find("llama").weight_names)
     weights = {
         names.to_memory(name): mx.array(w.numpy()) for name, w in theirs.state_dict().items()
     }
@@ -315,7 +315,7 @@ def test_left_padded_row_equals_the_row_alone(model: Decoder) -> None:
 def test_bad_values_are_named(keys: dict[str, Any], message: str) -> None:
     given = {key: value for key, value in (SMALL | keys).items() if value is not ...}
     with pytest.raises(CheckpointError, match=message):
-        find("llama").Config.from_hub(given)
+        find("llama").config.from_hub(given)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
 
 
 def config_of(model_type: str = "llama", **keys: Any) -> Any:
-    return find(model_type).Config.from_hub(SMALL | keys)
+    return find(model_type).config.from_hub(SMALL | keys)
 
 
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -154,7 +154,7 @@ def test_scalings_equal_transformers(kind: str, options: dict[str, Any], at: int
     ).eval()
     config = config_of(**sizes, num_key_value_heads=4, rope_scaling=keys)
     model = find("llama").build(config)
-    names = WeightNames(find("llama").WEIGHT_NAMES)
+    names = WeightNames(find("llama").weight_names)
     model.load_weights(
         [(names.to_memory(name), mx.array(w.numpy())) for name, w in theirs.state_dict().items()]
     )

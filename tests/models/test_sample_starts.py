@@ -25,7 +25,7 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 def _build(model_type: str, **keys: Any) -> Decoder:
     mx.random.seed(0)
     module = find(model_type)
-    model = module.build(module.Config.from_hub(SIZES | keys))
+    model = module.build(module.config.from_hub(SIZES | keys))
     if "lower_bounds" in model:
         model.lower_bounds = mx.random.normal(model.lower_bounds.shape)
     return model

@@ -31,7 +31,7 @@ LAUNCHES = {
 def test_launches_of_a_decoded_token(emulated: Emulator, model_type: str, batch: int) -> None:
     mx.random.seed(0)
     module = find(model_type)
-    model = pack_linears(module.build(module.Config.from_hub(SMALL)))
+    model = pack_linears(module.build(module.config.from_hub(SMALL)))
     prompt = mx.random.randint(0, 64, (batch, 9))
     with use_backend("reference"):
         _, state = model(prompt)

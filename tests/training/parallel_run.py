@@ -35,7 +35,7 @@ STOPPED_TIMEOUT_S = 1.0
 def build(name: str, seed: int = 5) -> Decoder:
     architecture = find(MODELS[name]["model_type"])
     mx.random.seed(seed)
-    config = architecture.Config.from_hub(SIZES | MODELS[name] | {"initializer_range": 0.2})
+    config = architecture.config.from_hub(SIZES | MODELS[name] | {"initializer_range": 0.2})
     model: Decoder = architecture.build(config)
     return model
 

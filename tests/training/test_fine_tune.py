@@ -60,7 +60,7 @@ def _build(name: str, packed: bool = True) -> Decoder:
     mx.random.seed(3)
     architecture = find(MODELS[name]["model_type"])
     config = SIZES | MODELS[name]
-    model: Decoder = architecture.build(architecture.Config.from_hub(config))
+    model: Decoder = architecture.build(architecture.config.from_hub(config))
     mx.eval(model.parameters())
     if packed:
         pack_linears(model)

@@ -29,8 +29,8 @@ from ...layers.lora import (
     linear_dims,
     remove_adapters,
 )
-from ...models import Decoder, find
-from ..checkpoint.names import WeightNames
+from ...models import Decoder
+from ..checkpoint.names import weight_names
 from . import peft_format
 
 CONFIG_FILE = "adapter_config.json"
@@ -184,7 +184,7 @@ def load_adapter_weights(model: Decoder, file: str | os.PathLike[str]) -> None:
     """
     given = _grouped(read_arrays(real_path(file)))
     wanted = adapter_of(model).tensors
-    names = WeightNames(find(model.config.to_hub()["model_type"]).WEIGHT_NAMES)
+    names = weight_names(model.config)
     shapes = [
         {
             name: {part: array.shape for part, array in parts.items()}
@@ -217,7 +217,7 @@ def attach(model: Decoder, adapter: Adapter | None) -> Decoder:
     remove_adapters(model)
     if adapter is None:
         return model
-    names = WeightNames(find(model.config.to_hub()["model_type"]).WEIGHT_NAMES)
+    names = weight_names(model.config)
     modules = dict(model.named_modules())
     adapted: dict[str, nn.Module] = {}
     for hub_name, parts in adapter.tensors.items():
@@ -239,7 +239,7 @@ def adapter_of(model: Decoder) -> Adapter:
     Raises:
         CheckpointError: It has none.
     """
-    names = WeightNames(find(model.config.to_hub()["model_type"]).WEIGHT_NAMES)
+    names = weight_names(model.config)
     layers = {
         name: module
         for name, module in model.named_modules()

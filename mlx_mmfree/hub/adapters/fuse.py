@@ -21,9 +21,9 @@ from ...layers.lora import (
     multiply,
     remove_adapters,
 )
-from ...models import Decoder, find
+from ...models import Decoder
 from ...tokenizer.tokenizer import Tokenizer
-from ..checkpoint.names import WeightNames
+from ..checkpoint.names import weight_names
 from ..checkpoint.save import save_model
 from ..checkpoint.target_folder import check_target
 from ..publish.model_card import ModelCard, write_model_card
@@ -190,7 +190,7 @@ def _dense_embedding(layer: LoRAEmbedding, dtype: mx.Dtype) -> nn.Embedding:
 def _with_dense(model: Decoder, names: list[str]) -> Any:
     """The configuration with these linears left out of the ternary ones."""
     config: Any = model.config
-    hub_names = WeightNames(find(config.to_hub()["model_type"]).WEIGHT_NAMES)
+    hub_names = weight_names(config)
     left_out = [hub_names.to_disk(f"{name}.weight").removesuffix(".weight") for name in names]
     before = ("lm_head",) if config.linears.excluded is None else config.linears.excluded
     linears = replace(config.linears, excluded=(*before, *sorted(left_out)))

@@ -34,13 +34,15 @@ from ...files.gguf.types import (
 from ...files.opening import check_link
 from ...files.scratch import new_scratch_folder
 from ...files.tensor_entry import TensorEntry, read_tensors
+from ...models import find
+from ...models.parts.architecture import GGUFForm
 from ...ops.ternary import packed_width
 from ...tokenizer.from_gguf import tokenizer_files
 from ...tokenizer.tokenizer_files import MAX_VOCABULARY_BYTES, read_limited
 from . import gguf_rotation
 from .forms.affine_format import TERNARY_BITS, form
 from .forms.packed_format import WRITER_KEY, describe_packing
-from .gguf_config import ARCHITECTURES, Architecture, find_architecture, hub_config, hub_name
+from .gguf_config import find_form, hub_config, hub_name
 
 FLOAT_TYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 """The types of GGUF that hold plain floats."""
@@ -69,7 +71,7 @@ def read_gguf_checkpoint(
     if tokenizer_folder is not None:
         _check_link(file)
     metadata, found = read_parts(file)
-    architecture = find_architecture(metadata)
+    architecture = find_form(metadata)
     stored = {tensor.name: (part, tensor) for part, tensor in found}
     _, embedding = stored.get(_EMBEDDING, (file, None))
     if embedding is None or len(embedding.shape) != 2:
@@ -105,7 +107,7 @@ def read_gguf_checkpoint(
     if affine:
         config["quantization"] = {**next(iter(affine.values())), **affine}
     dtype = FLOAT_TYPES.get(embedding.kind.name, mx.float16)
-    if config["model_type"] == "bitnet" and dtype == mx.float16:
+    if find(config["model_type"]).needs_range and dtype == mx.float16:
         # trained in bfloat16, whose range the squares of ReLU need
         dtype = mx.bfloat16
     files = _tokenizer_files(tokenizer_folder) or tokenizer_files(metadata)
@@ -117,14 +119,13 @@ def _rope_factors(file: Path, tensor: StoredTensor | None) -> np.ndarray | None:
     if tensor is None:
         return None
     gguf_rotation.check_factors(tensor.shape)
-    architecture = ARCHITECTURES["llama"]
-    [entry] = _entries(file, tensor, architecture, {})
+    [entry] = _entries(file, tensor, GGUFForm({}), {})
     [(_, array)] = read_tensors(file, [entry])
     return np.asarray(array.astype(mx.float32))
 
 
 def _entries(
-    file: Path, tensor: StoredTensor, architecture: Architecture, config: Mapping[str, Any]
+    file: Path, tensor: StoredTensor, architecture: GGUFForm, config: Mapping[str, Any]
 ) -> list[TensorEntry]:
     """The tensor as the Hub would store it; a packed linear is two tensors."""
     name = hub_name(tensor.name, architecture)

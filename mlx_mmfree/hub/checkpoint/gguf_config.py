@@ -2,49 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
+from ...models import architectures
+from ...models.parts.architecture import GGUFForm
 from . import gguf_rotation
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """One value of `general.architecture`.
-
-    Attributes:
-        config: What it says about the Hub's configuration.
-        sub_norms: What the Hub calls the norms before the last projections.
-        is_ternary: Whether its linears are ternary, with 8-bit activations, in any case.
-        rotates_pairs: Whether rows of query and key are stored so that each pair of neighbours is
-            rotated; the Hub rotates the halves of a head against each other.
-    """
-
-    config: Mapping[str, Any]
-    sub_norms: tuple[str, str] = ("", "")
-    is_ternary: bool = False
-    rotates_pairs: bool = False
-
-
-_BITNET = Architecture(
-    {"model_type": "bitnet", "architectures": ["BitNetForCausalLM"], "hidden_act": "relu2"},
-    ("self_attn.attn_sub_norm", "mlp.ffn_sub_norm"),
-    is_ternary=True,
-)
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture({"model_type": "llama"}, rotates_pairs=True),
-    "qwen3": Architecture({"model_type": "qwen3"}),
-    "bitnet": Architecture(
-        {"model_type": "llama", "architectures": ["BitnetForCausalLM"]},
-        ("self_attn.inner_attn_ln", "mlp.ffn_layernorm"),
-        is_ternary=True,
-    ),
-    "bitnet-25": _BITNET,
-    "bitnet-b1.58": _BITNET,
-}
 
 _KEYS = {
     "embedding_length": "hidden_size",
@@ -89,16 +54,23 @@ _BLOCK_NAMES = {
 _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(\w+)\.(weight|bias)", re.ASCII)
 
 
-def find_architecture(metadata: Mapping[str, Any]) -> Architecture:
+def forms() -> dict[str, GGUFForm]:
+    """What each name in `general.architecture` says, of those that are read."""
+    found = (each.gguf for each in architectures().values())
+    return {name: form for names in found for name, form in names.items()}
+
+
+def find_form(metadata: Mapping[str, Any]) -> GGUFForm:
     """What `general.architecture` names.
 
     Raises:
         UnsupportedModelError: It is not implemented, or its weights are rotated.
     """
     name = metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
+    known = forms()
+    if not isinstance(name, str) or name not in known:
         raise UnsupportedModelError(
-            f"[GGUF] 'general.architecture' must be one of {', '.join(ARCHITECTURES)} but got "
+            f"[GGUF] 'general.architecture' must be one of {', '.join(sorted(known))} but got "
             f"{name!r:.80}. Other architectures are not read from GGUF files."
         )
     rotated = next((key for key in metadata if key.startswith("prism.hadamard")), None)
@@ -107,7 +79,7 @@ def find_architecture(metadata: Mapping[str, Any]) -> Architecture:
             f"[GGUF] {rotated!r:.80} must be absent: weights in a rotated basis, as those of Ternary "
             "Bonsai 2, are not read. Use a file of the first generation."
         )
-    return ARCHITECTURES[name]
+    return known[name]
 
 
 def hub_config(
@@ -129,7 +101,7 @@ def hub_config(
         CheckpointError: An entry is missing.
         UnsupportedModelError: An entry asks for mathematics that are not implemented.
     """
-    architecture = find_architecture(metadata)
+    form = find_form(metadata)
     prefix = f"{metadata['general.architecture']}."
     given = {
         key.removeprefix(prefix): _plain(value)
@@ -139,7 +111,7 @@ def hub_config(
     for key in _NEEDED:
         if key not in given:
             raise CheckpointError(f"[GGUF] '{prefix}{key}' must be given but is missing.")
-    config = dict(architecture.config) | {_KEYS[key]: given[key] for key in _KEYS if key in given}
+    config = dict(form.config) | {_KEYS[key]: given[key] for key in _KEYS if key in given}
     config |= {"vocab_size": vocab_size, "tie_word_embeddings": is_tied}
     _check_rest(prefix, given)
     longest = given.get("context_length", 2048)
@@ -193,7 +165,7 @@ def _check_rest(prefix: str, given: Mapping[str, Any]) -> None:
             )
 
 
-def hub_name(name: str, architecture: Architecture) -> str:
+def hub_name(name: str, form: GGUFForm) -> str:
     """The Hub's name of a tensor; one that has none keeps its own."""
     module, _, key = name.rpartition(".")
     if module in _NAMES:
@@ -202,14 +174,12 @@ def hub_name(name: str, architecture: Architecture) -> str:
     if match is None:
         return name
     number, module, key = match.groups()
-    names = _BLOCK_NAMES | dict(
-        zip(("attn_sub_norm", "ffn_sub_norm"), architecture.sub_norms, strict=True)
-    )
+    names = _BLOCK_NAMES | dict(zip(("attn_sub_norm", "ffn_sub_norm"), form.sub_norms, strict=True))
     ours = names.get(module)
     return f"model.layers.{int(number)}.{ours}.{key}" if ours else name
 
 
-def file_name(name: str, architecture: Architecture) -> str:
+def file_name(name: str, form: GGUFForm) -> str:
     """The name in the file of a tensor of the Hub, the inverse of `hub_name`.
 
     Raises:
@@ -220,10 +190,12 @@ def file_name(name: str, architecture: Architecture) -> str:
         if module == hub:
             return f"{ours}.{key}"
     _, _, number, inner = module.split(".", 3)
-    names = _BLOCK_NAMES | dict(
-        zip(("attn_sub_norm", "ffn_sub_norm"), architecture.sub_norms, strict=True)
-    )
+    names = _BLOCK_NAMES | dict(zip(("attn_sub_norm", "ffn_sub_norm"), form.sub_norms, strict=True))
     # a model of 1bitLLM may have the names of transformers' BitNet
-    norms = (*zip(_BITNET.sub_norms, ("attn_sub_norm", "ffn_sub_norm"), strict=True),)
-    ours_by_hub = dict(norms) | {hub: ours for ours, hub in names.items()}
+    norms = {
+        hub: ours
+        for each in forms().values()
+        for hub, ours in zip(each.sub_norms, ("attn_sub_norm", "ffn_sub_norm"), strict=True)
+    }
+    ours_by_hub = norms | {hub: ours for ours, hub in names.items()}
     return f"blk.{number}.{ours_by_hub[inner]}.{key}"

@@ -9,7 +9,7 @@ from mlx.utils import tree_unflatten
 
 from ...errors import CheckpointError
 from ...layers import BitLinear, PackedBitLinear, PackedLinear, TiedBitLinear
-from ...models import Decoder, find
+from ...models import Decoder, architecture_of
 from ...ops import unpack_ternary
 from .forms.affine_format import QuantizedModule
 from .skeleton import parameters
@@ -28,7 +28,7 @@ def with_masters(packed: Decoder) -> Decoder:
         CheckpointError: Its head shares the weight of an embedding in few bits.
     """
     config = packed.config
-    model: Decoder = find(config.to_hub()["model_type"]).build(config)
+    model: Decoder = architecture_of(config).build(config)
     training = dict(model.named_modules())
     kept, made = [], set()
     for path, module in packed.named_modules():

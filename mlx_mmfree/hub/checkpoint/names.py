@@ -4,13 +4,16 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
+from ...models import architecture_of
+from ...models.parts.architecture import Config
+
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 # The scale of a packed linear, as a tensor beside its `weight`.
 _SCALE_ON_DISK, _SCALE_IN_MEMORY = "weight_scale", "scale"
 
 
 class WeightNames:
-    """Translates names by the table `WEIGHT_NAMES` of an architecture.
+    """Translates names by the table `weight_names` of an architecture.
 
     An entry that names a tensor covers it; an entry that names a module covers every tensor inside.
 
@@ -70,3 +73,8 @@ def _translate(
     for number in _template(name)[1]:
         result = result.replace("{}", number, 1)
     return result
+
+
+def weight_names(config: Config) -> WeightNames:
+    """The names of a model that is described so."""
+    return WeightNames(architecture_of(config).weight_names)

@@ -60,6 +60,11 @@ class ParameterReader:
             if isinstance(module, PackedBitLinear)
         }
 
+    @property
+    def ternary_dims(self) -> tuple[int, ...]:
+        """The input dims of the packed linears."""
+        return tuple(module.input_dims for module in self.ternary.values())
+
     @cached_property
     def quantized(self) -> dict[str, QuantizedModule]:
         """The modules in MLX's affine form by their paths."""

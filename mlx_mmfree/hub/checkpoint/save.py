@@ -16,7 +16,7 @@ from ...files.safetensors import read_header
 from ...files.safetensors_writer import METADATA, PlannedTensors, write_safetensors, write_shards
 from ...files.space import check_space
 from ...layers import PackedBitLinear, PackedLinear
-from ...models import Decoder, find
+from ...models import Decoder, architecture_of, find
 from ...tokenizer.tokenizer import Tokenizer
 from .forms import affine_format
 from .forms.packed_format import WRITER_KEY, describe_packing
@@ -72,8 +72,8 @@ def save_model(
 
 def disk_tensors(model: Decoder) -> dict[str, mx.array]:
     """The parameters of a model by their names on disk."""
-    architecture = find(model.config.to_hub()["model_type"])
-    names = WeightNames(architecture.WEIGHT_NAMES)
+    architecture = architecture_of(model.config)
+    names = WeightNames(architecture.weight_names)
     tensors: dict[str, mx.array] = {}
     for name, array in parameters(model).items():
         try:
@@ -104,7 +104,7 @@ def describe_model(model: Decoder) -> dict[str, Any]:
         described = config.get("quantization_config")
         is_dense = PackedBitLinear not in kinds
         config["quantization_config"] = describe_packing(described, is_dense=is_dense)
-    names = WeightNames(find(config["model_type"]).WEIGHT_NAMES)
+    names = WeightNames(find(config["model_type"]).weight_names)
     quantization = affine_format.describe(model, names)
     if quantization is not None:
         config["quantization"] = quantization

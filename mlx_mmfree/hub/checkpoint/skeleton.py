@@ -87,9 +87,9 @@ def build_skeleton(checkpoint: Checkpoint) -> Skeleton:
         CheckpointError: The configuration is damaged, or the tensors do not belong to it.
     """
     architecture = find(checkpoint.config.get("model_type"))
-    check_packing(checkpoint.config, architecture.QUANT_METHODS)
-    model = architecture.build(architecture.Config.from_hub(checkpoint.config))
-    names = WeightNames(architecture.WEIGHT_NAMES)
+    check_packing(checkpoint.config, architecture.packed_forms)
+    model = architecture.build(architecture.config.from_hub(checkpoint.config))
+    names = WeightNames(architecture.weight_names)
     model.update_modules(
         tree_unflatten(
             [

@@ -8,27 +8,28 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ...errors import UnsupportedModelError
+from ...models import architectures
 from ...models.parts.ternary_linears import TernaryLinears
 from ...ops import pack_ternary
 from ...ops.float_dtypes import FLOATS
 from ..checkpoint.checkpoint import Checkpoint
 
 GROUP_SIZE = 128
-MODEL_TYPES = ("llama", "qwen3")
 
 
 def check_dense(checkpoint: Checkpoint) -> None:
-    """Refuses what is not a dense Llama or Qwen3.
+    """Refuses what is not a dense model of an architecture that has a ternary form.
 
     Raises:
         UnsupportedModelError: It is of another architecture, or in few bits already.
     """
     config = checkpoint.config
     model_type = config.get("model_type")
-    if model_type not in MODEL_TYPES:
+    known = sorted(name for name, each in architectures().items() if each.is_ternarizable)
+    if model_type not in known:
         raise UnsupportedModelError(
             f"[convert] 'ternarize' must be left out for 'model_type' {model_type!r:.80} but was "
-            f"given. It is for {' and '.join(MODEL_TYPES)}."
+            f"given. It is for {' and '.join(known)}."
         )
     is_described = any(config.get(key) for key in ("quantization", "quantization_config"))
     has_floats = all(entry.dtype in FLOATS for entry in checkpoint.tensors.values())

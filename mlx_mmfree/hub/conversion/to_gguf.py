@@ -13,12 +13,14 @@ from ...files.gguf.ternary import encode, unpack_codes
 from ...files.gguf.types import TYPES
 from ...files.gguf.writer import PlannedGGUFTensor
 from ...files.safetensors_writer import tensor_bytes
+from ...models import architecture_of
+from ...models.parts.architecture import GGUFForm
 from ...tokenizer.to_gguf import vocabulary_metadata
 from ..checkpoint import gguf_rotation
 from ..checkpoint.forms.affine_format import TERNARY_BITS
 from ..checkpoint.forms.packed_format import WRITER_KEY
 from ..checkpoint.gguf_checkpoint import FLOAT_TYPES
-from ..checkpoint.gguf_config import ARCHITECTURES, file_name
+from ..checkpoint.gguf_config import file_name, find_form
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.writer_record import record, rounding_of
 from .plan import FloatForms
@@ -60,6 +62,7 @@ def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) 
             does not fit.
     """
     architecture = _architecture(reader)
+    form = find_form({"general.architecture": architecture})
     _check(reader, kind, forms, architecture)
     written_by = record(rounding_of(reader.checkpoint))
     floats = _FLOAT_NAMES[forms.dtype or reader.activation_dtype]
@@ -75,8 +78,8 @@ def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) 
     tensors = _rotation_tensors(reader)
     for parameter in reader.shapes:
         path, _, key = parameter.rpartition(".")
-        stored = file_name(reader.names.to_disk(parameter), ARCHITECTURES[architecture])
-        heads = _rotated_heads(reader, architecture, path)
+        stored = file_name(reader.names.to_disk(parameter), form)
+        heads = _rotated_heads(reader, form, path)
         is_packed = path in reader.ternary or _is_written_out(reader, path)
         if is_packed and key in _SCALE_KEYS:
             continue
@@ -99,15 +102,14 @@ def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) 
 
 def _architecture(reader: ParameterReader) -> str:
     config = reader.model.config
-    model_type = config.to_hub()["model_type"]
-    names = {"llama": "llama", "qwen3": "qwen3", "bitnet": "bitnet-b1.58"}
-    if model_type not in names:
+    architecture = architecture_of(config)
+    name = architecture.gguf_name(config)
+    if name is None:
         raise UnsupportedModelError(
-            f"[convert] 'to' must be mlx or hf for 'model_type' {model_type!r}, which neither "
+            f"[convert] 'to' must be mlx or hf for 'model_type' {architecture.name!r}, which neither "
             "llama.cpp nor bitnet.cpp knows, but got 'gguf'."
         )
-    is_1bit_llm = config.has_sub_norms and config.hidden_act == "silu"
-    return "bitnet" if is_1bit_llm else names[model_type]
+    return name
 
 
 def _check(reader: ParameterReader, kind: str, forms: FloatForms, architecture: str) -> None:
@@ -173,9 +175,9 @@ def _rotation_tensors(reader: ParameterReader) -> list[PlannedGGUFTensor]:
     return [PlannedGGUFTensor(gguf_rotation.FACTORS, "F32", factors.shape, lambda: data)]
 
 
-def _rotated_heads(reader: ParameterReader, architecture: str, path: str) -> int | None:
+def _rotated_heads(reader: ParameterReader, form: GGUFForm, path: str) -> int | None:
     """Heads whose rows are stored pair by pair; `None` where the order stays."""
-    if not ARCHITECTURES[architecture].rotates_pairs:
+    if not form.rotates_pairs:
         return None
     config = reader.model.config
     heads = {"query_proj": config.num_attention_heads, "key_proj": config.num_key_value_heads}

@@ -1,16 +1,15 @@
 """A checkpoint as transformers reads it: BitNet's packing, or the float master weights."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import mlx.core as mx
 
 from ...errors import UnsupportedModelError
 from ...files.safetensors_writer import PlannedTensors, TensorSpec
-from ...models import find
+from ...models import architecture_of
 from ..checkpoint.forms import bitnet_format
-from ..checkpoint.names import WeightNames
+from ..checkpoint.names import WeightNames, weight_names
 from ..checkpoint.parameter_reader import ParameterReader
 from .plan import FloatForms, FolderPlan, float_tensor, written_out
 
@@ -57,21 +56,10 @@ def plan_hf(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
 
 
 def _in_terms_of_transformers(reader: ParameterReader) -> tuple[Any, WeightNames]:
-    """The configuration and the names on disk with which transformers runs the model.
-
-    Its Llama has no norms before the last projections, which models of 1bitLLM have; its BitNet is the
-    same network, with the activation that the configuration names.
-    """
+    """The configuration and the names on disk with which transformers runs the model."""
     config = reader.model.config
-    model_type = config.to_hub()["model_type"]
-    if model_type != "llama" or not config.has_sub_norms:
-        return config, reader.names
-    heads_dims = config.num_attention_heads * config.head_dim
-    if heads_dims != config.hidden_size or config.mlp_bias:
-        return config, reader.names
-    bitnet = find("bitnet")
-    given = {field.name: getattr(config, field.name) for field in fields(config)}
-    return bitnet.Config(**given), WeightNames(bitnet.WEIGHT_NAMES)
+    written = architecture_of(config).as_in_transformers(config)
+    return written, weight_names(written)
 
 
 def _check(reader: ParameterReader, forms: FloatForms) -> None:
@@ -96,13 +84,13 @@ def _check(reader: ParameterReader, forms: FloatForms) -> None:
                 "holds packed weights without their float masters."
             )
         return
-    config = reader.model.config
-    if not hasattr(config, "linears"):
+    architecture = architecture_of(reader.model.config)
+    if bitnet_format.QUANT_METHOD not in architecture.packed_forms:
         raise UnsupportedModelError(
-            f"[convert] 'keep_masters' must be given for 'model_type' "
-            f"{config.to_hub()['model_type']!r} in transformers' form, where it has no packed one."
+            f"[convert] 'keep_masters' must be given for 'model_type' {architecture.name!r} in "
+            "transformers' form, where it has no packed one."
         )
-    if config.attention_bias or config.mlp_bias:
+    if any("bias" in module for module in reader.ternary.values()):
         raise UnsupportedModelError(
             "[convert] ternary linears must have no bias in transformers' form, which would "
             "multiply it by the scale, but they have one. 'keep_masters' keeps it."

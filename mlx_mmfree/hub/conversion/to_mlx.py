@@ -15,6 +15,7 @@ import mlx.nn as nn
 from ...errors import UnsupportedModelError
 from ...files.safetensors_writer import PlannedTensors, TensorSpec
 from ...layers import PackedBitLinear, PackedLinear
+from ...models import architecture_of
 from ...ops import pack_ternary
 from ..checkpoint.forms import affine_format
 from ..checkpoint.forms.packed_format import describe_packing
@@ -24,7 +25,6 @@ from .ternarize import GROUP_SIZE, ternarize_groups
 
 MODEL_FILES = Path(__file__).parent / "mlx_model_file"
 
-_BUILT_IN = ("llama", "qwen3")
 _EMBEDDING_GROUPS = (64, 32)
 
 
@@ -165,22 +165,9 @@ def _why_not(module: nn.Module | None) -> str:
 
 
 def mlx_model_file(reader: ParameterReader) -> str | None:
-    """Name of the Python file with which mlx-lm runs the model; `None` if it knows it itself."""
+    """Name of the Python file that mlx-lm needs and has not; `None` where there is none."""
     config = reader.model.config
-    model_type = config.to_hub()["model_type"]
-    if model_type == "hgrn_bit":
-        return "hgrn_bit.py"
-    is_biased = config.attention_bias or config.mlp_bias
-    if not reader.ternary:
-        return "ternary_transformer.py" if config.has_qk_norms and is_biased else None
-    is_built_in = (
-        model_type in _BUILT_IN
-        and not config.has_sub_norms
-        and config.linears.norm_eps is None
-        and not (config.has_qk_norms and is_biased)
-        and all(module.input_dims % 32 == 0 for module in reader.ternary.values())
-    )
-    return None if is_built_in else "ternary_transformer.py"
+    return architecture_of(config).mlx_lm(config, reader.ternary_dims) or None
 
 
 def _ternary_tensors(

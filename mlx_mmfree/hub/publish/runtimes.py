@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...layers.rope import yarn_attention_factor
+from ...models import architecture_of
 from ...models.parts.rotation import Rotation
 from ..checkpoint.parameter_reader import ParameterReader
 
@@ -18,7 +19,8 @@ Form = Literal["mlx", "hf", "gguf"]
 MLX_LM, TRANSFORMERS, LLAMA_CPP, BITNET_CPP = "mlx-lm", "transformers", "llama.cpp", "bitnet.cpp"
 _FLOAT_ACTIVATIONS = "computes with float activations instead of 8-bit ones"
 _QWEN3_HEAD_DIM = 128
-_HUB_TYPES = ("llama", "qwen3", "bitnet")
+# names in GGUF files
+_BITNET, _1BIT_LLM = "bitnet-b1.58", "bitnet"
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,12 @@ def _mlx_lm(written: ParameterReader, config: Mapping[str, Any]) -> Opening:
     if written.packed_dense and "quantization" not in config:
         return _no(MLX_LM, "it knows no packed weights of this library; --to mlx writes others")
     model_file = config.get("model_file")
-    model_type = config["model_type"]
-    if model_file is None and model_type == "hgrn_bit":
+    needed = architecture_of(written.model.config).mlx_lm(
+        written.model.config, written.ternary_dims
+    )
+    if needed is None:
+        return _no(MLX_LM, "it has no such architecture")
+    if needed and model_file is None:
         return _no(MLX_LM, "it has no such architecture, and only --to mlx brings one")
     rotation = _rotation(written)
     if (why := _mlx_lm_rotation(rotation, written.model.config)) is not None:
@@ -107,20 +113,16 @@ def _mlx_lm_rotation(rotation: Rotation, config: Any) -> str | None:
 
 
 def _transformers(written: ParameterReader, config: Mapping[str, Any]) -> Opening:
-    if config["model_type"] not in _HUB_TYPES:
-        return _no(TRANSFORMERS, "it has no such architecture")
+    model = written.model.config
+    architecture = architecture_of(model)
     described = config.get("quantization_config") or {}
     is_own = "quantization" in config or described.get("quant_method") == "mmfree"
+    if architecture.transformers is None:
+        return _no(TRANSFORMERS, "it has no such architecture")
     if is_own:
         return _no(TRANSFORMERS, "it does not read this form of weights; --to hf writes its own")
-    model = written.model.config
-    if config["model_type"] == "llama" and model.has_sub_norms:
-        return _no(TRANSFORMERS, "its Llama would leave out the norms before the last projections")
-    heads_dims = model.num_attention_heads * model.head_dim
-    if config["model_type"] == "bitnet" and heads_dims != model.hidden_size:
-        return _no(TRANSFORMERS, "its BitNet takes heads of hidden_size dims together only")
-    if config["model_type"] != "llama" and model.mlp_bias:
-        return _no(TRANSFORMERS, "its feed-forward has no bias in this architecture")
+    if (why := architecture.transformers(model)) is not None:
+        return _no(TRANSFORMERS, why)
     note = "rotates a text differently once it is longer than in training"
     return Opening(TRANSFORMERS, True, note if model.rotation.scaling == "dynamic" else "")
 
@@ -128,17 +130,15 @@ def _transformers(written: ParameterReader, config: Mapping[str, Any]) -> Openin
 def _gguf_openings(written: ParameterReader, kind: str) -> tuple[Opening, ...]:
     config = written.model.config
     is_ternary = bool(written.ternary)
-    name = config.to_hub()["model_type"]
-    if config.has_sub_norms and config.hidden_act == "silu":
-        name = "1bitLLM"
+    name = architecture_of(config).gguf_name(config) or ""
     blocks = "rounds activations for each block of inputs instead of each token"
     if kind == "I2_S" and is_ternary:
         llama_cpp = _no(
             LLAMA_CPP, "I2_S is a type of bitnet.cpp; --gguf-type tq2_0 is for llama.cpp"
         )
-    elif name == "bitnet":
+    elif name == _BITNET:
         llama_cpp = _no(LLAMA_CPP, "it has no such architecture; bitnet.cpp has")
-    elif name == "1bitLLM" and not config.tie_word_embeddings:
+    elif name == _1BIT_LLM and not config.tie_word_embeddings:
         llama_cpp = _no(LLAMA_CPP, "its bitnet has no output head of its own")
     else:
         notes = [blocks]
@@ -173,7 +173,7 @@ def _bitnet_cpp(name: str, kind: str, is_ternary: bool) -> Opening:
     if kind != "I2_S" or not is_ternary:
         return _no(BITNET_CPP, "its kernels are for ternary weights in I2_S; --gguf-type i2_s")
     note = "by its source only"
-    if name == "bitnet":
+    if name == _BITNET:
         note += "; its users report that it computes SiLU instead of squared ReLU"
     return Opening(BITNET_CPP, None, note)
 

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from ....errors import CheckpointError, UnsupportedModelError
+from ....models import architectures
 from . import bitnet_format
 
 _MASTERS, _AS_STORED = "prequantized", "bfloat16"
@@ -40,7 +41,7 @@ def with_latent(
     has_floats = not any(dtype in _INTEGERS for dtype in dtypes)
     if latent is not None:
         _check_answer(config, has_floats, latent)
-    elif config.get("model_type") != "llama" or not has_floats:
+    elif not _may_hold_masters(config) or not has_floats:
         return dict(config)
     elif revision == _MASTERS:
         latent = True
@@ -69,8 +70,13 @@ def with_latent(
     return {**config, "quantization_config": online}
 
 
+def _may_hold_masters(config: Mapping[str, Any]) -> bool:
+    known = architectures().get(str(config.get("model_type")))
+    return known is not None and known.may_hold_masters
+
+
 def _check_answer(config: Mapping[str, Any], has_floats: bool, latent: bool) -> None:
-    if config.get("model_type") != "llama":
+    if not _may_hold_masters(config):
         raise UnsupportedModelError(
             f"[load] 'latent' must be left out for 'model_type' {config.get('model_type')!r:.80}, "
             f"which decides it, but got {latent}."

@@ -1,0 +1,91 @@
+"""What the rest of the library asks of an architecture: one record in the file of each."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+
+class Config(Protocol):
+    """The description of one model."""
+
+    @classmethod
+    def from_hub(cls, config: Mapping[str, Any]) -> Self:
+        """Reads the keys of a Hub `config.json`."""
+
+    def to_hub(self) -> dict[str, Any]:
+        """The `config.json` that `from_hub` reads back."""
+
+
+@dataclass(frozen=True)
+class GGUFForm:
+    """An architecture under one name in GGUF files.
+
+    Attributes:
+        config: What the name says about the Hub's configuration.
+        sub_norms: What the Hub calls the norms before the last projections.
+        is_ternary: Whether its linears are ternary, with 8-bit activations, in any case.
+        rotates_pairs: Whether rows of query and key are stored so that each pair of neighbours is
+            rotated; the Hub rotates the halves of a head against each other.
+    """
+
+    config: Mapping[str, Any]
+    sub_norms: tuple[str, str] = ("", "")
+    is_ternary: bool = False
+    rotates_pairs: bool = False
+
+
+def _no_name(config: Any) -> str | None:
+    return None
+
+
+def _no_file(config: Any, ternary_dims: Sequence[int]) -> str | None:
+    return None
+
+
+def _itself(config: Any) -> Any:
+    return config
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A kind of model, as `ARCHITECTURE` in a file of the package `models`.
+
+    Only the first four attributes are needed. What the others leave out is refused by name where it is
+    asked for.
+
+    Attributes:
+        name: Its `model_type` on the Hub.
+        config: Describes a model.
+        build: Makes a model of a description, with fresh weights, in its training form.
+        weight_names: Hub name to ours, `{}` a layer number; an entry that names a module covers all its
+            tensors; `None` marks a tensor that is stored but never used.
+        packed_forms: The values of `quant_method`, and `affine`, in which ternary weights may be stored.
+        may_hold_masters: Float weights of such a checkpoint may be masters, without a word of it.
+        is_ternarizable: Its dense models can be made ternary ones.
+        needs_range: Activations may go beyond float16, as the squares of ReLU do.
+        mlx_lm: From a description and the input dims of its ternary linears, the file with which mlx-lm
+            runs the model: empty if it knows the architecture, `None` if there is no such file.
+        transformers: From a description, why transformers does not run the model, `None` if it does.
+            Left out: it has no such architecture.
+        as_in_transformers: The same model in the terms of transformers, a description.
+        gguf: By its names in GGUF files, what these say.
+        gguf_name: From a description, the name under which it is written; `None` if there is none.
+        tiny: The `config.json` of a model of a few thousand weights, for tests.
+        presets: By name, the `config.json` of published models, reduced to what decides the arithmetic.
+    """
+
+    name: str
+    config: type[Any]
+    build: Callable[[Any], Any]
+    weight_names: Mapping[str, str | None]
+    packed_forms: tuple[str, ...] = ("mmfree",)
+    may_hold_masters: bool = False
+    is_ternarizable: bool = False
+    needs_range: bool = False
+    mlx_lm: Callable[[Any, Sequence[int]], str | None] = _no_file
+    transformers: Callable[[Any], str | None] | None = None
+    as_in_transformers: Callable[[Any], Any] = _itself
+    gguf: Mapping[str, GGUFForm] = field(default_factory=dict)
+    gguf_name: Callable[[Any], str | None] = _no_name
+    tiny: Mapping[str, Any] = field(default_factory=dict)
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

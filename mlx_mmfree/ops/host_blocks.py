@@ -5,14 +5,11 @@ whole matrix, and a CPU waits for memory at each of a dozen of them.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import mlx.core as mx
 import numpy as np
 
 from ..files.host_array import host_array
-from ..platform.threads import thread_count
 from .long_sums import BLOCK
 
 _NUMBERS = 2**16
@@ -22,28 +19,16 @@ _NUMBERS = 2**16
 _EXPONENTS = {mx.float16: 0x7C00, mx.bfloat16: 0x7F80, mx.float32: 0x7F800000}
 
 
-@cache
-def _threads() -> int:
-    return thread_count()
-
-
 def in_blocks(count: int, width: int, work: Callable[[slice], None]) -> None:
-    """Calls `work` with slices of `count` rows of `width` numbers, on several threads."""
+    """Calls `work` with slices of `count` rows of `width` numbers.
+
+    On one thread: others would wait for the interpreter between operations of a few microseconds.
+    """
     step = max(1, _NUMBERS // max(width, 1))
-    parts = [slice(start, min(start + step, count)) for start in range(0, count, step)]
-    threads = max(1, min(_threads(), len(parts)))
-
-    def share(first: int) -> None:
-        # weights may hold infinities, which the caller finds
-        with np.errstate(all="ignore"):
-            for part in parts[first::threads]:
-                work(part)
-
-    if threads == 1:
-        share(0)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(share, range(threads)))
+    # weights may hold infinities, which the caller finds
+    with np.errstate(all="ignore"):
+        for start in range(0, count, step):
+            work(slice(start, min(start + step, count)))
 
 
 def all_finite(array: mx.array) -> bool:

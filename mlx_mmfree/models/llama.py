@@ -13,7 +13,7 @@ import mlx.nn as nn
 from ..channel_mixers import SquaredReLUGLU, SwiGLU
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers import RoPE
-from ..token_mixers import GQA
+from ..token_mixers import GQA, AttentionNorms
 from .parts.architecture import Architecture, GGUFForm
 from .parts.architectures import find
 from .parts.block import Block
@@ -278,8 +278,7 @@ def _block(config: Config, number: int, rope: RoPE) -> Block:
             linear=linear,
             bias=config.attention_bias,
             rope=rope,
-            qk_norm_eps=eps if config.has_qk_norms else None,
-            output_norm_eps=sub_norm_eps,
+            norms=AttentionNorms(eps if config.has_qk_norms else None, sub_norm_eps),
         ),
         gated(
             dims,

@@ -1,13 +1,15 @@
 """Grouped-query attention (Ainslie et al., arXiv 2305.13245)."""
 
 from copy import copy
+from dataclasses import replace
 from typing import Any, ClassVar, TypeGuard, TypeVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.arguments import check_counts, check_optional_sizes, check_sequences, check_sizes
+from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
+from ..layers.attention_options import AttentionNorms, KeyValueCache, takes_single_arguments
 from ..layers.key_value_state import (
     Attended,
     FixedKeyValueState,
@@ -15,7 +17,7 @@ from ..layers.key_value_state import (
     extend,
     with_room,
 )
-from ..layers.quantized_array import GROUP_SIZES, Quantization
+from ..layers.quantized_array import Quantization
 from ..layers.rope import RoPE
 from ..layers.sample_starts import sample_begins
 from ..layers.token_mixer import LinearFactory, TokenMixer
@@ -47,16 +49,10 @@ class GQA(TokenMixer):
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`.
         bias: Whether the projections have a bias.
         rope: Rotates queries and keys, made for `head_dim`; `None`: attention without positions.
-        qk_norm_eps: Epsilon of an RMSNorm of each head's queries and keys before the rotation;
-            `None` means none.
-        output_norm_eps: Epsilon of an RMSNorm before the output projection; `None` means none.
+        norms: The norms inside.
         is_causal: Each token sees the ones before it and itself; otherwise all of the sequence.
-        window: Each token sees only tokens nearer than this, itself included: `|t - j| < window`.
-        sinks: Number of first tokens that every token sees beside its window (StreamingLLM, Xiao et
-            al., arXiv 2309.17453), as near as if the text between had never been.
-        quantization: Stores keys and values in few bits. A token's are rounded before anything
-            attends to them, itself included.
-        quantization_start: The state stays exact until it has so many slots, or its window is full.
+        cache: Which tokens are seen, and how their keys and values are kept. The fields of `norms`
+            and `cache` can still be given one by one, as before they were grouped; that is deprecated.
 
     Shape:
         `x` and `y`: `(B, L, D)`.
@@ -73,6 +69,7 @@ class GQA(TokenMixer):
     causal: ClassVar[bool] = True
     bidirectional: ClassVar[bool] = True
 
+    @takes_single_arguments
     def __init__(
         self,
         dims: int,
@@ -83,43 +80,32 @@ class GQA(TokenMixer):
         linear: LinearFactory = nn.Linear,
         bias: bool = False,
         rope: RoPE | None = None,
-        qk_norm_eps: float | None = None,
-        output_norm_eps: float | None = None,
+        norms: AttentionNorms = AttentionNorms(),  # noqa: B008 (frozen)
         is_causal: bool = True,
-        window: int | None = None,
-        sinks: int = 0,
-        quantization: Quantization | None = None,
-        quantization_start: int = 0,
+        cache: KeyValueCache = KeyValueCache(),  # noqa: B008
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        _check_heads(dims, num_heads, num_kv_heads, head_dim, window)
-        check_counts("GQA", sinks=sinks)
-        if sinks and (window is None or not is_causal):
-            raise ValueError(
-                "[GQA] 'sinks' must be 0, or positive with 'is_causal' and a 'window', but got "
-                f"{sinks}."
-            )
+        _check_heads(dims, num_heads, num_kv_heads, head_dim)
         head_dim = dims // num_heads if head_dim is None else head_dim
         self._dims = dims
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self._is_causal = is_causal
-        self._window = window
-        self._sinks = sinks
-        self._set_quantization(quantization, quantization_start)
+        cache.check_fits(head_dim, is_causal)
+        self._cache = cache
         self.query_proj = linear(dims, num_heads * head_dim, bias=bias)
         self.key_proj = linear(dims, num_kv_heads * head_dim, bias=bias)
         self.value_proj = linear(dims, num_kv_heads * head_dim, bias=bias)
         self.output_proj = linear(num_heads * head_dim, dims, bias=bias)
         if rope is not None:
             self.rope = rope
-        if qk_norm_eps is not None:
-            self.query_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps)
-            self.key_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps)
-        if output_norm_eps is not None:
-            self.output_norm = nn.RMSNorm(num_heads * head_dim, eps=output_norm_eps)
+        if norms.qk_eps is not None:
+            self.query_norm = nn.RMSNorm(head_dim, eps=norms.qk_eps)
+            self.key_norm = nn.RMSNorm(head_dim, eps=norms.qk_eps)
+        if norms.output_eps is not None:
+            self.output_norm = nn.RMSNorm(num_heads * head_dim, eps=norms.output_eps)
 
     def with_state(
         self,
@@ -142,6 +128,7 @@ class GQA(TokenMixer):
         mixer = copy(self)
         if not self._is_causal:
             return mixer
+        cache = self._cache
         if max_size is not None:
             check_sizes("GQA", max_size=max_size)
             if not SINKS < max_size < 2**31:
@@ -150,46 +137,44 @@ class GQA(TokenMixer):
                     f"stay, and below 2**31 but got {max_size}."
                 )
             if self.capacity is None or self.capacity > max_size:
-                mixer._window, mixer._sinks = max_size - SINKS, SINKS
-        mixer._set_quantization(quantization, quantization_start)
+                cache = replace(cache, window=max_size - SINKS, sinks=SINKS)
+        mixer._cache = replace(
+            cache, quantization=quantization, quantization_start=quantization_start
+        )
+        mixer._cache.check_fits(self.head_dim, self._is_causal)
         return mixer
-
-    def _set_quantization(self, quantization: Quantization | None, start: int) -> None:
-        _check_quantization(quantization, start, self.head_dim)
-        self._quantization = quantization
-        self._quantization_start = start
 
     @property
     def capacity(self) -> int | None:
         """The most slots of a state, `None` without a window."""
-        return None if self._window is None else self._sinks + self._window
+        return self._cache.capacity
 
     @property
-    def _exact_slots(self) -> int | None:
-        """Slots in use with which a state is quantised; `None`: never."""
-        if self._quantization is None:
-            return None
-        start = self._quantization_start
-        return start if self.capacity is None else min(start, self.capacity)
+    def _window(self) -> int | None:
+        return self._cache.window
+
+    @property
+    def _sinks(self) -> int:
+        return self._cache.sinks
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> GQAState:
         if not self._is_causal:
             return ()
         heads, dims = self.num_kv_heads, self.head_dim
         state = KeyValueState.empty(batch_size, heads, dims, dims, dtype)
-        return self._quantized(state) if self._exact_slots == 0 else state
+        return self._quantized(state) if self._cache.exact_slots == 0 else state
 
     def blank_state(self, batch_size: int, length: int, dtype: mx.Dtype) -> GQAState:
         state = self.init_state(batch_size, dtype)
         if isinstance(state, KeyValueState):
-            exact = self._exact_slots
+            exact = self._cache.exact_slots
             if exact is not None and length > exact:
                 state = self._quantized(state)
             state = state.blank(length, self._window, self._sinks)
         return state
 
     def can_rewind(self, state: GQAState, count: int) -> bool:
-        exact = self._exact_slots
+        exact = self._cache.exact_slots
         if self._window is not None or not isinstance(state, KeyValueState):
             return False
         return exact is None or state.is_quantized or state.positions.shape[1] + count <= exact
@@ -198,7 +183,7 @@ class GQA(TokenMixer):
         return state.without_last(count)
 
     def fixed_state(self, state: GQAState) -> tuple[FixedKeyValueState, int | None] | None:
-        if not self._takes_step(state, 1) or self._quantization is not None:
+        if not self._takes_step(state, 1) or self._cache.quantization is not None:
             return None
         fixed = FixedKeyValueState.of(with_room(state, 1, self._window, self._sinks))
         room = fixed.positions.shape[1]
@@ -208,7 +193,8 @@ class GQA(TokenMixer):
         return KeyValueState(*state).without_last(unread or 0)
 
     def _quantized(self, state: KeyValueState) -> KeyValueState:
-        return state if self._quantization is None else state.quantized(self._quantization)
+        quantization = self._cache.quantization
+        return state if quantization is None else state.quantized(quantization)
 
     def __call__(
         self,
@@ -255,7 +241,7 @@ class GQA(TokenMixer):
     ) -> tuple[mx.array, GQAState]:
         """`_attend`, in two parts where the state is to be quantised between them."""
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
-        exact = self._exact_slots
+        exact = self._cache.exact_slots
         if exact is None or not isinstance(state, KeyValueState) or state.is_quantized:
             return self._attend(x, state, counts, norm, residual, starts)
         if starts is not None:
@@ -460,11 +446,9 @@ def _places(start: int | mx.array, length: int) -> mx.array:
     return column + mx.arange(length)[None]
 
 
-def _check_heads(
-    dims: int, num_heads: int, num_kv_heads: int, head_dim: int | None, window: int | None
-) -> None:
+def _check_heads(dims: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:
     check_sizes("GQA", dims=dims, num_heads=num_heads, num_kv_heads=num_kv_heads)
-    check_optional_sizes("GQA", head_dim=head_dim, window=window)
+    check_optional_sizes("GQA", head_dim=head_dim)
     if head_dim is None and dims % num_heads:
         raise ValueError(
             f"[GQA] 'num_heads' must divide 'dims' unless 'head_dim' is given but got {num_heads} "
@@ -474,15 +458,3 @@ def _check_heads(
         raise ValueError(
             f"[GQA] 'num_kv_heads' must divide 'num_heads' but got {num_kv_heads} for {num_heads}."
         )
-
-
-def _check_quantization(quantization: Quantization | None, start: int, head_dim: int) -> None:
-    check_counts("GQA", quantization_start=start)
-    if quantization is None or head_dim % quantization.group_size == 0:
-        return
-    fitting = [str(size) for size in GROUP_SIZES if head_dim % size == 0]
-    way_out = f"Use {' or '.join(fitting)}." if fitting else "Keep keys and values exact."
-    raise ValueError(
-        f"[GQA] 'group_size' of the quantization must divide 'head_dim' but got "
-        f"{quantization.group_size} for {head_dim}. {way_out}"
-    )

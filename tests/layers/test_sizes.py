@@ -19,7 +19,7 @@ from mlx_mmfree.layers import (
 from mlx_mmfree.layers.lora import DoRALinear, LoRAEmbedding, LoRALinear
 from mlx_mmfree.layers.quantized_array import Quantization
 from mlx_mmfree.models.parts.block import Block
-from mlx_mmfree.token_mixers import GQA, MLGRU
+from mlx_mmfree.token_mixers import GQA, MLGRU, KeyValueCache
 
 LINEAR = nn.Linear(4, 4)
 NO_SIZES = [2.5, 8.0, float("nan"), 0, -1, True, "8", mx.array(8)]
@@ -51,14 +51,14 @@ SIZES: dict[str, Callable[[Any], object]] = {
     "[GQA] 'num_heads'": lambda heads: GQA(8, num_heads=heads),
     "[GQA] 'num_kv_heads'": lambda heads: GQA(8, num_heads=2, num_kv_heads=heads),
     "[GQA] 'head_dim'": lambda dims: GQA(8, num_heads=2, head_dim=dims),
-    "[GQA] 'window'": lambda window: GQA(8, num_heads=2, window=window),
+    "[GQA] 'window'": lambda window: KeyValueCache(window=window),
     "[GQA] 'max_size'": lambda size: GQA(8, num_heads=2).with_state(max_size=size),
 }
 
 COUNTS: dict[str, Callable[[Any], object]] = {
     "[MLGRU] 'conv_size'": lambda size: MLGRU(8, conv_size=size),
-    "[GQA] 'sinks'": lambda sinks: GQA(8, num_heads=2, window=9, sinks=sinks),
-    "[GQA] 'quantization_start'": lambda n: GQA(8, num_heads=2, quantization_start=n),
+    "[GQA] 'sinks'": lambda sinks: KeyValueCache(window=9, sinks=sinks),
+    "[GQA] 'quantization_start'": lambda n: KeyValueCache(quantization_start=n),
 }
 
 

@@ -10,7 +10,7 @@ from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub.checkpoint.names import WeightNames
 from mlx_mmfree.layers import RoPE
 from mlx_mmfree.models import find
-from mlx_mmfree.token_mixers import GQA
+from mlx_mmfree.token_mixers import GQA, AttentionNorms
 from tests.tolerances import TOLERANCE, relative_error
 
 FLOAT32 = TOLERANCE[mx.float32]
@@ -119,7 +119,8 @@ def test_theta_where_it_is_missing() -> None:
 def test_yarn_does_not_depend_on_the_pieces(is_normed: bool) -> None:
     mx.random.seed(2)
     rope = RoPE(8, attention_factor=1.7)
-    mixer = GQA(32, num_heads=4, num_kv_heads=2, rope=rope, qk_norm_eps=1e-6 if is_normed else None)
+    norms = AttentionNorms(qk_eps=1e-6 if is_normed else None)
+    mixer = GQA(32, num_heads=4, num_kv_heads=2, rope=rope, norms=norms)
     plain = copy(mixer)
     plain.rope = RoPE(8)
     x = mx.random.normal((1, 12, 32))

@@ -9,7 +9,7 @@ from mlx.utils import tree_map
 from mlx_mmfree.layers import RoPE
 from mlx_mmfree.layers.key_value_state import GROWTH_STEP
 from mlx_mmfree.layers.quantized_array import Quantization
-from mlx_mmfree.token_mixers import GQA
+from mlx_mmfree.token_mixers import GQA, AttentionNorms, KeyValueCache
 from tests.tolerances import TOLERANCE, relative_error
 
 FLOAT32 = TOLERANCE[mx.float32]
@@ -22,9 +22,10 @@ WINDOWS: list[dict[str, int]] = [
 ]
 
 
-def _mixer(**options: Any) -> GQA:
+def _mixer(is_causal: bool = True, **cache: Any) -> GQA:
     mx.random.seed(5)
-    return GQA(16, num_heads=4, num_kv_heads=2, rope=RoPE(4), **options)
+    cache_of = KeyValueCache(**cache)
+    return GQA(16, num_heads=4, num_kv_heads=2, rope=RoPE(4), is_causal=is_causal, cache=cache_of)
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
@@ -166,7 +167,7 @@ STORED: list[dict[str, Any]] = [
 ]
 
 
-def _stored(bits: int, **options: Any) -> GQA:
+def _stored(bits: int, **cache: Any) -> GQA:
     """A mixer whose projections are exact, so that no code lies at a rounding boundary by chance."""
     mx.random.seed(5)
     mixer = GQA(
@@ -175,8 +176,7 @@ def _stored(bits: int, **options: Any) -> GQA:
         num_kv_heads=2,
         head_dim=32,
         rope=RoPE(32),
-        quantization=Quantization(bits, 32),
-        **options,
+        cache=KeyValueCache(quantization=Quantization(bits, 32), **cache),
     )
     mixer.update(tree_map(lambda w: mx.round(32 * w) / 32, mixer.parameters()))
     return mixer
@@ -260,7 +260,7 @@ def test_a_limited_state_shares_the_weights_and_leaves_the_mixer_alone() -> None
     _, state = limited(x)
     assert state.positions.shape == (1, 9)
     assert sorted(state.positions[0].tolist()) == [0, 1, 2, 3, 25, 26, 27, 28, 29]
-    same = GQA(16, num_heads=4, num_kv_heads=2, rope=RoPE(4), window=5, sinks=4)
+    same = GQA(16, num_heads=4, num_kv_heads=2, rope=RoPE(4), cache=KeyValueCache(5, 4))
     same.update(mixer.parameters())
     assert mx.array_equal(limited(x)[0], same(x)[0])
     assert mixer(x)[1].positions.shape == (1, 30)
@@ -309,7 +309,7 @@ def test_impossible_states(options: dict[str, Any], message: str) -> None:
 
 def test_heads_that_no_group_fits_keep_exact_states() -> None:
     with pytest.raises(ValueError, match=r"got 32 for 20\. Keep keys and values exact."):
-        GQA(40, num_heads=2, quantization=Quantization(8, 32))
+        GQA(40, num_heads=2, cache=KeyValueCache(quantization=Quantization(8, 32)))
 
 
 def test_sinks_keep_their_slots() -> None:
@@ -325,22 +325,67 @@ def test_sinks_keep_their_slots() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_heads": 4, "sinks": 1}, "'sinks' must be 0, or positive with 'is_causal'"),
-        ({"num_heads": 4, "sinks": -1, "window": 2}, "'sinks' must not be negative"),
         (
-            {"num_heads": 4, "sinks": 1, "window": 2, "is_causal": False},
+            {"num_heads": 4, "cache": KeyValueCache(window=2, sinks=1), "is_causal": False},
             "'sinks' must be 0, or positive with 'is_causal'",
         ),
         ({"num_heads": 5}, "'num_heads' must divide 'dims'"),
         ({"num_heads": 0, "head_dim": 4}, "'num_heads' must be positive"),
         ({"num_heads": 4, "num_kv_heads": 3}, "'num_kv_heads' must divide 'num_heads'"),
-        ({"num_heads": 4, "window": 0}, "'window' must be positive"),
         ({"num_heads": 4, "head_dim": -4}, "'head_dim' must be positive"),
     ],
 )
 def test_impossible_sizes(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GQA(16, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sinks": 1}, "'sinks' must be 0, or positive with 'is_causal'"),
+        ({"sinks": -1, "window": 2}, "'sinks' must not be negative"),
+        ({"window": 0}, "'window' must be positive"),
+    ],
+)
+def test_impossible_caches(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        KeyValueCache(**options)
+
+
+SINGLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"qk_norm_eps": 1e-6}, {"norms": AttentionNorms(qk_eps=1e-6)}),
+    ({"output_norm_eps": 1e-3}, {"norms": AttentionNorms(output_eps=1e-3)}),
+    ({"window": 3, "sinks": 2}, {"cache": KeyValueCache(window=3, sinks=2)}),
+    (
+        {"quantization": Quantization(4, 32), "quantization_start": 5},
+        {"cache": KeyValueCache(quantization=Quantization(4, 32), quantization_start=5)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("single", "grouped"), SINGLE, ids=lambda options: " ".join(options))
+def test_arguments_given_one_by_one_are_those_of_the_groups(
+    single: dict[str, Any], grouped: dict[str, Any]
+) -> None:
+    with pytest.warns(DeprecationWarning) as caught:
+        old = GQA(64, num_heads=2, rope=RoPE(32), **single)
+    messages = " ".join(str(warning.message) for warning in caught)
+    assert all(f"'{name}' is now" in messages for name in single)
+    assert {warning.filename for warning in caught} == {__file__}
+    new = GQA(64, num_heads=2, rope=RoPE(32), **grouped)
+    assert new.parameters().keys() == old.parameters().keys()
+    new.update(old.parameters())
+    x = mx.random.normal((1, 9, 64))
+    (y, state), (y_old, state_old) = new(x), old(x)
+    assert mx.array_equal(y, y_old)
+    assert mx.array_equal(state.positions, state_old.positions)
+    assert state.is_quantized == state_old.is_quantized
+
+
+def test_an_argument_is_not_given_beside_its_group() -> None:
+    with pytest.raises(TypeError, match="'window' must be given inside 'cache' but came beside it"):
+        GQA(16, num_heads=4, cache=KeyValueCache(), window=3)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -357,6 +402,7 @@ def test_bidirectional_attention_stays_within_samples(window: int | None) -> Non
 
 
 def test_samples_cannot_be_packed_into_a_state_still_to_be_quantised() -> None:
-    mixer = GQA(32, num_heads=1, quantization=Quantization(8, 32), quantization_start=3)
+    cache = KeyValueCache(quantization=Quantization(8, 32), quantization_start=3)
+    mixer = GQA(32, num_heads=1, cache=cache)
     with pytest.raises(ValueError, match="'starts' must be None while the state is still"):
         mixer(mx.ones((1, 5, 32)), starts=mx.zeros((1, 5), mx.bool_))

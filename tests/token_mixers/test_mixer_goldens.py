@@ -10,7 +10,7 @@ import pytest
 from mlx_mmfree.channel_mixers import SwiGLU
 from mlx_mmfree.layers import RoPE
 from mlx_mmfree.models import Block
-from mlx_mmfree.token_mixers import GQA
+from mlx_mmfree.token_mixers import GQA, KeyValueCache
 from tests.tolerances import TOLERANCE, relative_error
 
 FOLDER = Path(__file__).parents[1] / "data" / "mixers"
@@ -60,9 +60,19 @@ def attend(mixer: GQA, q: mx.array, k: mx.array, v: mx.array) -> mx.array:
         ("gqa__op", "causal", 2, {}),
         ("gqa__op", "full", 2, {"is_causal": False}),
         ("gqa__op", "mqa_causal", 1, {}),
-        ("sliding_window__op", "causal_window", 2, {"window": 3}),
-        ("sliding_window__op", "causal_window_2_sinks", 2, {"window": 3, "sinks": 2}),
-        ("sliding_window__op", "symmetric_window", 2, {"window": 4, "is_causal": False}),
+        ("sliding_window__op", "causal_window", 2, {"cache": KeyValueCache(window=3)}),
+        (
+            "sliding_window__op",
+            "causal_window_2_sinks",
+            2,
+            {"cache": KeyValueCache(window=3, sinks=2)},
+        ),
+        (
+            "sliding_window__op",
+            "symmetric_window",
+            2,
+            {"cache": KeyValueCache(window=4), "is_causal": False},
+        ),
     ],
 )
 def test_attention(case: str, output: str, kv_heads: int, options: dict[str, Any]) -> None:
@@ -82,7 +92,7 @@ def test_attention_with_rope() -> None:
 @pytest.mark.parametrize("is_stepwise", [False, True])
 def test_block_with_a_sliding_window(is_stepwise: bool) -> None:
     tensors = golden("sliding_window__mistral_1layer")
-    mixer = GQA(16, num_heads=4, num_kv_heads=2, rope=RoPE(4), window=3)
+    mixer = GQA(16, num_heads=4, num_kv_heads=2, rope=RoPE(4), cache=KeyValueCache(window=3))
     block = Block(16, mixer, SwiGLU(16, hidden_dims=24), norm_eps=1e-6)
     fill(block.token_mixer, tensors, "w.layers.0.self_attn.", LINEARS)
     channels = {name: name for name in ("gate_proj", "up_proj", "down_proj")}
@@ -100,7 +110,7 @@ def test_block_with_a_sliding_window(is_stepwise: bool) -> None:
 @pytest.mark.parametrize("cuts", [list(range(1, 12)), [], [3, 8]], ids=str)
 def test_attention_sinks(cuts: list[int]) -> None:
     tensors = golden("attention_sink__streaming_llm_decode")
-    mixer = GQA(12, num_heads=2, rope=RoPE(6), window=4, sinks=2)
+    mixer = GQA(12, num_heads=2, rope=RoPE(6), cache=KeyValueCache(window=4, sinks=2))
     fill(mixer, tensors, "w.", LINEARS)
     state, parts = None, []
     for part in mx.split(tensors["in.x"], cuts, axis=1):

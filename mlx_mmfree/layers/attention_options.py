@@ -1,0 +1,135 @@
+"""Arguments of attention, in groups: its norms, and what it keeps of a text."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from .arguments import check_counts, check_optional_sizes
+from .quantized_array import GROUP_SIZES, Quantization
+
+Self = TypeVar("Self")
+Arguments = ParamSpec("Arguments")
+
+
+@dataclass(frozen=True)
+class AttentionNorms:
+    """The norms inside attention.
+
+    Attributes:
+        qk_eps: Epsilon of an RMSNorm of each head's queries and keys before the rotation; `None`
+            means none.
+        output_eps: Epsilon of an RMSNorm before the output projection; `None` means none.
+    """
+
+    qk_eps: float | None = None
+    output_eps: float | None = None
+
+
+@dataclass(frozen=True)
+class KeyValueCache:
+    """Which tokens attention sees, and how it keeps their keys and values.
+
+    Attributes:
+        window: Each token sees only tokens nearer than this, itself included: `|t - j| < window`.
+        sinks: Number of first tokens that every token sees beside its window (StreamingLLM, Xiao et
+            al., arXiv 2309.17453), as near as if the text between had never been.
+        quantization: Stores keys and values in few bits. A token's are rounded before anything
+            attends to them, itself included.
+        quantization_start: The state stays exact until it has so many slots, or its window is full.
+
+    Raises:
+        TypeError: A number is not an integer.
+        ValueError: A number is out of its bounds, or there are sinks without a window.
+    """
+
+    window: int | None = None
+    sinks: int = 0
+    quantization: Quantization | None = None
+    quantization_start: int = 0
+
+    def __post_init__(self) -> None:
+        check_optional_sizes("GQA", window=self.window)
+        check_counts("GQA", sinks=self.sinks, quantization_start=self.quantization_start)
+        if self.sinks and self.window is None:
+            raise ValueError(
+                "[GQA] 'sinks' must be 0, or positive with 'is_causal' and a 'window', but got "
+                f"{self.sinks}."
+            )
+
+    @property
+    def capacity(self) -> int | None:
+        """The most slots of a state, `None` without a window."""
+        return None if self.window is None else self.sinks + self.window
+
+    @property
+    def exact_slots(self) -> int | None:
+        """Slots in use with which a state is quantised; `None`: never."""
+        if self.quantization is None:
+            return None
+        start = self.quantization_start
+        return start if self.capacity is None else min(start, self.capacity)
+
+    def check_fits(self, head_dim: int, is_causal: bool) -> None:
+        """Refuses a cache that attention with such heads cannot have.
+
+        Raises:
+            ValueError: A group does not divide the dims of a head, or there are sinks though
+                attention is not causal.
+        """
+        if self.sinks and not is_causal:
+            raise ValueError(
+                "[GQA] 'sinks' must be 0, or positive with 'is_causal' and a 'window', but got "
+                f"{self.sinks}."
+            )
+        if self.quantization is None or head_dim % self.quantization.group_size == 0:
+            return
+        fitting = [str(size) for size in GROUP_SIZES if head_dim % size == 0]
+        way_out = f"Use {' or '.join(fitting)}." if fitting else "Keep keys and values exact."
+        raise ValueError(
+            f"[GQA] 'group_size' of the quantization must divide 'head_dim' but got "
+            f"{self.quantization.group_size} for {head_dim}. {way_out}"
+        )
+
+
+# Arguments that were given one by one before they were grouped: the group and the name in it.
+_SINGLE = {
+    "qk_norm_eps": ("norms", "qk_eps"),
+    "output_norm_eps": ("norms", "output_eps"),
+    "window": ("cache", "window"),
+    "sinks": ("cache", "sinks"),
+    "quantization": ("cache", "quantization"),
+    "quantization_start": ("cache", "quantization_start"),
+}
+
+_KINDS: dict[str, type] = {"norms": AttentionNorms, "cache": KeyValueCache}
+
+
+def takes_single_arguments(
+    init: Callable[Concatenate[Self, Arguments], None],
+) -> Callable[Concatenate[Self, Arguments], None]:
+    """Lets a constructor with `norms` and `cache` be called with what they hold, as it once was."""
+
+    @wraps(init)
+    def wrapper(self: Self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        given: dict[str, dict[str, Any]] = {"norms": {}, "cache": {}}
+        for name in [name for name in _SINGLE if name in kwargs]:
+            group, own_name = _SINGLE[name]
+            if group in kwargs:
+                raise TypeError(
+                    f"[GQA] '{name}' must be given inside '{group}' but came beside it."
+                )
+            warnings.warn(
+                f"[GQA] '{name}' is now '{own_name}' of {_KINDS[group].__name__}, which is given as "
+                f"'{group}'; the old argument will be removed.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            given[group][own_name] = kwargs.pop(name)
+        groups: dict[str, Any] = {
+            group: _KINDS[group](**own) for group, own in given.items() if own
+        }
+        init(self, *args, **kwargs, **groups)
+
+    return wrapper

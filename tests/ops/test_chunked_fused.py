@@ -1,5 +1,7 @@
 """The fused operations in few plain ones: exact sums, codes, rows that stay alone, kept constants."""
 
+import io
+
 import mlx.core as mx
 import pytest
 
@@ -133,3 +135,21 @@ def test_a_compiled_step_takes_new_activations() -> None:
         for seed in range(3):
             x = mx.random.normal((1, 64), key=mx.random.key(seed))
             assert_close(repeated(x), step(x), 1e-6)
+
+
+@pytest.mark.parametrize("backend", ["chunked", "reference"])
+@pytest.mark.parametrize(("eps", "sets"), [(None, 1), (1e-6, 3)])
+def test_projections_of_one_input_share_their_codes(
+    backend: str, eps: float | None, sets: int
+) -> None:
+    norm = None if eps is None else mx.ones((32,))
+    # of unequal sizes, so that those with norms of their own are computed one by one
+    projections = [
+        Projection(pack_ternary(random_trits(outputs, 32)), mx.ones((1,)), norm)
+        for outputs in (32, 16, 16)
+    ]
+    graph = io.StringIO()
+    with use_backend(backend):
+        mx.export_to_dot(graph, bit_linear(mx.ones((1, 32)), projections, eps=eps))
+    # of the largest value in a row
+    assert graph.getvalue().count('"Max"') == sets

@@ -5,14 +5,13 @@ from typing import Any
 
 from ..layers.quantized_array import Quantization
 from ..models import Decoder
-from ..token_mixers import GQA
 
 DEFAULT_GROUP_SIZES = (64, 32)
 
 
 def keeps_key_values(model: Decoder) -> bool:
     """Whether the model has attention, whose state grows with the text."""
-    return any(isinstance(block.token_mixer, GQA) for block in model.blocks)
+    return any(block.token_mixer.key_value_dims is not None for block in model.blocks)
 
 
 def with_key_values(
@@ -48,21 +47,21 @@ def with_key_values(
     changed = copy(model)
     changed.blocks = [copy(block) for block in model.blocks]
     for block in changed.blocks:
-        mixer = block.token_mixer
-        if isinstance(mixer, GQA):
-            block.token_mixer = mixer.with_state(
+        dims = block.token_mixer.key_value_dims
+        if dims is not None:
+            block.token_mixer = block.token_mixer.with_state(
                 max_size=max_kv_size,
-                quantization=_quantization(mixer, kv_bits, kv_group_size),
+                quantization=_quantization(dims, kv_bits, kv_group_size),
                 quantization_start=quantized_kv_start,
             )
     return changed
 
 
-def _quantization(mixer: GQA, bits: int | None, group_size: int | None) -> Quantization | None:
+def _quantization(dims: int, bits: int | None, group_size: int | None) -> Quantization | None:
     if bits is None:
         return None
     if group_size is None:
-        fitting = (size for size in DEFAULT_GROUP_SIZES if mixer.head_dim % size == 0)
+        fitting = (size for size in DEFAULT_GROUP_SIZES if dims % size == 0)
         group_size = next(fitting, DEFAULT_GROUP_SIZES[-1])
     return Quantization(bits, group_size)
 

@@ -17,7 +17,6 @@ from ..models import Decoder
 from ..ops.backend.dispatch import backend_report, forced_backend
 from ..ops.ternary import packed_width
 from ..platform.device import DeviceInfo, device_info
-from ..token_mixers import GQA
 from .decode import PREFILL_STEP_SIZE
 from .key_values import blank_state
 
@@ -98,16 +97,13 @@ def _scores(model: Decoder, batch_size: int, length: int, context_length: int) -
     if _backend("attention", token, token, token, None) in ("metal", "native"):
         return 0
     queries = length + min(length, _ATTENTION_BLOCK)
-    most = 0
-    for block in model.blocks:
-        if isinstance(mixer := block.token_mixer, GQA):
-            kept = max(0, context_length - length)
-            if mixer.capacity is not None:
-                kept = min(kept, mixer.capacity)
-            # keys and values in float32 beside them
-            a_key = mixer.num_heads * queries + 2 * mixer.num_kv_heads * mixer.head_dim
-            most = max(most, batch_size * a_key * (kept + length))
-    return most
+    return max(
+        (
+            block.token_mixer.score_count(batch_size, queries, length, context_length)
+            for block in model.blocks
+        ),
+        default=0,
+    )
 
 
 def _unpacked(model: Decoder) -> int:

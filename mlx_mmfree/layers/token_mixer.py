@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from .quantized_array import Quantization
+
 State = Any
 """A tree of arrays, each with the batch on axis 0; `()` where a mixer carries nothing."""
 
@@ -24,7 +26,7 @@ class TokenMixer(nn.Module):
     and the result, the gradient and the state returned are those of that sample alone.
 
     A mixer is made as `Mixer(dims, *, ..., linear=nn.Linear)`, with `is_causal` and `max_length` only
-    where they mean something. What it can do is declared:
+    where they mean something. What its kind can do is declared:
 
     Attributes:
         causal: It can be built so that output t depends on inputs up to t only.
@@ -32,6 +34,8 @@ class TokenMixer(nn.Module):
         cross: `__call__` takes a second sequence as `memory=` and `memory_valid=`.
         recurrent: Its state has a constant size.
         length_bound: It is made with `max_length=` and takes no longer sequence.
+        packs_samples: `__call__` takes `starts`.
+        key_value_dims: Numbers of one key of those that its state holds; `None`: it holds none.
     """
 
     causal: ClassVar[bool] = False
@@ -39,6 +43,40 @@ class TokenMixer(nn.Module):
     cross: ClassVar[bool] = False
     recurrent: ClassVar[bool] = False
     length_bound: ClassVar[bool] = False
+    packs_samples: ClassVar[bool] = False
+    key_value_dims: int | None = None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether output t of this one depends on inputs up to t only."""
+        return self.causal
+
+    def with_state(
+        self,
+        *,
+        max_size: int | None = None,
+        quantization: Quantization | None = None,
+        quantization_start: int = 0,
+    ) -> "TokenMixer":
+        """The same mixer, with the same weights, whose state keeps less of a text, where it can.
+
+        Args:
+            max_size: The most tokens of which it holds keys and values.
+            quantization: Stores them in few bits.
+            quantization_start: The state stays exact until it holds so many tokens.
+        """
+        return self
+
+    def score_count(self, batch_size: int, queries: int, length: int, context_length: int) -> int:
+        """About the most numbers that weights between tokens take while a text is read.
+
+        Args:
+            batch_size: Texts at a time.
+            queries: Positions whose weights are alive at once.
+            length: Positions read at a time.
+            context_length: The longest text.
+        """
+        return 0
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> State:
         """The state before the first position."""
@@ -72,15 +110,9 @@ class TokenMixer(nn.Module):
         """The ordinary form of a `fixed_state` after `unread` tokens fewer than it had room for."""
         return state
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: State = None,
-        valid: mx.array | None = None,
-        *,
-        starts: mx.array | None = None,
-    ) -> tuple[mx.array, State]:
-        raise NotImplementedError
+    __call__: Callable[..., tuple[mx.array, State]]
+    """`mixer(x, state, valid)`, and by name what the mixer takes beside: `starts`, `memory`, or what its
+    model shares."""
 
     def residual(
         self,

@@ -68,6 +68,7 @@ class GQA(TokenMixer):
 
     causal: ClassVar[bool] = True
     bidirectional: ClassVar[bool] = True
+    packs_samples: ClassVar[bool] = True
 
     @takes_single_arguments
     def __init__(
@@ -143,6 +144,22 @@ class GQA(TokenMixer):
         )
         mixer._cache.check_fits(self.head_dim, self._is_causal)
         return mixer
+
+    @property
+    def is_causal(self) -> bool:
+        return self._is_causal
+
+    @property
+    def key_value_dims(self) -> int | None:  # type: ignore[override]
+        return self.head_dim if self._is_causal else None
+
+    def score_count(self, batch_size: int, queries: int, length: int, context_length: int) -> int:
+        kept = max(0, context_length - length)
+        if self.capacity is not None:
+            kept = min(kept, self.capacity)
+        # keys and values in float32 beside them
+        a_key = self.num_heads * queries + 2 * self.num_kv_heads * self.head_dim
+        return batch_size * a_key * (kept + length)
 
     @property
     def capacity(self) -> int | None:

@@ -58,6 +58,7 @@ class MLGRU(TokenMixer):
 
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
+    packs_samples: ClassVar[bool] = True
 
     def __init__(
         self,

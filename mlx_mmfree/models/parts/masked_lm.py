@@ -1,0 +1,27 @@
+"""A masked language model: every position sees the whole text."""
+
+import mlx.core as mx
+
+from .token_model import TokenModel
+from .tokens import known_rows
+
+
+class MaskedLM(TokenModel):
+    """Fills in tokens that are left out of a text (BERT, Devlin et al., arXiv 1810.04805).
+
+    Args: as of `TokenModel`; the token mixers are built to see the whole sequence.
+
+    Shape:
+        `tokens`: integers `(B, L)`; `valid`: booleans `(B, L)`, `False` where padded; logits
+        `(B, L, V)`.
+    """
+
+    purpose = "filling in masked tokens"
+
+    def hidden(self, tokens: mx.array, valid: mx.array | None = None) -> mx.array:
+        """The normed residual stream before the head, `(B, L, D)`."""
+        x = known_rows(self.embed, tokens)
+        return self.run(x, self.init_state(x.shape[0]), valid)[0]
+
+    def __call__(self, tokens: mx.array, valid: mx.array | None = None) -> mx.array:
+        return self.logits(self.hidden(tokens, valid))

@@ -1,0 +1,63 @@
+"""What language models of every kind share: an embedding before their blocks, and a head."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ...layers import apply_head
+from ...ops.ternary import ROUNDING_VERSION
+from .block import Block
+from .stack import Stack
+
+
+class TokenModel(Stack):
+    """Embedding, blocks, norm, head.
+
+    Args:
+        embed: The embedding, `(V, D)`.
+        blocks: The blocks, first to last.
+        norm: The norm before the head.
+        head: Maps `(..., D)` to `(..., V)`; `None` ties it to the embedding.
+        config: The architecture's configuration, kept as the attribute `config`.
+
+    Attributes:
+        purpose: What such a model is for, in the words of an error message.
+        rounding: How its packed weights were made of floats, as `hub.checkpoint.writer_record` has it.
+    """
+
+    purpose = ""
+
+    def __init__(
+        self,
+        embed: nn.Embedding,
+        blocks: Sequence[Block],
+        norm: nn.Module,
+        head: nn.Module | None = None,
+        config: Any = None,
+    ):
+        # first, so that weights are drawn in the order of the computation
+        nn.Module.__init__(self)
+        self.embed = embed
+        super().__init__(blocks, norm)
+        if head is not None:
+            self.head = head
+        self.config = config
+        self.rounding: int | str | None = ROUNDING_VERSION
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.embed.weight.shape[0])
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The dtype of the residual stream."""
+        return self.embed(mx.zeros((1,), mx.int32)).dtype
+
+    def init_state(self, batch_size: int) -> tuple[Any, ...]:
+        return tuple(block.init_state(batch_size, self.dtype) for block in self.blocks)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """The head, applied to the normed residual stream."""
+        return apply_head(self.head if "head" in self else self.embed, hidden)

@@ -8,6 +8,7 @@ import mlx.nn as nn
 
 from ..layers import ChannelMixer
 from ..layers.arguments import check_optional_sizes, check_sizes
+from ..layers.linear_factory import Linears, factory_of
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {"relu": nn.relu, "gelu": nn.gelu}
 
@@ -21,7 +22,8 @@ class FeedForward(ChannelMixer):
     Args:
         dims: Model dims `D`.
         hidden_dims: Width between the projections. Default: `4 * dims`.
-        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
         activation: `"relu"`, or `"gelu"` for the exact GELU.
         bias: Whether the projections have a bias.
 
@@ -38,7 +40,7 @@ class FeedForward(ChannelMixer):
         dims: int,
         *,
         hidden_dims: int | None = None,
-        linear: Callable[..., nn.Module] = nn.Linear,
+        linear: Linears = nn.Linear,
         activation: Literal["relu", "gelu"] = "relu",
         bias: bool = True,
     ):
@@ -51,8 +53,8 @@ class FeedForward(ChannelMixer):
                 f"'{activation}'."
             )
         hidden_dims = 4 * dims if hidden_dims is None else hidden_dims
-        self.up_proj = linear(dims, hidden_dims, bias=bias)
-        self.down_proj = linear(hidden_dims, dims, bias=bias)
+        self.up_proj = factory_of(linear, "up_proj")(dims, hidden_dims, bias=bias)
+        self.down_proj = factory_of(linear, "down_proj")(hidden_dims, dims, bias=bias)
         self._activate = _ACTIVATIONS[activation]
 
     def __call__(self, x: mx.array) -> mx.array:

@@ -1,6 +1,5 @@
 """The gated feed-forward family (Shazeer, arXiv 2002.05202)."""
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import mlx.core as mx
@@ -8,6 +7,7 @@ import mlx.nn as nn
 
 from ..layers import ChannelMixer, project
 from ..layers.arguments import check_features, check_optional_sizes, check_sizes
+from ..layers.linear_factory import Linears, factory_of
 from ..ops.activations import Activation
 
 
@@ -23,7 +23,8 @@ class GatedLinearUnit(ChannelMixer):
         dims: Model dims `D`.
         hidden_dims: Width between the projections. Default: `8 * dims / 3`, rounded up to a multiple
             of 256.
-        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
         is_stacked: Gate and up are the halves of one projection, gate first; with ternary weights
             they then share one scale.
         bias: Whether the projections have a bias.
@@ -40,7 +41,7 @@ class GatedLinearUnit(ChannelMixer):
         dims: int,
         *,
         hidden_dims: int | None = None,
-        linear: Callable[..., nn.Module] = nn.Linear,
+        linear: Linears = nn.Linear,
         is_stacked: bool = False,
         bias: bool = False,
         norm_eps: float | None = None,
@@ -51,13 +52,14 @@ class GatedLinearUnit(ChannelMixer):
         hidden_dims = default_hidden_dims(dims) if hidden_dims is None else hidden_dims
         self._dims = dims
         if is_stacked:
-            self.gate_up_proj = linear(dims, 2 * hidden_dims, bias=bias)
+            make = factory_of(linear, "gate_up_proj")
+            self.gate_up_proj = make(dims, 2 * hidden_dims, bias=bias)
         else:
-            self.gate_proj = linear(dims, hidden_dims, bias=bias)
-            self.up_proj = linear(dims, hidden_dims, bias=bias)
+            for name in ("gate_proj", "up_proj"):
+                self[name] = factory_of(linear, name)(dims, hidden_dims, bias=bias)
         if norm_eps is not None:
             self.hidden_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
-        self.down_proj = linear(hidden_dims, dims, bias=bias)
+        self.down_proj = factory_of(linear, "down_proj")(hidden_dims, dims, bias=bias)
 
     def __call__(self, x: mx.array) -> mx.array:
         return self._mix(x, None, None)

@@ -11,9 +11,6 @@ from .quantized_array import Quantization
 State = Any
 """A tree of arrays, each with the batch on axis 0; `()` where a mixer carries nothing."""
 
-LinearFactory = Callable[..., nn.Module]
-"""Makes a projection: called as `linear(input_dims, output_dims, bias=...)`."""
-
 
 class TokenMixer(nn.Module):
     """A module that mixes along the sequence.

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from ..channel_mixers import SquaredReLUGLU, SwiGLU
+from ..channel_mixers.gated_linear_unit import GatedLinearUnit
+from ..errors import UnsupportedModelError
 from . import llama
 from .parts.architecture import Architecture, GGUFForm
 from .parts.decoder import Decoder
@@ -11,23 +14,44 @@ from .parts.ternary_linears import TernaryLinears
 
 WEIGHT_NAMES = llama.weight_names("self_attn.attn_sub_norm", "mlp.ffn_sub_norm")
 
+# silu: models of 1bitLLM in the names of transformers' BitNet
+_FEED_FORWARDS: dict[str, type[GatedLinearUnit]] = {"relu2": SquaredReLUGLU, "silu": SwiGLU}
+
 
 @dataclass(frozen=True)
 class Config(llama.Config):
     """The architecture of one BitNet model; its linears but the head are ternary in any case.
 
-    Attributes: as `llama.Config`.
+    Attributes: as `llama.Config`, and
+        hidden_act: Activation of the feed-forward's gate.
     """
 
     model_type: ClassVar[str] = "bitnet"
-    # silu: models of 1bitLLM in the names of transformers' BitNet
-    activations: ClassVar[tuple[llama.Activation, ...]] = ("relu2", "silu")
-
     default_theta: ClassVar[float] = 500000.0
 
     linears: TernaryLinears | None = field(default_factory=TernaryLinears)
     has_sub_norms: bool = True
-    hidden_act: llama.Activation = "relu2"
+    hidden_act: str = "relu2"
+
+    @classmethod
+    def from_hub(cls, config: Mapping[str, Any]) -> Self:
+        """Reads the keys of a Hub `config.json`.
+
+        Raises:
+            CheckpointError: A value is missing, of the wrong type or out of bounds.
+            UnsupportedModelError: A key asks for mathematics that are not implemented.
+        """
+        activation = config.get("hidden_act") or "relu2"
+        if activation not in tuple(_FEED_FORWARDS):
+            raise UnsupportedModelError(
+                f"[config.json] 'hidden_act' must be {' or '.join(map(repr, _FEED_FORWARDS))} but got "
+                f"{activation!r:.100}. Other values are not implemented."
+            )
+        return cls(**cls.read_fields(config), hidden_act=activation)
+
+    def to_hub(self) -> dict[str, Any]:
+        """The `config.json` of this architecture, read back by `from_hub`."""
+        return super().to_hub() | {"hidden_act": self.hidden_act}
 
     @classmethod
     def _has_sub_norms(cls, config: Mapping[str, Any]) -> bool:
@@ -40,7 +64,7 @@ class Config(llama.Config):
 
 def build(config: Config) -> Decoder:
     """A model with fresh weights, in its training form."""
-    return llama.build(config)
+    return llama.build_transformer(config, gated=_FEED_FORWARDS[config.hidden_act])
 
 
 def _mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> str | None:

@@ -6,11 +6,12 @@ Ternary checkpoints of this type are HF1BitLLM's Llama3, Falcon3 and Falcon-E, a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Self
 
 import mlx.nn as nn
 
-from ..channel_mixers import SquaredReLUGLU, SwiGLU
+from ..channel_mixers import SwiGLU
+from ..channel_mixers.gated_linear_unit import GatedLinearUnit
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers import RoPE
 from ..token_mixers import GQA, AttentionNorms
@@ -72,9 +73,6 @@ _FIXED = {
 }
 
 
-Activation = Literal["silu", "relu2"]
-
-
 @dataclass(frozen=True)
 class Config:
     """The architecture of one model.
@@ -96,12 +94,9 @@ class Config:
         tie_word_embeddings: The head reads the embedding's weight.
         max_position_embeddings: The longest text of training, where dynamic scaling begins.
         initializer_range: Standard deviation of freshly made weights.
-        hidden_act: Activation of the feed-forward's gate.
     """
 
     model_type: ClassVar[str] = "llama"
-    activations: ClassVar[tuple[Activation, ...]] = ("silu",)
-    has_qk_norms: ClassVar[bool] = False
     default_theta: ClassVar[float] = 10000.0
 
     vocab_size: int
@@ -120,7 +115,6 @@ class Config:
     tie_word_embeddings: bool = False
     max_position_embeddings: int = 2048
     initializer_range: float = 0.02
-    hidden_act: Activation = "silu"
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -149,20 +143,20 @@ class Config:
             )
 
     @classmethod
-    def from_hub(cls, config: Mapping[str, Any]) -> "Config":
+    def from_hub(cls, config: Mapping[str, Any]) -> Self:
         """Reads the keys of a Hub `config.json`.
 
         Raises:
             CheckpointError: A value is missing, of the wrong type or out of bounds.
             UnsupportedModelError: A key asks for mathematics that are not implemented.
         """
+        refuse_unless(config, {"hidden_act": "silu"})
+        return cls(**cls.read_fields(config))
+
+    @classmethod
+    def read_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that `from_hub` takes from the keys of all architectures of this family."""
         refuse_unless(config, _FIXED)
-        activation = config.get("hidden_act") or cls.activations[0]
-        if activation not in cls.activations:
-            raise UnsupportedModelError(
-                f"[config.json] 'hidden_act' must be {' or '.join(map(repr, cls.activations))} but got "
-                f"{activation!r:.100}. Other values are not implemented."
-            )
         config = _without_copy(config)
         dims = integer(config, "hidden_size", high=2**17)
         heads = integer(config, "num_attention_heads", high=2**12)
@@ -172,25 +166,24 @@ class Config:
                 f"given but got {heads} for {dims}."
             )
         sizes = {key: value for key, value in config.items() if value is not None}
-        return cls(
-            vocab_size=integer(config, "vocab_size", high=2**24),
-            hidden_size=dims,
-            num_hidden_layers=integer(config, "num_hidden_layers", high=1024),
-            intermediate_size=integer(config, "intermediate_size"),
-            num_attention_heads=heads,
-            num_key_value_heads=integer(sizes, "num_key_value_heads", heads, high=2**12),
-            head_dim=integer(sizes, "head_dim", dims // heads, high=2**12),
-            rms_norm_eps=number(config, "rms_norm_eps", 1e-6, low=1e-12, high=1.0),
-            rotation=Rotation.from_hub(config, cls.default_theta),
-            linears=cls._linears(config),
-            has_sub_norms=cls._has_sub_norms(config),
-            attention_bias=boolean(config, "attention_bias", False),
-            mlp_bias=boolean(config, "mlp_bias", False),
-            tie_word_embeddings=boolean(config, "tie_word_embeddings", False),
-            max_position_embeddings=integer(config, "max_position_embeddings", 2048, high=2**40),
-            initializer_range=number(config, "initializer_range", 0.02, low=0.0, high=10.0),
-            hidden_act=activation,
-        )
+        return {
+            "vocab_size": integer(config, "vocab_size", high=2**24),
+            "hidden_size": dims,
+            "num_hidden_layers": integer(config, "num_hidden_layers", high=1024),
+            "intermediate_size": integer(config, "intermediate_size"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": integer(sizes, "num_key_value_heads", heads, high=2**12),
+            "head_dim": integer(sizes, "head_dim", dims // heads, high=2**12),
+            "rms_norm_eps": number(config, "rms_norm_eps", 1e-6, low=1e-12, high=1.0),
+            "rotation": Rotation.from_hub(config, cls.default_theta),
+            "linears": cls._linears(config),
+            "has_sub_norms": cls._has_sub_norms(config),
+            "attention_bias": boolean(config, "attention_bias", False),
+            "mlp_bias": boolean(config, "mlp_bias", False),
+            "tie_word_embeddings": boolean(config, "tie_word_embeddings", False),
+            "max_position_embeddings": integer(config, "max_position_embeddings", 2048, high=2**40),
+            "initializer_range": number(config, "initializer_range", 0.02, low=0.0, high=10.0),
+        }
 
     @classmethod
     def _has_sub_norms(cls, config: Mapping[str, Any]) -> bool:
@@ -214,7 +207,7 @@ class Config:
         config = {
             "model_type": self.model_type,
             "architectures": [self._hub_class],
-            "hidden_act": self.hidden_act,
+            "hidden_act": "silu",
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
             "num_hidden_layers": self.num_hidden_layers,
@@ -252,10 +245,23 @@ def _without_copy(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def build(config: Config) -> Decoder:
     """A model with fresh weights, in its training form."""
+    return build_transformer(config)
+
+
+def build_transformer(
+    config: Config, *, gated: type[GatedLinearUnit] = SwiGLU, qk_norm_eps: float | None = None
+) -> Decoder:
+    """A model of this family with fresh weights, in its training form.
+
+    Args:
+        config: Its architecture.
+        gated: The feed-forward.
+        qk_norm_eps: As `AttentionNorms.qk_eps`.
+    """
     dims = config.hidden_size
     embed = nn.Embedding(config.vocab_size, dims)
     rope = config.rotation.build(config.head_dim)
-    blocks = [_block(config, n, rope) for n in range(config.num_hidden_layers)]
+    blocks = [_block(config, n, rope, gated, qk_norm_eps) for n in range(config.num_hidden_layers)]
     head = None
     if not config.tie_word_embeddings:
         head = linear_of(config.linears, "lm_head")(dims, config.vocab_size, bias=False)
@@ -263,48 +269,49 @@ def build(config: Config) -> Decoder:
     return draw_weights(Decoder(embed, blocks, norm, head, config), config.initializer_range)
 
 
-def _block(config: Config, number: int, rope: RoPE) -> Block:
+def _block(
+    config: Config,
+    number: int,
+    rope: RoPE,
+    gated: type[GatedLinearUnit],
+    qk_norm_eps: float | None,
+) -> Block:
     dims, eps = config.hidden_size, config.rms_norm_eps
-    linear = nn.Linear if config.linears is None else config.linears.linear
     sub_norm_eps = eps if config.has_sub_norms else None
-    gated = {"silu": SwiGLU, "relu2": SquaredReLUGLU}[config.hidden_act]
-    block = Block(
+    linears = {
+        ours.split(".")[1]: linear_of(config.linears, f"model.layers.{number}.{hub}")
+        for hub, ours in LINEARS.items()
+    }
+    return Block(
         dims,
         GQA(
             dims,
             num_heads=config.num_attention_heads,
             num_kv_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
-            linear=linear,
+            linear=linears,
             bias=config.attention_bias,
             rope=rope,
-            norms=AttentionNorms(eps if config.has_qk_norms else None, sub_norm_eps),
+            norms=AttentionNorms(qk_norm_eps, sub_norm_eps),
         ),
         gated(
             dims,
             hidden_dims=config.intermediate_size,
-            linear=linear,
+            linear=linears,
             bias=config.mlp_bias,
             norm_eps=sub_norm_eps,
         ),
         norm_eps=eps,
     )
-    for hub, ours in LINEARS.items():
-        if config.linears is not None and not config.linears.covers(f"model.layers.{number}.{hub}"):
-            mixer, name = ours.split(".")
-            given = block[mixer][name]
-            block[mixer][name] = nn.Linear(given.input_dims, given.output_dims, "bias" in given)
-    return block
 
 
 def mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> str | None:
-    """As `Architecture.mlx_lm`: mlx-lm knows Llama and Qwen3 in sizes of whole groups."""
-    is_biased = config.attention_bias or config.mlp_bias
-    is_known = not (config.has_qk_norms and is_biased)
+    """As `Architecture.mlx_lm`: mlx-lm knows Llama in sizes of whole groups."""
+    is_known = True
     if ternary_dims:
         is_plain = config.linears is not None and config.linears.norm_eps is None
         has_groups = all(dims % 32 == 0 for dims in ternary_dims)
-        is_known = is_known and is_plain and has_groups and not config.has_sub_norms
+        is_known = is_plain and has_groups and not config.has_sub_norms
     return "" if is_known else "ternary_transformer.py"
 
 
@@ -321,7 +328,7 @@ def _as_in_transformers(config: Config) -> Any:
     if not config.has_sub_norms or heads_dims != config.hidden_size or config.mlp_bias:
         return config
     given = {each.name: getattr(config, each.name) for each in fields(config)}
-    return find("bitnet").config(**given)
+    return find("bitnet").config(**given, hidden_act="silu")
 
 
 TINY = {

@@ -3,9 +3,9 @@
 Ternary Bonsai of the first generation is of this type, with weights in MLX's affine 2-bit form.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from . import llama
 from .parts.architecture import Architecture, GGUFForm
@@ -26,10 +26,9 @@ class Config(llama.Config):
     """
 
     model_type: ClassVar[str] = "qwen3"
-    has_qk_norms: ClassVar[bool] = True
 
     @classmethod
-    def from_hub(cls, config: Mapping[str, Any]) -> "Config":
+    def from_hub(cls, config: Mapping[str, Any]) -> Self:
         """Reads the keys of a Hub `config.json`.
 
         Raises:
@@ -37,8 +36,7 @@ class Config(llama.Config):
             UnsupportedModelError: A key asks for mathematics that are not implemented.
         """
         refuse_unless(config, {"use_sliding_window": False})
-        read = super().from_hub(config)
-        return read if isinstance(read, Config) else cls(**vars(read))
+        return super().from_hub(config)
 
     @property
     def _hub_class(self) -> str:
@@ -47,7 +45,14 @@ class Config(llama.Config):
 
 def build(config: Config) -> Decoder:
     """A model with fresh weights, in its training form."""
-    return llama.build(config)
+    return llama.build_transformer(config, qk_norm_eps=config.rms_norm_eps)
+
+
+def _mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> str | None:
+    """As `Architecture.mlx_lm`: mlx-lm knows Qwen3 without biases."""
+    if config.attention_bias or config.mlp_bias:
+        return "ternary_transformer.py"
+    return llama.mlx_lm_file(config, ternary_dims)
 
 
 def _why_not_in_transformers(config: Config) -> str | None:
@@ -61,7 +66,7 @@ ARCHITECTURE = Architecture(
     weight_names=WEIGHT_NAMES,
     packed_forms=llama.PACKED_FORMS,
     is_ternarizable=True,
-    mlx_lm=llama.mlx_lm_file,
+    mlx_lm=_mlx_lm_file,
     transformers=_why_not_in_transformers,
     gguf={"qwen3": GGUFForm({"model_type": "qwen3"})},
     gguf_name=lambda config: "qwen3",

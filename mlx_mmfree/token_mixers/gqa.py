@@ -17,10 +17,11 @@ from ..layers.key_value_state import (
     extend,
     with_room,
 )
+from ..layers.linear_factory import Linears, factory_of
 from ..layers.quantized_array import Quantization
 from ..layers.rope import RoPE
 from ..layers.sample_starts import sample_begins
-from ..layers.token_mixer import LinearFactory, TokenMixer
+from ..layers.token_mixer import TokenMixer
 from ..ops import attention, attention_step
 from ..ops.attention import Mask
 
@@ -46,7 +47,8 @@ class GQA(TokenMixer):
         num_heads: Query heads `H`.
         num_kv_heads: Key and value heads `G`, a divisor of `H`. Default: `num_heads`.
         head_dim: Dims `K` of a head. Default: `dims / num_heads`.
-        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
         bias: Whether the projections have a bias.
         rope: Rotates queries and keys, made for `head_dim`; `None`: attention without positions.
         norms: The norms inside.
@@ -78,7 +80,7 @@ class GQA(TokenMixer):
         num_heads: int = 8,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
-        linear: LinearFactory = nn.Linear,
+        linear: Linears = nn.Linear,
         bias: bool = False,
         rope: RoPE | None = None,
         norms: AttentionNorms = AttentionNorms(),  # noqa: B008 (frozen)
@@ -96,10 +98,11 @@ class GQA(TokenMixer):
         self._is_causal = is_causal
         cache.check_fits(head_dim, is_causal)
         self._cache = cache
-        self.query_proj = linear(dims, num_heads * head_dim, bias=bias)
-        self.key_proj = linear(dims, num_kv_heads * head_dim, bias=bias)
-        self.value_proj = linear(dims, num_kv_heads * head_dim, bias=bias)
-        self.output_proj = linear(num_heads * head_dim, dims, bias=bias)
+        widths = {"query_proj": num_heads, "key_proj": num_kv_heads, "value_proj": num_kv_heads}
+        for name, heads in widths.items():
+            self[name] = factory_of(linear, name)(dims, heads * head_dim, bias=bias)
+        make = factory_of(linear, "output_proj")
+        self.output_proj = make(num_heads * head_dim, dims, bias=bias)
         if rope is not None:
             self.rope = rope
         if norms.qk_eps is not None:

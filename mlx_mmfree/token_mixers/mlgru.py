@@ -7,7 +7,8 @@ import mlx.nn as nn
 
 from ..layers import ShortConvolution, project
 from ..layers.arguments import check_counts, check_optional_sizes, check_sequences, check_sizes
-from ..layers.token_mixer import LinearFactory, TokenMixer
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.token_mixer import TokenMixer
 from ..ops import mlgru_step
 
 
@@ -38,7 +39,8 @@ class MLGRU(TokenMixer):
     Args:
         dims: Model dims `D`.
         hidden_dims: Width `E` of the recurrence. Default: `dims`.
-        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=False)`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=False)`; or a mapping
+            from the names of the projections to what makes each.
         norm_eps: Epsilon of the gate's norm.
         conv_size: Taps of short convolutions; 0 means none.
         share_conv: One convolution of the input for all gates, instead of one each after the input
@@ -65,7 +67,7 @@ class MLGRU(TokenMixer):
         dims: int,
         *,
         hidden_dims: int | None = None,
-        linear: LinearFactory = nn.Linear,
+        linear: Linears = nn.Linear,
         norm_eps: float = 1e-6,
         conv_size: int = 0,
         share_conv: bool = True,
@@ -77,10 +79,9 @@ class MLGRU(TokenMixer):
         hidden_dims = dims if hidden_dims is None else hidden_dims
         self._dims = dims
         self._hidden_dims = hidden_dims
-        self.input_proj = linear(dims, hidden_dims, bias=False)
-        self.forget_proj = linear(dims, hidden_dims, bias=False)
-        self.gate_proj = linear(dims, hidden_dims, bias=False)
-        self.output_proj = linear(hidden_dims, dims, bias=False)
+        for name in ("input_proj", "forget_proj", "gate_proj"):
+            self[name] = factory_of(linear, name)(dims, hidden_dims, bias=False)
+        self.output_proj = factory_of(linear, "output_proj")(hidden_dims, dims, bias=False)
         self.gate_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
         if conv_size and share_conv:
             self.shared_conv = ShortConvolution(dims, conv_size)

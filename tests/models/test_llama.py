@@ -376,3 +376,31 @@ def test_bad_values_are_named(keys: dict[str, Any], message: str) -> None:
 def test_other_mathematics_are_refused(model_type: str, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         config_of(model_type, **keys)
+
+
+def test_each_linear_is_made_once_and_of_its_own_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[nn.Module] = []
+
+    def counted(kind: type[nn.Module]) -> None:
+        init = kind.__init__
+
+        def record(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+            made.append(self)
+            init(self, *args, **kwargs)
+
+        monkeypatch.setattr(kind, "__init__", record)
+
+    counted(nn.Linear)
+    counted(BitLinear)
+    excluded = ["lm_head", "model.layers.1.self_attn", "mlp.up_proj"]
+    described = BITNET | {"modules_to_not_convert": excluded}
+    model = build_seeded(quantization_config=described)
+    held = [m for m in model.modules() if isinstance(m, nn.Linear | BitLinear)]
+    assert len(made) == len(held) == 2 * 7 + 1
+    dense = {path for path, module in model.named_modules() if type(module) is nn.Linear}
+    attention = ("query_proj", "key_proj", "value_proj", "output_proj")
+    assert dense == {
+        "head",
+        *(f"blocks.1.token_mixer.{name}" for name in attention),
+        *(f"blocks.{n}.channel_mixer.up_proj" for n in (0, 1)),
+    }

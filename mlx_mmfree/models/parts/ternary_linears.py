@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from ...errors import CheckpointError
 from ...layers import BitLinear
-from ...layers.token_mixer import LinearFactory
+from ...layers.linear_factory import LinearFactory
 from .fields import boolean, number, refuse_unless, section
 
 _STORAGE_KEYS = {"quant_method", "linear_class", "quantization_mode", "bits", "format_version"}

@@ -1,10 +1,14 @@
-"""Prints one of the two commands with which the README begins, word for word."""
+"""Prints one of the commands with which the README begins, word for word."""
 
 import re
 import sys
 from pathlib import Path
 
-BEGINNINGS = {"start": "pip install . && ", "test": 'pip install ".[test]" && '}
+BEGINNINGS = {
+    "environment": "python3 -m venv ",
+    "start": "pip install . && ",
+    "test": 'pip install ".[test]" && ',
+}
 
 
 def main(name: str) -> None:

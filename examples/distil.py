@@ -10,10 +10,10 @@ the teacher with its matrices made ternary, or begins from random weights:
   the distilled one took;
 - from scratch: a ternary model of that shape, for the same steps.
 
-The students of a seed see the same rows in the same order. What came out stands in the README, of
-`--seeds 3`: about ten minutes of one core. From the command line the distilled one is `mmfree lora
---train --model TERNARY --fine-tune-type full --keys '*' --teacher FLOAT --data DIR`, with the TERNARY
-of `mmfree convert --model FLOAT --ternarize --to hf --keep-masters`.
+The students of a seed see the same rows in the same order. mlx_mmfree/training/README.md says what came
+out of `--seeds 3`, about ten minutes of one core. From the command line the distilled one is `mmfree
+lora --train --model TERNARY --fine-tune-type full --keys '*' --teacher FLOAT --data DIR`, with the
+TERNARY of `mmfree convert --model FLOAT --ternarize --to hf --keep-masters`.
 """
 
 import argparse

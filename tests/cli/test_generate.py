@@ -99,7 +99,7 @@ def test_the_packaged_model_writes_what_the_readme_shows(capsys: Captured) -> No
     arguments = ["--temp", "0.7", "--top-p", "0.9", "--max-tokens", "150", "--seed", "1"]
     with mx.stream(mx.cpu):
         assert main(["generate", "--prompt", prompt, *arguments]) == 0
-    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
+    readme = (Path(demo.__file__).parent / "README.md").read_text()
     quotes = re.findall(r"(?:^> .*\n)+", readme, re.MULTILINE)
     shown = next(quote for quote in quotes if quote.startswith(f"> {prompt}"))
     assert (prompt + capsys.readouterr().out).split() == shown.replace("> ", "").split()

@@ -35,11 +35,11 @@ class HubClient:
                 stdout=subprocess.PIPE,
                 stderr=messages,
                 text=True,
-                env=self._environment(url, home, token) | environment,
+                env=self.environment(url, home, token) | environment,
             )
 
     @staticmethod
-    def _environment(url: str, home: Path, token: str | None) -> dict[str, str]:
+    def environment(url: str, home: Path, token: str | None) -> dict[str, str]:
         return {
             **{name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
             "HOME": str(home),

@@ -1,0 +1,71 @@
+"""The README files, taken apart: headings, sections, commands and links."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MAIN = ROOT / "README.md"
+FOLDERS = tuple(
+    file for top in ("mlx_mmfree", "examples") for file in sorted((ROOT / top).rglob("README.md"))
+)
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_SPAN = re.compile(r"`([^`\n]+)`")
+_PROGRAMS = ("mmfree ", "python ", "python3 ", "eval ", "pip ")
+
+
+@dataclass(frozen=True)
+class Section:
+    """What stands under one heading.
+
+    Attributes:
+        file: The README.
+        title: The heading.
+        text: What follows, up to the next heading.
+    """
+
+    file: Path
+    title: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.file.relative_to(ROOT).parent.as_posix()}: {self.title}"
+
+    def blocks(self, language: str) -> list[str]:
+        return [code for kind, code in _BLOCK.findall(self.text) if kind == language]
+
+    def commands(self) -> list[str]:
+        """The lines of its shell blocks; those of the main page stand in sentences and tables too."""
+        lines = [line for block in self.blocks("sh") for line in block.splitlines()]
+        if self.file == MAIN:
+            spans = _SPAN.findall(_BLOCK.sub("", self.text))
+            lines += [span for span in spans if span.startswith(_PROGRAMS)]
+        return lines
+
+
+def sections(file: Path) -> list[Section]:
+    """The sections of a README that have a heading below its title."""
+    parts = re.split(r"^##+ (.*)\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return [Section(file, *pair) for pair in zip(parts[1::2], parts[2::2], strict=True)]
+
+
+def anchors(file: Path) -> list[str]:
+    """What links to the headings of a README end in."""
+    titles = (section.title.lower() for section in sections(file))
+    return [re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles]
+
+
+def links(file: Path) -> list[str]:
+    """The targets of a README's links and pictures."""
+    text = _BLOCK.sub("", file.read_text(encoding="utf-8"))
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def table(section: Section) -> list[list[str]]:
+    """The cells of a section's tables without their heads."""
+    rows = [line for line in section.text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+    rules = [number for number, row in enumerate(rows) if set(row) <= set("|-")]
+    return [row for n, row in enumerate(cells) if n not in rules and n + 1 not in rules]

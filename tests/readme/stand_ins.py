@@ -1,0 +1,92 @@
+"""What the commands of the README files find: tiny models under published names, and small files."""
+
+import json
+import shutil
+from pathlib import Path
+
+import mlx.core as mx
+import yaml
+
+from mlx_mmfree.hub import save_model
+from mlx_mmfree.models import find
+from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
+from tests.hub.checkpoints import GOLDENS, tiny_transformer, write_bitnet_checkpoint
+from tests.readme.documents import ROOT
+from tests.training.conftest import write_corpus
+
+VOCABULARY = 518
+
+
+def write_repositories(folder: Path) -> dict[str, Path]:
+    """Folder by repository, of the repositories that commands name."""
+    names = ("ridger/MMfreeLM-370M", "ridger/MMfreeLM-1.3B", "microsoft/bitnet-b1.58-2B-4T")
+    found = {name: folder / name.replace("/", "--") for name in names}
+    for name, target in found.items():
+        if name.startswith("ridger"):
+            _write_matmul_free(target)
+        else:
+            _write_bitnet(target)
+        for file in (GOLDENS / "tokenizer_bpe").glob("tokenizer*.json"):
+            shutil.copyfile(file, target / file.name)
+    return found
+
+
+def _write_matmul_free(folder: Path) -> None:
+    """16-bit master weights, as published."""
+    hgrn_bit = find("hgrn_bit")
+    mx.random.seed(5)
+    model = hgrn_bit.build(
+        hgrn_bit.Config(
+            vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, intermediate_size=48
+        )
+    )
+    model.set_dtype(mx.bfloat16)
+    save_model(folder, model)
+
+
+def _write_bitnet(folder: Path) -> None:
+    """Packed as transformers packs, as published, with rows that GGUF's ternary types can hold."""
+    model = tiny_transformer(
+        "bitnet",
+        vocab_size=VOCABULARY,
+        num_hidden_layers=1,
+        hidden_size=256,
+        intermediate_size=256,
+        head_dim=64,
+        linears=TernaryLinears(),
+    )
+    model.set_dtype(mx.bfloat16)
+    write_bitnet_checkpoint(folder, model, "autobitlinear")
+
+
+def write_working_folder(folder: Path) -> None:
+    """The checkout as far as commands look at it, with a tiny recipe, and a user's files."""
+    folder.mkdir()
+    for name in ("generate.py", "convert.py"):
+        shutil.copyfile(ROOT / name, folder / name)
+    for name in ("text.txt", "book.txt", "prompts.txt"):
+        (folder / name).write_text("The queen gave a robe to Ryn Jin.\nHe wore it.\n" * 3)
+    data = folder / "data"
+    data.mkdir()
+    for name in ("train", "valid"):
+        lines = [{"prompt": f"Number {n}?", "completion": f"It is {n}."} for n in range(4)]
+        (data / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    recipe = folder / "examples" / "demo_model"
+    recipe.mkdir(parents=True)
+    write_corpus(recipe / "train.txt", 0)
+    values = {
+        "output": "../../runs/demo",
+        "model": {
+            "model_type": "hgrn_bit",
+            "vocab_size": 300,
+            "hidden_size": 16,
+            "num_hidden_layers": 2,
+            "intermediate_size": 32,
+        },
+        "stages": [{"until": 1, "weights": {"train.txt": 1}}],
+        "steps": 4,
+        "batch_size": 2,
+        "sequence_length": 16,
+        "warmup_steps": 2,
+    }
+    (recipe / "train.yaml").write_text(yaml.safe_dump(values))

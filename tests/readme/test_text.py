@@ -1,0 +1,186 @@
+"""What the README files say of the code is so: names, tables, trees, links and lengths."""
+
+import json
+import re
+from dataclasses import MISSING, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import mlx.core as mx
+import pytest
+import yaml
+from mlx.utils import tree_reduce
+
+from mlx_mmfree.cli.parts.console import command_names
+from mlx_mmfree.generation.memory import memory_need
+from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.models import find
+from mlx_mmfree.training.settings import Settings, read_settings
+from tests.readme.documents import FOLDERS, MAIN, ROOT, Section, anchors, links, sections, table
+from tests.readme.environment import names_in_messages, names_read
+from tests.readme.shapes import CONTEXT, SHAPES
+
+PACKAGE = ROOT / "mlx_mmfree"
+TEXT = MAIN.read_text(encoding="utf-8")
+ORDER = [
+    "Install",
+    "First text",
+    "Chat",
+    "Models",
+    "Commands",
+    "Fine-tune",
+    "Convert and upload",
+    "Use in Python",
+    "Beside mlx-lm",
+    "Trouble",
+    "How it is built",
+]
+
+
+def section(title: str, file: Path = MAIN) -> Section:
+    return next(found for found in sections(file) if found.title == title)
+
+
+def test_main_page_is_short_and_in_order() -> None:
+    assert len(TEXT.splitlines()) <= 220
+    assert [found.title for found in sections(MAIN)] == ORDER
+
+
+def test_first_screen_says_what_was_never_run() -> None:
+    screen = "\n".join(TEXT.splitlines()[:20])
+    assert "Nothing ran on a Mac" in screen
+    assert "No published checkpoint was loaded" in screen
+    assert all(f"[{title}](#" in screen for title in ORDER)
+
+
+def test_one_spelling_of_the_two_first_commands() -> None:
+    beginning, rest = TEXT.split("are the same two programs")
+    assert "python generate.py" in beginning and "python convert.py" in beginning
+    for text in (rest, *(file.read_text() for file in FOLDERS)):
+        assert not re.search(r"python (generate|convert)\.py", text)
+
+
+@pytest.mark.parametrize("file", [MAIN, *FOLDERS], ids=lambda file: file.parent.name)
+def test_links_lead_somewhere(file: Path) -> None:
+    for link in links(file):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (file.parent / path).resolve() if path else file
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_all_commands_are_listed() -> None:
+    listed = [row[0].strip("`") for row in table(section("Commands"))]
+    assert sorted(listed) == sorted(command_names())
+
+
+def test_tree_shows_every_folder() -> None:
+    tree = section("How it is built").blocks("")[0]
+    shown = {line.split()[0]: line for line in tree.splitlines() if line.startswith("  ")}
+    folders = {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
+    assert set(shown) == folders
+    for name, line in shown.items():
+        rooms = {f"{path.parent.name}/" for path in (PACKAGE / name).glob("*/__init__.py")}
+        named = set(re.findall(r"([\w<>]+/)", line[len(name) + 2 :]))
+        if name == "ops/":
+            # one folder for each operation
+            rooms = {"<op>/", "backend/"}
+        assert named == rooms, name
+
+
+def test_what_the_paragraphs_on_adding_name_exists() -> None:
+    text = section("How it is built").text
+    for package, *names in re.findall(r"`((?:layers|ops)\.[\w.]+)\.(\w+)`", text):
+        module = import_module(f"mlx_mmfree.{package}")
+        assert all(hasattr(module, name) for name in names), package
+    for path in re.findall(r"`((?:tests|\.ci)/[\w./]+)`", text):
+        assert (ROOT / path).exists(), path
+    for model_type in ("hgrn_bit", "llama"):
+        architecture = find(model_type)
+        assert {"MODEL_TYPES", "Config", "build", "WEIGHT_NAMES"} <= set(dir(architecture))
+        assert {"from_hub", "to_hub"} <= set(dir(architecture.Config))
+
+
+def memory(config: dict[str, Any]) -> float:
+    """Gigabytes for a text, as the library estimates them, with 16-bit floats."""
+    architecture = find(config["model_type"])
+    model = architecture.build(architecture.Config.from_hub(config))
+    model.set_dtype(mx.bfloat16)
+    pack_linears(model)
+    weights = tree_reduce(lambda total, array: total + array.nbytes, model.parameters(), 0)
+    return memory_need(model, weights, context_length=CONTEXT).total_bytes / 1e9
+
+
+def test_memory_of_models() -> None:
+    shapes = list(SHAPES)
+    for names, _, _, shown, mac in table(section("Models")):
+        values = [float(value) for value in shown.removesuffix(" GB").split(", ")]
+        first, *more = re.findall(r"`([^`]+)`", names)
+        for number, value in enumerate(values):
+            name = shapes.pop(0)
+            short = more[number - 1].strip("-") if number else first
+            assert short in name, name
+            needed = memory(SHAPES[name])
+            assert abs(value - needed) <= 0.1, (name, needed)
+        least = next(size for size in (8, 16, 24, 32) if 2 * max(values) <= size)
+        assert mac == f"{least} GB", names
+    assert not shapes
+
+
+def test_environment_variables() -> None:
+    rows = table(section("Environment variables", PACKAGE / "platform" / "README.md"))
+    ours: set[str] = set()
+    others: set[str] = set()
+    hub = Path(huggingface_hub.__file__).parent
+    source = "".join((hub / name).read_text() for name in ("constants.py", "utils/_auth.py"))
+    for names, readers, _ in rows:
+        found = re.findall(r"`(\w+)`", names)
+        (ours if "this library" in readers else others).update(found)
+        if "huggingface_hub" in readers:
+            assert all(f'"{name}"' in source for name in found), found
+    assert names_read(PACKAGE) == ours
+    assert names_in_messages(PACKAGE) <= ours | others
+
+
+def test_settings_of_train() -> None:
+    file = PACKAGE / "training" / "README.md"
+    (text,) = section("The YAML file", file).blocks("yaml")
+    shown = yaml.safe_load(text)
+    known = {field.name: field for field in fields(Settings) if field.name != "root"}
+    assert list(shown) == list(known)
+    for name, field in known.items():
+        if name not in ("model", "output", "stages"):
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            default = list(default) if isinstance(default, tuple) else default
+            assert shown[name] == default, name
+
+
+def test_example_of_train_is_accepted(tmp_path: Path) -> None:
+    file = PACKAGE / "training" / "README.md"
+    (text,) = section("The YAML file", file).blocks("yaml")
+    example = tmp_path / "train.yaml"
+    example.write_text(text)
+    assert read_settings(example).stages[0].weights == {"stories.txt": 3.0, "books.txt": 1.0}
+
+
+def test_lines_of_the_log_are_of_the_run() -> None:
+    (text,) = section("The log", PACKAGE / "training" / "README.md").blocks("json")
+    written = (ROOT / "examples" / "demo_model" / "log.jsonl").read_text().splitlines()
+    for line in text.splitlines():
+        assert json.loads(line) and line in written
+
+
+def test_reading_of_the_environment_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        'import os\nONE = "ONE"\nMANY = ("TWO", "THREE")\n'
+        "os.environ.get(ONE)\n[os.environ[name] for name in MANY if name in os.environ]\n"
+        '"FOUR" in os.environ\nos.getenv("FIVE")\n'
+    )
+    assert names_read(tmp_path) == {"ONE", "TWO", "THREE", "FOUR", "FIVE"}
+    (tmp_path / "b.py").write_text("import os\ndef f(x):\n    return os.environ[x]\n")
+    with pytest.raises(AssertionError, match=r"b\.py:3"):
+        names_read(tmp_path)

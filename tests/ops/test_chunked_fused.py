@@ -110,6 +110,25 @@ def test_a_row_has_the_same_bits_whatever_the_number_of_rows() -> None:
             assert_same(got[0], want[2])
 
 
+@pytest.mark.parametrize("rounding", ["half_even", "half_away"])
+@pytest.mark.parametrize("own", [True, False])
+def test_the_bits_are_those_of_the_definition(own: bool, rounding: Rounding) -> None:
+    x, residual = mx.random.normal((5, 96)), mx.random.normal((5, 192))
+    norm = 1 + 0.1 * mx.random.normal((4, 96))
+    projections = [
+        Projection(pack_ternary(random_trits(64, 96)), mx.array([0.3]), each if own else None)
+        for each in norm[1:]
+    ]
+    options = {"eps": 1e-6 if own else None, "norm": norm[0], "norm_eps": 1e-6}
+    results = []
+    for backend in ("chunked", "reference"):
+        with use_backend(backend):
+            results.append(
+                bit_linear(x, projections, rounding=rounding, residual=residual, **options)
+            )
+    assert_same(*results)
+
+
 def test_without_room_for_floats_it_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     none = UnpackedMatrices(0)
     monkeypatch.setattr(chunked, "unpacked_matrices", lambda: none)

@@ -1,14 +1,9 @@
-r"""`bit_linear` for the few rows of decoding where the library's kernels cannot run.
+"""`bit_linear` for the few rows of decoding where the library's kernels cannot run.
 
 On a CPU each of MLX's operations costs more than its arithmetic for one row, so this is the definition
-in as few of them as there are. The mean squares of both norms are one weighted sum,
-
-.. math::
-    r^{-2} = \mathrm{mean}\big((w^2 + \epsilon_p)\,u^2\big) + \epsilon\,\epsilon_p
-    \quad\text{with}\quad \mathrm{RMSNorm}_p(\mathrm{RMSNorm}(u)) = r\,w\,w_p\,u ,
-
-and matrices that share their codes, or have as many outputs, are multiplied together. Sums of codes
-are exact in float32.
+in as few of them as give the same bits: matrices that share their codes, or have as many outputs, are
+multiplied together, and what depends on weights alone is computed once. Sums of codes are exact in
+float32.
 """
 
 from collections.abc import Callable
@@ -119,74 +114,47 @@ def _compute(
     u = x.astype(mx.float32).reshape(1, 1, -1, x.shape[-1])
     if gate is not None:
         u = gated(u, gate)
-    inverse = _inverse_norm(u, norm, norm_eps, eps)
-    parts = [
-        _product(u, inverse, group, norm, rounding, quantize) for group in _groups(projections)
-    ]
+    if norm is not None and norm_eps is not None:
+        weight = mx.broadcast_to(norm.astype(mx.float32), u.shape)
+        fold(weight)
+        u = _normed(u, norm_eps) * weight
+    normed = u if eps is None else _normed(u, eps)
+    parts = [_product(normed, group, rounding, quantize) for group in _groups(projections)]
     if len(parts) > 1:
         parts = [mx.concatenate([part.reshape(u.shape[2], -1) for part in parts], axis=-1)]
     y = parts[0].reshape(*x.shape[:-1], -1)
     return (y if residual is None else y + residual).astype(x.dtype)
 
 
-def _inverse_norm(
-    u: mx.array, norm: mx.array | None, norm_eps: float | None, eps: float | None
-) -> mx.array | None:
-    """`r`, `(1, 1, R, 1)`; `None` without norms."""
-    rows, dims = u.shape[2:]
-    if norm is not None and norm_eps is not None and eps is not None:
-        weight, offset = (norm.astype(mx.float32).square() + eps) / dims, norm_eps * eps
-    else:
-        either = norm_eps if eps is None else eps
-        if either is None:
-            return None
-        weight, offset = mx.full((dims,), 1 / dims), either
-    weight, added = weight.reshape(1, 1, dims, 1), mx.full((1, 1, 1, 1), offset)
-    fold(weight, added)
-    if rows == 1:
-        return mx.rsqrt(u.square() @ weight + added)
-    # one by one, as a row alone
-    return mx.rsqrt(u.square().swapaxes(1, 2) @ weight + added).swapaxes(1, 2)
+def _normed(u: mx.array, eps: float) -> mx.array:
+    """`u` over the root of its mean square, as `mx.fast.rms_norm` computes it."""
+    # of the shapes they meet: MLX broadcasts in an operation of its own
+    shape = (*u.shape[:-1], 1)
+    share, added = mx.full(shape, 1 / u.shape[-1]), mx.full(shape, eps)
+    fold(share, added)
+    return u * mx.rsqrt(u.square().sum(axis=-1, keepdims=True) * share + added)
 
 
 def _product(
-    u: mx.array,
-    inverse: mx.array | None,
-    projections: tuple[Projection, ...],
-    norm: mx.array | None,
-    rounding: Rounding,
-    quantize: bool,
+    u: mx.array, projections: tuple[Projection, ...], rounding: Rounding, quantize: bool
 ) -> mx.array:
-    """The scaled products of one group, of the size of `(R, N)`."""
+    """The scaled products of one group, of the size of `(R, N)`, after the norm without its weights."""
     rows, dims = u.shape[2:]
-    weight = _norm_weight(norm, projections)
-    y = u if weight is None else u * weight
-    sets = y.shape[0]
+    norms = [p.norm.astype(mx.float32) for p in projections if p.norm is not None]
+    if norms:
+        weight = mx.stack(norms).reshape(-1, 1, 1, dims)
+        fold(weight)
+        u = u * weight
+    sets = u.shape[0]
     blocks, factor = _blocks(projections, sets, dims), _factor(projections, sets)
     if factor.size > sets:
         factor = factor.reshape(sets, -1, 1, blocks.shape[-1])
     fold(blocks, factor)
     if quantize:
-        codes, scale = _codes(y, inverse, rounding)
+        u, scale = _codes(u, rounding)
         factor = factor / scale
-    else:
-        codes = y if inverse is None else y * inverse
-    products = (codes @ blocks) * factor
+    products = (u @ blocks) * factor
     return products if rows == 1 else products.transpose(2, 0, 1, 3).reshape(rows, -1)
-
-
-def _norm_weight(norm: mx.array | None, projections: tuple[Projection, ...]) -> mx.array | None:
-    """`w w_p`, `(P, 1, 1, D)`, or with a common one for all `(1, 1, 1, D)`; `None` without norms."""
-    norms = [p.norm.astype(mx.float32) for p in projections if p.norm is not None]
-    if not norms:
-        if norm is None:
-            return None
-        norms = [norm.astype(mx.float32)]
-    elif norm is not None:
-        norms = [own * norm for own in norms]
-    weight = mx.stack(norms).reshape(len(norms), 1, 1, -1)
-    fold(weight)
-    return weight
 
 
 def _blocks(projections: tuple[Projection, ...], sets: int, dims: int) -> mx.array:
@@ -209,18 +177,14 @@ def _factor(projections: tuple[Projection, ...], sets: int) -> mx.array:
     )
 
 
-def _codes(y: mx.array, inverse: mx.array | None, rounding: Rounding) -> tuple[mx.array, mx.array]:
-    """The codes of `r y`, as `rms_norm_quantize` rounds them, and their scale `(P, 1, R, 1)`."""
+def _codes(y: mx.array, rounding: Rounding) -> tuple[mx.array, mx.array]:
+    """The codes of `y`, as `rms_norm_quantize` rounds them, and their scale `(P, 1, R, 1)`."""
     sizes = mx.abs(y)
     largest = mx.max(sizes, axis=-1, keepdims=True)
-    if inverse is not None:
-        largest = largest * inverse
-    # of the shapes they meet: MLX broadcasts in an operation of its own
     least, most = mx.full(largest.shape, 1e-5), mx.full(largest.shape, 127.0)
     below_half = mx.full(y.shape, BELOW_HALF)
     fold(least, most, below_half)
     scale = most / mx.maximum(largest, least)
-    step = scale if inverse is None else scale * inverse
     if rounding == "half_even":
-        return mx.round(y * step), scale
-    return mx.sign(y) * mx.floor(sizes * step + below_half), scale
+        return mx.round(y * scale), scale
+    return mx.sign(y) * mx.floor(sizes * scale + below_half), scale

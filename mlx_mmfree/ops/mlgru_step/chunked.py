@@ -50,9 +50,9 @@ def run(
     else:
         h, last = linear_scan(f, i, state)
     norm = mx.broadcast_to(weight.astype(mx.float32), g.shape)
-    # a sum for each row by itself, the same whatever the number of rows
-    share, added = mx.full((1, 1, dims, 1), 1 / dims), mx.full((1, 1, 1), eps)
+    stats = (*g.shape[:-1], 1)
+    share, added = mx.full(stats, 1 / dims), mx.full(stats, eps)
     fold(norm, share, added)
-    mean = (g.square()[..., None, :] @ share).squeeze(-1)
+    mean = g.square().sum(axis=-1, keepdims=True) * share
     y = g * mx.rsqrt(mean + added) * norm * (h * mx.sigmoid(h))
     return y.astype(gates.dtype), last

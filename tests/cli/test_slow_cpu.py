@@ -34,7 +34,7 @@ def test_one_warning_with_the_way_out(folder: Path, capsys: pytest.CaptureFixtur
     assert generate(folder) == 0 and generate(folder) == 0
     shown = capsys.readouterr().err
     assert shown.count("warning:") == 1
-    assert "takes 7 to 20 times as long" in shown
+    assert "takes 10 to 20 times as long" in shown
     assert "the CPU extension was not built" in shown and "pip install" in shown
 
 

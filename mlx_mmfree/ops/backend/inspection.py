@@ -56,7 +56,7 @@ def slow_cpu() -> str | None:
     if reason is None:
         return None
     return (
-        "Decoding takes 7 to 20 times as long as it could, and ternary weights take 4 bytes each too, "
+        "Decoding takes 10 to 20 times as long as it could, and ternary weights take 4 bytes each too, "
         f"in up to a quarter of the free memory: {reason}"
     )
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MAIN = ROOT / "README.md"
-FOLDERS = tuple(
-    file for top in ("mlx_mmfree", "examples") for file in sorted((ROOT / top).rglob("README.md"))
+FOLDERS = (
+    *sorted((ROOT / "mlx_mmfree").rglob("README.md")),
+    *sorted((ROOT / "examples").rglob("README.md")),
+    ROOT / "tests" / "README.md",
 )
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -46,8 +48,8 @@ class Section:
 
 
 def sections(file: Path) -> list[Section]:
-    """The sections of a README that have a heading below its title."""
-    parts = re.split(r"^##+ (.*)\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    """The sections of a README; the first one stands below its title."""
+    parts = re.split(r"(?:\A#|^##+) (.*)\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return [Section(file, *pair) for pair in zip(parts[1::2], parts[2::2], strict=True)]
 
 

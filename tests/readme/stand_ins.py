@@ -8,9 +8,7 @@ import mlx.core as mx
 import yaml
 
 from mlx_mmfree.hub import save_model
-from mlx_mmfree.models import find
-from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
-from tests.hub.checkpoints import GOLDENS, tiny_transformer, write_bitnet_checkpoint
+from tests.hub.checkpoints import GOLDENS, tiny_model, tiny_transformer, write_bitnet_checkpoint
 from tests.readme.documents import ROOT
 from tests.training.conftest import write_corpus
 
@@ -33,13 +31,7 @@ def write_repositories(folder: Path) -> dict[str, Path]:
 
 def _write_matmul_free(folder: Path) -> None:
     """16-bit master weights, as published."""
-    hgrn_bit = find("hgrn_bit")
-    mx.random.seed(5)
-    model = hgrn_bit.build(
-        hgrn_bit.Config(
-            vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, intermediate_size=48
-        )
-    )
+    model = tiny_model(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48)
     model.set_dtype(mx.bfloat16)
     save_model(folder, model)
 
@@ -53,7 +45,6 @@ def _write_bitnet(folder: Path) -> None:
         hidden_size=256,
         intermediate_size=256,
         head_dim=64,
-        linears=TernaryLinears(),
     )
     model.set_dtype(mx.bfloat16)
     write_bitnet_checkpoint(folder, model, "autobitlinear")

@@ -23,7 +23,10 @@ def names_in_messages(folder: Path) -> set[str]:
 
 
 def _names(file: Path) -> set[str]:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    text = file.read_text(encoding="utf-8")
+    if "env" not in text:
+        return set()
+    tree = ast.parse(text)
     known: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

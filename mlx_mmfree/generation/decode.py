@@ -7,7 +7,7 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from ..models import Decoder
+from ..models import Decoder, check_causal
 from ..models.parts.tokens import token_array
 from ..ops.backend.compilation import can_compile, compiled
 from .finite import are_finite, check_finite
@@ -80,6 +80,9 @@ class Decoding:
         processors: Change the logits before.
         prefill_step_size: Positions of the prompt read at a time.
         progress: Called as the prompt is read.
+
+    Raises:
+        UnsupportedModelError: The model cannot continue a text.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Decoding:
         prefill_step_size: int = PREFILL_STEP_SIZE,
         progress: Progress | None = None,
     ):
+        check_causal(model)
         self._model = model
         self._sampler = sampler
         self._processors = processors

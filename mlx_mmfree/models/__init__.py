@@ -6,4 +6,8 @@ from .parts.architectures import architectures as architectures
 from .parts.architectures import find as find
 from .parts.architectures import known_model_types as known_model_types
 from .parts.block import Block as Block
+from .parts.causality import check_causal as check_causal
 from .parts.decoder import Decoder as Decoder
+from .parts.masked_lm import MaskedLM as MaskedLM
+from .parts.stack import Stack as Stack
+from .parts.token_model import TokenModel as TokenModel

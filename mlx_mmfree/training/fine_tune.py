@@ -11,7 +11,7 @@ from ..hub import Tokenizer
 from ..hub.adapters.adapter import load_adapter_weights
 from ..hub.checkpoint.target_folder import check_apart
 from ..hub.remote.download import dataset_folder
-from ..models import Decoder
+from ..models import Decoder, check_causal
 from .batches import Batch, Schedule, evaluation_batches
 from .callbacks import Callback
 from .data_parallel import DataParallel
@@ -113,6 +113,7 @@ def fine_tune(
         TrainingError: There are no samples, the loss is not finite, or the folder holds another run.
         CheckpointError: The folder is that of the model, lies in it or holds it.
     """
+    check_causal(model)
     folder = Path(settings.adapter_path)
     check_apart(folder.resolve(), [tokenizer.folder], "lora")
     if "train" not in data:

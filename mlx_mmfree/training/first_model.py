@@ -12,7 +12,7 @@ from ..hub import load_model, needed_bytes, open_checkpoint
 from ..hub.checkpoint.checkpoint import Checkpoint
 from ..hub.checkpoint.skeleton import parameters
 from ..layers import BitLinear
-from ..models import Decoder, find
+from ..models import Decoder, check_causal, find
 from ..models.parts.ternary_linears import TernaryLinears
 from .settings import Settings
 
@@ -22,17 +22,21 @@ def first_model(settings: Settings) -> tuple[Decoder, Path | None]:
 
     Raises:
         TrainingError: The settings ask for linears that the architecture has not.
-        CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
+        CheckpointError, DownloadError, UnsupportedModelError: As for `load`; the last one also for a
+            model that cannot continue a text.
     """
     if settings.init_from is None:
         mx.random.seed(settings.seed)
-        return _random_model(settings), None
+        model = _random_model(settings)
+        check_causal(model)
+        return model, None
     model = load_model(
         _checkpoint(settings),
         dtype=mx.float32,
         packed=False,
         rebuild_masters=settings.rebuild_masters,
     )
+    check_causal(model)
     return model, _checkpoint(settings).folder
 
 

@@ -1,6 +1,5 @@
 """Chooses what a fine-tuning run trains: adapters on layers, or the layers' own weights."""
 
-import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -14,7 +13,6 @@ from ..layers import PackedBitLinear, PackedLinear
 from ..layers.lora import AdapterKind, add_adapters, can_adapt, linear_dims
 from ..models import Decoder
 
-_IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _QUANTIZED = (PackedBitLinear, PackedLinear, nn.QuantizedLinear, nn.QuantizedEmbedding)
 
 
@@ -109,12 +107,13 @@ def _chosen(
     chosen = {}
     for name in candidates:
         hub_name = names.to_disk(name).removesuffix(".weight")
-        match = _IN_LAYER.fullmatch(hub_name)
-        label = match[2] if match else hub_name
+        place = names.in_layer(hub_name)
+        label = hub_name if place is None else place[1]
         known.add(label)
         fitting = [key for key in keys or () if any(fnmatchcase(n, key) for n in (label, hub_name))]
         used.update(fitting)
-        if (match is None or int(match[1]) >= first) and (fitting or (keys is None and match)):
+        is_late = place is None or place[0] >= first
+        if is_late and (fitting or (keys is None and place is not None)):
             chosen[name] = hub_name
     if unused := [key for key in keys or () if key not in used]:
         raise TrainingError(

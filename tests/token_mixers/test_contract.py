@@ -3,12 +3,14 @@
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Callable
 from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 from mlx.utils import tree_flatten, tree_map
 
 import mlx_mmfree.token_mixers as package
@@ -62,12 +64,32 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
     ],
     "MLGRU": [{}, {"hidden_dims": 48}, {"conv_size": 4}, {"conv_size": 3, "share_conv": False}],
 }
-CASES = [
-    pytest.param(name, linear, options, id=f"{name}-{linear}-{options or 'plain'}")
-    for name in MIXERS
+
+
+def _cases(applies: Callable[[type[TokenMixer]], bool], **common: object) -> list[ParameterSet]:
+    """Every variant of the mixers that something is asked of."""
+    return [
+        pytest.param(name, linear, options | common, id=f"{name}-{linear}-{options or 'plain'}")
+        for name, mixer in MIXERS.items()
+        if applies(mixer)
+        for linear in LINEARS
+        for options in VARIANTS.get(name, [{}])
+    ]
+
+
+CAUSAL = _cases(lambda mixer: mixer.causal)
+PACKING = _cases(lambda mixer: mixer.causal and mixer.packs_samples)
+WHOLE = [
+    pytest.param(name, linear, options, id=f"{name}-{linear}")
+    for name, mixer in MIXERS.items()
+    if mixer.bidirectional
     for linear in LINEARS
-    for options in VARIANTS.get(name, [{}])
+    for options in [{"is_causal": False} if mixer.causal else {}]
 ]
+CROSS = _cases(lambda mixer: mixer.cross)
+BOUNDED = _cases(lambda mixer: mixer.length_bound)
+ALL = [*CAUSAL, *WHOLE]
+by_case = partial(pytest.mark.parametrize, ("name", "linear", "options"))
 
 
 @pytest.fixture
@@ -77,7 +99,20 @@ def x() -> mx.array:
 
 def _build(name: str, linear: str, options: dict[str, object]) -> TokenMixer:
     mx.random.seed(3)
-    return MIXERS[name](DIMS, linear=LINEARS[linear], **options)
+    bound = {"max_length": 3 + LENGTH} if MIXERS[name].length_bound else {}
+    return MIXERS[name](DIMS, linear=LINEARS[linear], **options | bound)
+
+
+def _beside(mixer: TokenMixer) -> dict[str, mx.array]:
+    """What a mixer is given beside its input."""
+    if not mixer.cross:
+        return {}
+    return {"memory": mx.random.normal((3, 7, DIMS), key=mx.random.key(9))}
+
+
+def _recurrence(state: object) -> object:
+    """What padding never touches; a short convolution keeps the last inputs, padded or not."""
+    return getattr(state, "hidden", state)
 
 
 def _equal(got: object, want: object) -> None:
@@ -105,7 +140,7 @@ def test_capabilities_are_declared(name: str) -> None:
     assert mixer.length_bound == ("max_length" in inspect.signature(mixer.__init__).parameters)
 
 
-@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+@by_case(CAUSAL)
 def test_whole_equals_pieces_equals_steps(
     name: str, linear: str, options: dict[str, object], x: mx.array
 ) -> None:
@@ -120,7 +155,7 @@ def test_whole_equals_pieces_equals_steps(
         _equal(state, last)
 
 
-@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+@by_case(CAUSAL)
 def test_output_depends_on_the_past_only(
     name: str, linear: str, options: dict[str, object], x: mx.array
 ) -> None:
@@ -129,7 +164,7 @@ def test_output_depends_on_the_past_only(
     assert mx.array_equal(mixer(changed)[0][:, :6], mixer(x)[0][:, :6])
 
 
-@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+@by_case(CAUSAL)
 def test_left_padding_changes_nothing(
     name: str, linear: str, options: dict[str, object], x: mx.array
 ) -> None:
@@ -144,15 +179,15 @@ def test_left_padding_changes_nothing(
     _continue_equally(mixer, x, state, want_state)
 
 
-@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+@by_case(CAUSAL)
 def test_a_padded_step_leaves_the_recurrence(
     name: str, linear: str, options: dict[str, object], x: mx.array
 ) -> None:
     mixer = _build(name, linear, options)
     _, state = mixer(x)
     _, after = mixer(x[:, :2], state, mx.zeros((3, 2), mx.bool_))
-    if hasattr(state, "hidden"):
-        assert mx.array_equal(after.hidden, state.hidden)
+    if mixer.recurrent:
+        _equal(_recurrence(after), _recurrence(state))
     else:
         _continue_equally(mixer, x, after, state)
 
@@ -162,7 +197,7 @@ SAMPLES = [[3, 11, 2], [9, 5], [16]]
 
 
 @pytest.mark.parametrize("is_carried", [False, True], ids=["fresh", "carried"])
-@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+@by_case(PACKING)
 def test_packed_samples_equal_each_alone(
     name: str, linear: str, options: dict[str, object], x: mx.array, is_carried: bool
 ) -> None:
@@ -204,7 +239,7 @@ def test_packed_samples_equal_each_alone(
     for row, last in enumerate(states):
         own = tree_map(lambda a, row=row: a[row : row + 1], state)
         if mixer.recurrent and not valid[row].all():
-            _equal(own.hidden, last.hidden)
+            _equal(_recurrence(own), _recurrence(last))
             continue
         if mixer.recurrent:
             _equal(own, last)
@@ -217,7 +252,7 @@ def test_packed_samples_equal_each_alone(
     assert relative_error(gradient, want_gradient) <= GRADIENT_TOLERANCE
 
 
-@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+@by_case(PACKING)
 def test_padding_starts_no_sample(
     name: str, linear: str, options: dict[str, object], x: mx.array
 ) -> None:
@@ -229,7 +264,7 @@ def test_padding_starts_no_sample(
     _continue_equally(mixer, x, state, want_state)
 
 
-@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+@by_case(CAUSAL)
 def test_rows_can_be_selected(
     name: str, linear: str, options: dict[str, object], x: mx.array
 ) -> None:
@@ -243,7 +278,7 @@ def test_rows_can_be_selected(
     _equal(last, want_state)
 
 
-@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+@by_case(CAUSAL)
 def test_the_callers_state_is_not_changed(
     name: str, linear: str, options: dict[str, object], x: mx.array
 ) -> None:
@@ -254,34 +289,93 @@ def test_the_callers_state_is_not_changed(
     assert all(mx.array_equal(a, b) for (_, a), b in zip(tree_flatten(state), before, strict=True))
 
 
-@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+@by_case(ALL)
 def test_gradients_are_finite_and_reach_every_parameter(
     name: str, linear: str, options: dict[str, object], x: mx.array
 ) -> None:
     mixer = _build(name, linear, options)
-    loss = nn.value_and_grad(mixer, lambda mixer, x: (mixer(x)[0] ** 2).sum())
+    loss = nn.value_and_grad(mixer, lambda mixer, x: (mixer(x, **_beside(mixer))[0] ** 2).sum())
     for path, gradient in tree_flatten(loss(mixer, x)[1]):
         assert mx.isfinite(gradient).all().item(), path
         assert mx.abs(gradient).max().item() > 0, path
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
-@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+@by_case(ALL)
 def test_dtype_is_kept(
     name: str, linear: str, options: dict[str, object], x: mx.array, dtype: mx.Dtype
 ) -> None:
     mixer = _build(name, linear, options)
     mixer.set_dtype(dtype)
-    assert mixer(x.astype(dtype))[0].dtype == dtype
+    beside = {name: array.astype(dtype) for name, array in _beside(mixer).items()}
+    assert mixer(x.astype(dtype), **beside)[0].dtype == dtype
 
 
-@pytest.mark.parametrize(("name", "linear", "options"), CASES)
+@by_case(CAUSAL)
 def test_compiled_step_equals_the_plain_one(
     name: str, linear: str, options: dict[str, object], x: mx.array
 ) -> None:
     mixer = _build(name, linear, options)
     state = mixer(x)[1]
     _equal(mx.compile(mixer.__call__)(x[:, :1], state), mixer(x[:, :1], state))
+
+
+@by_case(WHOLE)
+def test_every_position_sees_the_whole_sequence(
+    name: str, linear: str, options: dict[str, object], x: mx.array
+) -> None:
+    mixer = _build(name, linear, options)
+    assert not mixer.is_causal
+    changed = mx.concatenate([x[:, :-1], x[:, -1:] + 1.0], axis=1)
+    assert not mx.array_equal(mixer(changed)[0][:, 0], mixer(x)[0][:, 0])
+
+
+@by_case(WHOLE)
+@pytest.mark.parametrize("before", [0, 2, 4])
+def test_padding_around_a_sequence_changes_nothing(
+    name: str, linear: str, options: dict[str, object], x: mx.array, before: int
+) -> None:
+    if MIXERS[name].length_bound:
+        before = min(before, 3)
+    mixer = _build(name, linear, options)
+    total = min(LENGTH + 4, LENGTH + 3 if MIXERS[name].length_bound else LENGTH + 4)
+    after = total - LENGTH - before
+    blank = partial(mx.full, vals=9.0)
+    padded = mx.concatenate([blank((3, before, DIMS)), x, blank((3, after, DIMS))], axis=1)
+    place = mx.arange(total)
+    valid = mx.broadcast_to((place >= before) & (place < before + LENGTH), (3, total))
+    y, _ = mixer(padded, None, valid)
+    _equal(y[:, before : before + LENGTH], mixer(x)[0])
+
+
+@by_case(WHOLE)
+def test_rows_do_not_see_each_other(
+    name: str, linear: str, options: dict[str, object], x: mx.array
+) -> None:
+    mixer = _build(name, linear, options)
+    _equal(mixer(x[1:2])[0], mixer(x)[0][1:2])
+
+
+@by_case(CROSS)
+def test_the_second_sequence_is_seen_but_for_its_padding(
+    name: str, linear: str, options: dict[str, object], x: mx.array
+) -> None:
+    mixer = _build(name, linear, options)
+    memory = _beside(mixer)["memory"]
+    y, _ = mixer(x, memory=memory)
+    assert not mx.array_equal(mixer(x, memory=memory + 1.0)[0], y)
+    padded = mx.concatenate([memory, mx.full((3, 2, DIMS), 9.0)], axis=1)
+    valid = mx.broadcast_to(mx.arange(9) < 7, (3, 9))
+    _equal(mixer(x, memory=padded, memory_valid=valid)[0], y)
+
+
+@by_case(BOUNDED)
+def test_longer_sequences_are_refused(
+    name: str, linear: str, options: dict[str, object], x: mx.array
+) -> None:
+    mixer = _build(name, linear, options)
+    with pytest.raises(ValueError, match="max_length"):
+        mixer(mx.zeros((1, 4 + LENGTH, DIMS)))
 
 
 @pytest.mark.parametrize("linear", LINEARS)

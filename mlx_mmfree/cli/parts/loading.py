@@ -190,6 +190,7 @@ def loaded(
     from ...hub import load, needed_bytes, open_checkpoint
     from ...hub.adapters.adapter import attach, holds_adapter, read_adapter
     from ...hub.checkpoint.skeleton import build_skeleton
+    from ...models import check_causal
     from ...models.parts.tensor_parallel import shard
 
     if args.model is None and args.revision is not None:
@@ -198,7 +199,9 @@ def loaded(
     checkpoint = open_checkpoint(source, args.revision, args.latent)
     dtype = dtype_of(args)
     model_bytes = needed_bytes(checkpoint, dtype)
-    skeleton = _with_key_values(args, build_skeleton(checkpoint).model)
+    skeleton = build_skeleton(checkpoint).model
+    check_causal(skeleton)
+    skeleton = _with_key_values(args, skeleton)
     _note_unused_flags(args, skeleton)
     need = memory_need(
         skeleton,

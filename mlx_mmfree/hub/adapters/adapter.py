@@ -35,7 +35,6 @@ from . import peft_format
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapters.safetensors"
-_LAYERS = "model.layers."
 
 
 @dataclass(frozen=True)
@@ -93,13 +92,10 @@ def write_adapter(
         CheckpointError: The model has no adapter, or the folder cannot be written.
     """
     adapter = adapter_of(model)
-    layers = [
-        int(name[len(_LAYERS) :].split(".")[0]) for name in adapter.tensors if _in_layer(name)
-    ]
-    keys = {
-        name[len(_LAYERS) :].partition(".")[2] if _in_layer(name) else name
-        for name in adapter.tensors
-    }
+    names = weight_names(model.config)
+    places = {name: names.in_layer(name) for name in adapter.tensors}
+    layers = [place[0] for place in places.values() if place is not None]
+    keys = {name if place is None else place[1] for name, place in places.items()}
     first = next(iter(adapter.tensors.values()))
     config = {
         **record,
@@ -274,10 +270,6 @@ def write_files(
             file.write_text(json.dumps(config, indent=4, sort_keys=True) + "\n", encoding="utf-8")
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"[adapter] '{folder}' cannot be written: {error}.") from error
-
-
-def _in_layer(name: str) -> bool:
-    return name.startswith(_LAYERS)
 
 
 def _options(config: Mapping[str, Any]) -> tuple[AdapterKind, float, float]:

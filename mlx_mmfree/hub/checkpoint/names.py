@@ -25,6 +25,19 @@ class WeightNames:
         self._to_memory = dict(table)
         self._to_disk = {ours: hub for hub, ours in table.items() if ours is not None}
 
+    @property
+    def layer_prefix(self) -> str:
+        """What stands before the number of a layer on disk, such as `model.layers.`."""
+        inside = (hub for ours, hub in self._to_disk.items() if ours.startswith("blocks.{}"))
+        return next(inside, "{}").partition("{}")[0]
+
+    def in_layer(self, disk_name: str) -> tuple[int, str] | None:
+        """The number of a tensor's or module's layer and its name in it; `None` outside of layers."""
+        if not disk_name.startswith(self.layer_prefix):
+            return None
+        number, _, rest = disk_name.removeprefix(self.layer_prefix).partition(".")
+        return (int(number), rest) if number.isdecimal() and rest else None
+
     def is_unused(self, disk_name: str) -> bool:
         """Whether the architecture stores the tensor but never uses it."""
         entry = _longest_entry(disk_name, self._to_memory)
@@ -68,7 +81,8 @@ def _translate(
     found = _longest_entry(name, table)
     if found is None or (target := table[found[0]]) is None:
         return None
-    rest = scale_to if found[1] == scale_from else found[1]
+    module, dot, key = found[1].rpartition(".")
+    rest = module + dot + (scale_to if key == scale_from else key)
     result = f"{target}.{rest}" if rest else target
     for number in _template(name)[1]:
         result = result.replace("{}", number, 1)

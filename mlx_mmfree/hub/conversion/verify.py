@@ -177,7 +177,7 @@ def _logits(checkpoint: Checkpoint) -> mx.array:
         dtype = mx.float32
     model = converted(model, dtype)
     tokens = mx.array([[(7 + 7919 * n) % model.vocab_size for n in range(_TOKENS)]], mx.int32)
-    logits = model(tokens)[0].astype(mx.float32)
+    logits = model.predictions(tokens).astype(mx.float32)
     mx.eval(logits)
     del model
     mx.clear_cache()

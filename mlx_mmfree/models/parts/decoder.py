@@ -44,6 +44,9 @@ class Decoder(TokenModel):
         x = embed_tokens(self.embed, tokens)
         return self.run(x, state, valid, starts=starts, context=context)
 
+    def predictions(self, tokens: mx.array) -> mx.array:
+        return self(tokens)[0]
+
     def __call__(
         self,
         tokens: mx.array,

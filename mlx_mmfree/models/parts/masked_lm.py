@@ -23,5 +23,8 @@ class MaskedLM(TokenModel):
         x = known_rows(self.embed, tokens)
         return self.run(x, self.init_state(x.shape[0]), valid)[0]
 
+    def predictions(self, tokens: mx.array) -> mx.array:
+        return self(tokens)
+
     def __call__(self, tokens: mx.array, valid: mx.array | None = None) -> mx.array:
         return self.logits(self.hidden(tokens, valid))

@@ -58,6 +58,10 @@ class TokenModel(Stack):
     def init_state(self, batch_size: int) -> tuple[Any, ...]:
         return tuple(block.init_state(batch_size, self.dtype) for block in self.blocks)
 
+    def predictions(self, tokens: mx.array) -> mx.array:
+        """The logits `(B, L, V)` for tokens `(B, L)`, whatever else the model returns when called."""
+        raise NotImplementedError
+
     def logits(self, hidden: mx.array) -> mx.array:
         """The head, applied to the normed residual stream."""
         return apply_head(self.head if "head" in self else self.embed, hidden)

@@ -1,0 +1,24 @@
+"""Whether a model can go on with a text."""
+
+from ...errors import UnsupportedModelError
+from .decoder import Decoder
+from .token_model import TokenModel
+
+
+def check_causal(model: TokenModel) -> None:
+    """Refuses a model that cannot continue a text.
+
+    Raises:
+        UnsupportedModelError: It is made for something else, or a token mixer sees what comes after.
+    """
+    if not isinstance(model, Decoder):
+        raise UnsupportedModelError(
+            f"[model] the model must continue texts but {type(model).__name__} is for {model.purpose}. "
+            "Load it with mlx_mmfree.load_model and call it with tokens."
+        )
+    for number, block in enumerate(model.blocks):
+        if not block.token_mixer.is_causal:
+            raise UnsupportedModelError(
+                "[model] every token mixer must be causal, so that a text can go on, but "
+                f"{type(block.token_mixer).__name__} of block {number} sees the whole text."
+            )

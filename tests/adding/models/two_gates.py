@@ -1,0 +1,64 @@
+"""A causal architecture: its description, how it is built, and what its tensors are called on disk."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import mlx.nn as nn
+
+from mlx_mmfree.channel_mixers import SwiGLU
+from mlx_mmfree.layers import BitLinear
+from mlx_mmfree.models.parts.architecture import Architecture
+from mlx_mmfree.models.parts.block import Block
+from mlx_mmfree.models.parts.decoder import Decoder
+from mlx_mmfree.models.parts.fields import integer
+from mlx_mmfree.models.parts.initialization import draw_weights
+from mlx_mmfree.token_mixers import MLGRU
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes of one model."""
+
+    vocab_size: int
+    width: int
+    depth: int
+
+    @classmethod
+    def from_hub(cls, config: Mapping[str, Any]) -> "Config":
+        return cls(
+            integer(config, "vocab_size", high=2**24),
+            integer(config, "width", high=2**17),
+            integer(config, "depth", high=1024),
+        )
+
+    def to_hub(self) -> dict[str, Any]:
+        return {"model_type": "two_gates", **asdict(self)}
+
+
+def build(config: Config) -> Decoder:
+    dims = config.width
+    linear = partial(BitLinear, norm_eps=1e-6)
+    blocks = [
+        Block(dims, MLGRU(dims, linear=linear), SwiGLU(dims, hidden_dims=2 * dims, linear=linear))
+        for _ in range(config.depth)
+    ]
+    embed = nn.Embedding(config.vocab_size, dims)
+    return draw_weights(Decoder(embed, blocks, nn.RMSNorm(dims), None, config), 0.3)
+
+
+ARCHITECTURE = Architecture(
+    name="two_gates",
+    config=Config,
+    build=build,
+    weight_names={
+        "tokens": "embed",
+        "layers.{}.norm_1.weight": "blocks.{}.token_norm.weight",
+        "layers.{}.mix": "blocks.{}.token_mixer",
+        "layers.{}.norm_2.weight": "blocks.{}.channel_norm.weight",
+        "layers.{}.feed": "blocks.{}.channel_mixer",
+        "last_norm.weight": "norm.weight",
+    },
+    tiny={"vocab_size": 518, "width": 32, "depth": 2},
+)

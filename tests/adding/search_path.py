@@ -1,0 +1,30 @@
+"""Puts the folders beside this file on the search paths of the packages of their names.
+
+A pytest plugin too: `-p tests.adding.search_path` lets any suite find the new files.
+"""
+
+import importlib
+from pathlib import Path
+
+PACKAGES = ("token_mixers", "models", "cli")
+
+
+def extend() -> None:
+    """Lets the packages find the new files."""
+    for name in PACKAGES:
+        path = importlib.import_module(f"mlx_mmfree.{name}").__path__
+        folder = str(Path(__file__).with_name(name))
+        if folder not in path:
+            path.append(folder)
+
+
+def retract() -> None:
+    """Lets them find their own files alone."""
+    for name in PACKAGES:
+        importlib.import_module(f"mlx_mmfree.{name}").__path__.remove(
+            str(Path(__file__).with_name(name))
+        )
+
+
+def pytest_configure() -> None:
+    extend()

@@ -1,0 +1,50 @@
+"""A mixer with a second sequence."""
+
+from typing import ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_mmfree.layers.token_mixer import LinearFactory, TokenMixer
+
+
+class GateByMemory(TokenMixer):
+    r"""Gates each position by the mean of another sequence.
+
+    .. math::
+        y_t = W_o\,(W_i x_t \odot \sigma(W_m \bar m))
+
+    Args:
+        dims: Model dims `D`.
+        linear: Makes a projection.
+    """
+
+    causal: ClassVar[bool] = True
+    cross: ClassVar[bool] = True
+    recurrent: ClassVar[bool] = True
+
+    def __init__(self, dims: int, *, linear: LinearFactory = nn.Linear):
+        super().__init__()
+        self.input_proj = linear(dims, dims, bias=False)
+        self.memory_proj = linear(dims, dims, bias=False)
+        self.output_proj = linear(dims, dims, bias=False)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
+        return ()
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: tuple[()] | None = None,
+        valid: mx.array | None = None,
+        *,
+        memory: mx.array | None = None,
+        memory_valid: mx.array | None = None,
+    ) -> tuple[mx.array, tuple[()]]:
+        u = self.input_proj(x)
+        if memory is not None:
+            seen = mx.ones(memory.shape[:2]) if memory_valid is None else memory_valid
+            seen = seen.astype(mx.float32)[..., None]
+            mean = (memory * seen).sum(axis=1, keepdims=True) / seen.sum(axis=1, keepdims=True)
+            u = u * mx.sigmoid(self.memory_proj(mean.astype(x.dtype)))
+        return self.output_proj(u), ()

@@ -1,0 +1,55 @@
+"""A causal mixer with a state of constant size."""
+
+from typing import ClassVar, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_mmfree.layers.token_mixer import LinearFactory, TokenMixer
+from mlx_mmfree.ops import linear_scan
+
+
+class LeakyAverageState(NamedTuple):
+    """What a `LeakyAverage` carries: the average so far, float32 `(B, D)`."""
+
+    average: mx.array
+
+
+class LeakyAverage(TokenMixer):
+    r"""A running average whose weights fall off with distance.
+
+    .. math::
+        h_t = a \odot h_{t-1} + (1 - a) \odot W_i x_t, \quad y_t = W_o h_t
+
+    Args:
+        dims: Model dims `D`.
+        linear: Makes a projection.
+    """
+
+    causal: ClassVar[bool] = True
+    recurrent: ClassVar[bool] = True
+
+    def __init__(self, dims: int, *, linear: LinearFactory = nn.Linear):
+        super().__init__()
+        self._dims = dims
+        self.input_proj = linear(dims, dims, bias=False)
+        self.output_proj = linear(dims, dims, bias=False)
+        self.decay = mx.linspace(-2.0, 2.0, dims)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> LeakyAverageState:
+        return LeakyAverageState(mx.zeros((batch_size, self._dims)))
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: LeakyAverageState | None = None,
+        valid: mx.array | None = None,
+    ) -> tuple[mx.array, LeakyAverageState]:
+        state = self.init_state(x.shape[0], x.dtype) if state is None else state
+        keep = mx.broadcast_to(mx.sigmoid(self.decay.astype(mx.float32)), x.shape)
+        new = (1 - keep) * self.input_proj(x).astype(mx.float32)
+        if valid is not None:
+            keep = mx.where(valid[..., None], keep, 1.0)
+            new = mx.where(valid[..., None], new, 0.0)
+        averages, last = linear_scan(keep, new, state.average)
+        return self.output_proj(averages.astype(x.dtype)), LeakyAverageState(last)

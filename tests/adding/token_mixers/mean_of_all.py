@@ -1,0 +1,35 @@
+"""A mixer for which every position sees the whole sequence."""
+
+from typing import ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_mmfree.layers.token_mixer import LinearFactory, TokenMixer
+
+
+class MeanOfAll(TokenMixer):
+    r"""Adds the mean of all positions to each, :math:`y_t = W_o(W_i x_t + \frac1L\sum_j W_i x_j)`.
+
+    Args:
+        dims: Model dims `D`.
+        linear: Makes a projection.
+    """
+
+    bidirectional: ClassVar[bool] = True
+
+    def __init__(self, dims: int, *, linear: LinearFactory = nn.Linear):
+        super().__init__()
+        self.input_proj = linear(dims, dims, bias=False)
+        self.output_proj = linear(dims, dims, bias=False)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
+        return ()
+
+    def __call__(
+        self, x: mx.array, state: tuple[()] | None = None, valid: mx.array | None = None
+    ) -> tuple[mx.array, tuple[()]]:
+        u = self.input_proj(x).astype(mx.float32)
+        seen = mx.ones(x.shape[:2]) if valid is None else valid.astype(mx.float32)
+        mean = (u * seen[..., None]).sum(axis=1, keepdims=True) / seen.sum(axis=1)[:, None, None]
+        return self.output_proj((u + mean).astype(x.dtype)), ()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from .parts.bench_table import report_lines
+from .parts.bench_table import graph_line, report_lines, starting_lines
 from .parts.console import INTERRUPTED, CommandParser, command
 from .parts.flags import positive
 from .parts.loading import DTYPES, add_latent_flag
@@ -78,6 +78,11 @@ def build_parser() -> argparse.ArgumentParser:
             help=f"measure {what} too",
         )
     amount.add_argument(
+        "--host",
+        action="store_true",
+        help="measure what Python costs instead: the graph of a token of each --config, and starting",
+    )
+    amount.add_argument(
         "--quick", action="store_true", help="seconds-long run from the caches, to try the command"
     )
     output = parser.add_argument_group("output")
@@ -90,6 +95,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     _check(args)
+    if args.host:
+        return _host(args)
     from ..evaluation.benchmark import benchmark, join
     from ..platform.threads import thread_count
 
@@ -113,6 +120,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return INTERRUPTED if interrupts else 0
 
 
+def _host(args: argparse.Namespace) -> int:
+    from ..evaluation.benchmark_host import graph_cost, start_seconds
+
+    rounds = 1 if args.quick else args.rounds or 20
+    costs = [graph_cost(name, _read_config(name), rounds) for name in args.config]
+    starts = start_seconds(min(rounds, 5))
+    if args.json:
+        print(json.dumps({"graphs": [cost.to_json() for cost in costs], "starts": starts}))
+    else:
+        print("\n".join([*map(graph_line, costs), *starting_lines(starts)]))
+    return 0
+
+
 def _until_interrupted(
     reports: "Iterator[Report]", interrupts: list[BaseException]
 ) -> "Iterator[Report]":
@@ -124,6 +144,10 @@ def _until_interrupted(
 
 
 def _check(args: argparse.Namespace) -> None:
+    if args.host and (args.model is not None or args.plot is not None or args.compare is not None):
+        raise UsageError(
+            "[bench] 'host' must come with 'config' alone, not with model, plot or compare."
+        )
     if args.model is None and args.revision is not None:
         raise UsageError("[bench] 'revision' must come with 'model' but came alone.")
     needed = {"matplotlib": args.plot, "llama_cpp": args.compare, "gguf": args.compare}

@@ -118,3 +118,16 @@ def test_a_picture_that_cannot_be_written_is_refused_first(
         assert main(["bench", "--plot", str(place)]) == 2
         shown = capsys.readouterr().err
         assert "[bench] --plot must be a file that can be written" in shown and reason in shown
+
+
+def test_what_python_costs(capsys: pytest.CaptureFixture[str], config: Path) -> None:
+    shown = report(capsys, "--host", "--config", str(config))
+    [graph] = shown["graphs"]
+    assert graph["layers"] == 2 and graph["seconds"] > 0
+    assert graph["compiled_seconds"] is None or graph["compiled_seconds"] > 0
+    assert shown["starts"]["mmfree --help"] > 0
+    assert main(["bench", "--quick", "--host", "--config", str(config)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert " us a layer" in lines[0] and lines[-1].endswith("ms  import mlx.nn")
+    assert main(["bench", "--host", "--model", "x"]) == 2
+    assert "--host must come with --config alone" in capsys.readouterr().err

@@ -239,3 +239,14 @@ def test_importing_the_package_or_a_command_loads_no_mlx() -> None:
     )
     out, _ = run("-c", code).communicate(timeout=60)
     assert out == "[]\n"
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    code = (
+        "import sys; from mlx_mmfree.cli import main; main(['--help'])\n"
+        "print([name for name in sys.modules if name.startswith(('mlx', 'numpy', 'yaml'))])"
+    )
+    out, _ = run("-c", code).communicate(timeout=60)
+    loaded = out.splitlines()[-1]
+    assert "mlx_mmfree.cli.parts.console" in loaded
+    assert "mlx_mmfree.cli.lora" not in loaded and "numpy" not in loaded and "'mlx'" not in loaded

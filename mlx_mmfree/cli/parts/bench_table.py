@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...evaluation.benchmark import Report
+    from ...evaluation.benchmark_host import GraphCost
     from ...evaluation.benchmark_record import Figure
 
 
@@ -88,3 +89,20 @@ def _memory_lines(notes: list[dict[str, Any]]) -> list[str]:
             f"{loading / tensors:.2f} times that, at the end {peak / tensors:.2f} times"
         )
     return lines
+
+
+def graph_line(cost: "GraphCost") -> str:
+    """What the graph of a decoded token costs."""
+    layers = cost.layers
+    kinds = {"uncompiled": cost.seconds, "compiled": cost.compiled_seconds}
+    parts = [
+        f"{kind} {seconds * 1e6:.0f} us a token, {seconds / layers * 1e6:.1f} us a layer"
+        for kind, seconds in kinds.items()
+        if seconds is not None
+    ]
+    return f"{cost.model}, {layers} layers, building the graph: {'; '.join(parts)}"
+
+
+def starting_lines(seconds: dict[str, float]) -> list[str]:
+    """What programs take until they have started and ended, in processor time."""
+    return [f"starting: {time * 1e3:.0f} ms  {name}" for name, time in seconds.items()]

@@ -1,0 +1,109 @@
+"""What Python costs: building the graph of a decoded token, and starting a program.
+
+Computing is left out: a token's graph is built and thrown away, so the widths of a model say nothing
+here, only its number of layers and operations.
+"""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from time import process_time
+from typing import Any
+
+import mlx.core as mx
+
+from ..generation.key_values import fixed_state
+from ..models import Decoder
+from ..ops.backend.compilation import can_compile, compiled
+from .benchmark_weights import random_model
+
+_PROGRAMS = {
+    "mmfree --help": ("-m", "mlx_mmfree", "--help"),
+    "import mlx_mmfree": ("-c", "import mlx_mmfree"),
+    "from mlx_mmfree import generate, load": ("-c", "from mlx_mmfree import generate, load"),
+    "import mlx.nn": ("-c", "import mlx.nn"),
+}
+_TOKENS_BEFORE = 16
+
+
+@dataclass(frozen=True)
+class GraphCost:
+    """Processor time for the graph of one decoded token, the least of all measurements.
+
+    Attributes:
+        model: The model.
+        layers: Its blocks.
+        seconds: Uncompiled.
+        compiled_seconds: As one compiled graph; `None` where MLX compiles nothing.
+    """
+
+    model: str
+    layers: int
+    seconds: float
+    compiled_seconds: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def graph_cost(name: str, config: Mapping[str, Any], rounds: int) -> GraphCost:
+    """Measures a model with random weights.
+
+    Args:
+        name: What it is called in the result.
+        config: As a Hub `config.json`.
+        rounds: Measurements.
+    """
+    model = random_model(config)
+    context = model.context()
+    tokens = mx.array([1])
+    _, state = model.hidden(mx.ones((1, _TOKENS_BEFORE), mx.int32), context=context)
+    mx.eval(context, tokens, state)
+    step = partial(_step, model, context)
+    plain = _least_seconds(lambda: step(tokens, state), rounds)
+    fixed, _ = fixed_state(model, state)
+    if not can_compile():
+        return GraphCost(name, len(model.blocks), plain, None)
+    whole = compiled(step)
+    mx.eval(fixed, whole(tokens, fixed))
+    return GraphCost(
+        name, len(model.blocks), plain, _least_seconds(lambda: whole(tokens, fixed), rounds)
+    )
+
+
+def _step(model: Decoder, context: list[dict[str, mx.array]], tokens: mx.array, state: Any) -> Any:
+    hidden, state = model.hidden(tokens[:, None], state, context=context)
+    return model.logits(hidden), state
+
+
+def _least_seconds(build: Callable[[], object], rounds: int) -> float:
+    """Processor time of a call, which repeats until the clock's steps are small beside it."""
+    build()
+    least, count = float("inf"), 4
+    for _ in range(rounds):
+        start = process_time()
+        for _ in range(count):
+            build()
+        least = min(least, (process_time() - start) / count)
+    return least
+
+
+def start_seconds(rounds: int) -> dict[str, float]:
+    """Processor time of whole Python programs, the least of all measurements, by what they do."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return {
+        name: min(_child_seconds(arguments, environment) for _ in range(rounds))
+        for name, arguments in _PROGRAMS.items()
+    }
+
+
+def _child_seconds(arguments: tuple[str, ...], environment: Mapping[str, str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, *arguments]
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -9,14 +9,14 @@
 #include "attention_step/attention_step.h"
 #include "bit_linear/bit_linear.h"
 #include "blas/shared_gemm.h"
-#include "cpu/kernels.h"
-#include "cpu/thread_pool.h"
 #include "dense_matmul/dense_matmul.h"
+#include "instruction_sets/kernels.h"
 #include "linear_scan/linear_scan.h"
 #include "mlgru_step/mlgru_step.h"
 #include "mlx/compile.h"
 #include "probe/probe.h"
 #include "rms_norm_quantize/rms_norm_quantize.h"
+#include "runtime/thread_pool.h"
 #include "ternary_matmul/ternary_matmul.h"
 
 namespace nb = nanobind;

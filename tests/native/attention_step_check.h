@@ -11,7 +11,7 @@
 
 #include "attention_step/attend.h"
 #include "check.h"
-#include "cpu/thread_pool.h"
+#include "runtime/thread_pool.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <random>
 #include <string>
 
-#include "cpu/kernels.h"
+#include "instruction_sets/kernels.h"
 
 using namespace mmfree;
 

@@ -13,15 +13,15 @@ import pytest
 SOURCES = Path(__file__).parents[2] / "mlx_mmfree/native"
 CHECK = Path(__file__).with_name("kernel_check.cpp")
 THREAD_CHECK = Path(__file__).with_name("thread_check.cpp")
-THREADS = ["blas/shared_gemm.cpp", "cpu/thread_pool.cpp"]
+THREADS = ["blas/shared_gemm.cpp", "runtime/thread_pool.cpp"]
 PORTABLE = [
     *THREADS,
     "attention/attend.cpp",
     "attention_step/attend.cpp",
     "bit_linear/project.cpp",
-    "cpu/kernels.cpp",
-    "cpu/portable.cpp",
-    "cpu/workspace.cpp",
+    "instruction_sets/kernels.cpp",
+    "instruction_sets/portable.cpp",
+    "runtime/workspace.cpp",
     "dense_matmul/product.cpp",
     "ternary_matmul/product.cpp",
 ]
@@ -35,18 +35,18 @@ SANITIZERS = [
     "-fno-sanitize-recover=all",
 ]
 X86 = {
-    "cpu/avx512_vnni.cpp": [
+    "instruction_sets/avx512_vnni.cpp": [
         *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma"),
         *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
     ],
-    "cpu/avx_vnni.cpp": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
-    "cpu/avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
+    "instruction_sets/avx_vnni.cpp": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
+    "instruction_sets/avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
 }
 # the spelling of the Zig compiler
 ARM = {
-    "cpu/arm_features.cpp": [],
-    "cpu/neon_dotprod.cpp": ["-mcpu=generic+v8_2a+dotprod"],
-    "cpu/neon_i8mm.cpp": ["-mcpu=generic+v8_2a+dotprod+i8mm"],
+    "instruction_sets/arm_features.cpp": [],
+    "instruction_sets/neon_dotprod.cpp": ["-mcpu=generic+v8_2a+dotprod"],
+    "instruction_sets/neon_i8mm.cpp": ["-mcpu=generic+v8_2a+dotprod+i8mm"],
 }
 
 

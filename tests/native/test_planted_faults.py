@@ -23,7 +23,7 @@ class Fault(NamedTuple):
     file: str
     right: str
     wrong: str
-    unit: str = "cpu/portable.cpp"
+    unit: str = "instruction_sets/portable.cpp"
 
 
 FAULTS = {
@@ -67,7 +67,7 @@ FAULTS = {
     "halves of the gate swapped": Fault(
         "bit_linear/prepare_row.h", "(2 * row + 1) * dims", "(2 * row) * dims"
     ),
-    "ties up": Fault("cpu/floats.h", "+ 0x7fff +", "+ 0x8000 +"),
+    "ties up": Fault("runtime/floats.h", "+ 0x7fff +", "+ 0x8000 +"),
     "state of invalid positions": Fault(
         "mlgru_step/recur.h", "if (!s.valid || s.valid[row])", "if (s.valid)"
     ),
@@ -135,13 +135,13 @@ FAULTS = {
         "bit_linear/project.cpp",
     ),
     "missing barrier": Fault(
-        "cpu/thread_pool.cpp", "while (inside != 0)", "while (false)", "cpu/thread_pool.cpp"
+        "runtime/thread_pool.cpp", "while (inside != 0)", "while (false)", "runtime/thread_pool.cpp"
     ),
     "piece done twice": Fault(
-        "cpu/thread_pool.cpp",
+        "runtime/thread_pool.cpp",
         "first = owner.next.fetch_add(step_);",
         "first = owner.next.load(); owner.next.store(first + step_);",
-        "cpu/thread_pool.cpp",
+        "runtime/thread_pool.cpp",
     ),
 }
 

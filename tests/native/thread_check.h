@@ -16,7 +16,7 @@
 
 #include "blas/shared_gemm.h"
 #include "check.h"
-#include "cpu/thread_pool.h"
+#include "runtime/thread_pool.h"
 
 namespace {
 

@@ -4,12 +4,12 @@
 #include <stdexcept>
 
 #include "attention/attend.h"
-#include "contiguous.h"
-#include "float_type.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "mlx/utils.h"
+#include "runtime/contiguous.h"
+#include "runtime/float_type.h"
 
 namespace mmfree {
 

@@ -8,8 +8,6 @@
 #include <stdexcept>
 
 #include "attention_step/attend.h"
-#include "contiguous.h"
-#include "float_type.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/common/utils.h"
 #include "mlx/backend/cpu/encoder.h"
@@ -17,6 +15,8 @@
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "mlx/utils.h"
+#include "runtime/contiguous.h"
+#include "runtime/float_type.h"
 
 namespace mmfree {
 

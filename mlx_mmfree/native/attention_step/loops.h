@@ -4,10 +4,10 @@
 #include <string.h>
 
 #include "bit_linear/prepare_row.h"
-#include "cpu/exponential.h"
-#include "cpu/floats.h"
-#include "cpu/kernels.h"
 #include "dense_matmul/float_tile.h"
+#include "instruction_sets/kernels.h"
+#include "runtime/exponential.h"
+#include "runtime/floats.h"
 
 // Attention, but for the scores, which are a dense product.
 

@@ -6,14 +6,14 @@
 #include <stdexcept>
 
 #include "bit_linear/project.h"
-#include "contiguous.h"
-#include "float_type.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/fast.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "mlx/utils.h"
+#include "runtime/contiguous.h"
+#include "runtime/float_type.h"
 #include "ternary_matmul/ternary_matmul.h"
 
 namespace mmfree {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/kernels.h"
+#include "instruction_sets/kernels.h"
 #include "mlx/array.h"
 #include "mlx/primitives.h"
 

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "cpu/floats.h"
-#include "cpu/kernels.h"
+#include "instruction_sets/kernels.h"
+#include "runtime/floats.h"
 
 namespace mmfree {
 

@@ -3,10 +3,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "cpu/exponential.h"
-#include "cpu/floats.h"
-#include "cpu/kernels.h"
+#include "instruction_sets/kernels.h"
 #include "rms_norm_quantize/quantize_row.h"
+#include "runtime/exponential.h"
+#include "runtime/floats.h"
 #include "ternary_matmul/permute.h"
 
 // From a row of activations to what meets a ternary matrix.

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu/floats.h"
-#include "cpu/thread_pool.h"
-#include "cpu/workspace.h"
+#include "runtime/floats.h"
+#include "runtime/thread_pool.h"
+#include "runtime/workspace.h"
 
 namespace mmfree {
 

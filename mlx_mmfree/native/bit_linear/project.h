@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "cpu/kernels.h"
+#include "instruction_sets/kernels.h"
 
 namespace mmfree {
 

@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "cpu/kernels.h"
-#include "cpu/unroll.h"
+#include "instruction_sets/kernels.h"
+#include "runtime/unroll.h"
 
 // Products of floats. An instruction set `Isa` gives
 //   kLanes, Floats         32-bit floats of one vector

@@ -2,9 +2,9 @@
 
 #include <string.h>
 
-#include "cpu/kernels.h"
-#include "cpu/unroll.h"
 #include "dense_matmul/float_tile.h"
+#include "instruction_sets/kernels.h"
+#include "runtime/unroll.h"
 
 // Products with codes of 2, 4, 6 or 8 bits. Activations are two 16-bit whole numbers, high and low,
 // with a scale for each group: together they keep what a float holds beside the group's largest,

@@ -4,12 +4,7 @@
 #include <memory>
 #include <stdexcept>
 
-#include "contiguous.h"
-#include "cpu/floats.h"
-#include "cpu/kernels.h"
-#include "cpu/thread_pool.h"
-#include "cpu/workspace.h"
-#include "float_type.h"
+#include "instruction_sets/kernels.h"
 #include "linear_scan/linear_scan.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
@@ -17,6 +12,11 @@
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "mlx/utils.h"
+#include "runtime/contiguous.h"
+#include "runtime/float_type.h"
+#include "runtime/floats.h"
+#include "runtime/thread_pool.h"
+#include "runtime/workspace.h"
 
 namespace mmfree {
 

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "cpu/exponential.h"
-#include "cpu/floats.h"
-#include "cpu/kernels.h"
+#include "instruction_sets/kernels.h"
+#include "runtime/exponential.h"
+#include "runtime/floats.h"
 
 namespace mmfree {
 

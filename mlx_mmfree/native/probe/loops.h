@@ -1,7 +1,7 @@
 #pragma once
 
-#include "cpu/unroll.h"
 #include "probe/kernels.h"
+#include "runtime/unroll.h"
 
 // An instruction set `Isa` gives
 //   Vector, load_vector(bytes), join(a, b), first(vector)

@@ -4,9 +4,9 @@
 #include <atomic>
 #include <chrono>
 
-#include "cpu/kernels.h"
-#include "cpu/thread_pool.h"
+#include "instruction_sets/kernels.h"
 #include "mlx/transforms.h"
+#include "runtime/thread_pool.h"
 
 namespace mmfree {
 

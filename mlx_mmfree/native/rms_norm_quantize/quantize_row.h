@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "cpu/floats.h"
-#include "cpu/kernels.h"
+#include "instruction_sets/kernels.h"
+#include "runtime/floats.h"
 #include "ternary_matmul/float_product.h"
 
 // RMSNorm and 8-bit codes of one row. Built without contraction of a multiply and an add, so that

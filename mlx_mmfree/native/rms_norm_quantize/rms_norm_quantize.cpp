@@ -4,15 +4,15 @@
 #include <memory>
 #include <stdexcept>
 
-#include "cpu/kernels.h"
-#include "cpu/thread_pool.h"
-#include "float_type.h"
+#include "instruction_sets/kernels.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/fast.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "mlx/utils.h"
+#include "runtime/float_type.h"
+#include "runtime/thread_pool.h"
 
 namespace mmfree {
 

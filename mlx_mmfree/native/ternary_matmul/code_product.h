@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "cpu/kernels.h"
-#include "cpu/unroll.h"
+#include "instruction_sets/kernels.h"
+#include "runtime/unroll.h"
 
 // Sums of 8-bit activation codes times trits. An instruction set `Isa` gives
 //   kBytes              packed bytes of one vector

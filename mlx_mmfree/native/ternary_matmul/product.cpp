@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "cpu/thread_pool.h"
-#include "cpu/workspace.h"
+#include "runtime/thread_pool.h"
+#include "runtime/workspace.h"
 
 namespace mmfree {
 

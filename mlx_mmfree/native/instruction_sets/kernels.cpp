@@ -1,4 +1,4 @@
-#include "cpu/kernels.h"
+#include "instruction_sets/kernels.h"
 
 #include <atomic>
 #include <stdexcept>

@@ -2,7 +2,7 @@
 
 #include <arm_neon.h>
 
-#include "cpu/kernel_set.h"
+#include "instruction_sets/kernel_set.h"
 
 // Included by the files that are built for the dot products of Arm.
 

@@ -1,6 +1,6 @@
-#include "cpu/avx2.h"
+#include "instruction_sets/avx2.h"
 
-#include "dense_matmul/avx2.h"
+#include "instruction_sets/avx2_vectors.h"
 
 namespace mmfree {
 

@@ -1,4 +1,4 @@
-#include "cpu/workspace.h"
+#include "runtime/workspace.h"
 
 #include <cstdlib>
 #include <memory>

@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "cpu/kernels.h"
-#include "cpu/unroll.h"
+#include "instruction_sets/kernels.h"
+#include "runtime/unroll.h"
 
 // Conversions between float32 and the types of arrays, in loops that the compiler vectorises. Every
 // instruction set gives the same bits.

@@ -1,6 +1,6 @@
-#include "cpu/arm_features.h"
-#include "cpu/neon.h"
-#include "dense_matmul/neon.h"
+#include "instruction_sets/arm_features.h"
+#include "instruction_sets/neon.h"
+#include "instruction_sets/neon_vectors.h"
 
 namespace mmfree {
 

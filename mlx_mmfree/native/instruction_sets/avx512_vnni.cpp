@@ -1,7 +1,7 @@
 #include <immintrin.h>
 
-#include "cpu/kernel_set.h"
-#include "dense_matmul/avx512.h"
+#include "instruction_sets/avx512_vectors.h"
+#include "instruction_sets/kernel_set.h"
 
 namespace mmfree {
 

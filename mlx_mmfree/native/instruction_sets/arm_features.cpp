@@ -1,4 +1,4 @@
-#include "cpu/arm_features.h"
+#include "instruction_sets/arm_features.h"
 
 #if defined(__APPLE__)
 #include <sys/sysctl.h>

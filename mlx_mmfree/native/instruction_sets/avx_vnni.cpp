@@ -1,7 +1,7 @@
 #include <cpuid.h>
 
-#include "cpu/avx2.h"
-#include "dense_matmul/avx2.h"
+#include "instruction_sets/avx2.h"
+#include "instruction_sets/avx2_vectors.h"
 
 namespace mmfree {
 

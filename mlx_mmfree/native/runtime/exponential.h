@@ -2,7 +2,7 @@
 
 #include <stdint.h>
 
-#include "cpu/unroll.h"
+#include "runtime/unroll.h"
 
 // Included by one file for each instruction set; loops over these vectorise, and without
 // contraction every set gives the same bits.

@@ -1,4 +1,4 @@
-#include "cpu/thread_pool.h"
+#include "runtime/thread_pool.h"
 
 #include <pthread.h>
 

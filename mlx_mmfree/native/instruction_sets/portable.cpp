@@ -1,6 +1,5 @@
-#include "dense_matmul/portable.h"
-
-#include "cpu/kernel_set.h"
+#include "instruction_sets/kernel_set.h"
+#include "instruction_sets/portable_vectors.h"
 
 namespace mmfree {
 

@@ -1,4 +1,4 @@
-#include "contiguous.h"
+#include "runtime/contiguous.h"
 
 #include <cstring>
 

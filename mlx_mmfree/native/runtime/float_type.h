@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cpu/kernels.h"
+#include "instruction_sets/kernels.h"
 #include "mlx/array.h"
 
 namespace mmfree {

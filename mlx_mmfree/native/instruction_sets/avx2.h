@@ -2,7 +2,7 @@
 
 #include <immintrin.h>
 
-#include "cpu/kernel_set.h"
+#include "instruction_sets/kernel_set.h"
 
 // Included by the files that are built for AVX2 and sets beyond it.
 

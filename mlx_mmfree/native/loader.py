@@ -17,10 +17,9 @@ from ..errors import BackendError, UsageError
 from ..platform import blas
 from ..platform.threads import thread_count
 from ..version import __version__
+from . import sources
 
 PACKAGE = "_mlx_mmfree_native"
-# that of package.py.in
-INTERFACE = 7
 INSTRUCTIONS = "MLX_MMFREE_CPU_KERNELS"
 REBUILD = (
     "Rebuild it: pip install scikit-build-core nanobind && "
@@ -59,13 +58,17 @@ def _load() -> tuple[ModuleType | None, str | None]:
     for subject, built, running in (
         ("MLX", package.MLX_VERSION, version("mlx")),
         ("mlx_mmfree", package.__version__, __version__),
-        ("interface", getattr(package, "INTERFACE", 1), INTERFACE),
     ):
         if built != running:
             return None, (
                 f"the CPU extension was built for {subject} {built} but {subject} {running} is "
                 f"running. {REBUILD}"
             )
+    if sources.digest() not in (None, getattr(package, "SOURCES", "")):
+        return (
+            None,
+            f"the CPU extension was built from other C++ sources than those here. {REBUILD}",
+        )
     try:
         module = importlib.import_module(f"{PACKAGE}._ext")
     except ImportError as error:

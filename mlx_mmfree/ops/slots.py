@@ -26,7 +26,9 @@ def held_positions(lengths: mx.array, slots: int, window: int | None, sinks: int
     if window is not None:
         # the latest position that falls on the slot
         position = mx.where(slot < sinks, slot, last - (last - slot) % window)
-    return mx.where((position >= slot) & (position <= last), position, -1)
+    # not `&`, which MLX maps wrongly
+    is_held = mx.logical_and(position >= slot, position <= last)
+    return mx.where(is_held, position, -1)
 
 
 def write_slots(buffer: mx.array, new: mx.array, first: int | mx.array) -> mx.array:

@@ -8,6 +8,7 @@ trits (code 1). With `scales = s` and `biases = -s` the same buffer serves `mx.q
 import mlx.core as mx
 import numpy as np
 
+from .backend.dispatch import on_cpu
 from .host_blocks import block_sums_of_sizes, pack_rounded
 from .long_sums import long_mean, long_sum
 
@@ -51,7 +52,7 @@ def ternarize_packed(weight: mx.array) -> tuple[mx.array, mx.array]:
     Returns:
         The words, `uint32` `(N, packed_width(D))`, and the scale, float32 `(1,)`.
     """
-    if mx.default_device() != mx.Device(mx.cpu):
+    if not on_cpu():
         trits, scale = ternarize(weight)
         return pack_ternary(trits), scale
     scale = _scale(long_sum(block_sums_of_sizes(weight)) / weight.size)

@@ -8,7 +8,8 @@
 #include <random>
 #include <string>
 
-#include "instruction_sets/kernels.h"
+#include "runtime/floats.h"
+#include "runtime/kernels.h"
 
 using namespace mmfree;
 

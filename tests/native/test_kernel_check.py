@@ -10,22 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from mlx_mmfree.native import sources
+
 SOURCES = Path(__file__).parents[2] / "mlx_mmfree/native"
 CHECK = Path(__file__).with_name("kernel_check.cpp")
 THREAD_CHECK = Path(__file__).with_name("thread_check.cpp")
-THREADS = ["blas/shared_gemm.cpp", "runtime/thread_pool.cpp"]
-PORTABLE = [
-    *THREADS,
-    "attention/attend.cpp",
-    "attention_step/attend.cpp",
-    "bit_linear/project.cpp",
-    "instruction_sets/kernels.cpp",
-    "instruction_sets/portable.cpp",
-    "runtime/workspace.cpp",
-    "dense_matmul/product.cpp",
-    "ternary_matmul/product.cpp",
-]
-FLAGS = ["-std=c++20", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", f"-I{SOURCES}"]
+THREADS = ["blas/shared_gemm.cpp", "runtime/thread_pool.cpp", "runtime/workspace.cpp"]
 # checks of every pointer and reference would take minutes to compile in unrolled loops
 SANITIZERS = [
     "-O1",
@@ -50,10 +40,35 @@ ARM = {
 }
 
 
+# what neither knows MLX nor Python, for every processor
+PORTABLE = [
+    file.relative_to(SOURCES).as_posix()
+    for file in sources.sources(SOURCES)
+    if file.suffix == ".cpp"
+    and not any(name in file.read_text() for name in ('"mlx/', "nanobind/"))
+    and file.relative_to(SOURCES).as_posix() not in {**X86, **ARM}
+]
+FLAGS = ["-std=c++20", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi"]
+
+
+def includes(folder: Path, root: Path = SOURCES) -> list[str]:
+    """The flags with which everything compiles, once lists of what there is are in the folder."""
+    sources.write_lists(folder, root)
+    operations = sorted(
+        file.name.removesuffix("_check.h")
+        for file in CHECK.parent.glob("*_check.h")
+        if (root / file.name.removesuffix("_check.h")).is_dir()
+    )
+    headers = [f'#include "{operation}_check.h"' for operation in operations]
+    sources.write_list(folder / "checks.h", headers, "MMFREE_CHECKS", operations)
+    return [f"-I{root}", f"-I{folder}", f"-I{CHECK.parent}"]
+
+
 def build(compiler: list[str], flags: list[str], extra: dict[str, list[str]], folder: Path) -> Path:
     """Compiles the kernels and their check, each file with its own flags."""
     objects = []
     commands = []
+    flags = [*flags, *includes(folder)]
     for number, name in enumerate([*PORTABLE, *extra, str(CHECK)]):
         objects.append(str(folder / f"{number}.o"))
         own = extra.get(name, [])
@@ -92,8 +107,8 @@ def test_kernels_under_sanitizers(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="sanitizers are used on Linux")
 def test_threads(flags: list[str], tmp_path: Path) -> None:
     program = tmp_path / "thread_check"
-    sources = [THREAD_CHECK, *(SOURCES / name for name in THREADS)]
-    run(["c++", *FLAGS, *flags, *sources, "-pthread", "-o", program])
+    files = [THREAD_CHECK, *(SOURCES / name for name in THREADS)]
+    run(["c++", *FLAGS, *flags, *includes(tmp_path), *files, "-pthread", "-o", program])
     assert run([program]) == "threads\n"
 
 

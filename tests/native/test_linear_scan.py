@@ -6,12 +6,14 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree import native
+from mlx_mmfree.ops import backend_report
 from mlx_mmfree.ops.linear_scan import native as compiled
 from mlx_mmfree.ops.linear_scan import reference
 
 if reason := native.unavailable():
     pytest.skip(reason, allow_module_level=True)
 
+OP = "mlx_mmfree.ops.linear_scan"
 Scan = Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array]]
 SIZES = [(1, 1, 1), (2, 5, 33), (3, 100, 16), (1, 63, 130), (4, 1, 31)]
 
@@ -132,6 +134,6 @@ def test_kernel_checks_its_arguments() -> None:
 def test_other_devices_are_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = random_inputs(1, 2, 3)
     if mx.default_device() == mx.Device(mx.cpu):
-        assert compiled.unsupported(*inputs) is None
+        assert backend_report(OP, *inputs)["native"] is None
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
-    assert compiled.unsupported(*inputs) == "the default device is not the CPU"
+    assert backend_report(OP, *inputs)["native"] == "the default device is not the CPU"

@@ -39,13 +39,13 @@ def write_package(
     *,
     library: str = __version__,
     mlx: str = MLX,
-    interface: int = loader.INTERFACE,
+    sources: str | None = loader.sources.digest(),
     ext: str = "",
 ) -> None:
     package = site / "_fake_native"
     package.mkdir()
     (package / "__init__.py").write_text(
-        f"__version__ = {library!r}\nMLX_VERSION = {mlx!r}\nINTERFACE = {interface}\n"
+        f"__version__ = {library!r}\nMLX_VERSION = {mlx!r}\nSOURCES = {sources!r}\n"
     )
     (package / "_ext.py").write_text(ext)
     importlib.invalidate_caches()
@@ -77,10 +77,18 @@ def test_built_from_another_source(site: Path) -> None:
     assert f"built for mlx_mmfree 0.0.7 but mlx_mmfree {__version__} is running" in reason
 
 
-def test_built_before_the_functions_changed(site: Path) -> None:
-    write_package(site, interface=1)
-    wanted = f"was built for interface 1 but interface {loader.INTERFACE} is running"
+def test_built_before_the_sources_changed(site: Path) -> None:
+    write_package(site, sources="0123", ext="raise SystemError('must not be imported')")
+    wanted = "was built from other C++ sources than those here. Rebuild it"
     assert wanted in (native.unavailable() or "")
+
+
+def test_an_installed_package_has_no_sources_to_compare(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader.sources, "digest", lambda: None)
+    write_package(site, sources="0123", ext=FUNCTIONS)
+    assert native.unavailable() is None
 
 
 def test_environment_chooses_the_instructions(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

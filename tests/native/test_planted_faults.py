@@ -8,7 +8,15 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.native.test_kernel_check import CHECK, FLAGS, PORTABLE, SOURCES, X86, run
+from tests.native.test_kernel_check import (
+    CHECK,
+    FLAGS,
+    PORTABLE,
+    SOURCES,
+    X86,
+    includes,
+    run,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -58,9 +66,7 @@ FAULTS = {
     "residual of another row": Fault(
         "bit_linear/finish.h", "widen<Isa>(r.residual, start,", "widen<Isa>(r.residual, first,"
     ),
-    "wrong largest code": Fault(
-        "rms_norm_quantize/quantize_row.h", "127.0f / (most", "126.0f / (most"
-    ),
+    "wrong largest code": Fault("rms_norm_quantize/loops.h", "127.0f / (most", "126.0f / (most"),
     "padding is not zero": Fault(
         "bit_linear/prepare_row.h", "memset(scratch + dims, 0,", "memset(scratch + dims, 64,"
     ),
@@ -69,10 +75,10 @@ FAULTS = {
     ),
     "ties up": Fault("runtime/floats.h", "+ 0x7fff +", "+ 0x8000 +"),
     "state of invalid positions": Fault(
-        "mlgru_step/recur.h", "if (!s.valid || s.valid[row])", "if (s.valid)"
+        "mlgru_step/loops.h", "if (!s.valid || s.valid[row])", "if (s.valid)"
     ),
     "input gate without its forget gate": Fault(
-        "mlgru_step/recur.h", "sigmoid<Isa>(i[c]) * (1.0f - forget)", "sigmoid<Isa>(i[c])"
+        "mlgru_step/loops.h", "sigmoid<Isa>(i[c]) * (1.0f - forget)", "sigmoid<Isa>(i[c])"
     ),
     "key of the next token": Fault(
         "attention/attend.cpp",
@@ -105,7 +111,7 @@ FAULTS = {
         "attention_step/loops.h", "a * cosines[i] - b * sines[i]", "a * cosines[i] + b * sines[i]"
     ),
     "slot of another token": Fault(
-        "attention_step/attend.cpp",
+        "attention_step/slots.h",
         "sinks + (position - sinks) % window",
         "sinks + position % window",
         "attention_step/attend.cpp",
@@ -152,7 +158,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("objects")
     units = {name: folder / f"{n}.o" for n, name in enumerate([*PORTABLE, *X86, str(CHECK)])}
     for name, target in units.items():
-        flags = [*FLAGS, "-O1", *X86.get(name, [])]
+        flags = [*FLAGS, *includes(folder), "-O1", *X86.get(name, [])]
         run(["c++", *flags, "-c", SOURCES / name, "-o", target])
     return units
 
@@ -179,6 +185,6 @@ def test_fault_is_seen(name: str, objects: dict[str, Path], tmp_path: Path) -> N
     assert fault.right in text
     file.write_text(text.replace(fault.right, fault.wrong))
     target = tmp_path / "fault.o"
-    flags = [flag.replace(str(SOURCES), str(sources)) for flag in FLAGS]
+    flags = [*FLAGS, *includes(tmp_path, sources)]
     run(["c++", *flags, "-O1", "-c", sources / fault.unit, "-o", target])
     assert checked(objects | {fault.unit: target}, tmp_path).returncode != 0

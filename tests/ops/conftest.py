@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.ops.backend import launch
+from mlx_mmfree.ops.backend import dispatch, launch
 from mlx_mmfree.ops.linear_scan import chunked as scan_chunked
-from mlx_mmfree.ops.ternary_matmul import chunked as product_chunked
 from tests.emulator import emulator
 
 STRICT = "MLX_MMFREE_STRICT_EMULATOR"
@@ -22,7 +21,7 @@ STRICT = "MLX_MMFREE_STRICT_EMULATOR"
 def metal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets the backend `metal` run; every process checks the kernels anew."""
     monkeypatch.setenv("MLX_MMFREE_CACHE", "0")
-    if launch.unavailable() is None:
+    if dispatch.metal_unavailable() is None:
         yield
         return
     seed = zlib.crc32(request.node.nodeid.encode())
@@ -35,15 +34,14 @@ def metal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     else:
         emulated: emulator.Emulator = request.getfixturevalue("emulated")
         emulated.seed = seed
-    monkeypatch.setattr(launch, "unavailable", lambda: None)
+    monkeypatch.setattr(dispatch, "metal_unavailable", lambda: None)
     yield
 
 
 @pytest.fixture
 def chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the backend `chunked` run on a CPU too."""
-    for backend in (scan_chunked, product_chunked):
-        monkeypatch.setattr(backend, "unsupported", lambda *_, **__: None)
+    monkeypatch.setattr(scan_chunked, "unsupported", lambda *_: None)
 
 
 @pytest.fixture
@@ -53,7 +51,7 @@ def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         pytest.skip(reason)
     monkeypatch.setenv("MLX_MMFREE_CACHE", "0")
     machine = emulator.Emulator(_kernel_cache(request))
-    monkeypatch.setattr(launch, "unavailable", lambda: None)
+    monkeypatch.setattr(dispatch, "metal_unavailable", lambda: None)
     monkeypatch.setattr(launch, "launch", machine.launch)
     return machine
 

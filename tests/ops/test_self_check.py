@@ -16,10 +16,8 @@ from mlx_mmfree.ops import (
     ternary_matmul,
     use_backend,
 )
-from mlx_mmfree.ops.backend import self_check
+from mlx_mmfree.ops.backend import dispatch, self_check
 from mlx_mmfree.ops.bit_linear import chunked as fused_chunked
-from mlx_mmfree.ops.bit_linear import native as fused_native
-from mlx_mmfree.ops.ternary_matmul import native as product_native
 from mlx_mmfree.ops.ternary_matmul import reference
 from tests.emulator.emulator import Emulator
 
@@ -33,8 +31,8 @@ OP = "mlx_mmfree.ops.ternary_matmul"
 def device(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     """A device other than the CPU, on which nothing has been checked yet."""
     monkeypatch.setattr(self_check, "_checks", {})
-    for backend in (fused_native, fused_chunked, product_native):
-        monkeypatch.setattr(backend, "unsupported", lambda *_, **__: "this is no CPU")
+    monkeypatch.setattr(dispatch, "native_unavailable", lambda: "this is no CPU")
+    monkeypatch.setattr(fused_chunked, "unsupported", lambda *_: "this is no CPU")
     return emulated
 
 

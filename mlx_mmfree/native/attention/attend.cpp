@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention_step/kernels.h"
+#include "dense_matmul/kernels.h"
 #include "runtime/floats.h"
+#include "runtime/kernels.h"
 #include "runtime/thread_pool.h"
 #include "runtime/workspace.h"
 
@@ -26,9 +29,10 @@ struct Tile {
 
 class Queries {
  public:
-  explicit Queries(const QueriesCall& call)
+  Queries(const QueriesCall& call, const Kernels& set)
       : call_(call),
-        set_(kernels()),
+        loops_(table<AttentionStepKernels>(set)),
+        dense_(table<DenseMatmulKernels>(set)),
         shared_(call.heads / call.groups),
         tokens_(std::clamp<size_t>(kTileRows / shared_, 1, call.length)),
         tiles_((call.length + tokens_ - 1) / tokens_),
@@ -56,7 +60,7 @@ class Queries {
 
  private:
   size_t padded(size_t dims) const {
-    return std::max(round_up(dims, set_.dense.padding), set_.dense.padding);
+    return std::max(round_up(dims, dense_.padding), dense_.padding);
   }
 
   std::pair<Tile, size_t> cut(char* memory) const {
@@ -84,23 +88,23 @@ class Queries {
       const size_t keys = std::min(kRunKeys, end - first);
       const size_t at = batch * c.key_batch + group * c.key_group + first * c.dims;
       const Floats own_keys = offset(c.keys, at);
-      set_.dense.multiply(
+      dense_.multiply(
           {tile.queries, rows, stride_, c.dims, own_keys.data, own_keys.type, keys, tile.scores}, 0,
           keys);
       const bool has_mask = mark(batch, start, tokens, first, keys, tile.seen);
       const size_t value = batch * c.value_batch + group * c.value_group + first * c.value_dims;
       float* record = tile.runs + runs * run_;
       float* peaks = record + rows * value_stride_;
-      set_.weigh({tile.scores, rows, keys, c.value_dims, offset(c.values, value), record,
-                  value_stride_, peaks, peaks + rows, has_mask ? tile.seen : nullptr, tokens});
+      loops_.weigh({tile.scores, rows, keys, c.value_dims, offset(c.values, value), record,
+                    value_stride_, peaks, peaks + rows, has_mask ? tile.seen : nullptr, tokens});
     }
     for (size_t row = 0; row < rows; ++row) {
       const size_t head = group * shared_ + row / tokens, token = start + row % tokens;
       const size_t at = ((batch * c.length + token) * c.heads + head) * c.value_dims;
       const float* peaks = tile.runs + rows * value_stride_ + row;
-      set_.merge({tile.runs + row * value_stride_, peaks, peaks + rows, runs, run_, c.value_dims,
-                  static_cast<char*>(c.y) + at * size_of(c.queries.type), c.queries.type},
-                 tile.scratch);
+      loops_.merge({tile.runs + row * value_stride_, peaks, peaks + rows, runs, run_, c.value_dims,
+                    static_cast<char*>(c.y) + at * size_of(c.queries.type), c.queries.type},
+                   tile.scratch);
     }
   }
 
@@ -112,18 +116,18 @@ class Queries {
     for (size_t row = 0; row < shared_ * tokens; ++row) {
       const size_t at = batch * c.query_batch + (head + row / tokens) * c.query_head +
                         (start + row % tokens) * c.query_token;
-      set_.prepare_heads({offset(c.queries, at),
-                          1,
-                          c.dims,
-                          {nullptr, FloatType::float32},
-                          0.0f,
-                          nullptr,
-                          false,
-                          scale,
-                          tile.queries + row * stride_,
-                          FloatType::float32,
-                          stride_},
-                         tile.scratch);
+      loops_.prepare_heads({offset(c.queries, at),
+                            1,
+                            c.dims,
+                            {nullptr, FloatType::float32},
+                            0.0f,
+                            nullptr,
+                            false,
+                            scale,
+                            tile.queries + row * stride_,
+                            FloatType::float32,
+                            stride_},
+                           tile.scratch);
     }
   }
 
@@ -151,14 +155,15 @@ class Queries {
   }
 
   const QueriesCall& call_;
-  const Kernels& set_;
+  const AttentionStepKernels& loops_;
+  const DenseMatmulKernels& dense_;
   size_t shared_, tokens_, tiles_, stride_, value_stride_, run_;
 };
 
 }  // namespace
 
 void attend(const QueriesCall& call) {
-  Queries(call).run();
+  Queries(call, kernels()).run();
 }
 
 }  // namespace mmfree

@@ -69,7 +69,7 @@ void Attention::eval_cpu(const Arrays& inputs, mx::array& output) {
   const bool is_in_order = heads == 1 || length == 1;
   output.set_data(mx::allocator::malloc(output.nbytes()), output.size(),
                   {length * heads * dims, dims, heads * dims, 1},
-                  {true, is_in_order, output.size() == output.shape(0)});
+                  {true, is_in_order, output.size() == size(output, 0)});
   QueriesCall call{size(queries, 0),
                    size(queries, 1),
                    size(keys, 1),

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention_step/kernels.h"
+#include "dense_matmul/kernels.h"
 #include "runtime/floats.h"
+#include "runtime/kernels.h"
 #include "runtime/thread_pool.h"
 #include "runtime/workspace.h"
 
@@ -25,11 +28,12 @@ size_t piece(size_t floats) {
 
 class Attention {
  public:
-  explicit Attention(const AttentionCall& call)
+  Attention(const AttentionCall& call, const Kernels& set)
       : call_(call),
-        set_(kernels()),
+        loops_(table<AttentionStepKernels>(set)),
+        dense_(table<DenseMatmulKernels>(set)),
         shared_(call.heads / call.groups),
-        stride_(std::max(round_up(call.dims, set_.dense.padding), set_.dense.padding)),
+        stride_(std::max(round_up(call.dims, dense_.padding), dense_.padding)),
         runs_((call.slots + kRunSlots - 1) / kRunSlots),
         record_(shared_ * (stride_ + 2)) {
   }
@@ -77,7 +81,7 @@ class Attention {
     const int64_t position = length(row);
     used_[row] = std::min<size_t>(position + 1, c.slots);
     for (size_t slot = 0; slot < c.slots; ++slot) {
-      c.new_positions[row * c.slots + slot] = static_cast<int32_t>(held(slot, position));
+      c.new_positions[row * c.slots + slot] = static_cast<int32_t>(c.rule.held(slot, position));
     }
     float* angles = c.wavelengths ? scratch + 2 * c.dims : nullptr;
     if (angles) {
@@ -87,13 +91,13 @@ class Attention {
     float* queries = queries_ + row * c.heads * stride_;
     std::fill_n(queries, c.heads * stride_, 0.0f);
     const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.dims)));
-    set_.prepare_heads({heads, c.heads, c.dims, c.query_norm, c.eps, angles, c.is_interleaved,
-                        scale, queries, FloatType::float32, stride_},
-                       scratch);
+    loops_.prepare_heads({heads, c.heads, c.dims, c.query_norm, c.eps, angles, c.is_interleaved,
+                          scale, queries, FloatType::float32, stride_},
+                         scratch);
     const size_t at = (row * c.groups * c.room + slot_of(position)) * c.dims;
     const auto store = [&](size_t head, const Floats& norm, const float* angles, void* buffer,
                            FloatType type) {
-      set_.prepare_heads(
+      loops_.prepare_heads(
           {offset(heads, head * c.dims), c.groups, c.dims, norm, c.eps, angles, c.is_interleaved,
            1.0f, static_cast<char*>(buffer) + at * size_of(type), type, c.room * c.dims},
           scratch);
@@ -112,22 +116,9 @@ class Attention {
     return last + 1;
   }
 
-  // The slot of a position, among those of the call whatever the position is.
+  // Among those of the call whatever the position is.
   size_t slot_of(int64_t position) const {
-    const int64_t sinks = call_.sinks, window = call_.window;
-    const int64_t slot =
-        window == 0 || position < sinks ? position : sinks + (position - sinks) % window;
-    return std::min<size_t>(slot, call_.slots - 1);
-  }
-
-  // The position that a slot holds once the last one is `last`; -1 for none.
-  int64_t held(int64_t slot, int64_t last) const {
-    const int64_t window = call_.window;
-    if (slot > last) {
-      return -1;
-    }
-    return window == 0 || slot < static_cast<int64_t>(call_.sinks) ? slot
-                                                                   : last - (last - slot) % window;
+    return std::min<size_t>(call_.rule.of(position), call_.slots - 1);
   }
 
   // Cosines, then sines. The angles are those of the plain operations, in float32.
@@ -150,13 +141,13 @@ class Attention {
     const size_t slots = std::min(kRunSlots, used_[row] - first);
     const size_t at = (group * c.room + first) * c.dims;
     const Floats keys = offset({c.keys, c.key_type}, at);
-    set_.dense.multiply({queries_ + group * shared_ * stride_, shared_, stride_, c.dims, keys.data,
-                         keys.type, slots, scores},
-                        0, slots);
+    dense_.multiply({queries_ + group * shared_ * stride_, shared_, stride_, c.dims, keys.data,
+                     keys.type, slots, scores},
+                    0, slots);
     float* record = records_ + item * record_;
     float* peaks = record + shared_ * stride_;
-    set_.weigh({scores, shared_, slots, c.dims, offset({c.values, c.value_type}, at), record,
-                stride_, peaks, peaks + shared_});
+    loops_.weigh({scores, shared_, slots, c.dims, offset({c.values, c.value_type}, at), record,
+                  stride_, peaks, peaks + shared_});
   }
 
   // One query head's result of all runs.
@@ -167,13 +158,14 @@ class Attention {
     const float* peaks = record + shared_ * stride_ + own;
     const size_t runs = (used_[row] + kRunSlots - 1) / kRunSlots;
     char* y = static_cast<char*>(c.y) + head * c.dims * size_of(c.projected.type);
-    set_.merge({record + own * stride_, peaks, peaks + shared_, runs, record_, c.dims, y,
-                c.projected.type},
-               scratch);
+    loops_.merge({record + own * stride_, peaks, peaks + shared_, runs, record_, c.dims, y,
+                  c.projected.type},
+                 scratch);
   }
 
   const AttentionCall& call_;
-  const Kernels& set_;
+  const AttentionStepKernels& loops_;
+  const DenseMatmulKernels& dense_;
   size_t shared_, stride_, runs_, record_;
   float* queries_ = nullptr;  // (batch, heads, stride)
   size_t* used_ = nullptr;    // (batch,) slots with a token
@@ -183,7 +175,7 @@ class Attention {
 }  // namespace
 
 void attend(const AttentionCall& call) {
-  Attention(call).run();
+  Attention(call, kernels()).run();
 }
 
 }  // namespace mmfree

@@ -1,6 +1,9 @@
 #pragma once
 
-#include "instruction_sets/kernels.h"
+#include <cstdint>
+
+#include "attention_step/slots.h"
+#include "runtime/floats.h"
 
 namespace mmfree {
 
@@ -13,7 +16,7 @@ struct AttentionCall {
   float eps;
   const float* wavelengths;  // (dims / 2,) or null
   bool is_interleaved;
-  size_t window, sinks;      // window 0: none
+  Slots rule;
   const int32_t* positions;  // (batch, used)
   size_t used;
   void *keys, *values;  // (batch, groups, room, dims) of their types

@@ -1,19 +1,14 @@
 #include "attention_step/attention_step.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <stdexcept>
 
 #include "attention_step/attend.h"
+#include "attention_step/slots.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/common/utils.h"
 #include "mlx/backend/cpu/encoder.h"
-#include "mlx/fast.h"
-#include "mlx/ops.h"
-#include "mlx/transforms.h"
 #include "mlx/utils.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
@@ -31,73 +26,13 @@ void require(bool condition, const char* message) {
   }
 }
 
-int slots_after(const mx::array& keys, const mx::array& positions,
-                const AttentionOptions& options) {
-  const int slots = std::min(positions.shape(1), keys.shape(2) - 1) + 1;
-  const int64_t kept = static_cast<int64_t>(options.sinks) + options.window;
-  return options.window ? static_cast<int>(std::min<int64_t>(slots, kept)) : slots;
-}
-
 Shapes result_shapes(const Arrays& inputs, const AttentionOptions& options) {
   const auto& keys = inputs[1];
+  const Slots slots{options.window, options.sinks};
   return {{keys.shape(0), 1, options.num_heads * keys.shape(3)},
           keys.shape(),
           inputs[2].shape(),
-          {keys.shape(0), slots_after(keys, inputs[3], options)}};
-}
-
-// The same in differentiable operations.
-Arrays compose(const Arrays& inputs, const AttentionOptions& options, mx::Stream s) {
-  const auto &keys = inputs[1], &positions = inputs[3];
-  const int batch = keys.shape(0), groups = keys.shape(1), room = keys.shape(2);
-  const int dims = keys.shape(3), heads = options.num_heads;
-  const int slots = slots_after(keys, positions, options);
-  const auto number = [](int value) { return mx::array(value, mx::int32); };
-  const auto places = [&](int count) { return mx::arange(0, count, 1, mx::int32, s); };
-  const auto last = positions.shape(1) ? mx::add(mx::max(positions, 1, false, s), number(1), s)
-                                       : mx::zeros({batch}, mx::int32, s);
-  const auto column = mx::expand_dims(last, 1, s);
-  auto place = column, held = mx::broadcast_to(places(slots), {batch, slots}, s);
-  if (options.window) {
-    const auto sinks = number(options.sinks), window = number(options.window);
-    const auto turned = mx::add(sinks, mx::remainder(mx::subtract(column, sinks, s), window, s), s);
-    place = mx::where(mx::less(column, sinks, s), column, turned, s);
-    const auto latest =
-        mx::subtract(column, mx::remainder(mx::subtract(column, held, s), window, s), s);
-    held = mx::where(mx::less(held, sinks, s), held, latest, s);
-  }
-  const auto is_held = mx::less_equal(places(slots), column, s);
-  held = mx::where(is_held, held, number(-1), s);
-
-  const auto parts = mx::split(mx::reshape(inputs[0], {batch, heads + 2 * groups, 1, dims}, s),
-                               mx::Shape{heads, heads + groups}, 1, s);
-  const auto prepared = [&](mx::array x, size_t norm) {
-    if (options.has_norms) {
-      x = mx::fast::rms_norm(x, inputs[inputs.size() - norm], options.norm_eps, s);
-    }
-    return options.has_wavelengths ? mx::fast::rope(x, dims, options.is_interleaved, std::nullopt,
-                                                    1.0f, last, inputs[4], s)
-                                   : x;
-  };
-  const auto is_new = mx::expand_dims(mx::equal(places(room), place, s), {1, 3}, s);
-  const auto written = [&](const mx::array& buffer, const mx::array& x) {
-    return mx::where(is_new, mx::astype(x, buffer.dtype(), s), buffer, s);
-  };
-  const auto new_keys = written(keys, prepared(parts[1], 1));
-  const auto new_values = written(inputs[2], parts[2]);
-  const auto seen = [&](const mx::array& buffer) {
-    const auto used = mx::slice(buffer, {0, 0, 0, 0}, {batch, groups, slots, dims}, s);
-    return mx::astype(used, mx::float32, s);
-  };
-  const auto scale = mx::array(static_cast<float>(1.0 / std::sqrt(static_cast<double>(dims))));
-  const auto queries = mx::multiply(mx::astype(prepared(parts[0], 2), mx::float32, s), scale, s);
-  const auto scores = mx::matmul(mx::reshape(queries, {batch, groups, heads / groups, dims}, s),
-                                 mx::swapaxes(seen(new_keys), 2, 3, s), s);
-  const auto hidden = mx::array(-std::numeric_limits<float>::infinity());
-  const auto weights =
-      mx::softmax(mx::where(mx::expand_dims(is_held, {1, 2}, s), scores, hidden, s), -1, false, s);
-  const auto y = mx::reshape(mx::matmul(weights, seen(new_values), s), {batch, 1, heads * dims}, s);
-  return {mx::astype(y, inputs[0].dtype(), s), new_keys, new_values, held};
+          {keys.shape(0), static_cast<int>(slots.after(inputs[3].shape(1), keys.shape(2)))}};
 }
 
 // Each result holds the inputs. While only one does, a buffer that nobody else holds can be seen to
@@ -199,8 +134,7 @@ void AttentionStep::eval_cpu(const Arrays& inputs, Arrays& outputs) {
       options_.norm_eps,
       options_.has_wavelengths ? data(4).data<float>() : nullptr,
       options_.is_interleaved,
-      static_cast<size_t>(options_.window),
-      static_cast<size_t>(options_.sinks),
+      {options_.window, options_.sinks},
       data(3).data<int32_t>(),
       size(inputs[3], 1),
       outputs[1].data<void>(),
@@ -215,39 +149,8 @@ void AttentionStep::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   mx::cpu::get_command_encoder(stream()).dispatch([call]() { attend(call); });
 }
 
-void AttentionStep::eval_gpu(const Arrays&, Arrays&) {
-  throw std::runtime_error("[attention_step] the native backend runs on the CPU only.");
-}
-
-Arrays AttentionStep::vjp(const Arrays& primals, const Arrays& cotangents,
-                          const std::vector<int>& argnums, const Arrays&) {
-  Arrays wanted;
-  for (int argnum : argnums) {
-    wanted.push_back(primals[argnum]);
-  }
-  const auto call = [&](const Arrays& values) -> Arrays {
-    Arrays inputs = primals;
-    for (size_t n = 0; n < values.size(); ++n) {
-      inputs[argnums[n]] = values[n];
-    }
-    return compose(inputs, options_, stream());
-  };
-  return mx::vjp(call, wanted, cotangents).second;
-}
-
-std::pair<Arrays, std::vector<int>> AttentionStep::vmap(const Arrays& inputs,
-                                                        const std::vector<int>& axes) {
-  const auto call = [this](const Arrays& mapped) { return compose(mapped, options_, stream()); };
-  const std::vector<int> results(4, 0);
-  return {mx::vmap(call, axes, results)(inputs), results};
-}
-
 Shapes AttentionStep::output_shapes(const Arrays& inputs) {
   return result_shapes(inputs, options_);
-}
-
-bool AttentionStep::is_equivalent(const mx::Primitive& other) const {
-  return options_ == static_cast<const AttentionStep&>(other).options_;
 }
 
 }  // namespace mmfree

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "mlx/array.h"
-#include "mlx/primitives.h"
+#include "runtime/defined.h"
 
 namespace mmfree {
 
@@ -33,26 +33,13 @@ std::tuple<mx::array, mx::array, mx::array, mx::array> attention_step(
 
 // Inputs: projected, keys, values, positions, then the wavelengths, the query norm and the key norm
 // where there are such.
-class AttentionStep : public mx::Primitive {
+class AttentionStep : public Defined<AttentionOptions> {
  public:
-  AttentionStep(mx::Stream stream, const AttentionOptions& options)
-      : Primitive(stream), options_(options) {
-  }
+  using Defined::Defined;
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  std::vector<mx::array> vjp(const std::vector<mx::array>& primals,
-                             const std::vector<mx::array>& cotangents,
-                             const std::vector<int>& argnums,
-                             const std::vector<mx::array>& outputs) override;
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
-                                                           const std::vector<int>& axes) override;
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
-  bool is_equivalent(const mx::Primitive& other) const override;
   DEFINE_NAME(AttentionStep)
-
- private:
-  AttentionOptions options_;
 };
 
 }  // namespace mmfree

@@ -3,9 +3,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "attention_step/kernels.h"
 #include "bit_linear/prepare_row.h"
 #include "dense_matmul/float_tile.h"
-#include "instruction_sets/kernels.h"
 #include "runtime/exponential.h"
 #include "runtime/floats.h"
 
@@ -194,6 +194,11 @@ void merge(const RunResults& r, float* scratch) {
     scratch[d] /= total;
   }
   narrow<Isa>(scratch, r.dims, r.type, r.y);
+}
+
+template <class Isa, class Dense>
+constexpr AttentionStepKernels AttentionStepKernels::of() {
+  return {mmfree::prepare_heads<Isa>, mmfree::weigh<Dense>, mmfree::merge<Isa>};
 }
 
 }  // namespace mmfree

@@ -2,15 +2,11 @@
 
 #include <limits>
 #include <memory>
-#include <numbers>
 #include <stdexcept>
 
 #include "bit_linear/project.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
-#include "mlx/fast.h"
-#include "mlx/ops.h"
-#include "mlx/transforms.h"
 #include "mlx/utils.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
@@ -55,86 +51,19 @@ struct Positions {
   }
 };
 
+constexpr std::pair<const char*, Activation> kActivations[] = {{"", Activation::none},
+                                                               {"silu", Activation::silu},
+                                                               {"relu2", Activation::relu2},
+                                                               {"gelu", Activation::gelu},
+                                                               {"relu", Activation::relu}};
+
 Activation activation(const std::string& name) {
-  for (const auto& [known, value] :
-       {std::pair("", Activation::none), std::pair("silu", Activation::silu),
-        std::pair("relu2", Activation::relu2), std::pair("gelu", Activation::gelu),
-        std::pair("relu", Activation::relu)}) {
+  for (const auto& [known, value] : kActivations) {
     if (name == known) {
       return value;
     }
   }
   throw std::invalid_argument("[bit_linear] 'gate' is unknown.");
-}
-
-mx::array activate(const mx::array& x, Activation gate, mx::Stream s) {
-  const auto zero = mx::array(0.0f);
-  switch (gate) {
-    case Activation::silu:
-      return mx::multiply(x, mx::sigmoid(x, s), s);
-    case Activation::relu2:
-      return mx::square(mx::maximum(x, zero, s), s);
-    case Activation::gelu: {
-      const auto argument =
-          mx::multiply(x, mx::array(static_cast<float>(1 / std::numbers::sqrt2)), s);
-      return mx::multiply(mx::multiply(x, mx::array(0.5f), s),
-                          mx::add(mx::erf(argument, s), mx::array(1.0f), s), s);
-    }
-    case Activation::relu:
-      return mx::maximum(x, zero, s);
-    default:
-      return x;
-  }
-}
-
-mx::array float32(const mx::array& x, mx::Stream s) {
-  return mx::astype(x, mx::float32, s);
-}
-
-// 8-bit codes of y, with the gradient of y s, and s.
-std::pair<mx::array, mx::array> quantize(const mx::array& y, bool half_away, mx::Stream s) {
-  const auto most = mx::max(mx::abs(mx::stop_gradient(y, s), s), -1, true, s);
-  const auto scale = mx::divide(mx::array(127.0f), mx::maximum(most, mx::array(1e-5f), s), s);
-  const auto scaled = mx::multiply(y, scale, s);
-  // the float just below 0.5 leaves 0.49999997 at 0
-  const auto raised = mx::add(mx::abs(scaled, s), mx::array(0.49999997f), s);
-  const auto codes =
-      half_away ? mx::multiply(mx::sign(scaled, s), mx::floor(raised, s), s) : mx::round(scaled, s);
-  // exactly the codes: the bracket is zero
-  const auto zero = mx::subtract(scaled, mx::stop_gradient(scaled, s), s);
-  return {mx::add(mx::stop_gradient(codes, s), zero, s), scale};
-}
-
-// The same in differentiable operations.
-mx::array compose(const Arrays& inputs, const BitLinearOptions& options, mx::Stream s) {
-  const Positions at(options);
-  auto z = float32(inputs[0], s);
-  if (options.gate != Activation::none) {
-    const auto halves = mx::split(z, 2, -1, s);
-    z = mx::multiply(activate(halves[0], options.gate, s), halves[1], s);
-  }
-  if (options.norm_eps) {
-    z = mx::fast::rms_norm(z, float32(inputs[at.norm()], s), *options.norm_eps, s);
-  }
-  Arrays results;
-  for (size_t p = 0; p < options.projections; ++p) {
-    const auto y = options.eps
-                       ? mx::fast::rms_norm(z, float32(inputs[at.own_norm(p)], s), *options.eps, s)
-                       : z;
-    if (options.has_codes) {
-      const auto [codes, scale] = quantize(y, options.half_away, s);
-      results.push_back(mx::multiply(ternary_matmul(codes, inputs[at.weight(p)], true),
-                                     mx::divide(inputs[at.scale(p)], scale, s), s));
-    } else {
-      results.push_back(
-          mx::multiply(ternary_matmul(y, inputs[at.weight(p)], false), inputs[at.scale(p)], s));
-    }
-  }
-  auto y = results.size() == 1 ? results[0] : mx::concatenate(results, -1, s);
-  if (options.has_residual) {
-    y = mx::add(y, inputs[at.residual()], s);
-  }
-  return mx::astype(y, inputs[0].dtype(), s);
 }
 
 void require(bool condition, const char* message) {
@@ -184,6 +113,15 @@ void check(const Arrays& inputs, const BitLinearOptions& options) {
 
 }  // namespace
 
+std::string name_of(Activation activation) {
+  for (const auto& [name, value] : kActivations) {
+    if (activation == value) {
+      return name;
+    }
+  }
+  return "";
+}
+
 mx::array bit_linear(const mx::array& x, const std::vector<ProjectionArrays>& projections,
                      std::optional<float> eps, bool half_away, bool has_codes,
                      const std::string& gate, const std::optional<mx::array>& norm,
@@ -217,7 +155,8 @@ mx::array bit_linear(const mx::array& x, const std::vector<ProjectionArrays>& pr
                    std::make_shared<BitLinear>(mx::to_stream({}), options), std::move(inputs));
 }
 
-void BitLinear::eval_cpu(const Arrays& inputs, mx::array& output) {
+void BitLinear::eval_cpu(const Arrays& inputs, Arrays& outputs) {
+  mx::array& output = outputs[0];
   const Positions at(options_);
   const auto data = [&](size_t input) { return contiguous(inputs[input], stream()); };
   const auto floats = [&](size_t input) {
@@ -252,44 +191,8 @@ void BitLinear::eval_cpu(const Arrays& inputs, mx::array& output) {
   mx::cpu::get_command_encoder(stream()).dispatch([call = std::move(call)]() { project(call); });
 }
 
-void BitLinear::eval_gpu(const Arrays&, mx::array&) {
-  throw std::runtime_error("[bit_linear] the native backend runs on the CPU only.");
-}
-
-Arrays BitLinear::vjp(const Arrays& primals, const Arrays& cotangents,
-                      const std::vector<int>& argnums, const Arrays&) {
-  const Positions at(options_);
-  Arrays wanted;
-  for (int argnum : argnums) {
-    if (at.is_weight(argnum)) {
-      throw std::invalid_argument("[bit_linear] packed trits have no gradient.");
-    }
-    wanted.push_back(primals[argnum]);
-  }
-  const auto call = [&](const Arrays& floats) -> Arrays {
-    Arrays inputs = primals;
-    for (size_t n = 0; n < floats.size(); ++n) {
-      inputs[argnums[n]] = floats[n];
-    }
-    return {compose(inputs, options_, stream())};
-  };
-  return mx::vjp(call, wanted, cotangents).second;
-}
-
-std::pair<Arrays, std::vector<int>> BitLinear::vmap(const Arrays& inputs,
-                                                    const std::vector<int>& axes) {
-  const auto call = [this](const Arrays& mapped) -> Arrays {
-    return {compose(mapped, options_, stream())};
-  };
-  return {mx::vmap(call, axes, {0})(inputs), {0}};
-}
-
 Shapes BitLinear::output_shapes(const Arrays& inputs) {
   return {result_shape(inputs, options_)};
-}
-
-bool BitLinear::is_equivalent(const mx::Primitive& other) const {
-  return options_ == static_cast<const BitLinear&>(other).options_;
 }
 
 }  // namespace mmfree

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "instruction_sets/kernels.h"
+#include "bit_linear/kernels.h"
 #include "mlx/array.h"
-#include "mlx/primitives.h"
+#include "runtime/defined.h"
 
 namespace mmfree {
 
@@ -29,6 +29,9 @@ struct BitLinearOptions {
   bool operator==(const BitLinearOptions&) const = default;
 };
 
+// As `bit_linear` takes it.
+std::string name_of(Activation activation);
+
 // u = x or a(x[..., :D]) * x[..., D:], z = RMSNorm(u), y = [codes(RMSNorm_p(z)) T_p^T scale_p /
 // s_p]_p
 // + residual; computed in float32, result in the dtype of x. All floats may be of any float type.
@@ -39,26 +42,13 @@ mx::array bit_linear(const mx::array& x, const std::vector<ProjectionArrays>& pr
 
 // Inputs: x, then weight, scale and, with eps, norm of each projection, then the norm before them
 // and the residual where there are such.
-class BitLinear : public mx::UnaryPrimitive {
+class BitLinear : public Defined<BitLinearOptions> {
  public:
-  BitLinear(mx::Stream stream, const BitLinearOptions& options)
-      : UnaryPrimitive(stream), options_(options) {
-  }
+  using Defined::Defined;
 
-  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& output) override;
-  void eval_gpu(const std::vector<mx::array>& inputs, mx::array& output) override;
-  std::vector<mx::array> vjp(const std::vector<mx::array>& primals,
-                             const std::vector<mx::array>& cotangents,
-                             const std::vector<int>& argnums,
-                             const std::vector<mx::array>& outputs) override;
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
-                                                           const std::vector<int>& axes) override;
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
-  bool is_equivalent(const mx::Primitive& other) const override;
   DEFINE_NAME(BitLinear)
-
- private:
-  BitLinearOptions options_;
 };
 
 }  // namespace mmfree

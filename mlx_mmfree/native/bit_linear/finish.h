@@ -1,6 +1,6 @@
 #pragma once
 
-#include "instruction_sets/kernels.h"
+#include "bit_linear/kernels.h"
 #include "runtime/floats.h"
 
 namespace mmfree {

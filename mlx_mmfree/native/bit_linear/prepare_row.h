@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "instruction_sets/kernels.h"
-#include "rms_norm_quantize/quantize_row.h"
+#include "bit_linear/kernels.h"
+#include "rms_norm_quantize/loops.h"
 #include "runtime/exponential.h"
 #include "runtime/floats.h"
 #include "ternary_matmul/permute.h"

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "runtime/floats.h"
+#include "runtime/kernels.h"
 #include "runtime/thread_pool.h"
 #include "runtime/workspace.h"
 
@@ -57,9 +58,10 @@ struct Scratch {
 
 class Projector {
  public:
-  explicit Projector(const BitLinearCall& call)
+  Projector(const BitLinearCall& call, const Kernels& set)
       : call_(call),
-        set_(kernels()),
+        loops_(table<BitLinearKernels>(set)),
+        product_(table<TernaryMatmulKernels>(set)),
         stride_(std::max<size_t>(blocks(call.input.dims), 1) * kBlockWeights),
         row_bytes_(call.projections[0].weight.row_bytes) {
     for (const auto& projection : call.projections) {
@@ -71,7 +73,7 @@ class Projector {
   }
 
   void run() const {
-    if (call_.rows <= set_.stream_rows && call_.rows > 0) {
+    if (call_.rows <= product_.stream_rows && call_.rows > 0) {
       run_few();
       return;
     }
@@ -116,7 +118,7 @@ class Projector {
       cut(cutter, panel, scratch);
       prefetch(first);
       for (size_t row = 0; row < call_.rows; ++row) {
-        set_.prepare_row(call_.input, row, scratch.z + row * stride_, scratch.values);
+        loops_.prepare_row(call_.input, row, scratch.z + row * stride_, scratch.values);
       }
       size_t encoded = call_.projections.size();
       do {
@@ -157,7 +159,7 @@ class Projector {
       const Scratch scratch = own(claims);
       for (size_t first, last; claims.next(first, last);) {
         for (size_t row = first; row < last; ++row) {
-          set_.prepare_row(call_.input, start + row, scratch.z, scratch.values);
+          loops_.prepare_row(call_.input, start + row, scratch.z, scratch.values);
           for (size_t p = 0; p < panels_; ++p) {
             encode(panel, p, row, scratch.z, scratch.values);
           }
@@ -207,10 +209,10 @@ class Projector {
                              call_.half_away};
     const size_t at = (has_norms_ ? p : 0) * panel.rows + row;
     if (panel.has_codes) {
-      set_.encode_row(encoder, z, scratch, panel.codes + at * stride_, panel.sums + at,
-                      panel.scales + at);
+      loops_.encode_row(encoder, z, scratch, panel.codes + at * stride_, panel.sums + at,
+                        panel.scales + at);
     } else {
-      set_.normalize_row(encoder, z, scratch, panel.floats + at * stride_);
+      loops_.normalize_row(encoder, z, scratch, panel.floats + at * stride_);
     }
   }
 
@@ -221,20 +223,23 @@ class Projector {
     const size_t at = (has_norms_ ? p : 0) * panel.rows + row;
     const PackedMatrix weight{projection.weight.bytes + output * row_bytes_, outputs, row_bytes_};
     if (panel.has_codes) {
-      set_.multiply_codes(
+      product_.multiply_codes(
           {panel.codes + at * stride_, panel.sums + at, rows, stride_, weight, sums}, 0, outputs);
     } else {
-      set_.multiply_floats({panel.floats + at * stride_, rows, stride_, weight, sums}, 0, outputs);
+      product_.multiply_floats({panel.floats + at * stride_, rows, stride_, weight, sums}, 0,
+                               outputs);
     }
     const size_t start = y_row * outputs_ + offset;
-    set_.finish({sums, rows, outputs, projection.scale + (projection.has_scales ? output : 0),
-                 projection.has_scales, panel.has_codes ? panel.scales + at : nullptr,
-                 mmfree::offset(call_.residual, start),
-                 static_cast<char*>(call_.y) + start * size_of(call_.type), call_.type, outputs_});
+    loops_.finish({sums, rows, outputs, projection.scale + (projection.has_scales ? output : 0),
+                   projection.has_scales, panel.has_codes ? panel.scales + at : nullptr,
+                   mmfree::offset(call_.residual, start),
+                   static_cast<char*>(call_.y) + start * size_of(call_.type), call_.type,
+                   outputs_});
   }
 
   const BitLinearCall& call_;
-  const Kernels& set_;
+  const BitLinearKernels& loops_;
+  const TernaryMatmulKernels& product_;
   size_t stride_, row_bytes_, groups_ = 0, outputs_ = 0, panels_ = 1;
   bool has_norms_ = false;
 };
@@ -242,7 +247,7 @@ class Projector {
 }  // namespace
 
 void project(const BitLinearCall& call) {
-  Projector(call).run();
+  Projector(call, kernels()).run();
 }
 
 }  // namespace mmfree

@@ -2,7 +2,8 @@
 
 #include <vector>
 
-#include "instruction_sets/kernels.h"
+#include "bit_linear/kernels.h"
+#include "ternary_matmul/kernels.h"
 
 namespace mmfree {
 

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "instruction_sets/kernels.h"
+#include "dense_matmul/kernels.h"
 #include "runtime/unroll.h"
 
 // Products of floats. An instruction set `Isa` gives

@@ -3,9 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mmfree {
+#include "runtime/floats.h"
 
-enum class FloatType;
+namespace mmfree {
 
 // y = x W^T for floats.
 struct DenseProduct {
@@ -31,7 +31,7 @@ struct QuantizedProduct {
 };
 
 // The loops of one instruction set; no row of a result depends on the others.
-struct DenseKernels {
+struct DenseMatmulKernels {
   // Floats that a row of x is padded to a multiple of.
   size_t padding;
   // Outputs [first, last) of every row.
@@ -42,6 +42,9 @@ struct DenseKernels {
   bool (*arrange)(const float* x, size_t dims, size_t group, int bits, uint8_t* row);
   // Outputs [first, last) of every row.
   void (*multiply_quantized)(const QuantizedProduct&, size_t first, size_t last);
+
+  template <class Isa, class Dense>
+  static constexpr DenseMatmulKernels of();
 };
 
 }  // namespace mmfree

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "dense_matmul/kernels.h"
+#include "runtime/kernels.h"
 #include "runtime/thread_pool.h"
 #include "runtime/workspace.h"
 
@@ -42,7 +44,7 @@ size_t piece_rows(size_t dims) {
 }  // namespace
 
 void dense_product(const float* x, size_t rows, size_t dims, const FloatMatrix& weight, float* y) {
-  const DenseKernels& set = kernels().dense;
+  const auto& set = table<DenseMatmulKernels>(kernels());
   const size_t stride = std::max(round_up(dims, set.padding), set.padding);
   const size_t panel = panel_rows(rows, stride * sizeof(float));
   const size_t row_bytes = dims * (weight.type == FloatType::float32 ? 4 : 2);
@@ -63,7 +65,7 @@ void dense_product(const float* x, size_t rows, size_t dims, const FloatMatrix& 
 
 void quantized_product(const float* x, size_t rows, size_t dims, const QuantizedMatrix& weight,
                        float* y) {
-  const DenseKernels& set = kernels().dense;
+  const auto& set = table<DenseMatmulKernels>(kernels());
   const size_t stride = set.arranged_bytes(dims, weight.group, weight.bits);
   const size_t panel = panel_rows(rows, stride);
   for (size_t start = 0; start < rows; start += panel) {

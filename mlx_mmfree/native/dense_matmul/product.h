@@ -1,6 +1,8 @@
 #pragma once
 
-#include "instruction_sets/kernels.h"
+#include <cstdint>
+
+#include "runtime/floats.h"
 
 namespace mmfree {
 

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "dense_matmul/float_tile.h"
-#include "instruction_sets/kernels.h"
+#include "dense_matmul/kernels.h"
 #include "runtime/unroll.h"
 
 // Products with codes of 2, 4, 6 or 8 bits. Activations are two 16-bit whole numbers, high and low,
@@ -266,12 +266,6 @@ bool arrange(const float* x, size_t dims, size_t group, int bits, uint8_t* row) 
 template <class Isa>
 size_t arranged_bytes(size_t dims, size_t group, int bits) {
   return with_bits(bits, [&](auto b) { return arranged_row<Isa, b>(nullptr, dims, group).bytes; });
-}
-
-template <class Isa>
-constexpr DenseKernels dense_kernels() {
-  return {2 * Isa::kLanes, multiply_dense<Isa>, arranged_bytes<Isa>, arrange<Isa>,
-          multiply_quantized<Isa>};
 }
 
 }  // namespace mmfree

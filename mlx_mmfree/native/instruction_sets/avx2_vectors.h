@@ -3,7 +3,8 @@
 #include <cpuid.h>
 #include <immintrin.h>
 
-#include "dense_matmul/quantized_tile.h"
+#include "runtime/floats.h"
+#include "runtime/unroll.h"
 
 namespace mmfree {
 

@@ -2,7 +2,8 @@
 
 #include <immintrin.h>
 
-#include "dense_matmul/quantized_tile.h"
+#include "runtime/floats.h"
+#include "runtime/unroll.h"
 
 namespace mmfree {
 

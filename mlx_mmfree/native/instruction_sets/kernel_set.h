@@ -1,42 +1,25 @@
 #pragma once
 
-#include "attention_step/loops.h"
-#include "bit_linear/finish.h"
-#include "bit_linear/prepare_row.h"
-#include "dense_matmul/quantized_tile.h"
-#include "instruction_sets/kernels.h"
-#include "mlgru_step/recur.h"
-#include "probe/loops.h"
-#include "rms_norm_quantize/quantize_row.h"
-#include "ternary_matmul/code_product.h"
-#include "ternary_matmul/float_product.h"
-#include "ternary_matmul/permute.h"
+// written by the build: includes every loops.h and lists the tables
+#include "kernel_tables.h"
 
 namespace mmfree {
 
+struct InstructionSet {
+  const char* name;
+  bool (*is_supported)();
+};
+
+#define MMFREE_BASE(Table) , Table
+struct Kernels : InstructionSet MMFREE_KERNEL_TABLES(MMFREE_BASE) {};
+#undef MMFREE_BASE
+
+// `Isa` computes with packed trits, `Dense` with vectors of floats.
 template <class Isa, class Dense>
 constexpr Kernels kernel_set(const char* name, bool (*is_supported)()) {
-  return {name,
-          is_supported,
-          Isa::kTransposedRows,
-          permute_codes<Isa>,
-          permute_floats<Isa>,
-          multiply_codes<Isa>,
-          multiply_floats<Isa>,
-          multiply_transposed<Isa>,
-          quantize_rows<Isa>,
-          Isa::kStreamRows,
-          prepare_row<Isa>,
-          encode_row<Isa>,
-          normalize_row<Isa>,
-          finish<Isa>,
-          rms_inverse<Isa>,
-          recur<Isa>,
-          prepare_heads<Isa>,
-          weigh<Dense>,
-          merge<Isa>,
-          dense_kernels<Dense>(),
-          probe_kernels<Dense>()};
+#define MMFREE_TABLE(Table) , Table::of<Isa, Dense>()
+  return {{name, is_supported} MMFREE_KERNEL_TABLES(MMFREE_TABLE)};
+#undef MMFREE_TABLE
 }
 
 }  // namespace mmfree

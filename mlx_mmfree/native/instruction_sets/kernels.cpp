@@ -3,6 +3,9 @@
 #include <atomic>
 #include <stdexcept>
 
+#include "instruction_sets/kernel_set.h"
+#include "runtime/kernels.h"
+
 namespace mmfree {
 
 #if defined(__x86_64__)
@@ -42,6 +45,19 @@ const Kernels& kernels() {
     chosen.store(current, std::memory_order_release);
   }
   return *current;
+}
+
+template <class Table>
+const Table& table(const Kernels& set) {
+  return set;
+}
+
+#define MMFREE_INSTANTIATE(Table) template const Table& table(const Kernels&);
+MMFREE_KERNEL_TABLES(MMFREE_INSTANTIATE)
+#undef MMFREE_INSTANTIATE
+
+std::string kernel_name() {
+  return kernels().name;
 }
 
 void use_kernels(const std::string& name) {

@@ -2,7 +2,8 @@
 
 #include <arm_neon.h>
 
-#include "dense_matmul/quantized_tile.h"
+#include "runtime/floats.h"
+#include "runtime/unroll.h"
 
 namespace mmfree {
 

@@ -1,6 +1,7 @@
 #pragma once
 
-#include "dense_matmul/quantized_tile.h"
+#include "runtime/floats.h"
+#include "runtime/unroll.h"
 
 namespace mmfree {
 

@@ -4,17 +4,15 @@
 #include <memory>
 #include <stdexcept>
 
-#include "instruction_sets/kernels.h"
-#include "linear_scan/linear_scan.h"
+#include "mlgru_step/kernels.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
-#include "mlx/fast.h"
-#include "mlx/ops.h"
-#include "mlx/transforms.h"
 #include "mlx/utils.h"
+#include "rms_norm_quantize/kernels.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
 #include "runtime/floats.h"
+#include "runtime/kernels.h"
 #include "runtime/thread_pool.h"
 #include "runtime/workspace.h"
 
@@ -39,6 +37,8 @@ struct Call {
 void compute(const Call& call) {
   const RecurrenceStep& first = call.step;
   const Kernels& set = kernels();
+  const auto& loops = table<MlgruStepKernels>(set);
+  const auto& norm = table<RmsNormQuantizeKernels>(set);
   const size_t dims = first.dims, length = first.rows, rows = call.batch * length;
   const size_t count = threads();
   float* inverse = static_cast<float*>(workspace((rows + count * dims + 16) * sizeof(float)));
@@ -47,8 +47,8 @@ void compute(const Call& call) {
   parallel_region(rows, step, count, [&](Claims& claims) {
     for (size_t row, last; claims.next(row, last);) {
       for (; row < last; ++row) {
-        inverse[row] = set.rms_inverse(first.gates, (3 * row + 2) * dims, dims, call.eps,
-                                       scratch + claims.thread() * dims);
+        inverse[row] = norm.rms_inverse(first.gates, (3 * row + 2) * dims, dims, call.eps,
+                                        scratch + claims.thread() * dims);
       }
     }
   });
@@ -64,32 +64,9 @@ void compute(const Call& call) {
       own.inverse = inverse + b * length;
       own.y = static_cast<char*>(first.y) + b * length * dims * size_of(first.gates.type);
       own.last += b * dims;
-      set.recur(own, channel, std::min(channel + kPieceChannels, dims));
+      loops.recur(own, channel, std::min(channel + kPieceChannels, dims));
     }
   });
-}
-
-// The same in differentiable operations.
-Arrays compose(const Arrays& inputs, const MlgruOptions& options, mx::Stream s) {
-  const auto one = mx::array(1.0f);
-  const auto float32 = [&](const mx::array& x) { return mx::astype(x, mx::float32, s); };
-  const auto silu = [&](const mx::array& x) { return mx::multiply(x, mx::sigmoid(x, s), s); };
-  const auto gates = mx::split(float32(inputs[0]), 3, -1, s);
-  auto f = mx::sigmoid(gates[1], s);
-  if (options.has_lower_bound) {
-    const auto bound = float32(inputs[3]);
-    f = mx::add(bound, mx::multiply(mx::subtract(one, bound, s), f, s), s);
-  }
-  auto i = mx::multiply(silu(gates[0]), mx::subtract(one, f, s), s);
-  if (options.has_valid) {
-    const auto valid = mx::expand_dims(inputs.back(), -1, s);
-    f = mx::where(valid, f, one, s);
-    i = mx::where(valid, i, mx::array(0.0f), s);
-  }
-  const auto [h, last] = linear_scan(f, i, inputs[1]);
-  const auto normed = mx::fast::rms_norm(gates[2], float32(inputs[2]), options.eps, s);
-  const auto y = mx::multiply(normed, silu(h), s);
-  return {mx::astype(y, inputs[0].dtype(), s), last};
 }
 
 void require(bool condition, const char* message) {
@@ -155,38 +132,8 @@ void MlgruStep::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   mx::cpu::get_command_encoder(stream()).dispatch([call]() { compute(call); });
 }
 
-void MlgruStep::eval_gpu(const Arrays&, Arrays&) {
-  throw std::runtime_error("[mlgru_step] the native backend runs on the CPU only.");
-}
-
-Arrays MlgruStep::vjp(const Arrays& primals, const Arrays& cotangents,
-                      const std::vector<int>& argnums, const Arrays&) {
-  Arrays wanted;
-  for (int argnum : argnums) {
-    wanted.push_back(primals[argnum]);
-  }
-  const auto call = [&](const Arrays& floats) -> Arrays {
-    Arrays inputs = primals;
-    for (size_t n = 0; n < floats.size(); ++n) {
-      inputs[argnums[n]] = floats[n];
-    }
-    return compose(inputs, options_, stream());
-  };
-  return mx::vjp(call, wanted, cotangents).second;
-}
-
-std::pair<Arrays, std::vector<int>> MlgruStep::vmap(const Arrays& inputs,
-                                                    const std::vector<int>& axes) {
-  const auto call = [this](const Arrays& mapped) { return compose(mapped, options_, stream()); };
-  return {mx::vmap(call, axes, {0, 0})(inputs), {0, 0}};
-}
-
 Shapes MlgruStep::output_shapes(const Arrays& inputs) {
   return result_shapes(inputs);
-}
-
-bool MlgruStep::is_equivalent(const mx::Primitive& other) const {
-  return options_ == static_cast<const MlgruStep&>(other).options_;
 }
 
 }  // namespace mmfree

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "mlx/array.h"
-#include "mlx/primitives.h"
+#include "runtime/defined.h"
 
 namespace mmfree {
 
@@ -28,25 +28,13 @@ std::pair<mx::array, mx::array> mlgru_step(const mx::array& gates, const mx::arr
                                            const std::optional<mx::array>& valid);
 
 // Inputs: gates, state, weight, then the lower bound and valid where there are such.
-class MlgruStep : public mx::Primitive {
+class MlgruStep : public Defined<MlgruOptions> {
  public:
-  MlgruStep(mx::Stream stream, const MlgruOptions& options) : Primitive(stream), options_(options) {
-  }
+  using Defined::Defined;
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  std::vector<mx::array> vjp(const std::vector<mx::array>& primals,
-                             const std::vector<mx::array>& cotangents,
-                             const std::vector<int>& argnums,
-                             const std::vector<mx::array>& outputs) override;
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
-                                                           const std::vector<int>& axes) override;
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
-  bool is_equivalent(const mx::Primitive& other) const override;
   DEFINE_NAME(MlgruStep)
-
- private:
-  MlgruOptions options_;
 };
 
 }  // namespace mmfree

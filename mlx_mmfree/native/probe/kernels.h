@@ -13,6 +13,9 @@ struct ProbeKernels {
   void (*multiply)(size_t turns);
   // Multiply-accumulates of one turn; 0 where the set has no such instruction.
   size_t turn_macs;
+
+  template <class Isa, class Dense>
+  static constexpr ProbeKernels of();
 };
 
 }  // namespace mmfree

@@ -40,9 +40,9 @@ void multiply_bytes(size_t turns) {
   }
 }
 
-template <class Isa>
-constexpr ProbeKernels probe_kernels() {
-  return {read_vectors<Isa>, multiply_bytes<Isa>, kChains * Isa::kDotMacs};
+template <class Isa, class Dense>
+constexpr ProbeKernels ProbeKernels::of() {
+  return {mmfree::read_vectors<Dense>, mmfree::multiply_bytes<Dense>, kChains * Dense::kDotMacs};
 }
 
 }  // namespace mmfree

@@ -4,8 +4,9 @@
 #include <atomic>
 #include <chrono>
 
-#include "instruction_sets/kernels.h"
 #include "mlx/transforms.h"
+#include "probe/kernels.h"
+#include "runtime/kernels.h"
 #include "runtime/thread_pool.h"
 
 namespace mmfree {
@@ -41,7 +42,7 @@ double read_seconds(const std::vector<mlx::core::array>& arrays) {
     spans.push_back({array.data<uint8_t>(), total, array.nbytes()});
     total += array.nbytes();
   }
-  const ProbeKernels& set = kernels().probe;
+  const auto& set = table<ProbeKernels>(kernels());
   const auto start = Clock::now();
   parallel_for(total, kPieceBytes, [&](size_t first, size_t last) {
     auto span = std::upper_bound(spans.begin(), spans.end(), first,
@@ -59,7 +60,7 @@ double read_seconds(const std::vector<mlx::core::array>& arrays) {
 }
 
 double multiply_rate(double seconds) {
-  const ProbeKernels& set = kernels().probe;
+  const auto& set = table<ProbeKernels>(kernels());
   if (set.turn_macs == 0) {
     return 0;
   }

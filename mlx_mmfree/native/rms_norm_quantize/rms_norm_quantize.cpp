@@ -4,14 +4,15 @@
 #include <memory>
 #include <stdexcept>
 
-#include "instruction_sets/kernels.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/fast.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "mlx/utils.h"
+#include "rms_norm_quantize/kernels.h"
 #include "runtime/float_type.h"
+#include "runtime/kernels.h"
 #include "runtime/thread_pool.h"
 
 namespace mmfree {
@@ -74,7 +75,7 @@ void RmsNormQuantize::eval_cpu(const Arrays& inputs, Arrays& outputs) {
       outputs[1].data<float>(),
   };
   mx::cpu::get_command_encoder(stream()).dispatch([quantizer, rows = outputs[1].size()]() {
-    const Kernels& set = kernels();
+    const auto& set = table<RmsNormQuantizeKernels>(kernels());
     const size_t step = std::max<size_t>(kPieceValues / quantizer.dims, 1);
     parallel_for(rows, step,
                  [&](size_t first, size_t last) { set.quantize_rows(quantizer, first, last); });

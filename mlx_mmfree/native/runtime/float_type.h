@@ -1,7 +1,7 @@
 #pragma once
 
-#include "instruction_sets/kernels.h"
 #include "mlx/array.h"
+#include "runtime/floats.h"
 
 namespace mmfree {
 

@@ -1,14 +1,23 @@
 #pragma once
 
+#include <stddef.h>
+#include <stdint.h>
 #include <string.h>
 
-#include "instruction_sets/kernels.h"
 #include "runtime/unroll.h"
 
-// Conversions between float32 and the types of arrays, in loops that the compiler vectorises. Every
-// instruction set gives the same bits.
+// Floats of any type, and conversions between float32 and the types of arrays, in loops that the
+// compiler vectorises. Every instruction set gives the same bits.
 
 namespace mmfree {
+
+enum class FloatType { float32, float16, bfloat16 };
+
+// Floats in memory, or none.
+struct Floats {
+  const void* data;
+  FloatType type;
+};
 
 MMFREE_INLINE inline size_t size_of(FloatType type) {
   return type == FloatType::float32 ? 4 : 2;

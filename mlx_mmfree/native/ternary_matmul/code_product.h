@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "instruction_sets/kernels.h"
 #include "runtime/unroll.h"
+#include "ternary_matmul/kernels.h"
 
 // Sums of 8-bit activation codes times trits. An instruction set `Isa` gives
 //   kBytes              packed bytes of one vector

@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "instruction_sets/kernels.h"
 #include "runtime/unroll.h"
+#include "ternary_matmul/kernels.h"
 
 // Products of float activations and trits. An instruction set `Isa` gives
 //   kLanes                         floats of one vector

@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "instruction_sets/kernels.h"
 #include "runtime/unroll.h"
+#include "ternary_matmul/kernels.h"
 
 // Included by one file for each instruction set: everything is templated on a type local to that
 // file, so that the linker cannot mix the sets.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "runtime/kernels.h"
 #include "runtime/thread_pool.h"
 #include "runtime/workspace.h"
 
@@ -42,7 +43,7 @@ size_t piece_rows(size_t dims) {
 }  // namespace
 
 void code_product(const float* x, size_t rows, size_t dims, const PackedMatrix& weight, float* y) {
-  const Kernels& set = kernels();
+  const auto& set = table<TernaryMatmulKernels>(kernels());
   const size_t stride = std::max<size_t>(blocks(dims), 1) * kBlockWeights;
   const size_t panel = panel_rows(rows, stride);
   for (size_t start = 0; start < rows; start += panel) {
@@ -68,7 +69,7 @@ void code_product(const float* x, size_t rows, size_t dims, const PackedMatrix& 
 }
 
 void float_product(const float* x, size_t rows, size_t dims, const PackedMatrix& weight, float* y) {
-  const Kernels& set = kernels();
+  const auto& set = table<TernaryMatmulKernels>(kernels());
   const size_t stride = std::max<size_t>(blocks(dims), 1) * kBlockWeights;
   const size_t panel = panel_rows(rows, stride * sizeof(float));
   for (size_t start = 0; start < rows; start += panel) {
@@ -87,7 +88,7 @@ void float_product(const float* x, size_t rows, size_t dims, const PackedMatrix&
 
 void transposed_product(const float* dy, size_t rows, size_t dims, const PackedMatrix& weight,
                         float* dx) {
-  const Kernels& set = kernels();
+  const auto& set = table<TernaryMatmulKernels>(kernels());
   const TransposedProduct product{dy, rows, weight, dx, dims};
   const size_t groups = (rows + set.transposed_rows - 1) / set.transposed_rows;
   const size_t work = weight.outputs * weight.row_bytes * rows;

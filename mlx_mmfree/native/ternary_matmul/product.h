@@ -1,6 +1,6 @@
 #pragma once
 
-#include "instruction_sets/kernels.h"
+#include "ternary_matmul/kernels.h"
 
 namespace mmfree {
 

@@ -7,10 +7,6 @@ from . import Mask, reference
 BLOCK = 256
 
 
-def unsupported(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> str | None:
-    return None
-
-
 def run(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
     length, count = queries.shape[2], keys.shape[2]
     parts = []

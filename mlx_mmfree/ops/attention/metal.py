@@ -2,12 +2,7 @@
 
 import mlx.core as mx
 
-from ..backend import launch
 from . import Mask
-
-
-def unsupported(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> str | None:
-    return launch.unavailable()
 
 
 def run(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:

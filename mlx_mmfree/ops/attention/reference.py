@@ -6,10 +6,6 @@ from ..long_sums import long_sum
 from . import Mask
 
 
-def unsupported(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> str | None:
-    return None
-
-
 def run(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
     batch, heads, length, dims = queries.shape
     groups, count = keys.shape[1:3]

@@ -1,9 +1,24 @@
 """What attention computes between its projections for one token."""
 
+from typing import NamedTuple
+
 import mlx.core as mx
 
 from ..backend.dispatch import dispatch
 from ..slots import slots_after
+
+
+class Options(NamedTuple):
+    """What `attention_step` hands on to its backends beside the arrays that it changes."""
+
+    num_heads: int
+    wavelengths: mx.array | None = None
+    is_interleaved: bool = False
+    query_norm: mx.array | None = None
+    key_norm: mx.array | None = None
+    norm_eps: float = 1e-6
+    window: int | None = None
+    sinks: int = 0
 
 
 def attention_step(
@@ -89,19 +104,8 @@ def attention_step(
         used = min(slots_after(positions.shape[1], 1, window, sinks), room)
         y = mx.zeros((0, 1, num_heads * dims), projected.dtype)
         return y, keys, values, mx.zeros((0, used), mx.int32)
-    y, keys, values, positions = dispatch(
-        __name__,
-        projected,
-        keys,
-        values,
-        positions,
-        num_heads=num_heads,
-        wavelengths=wavelengths,
-        is_interleaved=is_interleaved,
-        query_norm=query_norm,
-        key_norm=key_norm,
-        norm_eps=norm_eps,
-        window=window,
-        sinks=sinks,
+    options = Options(
+        num_heads, wavelengths, is_interleaved, query_norm, key_norm, norm_eps, window, sinks
     )
+    y, keys, values, positions = dispatch(__name__, projected, keys, values, positions, options)
     return y, keys, values, positions

@@ -1,4 +1,3 @@
 """`attention_step` by the operations that it is made of."""
 
 from .reference import run as run
-from .reference import unsupported as unsupported

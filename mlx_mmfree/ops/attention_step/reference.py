@@ -1,15 +1,10 @@
 """Definition of `attention_step`, in terms of `attention`."""
 
-from typing import Any
-
 import mlx.core as mx
 
 from ..attention import attention
 from ..slots import held_positions, next_slots, slots_after, write_slots
-
-
-def unsupported(*args: Any, **kwargs: Any) -> str | None:
-    return None
+from . import Options
 
 
 def run(
@@ -17,16 +12,9 @@ def run(
     keys: mx.array,
     values: mx.array,
     positions: mx.array,
-    *,
-    num_heads: int,
-    wavelengths: mx.array | None,
-    is_interleaved: bool,
-    query_norm: mx.array | None,
-    key_norm: mx.array | None,
-    norm_eps: float,
-    window: int | None,
-    sinks: int,
+    options: Options,
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    num_heads, wavelengths, is_interleaved, query_norm, key_norm, norm_eps, window, sinks = options
     batch, groups, room, dims = keys.shape
     lengths = mx.zeros((batch,), mx.int32)
     if positions.shape[1]:

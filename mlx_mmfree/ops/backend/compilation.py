@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...native import kernels, unavailable
+from .dispatch import on_cpu
 
 _MODE_FUNCTION = "_ZN3mlx4core16set_compile_modeENS0_11CompileModeE"
 """`mlx::core::set_compile_mode`, which `mlx.core` does not offer."""
@@ -71,7 +72,7 @@ def fold(*arrays: mx.array) -> None:
 
 def can_compile() -> bool:
     """Whether `compiled` compiles here and now."""
-    if mx.default_device() != mx.Device(mx.cpu) or not _can_stop_fusion():
+    if not on_cpu() or not _can_stop_fusion():
         return False
     calls: list[None] = []
 

@@ -1,8 +1,8 @@
 """Choice of the backend that runs an operation; the only place in `ops` that knows about it.
 
-A backend of the operation `<op>` is the module `ops/<op>/<backend>.py` with two functions of the
-operation's own arguments: `unsupported(...)`, the reason in words why it cannot run or `None`, and
-`run(...)`.
+A backend of the operation `<op>` is the module `ops/<op>/<backend>.py` with functions of the arguments
+that the operation hands on: `run(...)` and, where it cannot run with all of them, `unsupported(...)`,
+the reason in words or `None`. Here alone it is asked on which device they run.
 """
 
 import importlib
@@ -15,15 +15,21 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+import mlx.core as mx
+
+from ... import native
 from ...errors import BackendError, UsageError
-from . import launch
 
 BACKENDS = ("metal", "native", "chunked", "reference")
 """The known backends in order of preference."""
 
 ENVIRONMENT_VARIABLE = "MLX_MMFREE_BACKEND"
 
+NOT_ON_CPU = "the default device is not the CPU"
+_CPU = mx.Device(mx.cpu)
+
 _forced: ContextVar[str | None] = ContextVar("forced_backend", default=None)
+# of `use_any_backend`: "", of neither: None
 
 
 @cache
@@ -56,13 +62,24 @@ def use_backend(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
+@contextmanager
+def use_any_backend() -> Iterator[None]:
+    """Forces no backend inside the `with` block, whatever is forced outside of it."""
+    token = _forced.set("")
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
 def forced_backend() -> str | None:
     """The backend forced by `use_backend` or by the environment, or `None`.
 
     Raises:
         UsageError: The environment names a backend that there is not.
     """
-    return _forced.get() or environment_backend()
+    name = _forced.get()
+    return environment_backend() if name is None else name or None
 
 
 @cache
@@ -87,19 +104,53 @@ def dispatch(package: str, *args: Any, **kwargs: Any) -> Any:
     backends = _backends(package)
     if forced := forced_backend():
         backend = backends.get(forced)
-        reason = "it is not written" if backend is None else backend.unsupported(*args, **kwargs)
+        reason: str | None = "it is not written"
+        if backend is not None:
+            reason = _unsupported(forced, backend, args, kwargs)
         if backend is None or reason:
             raise BackendError(
                 f"[{_name(package)}] the forced backend '{forced}' cannot run: {reason}."
             )
         return backend.run(*args, **kwargs)
     for name, backend in backends.items():
-        # what every operation's kernel would say first
-        if name == "metal" and launch.unavailable():
-            continue
-        if backend.unsupported(*args, **kwargs) is None:
+        if _unsupported(name, backend, args, kwargs) is None:
             return backend.run(*args, **kwargs)
     raise BackendError(f"[{_name(package)}] no backend can run these arguments.")
+
+
+def on_cpu() -> bool:
+    """Whether operations run on the CPU."""
+    return mx.default_device() == _CPU
+
+
+def device_type() -> mx.DeviceType:
+    """The kind of device on which operations run."""
+    return mx.default_device().type
+
+
+def metal_unavailable() -> str | None:
+    """Returns None if Metal kernels can run on the default device, else the reason."""
+    if mx.metal.is_available() and not on_cpu():
+        return None
+    return "no Metal device"
+
+
+def native_unavailable() -> str | None:
+    """Returns None if the compiled kernels can run on the default device, else the reason."""
+    return native.unavailable() if on_cpu() else NOT_ON_CPU
+
+
+def _unsupported(
+    name: str, backend: ModuleType, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str | None:
+    """Why a backend cannot run these arguments here, or `None`."""
+    reason: str | None = None
+    if name == "metal":
+        reason = metal_unavailable()
+    elif name == "native":
+        reason = native_unavailable()
+    unsupported = vars(backend).get("unsupported")
+    return unsupported(*args, **kwargs) if reason is None and unsupported else reason
 
 
 def _name(package: str) -> str:
@@ -110,5 +161,6 @@ def _name(package: str) -> str:
 def backend_report(package: str, *args: Any, **kwargs: Any) -> dict[str, str | None]:
     """For each backend the operation has, why it cannot run these arguments (`None`: it can)."""
     return {
-        name: backend.unsupported(*args, **kwargs) for name, backend in _backends(package).items()
+        name: _unsupported(name, backend, args, kwargs)
+        for name, backend in _backends(package).items()
     }

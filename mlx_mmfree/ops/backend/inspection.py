@@ -8,12 +8,15 @@ import mlx.core as mx
 
 from ... import native
 from ..activations import ACTIVATIONS
+from ..attention_step import Options as AttentionOptions
+from ..bit_linear import Options as ProjectionOptions
 from ..bit_linear import Projection
 from ..dense_matmul import BITS, AffineForm
 from ..float_dtypes import FLOATS
+from ..mlgru_step import Options as GateOptions
 from ..ternary import packed_width
 from . import self_check
-from .dispatch import backend_report, forced_backend
+from .dispatch import backend_report, forced_backend, native_unavailable, on_cpu
 
 
 class Call(NamedTuple):
@@ -50,7 +53,7 @@ def cpu_kernels() -> CpuKernels:
 
 def slow_cpu() -> str | None:
     """Why the CPU computes with plain operations although nobody asked for them, with the way out."""
-    if mx.default_device() != mx.Device(mx.cpu) or forced_backend() is not None:
+    if not on_cpu() or forced_backend() is not None:
         return None
     reason = native.unavailable()
     if reason is None:
@@ -63,7 +66,7 @@ def slow_cpu() -> str | None:
 
 def read_seconds(arrays: Sequence[mx.array]) -> float | None:
     """The time in which the threads of the compiled kernels read the arrays, or `None` without them."""
-    if native.unavailable() or mx.default_device() != mx.Device(mx.cpu):
+    if native_unavailable():
         return None
     return float(native.kernels().read_seconds(list(arrays)))
 
@@ -127,20 +130,11 @@ def _attention_calls() -> Iterator[Call]:
 
 
 def _attention_step_calls() -> Iterator[Call]:
-    options: dict[str, Any] = {
-        "num_heads": 2,
-        "wavelengths": mx.ones((32,)),
-        "is_interleaved": False,
-        "query_norm": None,
-        "key_norm": None,
-        "norm_eps": 1e-6,
-        "window": None,
-        "sinks": 0,
-    }
+    options = AttentionOptions(num_heads=2, wavelengths=mx.ones((32,)))
     for dtype in FLOATS:
         buffer = mx.zeros((1, 1, 2, 64), dtype)
-        arguments = mx.zeros((1, 1, 4 * 64), dtype), buffer, buffer, mx.zeros((1, 1), mx.int32)
-        yield Call(arguments, options)
+        projected, positions = mx.zeros((1, 1, 4 * 64), dtype), mx.zeros((1, 1), mx.int32)
+        yield Call((projected, buffer, buffer, positions, options), {})
 
 
 def _dense_matmul_calls() -> Iterator[Call]:
@@ -159,24 +153,14 @@ def _bit_linear_calls() -> Iterator[Call]:
         for dtype in FLOATS:
             x, norm = mx.zeros((rows, 32), dtype), mx.ones((32,))
             weight, scale = mx.zeros((4, packed_width(32)), mx.uint32), mx.ones((1,))
-            options: dict[str, Any] = {
-                "eps": None,
-                "rounding": "half_even",
-                "quantize": True,
-                "gate": None,
-                "norm": None,
-                "norm_eps": None,
-                "residual": None,
-            }
-            yield Call((x, (Projection(weight, scale),)), options)
-            yield Call((x, (Projection(weight, scale),)), options | {"quantize": False})
-            yield Call(
-                (x, (Projection(weight, scale, norm),) * 3),
-                options | {"eps": 1e-6, "rounding": "half_away", "norm": norm, "norm_eps": 1e-6},
-            )
-            down = Projection(mx.zeros((4, packed_width(16)), mx.uint32), scale)
+            plain = (Projection(weight, scale),)
+            yield Call((x, plain, ProjectionOptions()), {})
+            yield Call((x, plain, ProjectionOptions(quantize=False)), {})
+            normed = ProjectionOptions(eps=1e-6, rounding="half_away", norm=norm, norm_eps=1e-6)
+            yield Call((x, (Projection(weight, scale, norm),) * 3, normed), {})
+            down = (Projection(mx.zeros((4, packed_width(16)), mx.uint32), scale),)
             for gate in ACTIVATIONS:
-                yield Call((x, (down,)), options | {"gate": gate, "residual": x[:, :4]})
+                yield Call((x, down, ProjectionOptions(gate=gate, residual=x[:, :4])), {})
 
 
 def _gated_rms_norm_calls() -> Iterator[Call]:
@@ -188,10 +172,9 @@ def _gated_rms_norm_calls() -> Iterator[Call]:
 def _mlgru_step_calls() -> Iterator[Call]:
     for dtype in FLOATS:
         for length in (1, 2):
-            bound = mx.zeros((32,), dtype)
-            options = {"eps": 1e-6, "lower_bound": bound, "valid": None, "starts": None}
+            options = GateOptions(eps=1e-6, lower_bound=mx.zeros((32,), dtype))
             gates = mx.zeros((1, length, 96), dtype)
-            yield Call((gates, mx.zeros((1, 32)), mx.ones((32,))), options)
+            yield Call((gates, mx.zeros((1, 32)), mx.ones((32,)), options), {})
 
 
 def _linear_scan_calls() -> Iterator[Call]:

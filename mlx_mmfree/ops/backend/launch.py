@@ -11,13 +11,6 @@ SIMD_GROUP = 32
 """Number of lanes of a SIMD group."""
 
 
-def unavailable() -> str | None:
-    """Returns None if Metal kernels can run on the default device, else the reason."""
-    if mx.metal.is_available() and mx.default_device() == mx.Device(mx.gpu):
-        return None
-    return "no Metal device"
-
-
 def not_floats(*arrays: mx.array | None) -> str | None:
     """Returns why kernels cannot take these arrays, or None if all are floats."""
     for array in arrays:

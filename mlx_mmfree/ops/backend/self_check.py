@@ -21,7 +21,7 @@ from ...files.json_reader import parse_json
 from ...files.opening import read_file
 from ...files.replacing import new_file
 from ...platform.cache_folder import cache_folder
-from .dispatch import use_backend
+from .dispatch import device_type, use_backend
 
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 5e-2}
 """Largest error allowed, relative to the largest value of the definition, by dtype of the result."""
@@ -59,7 +59,7 @@ def kernel_fault(
         make_inputs: Makes the arguments of both.
         variant: All that selects the code that is compiled.
     """
-    device = _device_name(mx.default_device().type)
+    device = _device_name(device_type())
     key = (device, kernel, *variant.values())
     if key not in _checks:
         values = ", ".join(f"{name}={value}" for name, value in variant.items())
@@ -84,7 +84,7 @@ def checked_kernels() -> Faults:
 def check_again() -> None:
     """Forgets all results on the default device, those kept in the cache folder too."""
     _checks.clear()
-    if file := _file(_device_name(mx.default_device().type)):
+    if file := _file(_device_name(device_type())):
         _kept[file] = {}
 
 

@@ -25,6 +25,18 @@ class Projection(NamedTuple):
     norm: mx.array | None = None
 
 
+class Options(NamedTuple):
+    """What `bit_linear` hands on to its backends beside the input and the projections."""
+
+    eps: float | None = None
+    rounding: Rounding = "half_even"
+    quantize: bool = True
+    gate: Activation | None = None
+    norm: mx.array | None = None
+    norm_eps: float | None = None
+    residual: mx.array | None = None
+
+
 def bit_linear(
     x: mx.array,
     projections: Sequence[Projection],
@@ -92,18 +104,8 @@ def bit_linear(
     if 0 in shape:
         return mx.zeros(shape, x.dtype)
     # by position: names of arguments take time in each decoded token
-    result: mx.array = dispatch(
-        __name__,
-        x,
-        tuple(projections),
-        eps,
-        rounding,
-        quantize,
-        gate,
-        norm,
-        norm_eps,
-        residual,
-    )
+    options = Options(eps, rounding, quantize, gate, norm, norm_eps, residual)
+    result: mx.array = dispatch(__name__, x, tuple(projections), options)
     return result
 
 

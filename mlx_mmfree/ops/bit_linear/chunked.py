@@ -7,54 +7,33 @@ float32.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import mlx.core as mx
 
-from ..activations import Activation, gated
+from ..activations import gated
 from ..backend.compilation import fold
-from ..backend.dispatch import use_backend
+from ..backend.dispatch import NOT_ON_CPU, on_cpu, use_backend
 from ..backend.gradient import with_reference_gradient
 from ..rms_norm_quantize import Rounding
 from ..rms_norm_quantize.reference import BELOW_HALF
 from ..unpacked import FEW_ROWS, unpacked_matrices
-from . import Projection, reference
+from . import Options, Projection, reference
 
 
-def unsupported(
-    x: mx.array,
-    projections: tuple[Projection, ...],
-    eps: float | None,
-    rounding: Rounding,
-    quantize: bool,
-    gate: Activation | None,
-    norm: mx.array | None,
-    norm_eps: float | None,
-    residual: mx.array | None,
-) -> str | None:
-    if mx.default_device() != mx.Device(mx.cpu):
-        return "the default device is not the CPU"
+def unsupported(x: mx.array, projections: tuple[Projection, ...], options: Options) -> str | None:
+    if not on_cpu():
+        return NOT_ON_CPU
     if x.size > FEW_ROWS * x.shape[-1]:
         return f"there are more than {FEW_ROWS} rows"
-    dims = x.shape[-1] // 2 if gate else x.shape[-1]
+    dims = x.shape[-1] // 2 if options.gate else x.shape[-1]
     for group in _groups(projections):
         if unpacked_matrices().find([projection.weight for projection in group], dims) is None:
             return "there is no room for the weights as floats"
     return None
 
 
-def run(
-    x: mx.array,
-    projections: tuple[Projection, ...],
-    eps: float | None,
-    rounding: Rounding,
-    quantize: bool,
-    gate: Activation | None,
-    norm: mx.array | None,
-    norm_eps: float | None,
-    residual: mx.array | None,
-) -> mx.array:
-    optional = [norm, residual, *(projection.norm for projection in projections)]
+def run(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
+    optional = [options.norm, options.residual, *(projection.norm for projection in projections)]
     arrays = [x, *(projection.scale for projection in projections)]
 
     def as_function(compute: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -69,13 +48,7 @@ def run(
                     Projection(projection.weight, scale, own)
                     for projection, scale, own in zip(projections, scales, norms, strict=True)
                 ),
-                eps=eps,
-                rounding=rounding,
-                quantize=quantize,
-                gate=gate,
-                norm=norm,
-                norm_eps=norm_eps,
-                residual=residual,
+                options._replace(norm=norm, residual=residual),
             )
 
         return function
@@ -85,9 +58,9 @@ def run(
     return y
 
 
-def _definition(*args: Any, **kwargs: Any) -> mx.array:
+def _definition(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
     with use_backend("reference"):
-        return reference.run(*args, **kwargs)
+        return reference.run(x, projections, options)
 
 
 def _groups(projections: tuple[Projection, ...]) -> list[tuple[Projection, ...]]:
@@ -98,18 +71,8 @@ def _groups(projections: tuple[Projection, ...]) -> list[tuple[Projection, ...]]
     return [(projection,) for projection in projections]
 
 
-def _compute(
-    x: mx.array,
-    projections: tuple[Projection, ...],
-    *,
-    eps: float | None,
-    rounding: Rounding,
-    quantize: bool,
-    gate: Activation | None,
-    norm: mx.array | None,
-    norm_eps: float | None,
-    residual: mx.array | None,
-) -> mx.array:
+def _compute(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
+    eps, rounding, quantize, gate, norm, norm_eps, residual = options
     # (P, B, R, D) are the axes: sets of codes, blocks of outputs, rows, inputs
     u = x.astype(mx.float32).reshape(1, 1, -1, x.shape[-1])
     if gate is not None:

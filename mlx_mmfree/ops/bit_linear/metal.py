@@ -16,7 +16,7 @@ from ..backend.gradient import with_reference_gradient
 from ..backend.self_check import kernel_fault, packed_pattern
 from ..rms_norm_quantize import Rounding
 from ..ternary import packed_width
-from . import Projection, reference
+from . import Options, Projection, reference
 from .metal_kernel import KERNELS, MAX_MATRICES, OUTPUTS, SIMD_GROUPS
 
 MAX_ROWS = 8
@@ -34,6 +34,10 @@ class _Form(NamedTuple):
     gate: Activation | None
     norm_eps: float | None
     has_residual: bool
+
+    @classmethod
+    def of(cls, options: Options) -> "_Form":
+        return cls(*options[:4], options.norm_eps, options.residual is not None)
 
     def flat(
         self,
@@ -58,23 +62,14 @@ class _Form(NamedTuple):
         return x, tuple(projections), norm, residual
 
 
-def unsupported(
-    x: mx.array,
-    projections: tuple[Projection, ...],
-    eps: float | None,
-    rounding: Rounding,
-    quantize: bool,
-    gate: Activation | None,
-    norm: mx.array | None,
-    norm_eps: float | None,
-    residual: mx.array | None,
-) -> str | None:
+def unsupported(x: mx.array, projections: tuple[Projection, ...], options: Options) -> str | None:
+    _, rounding, quantize, gate, norm, _, residual = options
     own_norms = [projection.norm for projection in projections]
-    if reason := launch.unavailable() or launch.not_floats(x, norm, residual, *own_norms):
+    if reason := launch.not_floats(x, norm, residual, *own_norms):
         return reason
     if not _is_fused(x, projections, gate):
         return None
-    form = _Form(eps, rounding, quantize, gate, norm_eps, residual is not None)
+    form = _Form.of(options)
     rows = x.size // x.shape[-1]
     dtypes: dict[str, Any] = {
         "x": x.dtype,
@@ -100,36 +95,17 @@ def unsupported(
     return None
 
 
-def run(
-    x: mx.array,
-    projections: tuple[Projection, ...],
-    eps: float | None,
-    rounding: Rounding,
-    quantize: bool,
-    gate: Activation | None,
-    norm: mx.array | None,
-    norm_eps: float | None,
-    residual: mx.array | None,
-) -> mx.array:
-    if not _is_fused(x, projections, gate):
-        return reference.run(
-            x,
-            projections,
-            eps=eps,
-            rounding=rounding,
-            quantize=quantize,
-            gate=gate,
-            norm=norm,
-            norm_eps=norm_eps,
-            residual=residual,
-        )
-    form = _Form(eps, rounding, quantize, gate, norm_eps, residual is not None)
+def run(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
+    if not _is_fused(x, projections, options.gate):
+        return reference.run(x, projections, options)
+    residual = options.residual
+    form = _Form.of(options)
     function = _differentiable(form)
     results, start = [], 0
     for part in _parts(projections):
         stop = start + sum(weight.shape[0] for weight, *_ in part)
         added = residual if residual is None else residual[..., start:stop]
-        results.append(function(*form.flat(x, part, norm, added)))
+        results.append(function(*form.flat(x, part, options.norm, added)))
         start = stop
     return results[0] if len(results) == 1 else mx.concatenate(results, axis=-1)
 
@@ -191,9 +167,8 @@ def _epsilons(norm_eps: float | None, eps: float | None) -> mx.array:
 
 def _reference(form: _Form, *arrays: mx.array) -> mx.array:
     x, projections, norm, residual = form.nested(arrays)
-    options = form._asdict()
-    del options["has_residual"]
-    return reference.run(x, projections, norm=norm, residual=residual, **options)
+    options = Options(*form[:4], norm, form.norm_eps, residual)
+    return reference.run(x, projections, options)
 
 
 @cache

@@ -1,30 +1,15 @@
 """Definition of `bit_linear`, in terms of the other operations."""
 
-from typing import Any
-
 import mlx.core as mx
 
-from ..activations import Activation, gated
-from ..rms_norm_quantize import Rounding, rms_norm_quantize
+from ..activations import gated
+from ..rms_norm_quantize import rms_norm_quantize
 from ..ternary_matmul import ternary_matmul
-from . import Projection
+from . import Options, Projection
 
 
-def unsupported(*args: Any, **kwargs: Any) -> str | None:
-    return None
-
-
-def run(
-    x: mx.array,
-    projections: tuple[Projection, ...],
-    eps: float | None,
-    rounding: Rounding,
-    quantize: bool,
-    gate: Activation | None,
-    norm: mx.array | None,
-    norm_eps: float | None,
-    residual: mx.array | None,
-) -> mx.array:
+def run(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
+    eps, rounding, quantize, gate, norm, norm_eps, residual = options
     z = x.astype(mx.float32)
     if gate is not None:
         z = gated(z, gate)

@@ -7,10 +7,6 @@ from . import AffineForm, reference
 BLOCK_WEIGHTS = 2**24
 
 
-def unsupported(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> str | None:
-    return None
-
-
 def run(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx.array:
     if quantization is None and weight.dtype == mx.float32:
         return reference.run(x, weight, None)

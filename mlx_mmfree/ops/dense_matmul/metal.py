@@ -2,12 +2,7 @@
 
 import mlx.core as mx
 
-from ..backend import launch
 from . import AffineForm
-
-
-def unsupported(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> str | None:
-    return launch.unavailable()
 
 
 def run(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx.array:

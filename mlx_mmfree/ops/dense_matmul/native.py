@@ -2,15 +2,9 @@
 
 import mlx.core as mx
 
-from ...native import kernels, unavailable
+from ...native import kernels
 from ..backend.gradient import with_reference_gradient
 from . import AffineForm, chunked
-
-
-def unsupported(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> str | None:
-    if mx.default_device() != mx.Device(mx.cpu):
-        return "the default device is not the CPU"
-    return unavailable()
 
 
 def run(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx.array:

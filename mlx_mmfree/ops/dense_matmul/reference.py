@@ -5,10 +5,6 @@ import mlx.core as mx
 from . import AffineForm
 
 
-def unsupported(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> str | None:
-    return None
-
-
 def run(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx.array:
     if quantization is not None:
         scales, biases, group_size, bits = quantization

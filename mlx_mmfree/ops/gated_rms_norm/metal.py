@@ -47,7 +47,7 @@ _kernel = mx.fast.metal_kernel(
 
 
 def unsupported(gate: mx.array, h: mx.array, weight: mx.array, *, eps: float) -> str | None:
-    if reason := launch.unavailable() or launch.not_floats(gate, h, weight):
+    if reason := launch.not_floats(gate, h, weight):
         return reason
     dtypes = {"gate": gate.dtype, "h": h.dtype, "weight": weight.dtype}
     return kernel_fault(

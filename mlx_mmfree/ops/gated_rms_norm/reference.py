@@ -4,10 +4,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 
-def unsupported(gate: mx.array, h: mx.array, weight: mx.array, *, eps: float) -> str | None:
-    return None
-
-
 def run(gate: mx.array, h: mx.array, weight: mx.array, *, eps: float) -> mx.array:
     normed = mx.fast.rms_norm(gate.astype(mx.float32), weight.astype(mx.float32), eps)
     return (normed * nn.silu(h.astype(mx.float32))).astype(gate.dtype)

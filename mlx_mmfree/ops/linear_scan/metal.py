@@ -108,7 +108,7 @@ _backward = mx.fast.metal_kernel(
 
 
 def unsupported(f: mx.array, i: mx.array, state: mx.array) -> str | None:
-    if reason := launch.unavailable() or launch.not_floats(f, i, state):
+    if reason := launch.not_floats(f, i, state):
         return reason
     dtypes = {"f": f.dtype, "i": i.dtype}
     return kernel_fault(

@@ -2,13 +2,7 @@
 
 import mlx.core as mx
 
-from ...native import kernels, unavailable
-
-
-def unsupported(f: mx.array, i: mx.array, state: mx.array) -> str | None:
-    if mx.default_device() != mx.Device(mx.cpu):
-        return "the default device is not the CPU"
-    return unavailable()
+from ...native import kernels
 
 
 def run(f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:

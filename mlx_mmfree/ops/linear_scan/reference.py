@@ -3,10 +3,6 @@
 import mlx.core as mx
 
 
-def unsupported(f: mx.array, i: mx.array, state: mx.array) -> str | None:
-    return None
-
-
 def run(f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
     length = f.shape[1]
     if length == 0:

@@ -1,8 +1,19 @@
 """What MLGRU computes between its projections."""
 
+from typing import NamedTuple
+
 import mlx.core as mx
 
 from ..backend.dispatch import dispatch
+
+
+class Options(NamedTuple):
+    """What `mlgru_step` hands on to its backends beside gates, state and weight."""
+
+    eps: float
+    lower_bound: mx.array | None = None
+    valid: mx.array | None = None
+    starts: mx.array | None = None
 
 
 def mlgru_step(
@@ -49,14 +60,6 @@ def mlgru_step(
         )
     if gates.size == 0:
         return mx.zeros((*gates.shape[:2], state.shape[1]), gates.dtype), state.astype(mx.float32)
-    y, last = dispatch(
-        __name__,
-        gates,
-        state,
-        weight,
-        eps=eps,
-        lower_bound=lower_bound,
-        valid=valid,
-        starts=starts,
-    )
+    options = Options(eps, lower_bound, valid, starts)
+    y, last = dispatch(__name__, gates, state, weight, options)
     return y, last

@@ -8,25 +8,19 @@ from typing import Any
 import mlx.core as mx
 
 from ..backend.compilation import fold
+from ..backend.dispatch import NOT_ON_CPU, on_cpu
 from ..linear_scan import linear_scan
+from . import Options
 
 
 def unsupported(*args: Any, **kwargs: Any) -> str | None:
-    if mx.default_device() != mx.Device(mx.cpu):
-        return "the default device is not the CPU"
-    return None
+    return None if on_cpu() else NOT_ON_CPU
 
 
 def run(
-    gates: mx.array,
-    state: mx.array,
-    weight: mx.array,
-    *,
-    eps: float,
-    lower_bound: mx.array | None,
-    valid: mx.array | None,
-    starts: mx.array | None,
+    gates: mx.array, state: mx.array, weight: mx.array, options: Options
 ) -> tuple[mx.array, mx.array]:
+    eps, lower_bound, valid, starts = options
     dims = state.shape[1]
     i, f, g = mx.split(gates.astype(mx.float32), 3, axis=-1)
     # of the shape they meet: MLX broadcasts in an operation of its own

@@ -13,7 +13,7 @@ from ..backend import launch
 from ..backend.gradient import with_reference_gradient
 from ..backend.metal_functions import SIGMOID, SUM_OF_THREADGROUP
 from ..backend.self_check import kernel_fault
-from . import reference
+from . import Options, reference
 
 MAX_THREADS = 512
 CHANNELS_PER_THREAD = 2
@@ -70,25 +70,17 @@ class _Form(NamedTuple):
     is_bounded: bool
     is_masked: bool
 
-    def nested(self, arrays: Sequence[mx.array]) -> tuple[list[mx.array], dict[str, Any]]:
+    def nested(self, arrays: Sequence[mx.array]) -> tuple[list[mx.array], Options]:
         """The arguments of a call, from its arrays."""
         first, rest = list(arrays[:3]), list(arrays[3:])
         lower_bound = rest.pop(0) if self.is_bounded else None
         valid = rest.pop(0) if self.is_masked else None
-        return first, {"lower_bound": lower_bound, "valid": valid}
+        return first, Options(self.eps, lower_bound, valid)
 
 
-def unsupported(
-    gates: mx.array,
-    state: mx.array,
-    weight: mx.array,
-    *,
-    eps: float,
-    lower_bound: mx.array | None,
-    valid: mx.array | None,
-    starts: mx.array | None,
-) -> str | None:
-    if reason := launch.unavailable() or launch.not_floats(gates, state, weight, lower_bound):
+def unsupported(gates: mx.array, state: mx.array, weight: mx.array, options: Options) -> str | None:
+    eps, lower_bound, valid, starts = options
+    if reason := launch.not_floats(gates, state, weight, lower_bound):
         return reason
     if not _is_fused(gates, starts):
         return None
@@ -109,22 +101,14 @@ def unsupported(
 
 
 def run(
-    gates: mx.array,
-    state: mx.array,
-    weight: mx.array,
-    *,
-    eps: float,
-    lower_bound: mx.array | None,
-    valid: mx.array | None,
-    starts: mx.array | None,
+    gates: mx.array, state: mx.array, weight: mx.array, options: Options
 ) -> tuple[mx.array, mx.array]:
+    eps, lower_bound, valid, starts = options
     if not _is_fused(gates, starts):
-        return reference.run(
-            gates, state, weight, eps=eps, lower_bound=lower_bound, valid=valid, starts=starts
-        )
-    options = [array for array in (lower_bound, valid) if array is not None]
+        return reference.run(gates, state, weight, options)
+    given = [array for array in (lower_bound, valid) if array is not None]
     function = _differentiable(_Form(eps, lower_bound is not None, valid is not None))
-    y, last = function(gates, state, weight, *options)
+    y, last = function(gates, state, weight, *given)
     return y, last
 
 
@@ -148,13 +132,13 @@ def _check_inputs(
 
 
 def _reference(form: _Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:
-    inputs, options = form.nested(arrays)
-    return reference.run(*inputs, eps=form.eps, starts=None, **options)
+    (gates, state, weight), options = form.nested(arrays)
+    return reference.run(gates, state, weight, options)
 
 
 def _step(form: _Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:
     (gates, state, weight), options = form.nested(arrays)
-    lower_bound, valid = options["lower_bound"], options["valid"]
+    _, lower_bound, valid, _ = options
     batch, dims = state.shape
     groups = -(-dims // (launch.SIMD_GROUP * CHANNELS_PER_THREAD))
     threads = min(launch.SIMD_GROUP * groups, MAX_THREADS)

@@ -1,28 +1,17 @@
 """Definition of `mlgru_step`, in terms of the other operations."""
 
-from typing import Any
-
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..gated_rms_norm import gated_rms_norm
 from ..linear_scan import linear_scan
-
-
-def unsupported(*args: Any, **kwargs: Any) -> str | None:
-    return None
+from . import Options
 
 
 def run(
-    gates: mx.array,
-    state: mx.array,
-    weight: mx.array,
-    *,
-    eps: float,
-    lower_bound: mx.array | None,
-    valid: mx.array | None,
-    starts: mx.array | None,
+    gates: mx.array, state: mx.array, weight: mx.array, options: Options
 ) -> tuple[mx.array, mx.array]:
+    eps, lower_bound, valid, starts = options
     i, f, g = mx.split(gates, 3, axis=-1)
     f = mx.sigmoid(f.astype(mx.float32))
     if lower_bound is not None:

@@ -64,7 +64,7 @@ _kernel = mx.fast.metal_kernel(
 def unsupported(
     x: mx.array, weight: mx.array | None, *, eps: float | None, rounding: str
 ) -> str | None:
-    if reason := launch.unavailable() or launch.not_floats(x, weight):
+    if reason := launch.not_floats(x, weight):
         return reason
     return kernel_fault(
         "rms_norm_quantize",

@@ -2,16 +2,8 @@
 
 import mlx.core as mx
 
-from ...native import kernels, unavailable
+from ...native import kernels
 from ..float_dtypes import FLOATS
-
-
-def unsupported(
-    x: mx.array, weight: mx.array | None, *, eps: float | None, rounding: str
-) -> str | None:
-    if mx.default_device() != mx.Device(mx.cpu):
-        return "the default device is not the CPU"
-    return unavailable()
 
 
 def run(

@@ -9,12 +9,6 @@ from ..straight_through import straight_through
 BELOW_HALF = 0.49999997
 
 
-def unsupported(
-    x: mx.array, weight: mx.array | None, *, eps: float | None, rounding: str
-) -> str | None:
-    return None
-
-
 def run(
     x: mx.array, weight: mx.array | None, *, eps: float | None, rounding: str
 ) -> tuple[mx.array, mx.array]:

@@ -7,6 +7,7 @@ rows on, some outputs at a time. Activations are float32, so that sums of codes 
 
 import mlx.core as mx
 
+from ..backend.dispatch import on_cpu
 from ..ternary import CODES_PER_WORD, unpack_ternary
 from ..unpacked import FEW_ROWS, unpacked_matrices
 
@@ -15,13 +16,9 @@ FEW_ROWS_IN_CODES = 2
 BLOCK_WEIGHTS = 2**22
 
 
-def unsupported(x: mx.array, weight: mx.array, *, codes: bool) -> str | None:
-    return None
-
-
 def run(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:
     x = x.astype(mx.float32)
-    if mx.default_device() != mx.Device(mx.cpu):
+    if not on_cpu():
         return _quantized(x, weight)
     dims = x.shape[-1]
     floats = unpacked_matrices().find((weight,), dims)

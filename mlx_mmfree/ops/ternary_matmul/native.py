@@ -2,13 +2,7 @@
 
 import mlx.core as mx
 
-from ...native import kernels, unavailable
-
-
-def unsupported(x: mx.array, weight: mx.array, *, codes: bool) -> str | None:
-    if mx.default_device() != mx.Device(mx.cpu):
-        return "the default device is not the CPU"
-    return unavailable()
+from ...native import kernels
 
 
 def run(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:

@@ -5,9 +5,5 @@ import mlx.core as mx
 from ..ternary import unpack_ternary
 
 
-def unsupported(x: mx.array, weight: mx.array, *, codes: bool) -> str | None:
-    return None
-
-
 def run(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:
     return x.astype(mx.float32) @ unpack_ternary(weight, x.shape[-1]).T

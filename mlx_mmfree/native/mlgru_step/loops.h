@@ -1,6 +1,6 @@
 #pragma once
 
-#include "instruction_sets/kernels.h"
+#include "mlgru_step/kernels.h"
 #include "runtime/exponential.h"
 #include "runtime/floats.h"
 
@@ -45,6 +45,11 @@ void recur(const RecurrenceStep& s, size_t first, size_t last) {
   for (; first < last; first += kChannels) {
     recur_part<Isa>(s, first, last - first < kChannels ? last - first : kChannels);
   }
+}
+
+template <class Isa, class Dense>
+constexpr MlgruStepKernels MlgruStepKernels::of() {
+  return {mmfree::recur<Isa>};
 }
 
 }  // namespace mmfree

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "instruction_sets/kernels.h"
+#include "rms_norm_quantize/kernels.h"
 #include "runtime/floats.h"
 #include "ternary_matmul/float_product.h"
 
@@ -136,6 +136,11 @@ void quantize_rows(const RowQuantizer& q, size_t first, size_t last) {
   for (size_t row = first; row < last; ++row) {
     quantize_row<Isa>(q, row);
   }
+}
+
+template <class Isa, class Dense>
+constexpr RmsNormQuantizeKernels RmsNormQuantizeKernels::of() {
+  return {mmfree::quantize_rows<Isa>, mmfree::rms_inverse<Isa>};
 }
 
 }  // namespace mmfree

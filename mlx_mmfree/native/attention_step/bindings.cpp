@@ -1,0 +1,58 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "attention_step/attention_step.h"
+
+namespace mmfree {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+void bind_attention_step(nb::module_& m) {
+  m.def("attention_step", &attention_step, "projected"_a, "keys"_a, "values"_a, "positions"_a,
+        "num_heads"_a, "wavelengths"_a.none(), "is_interleaved"_a, "query_norm"_a.none(),
+        "key_norm"_a.none(), "norm_eps"_a, "window"_a, "sinks"_a,
+        R"(One token's attention to the slots of a state, which takes its key and value.
+
+        Args:
+            projected: Query, key and value heads side by side, (B, 1, (H + 2G) K), any of the float
+                types.
+            keys: (B, G, C, K), any of the float types, with room for the token.
+            values: As the keys.
+            positions: Those of the slots in use, int32 (B, N); -1 where there is no token.
+            num_heads: H.
+            wavelengths: Positions per radian of each pair, float32 (K / 2,), or None.
+            is_interleaved: Whether pairs are neighbours, else halves.
+            query_norm: Weight of an RMSNorm of each query head, (K,), or None.
+            key_norm: Of each key head, (K,), or None.
+            norm_eps: Epsilon of both.
+            window: Slots behind the sinks, or 0 for as many as there are tokens.
+            sinks: Slots of the first tokens, which stay.
+
+        Returns:
+            The output (B, 1, H K) in the dtype of the projected heads, and the new keys, values and
+            positions.)");
+
+  m.def(
+      "define_attention_step",
+      [](std::function<std::vector<mx::array>(const std::vector<mx::array>&, int, bool, bool, bool,
+                                              float, int, int)>
+             definition) {
+        AttentionStep::define([definition = std::move(definition)](
+                                  const std::vector<mx::array>& inputs, const auto& o) {
+          return definition(inputs, o.num_heads, o.has_wavelengths, o.is_interleaved, o.has_norms,
+                            o.norm_eps, o.window, o.sinks);
+        });
+      },
+      "definition"_a,
+      R"(Takes what gradients and batched forms are computed with.
+
+        Args:
+            definition: Called with the arrays of a call, then `num_heads`, whether `wavelengths` are
+                among the arrays, `is_interleaved`, whether norms are, `norm_eps`, `window`, `sinks`.)");
+}
+
+}  // namespace mmfree

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace mmfree {
+
+// Which slot of a buffer holds which token: those of a window follow the sinks, and its oldest
+// token makes room for the next.
+struct Slots {
+  int64_t window, sinks;  // window 0: none
+
+  // The slots in use once a token follows those of `used` slots.
+  int64_t after(int64_t used, int64_t room) const {
+    const int64_t slots = std::min(used + 1, room);
+    return window ? std::min(slots, sinks + window) : slots;
+  }
+
+  // The slot of a position.
+  int64_t of(int64_t position) const {
+    return window == 0 || position < sinks ? position : sinks + (position - sinks) % window;
+  }
+
+  // The position that a slot holds once the last one is `last`; -1 for none.
+  int64_t held(int64_t slot, int64_t last) const {
+    if (slot > last) {
+      return -1;
+    }
+    return window == 0 || slot < sinks ? slot : last - (last - slot) % window;
+  }
+};
+
+}  // namespace mmfree

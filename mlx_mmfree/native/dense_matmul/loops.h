@@ -1,0 +1,14 @@
+#pragma once
+
+#include "dense_matmul/kernels.h"
+#include "dense_matmul/quantized_tile.h"
+
+namespace mmfree {
+
+template <class Isa, class Dense>
+constexpr DenseMatmulKernels DenseMatmulKernels::of() {
+  return {2 * Dense::kLanes, mmfree::multiply_dense<Dense>, mmfree::arranged_bytes<Dense>,
+          mmfree::arrange<Dense>, mmfree::multiply_quantized<Dense>};
+}
+
+}  // namespace mmfree

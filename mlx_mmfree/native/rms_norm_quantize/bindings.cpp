@@ -1,0 +1,27 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+
+#include "rms_norm_quantize/rms_norm_quantize.h"
+
+namespace mmfree {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+void bind_rms_norm_quantize(nb::module_& m) {
+  m.def("rms_norm_quantize", &rms_norm_quantize, "x"_a, "weight"_a.none(), "eps"_a.none(),
+        "half_away"_a,
+        R"(8-bit codes of each row, after an RMSNorm if eps is given.
+
+        Args:
+            x: Activations, (..., D) of float32, float16 or bfloat16.
+            weight: Scale of the norm, float32 (D,), or None.
+            eps: Epsilon of the norm, or None for no norm.
+            half_away: Whether ties go away from zero, else to even.
+
+        Returns:
+            Codes, float32 (..., D), and their scale, float32 (..., 1).)");
+}
+
+}  // namespace mmfree

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mmfree {
+
+// A packed row is read in blocks of 64 bytes, 256 weights; activations are padded to whole blocks.
+constexpr size_t kBlockBytes = 64;
+constexpr size_t kBlockWeights = 4 * kBlockBytes;
+
+constexpr size_t blocks(size_t dims) {
+  return (dims + kBlockWeights - 1) / kBlockWeights;
+}
+
+// The packed matrix T, (outputs, row_bytes), lowest bits first, code = trit + 1.
+struct PackedMatrix {
+  const uint8_t* bytes;
+  size_t outputs, row_bytes;
+};
+
+// y = x T^T for permuted activation codes: code k + 4 b of a block lies at 64 k + b.
+struct CodeProduct {
+  const int8_t* codes;  // (rows, blocks * 256)
+  const int32_t* sums;  // (rows,) of the codes
+  size_t rows, stride;
+  PackedMatrix weight;
+  float* y;  // (rows, outputs)
+};
+
+// y = x T^T for permuted floats: value s + 16 w of a block lies at 16 s + w.
+struct FloatProduct {
+  const float* x;  // (rows, blocks * 256)
+  size_t rows, stride;
+  PackedMatrix weight;
+  float* y;  // (rows, outputs)
+};
+
+// dx = dy T.
+struct TransposedProduct {
+  const float* dy;  // (rows, outputs)
+  size_t rows;
+  PackedMatrix weight;
+  float* dx;  // (rows, dims)
+  size_t dims;
+};
+
+// The loops of one instruction set; every set gives the same bits.
+struct TernaryMatmulKernels {
+  size_t transposed_rows;
+  // x: (dims,). Returns whether all values are whole numbers in [-128, 127].
+  bool (*permute_codes)(const float* x, size_t dims, int8_t* codes, int32_t* sum);
+  void (*permute_floats)(const float* x, size_t dims, float* permuted);
+  // Outputs [first, last) of every row.
+  void (*multiply_codes)(const CodeProduct&, size_t first, size_t last);
+  void (*multiply_floats)(const FloatProduct&, size_t first, size_t last);
+  // Block `block` of dx for the rows [first, first + rows), rows <= transposed_rows.
+  void (*multiply_transposed)(const TransposedProduct&, size_t block, size_t first, size_t rows);
+  // Rows up to which `multiply_codes` reads the weights as one stream.
+  size_t stream_rows;
+
+  template <class Isa, class Dense>
+  static constexpr TernaryMatmulKernels of();
+};
+
+}  // namespace mmfree

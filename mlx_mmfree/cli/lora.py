@@ -20,6 +20,7 @@ from .parts.reports import add_report_flags, check_report_flags, reports
 
 if TYPE_CHECKING:
     from ..hub import Tokenizer
+    from ..hub.checkpoint.opened_model import OpenedModel
     from ..models import Decoder
     from ..training.data_parallel import DataParallel
     from ..training.samples import Samples
@@ -74,29 +75,34 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     settings = _settings(args)
-    from ..hub import load, needed_bytes, open_checkpoint
+    from ..hub.checkpoint.opened_model import open_model
     from ..training.data_parallel import DataParallel
     from ..training.fine_tune import read_data
     from ..training.run_folder import make_run_folder
 
     keep_freed_memory()
     is_full = settings.fine_tune_type == "full" and bool(args.train)
-    dtype = dtype_of(args)
-    checkpoint = open_checkpoint(_source(args), args.revision, args.latent)
-    form: dict[str, Any] = {"packed": not is_full, "rebuild_masters": bool(args.rebuild_masters)}
-    model_bytes = needed_bytes(checkpoint, dtype, **form)
-    if settings.teacher is not None:
-        model_bytes += needed_bytes(open_checkpoint(settings.teacher))
+    opened = open_model(
+        _source(args),
+        args.revision,
+        dtype_of(args),
+        packed=not is_full,
+        latent=args.latent,
+        rebuild_masters=bool(args.rebuild_masters),
+    )
+    teacher = None if settings.teacher is None else open_model(settings.teacher)
+    model_bytes = opened.nbytes + (0 if teacher is None else teacher.nbytes)
     if args.train:
         make_run_folder(Path(settings.adapter_path))
     processes = DataParallel(timeout_s=settings.process_timeout_s)
     with one_voice(processes.rank), limits(args, model_bytes):
-        model, tokenizer = load(checkpoint, dtype=dtype, **form)
+        tokenizer = opened.tokenizer()
+        model = opened.load()
         data = read_data(settings, tokenizer)
         for name, samples in data.items():
             print(f"{name}: {samples.summary()}")
         if args.train:
-            _train(args, model, tokenizer, data, settings, processes)
+            _train(args, model, tokenizer, data, settings, teacher, processes)
         if args.test and processes.is_first:
             _test(args, model, data, settings)
     return 0
@@ -138,6 +144,7 @@ def _train(
     tokenizer: "Tokenizer",
     data: "dict[str, Samples]",
     settings: FineTuneSettings,
+    opened_teacher: "OpenedModel | None",
     processes: "DataParallel",
 ) -> None:
     import mlx.core as mx
@@ -159,7 +166,7 @@ def _train(
     if "valid" not in data:
         print("There is no valid.jsonl: nothing is measured on the way, the last weights are kept.")
     folder = Path(settings.adapter_path)
-    teacher = None if settings.teacher is None else load_teacher(settings.teacher, tokenizer)
+    teacher = None if opened_teacher is None else load_teacher(opened_teacher, tokenizer)
     progress = fine_tune(
         model,
         tokenizer,

@@ -5,7 +5,8 @@ import math
 import mlx.core as mx
 
 from ..errors import TrainingError
-from ..hub import Tokenizer, load
+from ..hub import Tokenizer
+from ..hub.checkpoint.opened_model import OpenedModel
 from ..models import Decoder
 from ..ops import cross_entropy, log_softmax, long_sum
 from .batches import Batch
@@ -66,16 +67,15 @@ def distillation_loss(
     return loss
 
 
-def load_teacher(path_or_repo: str, tokenizer: Tokenizer) -> Decoder:
+def load_teacher(opened: OpenedModel, tokenizer: Tokenizer) -> Decoder:
     """A teacher for a student with the given tokenizer.
 
     Raises:
         TrainingError: The teacher has another vocabulary.
-        CheckpointError, DownloadError, UnsupportedModelError: It cannot be loaded.
+        CheckpointError: It cannot be loaded.
     """
-    teacher, other = load(path_or_repo)
-    _check_same_tokens(tokenizer, other)
-    return teacher
+    _check_same_tokens(tokenizer, opened.tokenizer())
+    return opened.load()
 
 
 def _check_same_tokens(tokenizer: Tokenizer, teacher: Tokenizer) -> None:

@@ -18,7 +18,7 @@ from mlx_mmfree.cli import main
 from mlx_mmfree.cli.parts.reading_bar import ReadingBar
 from mlx_mmfree.generation import generate, stream_generate
 from mlx_mmfree.generation.decode import Decoding
-from mlx_mmfree.hub import load, load_tokenizer
+from mlx_mmfree.hub import Tokenizer, load, load_tokenizer
 from mlx_mmfree.platform.device import DeviceInfo
 
 Captured = pytest.CaptureFixture[str]
@@ -347,14 +347,7 @@ def test_pipes_do_not_hang(folder: Path, tmp_path: Path, capsys: Captured) -> No
 def test_token_outside_the_vocabulary(
     folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = load
-
-    def with_wrong_tokenizer(*arguments: Any, **options: Any) -> Any:
-        model, tokenizer = real(*arguments, **options)
-        monkeypatch.setattr(tokenizer, "encode", lambda *_, **__: [5, 518])
-        return model, tokenizer
-
-    monkeypatch.setattr("mlx_mmfree.hub.load", with_wrong_tokenizer)
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_, **__: [5, 518])
     assert run(folder, BARE) == 2
     assert "518 at position 1" in refusal(capsys)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from ...hub import Tokenizer
+    from ...hub.checkpoint.opened_model import OpenedModel
     from ...models import Decoder
 
 _KEY_VALUE_NAMES = ("max_kv_size", "kv_bits", "kv_group_size")
@@ -166,6 +167,17 @@ def _warn_of_slow_cpu() -> None:
         print("warning:", reason, file=sys.stderr)
 
 
+def _look_at_memory(args: argparse.Namespace, opened: "OpenedModel", **sizes: int) -> None:
+    """Says on stderr what the model's weights and the flags let one expect."""
+    from ...generation import check_memory, memory_need
+
+    # of its own, since it goes before matrices arrive that loading replaces
+    model = _with_key_values(args, opened.model)
+    _note_unused_flags(args, model)
+    if warning := check_memory(memory_need(model, opened.nbytes, **sizes)):
+        print("warning:", warning, file=sys.stderr)
+
+
 @contextmanager
 def loaded(
     args: argparse.Namespace,
@@ -186,38 +198,30 @@ def loaded(
         group: The processes over which the model is split, once loaded; `None` keeps it whole.
     """
     from ... import demo
-    from ...generation import check_memory, memory_need
-    from ...hub import load, needed_bytes, open_checkpoint
     from ...hub.adapters.adapter import attach, holds_adapter, read_adapter
-    from ...hub.checkpoint.skeleton import build_skeleton
+    from ...hub.checkpoint.opened_model import open_model
     from ...models import check_causal
     from ...models.parts.tensor_parallel import shard
 
     if args.model is None and args.revision is not None:
         raise UsageError("[load] 'revision' must come with 'model' but came alone.")
     source = demo.path() if args.model is None else args.model
-    checkpoint = open_checkpoint(source, args.revision, args.latent)
-    dtype = dtype_of(args)
-    model_bytes = needed_bytes(checkpoint, dtype)
-    skeleton = build_skeleton(checkpoint).model
-    check_causal(skeleton)
-    skeleton = _with_key_values(args, skeleton)
-    _note_unused_flags(args, skeleton)
-    need = memory_need(
-        skeleton,
-        model_bytes,
+    opened = open_model(source, args.revision, dtype_of(args), latent=args.latent)
+    check_causal(opened.model)
+    _look_at_memory(
+        args,
+        opened,
         batch_size=batch_size,
         prefill_step_size=prefill_step_size,
         context_length=context_length,
     )
-    if warning := check_memory(need):
-        print("warning:", warning, file=sys.stderr)
-    with limits(args, model_bytes):
-        model, tokenizer = load(checkpoint, dtype=dtype)
+    with limits(args, opened.nbytes):
+        tokenizer = opened.tokenizer()
+        model = opened.load()
         if args.adapter_path is not None:
             attach(model, read_adapter(args.adapter_path)).eval()
-        elif holds_adapter(checkpoint.folder):
-            folder = shlex.quote(str(checkpoint.folder))
+        elif holds_adapter(opened.checkpoint.folder):
+            folder = shlex.quote(str(opened.checkpoint.folder))
             print(
                 "note: an adapter lies in the model's folder and is not used. To put it on the model: "
                 f"--adapter-path {folder}",

@@ -4,58 +4,55 @@ What the masters were before they were rounded is lost. Those that are made up l
 what each trit stands for, so that the model computes the same, and training goes on from there.
 """
 
+from collections.abc import Mapping
+
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ...errors import CheckpointError
-from ...layers import BitLinear, PackedBitLinear, PackedLinear, TiedBitLinear
-from ...models import Decoder, architecture_of
+from ...layers import PackedBitLinear, PackedLinear
+from ...models import Decoder
 from ...ops import unpack_ternary
 from .forms.affine_format import QuantizedModule
-from .skeleton import parameters
 
 MASTERS_FOLDER = "masters"
 """Where a training run keeps the float weights of its model, beside the packed one."""
 
 
-def with_masters(packed: Decoder) -> Decoder:
-    """The training form of a packed model; other quantised modules stay as they are.
+def make_masters(model: Decoder, training: Mapping[str, nn.Module]) -> None:
+    """Gives packed linears their training form, in place; other quantised modules stay as they are.
 
     Args:
-        packed: A model with packed ternary linears. Its other parameters are shared.
+        model: A model with packed ternary linears.
+        training: By their paths, the training forms of these, with the same norms.
 
     Raises:
         CheckpointError: Its head shares the weight of an embedding in few bits.
     """
-    config = packed.config
-    model: Decoder = architecture_of(config).build(config)
-    training = dict(model.named_modules())
-    kept, made = [], set()
-    for path, module in packed.named_modules():
-        if isinstance(module, PackedLinear | QuantizedModule):
-            kept.append((path, module))
+    modules = dict(model.named_modules())
+    few_bits = any(
+        isinstance(module, PackedLinear | QuantizedModule) for module in modules.values()
+    )
+    for path, module in training.items():
+        packed = modules[path]
+        if "weight" in module:
+            module.weight = master_weight(packed)
         # a tied head reads the embedding, which has kept its floats
-        elif isinstance(module, PackedBitLinear) and isinstance(training[path], BitLinear):
-            training[path].weight = master_weight(module)
-            made.add(f"{path}.weight")
-    if kept and any(isinstance(module, TiedBitLinear) for module in training.values()):
-        raise CheckpointError(
-            "[load] 'rebuild_masters' must be left out for a head that shares an embedding in few bits."
-        )
-    model.update_modules(tree_unflatten(kept))
-    own = parameters(model).keys()
-    shared = [(k, v) for k, v in parameters(packed).items() if k in own and k not in made]
-    model.update(tree_unflatten(shared))
-    return model
+        elif few_bits:
+            raise CheckpointError(
+                "[load] 'rebuild_masters' must be left out for a head that shares an embedding in few "
+                "bits."
+            )
+        if "bias" in packed:
+            module.bias = packed.bias
+    model.update_modules(tree_unflatten(list(training.items())))
 
 
-def masters_bytes(packed: Decoder, dtype: mx.Dtype) -> int:
-    """Bytes of what `with_masters` gives, in a float dtype."""
-    size = sum(array.nbytes for array in parameters(packed).values())
-    for module in packed.modules():
-        if isinstance(module, PackedBitLinear):
-            size += module.output_dims * module.input_dims * dtype.size - module.weight.nbytes
-    return size
+def masters_bytes(training: Mapping[str, nn.Module], dtype: mx.Dtype) -> int:
+    """Bytes of the matrices that `make_masters` makes, in a float dtype."""
+    weights = (module.weight for module in training.values() if "weight" in module)
+    return sum(weight.size * dtype.size for weight in weights)
 
 
 def master_weight(packed: PackedBitLinear) -> mx.array:

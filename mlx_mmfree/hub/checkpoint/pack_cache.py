@@ -9,7 +9,6 @@ checksum as it is read. The files can be deleted at any time.
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,14 +23,16 @@ from ...files.replacing import new_file
 from ...files.safetensors import read_header
 from ...files.space import check_space
 from ...files.tensor_entry import checksum
+from ...models import Decoder
 from ...ops.float_dtypes import FLOATS
 from ...ops.ternary import ROUNDING_VERSION
 from ...platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder
 from ...version import __version__
 from .checkpoint import Checkpoint
 from .forms.packed_format import FORMAT_VERSION, describe_packing
+from .notice import notify
 from .save import disk_tensors, write_tensors
-from .skeleton import Skeleton, kept_names
+from .skeleton import kept_names
 
 MIN_SOURCE_BYTES = 64_000_000
 """Smaller checkpoints are packed quickly and are not cached."""
@@ -54,7 +55,7 @@ def find(checkpoint: Checkpoint) -> Checkpoint | None:
             name: replace(entry, checksum=str(checksums[name])) for name, entry in entries.items()
         }
     except (CheckpointError, OSError, ValueError, KeyError, TypeError) as error:
-        notify(f"the cached packed form is made again: '{file}' is damaged ({error})")
+        notify_damage(CheckpointError(f"'{file}' is damaged ({error})"))
         return None
     config = dict(checkpoint.config)
     if (described := config.get("quantization_config")) is not None:
@@ -62,14 +63,14 @@ def find(checkpoint: Checkpoint) -> Checkpoint | None:
     return Checkpoint(checkpoint.folder, config, tensors)
 
 
-def store(checkpoint: Checkpoint, skeleton: Skeleton) -> None:
+def store(checkpoint: Checkpoint, model: Decoder) -> None:
     """Writes the packed form of a checkpoint unless the cache is off or the disk is full."""
     file = _file(checkpoint)
-    is_packed_now = bool(kept_names(skeleton.model))
+    is_packed_now = bool(kept_names(model))
     was_packed = any(entry.dtype not in FLOATS for entry in checkpoint.tensors.values())
     if file is None or was_packed or not is_packed_now:
         return
-    tensors = disk_tensors(skeleton.model)
+    tensors = disk_tensors(model)
     nbytes = sum(array.nbytes for array in tensors.values())
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -90,9 +91,9 @@ def store(checkpoint: Checkpoint, skeleton: Skeleton) -> None:
         )
 
 
-def notify(text: str) -> None:
-    """One line on stderr."""
-    print(f"[load] {text}", file=sys.stderr)
+def notify_damage(error: Exception) -> None:
+    """Says that the packed form of a checkpoint cannot be used."""
+    notify(f"the cached packed form is made again: {error}")
 
 
 def _file(checkpoint: Checkpoint) -> Path | None:

@@ -6,15 +6,15 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...files.tensor_entry import TensorEntry, read_tensors
-from ...layers import PackedBitLinear, PackedLinear, TiedBitLinear, pack_linears
+from ...layers import PackedBitLinear, PackedLinear
 from ...models import Decoder
 from ...ops import ternarize_packed, unpack_ternary
 from .checkpoint import Checkpoint
+from .fill import check_finite, check_packed
 from .forms.affine_format import KEYS as AFFINE_KEYS
 from .forms.affine_format import QuantizedModule
 from .forms.ternary_values import pack_ternary_values
-from .load import check_finite, check_packed
-from .skeleton import build_skeleton, parameters
+from .skeleton import EMBEDDING, build_skeleton, parameters
 
 
 class ParameterReader:
@@ -34,17 +34,12 @@ class ParameterReader:
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
-        skeleton = build_skeleton(checkpoint)
+        skeleton = build_skeleton(checkpoint, packed=True)
         self.names = skeleton.names
         self._entries = skeleton.entries
         self._forms = skeleton.forms
-        self._tied = {
-            path
-            for path, module in skeleton.model.named_modules()
-            if isinstance(module, TiedBitLinear)
-        }
+        self._masters = skeleton.masters
         self.model: Decoder = skeleton.model
-        pack_linears(self.model)
 
     @cached_property
     def modules(self) -> dict[str, nn.Module]:
@@ -114,11 +109,11 @@ class ParameterReader:
 
     def is_tied(self, path: str) -> bool:
         """Whether a ternary head is stored as the embedding's master weight."""
-        return path in self._tied
+        return self._masters.get(path) == EMBEDDING
 
     def has_masters(self, path: str) -> bool:
         """Whether a ternary linear is stored as float master weights."""
-        return f"{path}.scale" not in self._entries
+        return path in self._masters
 
     def dtype(self, name: str) -> mx.Dtype:
         """The dtype in which a parameter is stored."""
@@ -127,7 +122,7 @@ class ParameterReader:
     def entry(self, name: str) -> TensorEntry:
         """Where a parameter, or the master weight of a ternary linear, is stored."""
         path = name.rpartition(".")[0]
-        return self._entries["embed.weight" if path in self._tied else name]
+        return self._entries[EMBEDDING if self.is_tied(path) else name]
 
     def read(self, name: str) -> mx.array:
         """One parameter as it is stored, or the master weight of a ternary linear.

@@ -24,6 +24,9 @@ from .forms import affine_format, bitnet_format
 from .forms.packed_format import check_packing
 from .names import WeightNames
 
+EMBEDDING = "embed.weight"
+"""The matrix that a tied head shares, by its name in memory."""
+
 _SHOWN = 5
 
 
@@ -47,16 +50,23 @@ class Skeleton:
     """A model that waits for its weights.
 
     Attributes:
-        model: The model; its linears are packed where the checkpoint's are.
+        model: The model; its linears are packed where the checkpoint's are, or everywhere.
         names: Names on disk and in memory.
-        entries: For each parameter of the model, by its name in memory, its tensor on disk.
+        entries: For each parameter that is stored, by its name in memory, its tensor on disk.
         forms: By the same names, how a parameter is stored where that is not as it is in memory.
+        training: By their paths, the training forms of linears that are stored packed.
+        masters: For each linear that is packed here and not on disk, by its path, the name in memory
+            of its float matrix: its own, or that of the embedding it shares.
+        is_packed: Whether all that can be packed without loss is to be.
     """
 
     model: Decoder
     names: WeightNames
     entries: dict[str, TensorEntry]
     forms: dict[str, StoredForm]
+    training: dict[str, nn.Module]
+    masters: dict[str, str]
+    is_packed: bool
 
 
 def parameters(model: nn.Module) -> dict[str, mx.array]:
@@ -79,8 +89,12 @@ def kept_names(model: nn.Module) -> set[str]:
     }
 
 
-def build_skeleton(checkpoint: Checkpoint) -> Skeleton:
+def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     """Builds the model of a checkpoint and finds the tensor of each of its parameters.
+
+    Args:
+        checkpoint: The checkpoint.
+        packed: Pack the ternary linears that it stores as floats.
 
     Raises:
         UnsupportedModelError: The architecture or an option is not implemented.
@@ -90,16 +104,12 @@ def build_skeleton(checkpoint: Checkpoint) -> Skeleton:
     check_packing(checkpoint.config, architecture.packed_forms)
     model = architecture.build(architecture.config.from_hub(checkpoint.config))
     names = WeightNames(architecture.weight_names)
-    model.update_modules(
-        tree_unflatten(
-            [
-                (path, module.to_packed())
-                for path, module in model.named_modules()
-                if hasattr(module, "to_packed")
-                and names.to_disk(f"{path}.scale") in checkpoint.tensors
-            ]
-        )
-    )
+    training = {
+        path: module
+        for path, module in model.named_modules()
+        if hasattr(module, "to_packed") and names.to_disk(f"{path}.scale") in checkpoint.tensors
+    }
+    _pack(model, training)
     _pack_dense(model, names, checkpoint)
     quantization = checkpoint.config.get("quantization")
     if quantization is not None:
@@ -111,7 +121,24 @@ def build_skeleton(checkpoint: Checkpoint) -> Skeleton:
         forms = _bitnet_forms(model, described, names, checkpoint)
     else:
         _check_described(checkpoint)
-    return Skeleton(model, names, _match(model, names, forms, checkpoint), forms)
+    entries = _match(model, names, forms, checkpoint)
+    masters = _pack_masters(model, entries) if packed else {}
+    return Skeleton(model, names, entries, forms, training, masters, packed)
+
+
+def _pack(model: Decoder, modules: Mapping[str, nn.Module]) -> None:
+    packed = [(path, module.to_packed()) for path, module in modules.items()]
+    model.update_modules(tree_unflatten(packed))
+
+
+def _pack_masters(model: Decoder, entries: Mapping[str, TensorEntry]) -> dict[str, str]:
+    """Packs what has a training form; gives the name of the float matrix of each."""
+    modules = {
+        path: module for path, module in model.named_modules() if hasattr(module, "to_packed")
+    }
+    _pack(model, modules)
+    own = {path: f"{path}.weight" for path in modules}
+    return {path: name if name in entries else EMBEDDING for path, name in own.items()}
 
 
 def _pack_dense(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> None:
@@ -221,7 +248,7 @@ def _match(
         if name.endswith(".biases"):
             _check_biases(entries[name], entries[name.removesuffix("biases") + "scales"])
     for entry in tied_copies:
-        _check_tied_copy(entry, entries["embed.weight"])
+        _check_tied_copy(entry, entries[EMBEDDING])
     return entries
 
 

@@ -20,7 +20,7 @@ from ...files.space import check_space
 from ...tokenizer.to_gguf import compare_tokenizers
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ..checkpoint.forms.packed_format import WRITER_KEY
-from ..checkpoint.pack_cache import notify
+from ..checkpoint.notice import notify
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.target_folder import (
     check_target,

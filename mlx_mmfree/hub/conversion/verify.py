@@ -12,9 +12,10 @@ from ...files.safetensors_writer import tensor_bytes
 from ...files.tensor_entry import TensorEntry, read_tensors
 from ...ops.ternary import unpack_ternary
 from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.fill import converted, fill
 from ..checkpoint.forms.affine_format import KEYS, TERNARY_BITS, QuantizedModule
-from ..checkpoint.load import converted, fill
 from ..checkpoint.parameter_reader import ParameterReader
+from ..checkpoint.skeleton import build_skeleton
 from ..publish.runtimes import Opening
 from .plan import FloatForms
 from .to_mlx import quantized_forms, ternary_forms
@@ -171,7 +172,7 @@ def compare_logits(source: Checkpoint, target: Checkpoint) -> float:
 
 
 def _logits(checkpoint: Checkpoint) -> mx.array:
-    model, dtype = fill(checkpoint, packed=True).model, checkpoint.dtype
+    model, dtype = fill(build_skeleton(checkpoint, packed=True)), checkpoint.dtype
     if any(isinstance(module, QuantizedModule) for module in model.modules()):
         # in 16 bits MLX rounds the sums of groups, and groups may differ
         dtype = mx.float32

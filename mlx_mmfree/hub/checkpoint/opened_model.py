@@ -1,0 +1,151 @@
+"""A model between its files and its weights: built once, asked for its size, and filled."""
+
+import os
+
+import mlx.core as mx
+
+from ...errors import CheckpointError
+from ...models import Decoder
+from ...ops.float_dtypes import FLOATS
+from ...tokenizer.tokenizer import Tokenizer
+from . import pack_cache
+from .checkpoint import Checkpoint, open_checkpoint
+from .fill import converted, fill
+from .masters import MASTERS_FOLDER, make_masters, masters_bytes
+from .notice import notify
+from .skeleton import Skeleton, build_skeleton, kept_names, parameters
+from .writer_record import rounding_of, warning
+
+Source = str | os.PathLike[str] | Checkpoint
+
+
+class OpenedModel:
+    """A model of which everything is known but its weights.
+
+    Args:
+        checkpoint: The checkpoint.
+        dtype, packed, rebuild_masters: As for `load`.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        nbytes: Bytes of the weights once loaded. Dense weights whose values turn out to be ternary
+            take less.
+
+    Raises:
+        CheckpointError: The tensors do not belong to the configuration, or there are no masters.
+        UnsupportedModelError: The architecture is not implemented.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: mx.Dtype | None = None,
+        packed: bool = True,
+        rebuild_masters: bool = False,
+    ):
+        self.checkpoint = checkpoint
+        self._dtype = dtype or checkpoint.dtype
+        cached = _cached_skeleton(checkpoint) if packed else None
+        self._is_cached = cached is not None
+        self._skeleton = cached or build_skeleton(checkpoint, packed=packed)
+        self._kept = kept_names(self.model)
+        if self._kept and not packed and not rebuild_masters:
+            raise _without_masters(checkpoint)
+        self._training = {} if packed else self._skeleton.training
+        self.nbytes = self._count_bytes()
+
+    @property
+    def model(self) -> Decoder:
+        """The model; its weights are not there before `load`."""
+        return self._skeleton.model
+
+    def tokenizer(self) -> Tokenizer:
+        """Reads the tokenizer.
+
+        Raises:
+            CheckpointError: A file is missing or damaged, or there are more tokens than embeddings.
+        """
+        tokenizer = Tokenizer.from_folder(self.checkpoint.folder)
+        rows = self.model.vocab_size
+        if tokenizer.vocab_size > rows:
+            raise CheckpointError(
+                f"[load] the tokenizer in '{self.checkpoint.folder}' must have at most as many tokens "
+                f"as the embedding has rows, {rows}, but has {tokenizer.vocab_size}. Use the tokenizer "
+                "that belongs to the model."
+            )
+        return tokenizer
+
+    def load(self) -> Decoder:
+        """Reads the weights into the model; to be called once.
+
+        Raises:
+            CheckpointError: A tensor is damaged.
+        """
+        self._fill()
+        model = self.model
+        if self._training:
+            make_masters(model, self._training)
+        model.rounding = rounding_of(self.checkpoint)
+        if (text := warning(self.checkpoint, model.rounding)) is not None:
+            notify(text)
+        return converted(model, self._dtype)
+
+    def _fill(self) -> None:
+        if self._is_cached:
+            try:
+                fill(self._skeleton)
+            except CheckpointError as error:
+                pack_cache.notify_damage(error)
+                self._skeleton = build_skeleton(self.checkpoint, packed=True)
+            else:
+                return
+        fill(self._skeleton)
+        if self._skeleton.is_packed:
+            pack_cache.store(self.checkpoint, self.model)
+
+    def _count_bytes(self) -> int:
+        total = masters_bytes(self._training, self._dtype or mx.float32)
+        for name, array in parameters(self.model).items():
+            if name not in self._kept:
+                total += array.size * (self._dtype or self._skeleton.entries[name].dtype).size
+            elif name.rpartition(".")[0] not in self._training:
+                total += array.nbytes
+        return total
+
+
+def open_model(
+    path_or_repo: Source,
+    revision: str | None = None,
+    dtype: mx.Dtype | None = None,
+    packed: bool = True,
+    latent: bool | None = None,
+    rebuild_masters: bool = False,
+) -> OpenedModel:
+    """Finds a checkpoint and builds its model, without the weights. Arguments and errors as `load`."""
+    if dtype is not None and dtype not in FLOATS:
+        raise ValueError(
+            f"[load] 'dtype' must be float32, float16, bfloat16 or None but got {dtype}."
+        )
+    if not isinstance(path_or_repo, Checkpoint):
+        path_or_repo = open_checkpoint(path_or_repo, revision, latent)
+    return OpenedModel(path_or_repo, dtype, packed, rebuild_masters)
+
+
+def _cached_skeleton(checkpoint: Checkpoint) -> Skeleton | None:
+    cached = pack_cache.find(checkpoint)
+    try:
+        return None if cached is None else build_skeleton(cached, packed=True)
+    except CheckpointError as error:
+        pack_cache.notify_damage(error)
+        return None
+
+
+def _without_masters(checkpoint: Checkpoint) -> CheckpointError:
+    beside = checkpoint.folder.parent / MASTERS_FOLDER
+    place = f", '{beside}'" if beside.is_dir() else ""
+    return CheckpointError(
+        f"[load] 'packed' must be True for '{checkpoint.folder}', which holds packed weights "
+        "without their float masters. To train, load the checkpoint that it was packed from"
+        f"{place}, or pass rebuild_masters=True (--rebuild-masters), which makes masters up from "
+        "the trits."
+    )

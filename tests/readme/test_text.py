@@ -78,6 +78,16 @@ def test_all_commands_are_listed() -> None:
     assert sorted(listed) == sorted(command_names())
 
 
+@pytest.mark.parametrize("file", [MAIN, *FOLDERS], ids=lambda file: file.parent.name)
+def test_flags_exist(file: Path) -> None:
+    parsers = [import_module(f"mlx_mmfree.cli.{name}").build_parser() for name in command_names()]
+    known = {flag for parser in parsers for flag in parser._option_string_actions}
+    text = file.read_text(encoding="utf-8")
+    named = re.findall(r"(?<=`)(--[\w-]+)", text)
+    # flags of other programs stand after their names
+    assert set(named) - known <= {"--trust-remote-code"}
+
+
 def test_tree_shows_every_folder() -> None:
     tree = section("How it is built").blocks("")[0]
     shown = {line.split()[0]: line for line in tree.splitlines() if line.startswith("  ")}

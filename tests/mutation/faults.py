@@ -1,0 +1,240 @@
+"""Faults for the tests to find: small mistakes of the kind that slips in, one at a time."""
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """A mistake in one file of the package.
+
+    Attributes:
+        file: The file, below `mlx_mmfree`.
+        text: What stands there now, once.
+        fault: What stands there instead.
+        tests: Files and folders below `tests`, one of which should fail.
+    """
+
+    file: str
+    text: str
+    fault: str
+    tests: tuple[str, ...]
+
+
+FAULTS = {
+    "tokenizer: a cut character at the end is lost": Fault(
+        "tokenizer/detokenizer.py",
+        'self._decoder.decode(b"", final=True)',
+        'self._decoder.decode(b"")',
+        ("tokenizer/test_detokenizer.py",),
+    ),
+    "tokenizer: a stopped encoding is not started again": Fault(
+        "tokenizer/confined_tokenizer.py",
+        "if self._process.process_id is None:",
+        "if self._process.process_id is not None:",
+        ("tokenizer/test_hostile_tokenizers.py",),
+    ),
+    "chat: a hidden special token stays hidden": Fault(
+        "tokenizer/chat/rendered_chat.py",
+        "text = self._shield.restore(part)",
+        "text = part",
+        ("tokenizer/test_rendered_chat.py", "tokenizer/test_chat_template.py"),
+    ),
+    "chat: templates reach every attribute of dictionaries": Fault(
+        "tokenizer/chat/template_sandbox.py",
+        "return attr in _DICT_METHODS",
+        "return True",
+        ("tokenizer/test_chat_template.py",),
+    ),
+    "download: what an earlier start brought is not hashed": Fault(
+        "hub/remote/cache_content.py",
+        "        digest.update(piece)\n        count += len(piece)",
+        "        count += len(piece)",
+        ("hub/test_download.py",),
+    ),
+    "download: waits for as long as a server asks": Fault(
+        "hub/remote/patience.py",
+        "return min(float(asked[:9]), MAX_DELAY_S)",
+        "return float(asked[:9])",
+        ("hub/test_patience.py",),
+    ),
+    "locks: a busy folder passes for one without locks": Fault(
+        "files/locks.py",
+        "return None if isinstance(error, BlockingIOError) else UNKNOWN",
+        "return UNKNOWN",
+        ("files/test_replacing.py",),
+    ),
+    "replacing: a folder moved aside is not put back": Fault(
+        "files/replacing.py",
+        "if (stage / _OLD).exists() and (stage / _NEW).exists():",
+        "if (stage / _OLD).exists() and not (stage / _NEW).exists():",
+        ("files/test_replacing.py",),
+    ),
+    "safetensors: overlapping tensors are read": Fault(
+        "files/safetensors.py",
+        "if entry.start < end:",
+        "if entry.stop < end:",
+        ("files/test_safetensors.py",),
+    ),
+    "safetensors: shards grow beyond their size": Fault(
+        "files/safetensors_writer.py",
+        "size += group.nbytes",
+        "size = group.nbytes",
+        ("files/test_safetensors.py", "hub/test_to_mlx.py"),
+    ),
+    "GGUF: offsets without padding": Fault(
+        "files/gguf/writer.py",
+        "position += tensor.nbytes + _padding(tensor.nbytes)",
+        "position += tensor.nbytes",
+        ("files/test_gguf_parts.py", "hub/test_to_gguf.py"),
+    ),
+    "conversion: whole numbers change their dtype": Fault(
+        "hub/conversion/plan.py",
+        "dtype is None or not mx.issubdtype(stored, mx.floating)",
+        "dtype is None",
+        ("hub/test_to_mlx.py", "hub/test_convert.py"),
+    ),
+    "adapters: the number of layers counts tensors": Fault(
+        "hub/adapters/adapter.py",
+        "len(model.blocks) - min(layers) if layers else 0",
+        "len(layers)",
+        ("hub/test_adapters.py",),
+    ),
+    "LoRA: row lengths without half of the mixed term": Fault(
+        "layers/lora.py",
+        "mixed = 2.0 * multiply",
+        "mixed = multiply",
+        ("layers/test_lora.py",),
+    ),
+    "samplers: top-p leaves out the token that reaches the mass": Fault(
+        "generation/filters.py",
+        "likelier = long_cumsum(probabilities) - probabilities",
+        "likelier = long_cumsum(probabilities)",
+        ("generation/test_samplers.py",),
+    ),
+    "penalties: negative logits become likelier": Fault(
+        "generation/penalties.py",
+        "mx.where(seen > 0, seen / self.penalty, seen * self.penalty)",
+        "seen / self.penalty",
+        ("generation/test_penalties.py",),
+    ),
+    "stop strings: one is shown up to its last character": Fault(
+        "generation/stop.py",
+        "longest = min(len(text), len(string) - 1)",
+        "longest = min(len(text), len(string) - 2)",
+        ("generation/test_stop.py",),
+    ),
+    "perplexity: the variance of a sample divided by its size": Fault(
+        "evaluation/perplexity.py",
+        "(self.tokens * (self.tokens - 1))",
+        "(self.tokens * self.tokens)",
+        ("evaluation/test_perplexity.py",),
+    ),
+    "batches: the first answer token is not learned": Fault(
+        "training/batches.py",
+        "at + max(sample.prompt - 1, 0)",
+        "at + sample.prompt",
+        ("training/test_batches.py",),
+    ),
+    "resume: what was not yet reported is forgotten": Fault(
+        "training/loop.py",
+        'progress | {"settings": self._settings.record}',
+        "new_progress(self._settings.record) | "
+        '{name: progress[name] for name in ("step", "tokens")}',
+        ("training/test_loop.py",),
+    ),
+    "schedule: warm-up begins at nothing": Fault(
+        "training/optimizer.py",
+        "optim.linear_schedule(peak / settings.warmup_steps, peak, settings.warmup_steps)",
+        "optim.linear_schedule(0.0, peak, settings.warmup_steps)",
+        ("training/test_loop.py", "training/test_settings.py"),
+    ),
+    "data parallel: the weights of all processes are added": Fault(
+        "training/data_parallel.py",
+        "arrays = [mx.zeros_like(array) for array in arrays]",
+        "pass",
+        ("training/test_data_parallel.py",),
+    ),
+    "rope: YaRN blends up to the pair before": Fault(
+        "layers/rope.py",
+        "low, high = math.floor(low), math.ceil(high)",
+        "low, high = math.floor(low), math.floor(high)",
+        ("layers/test_rope.py",),
+    ),
+    "window: a slot is overwritten too early": Fault(
+        "ops/slots.py",
+        "sinks + (lengths - sinks) % window",
+        "lengths % (sinks + window)",
+        ("layers/test_key_value_state.py", "token_mixers/test_gqa.py"),
+    ),
+    "mask: the window holds a token more": Fault(
+        "token_mixers/gqa.py",
+        "(query - key < self._window)",
+        "(query - key <= self._window)",
+        ("token_mixers/test_gqa.py",),
+    ),
+    "MLGRU: lower bounds are shares of dims, not of blocks": Fault(
+        "models/hgrn_bit.py",
+        "shares = mx.softmax(self.lower_bounds.astype(mx.float32), axis=0)",
+        "shares = mx.softmax(self.lower_bounds.astype(mx.float32), axis=-1)",
+        ("models/test_hgrn_bit.py",),
+    ),
+    "packing: a tie is rounded away from zero": Fault(
+        "ops/host_blocks.py",
+        "(scaled >= -half)",
+        "(scaled > -half)",
+        ("ops/test_ternary.py",),
+    ),
+    "ternary: the smallest scale is another one": Fault(
+        "ops/ternary.py",
+        "mx.maximum(mean.reshape(1), 1e-5)",
+        "mx.maximum(mean.reshape(1), 1e-6)",
+        ("ops/test_ternary.py",),
+    ),
+    "long sums: numbers behind the last whole block are left out": Fault(
+        "ops/long_sums.py",
+        "x = sums if whole == count else mx.concatenate([sums, x[..., whole:]], axis=-1)",
+        "x = sums",
+        ("ops/test_long_sums.py",),
+    ),
+    "memory: matrices unpacked together count once": Fault(
+        "generation/memory.py",
+        "sizes[module.input_dims] += module",
+        "sizes[module.input_dims] = module",
+        ("generation/test_memory.py",),
+    ),
+    "flags: a megabyte of another kind": Fault(
+        "cli/parts/flags.py",
+        '"MB": 10**6',
+        '"MB": 2**20',
+        ("cli/test_lora.py", "cli/test_convert.py", "cli/test_console.py"),
+    ),
+    "doctor: a forced backend is said to run what it cannot": Fault(
+        "cli/doctor.py",
+        "return forced if forced in names else None",
+        "return forced",
+        ("cli/test_doctor.py",),
+    ),
+    "messages: no way out of other settings": Fault(
+        "training/checkpoint.py",
+        '            "Resume with the same settings or give another output folder."\n',
+        "",
+        ("training/test_loop.py",),
+    ),
+    "JSON: one level deeper than allowed": Fault(
+        "files/json_reader.py",
+        "for _ in range(MAX_DEPTH + 1):",
+        "for _ in range(MAX_DEPTH + 2):",
+        ("files/test_json_reader.py",),
+    ),
+    "pack cache: a source that was written again is not noticed": Fault(
+        "hub/checkpoint/pack_cache.py",
+        "stat.st_size, stat.st_mtime_ns]",
+        "stat.st_size]",
+        ("hub/test_pack_cache.py",),
+    ),
+    "upload: private files go to a public repository": Fault(
+        "hub/publish/upload.py",
+        "if plan.is_private and not api.repo_info(plan.repository).private:",
+        "if not plan.is_private and not api.repo_info(plan.repository).private:",
+        ("hub/test_upload.py",),
+    ),
+}

@@ -49,6 +49,26 @@ class FuzzClass:
     is_command: bool = False
 
 
+def command_class(
+    make_sources: Callable[[Path], object],
+    mutate: Callable[[Path, Path, random.Random], str],
+    exercise: Callable[[Path, random.Random], object],
+    kept_until_exit: str = "",
+) -> FuzzClass:
+    """A class each of whose cases runs whole commands, with the limits that these need."""
+    return FuzzClass(
+        make_sources,
+        mutate,
+        exercise,
+        cpu_seconds=30,
+        wall_seconds=300,
+        memory_bytes=700_000_000,
+        batch=1,
+        kept_until_exit=kept_until_exit,
+        is_command=True,
+    )
+
+
 @dataclass(frozen=True)
 class Verdict:
     """How a case ended.

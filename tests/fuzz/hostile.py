@@ -129,10 +129,9 @@ def odd_text(rng: random.Random) -> str:
     return "".join(pieces)
 
 
-def odd_entry(file: Path, outside: Path, rng: random.Random) -> str:
-    """Puts something that is no file of the folder in a file's place: a link, a pipe, a folder."""
+def put_in_place(file: Path, kind: str) -> None:
+    """Removes a file, or puts something else in its place."""
     file.unlink(missing_ok=True)
-    kind = rng.choice(("absent", "empty", "folder", "loop", "pipe", "link", "chain", "dangling"))
     if kind == "empty":
         file.touch()
     elif kind == "folder":
@@ -141,7 +140,13 @@ def odd_entry(file: Path, outside: Path, rng: random.Random) -> str:
         file.symlink_to(file.name)
     elif kind == "pipe":
         os.mkfifo(file)
-    elif kind == "link":
+
+
+def odd_entry(file: Path, outside: Path, rng: random.Random) -> str:
+    """Puts something that is no file of the folder in a file's place: a link, a pipe, a folder."""
+    kind = rng.choice(("absent", "empty", "folder", "loop", "pipe", "link", "chain", "dangling"))
+    put_in_place(file, kind)
+    if kind == "link":
         file.symlink_to(
             rng.choice((outside, os.path.relpath(outside, file.parent), Path("/dev/zero")))
         )

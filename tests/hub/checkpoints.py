@@ -10,9 +10,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_mmfree.hub import save_model
+from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.hub.checkpoint.names import WeightNames
-from mlx_mmfree.layers import BitLinear
+from mlx_mmfree.layers import BitLinear, PackedBitLinear
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops import ternarize
@@ -56,6 +56,15 @@ def tiny_transformer(model_type: str = "llama", **options: Any) -> Decoder:
         "initializer_range": 0.3,
     }
     return architecture.build(architecture.config(**sizes | options))
+
+
+def weight_only(folder: Path) -> Decoder:
+    """The model of a folder with float activations, as mlx-lm computes it."""
+    model = load_model(folder)
+    for module in model.modules():
+        if isinstance(module, PackedBitLinear):
+            module._quantize_activations = False
+    return model
 
 
 def write_bitnet_checkpoint(folder: Path, model: Decoder, linear_class: str | None) -> Path:

@@ -22,7 +22,8 @@ from mlx_mmfree.hub.adapters.adapter import (
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.lora import AdapterKind, add_adapters
 from mlx_mmfree.models import Decoder, find
-from tests.hub.test_to_mlx import GOLDENS, mlx_lm_model, weight_only
+from tests.hub.checkpoints import GOLDENS, weight_only
+from tests.hub.test_to_mlx import mlx_lm_model
 from tests.tolerances import TOLERANCE, relative_error
 
 TOKENS = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]])

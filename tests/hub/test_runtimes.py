@@ -10,11 +10,9 @@ import pytest
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.conversion.plan import FloatForms
 from mlx_mmfree.hub.publish.runtimes import Opening, opening
-from mlx_mmfree.layers import PackedBitLinear
-from mlx_mmfree.models import Decoder
 from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
-from tests.hub.checkpoints import GOLDENS, tiny_model, tiny_transformer
+from tests.hub.checkpoints import GOLDENS, tiny_model, tiny_transformer, weight_only
 from tests.tolerances import TOLERANCE, relative_error
 
 TOKENS = [[1, 7, 3, 39, 0, 12, 5]]
@@ -90,14 +88,6 @@ def said(found: tuple[Opening, ...], runtime: str) -> Opening:
     answer = opening(found, runtime)
     assert answer is not None and (answer.opens is not False or answer.note)
     return answer
-
-
-def weight_only(folder: Path) -> Decoder:
-    model = load_model(folder)
-    for module in model.modules():
-        if isinstance(module, PackedBitLinear):
-            module._quantize_activations = False
-    return model
 
 
 def masters(family: str) -> FloatForms:

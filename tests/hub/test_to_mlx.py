@@ -14,8 +14,6 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.conversion.plan import FloatForms
-from mlx_mmfree.layers import PackedBitLinear
-from mlx_mmfree.models import Decoder
 from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops.backend.dispatch import use_backend
@@ -25,6 +23,7 @@ from tests.hub.checkpoints import (
     tiny_checkpoint,
     tiny_model,
     tiny_transformer,
+    weight_only,
 )
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -37,15 +36,6 @@ def mlx_lm_model(folder: Path) -> nn.Module:
     from mlx_lm.utils import load_model as load_with_mlx_lm
 
     model, _ = load_with_mlx_lm(folder, trust_remote_code=True)
-    return model
-
-
-def weight_only(folder: Path) -> Decoder:
-    """The model with float activations, as mlx-lm computes it."""
-    model = load_model(folder)
-    for module in model.modules():
-        if isinstance(module, PackedBitLinear):
-            module._quantize_activations = False
     return model
 
 

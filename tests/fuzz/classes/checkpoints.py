@@ -16,7 +16,7 @@ from mlx_mmfree.files import safetensors_writer
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.models.parts.rotation import Rotation
 from tests.fuzz.case import FuzzClass
-from tests.fuzz.hostile import ODD_VALUES, damage_bytes, damage_json
+from tests.fuzz.hostile import ODD_VALUES, damage_bytes, damage_json, put_in_place
 from tests.fuzz.loading import Mutation, damaged_copy, load_and_run
 from tests.hub.checkpoints import (
     GOLDENS,
@@ -292,16 +292,8 @@ def odd_file(folder: Path, rng: random.Random) -> str:
     """Removes a file, or puts something else in its place."""
     file = rng.choice(sorted(folder.iterdir()))
     kind = rng.choice(("absent", "empty", "folder", "loop", "pipe", "zeros"))
-    file.unlink()
-    if kind == "empty":
-        file.touch()
-    elif kind == "folder":
-        file.mkdir()
-    elif kind == "loop":
-        file.symlink_to(file.name)
-    elif kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "zeros":
+    put_in_place(file, kind)
+    if kind == "zeros":
         file.write_bytes(bytes(rng.choice((1, 8, 5000))))
     return f"{file.name}: {kind}"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlx_mmfree.hub import load_model
 from tests.fuzz.base_model import make_base
-from tests.fuzz.case import OUTSIDE, SECRET, FuzzClass
+from tests.fuzz.case import OUTSIDE, SECRET, command_class
 from tests.fuzz.classes import checkpoints, gguf, links, model_cards, pytorch
 from tests.fuzz.commands import CommandRefused, apart, contents, run
 
@@ -118,14 +118,4 @@ def exercise(folder: Path, rng: random.Random) -> None:
         load_model(target)
 
 
-CLASS = FuzzClass(
-    make_sources,
-    mutate,
-    exercise,
-    cpu_seconds=30,
-    wall_seconds=200,
-    memory_bytes=700_000_000,
-    batch=1,
-    kept_until_exit="mlx_mmfree-.*",
-    is_command=True,
-)
+CLASS = command_class(make_sources, mutate, exercise, kept_until_exit="mlx_mmfree-.*")

@@ -11,7 +11,7 @@ import yaml
 
 from mlx_mmfree.hub import load_model
 from tests.fuzz.base_model import make_base
-from tests.fuzz.case import FuzzClass
+from tests.fuzz.case import command_class
 from tests.fuzz.commands import apart, contents, run, start
 
 _COMMANDS = ("convert", "convert", "train", "lora")
@@ -123,13 +123,4 @@ def _weights(folder: Path) -> dict[str, bytes | str]:
     return {name: data for name, data in contents(folder).items() if name != "README.md"}
 
 
-CLASS = FuzzClass(
-    make_sources,
-    mutate,
-    exercise,
-    cpu_seconds=30,
-    wall_seconds=300,
-    memory_bytes=700_000_000,
-    batch=1,
-    is_command=True,
-)
+CLASS = command_class(make_sources, mutate, exercise)

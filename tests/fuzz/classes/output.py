@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlx_mmfree.hub import save_model
-from tests.fuzz.case import FuzzClass
+from tests.fuzz.case import command_class
 from tests.fuzz.commands import CommandRefused, run
 from tests.fuzz.hostile import CONTROLS, TERMINAL_CONTROLS
 from tests.hub.checkpoints import GOLDENS, split_safetensors, tiny_model, write_safetensors
@@ -188,13 +188,4 @@ def exercise(folder: Path, rng: random.Random) -> None:
         raise CommandRefused(text)
 
 
-CLASS = FuzzClass(
-    make_sources,
-    mutate,
-    exercise,
-    cpu_seconds=30,
-    wall_seconds=200,
-    memory_bytes=700_000_000,
-    batch=1,
-    is_command=True,
-)
+CLASS = command_class(make_sources, mutate, exercise)

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx_mmfree.errors import MMFreeError
 from mlx_mmfree.hub import load, load_model, load_tokenizer
 from tests.fuzz.base_model import make_base
-from tests.fuzz.case import FuzzClass
+from tests.fuzz.case import command_class
 from tests.fuzz.classes import tokenizer_files
 from tests.fuzz.commands import CommandRefused, contents, start
 from tests.fuzz.tokenizing import use_tokenizer
@@ -107,13 +107,4 @@ def _convert_twice(folder: Path, rng: random.Random) -> None:
         raise AssertionError(f"left {left[:3]}")
 
 
-CLASS = FuzzClass(
-    make_sources,
-    mutate,
-    exercise,
-    cpu_seconds=30,
-    wall_seconds=200,
-    memory_bytes=700_000_000,
-    batch=1,
-    is_command=True,
-)
+CLASS = command_class(make_sources, mutate, exercise)

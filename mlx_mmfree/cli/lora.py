@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     settings = _settings(args)
     from ..hub.checkpoint.opened_model import open_model
+    from ..models import check_causal
     from ..training.data_parallel import DataParallel
     from ..training.fine_tune import read_data
     from ..training.run_folder import make_run_folder
@@ -90,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         latent=args.latent,
         rebuild_masters=bool(args.rebuild_masters),
     )
+    check_causal(opened.model)
     teacher = None if settings.teacher is None else open_model(settings.teacher)
     model_bytes = opened.nbytes + (0 if teacher is None else teacher.nbytes)
     if args.train:

@@ -8,8 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import TrainingError
-from ..hub import load_model, needed_bytes, open_checkpoint
-from ..hub.checkpoint.checkpoint import Checkpoint
+from ..hub.checkpoint.opened_model import OpenedModel, open_model
 from ..hub.checkpoint.skeleton import parameters
 from ..layers import BitLinear
 from ..models import Decoder, check_causal, find
@@ -30,29 +29,28 @@ def first_model(settings: Settings) -> tuple[Decoder, Path | None]:
         model = _random_model(settings)
         check_causal(model)
         return model, None
-    model = load_model(
-        _checkpoint(settings),
-        dtype=mx.float32,
-        packed=False,
-        rebuild_masters=settings.rebuild_masters,
-    )
-    check_causal(model)
-    return model, _checkpoint(settings).folder
+    opened = _opened(settings)
+    check_causal(opened.model)
+    return opened.load(), opened.checkpoint.folder
 
 
 def weight_bytes(settings: Settings) -> int:
     """Bytes of the float32 weights of the model, from its description alone."""
     if settings.init_from is None:
         return sum(array.nbytes for array in parameters(_random_model(settings)).values())
-    return needed_bytes(
-        _checkpoint(settings), mx.float32, packed=False, rebuild_masters=settings.rebuild_masters
-    )
+    return _opened(settings).nbytes
 
 
-def _checkpoint(settings: Settings) -> Checkpoint:
+def _opened(settings: Settings) -> OpenedModel:
     source = str(settings.init_from)
     local = settings.path(source)
-    return open_checkpoint(local if local.exists() else source, latent=settings.latent)
+    return open_model(
+        local if local.exists() else source,
+        dtype=mx.float32,
+        packed=False,
+        latent=settings.latent,
+        rebuild_masters=settings.rebuild_masters,
+    )
 
 
 def _random_model(settings: Settings) -> Decoder:

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import BitLinear
+from ..layers.matrix import matrices
 from ..models import find
 from ..ops import cross_entropy, long_mean
 from ..platform.allocator import keep_freed_memory
@@ -66,10 +66,10 @@ def _products(model: nn.Module, rows: int) -> tuple[list[Product], int]:
     """Forward, and the gradients of input and weight, of every linear layer."""
     pairs: list[Product] = []
     macs = 0
-    for module in model.modules():
-        if not isinstance(module, BitLinear | nn.Linear):
+    for matrix in matrices(model).values():
+        if matrix.storage != "floats" or matrix.is_embedding:
             continue
-        weight = module.weight.astype(mx.float32)
+        weight = matrix.layer.weight.astype(mx.float32)
         outputs, inputs = weight.shape
         x, dy = mx.random.normal((rows, inputs)), mx.random.normal((rows, outputs))
         mx.eval(x, dy, weight)

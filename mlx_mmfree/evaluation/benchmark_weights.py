@@ -8,7 +8,8 @@ import mlx.nn as nn
 import numpy as np
 
 from ..errors import CheckpointError
-from ..layers import PackedBitLinear, pack_linears
+from ..layers import pack_linears
+from ..layers.matrix import matrices, matrix_of
 from ..models import Decoder, architectures, find
 from ..ops.ternary import CODES_PER_WORD, packed_width
 from .benchmark_limits import held_arrays
@@ -58,10 +59,11 @@ def random_model(
     # MLX is lazy: the float matrices that are drawn here are replaced before they take memory
     model: Decoder = architecture.build(architecture.config.from_hub(config))
     pack_linears(model)
-    for seed, module in enumerate(model.modules()):
-        if isinstance(module, PackedBitLinear):
-            module.weight = random_packed(module.output_dims, module.input_dims, seed)
-            module.scale = mx.full((1,), module.input_dims**-0.5)
+    for seed, matrix in enumerate(matrices(model).values()):
+        if matrix.is_ternary:
+            layer = matrix.layer
+            layer.weight = random_packed(matrix.output_dims, matrix.input_dims, seed)
+            layer.scale = mx.full((1,), matrix.input_dims**-0.5)
     if head_bits is not None:
         _set_head(model, head_bits, dtype)
     _convert(model, dtype)
@@ -81,7 +83,12 @@ def has_dense_head(config: Mapping[str, Any]) -> bool:
     """Whether the head of such a model, or the embedding that serves as head, is not ternary."""
     architecture = find(config.get("model_type"))
     model: Decoder = architecture.build(architecture.config.from_hub(config))
-    return type(model.head if "head" in model else model.embed) in (nn.Linear, nn.Embedding)
+    return _is_plain(model.head if "head" in model else model.embed)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    matrix = matrix_of(module)
+    return matrix is not None and matrix.is_plain
 
 
 def random_head(
@@ -100,11 +107,11 @@ def random_head(
 def _set_head(model: Decoder, bits: int, dtype: mx.Dtype) -> None:
     output_dims, input_dims = model.embed.weight.shape
     if "head" in model:
-        if type(model.head) is nn.Linear:
+        if _is_plain(model.head):
             model.head = random_head(output_dims, input_dims, bits, dtype)
         if dtype == mx.bfloat16:
             model.embed.weight = random_head(output_dims, input_dims, 16).weight
-    elif type(model.embed) is nn.Embedding:
+    elif _is_plain(model.embed):
         if bits == 16:
             model.embed.weight = random_head(output_dims, input_dims, bits).weight
         else:
@@ -131,7 +138,8 @@ def _random_words(rows: int, columns: int, used: int = _SMALL_HALVES) -> mx.arra
 
 def _convert(model: nn.Module, dtype: mx.Dtype) -> None:
     for module in model.modules():
-        kept = {"weight", "scale"} if isinstance(module, PackedBitLinear) else set()
+        matrix = matrix_of(module)
+        kept = () if matrix is None else matrix.kept
         for name, value in list(module.items()):
             # neither packed weights nor a head of 16 bits
             is_wide = isinstance(value, mx.array) and value.dtype == mx.float32
@@ -157,10 +165,10 @@ def read_weights(model: Decoder) -> list[mx.array]:
 def ternary_macs(model: Decoder) -> int:
     """Multiply-accumulates of the blocks' ternary layers for one token."""
     return sum(
-        module.input_dims * module.output_dims
+        matrix.input_dims * matrix.output_dims
         for block in model.blocks
-        for module in block.modules()
-        if isinstance(module, PackedBitLinear)
+        for matrix in matrices(block).values()
+        if matrix.is_ternary
     )
 
 

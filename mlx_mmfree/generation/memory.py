@@ -12,7 +12,7 @@ from mlx.utils import tree_reduce
 
 from .. import ops
 from ..errors import MMFreeError
-from ..layers import BitLinear, PackedBitLinear, TiedBitLinear
+from ..layers.matrix import matrices, matrix_of
 from ..models import Decoder
 from ..ops.backend.dispatch import backend_report, forced_backend
 from ..ops.ternary import packed_width
@@ -71,12 +71,9 @@ def memory_need(
     if context_length:
         prefill_step_size = min(prefill_step_size, context_length)
     widths = [
-        sum(module.weight.shape)
-        if isinstance(module, nn.Linear)
-        else module.input_dims + module.output_dims
+        matrix.input_dims + matrix.output_dims
         for block in model.blocks
-        for module in block.modules()
-        if isinstance(module, nn.Linear) or hasattr(module, "output_dims")
+        for matrix in matrices(block).values()
     ]
     values = _COPIES_OF_WIDEST * max(widths, default=0) * batch_size * prefill_step_size
     values += _scores(model, batch_size, prefill_step_size, context_length) + _unpacked(model)
@@ -117,8 +114,9 @@ def _unpacked(model: Decoder) -> int:
         # matrices that share an input are unpacked together
         sizes: Counter[int] = Counter()
         for module in part.children().values():
-            if isinstance(module, BitLinear | TiedBitLinear | PackedBitLinear):
-                sizes[module.input_dims] += module.input_dims * module.output_dims
+            matrix = matrix_of(module) if isinstance(module, nn.Module) else None
+            if matrix is not None and matrix.is_ternary:
+                sizes[matrix.input_dims] += matrix.input_dims * matrix.output_dims
         most = max(most, *sizes.values(), 0)
     return int(_COPIES_OF_UNPACKED * most)
 

@@ -4,6 +4,7 @@ from .bit_linear import BitLinear as BitLinear
 from .bit_linear import PackedBitLinear as PackedBitLinear
 from .bit_linear import TiedBitLinear as TiedBitLinear
 from .bit_linear import pack_linears as pack_linears
+from .bit_linear import packable as packable
 from .bit_linear import set_quantization_strength as set_quantization_strength
 from .channel_mixer import ChannelMixer as ChannelMixer
 from .dense_head import apply_head as apply_head

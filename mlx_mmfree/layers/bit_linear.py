@@ -19,16 +19,18 @@ from ..ops import (
     rms_norm_quantize,
     straight_through,
     ternarize,
+    ternary_matmul,
 )
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
 from .float32_scales import Float32Scales
+from .matrix import Matrix, matrices
 
 
-class _TernaryLinear(nn.Module):
+class _TernaryLinear(Matrix, nn.Module):
     """What the ternary linears share: norm, activation quantisation, scales and bias."""
 
-    _quantization_strength = 1.0
+    is_ternary = True
 
     def __init__(
         self,
@@ -63,6 +65,15 @@ class _TernaryLinear(nn.Module):
     def output_dims(self) -> int:
         return self._output_dims
 
+    def packed_from(self, weight: mx.array) -> "PackedBitLinear":
+        packed = PackedBitLinear(self.input_dims, self.output_dims, **self._options())
+        trits, scale = ternarize(weight)
+        packed.weight, packed.scale = pack_ternary(trits), scale
+        for name in ("norm", "bias"):
+            if name in self:
+                packed[name] = self[name]
+        return packed
+
     def _options(self) -> dict[str, Any]:
         return {
             "bias": "bias" in self,
@@ -78,19 +89,32 @@ class _TernaryLinear(nn.Module):
             f"quantize_activations={self._quantize_activations}"
         )
 
-    def _prepare(self, x: mx.array) -> tuple[mx.array, mx.array | None]:
-        """The activations that meet the ternary matrix, and the scale `s` of their codes."""
-        norm_weight = None if self._norm_eps is None else self.norm.weight
-        if self._quantize_activations:
-            return rms_norm_quantize(x, norm_weight, eps=self._norm_eps, rounding=self._rounding)
-        return self._normed(x), None
 
-    def _normed(self, x: mx.array) -> mx.array:
-        x = x.astype(mx.float32)
-        return x if self._norm_eps is None else self.norm(x)
+class _FromMaster(_TernaryLinear):
+    """A ternary linear whose trits are made, in each call, of a float master weight."""
 
-    def _multiply(self, x: mx.array, weight: mx.array) -> mx.array:
-        """The layer with a float master weight, straight-through for weight and activations."""
+    _quantization_strength = 1.0
+
+    @property
+    def master(self) -> mx.array:
+        """The float weight, `(output_dims, input_dims)`."""
+        raise NotImplementedError
+
+    def to_packed(self) -> "PackedBitLinear":
+        """The same layer with the weight ternarised once and packed.
+
+        In float32 the results are equal bit for bit, except for the order of the sums where the
+        activations are not quantised.
+        """
+        return self.packed_from(self.master)
+
+    def multiply(self, x: mx.array) -> mx.array:
+        trits, scale = ternarize(self.master)
+        return (x.astype(mx.float32) @ trits.T) * scale
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """The layer, straight-through for weight and activations."""
+        weight = self.master
         check_features("BitLinear", x, self.input_dims)
         codes, input_scale = self._prepare(x)
         trits, scale = ternarize(mx.stop_gradient(weight))
@@ -105,8 +129,19 @@ class _TernaryLinear(nn.Module):
         y = (codes @ trits.T) * (scale if input_scale is None else scale / input_scale)
         return (y + self.bias if "bias" in self else y).astype(x.dtype)
 
+    def _prepare(self, x: mx.array) -> tuple[mx.array, mx.array | None]:
+        """The activations that meet the ternary matrix, and the scale `s` of their codes."""
+        norm_weight = None if self._norm_eps is None else self.norm.weight
+        if self._quantize_activations:
+            return rms_norm_quantize(x, norm_weight, eps=self._norm_eps, rounding=self._rounding)
+        return self._normed(x), None
 
-class BitLinear(_TernaryLinear):
+    def _normed(self, x: mx.array) -> mx.array:
+        x = x.astype(mx.float32)
+        return x if self._norm_eps is None else self.norm(x)
+
+
+class BitLinear(_FromMaster):
     r"""Linear layer with ternary weights and 8-bit activations, in its training form.
 
     .. math::
@@ -140,29 +175,19 @@ class BitLinear(_TernaryLinear):
         (2, 32)
     """
 
+    storage = "floats"
+
     def _make_weight(self) -> None:
         bound = math.sqrt(1.0 / self.input_dims)
         self.weight = mx.random.uniform(-bound, bound, (self.output_dims, self.input_dims))
 
-    def __call__(self, x: mx.array) -> mx.array:
-        return self._multiply(x, self.weight)
-
     @property
     def master(self) -> mx.array:
-        """The float weight, `(output_dims, input_dims)`."""
         weight: mx.array = self.weight
         return weight
 
-    def to_packed(self) -> "PackedBitLinear":
-        """The same layer with the weight ternarised once and packed.
 
-        In float32 the results are equal bit for bit, except for the order of the sums where the
-        activations are not quantised.
-        """
-        return packed_like(self, self.master)
-
-
-class TiedBitLinear(_TernaryLinear):
+class TiedBitLinear(_FromMaster):
     """A `BitLinear` head that reads the master weight of an embedding.
 
     Args:
@@ -170,6 +195,8 @@ class TiedBitLinear(_TernaryLinear):
         norm_eps: As in `BitLinear`.
         rounding: As in `BitLinear`.
     """
+
+    storage = "elsewhere"
 
     def __init__(
         self, embedding: nn.Embedding, *, norm_eps: float | None, rounding: Rounding = "half_even"
@@ -179,18 +206,10 @@ class TiedBitLinear(_TernaryLinear):
         # Underscored: the weight is a parameter of the embedding alone.
         self._embedding = embedding
 
-    def __call__(self, x: mx.array) -> mx.array:
-        return self._multiply(x, self._embedding.weight)
-
     @property
     def master(self) -> mx.array:
-        """The embedding's weight, `(output_dims, input_dims)`."""
         weight: mx.array = self._embedding.weight
         return weight
-
-    def to_packed(self) -> "PackedBitLinear":
-        """The same head with a packed copy of the ternarised embedding."""
-        return packed_like(self, self.master)
 
 
 class PackedBitLinear(_TernaryLinear, Float32Scales):
@@ -206,16 +225,26 @@ class PackedBitLinear(_TernaryLinear, Float32Scales):
     Args: as `BitLinear`.
     """
 
+    storage = "trits"
+
     def _make_weight(self) -> None:
         shape = (self.output_dims, packed_width(self.input_dims))
         self.weight = mx.full(shape, 0x55555555, dtype=mx.uint32)
         self.scale = mx.ones((1,))
-        self.freeze(recurse=False, keys=["weight", "scale"])
+        self.freeze(recurse=False, keys=list(self.kept))
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        return ("weight", "scale")
+
+    def multiply(self, x: mx.array) -> mx.array:
+        y: mx.array = ternary_matmul(x.astype(mx.float32), self.weight) * self.scale
+        return y
 
     def unfreeze(self, *args: Any, **kwargs: Any) -> nn.Module:
         """Unfreezes what can be trained; packed codes and their scale never are."""
         super().unfreeze(*args, **kwargs)
-        self.freeze(recurse=False, keys=["weight", "scale"])
+        self.freeze(recurse=False, keys=list(self.kept))
         return self
 
     @property
@@ -238,17 +267,6 @@ class PackedBitLinear(_TernaryLinear, Float32Scales):
         check_features("BitLinear", x, self.input_dims)
         y = bit_linear(x, (self.projection,), **self.activations)
         return (y + self.bias).astype(x.dtype) if "bias" in self else y
-
-
-def packed_like(layer: _TernaryLinear, weight: mx.array) -> PackedBitLinear:
-    """A packed linear with the norm, bias and options of `layer` and a float weight to ternarise."""
-    packed = PackedBitLinear(layer.input_dims, layer.output_dims, **layer._options())
-    trits, scale = ternarize(weight)
-    packed.weight, packed.scale = pack_ternary(trits), scale
-    for name in ("norm", "bias"):
-        if name in layer:
-            packed[name] = layer[name]
-    return packed
 
 
 def set_quantization_strength(model: nn.Module, strength: float) -> int:
@@ -274,18 +292,20 @@ def set_quantization_strength(model: nn.Module, strength: float) -> int:
     """
     if not 0 <= strength <= 1:
         raise ValueError(f"[BitLinear] 'strength' must be from 0 to 1 but got {strength}.")
-    layers = [m for m in model.modules() if isinstance(m, (BitLinear, TiedBitLinear))]
+    found = (matrix for matrix in matrices(model).values() if matrix.is_ternary)
+    layers = [matrix.layer for matrix in found if matrix.storage != "trits"]
     for layer in layers:
         layer._quantization_strength = strength
     return len(layers)
 
 
+def packable(model: nn.Module) -> dict[str, nn.Module]:
+    """Every layer of `model` that offers `to_packed()`, by its path."""
+    return {path: module for path, module in model.named_modules() if hasattr(module, "to_packed")}
+
+
 def pack_linears(model: nn.Module) -> nn.Module:
     """Replaces, in place, every layer of `model` that offers `to_packed()`; returns the model."""
-    packed = [
-        (name, module.to_packed())
-        for name, module in model.named_modules()
-        if hasattr(module, "to_packed")
-    ]
+    packed = [(path, layer.to_packed()) for path, layer in packable(model).items()]
     model.update_modules(tree_unflatten(packed))
     return model

@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ..ops import ternarize, ternary_matmul
 from .arguments import check_sizes
-from .bit_linear import BitLinear, PackedBitLinear
-from .packed_linear import PackedLinear
+from .matrix import Matrix, matrix_of
 
 AdapterKind = Literal["lora", "dora"]
 
@@ -19,7 +17,48 @@ ADAPTER_PARAMETERS = ("lora_a", "lora_b", "m")
 """The parameters that an adapter adds; the base keeps its own."""
 
 
-class LoRALinear(nn.Module):
+class AdaptedLayer(nn.Module):
+    """What linears and embeddings with an adapter share.
+
+    Args: as `LoRALinear`.
+    """
+
+    kind: ClassVar[AdapterKind] = "lora"
+
+    def __init__(
+        self, base: nn.Module, *, rank: int = 8, scale: float = 20.0, dropout: float = 0.0
+    ):
+        _check(rank, scale, dropout)
+        super().__init__()
+        self.base = base
+        self.dropout = nn.Dropout(dropout)
+        self.lora_a, self.lora_b = _fresh(base, rank)
+        self._scale, self._dropout_rate = scale, dropout
+        base.freeze()
+
+    @property
+    def scale(self) -> float:
+        return self._scale
+
+    @property
+    def dropout_rate(self) -> float:
+        return self._dropout_rate
+
+    @property
+    def matrix(self) -> Matrix:
+        """The matrix of the base."""
+        return _matrix(self.base)
+
+    def to_dense(self, dtype: mx.Dtype) -> nn.Module:
+        """The layer of MLX whose matrix is the sum of base and adapter."""
+        raise NotImplementedError
+
+    def to_ternary(self) -> nn.Module:
+        """The packed form of a ternary base, with the sum of base and adapter rounded to trits."""
+        raise NotImplementedError
+
+
+class LoRALinear(AdaptedLayer):
     r"""A frozen linear plus a low-rank one.
 
     .. math::
@@ -38,25 +77,21 @@ class LoRALinear(nn.Module):
         `lora_a` `(D, rank)`, uniform; `lora_b` `(rank, N)`, zeros: at first the base's result.
     """
 
-    def __init__(
-        self, base: nn.Module, *, rank: int = 8, scale: float = 20.0, dropout: float = 0.0
-    ):
-        _check(rank, scale, dropout)
-        super().__init__()
-        outputs, inputs = linear_dims(base)
-        self.base = base
-        self.dropout = nn.Dropout(dropout)
-        self.lora_a, self.lora_b = _fresh(inputs, rank, outputs)
-        self._scale, self._dropout_rate = scale, dropout
-        base.freeze()
+    def merged(self) -> mx.array:
+        """The sum of base and adapter, float32 `(N, D)`."""
+        weight = self.matrix.multiply(mx.eye(self.matrix.input_dims)).T
+        return weight + self._scale * (self.lora_a @ self.lora_b).T
 
-    @property
-    def scale(self) -> float:
-        return self._scale
+    def to_dense(self, dtype: mx.Dtype) -> nn.Module:
+        has_bias = "bias" in self.base
+        dense = nn.Linear(self.matrix.input_dims, self.matrix.output_dims, has_bias)
+        dense.weight = self.merged().astype(dtype)
+        if has_bias:
+            dense.bias = self.base.bias
+        return dense
 
-    @property
-    def dropout_rate(self) -> float:
-        return self._dropout_rate
+    def to_ternary(self) -> nn.Module:
+        return self.matrix.packed_from(self.merged())
 
     def _low_rank(self, x: mx.array) -> mx.array:
         inner = self.base.norm(x) if "norm" in self.base else x
@@ -83,16 +118,22 @@ class DoRALinear(LoRALinear):
         As `LoRALinear`, and `m` `(N,)`, at first the row lengths of the base.
     """
 
+    kind = "dora"
+
     def __init__(
         self, base: nn.Module, *, rank: int = 8, scale: float = 20.0, dropout: float = 0.0
     ):
         super().__init__(base, rank=rank, scale=scale, dropout=dropout)
-        self._squares = _row_squares(base)
+        self._squares = _row_squares(self.matrix)
         self.m = mx.sqrt(self._squares)
+
+    def merged(self) -> mx.array:
+        weight = super().merged()
+        return weight * (self.m / mx.linalg.norm(weight, axis=1))[:, None]
 
     def _row_lengths(self) -> mx.array:
         a, b = (mx.stop_gradient(p).astype(mx.float32) for p in (self.lora_a, self.lora_b))
-        mixed = 2.0 * multiply(self.base, a.T) + self._scale * ((a.T @ a) @ b)
+        mixed = 2.0 * self.matrix.multiply(a.T) + self._scale * ((a.T @ a) @ b)
         return mx.sqrt(self._squares + self._scale * (b * mixed).sum(axis=0))
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -103,7 +144,7 @@ class DoRALinear(LoRALinear):
         return (total if bias is None else total + bias).astype(y.dtype)
 
 
-class LoRAEmbedding(nn.Module):
+class LoRAEmbedding(AdaptedLayer):
     r"""A frozen embedding plus a low-rank one: rows :math:`E_t + \alpha\,A_t B`.
 
     Args:
@@ -116,29 +157,14 @@ class LoRAEmbedding(nn.Module):
         `lora_a` `(V, rank)`, uniform; `lora_b` `(rank, D)`, zeros.
     """
 
-    def __init__(
-        self, base: nn.Module, *, rank: int = 8, scale: float = 20.0, dropout: float = 0.0
-    ):
-        _check(rank, scale, dropout)
-        super().__init__()
-        tokens, dims = linear_dims(base)
-        self.base = base
-        self.dropout = nn.Dropout(dropout)
-        self.lora_a, self.lora_b = _fresh(tokens, rank, dims)
-        self._scale, self._dropout_rate = scale, dropout
-        base.freeze()
-
-    @property
-    def scale(self) -> float:
-        return self._scale
-
-    @property
-    def dropout_rate(self) -> float:
-        return self._dropout_rate
-
     @property
     def weight(self) -> mx.array:
         return self.base.weight
+
+    def to_dense(self, dtype: mx.Dtype) -> nn.Module:
+        dense = nn.Embedding(self.matrix.output_dims, self.matrix.input_dims)
+        dense.weight = self(mx.arange(self.matrix.output_dims)).astype(dtype)
+        return dense
 
     def __call__(self, tokens: mx.array) -> mx.array:
         rows: mx.array = self.base(tokens)
@@ -161,6 +187,8 @@ class DoRAEmbedding(LoRAEmbedding):
         As `LoRAEmbedding`, and `m` `(V,)`, at first the row lengths of the base.
     """
 
+    kind = "dora"
+
     def __init__(
         self, base: nn.Module, *, rank: int = 8, scale: float = 20.0, dropout: float = 0.0
     ):
@@ -182,13 +210,41 @@ class DoRAEmbedding(LoRAEmbedding):
         return (self._row_factors(mx.arange(self.lora_a.shape[0])) * y).astype(y.dtype)
 
 
-_LINEARS = (nn.Linear, nn.QuantizedLinear, BitLinear, PackedBitLinear, PackedLinear)
-_EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
+_KINDS: dict[tuple[AdapterKind, bool], type[AdaptedLayer]] = {
+    ("lora", False): LoRALinear,
+    ("dora", False): DoRALinear,
+    ("lora", True): LoRAEmbedding,
+    ("dora", True): DoRAEmbedding,
+}
 
 
 def can_adapt(module: nn.Module) -> bool:
     """Whether an adapter can be put on the module."""
-    return isinstance(module, _LINEARS + _EMBEDDINGS)
+    matrix = matrix_of(module)
+    return matrix is not None and matrix.storage != "elsewhere"
+
+
+def adapter_shapes(base: nn.Module, rank: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of `ADAPTER_PARAMETERS` on a layer."""
+    matrix = _matrix(base)
+    rows, columns = matrix.output_dims, matrix.input_dims
+    inputs, outputs = (rows, columns) if matrix.is_embedding else (columns, rows)
+    return {"lora_a": (inputs, rank), "lora_b": (rank, outputs), "m": (rows,)}
+
+
+def adapted(
+    base: nn.Module, kind: AdapterKind, *, rank: int, scale: float, dropout: float
+) -> AdaptedLayer:
+    """A fresh adapter on a layer that `can_adapt`. Arguments as `add_adapters`."""
+    layer = _KINDS[kind, _matrix(base).is_embedding]
+    return layer(base, rank=rank, scale=scale, dropout=dropout)
+
+
+def adapted_layers(model: nn.Module) -> dict[str, AdaptedLayer]:
+    """The layers that have an adapter, by their paths."""
+    return {
+        path: module for path, module in model.named_modules() if isinstance(module, AdaptedLayer)
+    }
 
 
 def add_adapters(
@@ -214,80 +270,46 @@ def add_adapters(
         The names of the adapted layers.
     """
     model.freeze()
-    linear, embedding = {
-        "lora": (LoRALinear, LoRAEmbedding),
-        "dora": (DoRALinear, DoRAEmbedding),
-    }[kind]
-    options: dict[str, Any] = {"rank": rank, "scale": scale, "dropout": dropout}
-    adapted = {
-        name: (embedding if isinstance(module, _EMBEDDINGS) else linear)(module, **options)
+    layers = {
+        name: adapted(module, kind, rank=rank, scale=scale, dropout=dropout)
         for name, module in model.named_modules()
         if can_adapt(module) and is_adapted(name, module)
     }
-    model.update_modules(tree_unflatten(list(adapted.items())))
-    return list(adapted)
+    model.update_modules(tree_unflatten(list(layers.items())))
+    return list(layers)
 
 
 def remove_adapters(model: nn.Module) -> nn.Module:
     """Puts the base layers back, in place; returns the model."""
-    bases = [
-        (name, module.base)
-        for name, module in model.named_modules()
-        if isinstance(module, (LoRALinear, LoRAEmbedding))
-    ]
+    bases = [(path, layer.base) for path, layer in adapted_layers(model).items()]
     model.update_modules(tree_unflatten(bases))
     return model
 
 
-def linear_dims(layer: nn.Module) -> tuple[int, int]:
-    """Rows and columns of the matrix of a layer that can be adapted, as a dense one."""
-    if isinstance(layer, (BitLinear, PackedBitLinear, PackedLinear)):
-        return layer.output_dims, layer.input_dims
-    rows, columns = layer.weight.shape
-    if isinstance(layer, (nn.QuantizedLinear, nn.QuantizedEmbedding)):
-        columns = columns * 32 // layer.bits
-    return rows, columns
-
-
-def multiply(layer: nn.Module, x: mx.array) -> mx.array:
-    """`x W^T` in float32 with the matrix of a linear alone: no norm, no quantisation, no bias."""
-    x = x.astype(mx.float32)
-    if isinstance(layer, PackedBitLinear):
-        return ternary_matmul(x, layer.weight) * layer.scale
-    if isinstance(layer, PackedLinear):
-        x = x * layer.input_scale if "input_scale" in layer else x
-        return ternary_matmul(x, layer.weight) * layer.scale
-    if isinstance(layer, nn.QuantizedLinear):
-        biases: Any = layer.biases
-        return mx.quantized_matmul(
-            x,
-            layer.weight,
-            layer.scales.astype(mx.float32),
-            biases.astype(mx.float32),
-            group_size=layer.group_size,
-            bits=layer.bits,
+def _matrix(layer: nn.Module) -> Matrix:
+    matrix = matrix_of(layer)
+    if matrix is None:
+        raise TypeError(
+            f"[LoRA] 'base' must be a linear layer or an embedding but got {type(layer).__name__}."
         )
-    weight: mx.array = layer.weight
-    if isinstance(layer, BitLinear):
-        trits, scale = ternarize(weight)
-        return (x @ trits.T) * scale
-    return x @ weight.astype(mx.float32).T
+    return matrix
 
 
-def _row_squares(layer: nn.Module) -> mx.array:
-    """Squared length of each row of the matrix, float32 `(N,)`, a block of columns at a time."""
-    outputs, inputs = linear_dims(layer)
-    squares = mx.zeros((outputs,))
-    for start in range(0, inputs, 256):
-        columns = multiply(layer, mx.eye(min(256, inputs - start), inputs, k=start))
+def _row_squares(matrix: Matrix) -> mx.array:
+    """Squared length of each row, float32 `(N,)`, a block of columns at a time."""
+    squares = mx.zeros((matrix.output_dims,))
+    for start in range(0, matrix.input_dims, 256):
+        width = min(256, matrix.input_dims - start)
+        columns = matrix.multiply(mx.eye(width, matrix.input_dims, k=start))
         squares = squares + columns.square().sum(axis=0)
         mx.eval(squares)
     return squares
 
 
-def _fresh(inputs: int, rank: int, outputs: int) -> tuple[mx.array, mx.array]:
-    bound = 1.0 / math.sqrt(inputs)
-    return mx.random.uniform(-bound, bound, (inputs, rank)), mx.zeros((rank, outputs))
+def _fresh(base: nn.Module, rank: int) -> tuple[mx.array, mx.array]:
+    shapes = adapter_shapes(base, rank)
+    bound = 1.0 / math.sqrt(shapes["lora_a"][0])
+    return mx.random.uniform(-bound, bound, shapes["lora_a"]), mx.zeros(shapes["lora_b"])
 
 
 def _check(rank: int, scale: float, dropout: float) -> None:

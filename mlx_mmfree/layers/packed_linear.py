@@ -8,9 +8,10 @@ import mlx.nn as nn
 from ..ops import packed_width, ternary_matmul
 from .arguments import check_features, check_sizes
 from .float32_scales import Float32Scales
+from .matrix import Matrix
 
 
-class PackedLinear(Float32Scales):
+class PackedLinear(Matrix, Float32Scales):
     r"""The packed form of a dense linear layer whose stored weight is already ternary.
 
     .. math::
@@ -39,6 +40,8 @@ class PackedLinear(Float32Scales):
         (2, 32)
     """
 
+    storage = "trits"
+
     def __init__(
         self,
         input_dims: int,
@@ -50,31 +53,37 @@ class PackedLinear(Float32Scales):
     ):
         super().__init__()
         check_sizes("PackedLinear", input_dims=input_dims, output_dims=output_dims)
-        self._dims = (input_dims, output_dims)
+        self._input_dims, self._output_dims = input_dims, output_dims
         self.weight = mx.full((output_dims, packed_width(input_dims)), 0x55555555, dtype=mx.uint32)
         self.scale = mx.ones((output_dims if has_row_scales else 1,))
         if has_column_scales:
             self.input_scale = mx.ones((input_dims,))
         if bias:
             self.bias = mx.zeros((output_dims,))
-        self._freeze_packed()
+        self.freeze(recurse=False, keys=list(self.kept))
 
     @property
     def input_dims(self) -> int:
-        return self._dims[0]
+        return self._input_dims
 
     @property
     def output_dims(self) -> int:
-        return self._dims[1]
+        return self._output_dims
 
-    def _freeze_packed(self) -> None:
-        keys = [key for key in ("weight", "scale", "input_scale") if key in self]
-        self.freeze(recurse=False, keys=keys)
+    @property
+    def kept(self) -> tuple[str, ...]:
+        return ("weight", "scale", "input_scale") if "input_scale" in self else ("weight", "scale")
+
+    def multiply(self, x: mx.array) -> mx.array:
+        x = x.astype(mx.float32)
+        x = x * self.input_scale if "input_scale" in self else x
+        y: mx.array = ternary_matmul(x, self.weight) * self.scale
+        return y
 
     def unfreeze(self, *args: Any, **kwargs: Any) -> nn.Module:
         """Unfreezes what can be trained; packed codes and their scales never are."""
         super().unfreeze(*args, **kwargs)
-        self._freeze_packed()
+        self.freeze(recurse=False, keys=list(self.kept))
         return self
 
     def _extra_repr(self) -> str:

@@ -183,8 +183,12 @@ class ShardedToAllPackedLinear(PackedLinear):
         return (y + self.bias if "bias" in self else y).astype(x.dtype)
 
 
-SHARDABLE = (PackedBitLinear, PackedLinear, nn.Linear, nn.QuantizedLinear)
-"""The layers that can be split."""
+_SHARDABLE = (PackedBitLinear, PackedLinear, nn.Linear, nn.QuantizedLinear)
+
+
+def can_shard(linear: nn.Module) -> bool:
+    """Whether a linear layer can be split, once it is packed if it can be."""
+    return hasattr(linear, "to_packed") or type(linear) in _SHARDABLE
 
 
 def all_to_sharded(linear: nn.Module, group: Group) -> nn.Module:
@@ -193,8 +197,7 @@ def all_to_sharded(linear: nn.Module, group: Group) -> nn.Module:
         dense: nn.Module = shard_linear(linear, "all-to-sharded", group=group)
         return dense
     part = copy(linear)
-    inputs, outputs = linear.input_dims, linear.output_dims
-    part._dims = inputs, outputs // group.size()
+    part._output_dims = linear.output_dims // group.size()
     part.weight = _part(linear.weight, group)
     if linear.scale.size > 1:
         part.scale = _part(linear.scale, group)
@@ -211,6 +214,11 @@ def sharded_to_all(linear: nn.Module, group: Group) -> nn.Module:
         return ShardedToAllPackedLinear(linear, group)
     dense: nn.Module = shard_linear(linear, "sharded-to-all", group=group)
     return dense
+
+
+def sharded_norm(norm: nn.RMSNorm, linear: nn.Module, group: Group) -> nn.RMSNorm:
+    """The norm before a layer of `sharded_to_all`, whole where the layer takes it of whole tokens."""
+    return norm if isinstance(linear, ShardedToAllBitLinear) else ShardedRMSNorm(norm, group)
 
 
 def _part(array: mx.array, group: Group) -> mx.array:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from .linear_factory import LinearFactory as LinearFactory
 from .quantized_array import Quantization
 
 State = Any

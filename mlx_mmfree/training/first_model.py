@@ -10,7 +10,7 @@ import mlx.core as mx
 from ..errors import TrainingError
 from ..hub.checkpoint.opened_model import OpenedModel, open_model
 from ..hub.checkpoint.skeleton import parameters
-from ..layers import BitLinear
+from ..layers.matrix import matrices
 from ..models import Decoder, check_causal, find
 from ..models.parts.ternary_linears import TernaryLinears
 from .settings import Settings
@@ -75,7 +75,7 @@ def _with_linear_class(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_linear_class(model: Decoder, described: Mapping[str, Any]) -> None:
     kind = described.get("linear_class")
-    found = "ternary" if any(isinstance(m, BitLinear) for m in model.modules()) else "dense"
+    found = "ternary" if any(m.is_ternary for m in matrices(model).values()) else "dense"
     if kind not in (None, found):
         raise TrainingError(
             f"[train] 'linear_class' must be {found} for 'model_type' "

@@ -13,7 +13,7 @@ from ..hub.adapters.adapter import WEIGHTS_FILE, load_adapter_weights, write_ada
 from ..hub.checkpoint.checkpoint import RUN_MODEL
 from ..hub.checkpoint.masters import MASTERS_FOLDER
 from ..hub.checkpoint.target_folder import check_target
-from ..layers import pack_linears
+from ..layers import pack_linears, packable
 from ..models import Decoder
 from .callbacks import BestWeights, Callback
 from .checkpoint import load_trainable
@@ -86,11 +86,7 @@ class TrainedModel(BestWeights):
         A ternary model is packed there, and `masters/` holds its float weights to train on.
         """
         load_trainable(self._decoder, self._folder / "best.safetensors")
-        floats = [
-            (name, module)
-            for name, module in self._decoder.named_modules()
-            if hasattr(module, "to_packed")
-        ]
+        floats = list(packable(self._decoder).items())
         if floats:
             self._save(MASTERS_FOLDER)
         pack_linears(self._decoder)

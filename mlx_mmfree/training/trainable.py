@@ -9,11 +9,9 @@ from mlx.utils import tree_reduce
 from ..errors import TrainingError
 from ..hub.checkpoint.names import weight_names
 from ..hub.checkpoint.skeleton import parameters
-from ..layers import PackedBitLinear, PackedLinear
-from ..layers.lora import AdapterKind, add_adapters, can_adapt, linear_dims
+from ..layers.lora import AdapterKind, add_adapters, can_adapt
+from ..layers.matrix import matrices, matrix_of
 from ..models import Decoder
-
-_QUANTIZED = (PackedBitLinear, PackedLinear, nn.QuantizedLinear, nn.QuantizedEmbedding)
 
 
 def adapt_layers(
@@ -74,7 +72,8 @@ def unfreeze_layers(
     model.freeze()
     for name, hub_name in chosen.items():
         path, _, key = name.rpartition(".")
-        if isinstance(modules[path], _QUANTIZED):
+        matrix = matrix_of(modules[path])
+        if matrix is not None and matrix.kept:
             raise TrainingError(
                 f"[lora] '{hub_name}' must have float weights for full fine-tuning but is packed. Load "
                 "a checkpoint with float masters, or train an adapter."
@@ -89,10 +88,9 @@ def trained_parameters(model: nn.Module) -> tuple[int, int]:
         tree_reduce(lambda count, array: count + array.size, tree, 0)
         for tree in (model.trainable_parameters(), model.parameters())
     )
-    for module in model.modules():
-        if isinstance(module, _QUANTIZED):
-            rows, columns = linear_dims(module)
-            total += rows * columns - module.weight.size
+    for matrix in matrices(model).values():
+        if matrix.storage in ("trits", "codes"):
+            total += matrix.output_dims * matrix.input_dims - matrix.layer.weight.size
     return trained, total
 
 

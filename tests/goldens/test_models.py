@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.hub import load_model
 from mlx_mmfree.hub.checkpoint.names import WeightNames
 from mlx_mmfree.layers import PackedBitLinear
-from mlx_mmfree.layers.lora import DoRAEmbedding, add_adapters, multiply
+from mlx_mmfree.layers.lora import DoRAEmbedding, add_adapters
 from mlx_mmfree.models import Block, Decoder, find
 from tests.goldens.cases import Case, golden, model_of
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
@@ -156,7 +156,11 @@ def test_gradients_of_fresh_adapters(gradient_case: Case, packed: bool) -> None:
     for name in names:
         adapter, gradient = modules[name], wanted[f"{name}.weight"]
         base, is_embedding = adapter.base, type(adapter) is DoRAEmbedding
-        rows = base.weight if is_embedding else multiply(base, mx.eye(adapter.lora_a.shape[0])).T
+        rows = (
+            base.weight
+            if is_embedding
+            else adapter.matrix.multiply(mx.eye(adapter.lora_a.shape[0])).T
+        )
         want = (gradient * rows).sum(axis=1) / mx.linalg.norm(rows, axis=1)
         assert relative_error(gradients[f"{name}.m"], want) <= GRADIENT_TOLERANCE, name
         assert not gradients[f"{name}.lora_a"].any().item()

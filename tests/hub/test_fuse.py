@@ -10,7 +10,7 @@ from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.hub.adapters.fuse import fuse
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
-from mlx_mmfree.layers.lora import AdapterKind, multiply
+from mlx_mmfree.layers.lora import AdapterKind
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.ops import ternarize
 from tests.hub.test_adapters import HGRN, LLAMA, TOKENS, adapted
@@ -56,7 +56,7 @@ def test_ternary_base_becomes_dense(tmp_path: Path, kind: AdapterKind) -> None:
 def test_ternary_again_is_the_rounded_sum(tmp_path: Path, config: dict) -> None:
     model = adapted(config, "lora", packed=True)
     sums = {
-        name: multiply(layer.base, mx.eye(layer.base.input_dims)).T
+        name: layer.matrix.multiply(mx.eye(layer.matrix.input_dims)).T
         + layer.scale * (layer.lora_a @ layer.lora_b).T
         for name, layer in model.named_modules()
         if "lora_a" in layer
@@ -65,7 +65,7 @@ def test_ternary_again_is_the_rounded_sum(tmp_path: Path, config: dict) -> None:
     fused = dict(model.named_modules())
     for name, weight in sums.items():
         trits, scale = ternarize(weight)
-        matrix = multiply(fused[name], mx.eye(weight.shape[1])).T
+        matrix = fused[name].multiply(mx.eye(weight.shape[1])).T
         assert relative_error(matrix, trits * scale) <= FLOAT32
     save_model(tmp_path / "fused", model)
     assert relative_error(load_model(tmp_path / "fused")(TOKENS)[0], model(TOKENS)[0]) <= FLOAT32

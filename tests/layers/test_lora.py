@@ -12,10 +12,9 @@ from mlx_mmfree.layers.lora import (
     LoRAEmbedding,
     LoRALinear,
     add_adapters,
-    linear_dims,
-    multiply,
     remove_adapters,
 )
+from mlx_mmfree.layers.matrix import matrix_of
 from mlx_mmfree.ops import pack_ternary
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
@@ -44,7 +43,9 @@ def _bases() -> dict[str, nn.Module]:
 
 
 def _dense_weight(base: nn.Module) -> mx.array:
-    return multiply(base, mx.eye(linear_dims(base)[1])).T
+    matrix = matrix_of(base)
+    assert matrix is not None
+    return matrix.multiply(mx.eye(matrix.input_dims)).T
 
 
 def _trained(layer: LoRALinear | LoRAEmbedding) -> LoRALinear | LoRAEmbedding:

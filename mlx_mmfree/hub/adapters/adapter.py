@@ -17,16 +17,13 @@ from ...files.paths import expanded, real_path
 from ...files.replacing import new_file
 from ...files.safetensors import read_arrays
 from ...files.space import check_space
-from ...layers import PackedBitLinear
 from ...layers.lora import (
     ADAPTER_PARAMETERS,
     AdapterKind,
-    DoRAEmbedding,
-    DoRALinear,
-    LoRAEmbedding,
-    LoRALinear,
+    adapted,
+    adapted_layers,
+    adapter_shapes,
     can_adapt,
-    linear_dims,
     remove_adapters,
 )
 from ...models import Decoder
@@ -130,13 +127,13 @@ def write_peft_adapter(
         CheckpointError: The model has no adapter, or one that PEFT would read differently.
     """
     adapter = adapter_of(model)
-    for name, module in model.named_modules():
-        if isinstance(module, LoRALinear) and "norm" in module.base:
+    for name, layer in adapted_layers(model).items():
+        if "norm" in layer.base:
             raise CheckpointError(
                 f"[adapter] '{name}' has a norm inside, and PEFT's adapters read what lies before it: "
                 "this adapter cannot be written in PEFT's format. Keep it in this library's."
             )
-        if isinstance(module, DoRAEmbedding):
+        if layer.kind == "dora" and layer.matrix.is_embedding:
             raise CheckpointError(
                 f"[adapter] '{name}' is an embedding, whose DoRA is another one in PEFT: this adapter "
                 "cannot be written in PEFT's format. Keep it in this library's."
@@ -150,15 +147,15 @@ def write_peft_adapter(
 
 def why_not_in_mlx_lm(model: Decoder) -> str | None:
     """Why mlx-lm refuses the adapter that is on a model; `None` if it reads it."""
-    for name, module in model.named_modules():
-        if isinstance(module, DoRALinear):
-            if "norm" in module.base:
-                return (
-                    f"'{name}' has a norm inside, and DoRA of such a layer is not supported there"
-                )
-            if isinstance(module.base, PackedBitLinear) and module.base.input_dims % 32:
-                return f"'{name}' has rows of no multiple of 32, whose DoRA is not supported there"
-        if isinstance(module, DoRAEmbedding) and isinstance(module.base, nn.QuantizedEmbedding):
+    for name, layer in adapted_layers(model).items():
+        if layer.kind != "dora":
+            continue
+        matrix = layer.matrix
+        if "norm" in layer.base:
+            return f"'{name}' has a norm inside, and DoRA of such a layer is not supported there"
+        if matrix.is_ternary and matrix.storage == "trits" and matrix.input_dims % 32:
+            return f"'{name}' has rows of no multiple of 32, whose DoRA is not supported there"
+        if matrix.is_embedding and matrix.storage == "codes":
             return f"'{name}' is a quantised embedding, and DoRA of one is not supported there"
     ranks = {parts["lora_a"].shape[1] for parts in adapter_of(model).tensors.values()}
     return f"its layers have {len(ranks)} different ranks" if len(ranks) > 1 else None
@@ -236,16 +233,12 @@ def adapter_of(model: Decoder) -> Adapter:
         CheckpointError: It has none.
     """
     names = weight_names(model.config)
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, (LoRALinear, LoRAEmbedding))
-    }
+    layers = adapted_layers(model)
     if not layers:
         raise CheckpointError("[adapter] 'model' must have an adapter but has none.")
     first = next(iter(layers.values()))
     return Adapter(
-        "dora" if "m" in first else "lora",
+        first.kind,
         first.scale,
         first.dropout_rate,
         {
@@ -330,21 +323,15 @@ def _check_tensors(folder: Path, adapter: Adapter) -> None:
 def _wrapped(
     name: str, base: nn.Module, adapter: Adapter, parts: Mapping[str, mx.array]
 ) -> nn.Module:
-    is_embedding = isinstance(base, (nn.Embedding, nn.QuantizedEmbedding))
-    rows, columns = linear_dims(base)
-    inputs, outputs = (rows, columns) if is_embedding else (columns, rows)
-    lengths = {"m": (rows,)}
     rank = parts["lora_a"].shape[1]
-    wanted = {"lora_a": (inputs, rank), "lora_b": (rank, outputs), **lengths}
+    wanted = adapter_shapes(base, rank)
     for part, array in parts.items():
         if array.shape != wanted[part]:
             raise CheckpointError(
                 f"[adapter] {name!r:.100} must have '{part}' of shape {wanted[part]} but got "
                 f"{array.shape}. Use the adapter with the model that it was trained on."
             )
-    kinds = (DoRAEmbedding, LoRAEmbedding) if is_embedding else (DoRALinear, LoRALinear)
-    kind: Any = kinds[adapter.kind == "lora"]
-    layer: nn.Module = kind(base, rank=rank, scale=adapter.scale, dropout=adapter.dropout)
+    layer = adapted(base, adapter.kind, rank=rank, scale=adapter.scale, dropout=adapter.dropout)
     for part, array in parts.items():
         layer[part] = array
     return layer

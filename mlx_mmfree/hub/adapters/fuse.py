@@ -11,16 +11,7 @@ from mlx.utils import tree_unflatten
 from ...errors import CheckpointError, UnsupportedModelError
 from ...files.paths import real_path
 from ...files.replacing import new_folder
-from ...layers import BitLinear, PackedBitLinear
-from ...layers.bit_linear import packed_like
-from ...layers.lora import (
-    DoRALinear,
-    LoRAEmbedding,
-    LoRALinear,
-    linear_dims,
-    multiply,
-    remove_adapters,
-)
+from ...layers.lora import adapted_layers, remove_adapters
 from ...models import Decoder
 from ...tokenizer.tokenizer import Tokenizer
 from ..checkpoint.names import weight_names
@@ -30,7 +21,6 @@ from ..publish.model_card import ModelCard, write_model_card
 from .adapter import write_adapter, write_peft_adapter
 
 FusedForm = Literal["dense", "ternary"]
-_TERNARY = (BitLinear, PackedBitLinear)
 
 
 def fuse(model: Decoder, form: FusedForm, dtype: mx.Dtype = mx.bfloat16) -> Decoder:
@@ -55,19 +45,14 @@ def fuse(model: Decoder, form: FusedForm, dtype: mx.Dtype = mx.bfloat16) -> Deco
     check_form(model, form)
     merged: dict[str, nn.Module] = {}
     now_dense = []
-    for name, layer in model.named_modules():
-        if isinstance(layer, LoRAEmbedding):
-            merged[name] = _dense_embedding(layer, dtype)
-        elif isinstance(layer, LoRALinear):
-            base: Any = layer.base
-            is_ternary = isinstance(base, _TERNARY)
-            if is_ternary and form == "ternary":
-                merged[name] = packed_like(base, _weight(layer))
-                mx.eval(merged[name].parameters())
-                continue
-            if is_ternary:
+    for name, layer in adapted_layers(model).items():
+        if layer.matrix.is_ternary and form == "ternary":
+            merged[name] = layer.to_ternary()
+        else:
+            merged[name] = layer.to_dense(dtype)
+            if layer.matrix.is_ternary:
                 now_dense.append(name)
-            merged[name] = _dense_linear(layer, dtype)
+        mx.eval(merged[name].parameters())
     model.update_modules(tree_unflatten(list(merged.items())))
     if now_dense:
         model.config = _with_dense(model, now_dense)
@@ -80,10 +65,8 @@ def check_form(model: Decoder, form: FusedForm) -> None:
     Raises:
         UnsupportedModelError: As `fuse`.
     """
-    for name, layer in model.named_modules():
-        if not isinstance(layer, LoRALinear) or form == "ternary":
-            continue
-        if isinstance(layer.base, _TERNARY) and "norm" in layer.base:
+    for name, layer in adapted_layers(model).items():
+        if form == "dense" and layer.matrix.is_ternary and "norm" in layer.base:
             raise UnsupportedModelError(
                 f"[fuse] '{name}' must stay ternary: it has a norm inside, and its architecture has "
                 "no dense form with one. Keep the adapter beside the base or fuse to ternary."
@@ -118,7 +101,7 @@ def save_with_adapter(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(target, replaces=overwrite) as folder:
-            if any(isinstance(module, (LoRALinear, LoRAEmbedding)) for module in model.modules()):
+            if adapted_layers(model):
                 write_adapter(folder, model, {})
                 remove_adapters(model)
             save_model(folder / "base", model, tokenizer)
@@ -157,34 +140,6 @@ def save_peft_adapter(
             write_peft_adapter(folder, model, base)
     except OSError as error:
         raise CheckpointError(f"[fuse] '{target}' cannot be written: {error}.") from error
-
-
-def _weight(layer: LoRALinear) -> mx.array:
-    """The sum of base and adapter, float32 `(N, D)`."""
-    _, inputs = linear_dims(layer.base)
-    weight = multiply(layer.base, mx.eye(inputs)).T
-    weight = weight + layer.scale * (layer.lora_a @ layer.lora_b).T
-    if isinstance(layer, DoRALinear):
-        weight = weight * (layer.m / mx.linalg.norm(weight, axis=1))[:, None]
-    return weight
-
-
-def _dense_linear(layer: LoRALinear, dtype: mx.Dtype) -> nn.Linear:
-    weight = _weight(layer)
-    dense = nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in layer.base)
-    dense.weight = weight.astype(dtype)
-    if "bias" in layer.base:
-        dense.bias = layer.base.bias
-    mx.eval(dense.parameters())
-    return dense
-
-
-def _dense_embedding(layer: LoRAEmbedding, dtype: mx.Dtype) -> nn.Embedding:
-    rows, dims = linear_dims(layer.base)
-    dense = nn.Embedding(rows, dims)
-    dense.weight = layer(mx.arange(rows)).astype(dtype)
-    mx.eval(dense.parameters())
-    return dense
 
 
 def _with_dense(model: Decoder, names: list[str]) -> Any:

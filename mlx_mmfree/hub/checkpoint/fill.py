@@ -9,15 +9,13 @@ from mlx.utils import tree_unflatten
 
 from ...errors import CheckpointError
 from ...files.tensor_entry import TensorEntry, read_tensors
-from ...layers import PackedBitLinear, PackedLinear
+from ...layers.matrix import matrices, matrix_of
 from ...models import Decoder
 from ...ops import ternarize_packed
 from ...ops.host_blocks import all_finite
 from .forms.packed_format import has_valid_codes
 from .forms.ternary_values import pack_ternary_values, simplify_affine
 from .skeleton import Skeleton, kept_names, parameters
-
-_PACKED_KEYS = ("weight", "scale", "input_scale")
 
 
 def fill(skeleton: Skeleton) -> Decoder:
@@ -28,9 +26,8 @@ def fill(skeleton: Skeleton) -> Decoder:
     """
     model = skeleton.model
     modules = dict(model.named_modules())
-    packs_values = skeleton.is_packed and not any(
-        isinstance(module, PackedBitLinear) for module in modules.values()
-    )
+    is_ternary = any(matrix.is_ternary for matrix in matrices(model).values())
+    packs_values = skeleton.is_packed and not is_ternary
     sharing: dict[str, list[str]] = {}
     for path, name in skeleton.masters.items():
         sharing.setdefault(name, []).append(path)
@@ -45,12 +42,14 @@ def fill(skeleton: Skeleton) -> Decoder:
         if skeleton.masters.get(path) == name:
             continue
         setattr(module, key, array)
-        if isinstance(module, PackedBitLinear | PackedLinear) and key in _PACKED_KEYS:
-            check_packed(array, key, module.input_dims, entry)
-        else:
-            check_finite(array, entry)
-            if packs_values and key == "weight" and type(module) is nn.Linear:
-                modules[path] = _pack_values(model, path, module)
+        matrix = matrix_of(module)
+        if matrix is not None and matrix.storage == "trits" and key in matrix.kept:
+            check_packed(array, key, matrix.input_dims, entry)
+            continue
+        check_finite(array, entry)
+        is_plain = matrix is not None and matrix.is_plain and not matrix.is_embedding
+        if packs_values and is_plain and key == "weight":
+            modules[path] = _pack_values(model, path, module)
     if packs_values:
         simplify_affine(model)
     # the memory of float matrices, each of which took that of one before
@@ -69,7 +68,7 @@ def _arrays(skeleton: Skeleton) -> Iterator[tuple[str, mx.array, TensorEntry]]:
             yield name, array, entry
 
 
-def _pack(packed: PackedBitLinear, master: mx.array, entry: TensorEntry) -> None:
+def _pack(packed: nn.Module, master: mx.array, entry: TensorEntry) -> None:
     packed.weight, packed.scale = ternarize_packed(master)
     mx.eval(packed.weight, packed.scale)
     check_finite(packed.scale, entry)

@@ -11,10 +11,9 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ...errors import CheckpointError
-from ...layers import PackedBitLinear, PackedLinear
+from ...layers.matrix import matrices
 from ...models import Decoder
 from ...ops import unpack_ternary
-from .forms.affine_format import QuantizedModule
 
 MASTERS_FOLDER = "masters"
 """Where a training run keeps the float weights of its model, beside the packed one."""
@@ -32,7 +31,7 @@ def make_masters(model: Decoder, training: Mapping[str, nn.Module]) -> None:
     """
     modules = dict(model.named_modules())
     few_bits = any(
-        isinstance(module, PackedLinear | QuantizedModule) for module in modules.values()
+        matrix.storage != "floats" and not matrix.is_ternary for matrix in matrices(model).values()
     )
     for path, module in training.items():
         packed = modules[path]
@@ -55,7 +54,7 @@ def masters_bytes(training: Mapping[str, nn.Module], dtype: mx.Dtype) -> int:
     return sum(weight.size * dtype.size for weight in weights)
 
 
-def master_weight(packed: PackedBitLinear) -> mx.array:
+def master_weight(packed: nn.Module) -> mx.array:
     r"""A float matrix that `ops.ternarize` turns into the packed one.
 
     .. math::

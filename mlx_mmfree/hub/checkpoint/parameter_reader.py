@@ -6,13 +6,13 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...files.tensor_entry import TensorEntry, read_tensors
-from ...layers import PackedBitLinear, PackedLinear
+from ...layers import PackedLinear
+from ...layers.matrix import Matrix, matrices
 from ...models import Decoder
 from ...ops import ternarize_packed, unpack_ternary
 from .checkpoint import Checkpoint
 from .fill import check_finite, check_packed
 from .forms.affine_format import KEYS as AFFINE_KEYS
-from .forms.affine_format import QuantizedModule
 from .forms.ternary_values import pack_ternary_values
 from .skeleton import EMBEDDING, build_skeleton, parameters
 
@@ -42,18 +42,14 @@ class ParameterReader:
         self.model: Decoder = skeleton.model
 
     @cached_property
-    def modules(self) -> dict[str, nn.Module]:
-        """The modules of the model by their paths."""
-        return dict(self.model.named_modules())
+    def matrices(self) -> dict[str, Matrix]:
+        """The matrices of the model by the paths of their layers."""
+        return matrices(self.model)
 
     @cached_property
-    def ternary(self) -> dict[str, PackedBitLinear]:
-        """The packed linears by their paths."""
-        return {
-            path: module
-            for path, module in self.modules.items()
-            if isinstance(module, PackedBitLinear)
-        }
+    def ternary(self) -> dict[str, Matrix]:
+        """The packed ternary linears by their paths."""
+        return {path: matrix for path, matrix in self.matrices.items() if matrix.is_ternary}
 
     @property
     def ternary_dims(self) -> tuple[int, ...]:
@@ -61,21 +57,21 @@ class ParameterReader:
         return tuple(module.input_dims for module in self.ternary.values())
 
     @cached_property
-    def quantized(self) -> dict[str, QuantizedModule]:
+    def quantized(self) -> dict[str, nn.Module]:
         """The modules in MLX's affine form by their paths."""
         return {
-            path: module
-            for path, module in self.modules.items()
-            if isinstance(module, QuantizedModule)
+            path: matrix.layer
+            for path, matrix in self.matrices.items()
+            if matrix.storage == "codes"
         }
 
     @cached_property
-    def packed_dense(self) -> dict[str, PackedLinear]:
+    def packed_dense(self) -> dict[str, Matrix]:
         """The linears of a dense model that are stored packed, by their paths."""
         return {
-            path: module
-            for path, module in self.modules.items()
-            if isinstance(module, PackedLinear)
+            path: matrix
+            for path, matrix in self.matrices.items()
+            if matrix.storage == "trits" and not matrix.is_ternary
         }
 
     @cached_property
@@ -87,8 +83,8 @@ class ParameterReader:
         if self.ternary:
             return {}
         found: dict[str, PackedLinear] = {}
-        for path, module in self.modules.items():
-            if isinstance(module, nn.Linear | nn.QuantizedLinear | PackedLinear):
+        for path, matrix in self.matrices.items():
+            if not matrix.is_embedding:
                 packed = pack_ternary_values(_holding(self.read_matrix(path)))
                 if packed is not None:
                     mx.eval(packed.parameters())
@@ -141,11 +137,8 @@ class ParameterReader:
 
     def matrix_shape(self, path: str) -> tuple[int, int]:
         """Outputs and inputs of a linear or an embedding, however it is stored."""
-        if path in self.packed_dense:
-            return self.packed_dense[path].output_dims, self.packed_dense[path].input_dims
-        rows, columns = self.shapes[f"{path}.weight"]
-        quantized = self.quantized.get(path)
-        return rows, columns if quantized is None else columns * 32 // quantized.bits
+        matrix = self.matrices[path]
+        return matrix.output_dims, matrix.input_dims
 
     def matrix_dtype(self, path: str) -> mx.Dtype:
         """The dtype of what `read_matrix` gives."""
@@ -164,7 +157,7 @@ class ParameterReader:
             packed = self.packed_dense[path]
             trits = unpack_ternary(weight, packed.input_dims)
             matrix = trits * self.read(f"{path}.scale")[:, None]
-            if "input_scale" in packed:
+            if "input_scale" in packed.kept:
                 matrix = matrix * self.read(f"{path}.input_scale")
             return matrix.astype(self.activation_dtype)
         return weight

@@ -14,7 +14,7 @@ from ...files.paths import real_path
 from ...files.replacing import new_folder
 from ...files.safetensors_writer import METADATA, PlannedTensors, write_safetensors, write_shards
 from ...files.space import check_space
-from ...layers import PackedBitLinear, PackedLinear
+from ...layers.matrix import matrices
 from ...models import Decoder, architecture_of, find
 from ...tokenizer.tokenizer import Tokenizer
 from .forms import affine_format
@@ -96,10 +96,10 @@ def write_tensors(
 def describe_model(model: Decoder) -> dict[str, Any]:
     """`config.json` of a model, without the ids of special tokens."""
     config: dict[str, Any] = {**model.config.to_hub(), WRITER_KEY: record(model.rounding)}
-    kinds = {type(module) for module in model.modules()}
-    if kinds & {PackedBitLinear, PackedLinear}:
+    packed = [matrix for matrix in matrices(model).values() if matrix.storage == "trits"]
+    if packed:
         described = config.get("quantization_config")
-        is_dense = PackedBitLinear not in kinds
+        is_dense = not any(matrix.is_ternary for matrix in packed)
         config["quantization_config"] = describe_packing(described, is_dense=is_dense)
     names = WeightNames(find(config["model_type"]).weight_names)
     quantization = affine_format.describe(model, names)

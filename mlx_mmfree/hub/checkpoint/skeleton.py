@@ -15,7 +15,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from ...errors import CheckpointError
 from ...files.tensor_entry import TensorEntry, read_tensors
-from ...layers import BitLinear, PackedBitLinear, PackedLinear
+from ...layers import PackedLinear, packable
+from ...layers.matrix import matrices
 from ...models import Decoder, find
 from ...models.parts.fields import section
 from ...ops.float_dtypes import FLOATS
@@ -76,17 +77,7 @@ def parameters(model: nn.Module) -> dict[str, mx.array]:
 
 def kept_names(model: nn.Module) -> set[str]:
     """Parameters whose dtype never changes: those of packed matrices."""
-    return {
-        f"{path}.{name}"
-        for path, module in model.named_modules()
-        if isinstance(module, PackedBitLinear | PackedLinear)
-        for name in ("weight", "scale", "input_scale")
-        if name in module
-    } | {
-        f"{path}.weight"
-        for path, module in model.named_modules()
-        if isinstance(module, affine_format.QuantizedModule)
-    }
+    return {f"{path}.{name}" for path, matrix in matrices(model).items() for name in matrix.kept}
 
 
 def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
@@ -106,8 +97,8 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     names = WeightNames(architecture.weight_names)
     training = {
         path: module
-        for path, module in model.named_modules()
-        if hasattr(module, "to_packed") and names.to_disk(f"{path}.scale") in checkpoint.tensors
+        for path, module in packable(model).items()
+        if names.to_disk(f"{path}.scale") in checkpoint.tensors
     }
     _pack(model, training)
     _pack_dense(model, names, checkpoint)
@@ -133,9 +124,7 @@ def _pack(model: Decoder, modules: Mapping[str, nn.Module]) -> None:
 
 def _pack_masters(model: Decoder, entries: Mapping[str, TensorEntry]) -> dict[str, str]:
     """Packs what has a training form; gives the name of the float matrix of each."""
-    modules = {
-        path: module for path, module in model.named_modules() if hasattr(module, "to_packed")
-    }
+    modules = packable(model)
     _pack(model, modules)
     own = {path: f"{path}.weight" for path in modules}
     return {path: name if name in entries else EMBEDDING for path, name in own.items()}
@@ -144,18 +133,17 @@ def _pack_masters(model: Decoder, entries: Mapping[str, TensorEntry]) -> dict[st
 def _pack_dense(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> None:
     """Makes room for dense linears that are stored packed, see `hub.checkpoint.forms.packed_format`."""
     replaced = []
-    for path, module in model.named_modules():
-        if type(module) is not nn.Linear:
+    for path, matrix in matrices(model).items():
+        if not matrix.is_plain or matrix.is_embedding:
             continue
         scale = checkpoint.tensors.get(names.to_disk(f"{path}.scale"))
         weight = checkpoint.tensors.get(names.to_disk(f"{path}.weight"))
         if scale is None or weight is None or weight.dtype != mx.uint32:
             continue
-        output_dims, input_dims = module.weight.shape
         packed = PackedLinear(
-            input_dims,
-            output_dims,
-            "bias" in module,
+            matrix.input_dims,
+            matrix.output_dims,
+            "bias" in matrix.layer,
             has_row_scales=scale.shape != (1,),
             has_column_scales=names.to_disk(f"{path}.input_scale") in checkpoint.tensors,
         )
@@ -183,8 +171,8 @@ def _check_described(checkpoint: Checkpoint) -> None:
 def _check_packed_everywhere(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> None:
     missing = sorted(
         names.to_disk(f"{path}.scale")
-        for path, module in model.named_modules()
-        if isinstance(module, BitLinear)
+        for path, matrix in matrices(model).items()
+        if matrix.is_ternary and matrix.storage == "floats"
     )
     if missing:
         raise CheckpointError(
@@ -198,17 +186,17 @@ def _bitnet_forms(
     model: Decoder, described: Mapping[str, Any], names: WeightNames, checkpoint: Checkpoint
 ) -> dict[str, StoredForm]:
     forms: dict[str, StoredForm] = {}
-    for path, module in model.named_modules():
-        if isinstance(module, PackedBitLinear):
-            shape = bitnet_format.packed_shape(module.output_dims, module.input_dims)
-            repack = partial(bitnet_format.repack, output_dims=module.output_dims)
+    for path, matrix in matrices(model).items():
+        if matrix.is_ternary and matrix.storage == "trits":
+            shape = bitnet_format.packed_shape(matrix.output_dims, matrix.input_dims)
+            repack = partial(bitnet_format.repack, output_dims=matrix.output_dims)
             forms[f"{path}.weight"] = StoredForm((shape,), (mx.uint8,), repack)
             read_scale = partial(bitnet_format.scale_of, described)
             forms[f"{path}.scale"] = StoredForm(((1,), ()), FLOATS, read_scale)
-            if "bias" in module and bitnet_format.scales_bias(described):
+            if "bias" in matrix.layer and bitnet_format.scales_bias(described):
                 entry = checkpoint.tensors[names.to_disk(f"{path}.scale")]
                 scaled = partial(_scaled, entry, read_scale)
-                forms[f"{path}.bias"] = StoredForm(((module.output_dims,),), FLOATS, scaled)
+                forms[f"{path}.bias"] = StoredForm(((matrix.output_dims,),), FLOATS, scaled)
     return forms
 
 
@@ -256,8 +244,8 @@ def _scale_copies(model: Decoder) -> set[str]:
     """Names of the scales that the affine form repeats, rounded, for each group of inputs."""
     return {
         f"{path}.{key}"
-        for path, module in model.named_modules()
-        if isinstance(module, PackedBitLinear)
+        for path, matrix in matrices(model).items()
+        if matrix.is_ternary and matrix.storage == "trits"
         for key in ("scales", "biases")
     }
 

@@ -90,7 +90,7 @@ def _check(reader: ParameterReader, forms: FloatForms) -> None:
             f"[convert] 'keep_masters' must be given for 'model_type' {architecture.name!r} in "
             "transformers' form, where it has no packed one."
         )
-    if any("bias" in module for module in reader.ternary.values()):
+    if any("bias" in matrix.layer for matrix in reader.ternary.values()):
         raise UnsupportedModelError(
             "[convert] ternary linears must have no bias in transformers' form, which would "
             "multiply it by the scale, but they have one. 'keep_masters' keeps it."

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ...errors import UnsupportedModelError
 from ...files.safetensors_writer import PlannedTensors, TensorSpec
-from ...layers import PackedBitLinear, PackedLinear
+from ...layers import PackedLinear
+from ...layers.matrix import Matrix
 from ...models import architecture_of
 from ...ops import pack_ternary
 from ..checkpoint.forms import affine_format
@@ -92,13 +92,13 @@ def quantized_forms(
     for place, bits in (("embed", forms.embed_bits), ("head", forms.head_bits)):
         if bits is None:
             continue
-        module = dict(reader.model.named_modules()).get(place)
-        if not isinstance(module, nn.Embedding | nn.Linear):
+        matrix = reader.matrices.get(place)
+        if matrix is None or not matrix.is_plain:
             raise UnsupportedModelError(
                 f"[convert] '{place}_bits' must be left out for this model but got {bits}: "
-                + _why_not(module)
+                + _why_not(matrix)
             )
-        dims = module.weight.shape[1]
+        dims = matrix.input_dims
         group_size = next((size for size in _EMBEDDING_GROUPS if dims % size == 0), None)
         if group_size is None:
             raise UnsupportedModelError(
@@ -107,13 +107,13 @@ def quantized_forms(
             )
         found[place] = (group_size, bits, partial(mx.quantize, group_size=group_size, bits=bits))
     if forms.ternarize_groups:
-        for path, module in reader.model.named_modules():
-            if not isinstance(module, nn.Linear) or not path.startswith("blocks."):
+        for path, matrix in reader.matrices.items():
+            if not matrix.is_plain or matrix.is_embedding or not path.startswith("blocks."):
                 continue
-            if module.weight.shape[1] % GROUP_SIZE:
+            if matrix.input_dims % GROUP_SIZE:
                 raise UnsupportedModelError(
                     f"[convert] 'ternarize' must be 'tensor' for this model but got 'group': "
-                    f"{GROUP_SIZE} does not divide the {module.weight.shape[1]} inputs of "
+                    f"{GROUP_SIZE} does not divide the {matrix.input_dims} inputs of "
                     f"{reader.names.to_disk(path)}."
                 )
             found[path] = (GROUP_SIZE, affine_format.TERNARY_BITS, ternarize_groups)
@@ -156,10 +156,10 @@ def _affine_values(
     return pack_ternary(mx.sign(weight)), scales, -scales
 
 
-def _why_not(module: nn.Module | None) -> str:
-    if isinstance(module, PackedBitLinear):
+def _why_not(matrix: Matrix | None) -> str:
+    if matrix is not None and matrix.is_ternary:
         return "its head is ternary."
-    if module is None:
+    if matrix is None:
         return "its head is the embedding. Use 'embed_bits'."
     return "it is stored in few bits already."
 

@@ -10,10 +10,11 @@ import numpy as np
 from ...errors import CheckpointError
 from ...files.safetensors_writer import tensor_bytes
 from ...files.tensor_entry import TensorEntry, read_tensors
+from ...layers.matrix import matrices
 from ...ops.ternary import unpack_ternary
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.fill import converted, fill
-from ..checkpoint.forms.affine_format import KEYS, TERNARY_BITS, QuantizedModule
+from ..checkpoint.forms.affine_format import KEYS, TERNARY_BITS
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.skeleton import build_skeleton
 from ..publish.runtimes import Opening
@@ -173,7 +174,7 @@ def compare_logits(source: Checkpoint, target: Checkpoint) -> float:
 
 def _logits(checkpoint: Checkpoint) -> mx.array:
     model, dtype = fill(build_skeleton(checkpoint, packed=True)), checkpoint.dtype
-    if any(isinstance(module, QuantizedModule) for module in model.modules()):
+    if any(matrix.storage == "codes" for matrix in matrices(model).values()):
         # in 16 bits MLX rounds the sums of groups, and groups may differ
         dtype = mx.float32
     model = converted(model, dtype)
@@ -245,7 +246,7 @@ def _differences(
     for name in target.shapes:
         path = name.rpartition(".")[0]
         if name not in done:
-            is_same = type(source.modules[path]) is type(target.modules[path])
+            is_same = _storage(source, path) == _storage(target, path)
             want = source.read(name) if is_same else source.read_matrix(path)
             got = target.read(name)
             if path in source.ternary_values:
@@ -254,6 +255,11 @@ def _differences(
             _check_equal(target, name, got, want.astype(got.dtype))
             yield name, _distance(got, want)
         mx.clear_cache()
+
+
+def _storage(reader: ParameterReader, path: str) -> str | None:
+    matrix = reader.matrices.get(path)
+    return None if matrix is None else matrix.storage
 
 
 def _affine_form(reader: ParameterReader, path: str) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ from typing import TypeVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...layers import BitLinear
+from ...layers.matrix import matrix_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -14,7 +14,8 @@ def draw_weights(model: Model, standard_deviation: float) -> Model:
     """Draws the weights of embeddings and linears from a normal distribution; returns the model."""
 
     def draw(_: str, module: nn.Module) -> None:
-        if isinstance(module, nn.Embedding | nn.Linear | BitLinear):
+        matrix = matrix_of(module)
+        if matrix is not None and matrix.storage == "floats":
             module.weight = mx.random.normal(module.weight.shape, scale=standard_deviation)
 
     model.apply_to_modules(draw)

@@ -8,12 +8,13 @@ import mlx.nn as nn
 
 from ...channel_mixers import GatedLinearUnit
 from ...errors import UnsupportedModelError
+from ...layers import pack_linears
+from ...layers.matrix import matrix_of
 from ...layers.sharded_linear import (
-    SHARDABLE,
     Group,
-    ShardedRMSNorm,
-    ShardedToAllBitLinear,
     all_to_sharded,
+    can_shard,
+    sharded_norm,
     sharded_to_all,
 )
 from ...token_mixers import GQA
@@ -62,17 +63,13 @@ def shard(model: Decoder, group: Group | None = None) -> Decoder:
 
 
 def _split(mixer: nn.Module, names: tuple[str, ...], group: Group) -> None:
+    pack_linears(mixer)
     *columns, rows, norm = names
     for name in columns:
-        mixer[name] = all_to_sharded(_packed(mixer[name]), group)
-    mixer[rows] = sharded_to_all(_packed(mixer[rows]), group)
-    if norm in mixer and not isinstance(mixer[rows], ShardedToAllBitLinear):
-        mixer[norm] = ShardedRMSNorm(mixer[norm], group)
-
-
-def _packed(linear: nn.Module) -> nn.Module:
-    packed: nn.Module = linear.to_packed() if hasattr(linear, "to_packed") else linear
-    return packed
+        mixer[name] = all_to_sharded(mixer[name], group)
+    mixer[rows] = sharded_to_all(mixer[rows], group)
+    if norm in mixer:
+        mixer[norm] = sharded_norm(mixer[norm], mixer[rows], group)
 
 
 def _check(attention: nn.Module, feed_forward: nn.Module, size: int) -> None:
@@ -87,10 +84,11 @@ def _check(attention: nn.Module, feed_forward: nn.Module, size: int) -> None:
         )
     queries = attention.num_heads * attention.head_dim
     for inputs, linear in ((queries, attention.output_proj), (hidden, feed_forward.down_proj)):
-        if isinstance(linear, nn.QuantizedLinear) and inputs // size % linear.group_size:
+        matrix = matrix_of(linear)
+        if matrix is not None and inputs // size % matrix.group_size:
             raise ValueError(
                 f"[shard] the part of {inputs} quantized inputs must be a multiple of the group, "
-                f"{linear.group_size}, but got {inputs // size}. Start fewer processes."
+                f"{matrix.group_size}, but got {inputs // size}. Start fewer processes."
             )
 
 
@@ -102,7 +100,7 @@ def _check_mixer(mixer: nn.Module, kind: type[nn.Module], names: tuple[str, ...]
             f"{type(mixer).__name__}. Run it in one process."
         )
     for name in linears:
-        if not hasattr(mixer[name], "to_packed") and type(mixer[name]) not in SHARDABLE:
+        if not can_shard(mixer[name]):
             raise UnsupportedModelError(
                 "[shard] 'model' must have dense, quantized or packed linears but got a "
                 f"{type(mixer[name]).__name__}. Fuse an adapter before."

@@ -13,6 +13,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ....errors import CheckpointError, UnsupportedModelError
+from ....layers.matrix import matrices
 from ....ops.ternary import CODES_PER_WORD, packed_width
 from ..names import WeightNames
 
@@ -23,7 +24,6 @@ GROUP_SIZES = (32, 64, 128)
 KEYS = ("weight", "scales", "biases")
 """Names of the tensors of a module."""
 
-QuantizedModule = nn.QuantizedLinear | nn.QuantizedEmbedding
 _FORM_KEYS = {"group_size", "bits", "mode"}
 
 
@@ -42,8 +42,9 @@ def describe(model: nn.Module, names: WeightNames) -> dict[str, Any] | None:
     """The value of `quantization` for a model; `None` if it has no such module."""
     forms = {
         path: form(module.group_size, module.bits)
-        for path, module in model.named_modules()
-        if isinstance(module, QuantizedModule)
+        for path, module in (
+            (p, m.layer) for p, m in matrices(model).items() if m.storage == "codes"
+        )
     }
     if not forms:
         return None
@@ -104,27 +105,21 @@ def quantize_modules(
         CheckpointError: A group does not divide the inputs of a module.
     """
     usual = {key: described[key] for key in ("group_size", "bits")}
-    replaced: list[tuple[str, QuantizedModule]] = []
-    for path, module in model.named_modules():
-        if type(module) not in (nn.Linear, nn.Embedding):
+    replaced: list[tuple[str, nn.Module]] = []
+    for path, matrix in matrices(model).items():
+        if not matrix.is_plain:
             continue
         name = _module_name(names, path)
         if f"{name}.scales" not in tensors:
             continue
-        output_dims, input_dims = module.weight.shape
         own = described.get(name) or {}
         sizes: dict[str, Any] = {key: own.get(key, value) for key, value in usual.items()}
-        if input_dims % sizes["group_size"]:
+        if matrix.input_dims % sizes["group_size"]:
             raise CheckpointError(
-                f"[config.json] 'group_size' must divide the {input_dims} inputs of {name!r} but "
+                f"[config.json] 'group_size' must divide the {matrix.input_dims} inputs of {name!r} but "
                 f"got {sizes['group_size']}."
             )
-        if isinstance(module, nn.Embedding):
-            replaced.append((path, nn.QuantizedEmbedding(output_dims, input_dims, **sizes)))
-        else:
-            has_bias = "bias" in module
-            made = nn.QuantizedLinear(input_dims, output_dims, has_bias, **sizes)
-            replaced.append((path, made))
+        replaced.append((path, matrix.in_codes(**sizes)))
     model.update_modules(tree_unflatten(replaced))
 
 

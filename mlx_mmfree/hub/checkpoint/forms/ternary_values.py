@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
+from ....layers.matrix import Matrix, matrices
 from ....layers.packed_linear import PackedLinear
 from ....ops import pack_ternary, packed_width
 from .packed_format import has_valid_codes
@@ -33,26 +34,26 @@ def pack_ternary_values(linear: nn.Linear) -> PackedLinear | None:
         largest = mx.max(sizes, axis=axis)
         # rows and columns of zeros take any scale
         scales = mx.where(largest == 0, scales, largest)
-        return _packed(linear, pack_ternary(mx.sign(weight)), scales, axis)
-    return _packed(linear, pack_ternary(mx.sign(weight)), scales.reshape(1), 1)
+        return _packed(linear, weight.shape[1], pack_ternary(mx.sign(weight)), scales, axis)
+    return _packed(linear, weight.shape[1], pack_ternary(mx.sign(weight)), scales.reshape(1), 1)
 
 
 def simplify_affine(model: nn.Module) -> None:
     """Replaces the 2-bit linears that are ternary with one scale for the matrix, a row or a column."""
     replaced = []
-    for path, module in model.named_modules():
-        if isinstance(module, nn.QuantizedLinear):
-            packed = _from_affine(module)
+    for path, matrix in matrices(model).items():
+        if matrix.storage == "codes" and not matrix.is_embedding:
+            packed = _from_affine(matrix)
             if packed is not None:
                 mx.eval(packed.parameters())
                 replaced.append((path, packed))
     model.update_modules(tree_unflatten(replaced))
 
 
-def _from_affine(module: nn.QuantizedLinear) -> PackedLinear | None:
+def _from_affine(matrix: Matrix) -> PackedLinear | None:
+    module, input_dims = matrix.layer, matrix.input_dims
     if module.bits != 2 or module.biases is None:
         return None
-    input_dims = module.scales.shape[1] * module.group_size
     fits = module.weight.shape[1] == packed_width(input_dims)
     scales = module.scales.astype(mx.float32)
     is_ternary = mx.array_equal(-scales, module.biases.astype(mx.float32)) & mx.all(scales > 0)
@@ -60,9 +61,11 @@ def _from_affine(module: nn.QuantizedLinear) -> PackedLinear | None:
         return None
     if mx.all(scales == scales[:, :1]).item():
         is_single = mx.all(scales == scales[0, 0]).item()
-        return _packed(module, module.weight, scales[0, :1] if is_single else scales[:, 0], 1)
+        scales = scales[0, :1] if is_single else scales[:, 0]
+        return _packed(module, input_dims, module.weight, scales, 1)
     if mx.all(scales == scales[:1]).item():
-        return _packed(module, module.weight, mx.repeat(scales[0], module.group_size), 0)
+        scales = mx.repeat(scales[0], module.group_size)
+        return _packed(module, input_dims, module.weight, scales, 0)
     return None
 
 
@@ -75,11 +78,12 @@ def _is_ternary(sizes: mx.array, axis: int) -> bool:
     return _has_one_size(sizes, mx.max(sizes, axis=axis, keepdims=True))
 
 
-def _packed(linear: nn.Module, weight: mx.array, scales: mx.array, axis: int) -> PackedLinear:
+def _packed(
+    linear: nn.Module, input_dims: int, weight: mx.array, scales: mx.array, axis: int
+) -> PackedLinear:
     """`scales` belong to the whole matrix or its rows (axis 1), or to its columns (axis 0)."""
     output_dims = weight.shape[0]
     is_by_column = axis == 0
-    input_dims = scales.size if is_by_column else _input_dims(linear)
     packed = PackedLinear(input_dims, output_dims, has_column_scales=is_by_column)
     packed.weight = weight
     if is_by_column:
@@ -89,9 +93,3 @@ def _packed(linear: nn.Module, weight: mx.array, scales: mx.array, axis: int) ->
     if "bias" in linear:
         packed.bias = linear.bias
     return packed
-
-
-def _input_dims(linear: nn.Module) -> int:
-    if isinstance(linear, nn.QuantizedLinear):
-        return int(linear.scales.shape[1] * linear.group_size)
-    return int(linear.weight.shape[1])

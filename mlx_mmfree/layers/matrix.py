@@ -1,0 +1,168 @@
+"""What a linear layer or an embedding says of its matrix, so that nobody has to tell kinds apart."""
+
+from typing import Any, ClassVar, Literal, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+Storage = Literal["floats", "trits", "codes", "elsewhere"]
+"""How a layer holds its matrix: as floats; as trits of 2 bits (`ops.ternary`) with scales; as codes of
+MLX's affine form; or not at all, as a head that shares the matrix of an embedding."""
+
+
+class Matrix:
+    """The matrix `W`, `(output_dims, input_dims)`, of a linear layer or an embedding.
+
+    A layer of this package is a `Matrix` itself; `matrix_of` adapts those of MLX.
+
+    Attributes:
+        storage: How the layer holds it.
+        is_ternary: The layer is a `BitLinear` in one of its forms: it computes with the trits of the
+            matrix that it is given, whatever its values.
+        is_embedding: The layer gives the rows of tokens, and only backwards the product with `W`.
+    """
+
+    storage: ClassVar[Storage]
+    is_ternary: ClassVar[bool] = False
+    is_embedding: ClassVar[bool] = False
+
+    @property
+    def layer(self) -> nn.Module:
+        """The layer that the matrix belongs to."""
+        return cast(nn.Module, self)
+
+    @property
+    def input_dims(self) -> int:
+        """Columns."""
+        raise NotImplementedError
+
+    @property
+    def output_dims(self) -> int:
+        """Rows."""
+        raise NotImplementedError
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Names of the layer's parameters whose dtype never changes."""
+        return ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the layer is a matrix of floats and perhaps a bias, nothing else.
+
+        Another form of the same matrix may then take its place.
+        """
+        return False
+
+    @property
+    def group_size(self) -> int:
+        """Neighbouring inputs that cannot be parted, since they share a scale."""
+        return 1
+
+    def in_codes(self, group_size: int, bits: int) -> nn.Module:
+        """The same layer with room for codes of MLX's affine form, where it `is_plain`."""
+        raise NotImplementedError
+
+    def packed_from(self, weight: mx.array) -> nn.Module:
+        """The packed form of the layer, where it `is_ternary`, with the trits of another matrix."""
+        raise NotImplementedError
+
+    def multiply(self, x: mx.array) -> mx.array:
+        """`x W^T` in float32 with the matrix alone: no norm, no quantised activations, no bias."""
+        raise NotImplementedError
+
+
+class _OfMLX(Matrix):
+    """The matrix of a layer of MLX."""
+
+    def __init__(self, layer: nn.Module):
+        self._layer = layer
+
+    @property
+    def layer(self) -> nn.Module:
+        return self._layer
+
+    @property
+    def output_dims(self) -> int:
+        return int(self._layer.weight.shape[0])
+
+
+class _Floats(_OfMLX):
+    storage = "floats"
+
+    @property
+    def is_plain(self) -> bool:
+        return type(self._layer) in _KINDS
+
+    @property
+    def input_dims(self) -> int:
+        return int(self._layer.weight.shape[1])
+
+    def in_codes(self, group_size: int, bits: int) -> nn.Module:
+        has_bias = "bias" in self._layer
+        return nn.QuantizedLinear(self.input_dims, self.output_dims, has_bias, group_size, bits)
+
+    def multiply(self, x: mx.array) -> mx.array:
+        y: mx.array = x.astype(mx.float32) @ self._layer.weight.astype(mx.float32).T
+        return y
+
+
+class _Codes(_OfMLX):
+    storage = "codes"
+
+    @property
+    def input_dims(self) -> int:
+        return int(self._layer.weight.shape[1]) * 32 // self._layer.bits
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        return ("weight",)
+
+    @property
+    def group_size(self) -> int:
+        return int(self._layer.group_size)
+
+    def multiply(self, x: mx.array) -> mx.array:
+        layer: Any = self._layer
+        return mx.quantized_matmul(
+            x.astype(mx.float32),
+            layer.weight,
+            layer.scales.astype(mx.float32),
+            layer.biases.astype(mx.float32),
+            group_size=layer.group_size,
+            bits=layer.bits,
+        )
+
+
+class _EmbeddingFloats(_Floats):
+    is_embedding = True
+
+    def in_codes(self, group_size: int, bits: int) -> nn.Module:
+        return nn.QuantizedEmbedding(self.output_dims, self.input_dims, group_size, bits)
+
+
+class _EmbeddingCodes(_Codes):
+    is_embedding = True
+
+
+_KINDS: dict[type[nn.Module], type[_OfMLX]] = {
+    nn.Linear: _Floats,
+    nn.Embedding: _EmbeddingFloats,
+    nn.QuantizedLinear: _Codes,
+    nn.QuantizedEmbedding: _EmbeddingCodes,
+}
+"""The layers of MLX, and what answers for each."""
+
+
+def matrix_of(module: nn.Module) -> Matrix | None:
+    """The matrix of a linear layer or an embedding; `None` for any other module."""
+    if isinstance(module, Matrix):
+        return module
+    adapter = next((_KINDS[kind] for kind in type(module).__mro__ if kind in _KINDS), None)
+    return None if adapter is None else adapter(module)
+
+
+def matrices(model: nn.Module) -> dict[str, Matrix]:
+    """The matrices of all linear layers and embeddings in a model, by the paths of the layers."""
+    found = ((path, matrix_of(module)) for path, module in model.named_modules())
+    return {path: matrix for path, matrix in found if matrix is not None}

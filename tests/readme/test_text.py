@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +17,8 @@ from mlx.utils import tree_reduce
 from mlx_mmfree.cli.parts.console import command_names
 from mlx_mmfree.generation.memory import memory_need
 from mlx_mmfree.layers import pack_linears
-from mlx_mmfree.models import architectures, find
+from mlx_mmfree.models import Architecture, architectures, find
+from mlx_mmfree.ops.backend.dispatch import BACKENDS, use_backend
 from mlx_mmfree.training.settings import Settings, read_settings
 from tests.readme.documents import FOLDERS, MAIN, ROOT, Section, anchors, links, sections, table
 from tests.readme.environment import names_in_messages, names_read
@@ -102,6 +104,15 @@ def test_tree_shows_every_folder() -> None:
         assert named == rooms, name
 
 
+def test_tree_has_the_order_of_imports() -> None:
+    tree = section("How it is built").blocks("")[0]
+    shown = re.findall(r"^  (\w+)/", tree, re.MULTILINE)
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (order,) = (each["layers"] for each in contracts["contracts"] if each["id"] == "layers")
+    floors = [floor.split(" | ") for floor in order]
+    assert shown == [name for floor in floors for name in floor if name in shown]
+
+
 def test_what_the_paragraphs_on_adding_name_exists() -> None:
     text = section("How it is built").text
     for package, *names in re.findall(r"`((?:layers|ops|models)\.[\w.]+)\.(\w+)`", text):
@@ -113,17 +124,28 @@ def test_what_the_paragraphs_on_adding_name_exists() -> None:
         module = import_module(f"mlx_mmfree.models.{architecture.name}")
         assert module.ARCHITECTURE is architecture
         assert {"from_hub", "to_hub"} <= set(dir(architecture.config))
-    assert all(f"`{name}`" in text for name in ("name", "config", "build", "weight_names"))
+    defaults = [(field.default, field.default_factory) for field in fields(Architecture)]
+    needed = [pair == (MISSING, MISSING) for pair in defaults].count(True)
+    assert all(f"`{field.name}`" in text for field in fields(Architecture)[:needed])
+    for name in command_names():
+        assert {"HELP", "build_parser", "main"} <= set(dir(import_module(f"mlx_mmfree.cli.{name}")))
+    for file in (PACKAGE / "ops").glob("*/*.py"):
+        if file.stem in BACKENDS and file.stem != "reference" and file.parent.name != "backend":
+            module = import_module(f"mlx_mmfree.ops.{file.parent.name}.{file.stem}")
+            assert callable(module.run), file
+            assert callable(getattr(module, "unsupported", print)), file
 
 
 def memory(config: dict[str, Any]) -> float:
-    """Gigabytes for a text, as the library estimates them, with 16-bit floats."""
+    """Gigabytes for a text, as the library estimates them on a Mac, with 16-bit floats."""
     architecture = find(config["model_type"])
     model = architecture.build(architecture.config.from_hub(config))
     model.set_dtype(mx.bfloat16)
     pack_linears(model)
     weights = tree_reduce(lambda total, array: total + array.nbytes, model.parameters(), 0)
-    return memory_need(model, weights, context_length=CONTEXT).total_bytes / 1e9
+    # only shapes are looked at, so that no Metal device is needed
+    with use_backend("metal"):
+        return memory_need(model, weights, context_length=CONTEXT).total_bytes / 1e9
 
 
 def test_memory_of_models() -> None:

@@ -47,17 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_report_flags(args, "train")
     settings = _settings(args)
     from ..training.data_parallel import DataParallel
-    from ..training.first_model import weight_bytes
+    from ..training.first_model import FirstModel
     from ..training.language_model import train_language_model
     from ..training.results import kept_models
 
     keep_freed_memory()
     output = settings.path(settings.output)
-    model_bytes = weight_bytes(settings)
+    first = FirstModel(settings)
     processes = DataParallel(timeout_s=settings.process_timeout_s)
-    with one_voice(processes.rank), limits(args, model_bytes):
+    with one_voice(processes.rank), limits(args, first.nbytes):
         callbacks = reports(args, output, settings.record(), processes)
-        result = train_language_model(settings, processes, callbacks=callbacks)
+        result = train_language_model(settings, processes, callbacks=callbacks, first=first)
         print(
             f"Best step {result['best_step']} of {result['step']}, {result['tokens']} tokens seen."
         )

@@ -16,29 +16,39 @@ from ..models.parts.ternary_linears import TernaryLinears
 from .settings import Settings
 
 
-def first_model(settings: Settings) -> tuple[Decoder, Path | None]:
-    """The model, in its training form, and the folder of the tokenizer that comes with it, if any.
+class FirstModel:
+    """The model that a run begins with, in its training form, built and not yet evaluated.
+
+    Args:
+        settings: The run.
+
+    Attributes:
+        nbytes: Bytes of its float32 weights.
+        tokenizer_folder: Where the tokenizer lies that comes with it, if one does.
 
     Raises:
         TrainingError: The settings ask for linears that the architecture has not.
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`; the last one also for a
             model that cannot continue a text.
     """
-    if settings.init_from is None:
-        mx.random.seed(settings.seed)
-        model = _random_model(settings)
-        check_causal(model)
-        return model, None
-    opened = _opened(settings)
-    check_causal(opened.model)
-    return opened.load(), opened.checkpoint.folder
 
+    def __init__(self, settings: Settings):
+        self._opened: OpenedModel | None = None
+        self.tokenizer_folder: Path | None = None
+        if settings.init_from is None:
+            mx.random.seed(settings.seed)
+            self.model = _random_model(settings)
+            self.nbytes = sum(array.nbytes for array in parameters(self.model).values())
+        else:
+            self._opened = _opened(settings)
+            self.tokenizer_folder = self._opened.checkpoint.folder
+            self.model = self._opened.model
+            self.nbytes = self._opened.nbytes
+        check_causal(self.model)
 
-def weight_bytes(settings: Settings) -> int:
-    """Bytes of the float32 weights of the model, from its description alone."""
-    if settings.init_from is None:
-        return sum(array.nbytes for array in parameters(_random_model(settings)).values())
-    return _opened(settings).nbytes
+    def load(self) -> Decoder:
+        """The model with its weights; to be called once."""
+        return self.model if self._opened is None else self._opened.load()
 
 
 def _opened(settings: Settings) -> OpenedModel:

@@ -16,7 +16,7 @@ from .checkpoint import check_record, read_progress
 from .corpus import END_OF_TEXT, Mixture, TokenStream, tokenize
 from .data_parallel import DataParallel
 from .digests import stream_digest, weights_digest
-from .first_model import first_model
+from .first_model import FirstModel
 from .gradient_checkpoint import checkpoint_blocks
 from .loop import Trainer, Validation
 from .optimizer import build_optimizer, build_schedule
@@ -31,6 +31,7 @@ def train_language_model(
     processes: DataParallel | None = None,
     *,
     callbacks: Sequence[Callback] = (),
+    first: FirstModel | None = None,
 ) -> dict[str, Any]:
     """Runs or resumes a training run and writes the models of its best weights.
 
@@ -44,6 +45,7 @@ def train_language_model(
         processes: Those that train together, each on its share of the rows of a batch; `None`: all
             that `mlx.launch` started, or this one.
         callbacks: As in `Trainer`.
+        first: The model to begin with, if it is built already.
 
     Returns:
         The run's progress record and, in the first process, the packed model's held-out figures.
@@ -62,8 +64,9 @@ def train_language_model(
     if progress is not None:
         # before anything is made that belongs to other settings
         check_record(output, progress, progress["settings"] | settings.record())
-    model, folder = first_model(settings)
-    tokenizer_folder = folder or processes.after_first(
+    first = first or FirstModel(settings)
+    model = first.load()
+    tokenizer_folder = first.tokenizer_folder or processes.after_first(
         lambda: _tokenizer_folder(settings, output, model.vocab_size, progress is not None)
     )
     streams = _streams(settings, tokenizer_folder, model.vocab_size)

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+import yaml
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.cli import main
@@ -19,6 +20,7 @@ from mlx_mmfree.hub.checkpoint.opened_model import open_model
 from mlx_mmfree.layers import BitLinear, pack_linears
 from mlx_mmfree.models import Decoder, find
 from tests.hub.checkpoints import GOLDENS, edit_tensors, tiny_checkpoint, tiny_model
+from tests.training.conftest import run_values, without_curve  # noqa: F401
 
 TOKENIZER = GOLDENS / "tokenizer_bpe"
 VOCABULARY = 518
@@ -133,6 +135,25 @@ def test_masters_are_made_up_in_the_model_that_was_built(
     builds: list[Any],
 ) -> None:
     assert main([*commands("full", folders["packed"]), "--rebuild-masters"]) == 0
+    assert len(builds) == 1
+
+
+@pytest.mark.usefixtures("without_curve")
+@pytest.mark.parametrize("form", [None, "masters", "packed"])
+def test_training_from_texts(
+    folders: dict[str, Path],
+    builds: list[Any],
+    run_values: dict[str, Any],  # noqa: F811
+    tmp_path: Path,
+    form: str | None,
+) -> None:
+    run_values |= {"steps": 1, "warmup_steps": 0}
+    if form is not None:
+        del run_values["model"]
+        run_values |= {"init_from": str(folders[form]), "rebuild_masters": True}
+    file = tmp_path / "train.yaml"
+    file.write_text(yaml.safe_dump(run_values))
+    assert main(["train", "--config", str(file)]) == 0
     assert len(builds) == 1
 
 

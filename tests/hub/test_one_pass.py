@@ -11,10 +11,11 @@ import pytest
 import yaml
 from mlx.utils import tree_flatten
 
+from mlx_mmfree import demo
 from mlx_mmfree.cli import main
 from mlx_mmfree.files.checkpoint_files import CONFIG_FILE
 from mlx_mmfree.files.tensor_entry import TensorEntry
-from mlx_mmfree.hub import convert, load, load_model, open_checkpoint, save_model
+from mlx_mmfree.hub import convert, load, load_model, load_tokenizer, open_checkpoint, save_model
 from mlx_mmfree.hub.checkpoint import pack_cache, skeleton
 from mlx_mmfree.hub.checkpoint.opened_model import open_model
 from mlx_mmfree.layers import BitLinear, pack_linears
@@ -59,6 +60,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         save_model(root / name, tiny_model(vocab_size=VOCABULARY, **options), TOKENIZER)
     packed = pack_linears(tiny_model(vocab_size=VOCABULARY))
     save_model(root / "packed", packed, TOKENIZER)
+    # its tokenizer knows the end of a document
+    own = load_tokenizer(demo.path())
+    model = tiny_model(vocab_size=own.vocab_size)
+    save_model(root / "own masters", model, own)
+    save_model(root / "own packed", pack_linears(model), own)
     return {folder.name: folder for folder in root.iterdir()}
 
 
@@ -139,7 +145,7 @@ def test_masters_are_made_up_in_the_model_that_was_built(
 
 
 @pytest.mark.usefixtures("without_curve")
-@pytest.mark.parametrize("form", [None, "masters", "packed"])
+@pytest.mark.parametrize("form", [None, "own masters", "own packed"])
 def test_training_from_texts(
     folders: dict[str, Path],
     builds: list[Any],

@@ -51,7 +51,7 @@ def test_hostile_text(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(
         TrainingError, match=r"train\.yaml' must be a readable YAML file: "
     ) as caught:
-        read_mapping(file)
+        read_mapping(file, "train")
     assert len(str(caught.value)) < 1000
     (tmp_path / "README.md").write_text(f"---\nlicense: mit\n{text}\n---\nbody")
     assert read_source_card(tmp_path).metadata == {}

@@ -97,7 +97,7 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
 def exercise(folder: Path, rng: random.Random) -> None:
     """Reads the settings as the commands do."""
     if (folder / "lora.yaml").is_symlink() or (folder / "lora.yaml").exists():
-        fine_tune_settings(read_mapping(folder / "lora.yaml"), "'lora.yaml'")
+        fine_tune_settings(read_mapping(folder / "lora.yaml", "lora"), "'lora.yaml'")
     else:
         read_settings(folder / "train.yaml")
 

@@ -64,15 +64,22 @@ def includes(folder: Path, root: Path = SOURCES) -> list[str]:
     return [f"-I{root}", f"-I{folder}", f"-I{CHECK.parent}"]
 
 
-def build(compiler: list[str], flags: list[str], extra: dict[str, list[str]], folder: Path) -> Path:
-    """Compiles the kernels and their check, each file with its own flags."""
+def build(
+    compiler: list[str],
+    flags: list[str],
+    extra: dict[str, list[str]],
+    folder: Path,
+    root: Path = SOURCES,
+    main: Path = CHECK,
+) -> Path:
+    """Compiles the kernels and a program, each file with its own flags."""
     objects = []
     commands = []
-    flags = [*flags, *includes(folder)]
-    for number, name in enumerate([*PORTABLE, *extra, str(CHECK)]):
+    flags = [*flags, *includes(folder, root)]
+    for number, name in enumerate([*PORTABLE, *extra, str(main)]):
         objects.append(str(folder / f"{number}.o"))
         own = extra.get(name, [])
-        commands.append([*compiler, *FLAGS, *flags, *own, "-c", SOURCES / name, "-o", objects[-1]])
+        commands.append([*compiler, *FLAGS, *flags, *own, "-c", root / name, "-o", objects[-1]])
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(run, commands))
     program = folder / "kernel_check"

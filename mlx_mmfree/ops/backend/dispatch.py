@@ -113,8 +113,11 @@ def dispatch(package: str, *args: Any, **kwargs: Any) -> Any:
             )
         return backend.run(*args, **kwargs)
     for name, backend in backends.items():
-        if _unsupported(name, backend, args, kwargs) is None:
-            return backend.run(*args, **kwargs)
+        if _missing(name) is None:
+            # without a call more, which takes time in each decoded token
+            unsupported = vars(backend).get("unsupported")
+            if unsupported is None or unsupported(*args, **kwargs) is None:
+                return backend.run(*args, **kwargs)
     raise BackendError(f"[{_name(package)}] no backend can run these arguments.")
 
 
@@ -144,13 +147,18 @@ def _unsupported(
     name: str, backend: ModuleType, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str | None:
     """Why a backend cannot run these arguments here, or `None`."""
-    reason: str | None = None
+    reason = _missing(name)
+    if reason or (unsupported := vars(backend).get("unsupported")) is None:
+        return reason
+    found: str | None = unsupported(*args, **kwargs)
+    return found
+
+
+def _missing(name: str) -> str | None:
+    """What the default device lacks for a backend, or `None`."""
     if name == "metal":
-        reason = metal_unavailable()
-    elif name == "native":
-        reason = native_unavailable()
-    unsupported = vars(backend).get("unsupported")
-    return unsupported(*args, **kwargs) if reason is None and unsupported else reason
+        return metal_unavailable()
+    return native_unavailable() if name == "native" else None
 
 
 def _name(package: str) -> str:

@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..errors import CheckpointError
 from .locks import UNKNOWN, one_at_a_time, own_folders, try_lock
+from .space import check_space
 
 _SUFFIX = ".mmfree"
 _NEW, _OLD = "new", "old"
@@ -26,15 +28,21 @@ _Listing = dict[str, tuple[int, int, int]]
 
 
 @contextmanager
-def new_file(target: Path) -> Iterator[Path]:
+def new_file(target: Path, needed_bytes: int = 0) -> Iterator[Path]:
     """A path to write to, with the target's suffix; the file takes the target's place at the end.
 
     A target that is a link is replaced itself. Whatever goes wrong, the target stays what it was.
 
+    Args:
+        target: The file.
+        needed_bytes: About its size, for which the disk must have room; 0 asks for none.
+
     Raises:
-        OSError: The folder cannot be written to.
+        OSError: The folder cannot be written to, or the disk has too little room.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
+    if needed_bytes:
+        check_space(target.parent, needed_bytes)
     with _stage(target, is_alone=False) as stage:
         file = stage / f"{_NEW}{target.suffix}"
         yield file
@@ -44,18 +52,21 @@ def new_file(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
+def new_folder(target: Path, *, replaces: bool = False, needed_bytes: int = 0) -> Iterator[Path]:
     """An empty folder to write to, which takes the target's place at the end.
 
     Args:
         target: A folder that does not exist or is empty, or, with `replaces`, any folder.
         replaces: Remove the folder that is there. It stays if it changes in the meantime.
+        needed_bytes: About the size of its files, for which the disk must have room; 0 asks for none.
 
     Raises:
-        OSError: The folder cannot be written to, another process is writing it, or somebody has put
-            files there.
+        OSError: The folder cannot be written to, the disk has too little room, another process is
+            writing it, or somebody has put files there.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
+    if needed_bytes:
+        check_space(target.parent, needed_bytes)
     with _stage(target, is_alone=True) as stage:
         before = _listing(target) if replaces else {}
         folder = stage / _NEW
@@ -76,6 +87,19 @@ def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
                 raise _changed(target) from error
             raise
         sync(target.parent)
+
+
+@contextmanager
+def writing(place: str, target: Path) -> Iterator[None]:
+    """Turns a refusal to write into one line about the target.
+
+    Raises:
+        CheckpointError: The system, or MLX for it, refused to write.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"[{place}] '{target}' cannot be written: {error}.") from error
 
 
 def clear(target: Path) -> bool:

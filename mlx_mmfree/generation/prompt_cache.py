@@ -18,9 +18,8 @@ from mlx.utils import tree_flatten, tree_map, tree_reduce
 from ..errors import CheckpointError
 from ..files.json_reader import parse_json
 from ..files.paths import expanded, real_path
-from ..files.replacing import new_file
+from ..files.replacing import new_file, writing
 from ..files.safetensors import read_header
-from ..files.space import check_space
 from ..files.tensor_entry import TensorEntry, read_tensors
 from ..hub.checkpoint.save import write_tensors
 from ..models import Decoder
@@ -116,13 +115,9 @@ def save_prompt_cache(
         _MODEL: fingerprint(model),
         _SETTINGS: json.dumps(dict(settings or {})),
     }
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        check_space(file.parent, sum(array.nbytes for array in arrays.values()))
-        with new_file(file) as new:
-            write_tensors(new, arrays, metadata)
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"[prompt cache] '{file}' cannot be written: {error}.") from error
+    needed = sum(array.nbytes for array in arrays.values())
+    with writing("prompt cache", file), new_file(file, needed) as new:
+        write_tensors(new, arrays, metadata)
 
 
 def read_settings(path: str | os.PathLike[str]) -> tuple[dict[str, int | None], int]:

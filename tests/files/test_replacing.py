@@ -1,6 +1,7 @@
 """Files and folders appear whole or not at all, and nobody else's are removed."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.files import replacing
-from mlx_mmfree.files.replacing import clear, new_file, new_folder
+from mlx_mmfree.files.replacing import clear, new_file, new_folder, writing
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -223,3 +225,41 @@ class TestStages:
         write_folder(tmp_path / "m", "new")
         assert sorted(os.listdir(tmp_path)) == sorted([*before, "m"])
         assert (tmp_path / "elsewhere" / "a.txt").read_text() == "mine"
+
+
+class TestRoom:
+    def test_a_full_disk_is_refused_before_anything_is_written(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        usage = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+        (tmp_path / "a").write_text("old")
+        with pytest.raises(OSError, match=r"only 1\.0 MB are free"), new_file(tmp_path / "a", 5):
+            pytest.fail("a file was made")
+        with (
+            pytest.raises(OSError, match=r"only 1\.0 MB are free"),
+            new_folder(tmp_path / "b", needed_bytes=5),
+        ):
+            pytest.fail("a folder was made")
+        assert contents(tmp_path) == {"a": "old"}
+
+    def test_files_of_no_size_to_speak_of_are_written(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        usage = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+        with new_file(tmp_path / "a") as file:
+            file.write_text("new")
+        assert contents(tmp_path) == {"a": "new"}
+
+
+@pytest.mark.parametrize("error", [OSError("no room"), RuntimeError("no room")])
+def test_a_refusal_is_one_line(error: Exception) -> None:
+    line = r"^\[save\] 'there' cannot be written: no room\.$"
+    with pytest.raises(CheckpointError, match=line), writing("save", Path("there")):
+        raise error
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(KeyError), writing("save", Path("there")):
+        raise KeyError("a")

@@ -14,9 +14,8 @@ from mlx.utils import tree_unflatten
 from ...errors import CheckpointError
 from ...files.json_file import read_json_object
 from ...files.paths import expanded, real_path
-from ...files.replacing import new_file
+from ...files.replacing import new_file, writing
 from ...files.safetensors import read_arrays
-from ...files.space import check_space
 from ...layers.lora import (
     ADAPTER_PARAMETERS,
     AdapterKind,
@@ -254,15 +253,12 @@ def write_files(
     folder: Path, config: Mapping[str, Any], weights_file: str, tensors: dict[str, mx.array]
 ) -> None:
     """Writes configuration and tensors, each file whole or not at all."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        check_space(folder, sum(array.nbytes for array in tensors.values()))
-        with new_file(folder / weights_file) as file:
+    needed = sum(array.nbytes for array in tensors.values())
+    with writing("adapter", folder):
+        with new_file(folder / weights_file, needed) as file:
             mx.save_safetensors(str(file), tensors, {"format": "mlx"})
         with new_file(folder / CONFIG_FILE) as file:
             file.write_text(json.dumps(config, indent=4, sort_keys=True) + "\n", encoding="utf-8")
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"[adapter] '{folder}' cannot be written: {error}.") from error
 
 
 def _options(config: Mapping[str, Any]) -> tuple[AdapterKind, float, float]:

@@ -8,9 +8,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ...errors import CheckpointError, UnsupportedModelError
+from ...errors import UnsupportedModelError
 from ...files.paths import real_path
-from ...files.replacing import new_folder
+from ...files.replacing import new_folder, writing
 from ...layers.lora import adapted_layers, remove_adapters
 from ...models import Decoder
 from ...tokenizer.tokenizer import Tokenizer
@@ -98,20 +98,16 @@ def save_with_adapter(
     """
     target = real_path(path)
     check_target(target, overwrite, "fuse", [tokenizer.folder])
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with new_folder(target, replaces=overwrite) as folder:
-            if adapted_layers(model):
-                write_adapter(folder, model, {})
-                remove_adapters(model)
-            save_model(folder / "base", model, tokenizer)
-            for file in (folder / "base").iterdir():
-                file.rename(folder / file.name)
-            (folder / "base").rmdir()
-            if card is not None:
-                write_model_card(folder, card)
-    except OSError as error:
-        raise CheckpointError(f"[fuse] '{target}' cannot be written: {error}.") from error
+    with writing("fuse", target), new_folder(target, replaces=overwrite) as folder:
+        if adapted_layers(model):
+            write_adapter(folder, model, {})
+            remove_adapters(model)
+        save_model(folder / "base", model, tokenizer)
+        for file in (folder / "base").iterdir():
+            file.rename(folder / file.name)
+        (folder / "base").rmdir()
+        if card is not None:
+            write_model_card(folder, card)
 
 
 def save_peft_adapter(
@@ -134,12 +130,8 @@ def save_peft_adapter(
     """
     target = real_path(path)
     check_target(target, overwrite, "fuse")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with new_folder(target, replaces=overwrite) as folder:
-            write_peft_adapter(folder, model, base)
-    except OSError as error:
-        raise CheckpointError(f"[fuse] '{target}' cannot be written: {error}.") from error
+    with writing("fuse", target), new_folder(target, replaces=overwrite) as folder:
+        write_peft_adapter(folder, model, base)
 
 
 def _with_dense(model: Decoder, names: list[str]) -> Any:

@@ -32,6 +32,7 @@ from ...files.gguf.types import (
     ternary_words,
 )
 from ...files.opening import check_link
+from ...files.replacing import writing
 from ...files.scratch import new_scratch_folder
 from ...files.tensor_entry import TensorEntry, read_tensors
 from ...models import find
@@ -242,11 +243,9 @@ def _own_folder(file: Path) -> Path:
 def _folder(file: Path, config: Mapping[str, Any], files: Mapping[str, bytes]) -> Path:
     """A folder of this process with the small files of a checkpoint."""
     folder = _own_folder(file.resolve())
-    try:
+    with writing("GGUF", folder):
         for name in TOKENIZER_PATTERNS:
             (folder / name).unlink(missing_ok=True)
         for name, content in {**files, "config.json": json.dumps(config).encode()}.items():
             (folder / name).write_bytes(content)
-    except OSError as error:
-        raise CheckpointError(f"[GGUF] '{folder}' cannot be written: {error}.") from error
     return folder

@@ -21,7 +21,6 @@ from ...errors import CheckpointError
 from ...files.json_reader import parse_json
 from ...files.replacing import new_file
 from ...files.safetensors import read_header
-from ...files.space import check_space
 from ...files.tensor_entry import checksum
 from ...models import Decoder
 from ...ops.float_dtypes import FLOATS
@@ -73,14 +72,12 @@ def store(checkpoint: Checkpoint, model: Decoder) -> None:
     tensors = disk_tensors(model)
     nbytes = sum(array.nbytes for array in tensors.values())
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        check_space(file.parent, nbytes)
-        metadata = {
-            _SOURCE: _fingerprint(checkpoint),
-            _VERSION: __version__,
-            _CHECKSUMS: json.dumps({name: _checksum(array) for name, array in tensors.items()}),
-        }
-        with new_file(file) as new:
+        with new_file(file, nbytes) as new:
+            metadata = {
+                _SOURCE: _fingerprint(checkpoint),
+                _VERSION: __version__,
+                _CHECKSUMS: json.dumps({name: _checksum(array) for name, array in tensors.items()}),
+            }
             write_tensors(new, tensors, metadata)
     except (OSError, RuntimeError, CheckpointError) as error:
         notify(f"the packed form is not kept in '{file.parent}': {error}")

@@ -11,9 +11,8 @@ from ...errors import CheckpointError
 from ...files.checkpoint_files import CONFIG_FILE
 from ...files.json_file import write_json
 from ...files.paths import real_path
-from ...files.replacing import new_folder
+from ...files.replacing import new_folder, writing
 from ...files.safetensors_writer import METADATA, PlannedTensors, write_safetensors, write_shards
-from ...files.space import check_space
 from ...layers.matrix import matrices
 from ...models import Decoder, architecture_of, find
 from ...tokenizer.tokenizer import Tokenizer
@@ -58,15 +57,11 @@ def save_model(
     config = {**token_ids(copied.pop(CONFIG_FILE, None)), **describe_model(model)}
     needed = sum(array.nbytes for array in tensors.values())
     needed += sum(file.stat().st_size for file in copied.values())
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        check_space(target.parent, needed)
-        with new_folder(target, replaces=overwrite) as folder:
-            write_json(folder / CONFIG_FILE, config)
-            write_shards(folder, [PlannedTensors.of(*item) for item in tensors.items()])
-            copy_files(copied, folder)
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"[save_model] '{target}' cannot be written: {error}.") from error
+    made = new_folder(target, replaces=overwrite, needed_bytes=needed)
+    with writing("save_model", target), made as folder:
+        write_json(folder / CONFIG_FILE, config)
+        write_shards(folder, [PlannedTensors.of(*item) for item in tensors.items()])
+        copy_files(copied, folder)
 
 
 def disk_tensors(model: Decoder) -> dict[str, mx.array]:

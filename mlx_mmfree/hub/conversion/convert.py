@@ -9,14 +9,12 @@ from typing import Literal
 import mlx.core as mx
 from tqdm import tqdm
 
-from ...errors import CheckpointError
 from ...files.checkpoint_files import CONFIG_FILE, SCALES_FILE
 from ...files.gguf.writer import write_parts
 from ...files.json_file import write_json
 from ...files.paths import real_path
-from ...files.replacing import new_folder
+from ...files.replacing import new_folder, writing
 from ...files.safetensors_writer import PlannedTensors, write_safetensors, write_shards
-from ...files.space import check_space
 from ...tokenizer.to_gguf import compare_tokenizers
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ..checkpoint.forms.packed_format import WRITER_KEY
@@ -94,22 +92,18 @@ def convert(
         writer = _gguf_writer(reader, target.name, gguf_type.upper(), forms, max_part_bytes)
     else:
         writer = _folder_writer(reader, plan_mlx if to == "mlx" else plan_hf, forms)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        check_space(target.parent, writer.nbytes)
-        with new_folder(target, replaces=overwrite) as folder:
-            with _progress(writer.nbytes, show_progress) as bar:
-                writer.write(folder, bar.update)
-            written = ParameterReader(open_checkpoint(folder))
-            report = take_stock(reader, written)
-            if check:
-                report = verify(reader, written, forms, writer.scale_dtype)
-                writer.check_files(source.folder, written.checkpoint.folder)
-            report.openings = openings(written, to, gguf_type.upper())
-            if card is not None:
-                write_model_card(folder, _filled(card, to, report))
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"[convert] '{target}' cannot be written: {error}.") from error
+    made = new_folder(target, replaces=overwrite, needed_bytes=writer.nbytes)
+    with writing("convert", target), made as folder:
+        with _progress(writer.nbytes, show_progress) as bar:
+            writer.write(folder, bar.update)
+        written = ParameterReader(open_checkpoint(folder))
+        report = take_stock(reader, written)
+        if check:
+            report = verify(reader, written, forms, writer.scale_dtype)
+            writer.check_files(source.folder, written.checkpoint.folder)
+        report.openings = openings(written, to, gguf_type.upper())
+        if card is not None:
+            write_model_card(folder, _filled(card, to, report))
     return report
 
 

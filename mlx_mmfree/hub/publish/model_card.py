@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 import yaml
 
-from ...errors import CheckpointError
 from ...files.opening import read_member
-from ...files.replacing import new_file
+from ...files.replacing import new_file, writing
 from ...files.yaml_text import parse_yaml
 from ...version import __version__
 from ..checkpoint.target_folder import copy_files
@@ -132,13 +131,11 @@ def write_model_card(folder: Path, card: ModelCard) -> None:
     Raises:
         CheckpointError: A file cannot be written.
     """
-    try:
+    with writing("model card", folder):
         with new_file(folder / CARD_FILE) as file:
             file.write_text(model_card(card), encoding="utf-8")
         missing = (f for f in card.source.license_files if not (folder / f.name).exists())
         copy_files({file.name: file for file in missing}, folder)
-    except OSError as error:
-        raise CheckpointError(f"[model card] '{folder}' cannot be written: {error}.") from error
 
 
 def _metadata(card: ModelCard) -> dict[str, Any]:

@@ -133,13 +133,18 @@ def _streams(settings: Settings, tokenizer_folder: Path, vocab_size: int) -> dic
             f"[train] 'vocab_size' must cover the tokenizer's {tokenizer.vocab_size} tokens but got "
             f"{vocab_size}."
         )
-    [end_of_text] = tokenizer.encode(END_OF_TEXT, add_special_tokens=False, parse_special=True)
+    ends = tokenizer.encode(END_OF_TEXT, add_special_tokens=False, parse_special=True)
+    if len(ends) != 1:
+        raise TrainingError(
+            f"[train] the tokenizer in '{tokenizer_folder}' must have the token {END_OF_TEXT}, which "
+            f"ends a document, but writes it in {len(ends)}. Give a tokenizer or a model that has it."
+        )
 
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False, parse_special=False)
 
     names = {name for stage in settings.stages for name in stage.weights} | set(settings.valid)
-    streams = {name: tokenize(settings.path(name), encode, end_of_text) for name in sorted(names)}
+    streams = {name: tokenize(settings.path(name), encode, ends[0]) for name in sorted(names)}
     for name, stream in streams.items():
         if len(stream.tokens) <= settings.sequence_length:
             raise TrainingError(

@@ -19,6 +19,7 @@ from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import load_model, load_tokenizer
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
 from mlx_mmfree.training.log import read_log
+from tests.hub.checkpoints import GOLDENS
 from tests.tolerances import relative_error
 from tests.training.conftest import config, run_values, without_curve  # noqa: F401
 
@@ -189,6 +190,16 @@ def test_linears_that_an_architecture_has_not_are_refused(
     assert main(["--config", str(config), "--linear-class", "dense"]) == 2
     wanted = "--linear-class must be ternary for 'model_type' 'bitnet' but got 'dense'"
     assert wanted in capsys.readouterr().err
+
+
+def test_a_tokenizer_without_an_end_of_documents_is_refused(
+    config: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _change(config, tokenizer=str(GOLDENS / "tokenizer_bpe"), model=LLAMA | {"vocab_size": 518})
+    assert main(["--config", str(config)]) == 2
+    shown = capsys.readouterr().err
+    assert "must have the token <|endoftext|>, which ends a document" in shown
 
 
 def test_a_run_ends_when_nothing_gets_better(

@@ -1,5 +1,6 @@
 """GGUF models in several files: written, read, fetched, and what is wrong with them."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from gguf import GGUFReader
 from mlx_mmfree.cli.convert import main
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.files.gguf.parts import part_names, whole_models
+from mlx_mmfree.files.gguf.reader import read_gguf
+from mlx_mmfree.files.gguf.writer import PlannedGGUFTensor, write_gguf
 from mlx_mmfree.hub import convert, load, load_model, open_checkpoint, save_model
 from tests.hub.checkpoints import GOLDENS, tiny_transformer
 from tests.hub.hub_client import HubClient
@@ -45,6 +48,21 @@ def test_names() -> None:
     for name in ("m.gguf", "m-00003-of-00002.gguf", "m-00000-of-00002.gguf", "m-1-of-2.gguf"):
         assert part_names(name) == [name]
     assert part_names("m-00001-of-99999.gguf") == ["m-00001-of-99999.gguf"]
+
+
+def test_tensors_of_any_size_begin_at_aligned_places(tmp_path: Path) -> None:
+    arrays = {f"t{size}": np.arange(size, dtype=np.float32) for size in (3, 8, 1)}
+    planned = [
+        PlannedGGUFTensor(name, "F32", array.shape, partial(array.view, np.uint8))
+        for name, array in arrays.items()
+    ]
+    write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, planned)
+    theirs = {tensor.name: tensor.data for tensor in GGUFReader(tmp_path / "m.gguf").tensors}
+    data = (tmp_path / "m.gguf").read_bytes()
+    _, ours = read_gguf(tmp_path / "m.gguf")
+    for name, array in arrays.items():
+        assert np.array_equal(theirs[name], array)
+        assert data[ours[name].start : ours[name].stop] == array.tobytes()
 
 
 def test_parts_give_the_model_of_one_file(tmp_path: Path, source: Path, parts: list[Path]) -> None:

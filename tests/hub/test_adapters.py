@@ -95,6 +95,22 @@ def test_written_and_read_back(
     assert mx.array_equal(fresh(TOKENS)[0], plain)
 
 
+@pytest.mark.parametrize(
+    ("names", "count"),
+    [
+        (("blocks.1.token_mixer.query_proj", "blocks.1.token_mixer.key_proj"), 1),
+        (("blocks.0.token_mixer.query_proj",), 2),
+        (("embed",), 0),
+    ],
+    ids=["last", "first", "none"],
+)
+def test_layers_are_counted_from_the_end(
+    tmp_path: Path, names: tuple[str, ...], count: int
+) -> None:
+    write_adapter(tmp_path, adapted(LLAMA, "lora", names), {})
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["num_layers"] == count
+
+
 @pytest.mark.parametrize("config", [LLAMA, HGRN], ids=["llama", "hgrn"])
 def test_adapters_are_switched(tmp_path: Path, config: dict) -> None:
     first = adapted(config, "lora", packed=config is HGRN)

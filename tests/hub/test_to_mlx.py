@@ -191,6 +191,17 @@ def test_matmul_free_model_with_an_embedding_in_few_bits(tmp_path: Path) -> None
     assert relative_error(mlx_lm_model(tmp_path / "m")(TOKENS), ours) <= TOLERANCE[mx.float32]
 
 
+def test_an_embedding_in_few_bits_keeps_its_codes_in_another_dtype(tmp_path: Path) -> None:
+    save_model(tmp_path / "s", tiny_transformer(**BIG))
+    convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", forms=FloatForms(embed_bits=4))
+    forms = FloatForms(dtype=mx.float16)
+    convert(open_checkpoint(tmp_path / "m"), tmp_path / "half", forms=forms)
+    once, again = (load_model(tmp_path / name).embed for name in ("m", "half"))
+    assert again.weight.dtype == mx.uint32 and mx.array_equal(again.weight, once.weight)
+    assert again.scales.dtype == mx.float16
+    assert mx.array_equal(again.scales, once.scales.astype(mx.float16))
+
+
 @pytest.mark.parametrize("kind", ["hgrn_bit", "llama", "bitnet"])
 def test_mlx_lm_generates_what_one_pass_gives(tmp_path: Path, kind: str) -> None:
     from mlx_lm import batch_generate, load

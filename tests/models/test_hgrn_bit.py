@@ -4,6 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
@@ -11,6 +12,7 @@ from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, hgrn_bit
 from mlx_mmfree.ops import use_backend
+from tests.tolerances import TOLERANCE, relative_error
 
 SMALL = {
     "model_type": "hgrn_bit",
@@ -98,6 +100,11 @@ def test_lower_bounds_rise_and_get_gradients() -> None:
     bounds = [context.get("lower_bound") for context in model.context()]
     assert bounds[0] is None
     assert (bounds[2] > bounds[1]).all().item()
+    table = np.exp(np.array(model.lower_bounds, np.float64))
+    shares = table / table.sum(axis=0)
+    for n in (1, 2):
+        want = mx.array(shares[1 : n + 1].sum(axis=0).astype(np.float32))
+        assert relative_error(bounds[n], want) <= TOLERANCE[mx.float32]
     gradient = nn.value_and_grad(model, lambda m: (m(TOKENS)[0] ** 2).sum())(model)[1]
     assert mx.abs(gradient["lower_bounds"]).max().item() > 0
 

@@ -205,7 +205,7 @@ FAULTS = {
         "cli/parts/flags.py",
         '"MB": 10**6',
         '"MB": 2**20',
-        ("cli/test_lora.py", "cli/test_convert.py", "cli/test_console.py"),
+        ("cli/test_flags.py",),
     ),
     "doctor: a forced backend is said to run what it cannot": Fault(
         "cli/doctor.py",

@@ -159,7 +159,8 @@ def test_kill_between_two_checkpoints(tmp_path: Path) -> None:
 
 def test_other_settings_do_not_resume(tmp_path: Path) -> None:
     _trainer(_model(), _settings(tmp_path), _batches()).train()
-    with pytest.raises(TrainingError, match="other values of learning_rate, steps"):
+    message = r"other values of learning_rate, steps\. Resume with the same settings"
+    with pytest.raises(TrainingError, match=message):
         settings = _settings(tmp_path, steps=9, learning_rate=1e-3)
         _trainer(_model(), settings, _batches()).train()
 

@@ -1,0 +1,65 @@
+"""Values of flags: what each text means, and what is said where it means nothing."""
+
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mlx_mmfree.cli.parts.flags import (
+    gigabytes,
+    integer,
+    json_object,
+    positive,
+    seed,
+    size_bytes,
+    truth,
+    whole,
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (positive, "1", 1),
+        (positive, "2147483647", 2**31 - 1),
+        (whole, "0", 0),
+        (integer, "-1", -1),
+        (seed, "9223372036854775807", 2**63 - 1),
+        (gigabytes, "1.5", 1_500_000_000),
+        (gigabytes, "0", 0),
+        (size_bytes, "500", 500),
+        (size_bytes, "500MB", 500_000_000),
+        (size_bytes, "2 gb", 2_000_000_000),
+        (size_bytes, "1.5M", 1_500_000),
+        (size_bytes, "3G", 3_000_000_000),
+        (truth, "T", True),
+        (truth, "false", False),
+        (json_object, '{"a": [1]}', {"a": [1]}),
+    ],
+)
+def test_values(kind: Callable[[str], Any], text: str, value: object) -> None:
+    assert kind(text) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        (positive, "0", "a whole number from 1 to 2147483647 but got '0'"),
+        (positive, "2147483648", "a whole number from 1 to"),
+        (whole, "-1", "a whole number from 0 to"),
+        (integer, "1.0", "a whole number from -2147483647 to"),
+        (seed, "9223372036854775808", "a whole number from 0 to"),
+        (gigabytes, "-1", "a size in GB from 0 to"),
+        (gigabytes, "nan", "a size in GB from 0 to"),
+        (size_bytes, "2KB", "a size such as 500MB or 2GB but got '2KB'"),
+        (size_bytes, "MB", "a size such as"),
+        (truth, "yes", "T or F but got 'yes'"),
+        (json_object, "[]", "a JSON object but got"),
+        (json_object, "{", "a JSON object but '{'"),
+    ],
+)
+def test_mistakes(kind: Callable[[str], Any], text: str, message: str) -> None:
+    with pytest.raises(ArgumentTypeError) as caught:
+        kind(text)
+    assert str(caught.value).startswith(f"must be {message}")

@@ -38,22 +38,24 @@ MODULES: dict[str, tuple[str, Callable[[], nn.Module]]] = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("width", [1, 7, 9, 16])
-def test_a_wrong_width_is_named(name: str, width: int) -> None:
+def test_a_wrong_width_is_named(name: str) -> None:
     place, make = MODULES[name]
-    message = (
-        rf"^\[{place}\] 'x' must have 8 values in its last axis but got shape \(2, 3, {width}\)"
-    )
-    with pytest.raises(ValueError, match=message):
-        make()(mx.ones((2, 3, width)))
+    module = make()
+    for width in (1, 7, 9, 16):
+        message = (
+            rf"^\[{place}\] 'x' must have 8 values in its last axis but got shape \(2, 3, {width}\)"
+        )
+        with pytest.raises(ValueError, match=message):
+            module(mx.ones((2, 3, width)))
 
 
 @pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("dtype", [mx.int32, mx.bool_, mx.complex64], ids=str)
-def test_a_wrong_dtype_is_named(name: str, dtype: mx.Dtype) -> None:
+def test_a_wrong_dtype_is_named(name: str) -> None:
     place, make = MODULES[name]
-    with pytest.raises(TypeError, match=rf"^\[{place}\] 'x' must hold floats but got "):
-        make()(mx.ones((2, 3, 8), dtype))
+    module = make()
+    for dtype in (mx.int32, mx.bool_, mx.complex64):
+        with pytest.raises(TypeError, match=rf"^\[{place}\] 'x' must hold floats but got "):
+            module(mx.ones((2, 3, 8), dtype))
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -1,5 +1,6 @@
 """The compiled quantisation against its definition, for every instruction set of this processor."""
 
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -39,22 +40,26 @@ def scaled_values(x: mx.array, weight: mx.array | None, eps: float | None) -> np
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("dims", [1, 15, 64, 65, 100, 2560])
-def test_values(options: dict[str, Any], dtype: mx.Dtype, dims: int, instructions: str) -> None:
+def test_values(options: dict[str, Any], instructions: str) -> None:
+    for dtype, dims in product(DTYPES, [1, 15, 64, 65, 100, 2560]):
+        check_values(options, dtype, dims)
+
+
+def check_values(options: dict[str, Any], dtype: mx.Dtype, dims: int) -> None:
     x, weight = inputs(6, dims, dtype, options["eps"])
     codes, scale = compiled.run(x, weight, **options)
     want_codes, want_scale = reference.run(x, weight, **options)
-    assert codes.dtype == scale.dtype == mx.float32
+    case = f"{dims} values of {dtype}"
+    assert codes.dtype == scale.dtype == mx.float32, case
     if options["eps"] is None:
-        assert mx.array_equal(codes, want_codes) and mx.array_equal(scale, want_scale)
+        assert mx.array_equal(codes, want_codes) and mx.array_equal(scale, want_scale), case
         return
     # the definition sums the squares one after the other, which costs it some precision
-    assert mx.allclose(scale, want_scale, rtol=1e-5, atol=0)
+    assert mx.allclose(scale, want_scale, rtol=1e-5, atol=0), case
     exact = scaled_values(x, weight, options["eps"])
     is_clear = np.abs(np.abs(exact) % 1 - 0.5) > 1e-4
-    assert np.array_equal(np.array(codes)[is_clear], np.round(exact)[is_clear])
-    assert np.abs(np.array(codes) - np.array(want_codes)).max() <= 1
+    assert np.array_equal(np.array(codes)[is_clear], np.round(exact)[is_clear]), case
+    assert np.abs(np.array(codes) - np.array(want_codes)).max() <= 1, case
 
 
 def test_bits_do_not_depend_on_instructions_rows_or_threads(

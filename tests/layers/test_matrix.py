@@ -16,6 +16,7 @@ from mlx_mmfree import layers
 from mlx_mmfree.layers import BitLinear, PackedLinear, TiedBitLinear
 from mlx_mmfree.layers.lora import AdaptedLayer
 from mlx_mmfree.layers.matrix import Matrix, matrices, matrix_of
+from mlx_mmfree.layers.sharded_linear import all_to_sharded
 from mlx_mmfree.ops import pack_ternary, ternarize, unpack_ternary
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -229,3 +230,23 @@ def test_other_modules_have_no_matrix() -> None:
     model = nn.Sequential(nn.RMSNorm(4), nn.Linear(4, 4), BitLinear(4, 4, norm_eps=1e-6))
     assert matrix_of(model) is None
     assert matrices(model).keys() == {"layers.1", "layers.2"}
+
+
+class _Second:
+    """Stands for a group of two processes, in its second one."""
+
+    def size(self) -> int:
+        return 2
+
+    def rank(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("name", ["PackedBitLinear", "PackedLinear"])
+def test_a_part_of_a_layer_answers_for_itself(name: str) -> None:
+    make, _, written_out = LAYERS[name]
+    layer = make()
+    part = all_to_sharded(layer, _Second())
+    assert (part.output_dims, part.input_dims) == (4, 64)
+    assert mx.array_equal(written_out(part), written_out(layer)[4:])
+    assert layer.output_dims == 8

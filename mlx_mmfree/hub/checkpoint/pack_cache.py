@@ -65,9 +65,8 @@ def find(checkpoint: Checkpoint) -> Checkpoint | None:
 def store(checkpoint: Checkpoint, model: Decoder) -> None:
     """Writes the packed form of a checkpoint unless the cache is off or the disk is full."""
     file = _file(checkpoint)
-    is_packed_now = bool(kept_names(model))
     was_packed = any(entry.dtype not in FLOATS for entry in checkpoint.tensors.values())
-    if file is None or was_packed or not is_packed_now:
+    if file is None or was_packed or not kept_names(model):
         return
     tensors = disk_tensors(model)
     nbytes = sum(array.nbytes for array in tensors.values())

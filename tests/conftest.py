@@ -1,5 +1,6 @@
 """What every test shares."""
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -10,7 +11,11 @@ from mlx_mmfree.ops.backend.dispatch import environment_backend
 
 
 def pytest_configure() -> None:
-    """Lets Ctrl-C reach what tests start, also where a shell runs them in the background."""
+    """Lets Ctrl-C reach what tests start, also where a shell runs them in the background.
+
+    And nothing waits for the disk: tests write files by the thousand, which need not outlive them.
+    """
+    os.fsync = lambda handle: None
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

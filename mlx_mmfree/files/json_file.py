@@ -7,7 +7,6 @@ from typing import Any
 from ..errors import CheckpointError
 from .json_reader import MAX_BYTES, MAX_VALUES, parse_json
 from .opening import read_member
-from .replacing import sync
 
 
 def parse_json_object(
@@ -59,4 +58,3 @@ def read_json_object(file: Path) -> dict[str, Any]:
 def write_json(file: Path, value: Any) -> None:
     """Writes JSON with sorted keys."""
     file.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    sync(file)

@@ -12,7 +12,6 @@ import numpy as np
 
 from .checkpoint_files import INDEX_FILE, WEIGHTS_FILE
 from .json_file import write_json
-from .replacing import sync
 from .safetensors import DTYPES
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -105,7 +104,6 @@ def write_safetensors(
                 if on_bytes is not None:
                     on_bytes(spec.nbytes)
             mx.clear_cache()
-    sync(file)
 
 
 def tensor_bytes(array: mx.array) -> np.ndarray:

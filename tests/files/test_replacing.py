@@ -263,3 +263,19 @@ def test_a_refusal_is_one_line(error: Exception) -> None:
 def test_other_errors_pass() -> None:
     with pytest.raises(KeyError), writing("save", Path("there")):
         raise KeyError("a")
+
+
+def test_all_of_it_is_on_the_disk_before_it_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[int] = set()
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.add(os.fstat(handle).st_ino))
+    with new_file(tmp_path / "file") as file:
+        file.write_text("1")
+        written = {file.stat().st_ino}
+    with new_folder(tmp_path / "folder") as folder:
+        (folder / "inner").mkdir()
+        for path in (folder / "a", folder / "inner" / "b"):
+            path.write_text("1")
+        written |= {path.stat().st_ino for path in (folder, *folder.rglob("*"))}
+    assert synced == written | {tmp_path.stat().st_ino}

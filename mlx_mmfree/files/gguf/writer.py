@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ..replacing import sync
 from .parts import part_name, split_metadata
 from .reader import MAGIC
 from .types import TYPES
@@ -80,7 +79,6 @@ def write_gguf(
             stream.write(bytes(_padding(data.size)))
             if on_bytes is not None:
                 on_bytes(data.size)
-    sync(file)
 
 
 def write_parts(

@@ -11,7 +11,6 @@ from ...errors import CheckpointError
 from ...files.checkpoint_files import CONFIG_FILE, GGUF_SUFFIX, SCALES_FILE, TOKENIZER_PATTERNS
 from ...files.json_file import read_json_object
 from ...files.opening import open_member
-from ...files.replacing import sync
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # of this library, mlx-lm, transformers and PEFT; other files may be somebody's own
@@ -129,4 +128,3 @@ def copy_files(files: dict[str, Path], folder: Path) -> None:
     for name, file in files.items():
         with open_member(file) as source, open(folder / name, "xb") as copy:
             shutil.copyfileobj(source, copy)
-        sync(folder / name)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
-from ..errors import UsageError
 from .parts.console import CommandParser, argument_errors, command
 from .parts.flags import escaped, json_object, positive
 from .parts.loading import (
@@ -15,7 +14,7 @@ from .parts.loading import (
     key_value_settings,
     loaded,
 )
-from .parts.prompts import PromptWriter, most_tokens, read_standard_input
+from .parts.prompts import PromptWriter, given_prompt, most_tokens
 from .parts.reading_bar import ReadingBar
 from .parts.writable import check_writable
 
@@ -68,11 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     import mlx.core as mx
 
     from ..generation import cache_prompt, keeps_key_values, save_prompt_cache
-    from ..generation.text import BYTES_PER_GB
+    from ..generation.text import BYTES_PER_GB, check_not_empty
 
-    prompt = read_standard_input() if args.prompt == "-" else args.prompt
-    if not prompt:
-        raise UsageError("[cache_prompt] 'prompt' must not be empty. Give at least one word.")
+    prompt = given_prompt(args.prompt)
+    with argument_errors():
+        check_not_empty(prompt, "cache_prompt")
     with loaded(
         args,
         batch_size=1,

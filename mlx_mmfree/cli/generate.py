@@ -21,7 +21,7 @@ from .parts.loading import (
     loaded,
 )
 from .parts.process_group import add_tensor_parallel_flag, common_seed, one_voice, tensor_group
-from .parts.prompts import PromptWriter, most_tokens, read_prompts, read_standard_input
+from .parts.prompts import PromptWriter, given_prompt, most_tokens, read_prompts
 from .parts.reading_bar import ReadingBar
 from .parts.sampling import add_sampling_flags, sampler_from
 
@@ -286,9 +286,7 @@ def _prompts(args: argparse.Namespace) -> list[str]:
         return read_prompts(args.prompts_file)
     if args.prompt is None:
         return [DEFAULT_PROMPT]
-    if args.prompt == "-":
-        return [read_standard_input()]
-    return [args.prompt]
+    return [given_prompt(args.prompt)]
 
 
 def _run_one(

@@ -139,10 +139,19 @@ def prompt_tokens(tokenizer: Any, prompt: Prompt, vocab_size: int) -> list[int]:
         ValueError: The prompt is empty, no Unicode text, or has a token outside the vocabulary.
     """
     ids = encode_once_begun(tokenizer, prompt) if isinstance(prompt, str) and prompt else prompt
-    if len(ids) == 0:
-        raise ValueError("[generate] 'prompt' must not be empty. Give at least one word or token.")
+    check_not_empty(ids, "generate")
     check_tokens(ids, vocab_size)
     return [int(token) for token in ids]
+
+
+def check_not_empty(prompt: Prompt, place: str) -> None:
+    """Refuses a prompt without a word or token.
+
+    Raises:
+        ValueError: It is empty.
+    """
+    if len(prompt) == 0:
+        raise ValueError(f"[{place}] 'prompt' must not be empty. Give at least one word or token.")
 
 
 def encode_once_begun(tokenizer: Any, text: str, parse_special: bool | None = None) -> list[int]:

@@ -14,6 +14,15 @@ _MAX_BYTES = 100_000_000
 _MAX_PROMPT_BYTES = 8_000_000
 
 
+def given_prompt(text: str) -> str:
+    """The prompt of a flag; `-` stands for all of standard input.
+
+    Raises:
+        UsageError: As `read_standard_input`.
+    """
+    return read_standard_input() if text == "-" else text
+
+
 def read_standard_input() -> str:
     """All of standard input as text.
 

@@ -197,8 +197,8 @@ FAULTS = {
     ),
     "memory: matrices unpacked together count once": Fault(
         "generation/memory.py",
-        "sizes[module.input_dims] += module",
-        "sizes[module.input_dims] = module",
+        "sizes[matrix.input_dims] += matrix",
+        "sizes[matrix.input_dims] = matrix",
         ("generation/test_memory.py",),
     ),
     "flags: a megabyte of another kind": Fault(

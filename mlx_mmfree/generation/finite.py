@@ -20,7 +20,7 @@ def check_finite(finite: bool) -> None:
     """Raises `NumericalError` unless the numbers of a model were finite."""
     if not finite:
         raise NumericalError(
-            "[generate] the model's logits must be finite but hold NaN or infinity, or are zero for "
+            "[model] the model's logits must be finite but hold NaN or infinity, or are zero for "
             "an overflow before. The weights, the adapter or the prompt cache are damaged, or the "
             "float type is too small: try '--dtype float32'."
         )

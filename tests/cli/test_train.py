@@ -206,7 +206,7 @@ def test_a_run_ends_when_nothing_gets_better(
     config: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    flags = ["--steps", "40", "--steps-per-eval", "1", "--patience", "2", "--learning-rate", "10"]
+    flags = ["--steps", "40", "--steps-per-eval", "1", "--patience", "2", "--learning-rate", "1"]
     assert main(["--config", str(config), *flags]) == 0
     log = read_log(config.parent / "run/log.jsonl")
     losses = [record["valid_loss"] for record in log if "valid_loss" in record]

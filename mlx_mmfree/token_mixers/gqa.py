@@ -233,7 +233,9 @@ class GQA(TokenMixer):
         x = mx.take_along_axis(x, order[..., None], axis=1)
         if starts is not None:
             starts = mx.take_along_axis(starts & valid, order, axis=1)
-        y, state = self._read(x, state, valid.sum(axis=1), starts=starts)
+        # over empty rows MLX's sum may never end on a CPU
+        counts = valid.sum(axis=1) if x.shape[1] else mx.zeros((x.shape[0],), mx.int32)
+        y, state = self._read(x, state, counts, starts=starts)
         y = mx.take_along_axis(y, mx.argsort(order, axis=1)[..., None], axis=1)
         return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), state
 

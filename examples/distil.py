@@ -131,7 +131,7 @@ class Comparison:
         llama = find("llama")
         config = json.loads((self.folder / "ternary/config.json").read_text())
         mx.random.seed(seed)
-        model: Decoder = llama.build(llama.Config.from_hub(config))
+        model: Decoder = llama.build(llama.config.from_hub(config))
         return model
 
     def train(

@@ -42,7 +42,7 @@ class FuzzClass:
     exercise: Callable[[Path, random.Random], object]
     refusals: tuple[type[Exception], ...] = (MMFreeError,)
     cpu_seconds: int = 5
-    wall_seconds: float = 30.0
+    wall_seconds: float = 150.0
     memory_bytes: int = 500_000_000
     batch: int = 40
     kept_until_exit: str = ""

@@ -130,6 +130,24 @@ def test_unpacked_copies_of_the_reference_are_counted(build: Callable[[], Decode
     assert 0.6 * measured < found.state_bytes + found.activations_bytes < 1.7 * measured
 
 
+def unpacked_bytes(model: Decoder) -> int:
+    """What a backend that unpacks matrices takes beyond one that does not."""
+    needs = []
+    for backend in ("chunked", "reference"):
+        with use_backend(backend):
+            needs.append(memory_need(model, 0, prefill_step_size=4).activations_bytes)
+    return needs[1] - needs[0]
+
+
+def test_matrices_that_share_an_input_are_counted_together() -> None:
+    model = wide_model()
+    assert unpacked_bytes(model) == 1.5 * 4 * 256 * (704 + 704)
+    # the four square matrices of MLGRU are fewer numbers than gate and up
+    for block in model.blocks:
+        block.channel_mixer = block.token_mixer
+    assert unpacked_bytes(model) == 1.5 * 4 * 256 * (4 * 256)
+
+
 @pytest.mark.parametrize("has_kernel", [True, False])
 @pytest.mark.parametrize(("length", "read"), [(256, 0), (64, 1024)])
 def test_attention_to_long_texts_is_counted(

@@ -1,1 +1,1 @@
-"""Files that come from strangers and files that must appear whole: opening, links, JSON, writing."""
+"""Reads files from untrusted sources, and writes files that appear only when they are complete."""

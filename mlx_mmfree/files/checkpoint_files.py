@@ -1,32 +1,28 @@
-"""What the files of a checkpoint folder are called."""
+"""The names of the files in a checkpoint folder."""
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+TORCH_WEIGHTS_FILE = "pytorch_model.bin"
+TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
 SCALES_FILE = "ternary_scales.safetensors"
 GGUF_SUFFIX = ".gguf"
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model")
 
 TOKENIZER_PATTERNS = (
-    "config.json",
+    CONFIG_FILE,
     "generation_config.json",
-    "tokenizer.json",
-    "tokenizer.model",
+    *VOCABULARY_FILES,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
 )
-WEIGHT_PATTERNS = (
-    "model.safetensors",
-    "model-*-of-*.safetensors",
-    "model.safetensors.index.json",
-    "ternary_scales.safetensors",
-)
+WEIGHT_PATTERNS = (WEIGHTS_FILE, "model-*-of-*.safetensors", INDEX_FILE, SCALES_FILE)
 TORCH_PATTERNS = (
     *TOKENIZER_PATTERNS,
-    "pytorch_model.bin",
+    TORCH_WEIGHTS_FILE,
     "pytorch_model-*-of-*.bin",
-    "pytorch_model.bin.index.json",
+    TORCH_INDEX_FILE,
 )
-"""For a repository without safetensors."""
+"""The files to fetch of a repository without safetensors."""

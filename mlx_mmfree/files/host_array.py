@@ -7,7 +7,7 @@ import numpy as np
 
 
 def host_array(shape: Sequence[int], dtype: mx.Dtype) -> tuple[mx.array, np.ndarray]:
-    """An array and the same memory for NumPy to write to, before MLX uses it."""
+    """A new array, and a NumPy view of its memory to fill before MLX uses the array."""
     array = mx.zeros(shape, dtype, stream=mx.cpu)
     mx.eval(array)
     return array, np.array(array, copy=False)

@@ -8,6 +8,8 @@ from ..errors import CheckpointError
 from .json_reader import MAX_BYTES, MAX_VALUES, parse_json
 from .opening import read_member
 
+_WAY_OUT = "Correct the file, or fetch it again."
+
 
 def parse_json_object(
     text: bytes,
@@ -21,10 +23,9 @@ def parse_json_object(
 
     Args:
         text: UTF-8 text.
-        place: What is parsed, for messages.
+        place: What the text is, for messages.
         unique: Refuse repeated keys; otherwise the last one counts.
-        max_bytes: As of `parse_json`.
-        max_values: As of `parse_json`.
+        max_bytes, max_values: As for `parse_json`.
 
     Raises:
         CheckpointError: The text is not JSON, not an object, or beyond the limits of `parse_json`.
@@ -32,10 +33,11 @@ def parse_json_object(
     try:
         value = parse_json(text, unique_keys=unique, max_bytes=max_bytes, max_values=max_values)
     except ValueError as error:
-        raise CheckpointError(f"[JSON] {place} {error}.") from error
+        raise CheckpointError(f"[JSON] {place} {error}. {_WAY_OUT}") from error
     if not isinstance(value, dict):
         raise CheckpointError(
-            f"[JSON] {place} must be an object but got {type(value).__name__} {value!r:.80}."
+            f"[JSON] {place} must be an object but got {type(value).__name__} {value!r:.80}. "
+            f"{_WAY_OUT}"
         )
     return value
 
@@ -47,7 +49,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
         CheckpointError: The file is missing, too long, not a JSON object, or a link out of its folder.
     """
     if not file.exists():
-        raise CheckpointError(f"[JSON] '{file}' must be a file but is missing.")
+        raise CheckpointError(f"[JSON] '{file}' must be a file but is missing. {_WAY_OUT}")
     try:
         text = read_member(file, MAX_BYTES)
     except OSError as error:

@@ -1,4 +1,8 @@
-"""Reads JSON from strangers: bounded in length, number of values, depth and size of numbers."""
+"""Reads JSON from untrusted sources.
+
+The package `json` has no limits. Here the length of the text, the number and depth of its values and
+the size of its numbers are bounded.
+"""
 
 import json
 import math
@@ -27,14 +31,14 @@ def parse_json(
 
     Args:
         text: UTF-8 text.
-        max_bytes: The most bytes of it.
-        max_values: The most values, lists and objects among them.
+        max_bytes: The largest length of the text.
+        max_values: The largest number of values; lists and objects count too.
         unique_keys: Refuse repeated keys; otherwise the last one counts.
         finite: Refuse `NaN`, `Infinity` and numbers that are read as infinity.
 
     Raises:
-        ValueError: The text is not JSON or goes beyond a limit; the message is a clause without a
-            subject.
+        ValueError: The text is not JSON or goes beyond a limit. The message is a clause without a
+            subject, to be put behind the name of the text.
     """
     if len(text) > max_bytes:
         raise ValueError(f"must have at most {max_bytes:,} bytes but has {len(text):,}")
@@ -85,7 +89,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _check(value: Any, *, has_surrogates: bool) -> None:
-    """Refuses what is nested too deeply, and text that cannot be written."""
+    """Refuses values that are nested too deeply, and texts that cannot be encoded as UTF-8."""
     level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH + 1):
         if has_surrogates and any(map(_has_surrogate, level)):

@@ -1,4 +1,7 @@
-"""Locks on folders, which last for as long as their process and need no file of their own."""
+"""Locks on folders. A lock ends with its process.
+
+The package `filelock` would leave a file beside each folder.
+"""
 
 import fcntl
 import os
@@ -9,14 +12,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 UNKNOWN = -1
-"""Stands for a handle where it cannot be known whether a folder is locked, as on some network disks."""
+"""Takes the place of a handle where the system cannot lock folders, as on some network disks."""
 
 
 def try_lock(folder: Path) -> int | None:
     """Locks a folder.
 
     Returns:
-        A handle that holds the lock until it is closed; `None` if another one does, or `UNKNOWN`.
+        A handle that holds the lock until it is closed; `None` if another process holds it;
+        `UNKNOWN` if the folder cannot be locked.
     """
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -32,7 +36,7 @@ def try_lock(folder: Path) -> int | None:
 
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Keeps others out for the moment in which entries of a folder are looked for and made."""
+    """Keeps other processes out while the block lists a folder and makes entries in it."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         # some network disks have no locks
@@ -44,7 +48,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def own_folders(parent: Path, name: re.Pattern[str]) -> list[Path]:
-    """The folders in a folder whose names match and that belong to this user; links are none."""
+    """The folders inside a folder whose names match and that belong to this user. Links do not count."""
     found = []
     for entry in os.scandir(parent):
         with suppress(FileNotFoundError):

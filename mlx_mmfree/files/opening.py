@@ -1,9 +1,10 @@
-"""Opens files for reading: only regular ones, and of a model's folder only what lies in it.
+"""Opens regular files for reading, and refuses links that lead out of a model's folder.
 
-A link in a folder that came from a stranger may lead to any file of the user, whose content would then
-be converted, copied or uploaded. Such a link is followed only if it stays in its folder, or leads from
-a snapshot of the Hub's cache to the content that the cache keeps for it. A hard link has no target to
-look at: it is the file itself under a second name, which only someone with rights to that file can make.
+A link in a folder that came from a stranger may lead to any file of the user. The content of that file
+would then be converted, copied or uploaded. So a link is followed only if it stays in its folder, or
+leads from a snapshot of the Hub's cache to the content that the cache keeps for it. A hard link has no
+target to check: it is the file itself under a second name, and only someone with rights to the file can
+make one.
 """
 
 import os
@@ -25,10 +26,10 @@ _KINDS = {
 
 
 def open_file(file: Path) -> BufferedReader:
-    """Opens a file that the user named; never waits for a pipe or a device.
+    """Opens a file that the user named, and never waits for a pipe or a device.
 
     Raises:
-        OSError: It cannot be read, or is no regular file.
+        OSError: The file cannot be read, or is not a regular file.
     """
     _check_kind(os.stat(file).st_mode)
     # it may have become a pipe by now, at which a plain open would wait
@@ -49,7 +50,7 @@ def open_member(file: Path) -> BufferedReader:
     """Opens a file of a model's folder.
 
     Raises:
-        OSError: As `open_file`, and where it is a link that leaves the folder.
+        OSError: As for `open_file`, or the file is a link that leaves the folder.
     """
     check_link(file)
     return open_file(file)
@@ -59,7 +60,7 @@ def read_file(file: Path, max_bytes: int) -> bytes:
     """The content of a file that the user named.
 
     Raises:
-        OSError: As `open_file`, and where it has more than `max_bytes`.
+        OSError: As for `open_file`, or the file has more than `max_bytes`.
     """
     with open_file(file) as stream:
         return _read(stream, max_bytes)
@@ -69,7 +70,7 @@ def read_member(file: Path, max_bytes: int) -> bytes:
     """The content of a file of a model's folder.
 
     Raises:
-        OSError: As `open_member`, and where it has more than `max_bytes`.
+        OSError: As for `open_member`, or the file has more than `max_bytes`.
     """
     with open_member(file) as stream:
         return _read(stream, max_bytes)
@@ -79,7 +80,7 @@ def check_link(file: Path) -> None:
     """Refuses a link that leads out of its folder.
 
     Raises:
-        OSError: It does.
+        OSError: The link leads out of its folder.
     """
     folder = Path(os.path.realpath(file.parent))
     target = Path(os.path.realpath(folder / file.name))
@@ -111,7 +112,7 @@ def _check_kind(mode: int) -> None:
 
 def _read(stream: BufferedReader, max_bytes: int) -> bytes:
     size = os.fstat(stream.fileno()).st_size
-    # one more than expected, to notice a file that grows
+    # one byte more than expected shows that the file grows
     data = stream.read(size + 1) if size <= max_bytes else b""
     size = max(size, len(data))
     if size > max_bytes:

@@ -1,8 +1,8 @@
-"""New files and folders, which appear under their names only when they are complete.
+"""Writes files and folders that appear under their names only when they are complete.
 
-They are written in a folder of their own beside the target, `.<name>.<random>.mmfree`, into which
-nobody else can put a link, and which stays locked for as long as its writer lives. The next writer of
-the same target removes those that a killed writer left, and puts back what one had moved aside.
+Each is written in a staging folder beside its target, `.<name>.<random>.mmfree`. Only its owner can put
+links into the staging folder, and it stays locked for as long as its writer lives. The next writer of
+the same target removes the staging folders of killed writers, and puts back what they had moved aside.
 """
 
 import errno
@@ -23,19 +23,20 @@ _SUFFIX = ".mmfree"
 _NEW, _OLD = "new", "old"
 _FINDER = ".DS_Store"
 
-# by path within a folder: what changes whenever an entry does
+# path within a folder to the inode, size and time, which change whenever the entry does
 _Listing = dict[str, tuple[int, int, int]]
 
 
 @contextmanager
 def new_file(target: Path, needed_bytes: int = 0) -> Iterator[Path]:
-    """A path to write to, with the target's suffix; the file takes the target's place at the end.
+    """Yields a path to write to. The file takes the target's place when the block ends.
 
-    A target that is a link is replaced itself. Whatever goes wrong, the target stays what it was.
+    The path has the target's suffix. A target that is a link is replaced itself. If the block fails, the
+    target stays as it was.
 
     Args:
         target: The file.
-        needed_bytes: About its size, for which the disk must have room; 0 asks for none.
+        needed_bytes: About its size. The disk must have that much room; 0 skips the check.
 
     Raises:
         OSError: The folder cannot be written to, or the disk has too little room.
@@ -53,12 +54,12 @@ def new_file(target: Path, needed_bytes: int = 0) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(target: Path, *, replaces: bool = False, needed_bytes: int = 0) -> Iterator[Path]:
-    """An empty folder to write to, which takes the target's place at the end.
+    """Yields an empty folder to write to. It takes the target's place when the block ends.
 
     Args:
         target: A folder that does not exist or is empty, or, with `replaces`, any folder.
         replaces: Remove the folder that is there. It stays if it changes in the meantime.
-        needed_bytes: About the size of its files, for which the disk must have room; 0 asks for none.
+        needed_bytes: About the size of its files. The disk must have that much room; 0 skips the check.
 
     Raises:
         OSError: The folder cannot be written to, the disk has too little room, another process is
@@ -80,7 +81,7 @@ def new_folder(target: Path, *, replaces: bool = False, needed_bytes: int = 0) -
             if _listing(stage / _OLD) != before:
                 raise _changed(target)
         try:
-            # no folder that is not empty can be lost here
+            # the system refuses to replace a folder that is not empty
             folder.rename(target)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
@@ -91,10 +92,10 @@ def new_folder(target: Path, *, replaces: bool = False, needed_bytes: int = 0) -
 
 @contextmanager
 def writing(place: str, target: Path) -> Iterator[None]:
-    """Turns a refusal to write into one line about the target.
+    """Turns errors of writing into one line about the target.
 
     Raises:
-        CheckpointError: The system, or MLX for it, refused to write.
+        CheckpointError: The system or MLX could not write.
     """
     try:
         yield
@@ -102,7 +103,7 @@ def writing(place: str, target: Path) -> Iterator[None]:
         raise CheckpointError(f"[{place}] '{target}' cannot be written: {error}.") from error
 
 
-def clear(target: Path) -> bool:
+def clear_leftovers(target: Path) -> bool:
     """Removes what killed writers of a target left, and puts back what they had moved aside.
 
     Returns:
@@ -132,10 +133,10 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def _stage(target: Path, *, is_alone: bool) -> Iterator[Path]:
-    """A locked folder beside the target."""
+    """Makes a locked staging folder beside the target."""
     stage = target.with_name(f".{target.name}.{secrets.token_hex(8)}{_SUFFIX}")
     with one_at_a_time(target.parent):
-        if clear(target) and is_alone:
+        if clear_leftovers(target) and is_alone:
             raise OSError(f"another process is writing '{target}' at this moment")
         stage.mkdir(mode=0o700)
         handle = try_lock(stage)
@@ -148,27 +149,27 @@ def _stage(target: Path, *, is_alone: bool) -> Iterator[Path]:
 
 
 def _stages(target: Path) -> list[Path]:
-    """The stages of a target that this user made."""
+    """The staging folders of a target that this user made."""
     pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
     return own_folders(target.parent, pattern)
 
 
 def _settle(stage: Path, target: Path) -> None:
-    """Puts back a folder that was moved aside for one that did not come, and removes the stage."""
+    """Puts back a folder that was moved aside but never replaced, and removes the staging folder."""
     if (stage / _OLD).exists() and (stage / _NEW).exists():
         try:
             (stage / _OLD).rename(target)
         except OSError:
-            # somebody made another one meanwhile: all of them stay
+            # somebody has made another folder in the meantime, so all of them stay
             return
     shutil.rmtree(stage, ignore_errors=True)
 
 
 def _listing(folder: Path) -> _Listing:
-    """Every entry below a folder; empty if there is none."""
+    """Every entry below a folder; empty if the folder does not exist."""
     found: _Listing = {}
     for parent, folders, files in os.walk(folder):
-        # macOS writes this one into every folder that is looked at
+        # the Finder writes this file into every folder that it shows
         for name in {*folders, *files} - {_FINDER}:
             path = os.path.join(parent, name)
             status = os.lstat(path)

@@ -1,7 +1,8 @@
-"""Reads safetensors files from untrusted sources; the header is checked before tensors are read.
+"""Reads safetensors files from untrusted sources. The header is checked before any tensor is read.
 
-Format: 8 bytes little-endian header length, a JSON object `{name: {dtype, shape, data_offsets}}`,
-data.
+A file holds the length of its header (8 bytes, little-endian), the header, which is a JSON object
+`{name: {dtype, shape, data_offsets}}`, and the data. `mx.load` is not used: it hands out memory that
+was never filled where a read fails.
 """
 
 import math
@@ -81,9 +82,12 @@ def _entry(file: Path, name: str, info: Any, data_start: int, data_bytes: int) -
 
 
 def _read_header_bytes(file: Path) -> tuple[bytes, int]:
-    """The header's text and the number of data bytes behind it."""
+    """The text of the header, and the number of bytes of the data."""
     if not file.exists():
-        raise CheckpointError(f"[safetensors] '{file}' must be a file but is missing.")
+        raise CheckpointError(
+            f"[safetensors] '{file}' must be a file but is missing. Fetch it, or give the folder that "
+            "holds it."
+        )
     try:
         with open_member(file) as stream:
             file_bytes = os.fstat(stream.fileno()).st_size
@@ -103,10 +107,10 @@ def _read_header_bytes(file: Path) -> tuple[bytes, int]:
 
 
 def read_header(file: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
-    """Reads and checks the header of one file; no tensor is loaded.
+    """Reads and checks the header of one file. No tensor is loaded.
 
     Returns:
-        The tensors by name in the order of their data, and the metadata.
+        The tensors by their names, in the order of their data, and the metadata.
 
     Raises:
         CheckpointError: The file is missing, truncated or not well formed.
@@ -129,7 +133,7 @@ def read_header(file: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
 
 
 def read_arrays(file: Path) -> dict[str, mx.array]:
-    """All tensors of one file by name.
+    """All tensors of one file by their names.
 
     Raises:
         CheckpointError: The file is missing, damaged or not well formed.

@@ -1,4 +1,7 @@
-"""Writes safetensors files tensor by tensor, so that only one is in memory at a time."""
+"""Writes safetensors files tensor by tensor, so that only one is in memory at a time.
+
+`mx.save_safetensors` needs all tensors at once.
+"""
 
 import json
 import math
@@ -23,7 +26,7 @@ _ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What is known of a tensor before it is made.
+    """The description of a tensor before it is made.
 
     Attributes:
         name: Its name in the file.
@@ -42,11 +45,11 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class PlannedTensors:
-    """Tensors that are made together and lie in one file.
+    """Tensors that are made together and are stored in one file.
 
     Attributes:
-        specs: What they will be.
-        make: Makes them, in the same order.
+        specs: The descriptions of the tensors.
+        make: Makes the tensors, in the same order.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -58,7 +61,7 @@ class PlannedTensors:
 
     @classmethod
     def of(cls, name: str, array: mx.array) -> "PlannedTensors":
-        """A tensor that is there already."""
+        """The plan of a tensor that is in memory already."""
         return cls((TensorSpec(name, array.dtype, array.shape),), lambda: (array,))
 
 
@@ -74,10 +77,10 @@ def write_safetensors(
         file: The file to make.
         plan: Its tensors, in their order in the file.
         metadata: Texts for the header.
-        on_bytes: Called with the number of bytes after each tensor.
+        on_bytes: Called after each tensor with the number of its bytes.
 
     Raises:
-        OSError: The disk refuses.
+        OSError: The file cannot be written.
     """
     groups = list(plan)
     header: dict[str, object] = {"__metadata__": dict(metadata)}
@@ -120,10 +123,10 @@ def write_shards(
     """Writes a checkpoint's tensors as one file, or as several with an index.
 
     Args:
-        folder: Where to.
+        folder: The folder of the checkpoint.
         plan: The tensors.
         on_bytes: As for `write_safetensors`.
-        max_bytes: Largest size of a file unless one group of tensors is larger. Default: 5 GB.
+        max_bytes: The largest size of a file, unless one group of tensors is larger. Default: 5 GB.
     """
     max_bytes = MAX_SHARD_BYTES if max_bytes is None else max_bytes
     shards: list[list[PlannedTensors]] = [[]]

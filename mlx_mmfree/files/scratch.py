@@ -1,4 +1,4 @@
-"""Folders for what a process needs only while it runs."""
+"""Folders for files that a process needs only while it runs."""
 
 import atexit
 import os
@@ -14,7 +14,7 @@ _NAME = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
 
 
 def new_scratch_folder() -> Path:
-    """A new folder that goes when the process does; what killed processes left goes now.
+    """Makes a folder that is deleted when the process ends, and deletes those of killed processes.
 
     Raises:
         OSError: There is no room for temporary files.
@@ -27,7 +27,7 @@ def new_scratch_folder() -> Path:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(handle)
         made = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        # held until the process ends, however it does
+        # the lock is held until the process ends, in whatever way it ends
         try_lock(made)
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made

@@ -1,4 +1,4 @@
-"""Whether a disk takes what is to be written."""
+"""Checks that a disk has room for what is to be written."""
 
 import errno
 import os
@@ -6,14 +6,15 @@ import shutil
 from pathlib import Path
 
 SPARE_BYTES = 16_000_000
-"""Kept free beside what is written."""
+"""The room that stays free beside what is written."""
 
 
 def check_space(folder: Path, needed_bytes: int) -> None:
     """Refuses a folder that cannot be written to, or whose disk has too little room.
 
     Raises:
-        OSError: It is so; the message has all the numbers that were compared.
+        OSError: The folder cannot be written to, or the disk is too full. The message names the needed
+            and the free megabytes.
     """
     if os.statvfs(folder).f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))

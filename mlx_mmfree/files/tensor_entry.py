@@ -1,4 +1,4 @@
-"""Where one tensor of a checkpoint lies, whatever the format of its file, and how it is read."""
+"""Where a tensor of a checkpoint is stored, whatever the format of its file, and how it is read."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -13,13 +13,13 @@ from ..errors import CheckpointError
 from .host_array import host_array
 from .opening import open_file
 
-_WHOLE_NUMBERS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
-"""By the bytes of a number; NumPy has no bfloat16."""
+_UNSIGNED = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
+"""The dtypes by their size. Floats are read as these, since NumPy has no bfloat16."""
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies.
+    """Where one tensor is stored.
 
     Attributes:
         name: Its name on disk.
@@ -28,8 +28,8 @@ class TensorEntry:
         shape: Its shape once read.
         start: Its first byte in the file.
         stop: The byte after its last one.
-        checksum: What `checksum` must give for its bytes; `None` if it is not known.
-        decode: Turns its bytes, `uint8`, into the array; `None`: they are its values in order.
+        checksum: What `checksum` must give for its bytes; `None` if that is not known.
+        decode: Turns its bytes, `uint8`, into the array; `None` if they are its values in order.
     """
 
     name: str
@@ -47,12 +47,22 @@ class TensorEntry:
         return self.stop - self.start
 
 
+def read_tensor(entry: TensorEntry) -> mx.array:
+    """Reads one tensor.
+
+    Raises:
+        CheckpointError: The file changed or cannot be read.
+    """
+    [(_, array)] = read_tensors(entry.file, [entry])
+    return array
+
+
 def read_tensors(file: Path, entries: Iterable[TensorEntry]) -> Iterator[tuple[str, mx.array]]:
-    """Yields the tensors of one file by name, one after the other in the given order.
+    """Yields the names and tensors of one file, one after the other in the given order.
 
     Args:
         file: The file.
-        entries: Tensors that lie in it.
+        entries: The tensors to read, all of this file.
 
     Raises:
         CheckpointError: The file changed or cannot be read.
@@ -66,7 +76,7 @@ def read_tensors(file: Path, entries: Iterable[TensorEntry]) -> Iterator[tuple[s
 
 
 def checksum(data: np.ndarray) -> str:
-    """SHA-256 of bytes."""
+    """The SHA-256 of some bytes, in hexadecimal digits."""
     return hashlib.sha256(data.data).hexdigest()
 
 
@@ -75,18 +85,17 @@ def _read_tensor(stream: BufferedReader, entry: TensorEntry) -> mx.array:
         data = np.empty(entry.nbytes, np.uint8)
         _fill(data, stream, entry)
         return mx.array(entry.decode(data)).view(entry.dtype)
-    array, room = host_array(entry.shape, _WHOLE_NUMBERS[entry.dtype.size])
-    _fill(room.reshape(-1).view(np.uint8), stream, entry)
+    array, memory = host_array(entry.shape, _UNSIGNED[entry.dtype.size])
+    _fill(memory.reshape(-1).view(np.uint8), stream, entry)
     return array != 0 if entry.dtype == mx.bool_ else array.view(entry.dtype)
 
 
-def _fill(room: np.ndarray, stream: BufferedReader, entry: TensorEntry) -> None:
-    """Reads the bytes of a tensor."""
+def _fill(memory: np.ndarray, stream: BufferedReader, entry: TensorEntry) -> None:
+    """Reads the bytes of a tensor into memory."""
     stream.seek(entry.start)
-    # mx.load would hand out memory that was never filled where the disk fails.
-    if stream.readinto(room.data) < entry.nbytes:
+    if stream.readinto(memory.data) < entry.nbytes:
         raise _changed(entry, "ends inside")
-    if entry.checksum is not None and checksum(room) != entry.checksum:
+    if entry.checksum is not None and checksum(memory) != entry.checksum:
         raise _changed(entry, "has changed bytes in")
 
 

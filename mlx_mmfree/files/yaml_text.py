@@ -1,4 +1,4 @@
-"""Reads YAML from untrusted sources."""
+"""Reads YAML from untrusted sources, with limits that PyYAML's safe loader lacks."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ _TAG = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
-    """Builds plain values that are no larger than their text suggests.
+    """Builds plain values that are about as large as their text.
 
-    Aliases that hold aliases double a value with every line and merge keys copy what they name, so
-    the first are few and the second refused.
+    Aliases that hold aliases double a value with every line, so only a few are allowed. Merge keys copy
+    what they name, so they are refused.
     """
 
-    # the base class finds dates among plain scalars; here they stay text
+    # the base class turns plain scalars into dates; here they stay text
     yaml_implicit_resolvers = {  # noqa: RUF012 (the base class's declaration)
         first: [entry for entry in entries if entry[0] != f"{_TAG}timestamp"]
         for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -76,10 +76,10 @@ _Loader.add_constructor(f"{_TAG}timestamp", _text)
 def parse_yaml(data: bytes) -> Any:
     """The value of a YAML document: dictionaries, lists, texts, numbers, true, false and None.
 
-    Dates stay text. Only the first ``MAX_BYTES`` need to be given, and one more.
+    Dates stay text. Of a longer text, only the first `MAX_BYTES + 1` bytes need to be given.
 
     Raises:
-        ValueError: The text is too long or not UTF-8 YAML, repeats a key, has a merge key, or more
+        ValueError: The text is too long or not UTF-8 YAML, repeats a key, has a merge key, or has more
             aliases or deeper nesting than files written by hand have.
     """
     if len(data) > MAX_BYTES:
@@ -92,7 +92,7 @@ def parse_yaml(data: bytes) -> Any:
         place = str(error).replace('in "<unicode string>", ', "at ")
         raise ValueError(" ".join(place.split())[:_MAX_MESSAGE]) from error
     except (TypeError, RecursionError, OverflowError, LookupError, AttributeError) as error:
-        # values of the wrong kind for their tag fail in the package's own ways
+        # a value that does not fit its tag makes the package fail in one of these ways
         raise ValueError(f"a value does not fit its tag: {error}"[:_MAX_MESSAGE]) from error
     finally:
         if loader is not None:

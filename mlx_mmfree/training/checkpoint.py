@@ -15,7 +15,7 @@ from ..errors import CheckpointError, TrainingError
 from ..files.json_file import write_json
 from ..files.json_reader import MAX_BYTES, parse_json
 from ..files.opening import read_member
-from ..files.replacing import clear, new_folder
+from ..files.replacing import clear_leftovers, new_folder
 from ..files.safetensors import read_arrays
 from ..hub.checkpoint.save import write_tensors
 
@@ -162,7 +162,7 @@ def _existing(run: Path) -> Path | None:
     folder = run / _FOLDER
     if run.is_dir():
         # what a kill left in the moment in which one checkpoint replaces the other
-        clear(folder)
+        clear_leftovers(folder)
     return folder if folder.exists() else None
 
 

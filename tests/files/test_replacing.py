@@ -11,7 +11,7 @@ import pytest
 
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.files import replacing
-from mlx_mmfree.files.replacing import clear, new_file, new_folder, writing
+from mlx_mmfree.files.replacing import clear_leftovers, new_file, new_folder, writing
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -179,7 +179,7 @@ class TestStages:
         ) as writer:
             assert writer.stdout is not None
             assert writer.stdout.readline() == b"written\n"
-            assert clear(target)
+            assert clear_leftovers(target)
             with pytest.raises(OSError, match="another process is writing"):
                 write_folder(target, "second")
             assert list(contents(tmp_path).values()) == ["of the killed one"]
@@ -193,7 +193,7 @@ class TestStages:
         (stage / "old").mkdir(parents=True)
         (stage / "old" / "a.txt").write_text("old")
         (stage / "new").mkdir()
-        assert not clear(tmp_path / "m")
+        assert not clear_leftovers(tmp_path / "m")
         assert contents(tmp_path) == {"m/a.txt": "old"}
         assert os.listdir(tmp_path) == ["m"]
 
@@ -203,14 +203,14 @@ class TestStages:
             folder.mkdir(parents=True)
             (folder / "a.txt").write_text(folder.name)
         before = contents(tmp_path)
-        clear(tmp_path / "m")
+        clear_leftovers(tmp_path / "m")
         assert contents(tmp_path) == before
 
     def test_the_old_one_goes_where_the_new_one_is_in_place(self, tmp_path: Path) -> None:
         write_folder(tmp_path / "m", "new")
         stage = tmp_path / f".m.{1:016x}.mmfree"
         (stage / "old").mkdir(parents=True)
-        clear(tmp_path / "m")
+        clear_leftovers(tmp_path / "m")
         assert contents(tmp_path) == {"m/a.txt": "new"}
         assert os.listdir(tmp_path) == ["m"]
 

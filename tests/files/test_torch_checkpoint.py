@@ -222,7 +222,7 @@ STORAGE = ("storage", Global("torch.FloatStorage"), "0", "cpu", 8)
         ({"x": Call("torch._utils._rebuild_parameter", (0, 0, 0))}, "odd arguments"),
         ({"x": Call("collections.OrderedDict", ([],))}, "odd arguments"),
         ({"x": Call("torch.FloatStorage", ())}, "odd arguments"),
-        ({f"x{k}": tensor((8,)) for k in range(3)}, "many that share"),
+        ({f"x{k}": tensor((8,)) for k in range(3)}, "must share each byte among at most 2 tensors"),
         (b"\x80\x02.", "not well formed"),
         (b"\x80\x02(.", "not well formed"),
         (b"\x80\x02}}.", "not well formed"),

@@ -1,1 +1,1 @@
-"""GGUF files: headers, tensor types, parts, writing."""
+"""Reads and writes GGUF files: headers, tensor types, and models in several parts."""

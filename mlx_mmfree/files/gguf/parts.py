@@ -1,7 +1,7 @@
-"""A model that lies in several GGUF files, `name-00001-of-00003.gguf` and so on, as llama.cpp has it.
+"""Models in several GGUF files, named `name-00001-of-00003.gguf` and so on as by llama.cpp.
 
-The first part holds the metadata of the model; each part says under `split.` which one it is, and how
-many parts and tensors there are. Tensors lie in any part.
+The first part holds the metadata of the model. Each part says under `split.` which part it is, and how
+many parts and tensors there are. A tensor may be in any part.
 """
 
 import re
@@ -26,7 +26,7 @@ def part_name(stem: str, number: int, count: int) -> str:
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all parts of the model to which a file belongs, in order."""
+    """The names of all parts of the model that a file belongs to, in order."""
     match = _PART.fullmatch(name)
     if match is None or not 1 <= int(match[2]) <= int(match[3]) <= _MAX_PARTS:
         return [name]
@@ -35,7 +35,7 @@ def part_names(name: str) -> list[str]:
 
 
 def whole_models(names: Iterable[str]) -> list[str]:
-    """One name for each model among the names of files: that of its first part."""
+    """The models among some file names, each by the name of its first part."""
     return sorted({part_names(name)[0] for name in names})
 
 
@@ -43,13 +43,13 @@ def read_parts(file: Path) -> tuple[dict[str, Any], list[tuple[Path, StoredTenso
     """Reads and checks everything before the data of a model's files.
 
     Args:
-        file: The file, or one of the parts.
+        file: The file, or any one of the parts.
 
     Returns:
-        The metadata, and each tensor with the file in which it lies.
+        The metadata, and each tensor with the file that holds it.
 
     Raises:
-        CheckpointError: A part is missing, damaged or of another model.
+        CheckpointError: A part is missing, damaged or belongs to another model.
         UnsupportedModelError: As for `read_gguf`.
     """
     files = [file.with_name(name) for name in part_names(file.name)]
@@ -85,7 +85,7 @@ def read_parts(file: Path) -> tuple[dict[str, Any], list[tuple[Path, StoredTenso
 def split_metadata(
     metadata: Mapping[str, Any], count: int, tensors: int
 ) -> Iterator[dict[str, Any]]:
-    """The metadata of each of `count` parts."""
+    """Yields the metadata of each of `count` parts."""
     for number in range(count):
         own = {
             NUMBER: np.uint16(number),

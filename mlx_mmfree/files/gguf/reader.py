@@ -1,8 +1,12 @@
-"""Reads the container of GGUF files from untrusted sources; no tensor is loaded.
+"""Reads the headers of GGUF files from untrusted sources. No tensor is loaded.
 
-Format (versions 2 and 3, little-endian): the magic `GGUF`, version, number of tensors, number of
-metadata entries; each entry as name, type, value; each tensor as name, number of sizes, sizes with
-the row length first, type, offset; then the data at a multiple of `general.alignment`.
+A file (versions 2 and 3, little-endian) begins with the magic `GGUF`, the version, the number of tensors
+and the number of metadata entries. Then follow the entries, each as name, type and value, and the
+descriptions of the tensors, each as name, number of sizes, sizes with the row length first, type and
+offset. The data begin at a multiple of `general.alignment`.
+
+The package `gguf` is not used: it trusts the counts and offsets of a file, and does not know I2_S,
+Q2_0 and PQ2_0.
 """
 
 import math
@@ -18,9 +22,9 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ..opening import open_file
+from .format import ALIGNMENT, MAGIC, ValueType
 from .types import PQ2_0, Q2_0, TYPES, UNREAD, TensorType
 
-MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 64_000_000
 MAX_VALUES = 4_000_000
@@ -28,19 +32,19 @@ MAX_DIMENSIONS = 4
 MAX_NAME_BYTES = 65_535
 
 _NUMBERS = {
-    0: "u1",
-    1: "i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "?",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
+    ValueType.UINT8: "u1",
+    ValueType.INT8: "i1",
+    ValueType.UINT16: "<u2",
+    ValueType.INT16: "<i2",
+    ValueType.UINT32: "<u4",
+    ValueType.INT32: "<i4",
+    ValueType.FLOAT32: "<f4",
+    ValueType.BOOLEAN: "u1",
+    ValueType.UINT64: "<u8",
+    ValueType.INT64: "<i8",
+    ValueType.FLOAT64: "<f8",
 }
-_BOOLEAN, _TEXT, _LIST = 7, 8, 9
+"""NumPy's names of the types of numbers."""
 
 # name, number of the type, shape, offset
 _Described = tuple[str, int, tuple[int, ...], int]
@@ -48,7 +52,7 @@ _Described = tuple[str, int, tuple[int, ...], int]
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of the file.
+    """Where and how one tensor is stored.
 
     Attributes:
         name: Its name.
@@ -66,7 +70,7 @@ class StoredTensor:
 
 
 class _Header:
-    """The part of a file before its data, read piece by piece; no piece is longer than the rest."""
+    """The part of a file before its data, read piece by piece. No piece is longer than the rest."""
 
     def __init__(self, stream: BinaryIO, file: Path):
         self._stream = stream
@@ -109,17 +113,17 @@ class _Header:
         return value
 
     def value(self, kind: int) -> Any:
-        if kind == _TEXT:
+        if kind == ValueType.TEXT:
             return self.text()
-        if kind != _LIST:
+        if kind != ValueType.LIST:
             return self._numbers(kind, 1)[0]
         kind, count = self.whole_number("<I"), self.whole_number("<Q")
-        # a value of one byte takes many in memory
+        # a value of one byte in the file takes many bytes in memory
         self._values += count
         if self._values > MAX_VALUES:
             raise self.problem(f"claims more than {MAX_VALUES:,} values in its lists")
-        if kind == _TEXT:
-            # each text takes 8 bytes at least
+        if kind == ValueType.TEXT:
+            # each text takes at least 8 bytes of the file
             if count > (self.size - self.place) // 8:
                 raise self.problem(f"claims a list of {count} texts")
             return [self.text() for _ in range(count)]
@@ -128,20 +132,20 @@ class _Header:
     def _numbers(self, kind: int, count: int) -> list[Any]:
         if kind not in _NUMBERS:
             raise self.problem(f"holds a value of the unknown type {kind}")
-        dtype = np.dtype("u1" if kind == _BOOLEAN else _NUMBERS[kind])
+        dtype = np.dtype(_NUMBERS[ValueType(kind)])
         array = np.frombuffer(self.take(count * dtype.itemsize), dtype)
-        return (array != 0).tolist() if kind == _BOOLEAN else array.tolist()
+        return (array != 0).tolist() if kind == ValueType.BOOLEAN else array.tolist()
 
 
 def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     """Reads and checks everything before the data of one file.
 
     Returns:
-        The metadata, and the tensors by name.
+        The metadata, and the tensors by their names.
 
     Raises:
         CheckpointError: The file is missing, truncated or not well formed.
-        UnsupportedModelError: A tensor has a type that is not read.
+        UnsupportedModelError: The file has a version, or a tensor a type, that is not read.
     """
     try:
         with open_file(file) as stream:
@@ -167,7 +171,7 @@ def _read(header: _Header, file: Path) -> tuple[dict[str, Any], dict[str, Stored
             raise header.problem(f"repeats the entry {name!r:.100}")
         metadata[name] = header.value(header.whole_number("<I"))
     described = [_describe(header) for _ in range(tensor_count)]
-    alignment = metadata.get("general.alignment", 32)
+    alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment > 2**20 or alignment % 8:
         raise header.problem(f"gives the impossible alignment {alignment!r:.40}")
     data_start = -(-header.place // alignment) * alignment
@@ -188,9 +192,9 @@ def _read(header: _Header, file: Path) -> tuple[dict[str, Any], dict[str, Stored
 def _with_layout_of_q2_0(
     header: _Header, described: list[_Described], size: int, alignment: int
 ) -> list[_Described]:
-    """The tensors, with the number of PQ2_0 where that of Q2_0 stands for it.
+    """The tensors, with the type PQ2_0 where the file has the number of Q2_0 for it.
 
-    Nothing in the file tells the two apart but the room that it leaves for such tensors.
+    Only the room that the file leaves for such tensors tells the two types apart.
     """
     starts = [*sorted(offset for *_, offset in described), size]
     rooms = [

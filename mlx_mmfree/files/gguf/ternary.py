@@ -1,4 +1,7 @@
-"""Ternary matrices in the block formats of GGUF; the inverse of the readers in `gguf_types`."""
+"""Encodes ternary matrices in the block formats of GGUF, which `types` decodes.
+
+The package `gguf` has no I2_S and no Q2_0, and rounds floats where exact codes are at hand here.
+"""
 
 import numpy as np
 
@@ -6,23 +9,23 @@ _TRIT_WEIGHTS = np.array([81, 27, 9, 3, 1], np.uint16)[:, None]
 
 
 def unpack_codes(words: np.ndarray, input_dims: int) -> np.ndarray:
-    """Codes, `trit + 1`, `uint8 (N, D)`, from words in the layout of `ops.ternary`."""
+    """The codes, `trit + 1`, of words in the layout of `ops.ternary`, as `uint8 (N, D)`."""
     data = np.ascontiguousarray(words).view(np.uint8)
     codes = (data[..., None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3
     return np.ascontiguousarray(codes.reshape(len(words), -1)[:, :input_dims])
 
 
 def encode(kind: str, codes: np.ndarray, scale: float | np.ndarray) -> np.ndarray:
-    """A matrix in one of the types.
+    """The bytes of a ternary matrix in one of the types.
 
     Args:
-        kind: Name of the type.
-        codes: `trit + 1`, `uint8 (N, D)`, D a multiple of the type's block.
-        scale: What trits are multiplied by; it is rounded to float16 but for I2_S. Other types take
-            one for each block of b inputs, `(N, D / b)`.
+        kind: The name of the type.
+        codes: `trit + 1`, `uint8 (N, D)`, where D is a multiple of the type's block.
+        scale: The number that trits are multiplied by. I2_S keeps it in float32. The other types round
+            it to float16 and also take one for each block of b inputs, `(N, D / b)`.
 
     Returns:
-        Its bytes, `uint8` of one axis.
+        The bytes, `uint8` of one axis.
     """
     if kind == "I2_S":
         tail = np.full(8, scale, np.float32).view(np.uint8)
@@ -61,7 +64,7 @@ def _tq1_0(blocks: np.ndarray) -> np.ndarray:
 
 
 def _base3_bytes(digits: np.ndarray) -> np.ndarray:
-    """Digits along axis 1, most significant first, as fractions of 3^5 in a byte, rounded up."""
+    """Bytes of base-3 digits, most significant first along axis 1, as fractions of 3^5, rounded up."""
     values = (digits * _TRIT_WEIGHTS[: digits.shape[1]]).sum(axis=1, dtype=np.uint16)
     return ((values.astype(np.uint32) * 256 + 242) // 243).astype(np.uint8)
 

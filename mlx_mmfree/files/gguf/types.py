@@ -1,7 +1,7 @@
-"""The tensor types of GGUF files: their sizes, and what their blocks stand for.
+"""The tensor types of GGUF files: their sizes, and how their blocks are decoded.
 
-Sources: ggml's block formats, for I2_S the format of bitnet.cpp, and for PQ2_0 that of PrismML's
-llama.cpp. A block holds consecutive inputs of one row; floats in blocks are little-endian float16.
+Sources: ggml's block formats, the format of bitnet.cpp for I2_S, and that of PrismML's llama.cpp for
+PQ2_0. A block holds consecutive inputs of one row. Floats in blocks are little-endian float16.
 """
 
 from collections.abc import Callable
@@ -18,16 +18,16 @@ class TensorType:
 
     Attributes:
         name: ggml's name.
-        block: Values in a block; rows hold whole blocks.
-        block_bytes: Bytes of a block.
-        tail_bytes: Bytes behind the last block.
-        decode: Bytes, `uint8 (blocks, block_bytes)`, to float32 values `(blocks, block)`; `None`:
-            the bytes are plain numbers.
-        codes: Bytes to `(codes, scales)` of ternary types: `uint8` codes, `trit + 1`, of shape
-            `(blocks, block)`, and one scale for each block or one for all, float32.
-        has_scale_first: Whether the scale of a ternary type lies before its codes, not behind them.
-        is_affine: Whether codes lie as in MLX's affine 2-bit form, which then holds the tensor:
-            code 3 is twice the scale, and each block may have a scale of its own.
+        block: The number of values in a block. Rows hold whole blocks.
+        block_bytes: The number of bytes of a block.
+        tail_bytes: The number of bytes behind the last block.
+        decode: Turns bytes, `uint8 (blocks, block_bytes)`, into float32 values `(blocks, block)`. `None`
+            for plain numbers and ternary types.
+        codes: Turns the bytes of a ternary type into codes, `trit + 1`, `uint8 (blocks, block)`, and
+            float32 scales, one for each block. Where the scale is behind the last block, there are none.
+        has_scale_first: Whether the scale of a ternary block is stored before its codes.
+        is_affine: Whether codes are stored as in MLX's affine 2-bit form, which then holds the tensor.
+            Code 3 stands for twice the scale, and each block may have a scale of its own.
     """
 
     name: str
@@ -40,7 +40,7 @@ class TensorType:
     is_affine: bool = False
 
     def nbytes(self, values: int) -> int:
-        """Bytes of a tensor of whole blocks."""
+        """The number of bytes of a tensor with so many values."""
         return values // self.block * self.block_bytes + self.tail_bytes
 
     def blocks(self, data: np.ndarray) -> np.ndarray:
@@ -53,19 +53,19 @@ def _float16(data: np.ndarray) -> np.ndarray:
 
 
 def _q4_0(blocks: np.ndarray) -> np.ndarray:
-    """Scale, then 4 bits a value, offset by 8: values 0 to 15 in the low halves."""
+    """A scale, then 4 bits a value, offset by 8. The low halves of the bytes hold values 0 to 15."""
     quants = blocks[:, 2:]
     values = np.concatenate([quants & 15, quants >> 4], axis=1).astype(np.float32) - 8
     return values * _float16(blocks[:, :2])
 
 
 def _q8_0(blocks: np.ndarray) -> np.ndarray:
-    """Scale, then one signed byte a value."""
+    """A scale, then one signed byte a value."""
     return blocks[:, 2:].view(np.int8).astype(np.float32) * _float16(blocks[:, :2])
 
 
 def _q6_k(blocks: np.ndarray) -> np.ndarray:
-    """Low 4 bits, high 2 bits, a signed byte for each 16 values, then the scale of all."""
+    """The low 4 bits, the high 2 bits, a signed byte for each 16 values, then the scale of all."""
     low = blocks[:, :128].reshape(-1, 2, 1, 64)
     # in each half of 128 values: the low halves of 64 bytes, then the high ones
     low = np.concatenate([low & 15, low >> 4], axis=2).reshape(-1, 2, 4, 32)
@@ -77,7 +77,7 @@ def _q6_k(blocks: np.ndarray) -> np.ndarray:
 
 
 def _tq1_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Five trits a byte as a fraction of 3^5, most significant first; the last 4 bytes hold four."""
+    """Five trits a byte, as a fraction of 3^5, most significant first. The last 4 bytes hold 4 each."""
     parts = [
         _base3_digits(blocks[:, :32], 5),
         _base3_digits(blocks[:, 32:48], 5),
@@ -93,21 +93,21 @@ def _base3_digits(data: np.ndarray, count: int) -> np.ndarray:
 
 
 def _tq2_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two halves of 32 bytes; the two bits at `2l` of byte `j` are value `32l + j` of the half."""
+    """Two halves of 32 bytes. The two bits at `2l` of byte `j` are value `32l + j` of the half."""
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     codes = (blocks[:, :64].reshape(-1, 2, 1, 32) >> shifts) & 3
     return codes.reshape(len(blocks), -1), _float16(blocks[:, 64:])[:, 0]
 
 
 def _q2_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scale, then 2 bits a value, first in the lowest bits."""
+    """A scale, then 2 bits a value, the first value in the lowest bits."""
     shifts = np.arange(0, 8, 2, dtype=np.uint8)
     codes = (blocks[:, 2:, None] >> shifts) & 3
     return codes.reshape(len(blocks), -1), _float16(blocks[:, :2])[:, 0]
 
 
 def _i2_s(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The two bits at `6 - 2l` of byte `j` are value `32l + j`; the scale lies behind the tensor."""
+    """The two bits at `6 - 2l` of byte `j` are value `32l + j`. The scale is behind the last block."""
     shifts = np.arange(6, -1, -2, dtype=np.uint8)[:, None]
     codes = (blocks[:, None] >> shifts) & 3
     return codes.reshape(len(blocks), -1), np.empty(0, np.float32)
@@ -126,10 +126,10 @@ TYPES: dict[int, TensorType] = {
     42: TensorType("Q2_0", 64, 18, codes=_q2_0, has_scale_first=True, is_affine=True),
     142: TensorType("PQ2_0", 128, 34, codes=_q2_0, has_scale_first=True, is_affine=True),
 }
-"""The types that are read, by their number in the file."""
+"""The types that are read, by their numbers in the file."""
 
 Q2_0, PQ2_0 = 42, 142
-"""PrismML's first files hold PQ2_0 under the number that Q2_0 was given later."""
+"""PrismML's first files have for PQ2_0 the number that Q2_0 was given later."""
 
 UNREAD = {
     3: "Q4_1",
@@ -146,11 +146,11 @@ UNREAD = {
     41: "Q1_0",
     143: "PTQ1_0",
 }
-"""Names of further types, for messages."""
+"""The names of further types, for messages."""
 
 
 def ternary_scale(kind: TensorType, data: np.ndarray) -> np.ndarray:
-    """The distinct scales of a ternary tensor without those of blocks of zeros, sorted."""
+    """The distinct scales of a ternary tensor, sorted, without the zero scales of blocks of zeros."""
     if kind.tail_bytes:
         return data[data.size - kind.tail_bytes :][:4].view("<f4")
     blocks = kind.blocks(data)
@@ -184,9 +184,9 @@ def affine_words(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> 
 def affine_scales(
     kind: TensorType, data: np.ndarray, shape: tuple[int, ...], sign: int = 1
 ) -> np.ndarray:
-    """The scales of an affine type, times a sign, as bits of float16 `(rows, inputs / block)`."""
+    """The scales of an affine type, times a sign, as the bits of float16 `(rows, inputs / block)`."""
     scales = np.ascontiguousarray(kind.blocks(data)[:, :2]).view("<f2")
-    # what is no number is found once it is loaded
+    # NaN is found when the parameter is loaded
     with np.errstate(invalid="ignore"):
         return (sign * scales).astype("<f2").reshape(shape[0], -1).view("<u2")
 
@@ -203,9 +203,9 @@ def pack_codes(codes: np.ndarray) -> np.ndarray:
 
 
 def dequantized(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The values of a tensor: float16 of ternary types, which is exact, else float32."""
+    """The values of a tensor: of ternary types in float16, which is exact, of others in float32."""
     blocks = kind.blocks(data)
-    # scales that are no numbers are found by the check of what comes out
+    # NaN in scales is found by the check of the values
     with np.errstate(invalid="ignore", over="ignore"):
         if kind.decode is not None:
             return kind.decode(blocks).reshape(shape)

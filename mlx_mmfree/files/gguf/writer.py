@@ -1,4 +1,4 @@
-"""Writes GGUF files tensor by tensor; the format is described in `gguf`."""
+"""Writes GGUF files tensor by tensor, so that only one is in memory. `reader` describes the format."""
 
 import math
 import struct
@@ -9,15 +9,28 @@ from typing import Any
 
 import numpy as np
 
+from .format import ALIGNMENT, MAGIC, ValueType
 from .parts import part_name, split_metadata
-from .reader import MAGIC
 from .types import TYPES
 
 VERSION = 3
-ALIGNMENT = 32
 
-_NUMBERS = {kind.name: number for number, kind in TYPES.items()}
-_UINT16, _UINT32, _INT32, _FLOAT32, _BOOLEAN, _TEXT, _LIST = 2, 4, 5, 6, 7, 8, 9
+_TENSOR_TYPES = {kind.name: number for number, kind in TYPES.items()}
+_VALUE_TYPES = {
+    bool: ValueType.BOOLEAN,
+    int: ValueType.UINT32,
+    float: ValueType.FLOAT32,
+    str: ValueType.TEXT,
+    np.int32: ValueType.INT32,
+    np.uint16: ValueType.UINT16,
+}
+_STRUCT_CODES = {
+    ValueType.UINT16: "H",
+    ValueType.UINT32: "I",
+    ValueType.INT32: "i",
+    ValueType.FLOAT32: "f",
+    ValueType.BOOLEAN: "?",
+}
 
 
 @dataclass(frozen=True)
@@ -26,7 +39,7 @@ class PlannedGGUFTensor:
 
     Attributes:
         name: Its name in the file.
-        kind: Name of its type.
+        kind: The name of its type.
         shape: Its shape, rows first.
         make: Makes its bytes, `uint8` of one axis.
     """
@@ -38,7 +51,7 @@ class PlannedGGUFTensor:
 
     @property
     def nbytes(self) -> int:
-        return TYPES[_NUMBERS[self.kind]].nbytes(math.prod(self.shape))
+        return TYPES[_TENSOR_TYPES[self.kind]].nbytes(math.prod(self.shape))
 
 
 def write_gguf(
@@ -51,12 +64,12 @@ def write_gguf(
 
     Args:
         file: The file to make.
-        metadata: Texts, booleans, whole numbers, floats, and lists of one of them.
+        metadata: Texts, booleans, whole numbers, floats, and lists of values of one of these types.
         tensors: The tensors.
-        on_bytes: Called with the number of bytes after each tensor.
+        on_bytes: Called after each tensor with the number of its bytes.
 
     Raises:
-        OSError: The disk refuses.
+        OSError: The file cannot be written.
     """
     planned = list(tensors)
     header = MAGIC + struct.pack("<IQQ", VERSION, len(planned), len(metadata))
@@ -64,7 +77,8 @@ def write_gguf(
     position = 0
     for tensor in planned:
         sizes = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *reversed(tensor.shape))
-        header += _text(tensor.name) + sizes + struct.pack("<IQ", _NUMBERS[tensor.kind], position)
+        header += _text(tensor.name) + sizes
+        header += struct.pack("<IQ", _TENSOR_TYPES[tensor.kind], position)
         position += tensor.nbytes + _padding(tensor.nbytes)
     with open(file, "wb") as stream:
         stream.write(header + bytes(_padding(len(header))))
@@ -89,12 +103,17 @@ def write_parts(
     max_bytes: int | None,
     on_bytes: Callable[[int], object] | None = None,
 ) -> None:
-    """Writes a model as one file, or as several that hold at most so many bytes of tensors each.
+    """Writes a model as one file or as several parts. A tensor is never split.
 
-    A tensor is never split. Arguments as for `write_gguf`.
+    Args:
+        folder: The folder to write to.
+        stem: The name of the file without its suffix, or the beginning of the names of the parts.
+        metadata, tensors, on_bytes: As for `write_gguf`.
+        max_bytes: The largest number of bytes of tensors in a part, unless one tensor is larger. `None`
+            writes one file.
 
     Raises:
-        OSError: The disk refuses.
+        OSError: A file cannot be written.
     """
     parts: list[list[PlannedGGUFTensor]] = [[]]
     room = max_bytes or 0
@@ -122,26 +141,15 @@ def _text(value: str) -> bytes:
 
 
 def _entry(value: Any) -> bytes:
-    """The type of a value, and the value."""
+    """The type of a value and the value, as bytes."""
     if isinstance(value, list):
-        kind = _kind(value[0])
-        return struct.pack("<IIQ", _LIST, kind, len(value)) + _values(kind, value)
-    kind = _kind(value)
+        kind = _VALUE_TYPES[type(value[0])]
+        return struct.pack("<IIQ", ValueType.LIST, kind, len(value)) + _values(kind, value)
+    kind = _VALUE_TYPES[type(value)]
     return struct.pack("<I", kind) + _values(kind, [value])
 
 
-def _kind(value: Any) -> int:
-    if isinstance(value, bool):
-        return _BOOLEAN
-    if isinstance(value, np.int32):
-        return _INT32
-    if isinstance(value, np.uint16):
-        return _UINT16
-    return {int: _UINT32, float: _FLOAT32, str: _TEXT}[type(value)]
-
-
-def _values(kind: int, values: Sequence[Any]) -> bytes:
-    if kind == _TEXT:
+def _values(kind: ValueType, values: Sequence[Any]) -> bytes:
+    if kind == ValueType.TEXT:
         return b"".join(map(_text, values))
-    code = {_UINT16: "H", _UINT32: "I", _INT32: "i", _FLOAT32: "f", _BOOLEAN: "?"}[kind]
-    return struct.pack(f"<{len(values)}{code}", *values)
+    return struct.pack(f"<{len(values)}{_STRUCT_CODES[kind]}", *values)

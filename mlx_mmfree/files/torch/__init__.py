@@ -1,1 +1,1 @@
-"""PyTorch's checkpoint files, read without running what they hold."""
+"""Reads PyTorch's checkpoint files without running the code that they hold."""

@@ -1,7 +1,7 @@
 """Reads PyTorch checkpoints (`.bin`, written by `torch.save`) from untrusted sources, without torch.
 
-Format: a zip file with the entries `<name>/data.pkl`, a pickle that describes tensors (see
-`torch_pickle`), and `<name>/data/<key>`, the numbers of each storage, little-endian.
+A checkpoint is a zip file. Its entry `<name>/data.pkl` is a pickle that describes the tensors (see
+`pickle`), and each entry `<name>/data/<key>` holds the numbers of one storage, little-endian.
 """
 
 import math
@@ -26,19 +26,22 @@ _WAY_OUT = (
     "Load it with torch.load(..., weights_only=True) and write it again with torch.save or as "
     "safetensors"
 )
-# a tied head is the same numbers under a second name; more would let a small file fill the memory
-_MAX_NAMES_PER_BYTE = 2
+# A tied head gives the same numbers a second name. More names would let a small file fill the memory.
+_MAX_SHARING = 2
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:
-    """Reads and checks the description of the tensors in one file; no tensor is loaded.
+    """Reads and checks the description of the tensors in one file. No tensor is loaded.
 
     Raises:
-        CheckpointError: The file is missing, damaged, of the form before PyTorch 1.6, or asks for
-            anything but tensors.
+        CheckpointError: The file is missing, damaged, older than PyTorch 1.6, or asks for anything but
+            tensors.
     """
     if not file.exists():
-        raise CheckpointError(f"[torch] '{file}' must be a file but is missing.")
+        raise CheckpointError(
+            f"[torch] '{file}' must be a file but is missing. Fetch it, or give the folder that holds "
+            "it."
+        )
     try:
         with open_member(file) as stream:
             if stream.read(1) == _LEGACY_START:
@@ -78,9 +81,12 @@ def _read_entries(
     }
     stored = sum(storage.nbytes for storage in set(storages.values()))
     needed = sum(math.prod(view.shape) * view.storage.dtype.size for view in views.values())
-    if needed > _MAX_NAMES_PER_BYTE * stored:
-        raise ValueError(f"must hold tensors of its own but has many that share {stored} bytes")
-    # other storages are compared with their checksum when their tensor is read
+    if needed > _MAX_SHARING * stored:
+        raise ValueError(
+            f"must share each byte among at most {_MAX_SHARING} tensors on average but describes "
+            f"{needed} bytes of tensors in {stored} stored bytes"
+        )
+    # a tensor of a whole storage is compared with the checksum when it is read
     for storage in {storages[name] for name, view in views.items() if _is_part(view)}:
         _check(stream, storage)
     return {name: _entry(file, name, view, storages[name]) for name, view in views.items()}
@@ -116,7 +122,7 @@ def _decode(file: Path, name: str, view: View, crc: int | None, data: np.ndarray
     itemsize = view.storage.dtype.size
     steps = tuple(stride * itemsize for stride in view.strides)
     numbers = np.lib.stride_tricks.as_strided(data.view(f"u{itemsize}"), view.shape, steps)
-    # a copy only where the order differs; unlike ascontiguousarray it keeps a shape ()
+    # copies only where the order differs and, unlike ascontiguousarray, keeps the shape ()
     numbers = np.asarray(numbers, order="C")
     return numbers != 0 if view.storage.dtype == mx.bool_ else numbers
 
@@ -129,7 +135,7 @@ def _read(stream: BinaryIO, entry: ZipEntry) -> bytes:
 
 
 def _check(stream: BinaryIO, entry: ZipEntry) -> None:
-    """Compares an entry with its checksum, a piece at a time."""
+    """Compares an entry with its checksum, piece by piece."""
     stream.seek(entry.start)
     crc, remaining = 0, entry.nbytes
     while remaining:

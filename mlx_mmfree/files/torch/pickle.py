@@ -1,7 +1,7 @@
-"""Evaluates the pickle of a PyTorch checkpoint as data: it can build dictionaries of tensors only.
+"""Evaluates the pickle of a PyTorch checkpoint as data, which can only build dictionaries of tensors.
 
-Pickle is a language for a stack machine. Python's own machine imports and calls what a file names;
-this one knows a few names, each with a meaning of its own here, and calls nothing.
+Pickle is a language for a stack machine. Python's own machine imports and calls whatever a file names.
+The machine here knows a few names, gives each a meaning of its own, and calls nothing.
 """
 
 import math
@@ -40,12 +40,12 @@ _PUTS, _GETS = ("BINPUT", "LONG_BINPUT"), ("BINGET", "LONG_BINGET")
 
 @dataclass(frozen=True)
 class Storage:
-    """A range of numbers that tensors look at.
+    """The numbers that one or several tensors are views of.
 
     Attributes:
-        key: Its name in the container.
+        key: Its name in the zip file.
         dtype: Its MLX dtype.
-        size: How many numbers.
+        size: How many numbers it holds.
     """
 
     key: str
@@ -55,12 +55,12 @@ class Storage:
 
 @dataclass(frozen=True)
 class View:
-    """A tensor: numbers of a storage.
+    """A tensor: a strided view of a storage.
 
     Attributes:
         storage: The storage.
-        offset: The first number.
-        shape: The shape.
+        offset: The index of its first number in the storage.
+        shape: Its shape.
         strides: The distance of neighbours along each axis, in numbers.
     """
 
@@ -71,7 +71,7 @@ class View:
 
     @property
     def span(self) -> int:
-        """How many numbers lie between its first and its last one, with both; 0 if it is empty."""
+        """How many numbers it spans from its first to its last one; 0 if it is empty."""
         if not math.prod(self.shape):
             return 0
         pairs = zip(self.shape, self.strides, strict=True)
@@ -84,10 +84,10 @@ class _Global:
 
 
 def read_views(text: bytes) -> dict[str, View]:
-    """The tensors that a pickle describes, by name.
+    """The tensors that a pickle describes, by their names.
 
     Raises:
-        ValueError: It is not well formed, or asks for anything but a flat dictionary of tensors
+        ValueError: The pickle is not well formed, or asks for anything but a flat dictionary of tensors
             that lie within their storages.
     """
     machine = _Machine()
@@ -108,9 +108,10 @@ def read_views(text: bytes) -> dict[str, View]:
 
 
 class _Machine:
-    """A stack and a memo. An instruction that it knows is a method `do_...`.
+    """The stack machine. Each instruction that it knows is a method `do_...`.
 
-    Raises `IndexError` or `KeyError` where a pickle takes what is not there.
+    It raises `IndexError` or `KeyError` where a pickle takes something that is not on the stack or in
+    the memo.
     """
 
     def __init__(self) -> None:
@@ -247,7 +248,7 @@ class _Machine:
             raise ValueError(f"has odd arguments of {called.name!r}")
 
     def do_build(self, _: None) -> None:
-        # the attribute `_metadata` of a state dictionary holds versions of modules
+        # the attribute `_metadata` of a state dictionary holds the versions of its modules
         self._pop(1)
         if not isinstance(self.stack[-1], dict):
             raise ValueError("sets attributes of something that has none")
@@ -271,7 +272,7 @@ def _view(storage: object, offset: object, shape: object, strides: object) -> Vi
     ):
         raise ValueError("has a tensor with an impossible shape, strides or offset")
     count = math.prod(shape)
-    # where there is no number or no neighbour, any offset or stride is allowed and none is used
+    # an empty tensor may have any offset, and an axis of one number any stride; neither is used
     steps = (
         stride if count and size > 1 else 0 for size, stride in zip(shape, strides, strict=True)
     )

@@ -1,7 +1,8 @@
-"""Reads the directory of a zip file from an untrusted source; its entries must be stored as they are.
+"""Reads the directory of an uncompressed zip file from an untrusted source.
 
-Nothing is unpacked: an entry is a range of bytes of the file. Of the format (APPNOTE.TXT by PKWARE)
-this reads what PyTorch writes: no compression, no encryption, no comment, no parts.
+Nothing is unpacked: an entry is a range of bytes of the file, which Python's `zipfile` does not tell. Of
+the format (APPNOTE.TXT by PKWARE) only what PyTorch writes is read: no compression, no encryption, no
+comment, no parts.
 """
 
 import os
@@ -33,13 +34,13 @@ _EXTRA_64 = 1
 
 @dataclass(frozen=True)
 class ZipEntry:
-    """A file in a zip file.
+    """A file inside a zip file.
 
     Attributes:
         name: Its path, with `/` between the parts.
-        start: First byte of its content, counted from the start of the zip file.
-        nbytes: Bytes of its content.
-        crc: CRC-32 of its content, which the reader of the content compares.
+        start: The first byte of its content, counted from the start of the zip file.
+        nbytes: The number of bytes of its content.
+        crc: The CRC-32 of its content. Whoever reads the content compares it.
     """
 
     name: str
@@ -49,16 +50,16 @@ class ZipEntry:
 
 
 def read_directory(file: Path, stream: BinaryIO) -> dict[str, ZipEntry]:
-    """The entries of a zip file by name.
+    """The entries of a zip file by their names.
 
     Args:
-        file: The file, for messages.
-        stream: The file, open.
+        file: The path of the file, for messages.
+        stream: The open file.
 
     Raises:
-        CheckpointError: It is no zip file, or has entries that are compressed, encrypted, named
+        CheckpointError: The file is not a zip file, or has entries that are compressed, encrypted, named
             twice, overlapping, or named by a path that leads elsewhere.
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     try:
         return _read_directory(stream)
@@ -93,7 +94,7 @@ def _read_directory(stream: BinaryIO) -> dict[str, ZipEntry]:
 
 
 def _find_directory(stream: BinaryIO) -> tuple[int, int, int]:
-    """The number of entries, and start and bytes of the directory."""
+    """The number of entries, and where the directory starts and how many bytes it has."""
     end_start = stream.seek(0, os.SEEK_END) - _END.size
     if end_start < 0:
         raise ValueError("is too short for a zip file")
@@ -121,7 +122,7 @@ def _unpack(stream: BinaryIO, layout: struct.Struct, start: int) -> tuple:
 
 
 def _read_entry(directory: bytes, position: int) -> tuple[str, int, int, int, int]:
-    """Name, start of the local header, bytes and CRC of an entry, and where the next one begins."""
+    """Name, start of the local header, size and CRC of an entry, and where the next entry begins."""
     fields = _ENTRY.unpack_from(directory, position)
     signature, flags, method, crc, stored, size = (fields[k] for k in (0, 3, 4, 7, 8, 9))
     name_start = position + _ENTRY.size
@@ -144,7 +145,7 @@ def _read_entry(directory: bytes, position: int) -> tuple[str, int, int, int, in
 
 
 def _resolve_64(extra: bytes, values: list[int]) -> list[int]:
-    """Replaces the values that do not fit 32 bits by those of the zip64 field."""
+    """Replaces the values that do not fit into 32 bits by those of the zip64 field."""
     position = 0
     while position + 4 <= len(extra):
         kind, nbytes = struct.unpack_from("<2H", extra, position)

@@ -32,8 +32,8 @@ def main() -> None:
     iters = 4 if quick else 200
     with tempfile.TemporaryDirectory() as folder:
         for file in QUESTIONS.glob("*.jsonl.xz"):
-            lines = lzma.decompress(file.read_bytes()).splitlines(keepends=True)
-            Path(folder, file.stem).write_bytes(b"".join(lines[: 8 if quick else None]))
+            packed_lines = lzma.decompress(file.read_bytes()).splitlines(keepends=True)
+            Path(folder, file.stem).write_bytes(b"".join(packed_lines[: 8 if quick else None]))
         settings = FineTuneSettings(
             data=folder,
             adapter_path=f"{folder}/adapters",

@@ -9,7 +9,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..files.opening import open_file
-from ..hub.checkpoint.skeleton import parameters
+from ..layers.parameters import parameters
 from .corpus import TokenStream
 from .samples import Samples
 

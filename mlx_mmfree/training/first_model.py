@@ -9,8 +9,8 @@ import mlx.core as mx
 
 from ..errors import TrainingError
 from ..hub.checkpoint.opened_model import OpenedModel, open_model
-from ..hub.checkpoint.skeleton import parameters
 from ..layers.matrix import matrices
+from ..layers.parameters import parameters
 from ..models import Decoder, check_causal, find
 from ..models.parts.ternary_linears import TernaryLinears
 from .settings import Settings

@@ -8,9 +8,9 @@ from mlx.utils import tree_reduce
 
 from ..errors import TrainingError
 from ..hub.checkpoint.names import weight_names
-from ..hub.checkpoint.skeleton import parameters
 from ..layers.lora import AdapterKind, add_adapters, can_adapt
 from ..layers.matrix import matrices, matrix_of
+from ..layers.parameters import parameters
 from ..models import Decoder
 
 

@@ -8,10 +8,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_mmfree.generation import with_key_values
-from mlx_mmfree.hub.checkpoint.fill import converted
 from mlx_mmfree.hub.checkpoint.forms.ternary_values import pack_ternary_values
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
 from mlx_mmfree.layers.lora import LoRALinear
+from mlx_mmfree.layers.parameters import converted
 from mlx_mmfree.layers.sharded_linear import sharded_to_all
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.models.parts.tensor_parallel import shard

@@ -12,9 +12,9 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.errors import CheckpointError, TrainingError
 from mlx_mmfree.hub import Tokenizer, load
 from mlx_mmfree.hub.adapters.adapter import attach, read_adapter
-from mlx_mmfree.hub.checkpoint.fill import converted
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.lora import LoRALinear, add_adapters
+from mlx_mmfree.layers.parameters import converted
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.training.batches import Schedule, padded_batch
 from mlx_mmfree.training.callbacks import Callback

@@ -15,7 +15,7 @@ from ...ops import ternarize_packed
 from ...ops.host_blocks import all_finite
 from .forms.packed_format import has_valid_codes
 from .forms.ternary_values import pack_ternary_values, simplify_affine
-from .skeleton import Skeleton, kept_names, parameters
+from .skeleton import Skeleton
 
 
 def fill(skeleton: Skeleton) -> Decoder:
@@ -122,16 +122,3 @@ def check_packed(array: mx.array, key: str, input_dims: int, entry: TensorEntry)
             f"[load] tensor {entry.name!r} in '{entry.file}' must {rule} but does not. Fetch or "
             "make the checkpoint again."
         )
-
-
-def converted(model: Decoder, dtype: mx.Dtype | None) -> Decoder:
-    """The model with its floats in another dtype, in place; `None` keeps them."""
-    kept = kept_names(model)
-    modules = dict(model.named_modules())
-    for name, array in parameters(model).items():
-        if dtype is not None and array.dtype != dtype and name not in kept:
-            path, _, key = name.rpartition(".")
-            array = array.astype(dtype)
-            setattr(modules[path], key, array)
-        mx.eval(array)
-    return model

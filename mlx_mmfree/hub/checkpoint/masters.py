@@ -19,39 +19,48 @@ MASTERS_FOLDER = "masters"
 """Where a training run keeps the float weights of its model, beside the packed one."""
 
 
-def make_masters(model: Decoder, training: Mapping[str, nn.Module]) -> None:
-    """Gives packed linears their training form, in place; other quantised modules stay as they are.
+class Masters:
+    """The masters that packed linears are to get.
 
     Args:
-        model: A model with packed ternary linears.
-        training: By their paths, the training forms of these, with the same norms.
+        training: By their paths, the training forms of these linears, with the same norms.
 
-    Raises:
-        CheckpointError: Its head shares the weight of an embedding in few bits.
+    Attributes:
+        training: The same.
     """
-    modules = dict(model.named_modules())
-    few_bits = any(
-        matrix.storage != "floats" and not matrix.is_ternary for matrix in matrices(model).values()
-    )
-    for path, module in training.items():
-        packed = modules[path]
-        if "weight" in module:
-            module.weight = master_weight(packed)
-        # a tied head reads the embedding, which has kept its floats
-        elif few_bits:
-            raise CheckpointError(
-                "[load] 'rebuild_masters' must be left out for a head that shares an embedding in few "
-                "bits."
-            )
-        if "bias" in packed:
-            module.bias = packed.bias
-    model.update_modules(tree_unflatten(list(training.items())))
 
+    def __init__(self, training: Mapping[str, nn.Module]):
+        self.training = training
 
-def masters_bytes(training: Mapping[str, nn.Module], dtype: mx.Dtype) -> int:
-    """Bytes of the matrices that `make_masters` makes, in a float dtype."""
-    weights = (module.weight for module in training.values() if "weight" in module)
-    return sum(weight.size * dtype.size for weight in weights)
+    def nbytes(self, dtype: mx.Dtype) -> int:
+        """Bytes of the matrices that `make` makes, in a float dtype."""
+        weights = (module.weight for module in self.training.values() if "weight" in module)
+        return sum(weight.size * dtype.size for weight in weights)
+
+    def make(self, model: Decoder) -> None:
+        """Gives the linears of a model their training form, in place; nothing else changes.
+
+        Raises:
+            CheckpointError: The head shares the weight of an embedding in few bits.
+        """
+        modules = dict(model.named_modules())
+        few_bits = any(
+            matrix.storage != "floats" and not matrix.is_ternary
+            for matrix in matrices(model).values()
+        )
+        for path, module in self.training.items():
+            packed = modules[path]
+            if "weight" in module:
+                module.weight = master_weight(packed)
+            # a tied head reads the embedding, which has kept its floats
+            elif few_bits:
+                raise CheckpointError(
+                    "[load] 'rebuild_masters' must be left out for a head that shares an embedding "
+                    "in few bits."
+                )
+            if "bias" in packed:
+                module.bias = packed.bias
+        model.update_modules(tree_unflatten(list(self.training.items())))
 
 
 def master_weight(packed: nn.Module) -> mx.array:

@@ -5,16 +5,16 @@ import os
 import mlx.core as mx
 
 from ...errors import CheckpointError
+from ...layers.parameters import converted, kept_names, parameters
 from ...models import Decoder
 from ...ops.float_dtypes import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
-from . import pack_cache
 from .checkpoint import Checkpoint, open_checkpoint
-from .fill import converted, fill
-from .masters import MASTERS_FOLDER, make_masters, masters_bytes
-from .notice import notify
-from .skeleton import Skeleton, build_skeleton, kept_names, parameters
-from .writer_record import rounding_of, warning
+from .fill import fill
+from .masters import MASTERS_FOLDER, Masters
+from .pack_cache import PackCache
+from .skeleton import Skeleton, build_skeleton
+from .writer_record import checked_rounding
 
 Source = str | os.PathLike[str] | Checkpoint
 
@@ -45,13 +45,14 @@ class OpenedModel:
     ):
         self.checkpoint = checkpoint
         self._dtype = dtype or checkpoint.dtype
-        cached = _cached_skeleton(checkpoint) if packed else None
+        self._cache = PackCache(checkpoint)
+        cached = _cached_skeleton(self._cache) if packed else None
         self._is_cached = cached is not None
         self._skeleton = cached or build_skeleton(checkpoint, packed=packed)
         self._kept = kept_names(self.model)
         if self._kept and not packed and not rebuild_masters:
             raise _without_masters(checkpoint)
-        self._training = {} if packed else self._skeleton.training
+        self._masters = Masters({} if packed else self._skeleton.training)
         self.nbytes = self._count_bytes()
 
     @property
@@ -83,11 +84,8 @@ class OpenedModel:
         """
         self._fill()
         model = self.model
-        if self._training:
-            make_masters(model, self._training)
-        model.rounding = rounding_of(self.checkpoint)
-        if (text := warning(self.checkpoint, model.rounding)) is not None:
-            notify(text)
+        self._masters.make(model)
+        model.rounding = checked_rounding(self.checkpoint)
         return converted(model, self._dtype)
 
     def _fill(self) -> None:
@@ -95,20 +93,20 @@ class OpenedModel:
             try:
                 fill(self._skeleton)
             except CheckpointError as error:
-                pack_cache.notify_damage(error)
+                self._cache.notify_damage(error)
                 self._skeleton = build_skeleton(self.checkpoint, packed=True)
             else:
                 return
         fill(self._skeleton)
         if self._skeleton.is_packed:
-            pack_cache.store(self.checkpoint, self.model)
+            self._cache.store(self.model)
 
     def _count_bytes(self) -> int:
-        total = masters_bytes(self._training, self._dtype or mx.float32)
+        total = self._masters.nbytes(self._dtype or mx.float32)
         for name, array in parameters(self.model).items():
             if name not in self._kept:
                 total += array.size * (self._dtype or self._skeleton.entries[name].dtype).size
-            elif name.rpartition(".")[0] not in self._training:
+            elif name.rpartition(".")[0] not in self._masters.training:
                 total += array.nbytes
         return total
 
@@ -131,12 +129,12 @@ def open_model(
     return OpenedModel(path_or_repo, dtype, packed, rebuild_masters)
 
 
-def _cached_skeleton(checkpoint: Checkpoint) -> Skeleton | None:
-    cached = pack_cache.find(checkpoint)
+def _cached_skeleton(cache: PackCache) -> Skeleton | None:
+    cached = cache.find()
     try:
         return None if cached is None else build_skeleton(cached, packed=True)
     except CheckpointError as error:
-        pack_cache.notify_damage(error)
+        cache.notify_damage(error)
         return None
 
 

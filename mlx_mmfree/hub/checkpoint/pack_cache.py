@@ -22,6 +22,7 @@ from ...files.json_reader import parse_json
 from ...files.replacing import new_file
 from ...files.safetensors import read_header
 from ...files.tensor_entry import checksum
+from ...layers.parameters import kept_names
 from ...models import Decoder
 from ...ops.float_dtypes import FLOATS
 from ...ops.ternary import ROUNDING_VERSION
@@ -31,7 +32,6 @@ from .checkpoint import Checkpoint
 from .forms.packed_format import FORMAT_VERSION, describe_packing
 from .notice import notify
 from .save import disk_tensors, write_tensors
-from .skeleton import kept_names
 
 MIN_SOURCE_BYTES = 64_000_000
 """Smaller checkpoints are packed quickly and are not cached."""
@@ -40,65 +40,72 @@ SUFFIX = ".safetensors"
 _SOURCE, _CHECKSUMS, _VERSION = "mmfree_source", "mmfree_sha256", "mmfree_version"
 
 
-def find(checkpoint: Checkpoint) -> Checkpoint | None:
-    """The packed form of a checkpoint, if a valid one is cached."""
-    file = _file(checkpoint)
-    if file is None or not file.exists():
-        return None
-    try:
-        entries, metadata = read_header(file)
-        checksums = parse_json(metadata.get(_CHECKSUMS, "{}").encode())
-        if metadata.get(_SOURCE) != _fingerprint(checkpoint):
-            return None
-        tensors = {
-            name: replace(entry, checksum=str(checksums[name])) for name, entry in entries.items()
-        }
-    except (CheckpointError, OSError, ValueError, KeyError, TypeError) as error:
-        notify_damage(CheckpointError(f"'{file}' is damaged ({error})"))
-        return None
-    config = dict(checkpoint.config)
-    if (described := config.get("quantization_config")) is not None:
-        config["quantization_config"] = describe_packing(described)
-    return Checkpoint(checkpoint.folder, config, tensors)
+class PackCache:
+    """The place of a checkpoint's packed form in the cache.
 
+    Args:
+        checkpoint: The checkpoint.
+    """
 
-def store(checkpoint: Checkpoint, model: Decoder) -> None:
-    """Writes the packed form of a checkpoint unless the cache is off or the disk is full."""
-    file = _file(checkpoint)
-    was_packed = any(entry.dtype not in FLOATS for entry in checkpoint.tensors.values())
-    if file is None or was_packed or not kept_names(model):
-        return
-    tensors = disk_tensors(model)
-    nbytes = sum(array.nbytes for array in tensors.values())
-    try:
-        with new_file(file, nbytes) as new:
-            metadata = {
-                _SOURCE: _fingerprint(checkpoint),
-                _VERSION: __version__,
-                _CHECKSUMS: json.dumps({name: _checksum(array) for name, array in tensors.items()}),
-            }
-            write_tensors(new, tensors, metadata)
-    except (OSError, RuntimeError, CheckpointError) as error:
-        notify(f"the packed form is not kept in '{file.parent}': {error}")
-    else:
-        notify(
-            f"the packed form ({nbytes / 1e6:.0f} MB) is kept in '{file}' for the "
-            f"next start; {ENVIRONMENT_VARIABLE}=0 turns this off"
+    def __init__(self, checkpoint: Checkpoint):
+        self._checkpoint = checkpoint
+        has_own_files = all(
+            entry.file.parent == checkpoint.folder for entry in checkpoint.tensors.values()
         )
+        is_large = checkpoint.nbytes >= MIN_SOURCE_BYTES
+        self._file = packed_file(checkpoint.folder) if is_large and has_own_files else None
 
+    def find(self) -> Checkpoint | None:
+        """The packed form, if a valid one is cached."""
+        if self._file is None or not self._file.exists():
+            return None
+        try:
+            entries, metadata = read_header(self._file)
+            checksums = parse_json(metadata.get(_CHECKSUMS, "{}").encode())
+            if metadata.get(_SOURCE) != _fingerprint(self._checkpoint):
+                return None
+            tensors = {
+                name: replace(entry, checksum=str(checksums[name]))
+                for name, entry in entries.items()
+            }
+        except (CheckpointError, OSError, ValueError, KeyError, TypeError) as error:
+            self.notify_damage(CheckpointError(f"'{self._file}' is damaged ({error})"))
+            return None
+        config = dict(self._checkpoint.config)
+        if (described := config.get("quantization_config")) is not None:
+            config["quantization_config"] = describe_packing(described)
+        return Checkpoint(self._checkpoint.folder, config, tensors)
 
-def notify_damage(error: Exception) -> None:
-    """Says that the packed form of a checkpoint cannot be used."""
-    notify(f"the cached packed form is made again: {error}")
+    def store(self, model: Decoder) -> None:
+        """Writes the packed form unless the cache is off or the disk is full."""
+        file = self._file
+        dtypes = {entry.dtype for entry in self._checkpoint.tensors.values()}
+        was_packed = any(dtype not in FLOATS for dtype in dtypes)
+        if file is None or was_packed or not kept_names(model):
+            return
+        tensors = disk_tensors(model)
+        nbytes = sum(array.nbytes for array in tensors.values())
+        checksums = {name: _checksum(array) for name, array in tensors.items()}
+        try:
+            with new_file(file, nbytes) as new:
+                metadata = {
+                    _SOURCE: _fingerprint(self._checkpoint),
+                    _VERSION: __version__,
+                    _CHECKSUMS: json.dumps(checksums),
+                }
+                write_tensors(new, tensors, metadata)
+        except (OSError, RuntimeError, CheckpointError) as error:
+            notify(f"the packed form is not kept in '{file.parent}': {error}")
+        else:
+            notify(
+                f"the packed form ({nbytes / 1e6:.0f} MB) is kept in '{file}' for the "
+                f"next start; {ENVIRONMENT_VARIABLE}=0 turns this off"
+            )
 
-
-def _file(checkpoint: Checkpoint) -> Path | None:
-    has_own_files = all(
-        entry.file.parent == checkpoint.folder for entry in checkpoint.tensors.values()
-    )
-    if checkpoint.nbytes < MIN_SOURCE_BYTES or not has_own_files:
-        return None
-    return packed_file(checkpoint.folder)
+    @staticmethod
+    def notify_damage(error: Exception) -> None:
+        """Says that the packed form cannot be used."""
+        notify(f"the cached packed form is made again: {error}")
 
 
 def packed_file(folder: Path) -> Path | None:

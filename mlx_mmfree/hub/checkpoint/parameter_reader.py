@@ -8,13 +8,14 @@ import mlx.nn as nn
 from ...files.tensor_entry import TensorEntry, read_tensors
 from ...layers import PackedLinear
 from ...layers.matrix import Matrix, matrices
+from ...layers.parameters import parameters
 from ...models import Decoder
 from ...ops import ternarize_packed, unpack_ternary
 from .checkpoint import Checkpoint
 from .fill import check_finite, check_packed
 from .forms.affine_format import KEYS as AFFINE_KEYS
 from .forms.ternary_values import pack_ternary_values
-from .skeleton import EMBEDDING, build_skeleton, parameters
+from .skeleton import EMBEDDING, build_skeleton
 
 
 class ParameterReader:

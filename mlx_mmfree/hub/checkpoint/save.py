@@ -14,12 +14,12 @@ from ...files.paths import real_path
 from ...files.replacing import new_folder, writing
 from ...files.safetensors_writer import METADATA, PlannedTensors, write_safetensors, write_shards
 from ...layers.matrix import matrices
+from ...layers.parameters import parameters
 from ...models import Decoder, architecture_of, find
 from ...tokenizer.tokenizer import Tokenizer
 from .forms import affine_format
 from .forms.packed_format import WRITER_KEY, describe_packing
 from .names import WeightNames
-from .skeleton import parameters
 from .target_folder import check_target, copy_files, token_ids, tokenizer_files
 from .writer_record import record
 

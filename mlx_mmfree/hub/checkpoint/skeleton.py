@@ -11,12 +11,13 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_unflatten
 
 from ...errors import CheckpointError
 from ...files.tensor_entry import TensorEntry, read_tensors
 from ...layers import PackedLinear, packable
 from ...layers.matrix import matrices
+from ...layers.parameters import kept_names, parameters
 from ...models import Decoder, find
 from ...models.parts.fields import section
 from ...ops.float_dtypes import FLOATS
@@ -68,16 +69,6 @@ class Skeleton:
     training: dict[str, nn.Module]
     masters: dict[str, str]
     is_packed: bool
-
-
-def parameters(model: nn.Module) -> dict[str, mx.array]:
-    """The parameters of a model by their names in memory."""
-    return dict(tree_flatten(model.parameters()))
-
-
-def kept_names(model: nn.Module) -> set[str]:
-    """Parameters whose dtype never changes: those of packed matrices."""
-    return {f"{path}.{name}" for path, matrix in matrices(model).items() for name in matrix.kept}
 
 
 def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:

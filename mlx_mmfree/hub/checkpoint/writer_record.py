@@ -25,6 +25,7 @@ from ...version import __version__
 from .checkpoint import Checkpoint
 from .forms import bitnet_format
 from .forms.packed_format import WRITER_KEY
+from .notice import notify
 
 Rounding = int | str | None
 
@@ -70,15 +71,16 @@ def rounding_of(checkpoint: Checkpoint) -> Rounding:
     return None
 
 
-def warning(checkpoint: Checkpoint, rounding: Rounding) -> str | None:
-    """What to say of a checkpoint whose weights may be wrong."""
-    if rounding == "source" or (isinstance(rounding, int) and rounding >= ROUNDING_VERSION):
-        return None
-    return (
-        f"'{checkpoint.folder}' may hold wrong ternary weights: it was written by an older version, "
-        "whose scales of large matrices were too small where a CPU computed them. Make it again from "
-        "the float weights."
-    )
+def checked_rounding(checkpoint: Checkpoint) -> Rounding:
+    """What `rounding_of` gives; says on stderr where the weights of the checkpoint may be wrong."""
+    rounding = rounding_of(checkpoint)
+    if rounding != "source" and not (isinstance(rounding, int) and rounding >= ROUNDING_VERSION):
+        notify(
+            f"'{checkpoint.folder}' may hold wrong ternary weights: it was written by an older "
+            "version, whose scales of large matrices were too small where a CPU computed them. Make "
+            "it again from the float weights."
+        )
+    return rounding
 
 
 def _is_own(checkpoint: Checkpoint) -> bool:

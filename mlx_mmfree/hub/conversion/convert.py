@@ -18,7 +18,6 @@ from ...files.safetensors_writer import PlannedTensors, write_safetensors, write
 from ...tokenizer.to_gguf import compare_tokenizers
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ..checkpoint.forms.packed_format import WRITER_KEY
-from ..checkpoint.notice import notify
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.target_folder import (
     check_target,
@@ -26,7 +25,7 @@ from ..checkpoint.target_folder import (
     token_ids,
     tokenizer_files,
 )
-from ..checkpoint.writer_record import record, rounding_of, warning
+from ..checkpoint.writer_record import checked_rounding, record, rounding_of
 from ..publish.model_card import ModelCard, write_model_card
 from ..publish.runtimes import openings
 from .plan import FloatForms, FolderPlan
@@ -86,8 +85,7 @@ def convert(
     files = {entry.file for entry in source.tensors.values()}
     check_target(target, overwrite, "convert", [source.folder, *files])
     reader = ParameterReader(source)
-    if (text := warning(source, rounding_of(source))) is not None:
-        notify(text)
+    checked_rounding(source)
     if to == "gguf":
         writer = _gguf_writer(reader, target.name, gguf_type.upper(), forms, max_part_bytes)
     else:

@@ -11,9 +11,10 @@ from ...errors import CheckpointError
 from ...files.safetensors_writer import tensor_bytes
 from ...files.tensor_entry import TensorEntry, read_tensors
 from ...layers.matrix import matrices
+from ...layers.parameters import converted
 from ...ops.ternary import unpack_ternary
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.fill import converted, fill
+from ..checkpoint.fill import fill
 from ..checkpoint.forms.affine_format import KEYS, TERNARY_BITS
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.skeleton import build_skeleton

@@ -1,3 +1,3 @@
-"""Commands: one file each, which parses flags and calls the library."""
+"""The commands of `mmfree`. Each file parses the flags of one command and calls the library."""
 
 from .parts.console import main as main

@@ -1,4 +1,4 @@
-"""`mmfree bench`: measures this machine, products, training and models against what limits them."""
+"""`mmfree bench`: measures matrix products, training and models against the limits of this machine."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from ..errors import UsageError
 from .parts.bench_table import graph_line, report_lines, starting_lines
 from .parts.console import INTERRUPTED, CommandParser, command
 from .parts.flags import positive
-from .parts.loading import DTYPES, add_latent_flag
+from .parts.loading import DTYPES, add_latent_flag, check_revision
 from .parts.writable import check_writable
 
 if TYPE_CHECKING:
@@ -23,72 +23,99 @@ HELP = "measure the speed of this machine and of models on it"
 _SETTINGS = ("processes", "rounds", "prompt_tokens", "positions", "decoded_tokens")
 _HEAD_BITS = (4, 6, 8, 16)
 
+_OPTIONAL_PACKAGES = (
+    ("plot", "matplotlib", "matplotlib"),
+    ("compare", "llama_cpp", "llama-cpp-python"),
+    ("compare", "gguf", "gguf"),
+)
+"""Flags, the modules that they need, and the packages of those."""
+
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree bench", description=__doc__, allow_abbrev=False)
-    models = parser.add_argument_group("models")
-    models.add_argument(
+    parser = CommandParser(prog="mmfree bench", description=__doc__)
+    _add_model_flags(parser.add_argument_group("models"))
+    _add_amount_flags(parser.add_argument_group("amount"))
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
+    output.add_argument(
+        "--plot", type=Path, metavar="FILE", help="PNG file for the roofline; needs matplotlib"
+    )
+    return parser
+
+
+def _add_model_flags(group: Any) -> None:
+    group.add_argument(
         "--config",
         nargs="+",
         default=[],
-        help="models with random weights: mmfreelm-370m, mmfreelm-1.3b, mmfreelm-2.7b, "
+        help="models to measure with random weights: mmfreelm-370m, mmfreelm-1.3b, mmfreelm-2.7b, "
         "bitnet-2b-4t, falcon3-1b, or a config.json",
     )
-    models.add_argument(
+    group.add_argument(
         "--head-bits",
         type=int,
         choices=_HEAD_BITS,
         nargs="+",
         default=[6],
-        help="bits of a head that is not ternary, with random weights (6)",
+        help="with random weights: bits of an output head that is not ternary (6)",
     )
-    models.add_argument("--model", help="folder or Hub repository of a model with its weights")
-    models.add_argument("--revision", help="branch, tag or commit of the repository")
-    add_latent_flag(models)
-    models.add_argument(
+    group.add_argument("--model", help="folder or Hub repository of a model to measure")
+    group.add_argument("--revision", help="branch, tag or commit of the Hub repository")
+    add_latent_flag(group)
+    group.add_argument(
         "--dtype",
         choices=DTYPES,
-        help="float type to compute in; default: the checkpoint's, with random weights those of its "
-        "published files, float32 where unknown",
+        help="float type to compute in; default: that of the checkpoint, or of the published files of "
+        "a configuration, else float32",
     )
-    models.add_argument(
+    group.add_argument(
         "--compare",
         choices=("llama.cpp",),
-        help="measure llama.cpp too, with TQ2_0 weights of the shape of BitNet-2B-4T; needs "
+        help="also measure llama.cpp with TQ2_0 weights in the shape of BitNet-2B-4T; needs "
         "llama-cpp-python and gguf",
     )
-    amount = parser.add_argument_group("amount")
-    amount.add_argument(
+
+
+def _add_amount_flags(group: Any) -> None:
+    group.add_argument(
         "--threads", type=positive, nargs="+", help="numbers of threads (1 and all processors)"
     )
-    amount.add_argument("--processes", type=positive, help="fresh processes for each figure (8)")
-    amount.add_argument("--rounds", type=positive, help="measurements in each process (5)")
-    amount.add_argument(
-        "--prompt-tokens", type=positive, nargs="+", help="lengths of the prompts (128 512)"
+    group.add_argument(
+        "--processes", type=positive, help="number of fresh processes for each figure (8)"
     )
-    amount.add_argument(
-        "--positions", type=positive, nargs="+", help="tokens before those decoded (16 512 2048)"
+    group.add_argument("--rounds", type=positive, help="number of measurements in each process (5)")
+    group.add_argument(
+        "--prompt-tokens", type=positive, nargs="+", help="lengths of the prompts to read (128 512)"
     )
-    amount.add_argument("--decoded-tokens", type=positive, help="tokens decoded in a round (16)")
+    group.add_argument(
+        "--positions",
+        type=positive,
+        nargs="+",
+        help="numbers of tokens after which decoding is measured (16 512 2048)",
+    )
+    group.add_argument(
+        "--decoded-tokens", type=positive, help="number of tokens decoded in a measurement (16)"
+    )
     for name, what in (("products", "ternary products and heads"), ("training", "a training step")):
-        amount.add_argument(
+        group.add_argument(
             f"--{name}",
             action=argparse.BooleanOptionalAction,
             default=True,
-            help=f"measure {what} too",
+            help=f"whether to measure {what}; default: yes",
         )
-    amount.add_argument(
+    group.add_argument(
         "--host",
         action="store_true",
-        help="measure what Python costs instead: the graph of a token of each --config, and starting",
+        help="measure only what Python costs: building the graph of a token for each --config, and "
+        "starting a program",
     )
-    amount.add_argument(
-        "--quick", action="store_true", help="seconds-long run from the caches, to try the command"
+    group.add_argument(
+        "--quick",
+        action="store_true",
+        help="try the command in seconds; the figures say nothing about speed",
     )
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object instead")
-    output.add_argument("--plot", type=Path, help="draw the roofline as a PNG; needs matplotlib")
-    return parser
 
 
 @command
@@ -136,7 +163,7 @@ def _host(args: argparse.Namespace) -> int:
 def _until_interrupted(
     reports: "Iterator[Report]", interrupts: list[BaseException]
 ) -> "Iterator[Report]":
-    """The reports up to Ctrl-C, which is noted in `interrupts`: what was measured is kept."""
+    """Yields the reports up to Ctrl-C, which it adds to `interrupts`: what was measured is kept."""
     try:
         yield from reports
     except KeyboardInterrupt as interrupt:
@@ -146,17 +173,15 @@ def _until_interrupted(
 def _check(args: argparse.Namespace) -> None:
     if args.host and (args.model is not None or args.plot is not None or args.compare is not None):
         raise UsageError(
-            "[bench] 'host' must come with 'config' alone, not with model, plot or compare."
+            "[bench] 'host' must come with 'config' alone but came with model, plot or compare. Leave "
+            "those out."
         )
-    if args.model is None and args.revision is not None:
-        raise UsageError("[bench] 'revision' must come with 'model' but came alone.")
-    needed = {"matplotlib": args.plot, "llama_cpp": args.compare, "gguf": args.compare}
-    packages = {"llama_cpp": "llama-cpp-python"}
-    for module, flag in needed.items():
-        if flag is not None and find_spec(module) is None:
-            package = packages.get(module, module)
+    check_revision(args)
+    for flag, module, package in _OPTIONAL_PACKAGES:
+        if getattr(args, flag) is not None and find_spec(module) is None:
             raise UsageError(
-                f"[bench] '{flag}' needs the package {package}. Install it: pip install {package}"
+                f"[bench] '{flag}' needs the package {package}, which is not installed. Install it: "
+                f"pip install {package}"
             )
     if args.plot is not None:
         check_writable("[bench] 'plot'", args.plot)
@@ -188,7 +213,7 @@ def _models(args: argparse.Namespace) -> list["ModelChoice"]:
             title = f"{name}, {bits}-bit head"
             choices.append(ModelChoice(title, config, head_bits=bits, dtype=args.dtype))
     if args.model is not None:
-        # found, and fetched, before anything is measured
+        # downloads the model, if need be, before anything is measured
         open_checkpoint(args.model, args.revision, args.latent)
         choices.append(
             ModelChoice(
@@ -211,7 +236,8 @@ def _read_config(name: str) -> dict[str, Any]:
     path = Path(name)
     if not path.exists():
         raise UsageError(
-            f"[bench] 'config' must be one of {', '.join(sorted(presets()))} or a file but got {name!r}."
+            f"[bench] 'config' must be one of {', '.join(sorted(presets()))} or a config.json but got "
+            f"{name!r}."
         )
     return read_json_object(path / "config.json" if path.is_dir() else path)
 

@@ -1,12 +1,13 @@
-"""`mmfree cache_prompt`: reads a prompt once and saves what the model keeps of it."""
+"""`mmfree cache_prompt`: reads a long prompt once and saves the model's state after it."""
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
+from .parts.columns import size_text
 from .parts.console import CommandParser, argument_errors, command
-from .parts.flags import escaped, json_object, positive
+from .parts.flags import BYTES_PER_GB, escaped
 from .parts.loading import (
     add_key_value_flags,
     add_memory_flags,
@@ -14,15 +15,16 @@ from .parts.loading import (
     key_value_settings,
     loaded,
 )
-from .parts.prompts import PromptWriter, given_prompt, most_tokens
-from .parts.reading_bar import ReadingBar
+from .parts.prompt_writer import PromptWriter, add_prefill_flag, add_template_flags
+from .parts.prompts import given_prompt, most_tokens
+from .parts.terminal.reading_bar import ReadingBar
 from .parts.writable import check_writable
 
-HELP = "save what a model keeps of a long prompt"
+HELP = "read a long prompt once and save the model's state"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree cache_prompt", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="mmfree cache_prompt", description=__doc__)
     add_model_flags(parser)
     group = parser.add_argument_group("prompt")
     group.add_argument(
@@ -30,31 +32,16 @@ def build_parser() -> argparse.ArgumentParser:
         "-p",
         type=escaped,
         required=True,
-        help=r"text to read, \n and \t count as such; '-' reads standard input",
+        help=r"text to read, in which \n is a line break and \t a tab; '-' reads standard input",
     )
     group.add_argument(
         "--prompt-cache-file",
         type=Path,
         required=True,
-        help="file to write, for the flag of the same name of 'mmfree generate'",
+        help="file to write; give it to 'mmfree generate' by the flag of the same name",
     )
-    group.add_argument("--system-prompt", help="what a chat model is told first")
-    group.add_argument(
-        "--ignore-chat-template",
-        action="store_true",
-        help="read the bare prompt even if the tokenizer has a chat template",
-    )
-    group.add_argument(
-        "--chat-template-config",
-        type=json_object,
-        help="JSON object with further names for the chat template",
-    )
-    group.add_argument(
-        "--prefill-step-size",
-        type=positive,
-        default=2048,
-        help="positions of the prompt read at a time (%(default)s)",
-    )
+    add_template_flags(group)
+    add_prefill_flag(group)
     add_key_value_flags(parser)
     add_memory_flags(parser)
     return parser
@@ -67,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import mlx.core as mx
 
     from ..generation import cache_prompt, keeps_key_values, save_prompt_cache
-    from ..generation.text import BYTES_PER_GB, check_not_empty
+    from ..generation.text import check_not_empty
 
     prompt = given_prompt(args.prompt)
     with argument_errors():
@@ -98,10 +85,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = key_value_settings(args) if keeps_key_values(model) else None
         save_prompt_cache(args.prompt_cache_file, model, cache, settings)
         print(f"Prompt: {len(tokens)} tokens, {speed:.3f} tokens-per-sec")
-        print(f"State: {_size(cache.nbytes)} in '{args.prompt_cache_file}'")
+        print(f"State: {size_text(cache.nbytes)} in '{args.prompt_cache_file}'")
         print(f"Peak memory: {mx.get_peak_memory() / BYTES_PER_GB:.3f} GB")
     return 0
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e3:.1f} kB" if size_bytes < 1e6 else f"{size_bytes / 1e6:.1f} MB"

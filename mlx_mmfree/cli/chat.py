@@ -1,4 +1,4 @@
-"""`mmfree chat`: talks with a model in the terminal."""
+"""`mmfree chat`: lets you talk with a model in the terminal."""
 
 import argparse
 import shutil
@@ -12,13 +12,13 @@ from ..errors import MMFreeError, UsageError
 from ..platform.terminal import shown
 from .parts.console import CommandParser, argument_errors, command
 from .parts.flag_names import with_flags
-from .parts.flags import json_object, positive
-from .parts.interruption import Interruption
-from .parts.line_reader import QUOTES, MessageReader
 from .parts.loading import add_key_value_flags, add_memory_flags, add_model_flags, loaded
-from .parts.reading_bar import ReadingBar
+from .parts.prompt_writer import add_end_flags, add_prefill_flag, add_template_flags
 from .parts.sampling import add_sampling_flags, sampler_from
-from .parts.word_wrap import WordWrap
+from .parts.terminal.interruption import Interruption
+from .parts.terminal.line_reader import QUOTES, MessageReader
+from .parts.terminal.reading_bar import ReadingBar
+from .parts.terminal.word_wrap import WordWrap
 
 if TYPE_CHECKING:
     from ..generation import Chat, GenerationResponse
@@ -28,10 +28,10 @@ HELP = "talk with a model in the terminal"
 PROMPT = ">> "
 COMMANDS = {
     "/reset": "forget the conversation",
-    "/set NAME VALUE": "change how answers are written; /set alone shows it",
-    "/stats": "sizes and speeds",
-    "/help": "this list",
-    "/exit": "end the chat, as Ctrl-D does; Ctrl-C ends an answer",
+    "/set NAME VALUE": "change a setting of the answers; /set alone shows all settings",
+    "/stats": "show sizes and speeds",
+    "/help": "show this list",
+    "/exit": "end the chat; so does Ctrl-D, and Ctrl-C ends an answer",
 }
 SETTINGS = (
     "temp",
@@ -44,41 +44,20 @@ SETTINGS = (
     "max-tokens",
     "seed",
 )
-# Greedy answers of small models soon repeat themselves without end.
+# Small models soon repeat themselves without end if they always write the likeliest token.
 TEMPERATURE, TOP_P = 0.7, 0.9
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree chat", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="mmfree chat", description=__doc__)
     add_model_flags(parser)
     talk = parser.add_argument_group("conversation")
-    talk.add_argument("--system-prompt", help="what a chat model is told first")
+    add_template_flags(talk, can_ignore=False)
+    add_end_flags(talk, max_tokens=256)
+    add_prefill_flag(talk)
     talk.add_argument(
-        "--max-tokens",
-        "-m",
-        type=positive,
-        default=256,
-        help="tokens of an answer at most (%(default)s)",
+        "--no-history", action="store_true", help="do not keep typed lines for later sessions"
     )
-    talk.add_argument(
-        "--extra-eos-token",
-        nargs="+",
-        default=[],
-        metavar="TOKEN",
-        help="tokens or ids that end an answer beside the tokenizer's own",
-    )
-    talk.add_argument(
-        "--chat-template-config",
-        type=json_object,
-        help="JSON object with further names for the chat template",
-    )
-    talk.add_argument(
-        "--prefill-step-size",
-        type=positive,
-        default=2048,
-        help="positions of a question read at a time (%(default)s)",
-    )
-    talk.add_argument("--no-history", action="store_true", help="keep no lines for later sessions")
     choice = parser.add_argument_group("choice of tokens")
     add_sampling_flags(choice, temp=TEMPERATURE, top_p=TOP_P)
     add_key_value_flags(parser)
@@ -95,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..generation.stop import end_tokens
 
     with argument_errors():
-        # Refuses bad values before the model is loaded.
+        # bad values are refused before the model is loaded
         sampler_from(args, special_tokens=())
     bar = ReadingBar(args.prefill_step_size, "Reading")
     with (
@@ -121,8 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"Chat with {args.model or 'the model in the package'}. /help lists the commands.")
         if not chat.has_template:
             _say(
-                "It has no chat template: it is a base model, which was not taught to answer and "
-                "continues your text."
+                "The model has no chat template: it is a base model, which was not taught to answer. "
+                "It continues your text instead."
             )
         Terminal(chat, args, special).run()
     return 0
@@ -133,8 +112,8 @@ class Terminal:
 
     Args:
         chat: The conversation.
-        args: The values of the flags, to be changed by `/set`.
-        special_tokens: Tokens that XTC never drops.
+        args: The values of the flags, which `/set` changes.
+        special_tokens: The token ids that XTC never drops.
     """
 
     def __init__(self, chat: "Chat", args: argparse.Namespace, special_tokens: Sequence[int]):
@@ -149,7 +128,10 @@ class Terminal:
         while line != "/exit":
             try:
                 line = read()
-                self._take(line)
+                if read.is_quoted:
+                    self._answer(line)
+                else:
+                    self._take(line)
             except EOFError:
                 print()
                 return
@@ -157,7 +139,7 @@ class Terminal:
                 print("\n(/exit or Ctrl-D ends the chat)")
 
     def _take(self, line: str) -> None:
-        name, *words = line.split()[:3] or [""]
+        name, *words = line.split() or [""]
         if line == "/reset":
             self._chat.reset()
             self._last = None
@@ -168,10 +150,15 @@ class Terminal:
             self._show_statistics()
         elif line == "/help":
             print("\n".join(f"  {name:17}{text}" for name, text in COMMANDS.items()))
-            print(f"  {QUOTES:17}begins and ends a message of several lines")
+            print(
+                f"  {QUOTES:17}begins and ends a message of several lines, or one that begins with /"
+            )
         elif line.startswith("/") and line != "/exit":
             known = ", ".join(name.split()[0] for name in COMMANDS)
-            print(f"The command must be one of {known}.")
+            _say(
+                f"The command must be one of {known} but got {name!r:.40}. Write {QUOTES} before and "
+                "after a message that begins with /."
+            )
         elif line and line != "/exit":
             self._answer(line)
 
@@ -180,7 +167,7 @@ class Terminal:
 
         if len(words) != 2 or words[0] not in SETTINGS:
             values = (f"{name} {getattr(self._args, _field(name))}" for name in SETTINGS)
-            _say(f"/set NAME VALUE, with one of: {', '.join(values)}")
+            _say(f"Write /set NAME VALUE. The settings are: {', '.join(values)}.")
             return
         name, value = words
         parser, given = build_parser(), [f"--{name}={value}"]
@@ -195,7 +182,7 @@ class Terminal:
             mx.random.seed(args.seed)
         self._args = args
         self._chat.sampler, self._chat.max_tokens = sampler, args.max_tokens
-        print(f"{name} is {getattr(args, _field(name))} now.")
+        print(f"{name} is now {getattr(args, _field(name))}.")
 
     def _answer(self, text: str) -> None:
         before = self._last
@@ -215,10 +202,10 @@ class Terminal:
             print(f" [{note}]" if note else "")
 
     def _show(self, responses: "Iterator[GenerationResponse]", interruption: Interruption) -> str:
-        """Prints an answer as it comes and returns what there is to say about its end."""
+        """Prints an answer as it comes and returns a note on how it ended."""
         wrap = WordWrap(shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
         is_chat = self._chat.has_template
-        note = "" if is_chat else "end of the text; the next line begins a new one"
+        note = "" if is_chat else "end of the text; your next line begins a new one"
         for response in responses:
             interruption.tokens_come = True
             self._last = response
@@ -245,7 +232,7 @@ class Terminal:
 
 
 def _say(line: str) -> None:
-    """Prints a line, on a terminal broken between words."""
+    """Prints a line. A terminal shows it broken between words."""
     if sys.stdout.isatty():
         wrap = WordWrap(shutil.get_terminal_size().columns)
         line = wrap.add(line) + wrap.finish()

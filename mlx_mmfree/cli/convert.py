@@ -1,7 +1,6 @@
-"""`mmfree convert`: writes a checkpoint in another form and compares it with its source."""
+"""`mmfree convert`: writes a checkpoint in another format and compares it with its source."""
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,23 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..files.paths import expanded
+from .parts.columns import aligned
 from .parts.console import CommandParser, command
-from .parts.loading import DTYPES, add_latent_flag
-from .perplexity import read_text
+from .parts.held_out_text import read_text, text_tokens
+from .parts.loading import DTYPES, add_latent_flag, dtype_of
+from .parts.source_card import model_card
 
 if TYPE_CHECKING:
     from ..hub import Checkpoint, Report
+    from ..hub.conversion.plan import FloatForms
     from ..hub.publish.model_card import ModelCard
 
-HELP = "write a checkpoint in the form of MLX, transformers or GGUF"
+HELP = "write a checkpoint in the format of MLX, transformers or GGUF"
 
 _BITS = (4, 6, 8)
+_TEXT = "[convert] 'text_file'"
 _UNITS = {"M": 10**6, "G": 10**9}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree convert", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="mmfree convert", description=__doc__)
     _add_source_flags(parser.add_argument_group("source"))
     _add_target_flags(parser.add_argument_group("target"))
     _add_ternarize_flags(parser.add_argument_group("dense to ternary"))
@@ -34,9 +36,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_source_flags(group: Any) -> None:
     group.add_argument(
-        "--model", "--hf-path", required=True, help="folder, Hub repository or .gguf file to read"
+        "--model",
+        "--hf-path",
+        required=True,
+        help="folder, Hub repository or .gguf file to convert",
     )
-    group.add_argument("--revision", help="branch, tag or commit of the repository")
+    group.add_argument("--revision", help="branch, tag or commit of the Hub repository")
     add_latent_flag(group)
 
 
@@ -46,24 +51,26 @@ def _add_target_flags(group: Any) -> None:
         "--to",
         choices=("mlx", "hf", "gguf"),
         default="mlx",
-        help="the form to write: MLX's, which mlx-lm runs too; transformers', of MatMul-free models "
-        "only with --keep-masters; or GGUF, not for MatMul-free models (%(default)s)",
+        help="format to write: mlx, which mlx-lm runs too; hf for transformers (for MatMul-free models "
+        "only with --keep-masters); gguf for llama.cpp (not for MatMul-free models) (%(default)s)",
     )
     group.add_argument(
         "--gguf-type",
         choices=("tq2_0", "tq1_0", "q2_0", "i2_s"),
-        help="type of ternary tensors in GGUF; q2_0 may have a scale for each 64 inputs and needs "
-        "llama.cpp of June 2026 or newer, i2_s is for bitnet.cpp (tq2_0)",
+        help="with --to gguf: type of the ternary tensors; q2_0 can hold a scale for each 64 inputs and "
+        "needs llama.cpp from June 2026 or later, i2_s is for bitnet.cpp (tq2_0)",
     )
     group.add_argument(
         "--split-max-size",
         type=_size,
         metavar="SIZE",
-        help="with --to gguf, write several files with at most so many bytes of tensors, such as 500M "
-        "or 4G",
+        help="with --to gguf: write several files with at most this many bytes of tensors each, such "
+        "as 500M or 4G",
     )
     group.add_argument(
-        "--dtype", choices=DTYPES, help="type of the float tensors; default: the checkpoint's"
+        "--dtype",
+        choices=DTYPES,
+        help="float type of the tensors that are not packed; default: the checkpoint's",
     )
     for place, what in (("embed", "embedding"), ("head", "output head")):
         group.add_argument(
@@ -75,16 +82,17 @@ def _add_target_flags(group: Any) -> None:
     group.add_argument(
         "--keep-masters",
         action="store_true",
-        help="with --to hf, leave float master weights unpacked, to be trained on",
+        help="with --to hf: write float master weights, which can be trained further, and do not "
+        "pack them",
     )
     group.add_argument(
         "--no-verify",
         dest="verify",
         action="store_false",
-        help="do not read the result again and compare every tensor, and the logits, with the "
-        "source's; comparing logits loads one after the other",
+        help="skip the check, which reads the result and compares its tensors and logits with those "
+        "of the source; it loads one model after the other",
     )
-    group.add_argument("--overwrite", action="store_true", help="replace an existing folder")
+    group.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
     group.add_argument("--upload-repo", help="Hub repository to upload the result to")
 
 
@@ -94,10 +102,15 @@ def _add_ternarize_flags(group: Any) -> None:
         nargs="?",
         const="tensor",
         choices=("tensor", "group"),
-        help="make a dense Llama or Qwen3 ternary: one scale a matrix and 8-bit activations, as "
-        "BitNet, or a scale for each group of 128 inputs and float activations; needs fine-tuning",
+        help="make a dense Llama or Qwen3 model ternary, which then needs fine-tuning: tensor, as in "
+        "BitNet, has one scale for each matrix and 8-bit activations; group has a scale for each 128 "
+        "inputs and float activations (tensor)",
     )
-    group.add_argument("--text-file", type=Path, help="text on which both models are measured")
+    group.add_argument(
+        "--text-file",
+        type=Path,
+        help="with --ternarize: UTF-8 text on which both models are measured",
+    )
 
 
 @command
@@ -105,11 +118,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(arguments)
     _check(args)
-    import mlx.core as mx
+    text = None if args.text_file is None else read_text(args.text_file, _TEXT)
 
     from ..hub import convert, open_checkpoint
     from ..hub.adapters.adapter import CONFIG_FILE as ADAPTER_CONFIG
-    from ..hub.conversion.plan import FloatForms
     from ..hub.conversion.ternarize import check_dense, ternarized
     from ..hub.publish.upload import check_repository, plan_upload, upload
 
@@ -120,19 +132,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_dense(checkpoint)
     if args.ternarize == "tensor":
         source = ternarized(checkpoint)
-    forms = FloatForms(
-        dtype=getattr(mx, args.dtype) if args.dtype else None,
-        embed_bits=args.embed_bits,
-        head_bits=args.head_bits,
-        ternarize_groups=args.ternarize == "group",
-        keep_masters=args.keep_masters,
-    )
     report = convert(
         source,
         args.mlx_path,
         to=args.to,
         gguf_type=args.gguf_type or "tq2_0",
-        forms=forms,
+        forms=_float_forms(args),
         max_part_bytes=args.split_max_size,
         check=args.verify,
         overwrite=args.overwrite,
@@ -141,14 +146,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(_table(report))
     if args.ternarize is not None:
-        _warn_of_losses(args, checkpoint)
+        _warn_of_losses(args.mlx_path, checkpoint, text)
     print(f"Wrote {args.mlx_path}. Programs that open it:")
     width = max(len(each.runtime) for each in report.openings)
     for each in report.openings:
         print(f"  {each.runtime.ljust(width)}  {each}")
     if (checkpoint.folder / ADAPTER_CONFIG).exists():
         print(
-            "note: the adapter that lies beside the model was not converted. 'mmfree fuse' merges it.",
+            "note: the model's folder also holds an adapter, which was not converted. Merge it first "
+            "with 'mmfree fuse'.",
             file=sys.stderr,
         )
     if args.upload_repo is not None:
@@ -156,23 +162,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _float_forms(args: argparse.Namespace) -> "FloatForms":
+    from ..hub.conversion.plan import FloatForms
+
+    return FloatForms(
+        dtype=dtype_of(args),
+        embed_bits=args.embed_bits,
+        head_bits=args.head_bits,
+        ternarize_groups=args.ternarize == "group",
+        keep_masters=args.keep_masters,
+    )
+
+
 def _check(args: argparse.Namespace) -> None:
     if args.text_file is not None and args.ternarize is None:
-        raise UsageError("[convert] 'text-file' must come with 'ternarize' but came alone.")
-    if args.gguf_type is not None and args.to != "gguf":
-        raise UsageError(f"[convert] 'gguf-type' must come with '--to gguf' but got {args.to!r}.")
-    if args.split_max_size is not None and args.to != "gguf":
-        raise UsageError(
-            f"[convert] 'split-max-size' must come with '--to gguf' but got {args.to!r}."
-        )
-    if args.keep_masters and args.to != "hf":
-        raise UsageError(f"[convert] 'keep-masters' must come with '--to hf' but got {args.to!r}.")
-    if args.text_file is not None and not args.text_file.is_file():
-        raise UsageError(f"[convert] 'text-file' must be a file but got '{args.text_file}'.")
+        raise UsageError("[convert] 'text_file' must come with 'ternarize' but came alone.")
+    formats = {"gguf_type": "gguf", "split_max_size": "gguf", "keep_masters": "hf"}
+    for name, target in formats.items():
+        if getattr(args, name) and args.to != target:
+            raise UsageError(
+                f"[convert] '{name}' must come with '--to {target}' but got {args.to!r}."
+            )
 
 
 def _size(text: str) -> int:
-    """Bytes, given in millions or in thousands of millions."""
+    """A number of bytes, given in millions (M) or in billions (G)."""
     number, unit = text[:-1], text[-1:].upper()
     if (
         unit not in _UNITS
@@ -181,7 +195,7 @@ def _size(text: str) -> int:
         or not 0 < int(number) < 10**6
     ):
         raise argparse.ArgumentTypeError(
-            f"must be a whole number with M or G behind it, such as 500M, but got {text[:40]!r}"
+            f"must be a whole number followed by M or G, such as 500M, but got {text[:40]!r}"
         )
     return int(number) * _UNITS[unit]
 
@@ -193,43 +207,6 @@ def _card(
         model_card("convert", arguments, args.model, args.revision, checkpoint.folder),
         name=args.upload_repo or Path(args.mlx_path).name,
         format=args.to,
-    )
-
-
-def model_card(
-    name: str, arguments: Sequence[str], model: str, revision: str | None, folder: Path
-) -> "ModelCard":
-    """What a card says of a source.
-
-    Args:
-        name: The command.
-        arguments: Those of the command.
-        model: Folder or Hub repository of the source.
-        revision: Of the repository.
-        folder: Where the source lies.
-    """
-    from ..hub.publish.model_card import CARD_FILE, CARD_PATTERNS, ModelCard, read_source_card
-    from ..hub.remote.download import local_folder
-
-    is_local = expanded(model).exists()
-    if not is_local:
-        folder = local_folder(model, revision, patterns=CARD_PATTERNS)
-    source = read_source_card(folder)
-    if source.problem is not None:
-        print(
-            f"note: '{folder / CARD_FILE}' is not read in full: {' '.join(source.problem.split())}. "
-            "Add its licence, languages and datasets to the new card by hand.",
-            file=sys.stderr,
-        )
-    # a card is public, local folders are not
-    shown = [Path(text).name if Path(text).is_absolute() else text for text in arguments]
-    return ModelCard(
-        name=folder.name,
-        format="mlx",
-        command=shlex.join(["mmfree", name, *shown]),
-        base_model=None if is_local else model,
-        base_revision=revision,
-        source=source,
     )
 
 
@@ -250,44 +227,37 @@ def _table(report: "Report") -> str:
                     difference,
                 )
             )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-        for row in rows
-    ]
+    lines = aligned(rows)
     if report.logits_difference is None:
-        return "\n".join([*lines, "Not compared with the source."])
+        return "\n".join([*lines, "The result was not compared with the source."])
     return "\n".join(
         [
             *lines,
-            "Read again and compared: every tensor is what the source gives, codes of ternary "
-            "matrices are equal; the logits of a fixed sequence differ by at most "
-            f"{report.logits_difference:.3g} of the largest.",
+            "The result was read and compared with the source. Every tensor is as expected, and the "
+            "codes of ternary matrices are equal. The logits of a fixed sequence differ by at most "
+            f"{report.logits_difference:.3g} of the largest logit.",
         ]
     )
 
 
-def _warn_of_losses(args: argparse.Namespace, checkpoint: "Checkpoint") -> None:
-    """Says what ternarisation costs, in numbers if there is a text."""
+def _warn_of_losses(target: str, checkpoint: "Checkpoint", text: str | None) -> None:
+    """Says what ternarisation costs, in numbers if there is a text to measure on."""
     print(
-        "Ternarised without fine-tuning: expect much worse text than the source's until the model "
-        "is trained on."
+        "The model was made ternary without fine-tuning. Its text will be much worse than the source's "
+        "until it is trained further."
     )
-    if args.text_file is None:
+    if text is None:
         return
     import mlx.core as mx
-    import numpy as np
 
     from ..evaluation import measure_perplexity
     from ..hub import load_model, load_tokenizer
 
-    text = read_text(args.text_file, "text-file")
-    tokens = np.array(load_tokenizer(checkpoint.folder).encode(text), np.int32)
-    if len(tokens) < 2:
-        raise UsageError(f"[convert] 'text-file' must hold text but got '{args.text_file}'.")
-    for name, place in (("source", checkpoint), ("ternary", args.mlx_path)):
+    tokenizer = load_tokenizer(checkpoint.folder)
+    for name, place in (("source", checkpoint), ("ternary", target)):
         model = load_model(place)
-        measured = measure_perplexity(model, tokens, len(text.encode()))
+        tokens, size_bytes = text_tokens(tokenizer, text, model.vocab_size, _TEXT)
+        measured = measure_perplexity(model, tokens, size_bytes)
         del model
         mx.clear_cache()
         print(

@@ -1,4 +1,4 @@
-"""`mmfree doctor`: shows what this machine offers, what the library uses of it, and what is wrong."""
+"""`mmfree doctor`: shows what this machine offers, what the library uses of it, and any problems."""
 
 import argparse
 import json
@@ -10,13 +10,15 @@ from typing import Any
 from .parts.console import CommandParser, command
 from .parts.flags import BYTES_PER_GB
 
-HELP = "show versions, device, backends with reasons, and problems"
+HELP = "show versions, device, backends and problems"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree doctor", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="mmfree doctor", description=__doc__)
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object, to paste into a report"
+        "--json",
+        action="store_true",
+        help="print one JSON object, which can be pasted into a report",
     )
     return parser
 
@@ -30,10 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Collects every fact as values that JSON knows; takes seconds.
+    """Collects all facts as values that JSON can hold. This takes a few seconds.
 
     Raises:
-        UsageError: An environment variable has a value that is not known.
+        UsageError: An environment variable has an unknown value.
     """
     from ..ops.backend.dispatch import forced_backend
     from ..ops.backend.inspection import cpu_kernels, metal_kernels, operation_reports
@@ -44,7 +46,7 @@ def examine() -> dict[str, Any]:
 
     forced = forced_backend()
     with warnings.catch_warnings():
-        # the problems name these kernels
+        # the list of problems names these kernels
         warnings.filterwarnings("ignore", r"\[mlx_mmfree\] The Metal kernel", RuntimeWarning)
         reports = operation_reports()
     found: dict[str, Any] = {
@@ -80,7 +82,7 @@ def _versions() -> dict[str, str]:
 
 
 def _choice(report: dict[str, str | None], forced: str | None) -> str | None:
-    """The backend that runs the operation, None if the forced one cannot."""
+    """The backend that runs the operation, or `None` if the forced one cannot."""
     names = [name for name, reason in report.items() if reason is None]
     if forced:
         return forced if forced in names else None
@@ -91,8 +93,8 @@ def _problems(found: dict[str, Any]) -> Iterator[str]:
     binding, cpu = found["blas"], found["cpu_kernels"]
     if binding["is_needed"]:
         yield (
-            f"MLX keeps its slow reference BLAS: {binding['reason']}. "
-            "If the package is missing or damaged: pip install --force-reinstall scipy-openblas32"
+            f"MLX keeps its slow reference BLAS: {binding['reason']}. If scipy-openblas32 is missing "
+            "or damaged, install it again: pip install --force-reinstall scipy-openblas32"
         )
     if cpu["reason"] and found["device"]["backend"] == "cpu":
         yield f"The CPU kernels cannot be used: {cpu['reason']}"
@@ -108,18 +110,18 @@ def _problems(found: dict[str, Any]) -> Iterator[str]:
         )
     for op, facts in found["operations"].items():
         if facts["runs_on"] is None:
-            reason = facts["backends"].get(forced, "it is not written")
+            reason = facts["backends"].get(forced, "the operation has no such backend")
             yield f"No backend can run '{op}': '{forced}' is forced, but {reason}."
     for kernel, fault in found["metal_kernels"].items():
         if fault:
             yield (
-                f"The Metal kernel {kernel} is switched off: {fault}. Other code does its work, "
-                "slower. Report it with the output of 'mmfree doctor --json'."
+                f"The Metal kernel {kernel} is switched off: {fault}. Slower code does its work. Please "
+                "report this with the output of 'mmfree doctor --json'."
             )
 
 
 def table(found: dict[str, Any]) -> list[str]:
-    """Lays the facts out for people, the problems last."""
+    """The lines that show the facts to people, with the problems at the end."""
     lines = [
         *_section("versions", found["versions"]),
         *_section("machine", _machine(found)),
@@ -127,7 +129,7 @@ def table(found: dict[str, Any]) -> list[str]:
     ]
     for op, facts in found["operations"].items():
         rows = {
-            name: "runs" if name == facts["runs_on"] else reason or "can run, not chosen"
+            name: "runs" if name == facts["runs_on"] else reason or "could run, not chosen"
             for name, reason in facts["backends"].items()
         }
         lines += _section(op, rows)

@@ -1,4 +1,4 @@
-"""`mmfree evaluate`: runs tasks of lm-evaluation-harness; needs the extra 'eval'."""
+"""`mmfree evaluate`: runs tasks of lm-evaluation-harness. This needs the extra 'eval'."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from ..errors import UsageError
 from ..files.replacing import new_file
 from .parts.console import CommandParser, argument_errors, command
 from .parts.flags import json_object, positive, seed, whole
-from .parts.loading import add_memory_flags, add_model_flags, loaded
+from .parts.loading import add_memory_flags, add_model_flags, loaded, model_name
 from .parts.writable import check_writable
 
 if TYPE_CHECKING:
@@ -20,55 +20,84 @@ HELP = "run tasks of lm-evaluation-harness"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree evaluate", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="mmfree evaluate", description=__doc__)
     add_model_flags(parser)
     _add_task_flags(parser.add_argument_group("tasks"))
     _add_answer_flags(parser.add_argument_group("answers"))
     output = parser.add_argument_group("output")
-    output.add_argument("--output-dir", type=Path, help="folder for a JSON file with the results")
-    output.add_argument("--json", action="store_true", help="print one JSON object instead")
+    output.add_argument(
+        "--output-dir", type=Path, help="folder in which a JSON file with the results is written"
+    )
+    output.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
     add_memory_flags(parser)
     return parser
 
 
 def _add_task_flags(group: Any) -> None:
-    group.add_argument("--tasks", nargs="+", required=True, help="tasks or groups of tasks")
-    group.add_argument("--include-path", type=Path, help="folder with further tasks")
-    group.add_argument("--num-shots", type=whole, help="examples before each question")
-    group.add_argument("--limit", type=positive, help="questions of each task; default: all")
-    group.add_argument("--seed", type=seed, default=123, help="of all choices (%(default)s)")
+    group.add_argument(
+        "--tasks", nargs="+", required=True, help="names of tasks or groups of tasks"
+    )
+    group.add_argument("--include-path", type=Path, help="folder with definitions of further tasks")
+    group.add_argument(
+        "--num-shots",
+        type=whole,
+        help="number of examples before each question; default: as the task says",
+    )
+    group.add_argument(
+        "--limit", type=positive, help="largest number of questions of each task; default: all"
+    )
+    group.add_argument(
+        "--seed", type=seed, default=123, help="seed of all random choices (%(default)s)"
+    )
     group.add_argument(
         "--apply-chat-template",
         action=argparse.BooleanOptionalAction,
-        help="write questions with the chat template; default: if there is one",
+        help="whether to write questions with the chat template; default: if there is one",
     )
     group.add_argument(
         "--chat-template-args",
         type=json_object,
-        help="JSON object with further names for the chat template",
+        help="JSON object with further variables of the chat template",
     )
     group.add_argument(
         "--fewshot-as-multiturn",
         action="store_true",
-        help="the examples are turns of their own in the chat template",
+        help="write each example as a turn of its own in the chat template",
     )
     group.add_argument(
         "--confirm-run-unsafe-code",
         action="store_true",
-        help="run tasks that execute what the model writes",
+        help="also run tasks that execute code which the model writes",
     )
     group.add_argument(
-        "--batch-size", type=positive, default=8, help="texts at a time (%(default)s)"
+        "--batch-size",
+        type=positive,
+        default=8,
+        help="number of texts read at a time (%(default)s)",
     )
 
 
 def _add_answer_flags(group: Any) -> None:
     group.add_argument(
-        "--max-tokens", type=positive, help="tokens at most; default: as the task says"
+        "--max-tokens",
+        type=positive,
+        help="largest number of tokens of an answer; default: as the task says",
     )
-    group.add_argument("--temp", type=float, help="temperature; default: as the task says")
-    group.add_argument("--top-p", type=float, default=1.0, help="with --temp: mass to keep")
-    group.add_argument("--top-k", type=whole, default=0, help="with --temp: tokens to keep")
+    group.add_argument("--temp", type=float, help="sampling temperature; default: as the task says")
+    group.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        help="with --temp: keep the likeliest tokens that have this probability together; 1 = all",
+    )
+    group.add_argument(
+        "--top-k",
+        type=whole,
+        default=0,
+        help="with --temp: keep this many of the likeliest tokens; 0 = all",
+    )
 
 
 @command
@@ -79,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_installed()
     if args.include_path is not None and not args.include_path.is_dir():
         raise UsageError(
-            f"[evaluate] 'include_path' must be a folder but got '{args.include_path}'."
+            f"[evaluate] 'include_path' must be a folder but '{args.include_path}' is none."
         )
     if args.output_dir is not None:
         check_writable("[evaluate] 'output_dir'", args.output_dir / "results", makes_folder=True)
@@ -115,7 +144,10 @@ def _sampler(args: argparse.Namespace) -> "Sampler | None":
 
     if args.temp is None:
         if args.top_p != 1.0 or args.top_k:
-            raise UsageError("[evaluate] 'top_p' and 'top_k' must come with 'temp' but came alone.")
+            raise UsageError(
+                "[evaluate] 'top_p' and 'top_k' must come with 'temp' but came alone. Give a "
+                "temperature."
+            )
         return None
     return make_sampler(temp=args.temp, top_p=args.top_p, top_k=args.top_k)
 
@@ -123,7 +155,7 @@ def _sampler(args: argparse.Namespace) -> "Sampler | None":
 def _report(args: argparse.Namespace, found: dict[str, Any]) -> None:
     from lm_eval.utils import make_table
 
-    name = args.model or "demo"
+    name = model_name(args)
     parts = ("results", "groups", "versions", "n-shot", "n-samples")
     report = {"model": name} | {part: found[part] for part in parts if part in found}
     if args.output_dir is not None:
@@ -133,12 +165,11 @@ def _report(args: argparse.Namespace, found: dict[str, Any]) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
+    """Writes a file as a whole or not at all."""
     try:
         with new_file(file) as new:
             new.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"[evaluate] 'output_dir' must be a folder to write to but '{file.parent}' is not: "
-            f"{error}."
+            f"[evaluate] 'output_dir' must be a writable folder but '{file.parent}' is not: {error}."
         ) from error

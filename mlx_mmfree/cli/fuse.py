@@ -1,4 +1,4 @@
-"""`mmfree fuse`: merges an adapter into its model, or puts both into one folder."""
+"""`mmfree fuse`: merges an adapter into its model, or writes both into one folder."""
 
 import argparse
 import math
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..files.paths import expanded, real_path
-from .convert import model_card
 from .parts.console import CommandParser, command
 from .parts.flags import positive
+from .parts.held_out_text import read_text, text_tokens
 from .parts.loading import add_memory_flags, add_model_flags, dtype_of, loaded
-from .perplexity import read_text, text_tokens
+from .parts.source_card import model_card
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,26 +24,25 @@ if TYPE_CHECKING:
     from ..hub.publish.model_card import ModelCard
     from ..models import Decoder
 
-HELP = "merge an adapter into its model, or put both into one folder"
+HELP = "merge an adapter into its model, or write both into one folder"
 
 _ADAPTED = "base + adapter"
+_DATA = "[fuse] 'data'"
 
 _FORMS = """\
 The sum of a ternary matrix and an adapter is not ternary. --form keep loses nothing: the folder holds
-the packed base and the adapter, and is named twice to use both, 'mmfree generate --model DIR
---adapter-path DIR'; without --adapter-path it is the base alone. --form dense merges the adapter into
-float matrices: they take 8 times the memory, and their activations are no longer rounded to 8 bits.
---form ternary rounds the sum to ternary again, which loses part of what was learned: it needs --data,
-and prints the loss before and after. Layers that are not ternary are merged into dense ones in either.
-MatMul-free models have no dense form: their linears have a norm inside. --form peft writes the adapter
-alone, without its base, in the files of PEFT.
-The adapter is looked for in 'adapters' unless --adapter-path names another folder."""
+the packed base model and the adapter. To use both, name it twice: 'mmfree generate --model DIR
+--adapter-path DIR'. Without --adapter-path, the base model is used alone. --form dense merges the
+adapter into float matrices. They take 8 times the memory, and their activations are no longer rounded
+to 8 bits. MatMul-free models have no dense form, because their linear layers contain a norm. --form
+ternary rounds the sum to ternary again, which loses part of what was learned. It needs --data, and
+prints the loss before and after. Both forms merge the adapters of layers that are not ternary into
+dense layers. --form peft writes the adapter alone, in the files of PEFT. The adapter is read from the
+folder 'adapters' unless --adapter-path names another one."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="mmfree fuse", description=__doc__, epilog=_FORMS, allow_abbrev=False
-    )
+    parser = CommandParser(prog="mmfree fuse", description=__doc__, epilog=_FORMS)
     add_model_flags(parser)
     parser.set_defaults(adapter_path="adapters")
     group = parser.add_argument_group("result")
@@ -54,8 +53,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--form",
         choices=("keep", "dense", "ternary", "peft"),
         default="keep",
-        help="keep the adapter beside its base, what adapted ternary layers become, or the adapter "
-        "alone in PEFT's files (%(default)s)",
+        help="keep the adapter beside its base model, merge it into dense or into ternary layers, or "
+        "write it alone in PEFT's files (%(default)s)",
     )
     group.add_argument(
         "--data",
@@ -69,15 +68,16 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--mask-prompt",
         action="store_true",
-        help="of a folder, count completions, or last messages, alone",
+        help="with a folder as --data: measure the loss on completions or last messages alone",
     )
     group.add_argument(
         "--sequence-length",
         type=positive,
         default=512,
-        help="tokens predicted in a window of the text, as in 'mmfree perplexity' (%(default)s)",
+        help="number of tokens predicted in a window of the text, as in 'mmfree perplexity' "
+        "(%(default)s)",
     )
-    group.add_argument("--overwrite", action="store_true", help="replace an existing folder")
+    group.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
     group.add_argument("--upload-repo", help="Hub repository to upload the result to")
     add_memory_flags(parser)
     return parser
@@ -89,8 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     if args.form == "ternary" and args.data is None:
         raise UsageError(
-            "[fuse] 'data' must be given with '--form ternary', which loses part of what was learned: "
-            "the loss before and after is measured on it. Give a text like the one learned from."
+            "[fuse] 'data' must be given with '--form ternary', which loses part of what was "
+            "learned, so "
+            "that the loss can be measured before and after. Give a text like the training data."
         )
     if args.form == "peft" and (args.data is not None or args.upload_repo is not None):
         raise UsageError(
@@ -113,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.form == "peft":
             base = None if args.model is None or Path(args.model).exists() else args.model
             save_peft_adapter(args.save_path, model, base=base, overwrite=args.overwrite)
-            print(f"Wrote {args.save_path}: the adapter alone, for PEFT and for --adapter-path.")
+            print(f"Wrote the adapter alone to {args.save_path}, for PEFT and for --adapter-path.")
             return 0
         if args.form != "keep":
             check_form(model, args.form)
@@ -135,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(
     args: argparse.Namespace, tokenizer: "Tokenizer", vocab_size: int
 ) -> "Callable[[Decoder, str], float] | None":
-    """What measures a model and prints its loss under a name; `None` without a text."""
+    """A function that measures a model and prints its loss under a name; `None` without --data."""
     if args.data is None:
         return None
     make = _loss_on_samples if args.data.is_dir() else _loss_on_text
@@ -154,7 +155,8 @@ def _loss_on_text(
 ) -> "Callable[[Decoder], float]":
     from ..evaluation import is_recurrent, measure_perplexity
 
-    tokens, size_bytes = text_tokens(tokenizer, read_text(args.data), vocab_size)
+    text = read_text(args.data, _DATA)
+    tokens, size_bytes = text_tokens(tokenizer, text, vocab_size, _DATA)
     length = args.sequence_length
     return lambda model: (
         measure_perplexity(
@@ -173,7 +175,10 @@ def _loss_on_samples(
     splits = read_data(settings, tokenizer)
     samples = splits.get("test", splits.get("valid"))
     if samples is None:
-        raise UsageError(f"[fuse] '{args.data}' must have a test.jsonl or a valid.jsonl.")
+        raise UsageError(
+            f"[fuse] 'data' must hold a test.jsonl or a valid.jsonl but the folder '{args.data}' has "
+            "neither."
+        )
     return lambda model: held_out_loss(model, samples, settings)
 
 
@@ -203,13 +208,13 @@ def _result(args: argparse.Namespace, losses: dict[str, float]) -> str:
     folder = shlex.quote(args.save_path)
     if args.form == "keep":
         return (
-            f"Wrote {args.save_path}: the base and, beside it, the adapter. Both together: mmfree "
-            f"generate --model {folder} --adapter-path {folder}"
+            f"Wrote the base model and the adapter to {args.save_path}. To use both: mmfree generate "
+            f"--model {folder} --adapter-path {folder}"
         )
     if losses:
         change = losses[args.form] - losses[_ADAPTED]
-        return f"Wrote {args.save_path}; merging changed the loss by {change:+.4f} nats a token."
+        return f"Wrote {args.save_path}. Merging changed the loss by {change:+.4f} nats a token."
     return (
-        f"Wrote {args.save_path}. What merging changed was not measured: --data FILE prints the loss "
-        "before and after."
+        f"Wrote {args.save_path}. The effect of merging was not measured. With --data FILE, the loss "
+        "is printed before and after."
     )

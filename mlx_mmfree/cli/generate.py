@@ -1,17 +1,15 @@
-"""`mmfree generate`: continues a prompt, or several, with a model."""
+"""`mmfree generate`: continues a prompt, or several prompts, with a model."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .parts.console import INTERRUPTED, CommandParser, argument_errors, command
-from .parts.flags import escaped, json_object, positive, truth, whole
-from .parts.interruption import Interruption
+from .parts.flags import escaped, positive, truth
+from .parts.generated import generate_batch, generate_one
 from .parts.loading import (
     add_key_value_flags,
     add_memory_flags,
@@ -21,31 +19,42 @@ from .parts.loading import (
     loaded,
 )
 from .parts.process_group import add_tensor_parallel_flag, common_seed, one_voice, tensor_group
-from .parts.prompts import PromptWriter, given_prompt, most_tokens, read_prompts
-from .parts.reading_bar import ReadingBar
-from .parts.sampling import add_sampling_flags, sampler_from
+from .parts.prompt_writer import (
+    PromptWriter,
+    add_end_flags,
+    add_prefill_flag,
+    add_template_flags,
+)
+from .parts.prompts import given_prompt, most_tokens, read_prompts
+from .parts.sampling import add_penalty_flags, add_sampling_flags, processors_from, sampler_from
+from .parts.terminal.interruption import Interruption
 
 if TYPE_CHECKING:
-    from ..generation import BatchStats, GenerationResponse
     from ..hub import Tokenizer
     from ..models import Decoder
 
 HELP = "continue a prompt with a model"
 
 DEFAULT_PROMPT = "Once upon a time"
-DEMO = "demo"
-SEPARATOR = "=" * 10
-_INTERRUPTED = "interrupted"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree generate", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="mmfree generate", description=__doc__)
     add_model_flags(parser)
     _add_prompt_flags(parser.add_argument_group("prompt"))
     choice = parser.add_argument_group("choice of tokens")
     add_sampling_flags(choice)
-    _add_penalty_flags(choice)
-    _add_end_flags(parser.add_argument_group("end of the text"))
+    add_penalty_flags(choice)
+    end = parser.add_argument_group("end of the text")
+    add_end_flags(end, max_tokens=100)
+    end.add_argument(
+        "--stop",
+        type=escaped,
+        nargs="+",
+        default=[],
+        metavar="TEXT",
+        help="strings that end the text; they are not printed",
+    )
     _add_output_flags(parser.add_argument_group("output"))
     _add_draft_flags(parser.add_argument_group("speculative decoding"))
     add_key_value_flags(parser)
@@ -60,98 +69,52 @@ def _add_prompt_flags(group: Any) -> None:
         "--prompt",
         "-p",
         type=escaped,
-        help=rf"text to continue, \n and \t count as such; '-' reads standard input; "
+        help=r"text to continue, in which \n is a line break and \t a tab; '-' reads standard input; "
         f"default: {DEFAULT_PROMPT!r}",
     )
     source.add_argument(
         "--prompts-file",
         type=Path,
-        help="text file with a prompt a line, or .jsonl; they are continued as a batch",
+        help="text file with one prompt on each line, or a .jsonl file; the prompts are continued "
+        "together, as a batch",
     )
     group.add_argument(
-        "--batch-size", type=positive, default=32, help="prompts at a time (%(default)s)"
-    )
-    group.add_argument("--system-prompt", help="what a chat model is told first")
-    group.add_argument("--prefill-response", default="", help="how the answer begins")
-    group.add_argument(
-        "--ignore-chat-template",
-        action="store_true",
-        help="feed the bare prompt even if the tokenizer has a chat template",
-    )
-    group.add_argument(
-        "--chat-template-config",
-        type=json_object,
-        help="JSON object with further names for the chat template",
-    )
-    group.add_argument(
-        "--prefill-step-size",
+        "--batch-size",
         type=positive,
-        default=2048,
-        help="positions of the prompt read at a time (%(default)s)",
+        default=32,
+        help="number of prompts of the file continued at a time (%(default)s)",
     )
+    group.add_argument("--prefill-response", default="", help="text that the answer begins with")
+    add_template_flags(group)
+    add_prefill_flag(group)
     group.add_argument(
         "--prompt-cache-file",
         type=Path,
-        help="file of 'mmfree cache_prompt' with what the model read before the prompt",
+        help="file from 'mmfree cache_prompt'; the prompt goes on after what was cached in it",
     )
 
 
 def _add_draft_flags(group: Any) -> None:
     group.add_argument(
         "--draft-model",
-        help="folder or Hub repository of a smaller model with the same tokens, which proposes what "
-        "the model then checks; it reads the prompt but no prompt cache",
+        help="folder or Hub repository of a smaller model with the same tokens; it proposes tokens "
+        "that the model then checks, and it does not read the prompt cache",
     )
     group.add_argument(
         "--num-draft-tokens",
         type=positive,
         default=3,
-        help="tokens that it proposes at a time (%(default)s)",
-    )
-
-
-def _add_penalty_flags(group: Any) -> None:
-    group.add_argument(
-        "--repetition-penalty", type=float, default=1.0, help="factor on recent tokens; 1 = none"
-    )
-    group.add_argument(
-        "--repetition-context-size",
-        type=whole,
-        default=20,
-        help="how many tokens are recent (%(default)s)",
-    )
-    group.add_argument(
-        "--presence-penalty", type=float, default=0.0, help="taken off tokens already written"
-    )
-    group.add_argument(
-        "--frequency-penalty", type=float, default=0.0, help="the same, for each time"
-    )
-
-
-def _add_end_flags(group: Any) -> None:
-    group.add_argument(
-        "--max-tokens", "-m", type=positive, default=100, help="tokens at most (%(default)s)"
-    )
-    group.add_argument(
-        "--stop",
-        type=escaped,
-        nargs="+",
-        default=[],
-        metavar="TEXT",
-        help="strings that end the text and are not shown",
-    )
-    group.add_argument(
-        "--extra-eos-token",
-        nargs="+",
-        default=[],
-        metavar="TOKEN",
-        help="tokens or ids that end the text beside the tokenizer's own",
+        help="number of tokens that it proposes at a time (%(default)s)",
     )
 
 
 def _add_output_flags(group: Any) -> None:
     group.add_argument(
-        "--verbose", type=truth, default=True, metavar="T|F", help="F prints the text alone"
+        "--verbose",
+        type=truth,
+        default=True,
+        metavar="T|F",
+        help="F prints the text alone, without statistics",
     )
     group.add_argument(
         "--json", action="store_true", help="print one JSON object with text and statistics"
@@ -161,12 +124,8 @@ def _add_output_flags(group: Any) -> None:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    import mlx.core as mx
-
-    from ..generation.stop import end_tokens
-
     with argument_errors():
-        # Refuses bad values before the model is loaded.
+        # bad values are refused before the model is loaded
         sampler_from(args, special_tokens=())
         options = _options(args)
     prompts = _prompts(args)
@@ -184,22 +143,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         with argument_errors():
             rows = _rows(args, model, tokenizer, prompts)
-            end = end_tokens(tokenizer, args.extra_eos_token)
-            options |= _continued(args, model, tokenizer)
-        line_break = tokenizer.encode("\n", add_special_tokens=False)
-        options |= {
-            "extra_eos_tokens": end,
-            "sampler": sampler_from(args, special_tokens=[*line_break, *end]),
-        }
-        seed = common_seed(group) if args.seed is None and group is not None else args.seed
-        if seed is not None:
-            mx.random.seed(seed)
+            options |= _model_options(args, model, tokenizer)
+        _seed(args, group)
+        if args.prompt is None and args.prompts_file is None and args.verbose and not args.json:
+            print(f"The prompt is: {DEFAULT_PROMPT}", file=sys.stderr)
         with Interruption() as interruption:
             if args.prompts_file is None:
-                _run_one(args, model, tokenizer, rows[0], options, interruption)
+                generate_one(args, model, tokenizer, rows[0], options, interruption)
             else:
-                _run_batch(args, model, tokenizer, rows, options, interruption)
+                generate_batch(args, model, tokenizer, rows, options, interruption)
     return INTERRUPTED if interruption.is_noted else 0
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `stream_generate` that the flags alone decide."""
+    from ..generation import StopStrings
+
+    StopStrings(args.stop)
+    return {
+        "max_tokens": args.max_tokens,
+        "stop": args.stop,
+        "prefill_step_size": args.prefill_step_size,
+        "processors": processors_from(args),
+    }
+
+
+def _prompts(args: argparse.Namespace) -> list[str]:
+    if args.prompts_file is not None:
+        return read_prompts(args.prompts_file)
+    if args.prompt is None:
+        return [DEFAULT_PROMPT]
+    return [given_prompt(args.prompt)]
 
 
 def _cached_tokens(args: argparse.Namespace) -> int:
@@ -210,7 +184,8 @@ def _cached_tokens(args: argparse.Namespace) -> int:
     for name, value in single.items():
         if value is not None and args.prompts_file is not None:
             raise UsageError(
-                f"[generate] '{name}' must come with one prompt but got --prompts-file beside it."
+                f"[generate] '{name}' must come with one prompt but got --prompts-file beside it. Give "
+                "the prompt with --prompt."
             )
     if args.prompt_cache_file is None:
         return 0
@@ -224,15 +199,41 @@ def _cached_tokens(args: argparse.Namespace) -> int:
     return count
 
 
-def _continued(
+def _rows(
+    args: argparse.Namespace, model: "Decoder", tokenizer: "Tokenizer", prompts: list[str]
+) -> list[list[int]]:
+    """The token ids of each prompt."""
+    from ..generation.text import prompt_tokens
+
+    write = PromptWriter(
+        tokenizer,
+        system_prompt=args.system_prompt,
+        prefill_response=args.prefill_response,
+        ignore_chat_template=args.ignore_chat_template,
+        variables=args.chat_template_config,
+    )
+    written = [
+        write(text) if args.prompt_cache_file is None else write.continuation(text)
+        for text in prompts
+    ]
+    return [prompt_tokens(tokenizer, prompt, model.vocab_size) for prompt in written]
+
+
+def _model_options(
     args: argparse.Namespace, model: "Decoder", tokenizer: "Tokenizer"
 ) -> dict[str, Any]:
-    """What was read before the prompt, and the draft model."""
+    """The arguments of `stream_generate` that need the model or its tokenizer."""
     from ..generation import load_prompt_cache, with_key_values
     from ..generation.speculative import check_draft, check_draft_tokenizer
+    from ..generation.stop import end_tokens
     from ..hub import load
 
-    options: dict[str, Any] = {}
+    end = end_tokens(tokenizer, args.extra_eos_token)
+    line_break = tokenizer.encode("\n", add_special_tokens=False)
+    options: dict[str, Any] = {
+        "extra_eos_tokens": end,
+        "sampler": sampler_from(args, special_tokens=[*line_break, *end]),
+    }
     if args.prompt_cache_file is not None:
         options["state"] = load_prompt_cache(args.prompt_cache_file, model).state
     if args.draft_model is not None:
@@ -244,149 +245,10 @@ def _continued(
     return options
 
 
-def _rows(
-    args: argparse.Namespace, model: "Decoder", tokenizer: "Tokenizer", prompts: list[str]
-) -> list[list[int]]:
-    """The ids of each prompt."""
-    from ..generation.text import prompt_tokens
+def _seed(args: argparse.Namespace, group: Any) -> None:
+    """Seeds random choices as the flag asks; processes that share a model need the same seed."""
+    import mlx.core as mx
 
-    write = PromptWriter(
-        tokenizer,
-        system_prompt=args.system_prompt,
-        prefill_response=args.prefill_response,
-        ignore_chat_template=args.ignore_chat_template,
-        variables=args.chat_template_config,
-    )
-    wrote = [
-        write(text) if args.prompt_cache_file is None else write.continuation(text)
-        for text in prompts
-    ]
-    return [prompt_tokens(tokenizer, prompt, model.vocab_size) for prompt in wrote]
-
-
-def _options(args: argparse.Namespace) -> dict[str, Any]:
-    from ..generation import StopStrings, make_processors
-
-    StopStrings(args.stop)
-    return {
-        "max_tokens": args.max_tokens,
-        "stop": args.stop,
-        "prefill_step_size": args.prefill_step_size,
-        "processors": make_processors(
-            repetition_penalty=args.repetition_penalty,
-            repetition_context_size=args.repetition_context_size,
-            presence_penalty=args.presence_penalty,
-            frequency_penalty=args.frequency_penalty,
-        ),
-    }
-
-
-def _prompts(args: argparse.Namespace) -> list[str]:
-    if args.prompts_file is not None:
-        return read_prompts(args.prompts_file)
-    if args.prompt is None:
-        return [DEFAULT_PROMPT]
-    return [given_prompt(args.prompt)]
-
-
-def _run_one(
-    args: argparse.Namespace,
-    model: "Decoder",
-    tokenizer: "Tokenizer",
-    prompt: Sequence[int],
-    options: dict[str, Any],
-    interruption: Interruption,
-) -> None:
-    from ..generation import stream_generate
-
-    if args.prompt is None and args.verbose and not args.json:
-        print(f"The prompt is: {DEFAULT_PROMPT}", file=sys.stderr)
-    parts = []
-    with ReadingBar(args.prefill_step_size) as bar:
-        options = options | {"prompt_progress_callback": bar}
-        for response in stream_generate(model, tokenizer, prompt, **options):
-            interruption.tokens_come = True
-            parts.append(response.text)
-            if not args.json:
-                print(response.text, end="", flush=True)
-            if interruption.is_noted:
-                break
-    if args.json:
-        result = asdict(response) | {"text": "".join(parts)}
-        if interruption.is_noted and response.finish_reason is None:
-            result["finish_reason"] = _INTERRUPTED
-        if response.draft is None:
-            del result["draft"]
-        else:
-            result["draft"]["acceptance_rate"] = response.draft.acceptance_rate
-        _print_json(args, result)
-    else:
-        print()
-        _print_statistics(args, response)
-        if args.verbose and response.draft is not None:
-            draft = response.draft
-            print(
-                f"Draft: {draft.accepted} of {draft.proposed} tokens accepted, "
-                f"{draft.acceptance_rate:.1%}",
-                file=sys.stderr,
-            )
-
-
-def _run_batch(
-    args: argparse.Namespace,
-    model: "Decoder",
-    tokenizer: "Tokenizer",
-    prompts: Sequence[Sequence[int]],
-    options: dict[str, Any],
-    interruption: Interruption,
-) -> None:
-    from tqdm import tqdm
-
-    from ..generation import batch_generate
-
-    with tqdm(total=len(prompts), unit="prompt", leave=False, disable=None, file=sys.stderr) as bar:
-
-        def progress(finished: int, total: int) -> bool:
-            interruption.tokens_come = True
-            bar.update(finished - bar.n)
-            return not interruption.is_noted
-
-        response = batch_generate(
-            model, tokenizer, prompts, batch_size=args.batch_size, progress=progress, **options
-        )
-    if args.json:
-        results = [
-            {
-                "text": text,
-                "prompt_tokens": prompt_size,
-                "generation_tokens": len(tokens),
-                "finish_reason": _INTERRUPTED if reason is None else reason,
-            }
-            for text, prompt_size, tokens, reason in zip(
-                response.texts,
-                response.prompt_tokens,
-                response.tokens,
-                response.finish_reasons,
-                strict=True,
-            )
-        ]
-        _print_json(args, {"results": results} | asdict(response.stats))
-    else:
-        print(f"\n{SEPARATOR}\n".join(response.texts))
-        _print_statistics(args, response.stats)
-
-
-def _print_json(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    for name in ("token", "from_draft"):
-        result.pop(name, None)
-    print(json.dumps({"model": args.model or DEMO} | result))
-
-
-def _print_statistics(
-    args: argparse.Namespace, statistics: "GenerationResponse | BatchStats"
-) -> None:
-    if not args.verbose:
-        return
-    from ..generation.text import statistics_lines
-
-    print(*statistics_lines(statistics), sep="\n", file=sys.stderr)
+    seed = common_seed(group) if args.seed is None and group is not None else args.seed
+    if seed is not None:
+        mx.random.seed(seed)

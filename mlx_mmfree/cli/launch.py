@@ -1,6 +1,6 @@
-"""`mmfree launch`: runs a command in several processes of this machine and tells how they ended.
+"""`mmfree launch`: runs a command in several processes on this machine and reports how they ended.
 
-`mlx.launch` does so over several machines too, but ends with status 0 whatever became of them.
+`mlx.launch` can use several machines, but it ends with status 0 even if a process has failed.
 """
 
 import argparse
@@ -18,17 +18,21 @@ from ..platform.process_group import start_group
 from .parts.console import CommandParser, command, command_names
 from .parts.flags import positive
 
-HELP = "run a command in several processes of this machine"
+HELP = "run a command in several processes on this machine"
 
 _GRACE_S, _PAUSE_S = 30.0, 0.1
 _SIGNALLED = 128
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree launch", description=__doc__, allow_abbrev=False)
-    parser.add_argument("-n", "--processes", type=positive, default=2, help="how many (2)")
+    parser = CommandParser(prog="mmfree launch", description=__doc__)
     parser.add_argument(
-        "command", nargs=argparse.REMAINDER, help="such as: train --config train.yaml"
+        "-n", "--processes", type=positive, default=2, help="number of processes (2)"
+    )
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        help="a command with its flags, such as: train -c run.yaml",
     )
     return parser
 
@@ -47,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.processes,
             Path(folder),
             stdin=subprocess.DEVNULL,
-            # Ctrl-C reaches them once, through this process
+            # in a session of their own, they get Ctrl-C once, from this process
             start_new_session=True,
         )
         with _passing_signals(processes):
@@ -55,14 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def wait(processes: Sequence[subprocess.Popen[str]], grace_s: float = _GRACE_S) -> int:
-    """Waits for all; those that outlive a failed one for long are ended.
+    """Waits for all processes, and ends those that go on for long after one has failed.
 
     Args:
-        processes: One for each rank.
-        grace_s: Seconds that they have to notice the failure, and then to end when asked to.
+        processes: One process for each rank.
+        grace_s: Seconds that the others have to notice the failure, and then to end when asked to.
 
     Returns:
-        0 if all ended with 0, or the status of the first that did not, 128 and the number of a signal.
+        0 if all ended with status 0, else the status of the first that did not. For a process that a
+        signal ended, it is 128 plus the number of the signal.
     """
     status, deadline = 0, float("inf")
     while any(process.poll() is None for process in processes):
@@ -91,7 +96,7 @@ def _status(process: subprocess.Popen[str]) -> int:
 
 @contextmanager
 def _passing_signals(processes: Sequence[subprocess.Popen[str]]) -> Iterator[None]:
-    """Hands Ctrl-C and SIGTERM on inside the `with` block."""
+    """Passes Ctrl-C and SIGTERM on to the processes inside the `with` block."""
 
     def hand_on(number: int, frame: object) -> None:
         for process in processes:

@@ -1,4 +1,4 @@
-"""`mmfree lora`: fine-tunes a model with LoRA or DoRA adapters, or in full."""
+"""`mmfree lora`: fine-tunes a model with LoRA or DoRA adapters, or all of its weights."""
 
 import argparse
 import math
@@ -13,8 +13,15 @@ from ..training.fine_tune_settings import KINDS, FineTuneSettings, fine_tune_set
 from ..training.optimizer import OPTIMIZERS
 from ..training.yaml_values import read_mapping
 from .parts.console import CommandParser, command
-from .parts.flags import add_settings_flags
-from .parts.loading import DTYPES, add_latent_flag, add_memory_flags, dtype_of, limits
+from .parts.flags import BYTES_PER_GB, add_settings_flags
+from .parts.loading import (
+    DTYPES,
+    add_latent_flag,
+    add_memory_flags,
+    dtype_of,
+    limits,
+    model_source,
+)
 from .parts.process_group import one_voice
 from .parts.reports import add_report_flags, check_report_flags, reports
 
@@ -25,10 +32,15 @@ if TYPE_CHECKING:
     from ..training.data_parallel import DataParallel
     from ..training.samples import Samples
 
-HELP = "fine-tune a model with LoRA, DoRA or in full"
+HELP = "fine-tune a model with LoRA or DoRA, or all of its weights"
 
 _NOT_FLAGS = (
-    "optimizer_config lr_schedule prompt_feature completion_feature chat_feature text_feature"
+    "optimizer_config",
+    "lr_schedule",
+    "prompt_feature",
+    "completion_feature",
+    "chat_feature",
+    "text_feature",
 )
 _COMMAND_KEYS = ("model", "train", "test", "report_to", "project_name", "rebuild_masters")
 
@@ -37,35 +49,34 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="mmfree lora",
         description=__doc__,
-        allow_abbrev=False,
-        epilog="A run that was stopped goes on when the command is repeated.",
+        epilog="Repeat the command to resume a run that was stopped.",
     )
     parser.add_argument(
-        "--model", help="folder or Hub repository; default: the model in the package"
+        "--model", help="folder or Hub repository of the model; default: the model in the package"
     )
-    parser.add_argument("--revision", help="branch, tag or commit of the repository")
+    parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
     parser.add_argument(
-        "-c", "--config", type=Path, help="YAML file with these settings; flags win over it"
+        "-c", "--config", type=Path, help="YAML file with these settings; a flag wins over the file"
     )
-    parser.add_argument("--train", action="store_true", default=None, help="train")
+    parser.add_argument("--train", action="store_true", default=None, help="train on train.jsonl")
     parser.add_argument(
         "--test", action="store_true", default=None, help="print the loss on test.jsonl at the end"
     )
     choices = {"fine_tune_type": KINDS, "optimizer": tuple(OPTIMIZERS)}
-    add_settings_flags(parser, FineTuneSettings, _NOT_FLAGS.split(), choices)
+    add_settings_flags(parser, FineTuneSettings, _NOT_FLAGS, choices)
     add_report_flags(parser)
     parser.add_argument(
         "--rebuild-masters",
         action="store_true",
         default=None,
-        help="for full fine-tuning of a packed model: make up float masters from the trits; what was "
-        "rounded away is lost",
+        help="with --fine-tune-type full: make float master weights from the ternary weights of a "
+        "packed model; what had been rounded away stays lost",
     )
     add_latent_flag(parser)
     parser.add_argument(
         "--dtype",
         choices=DTYPES,
-        help="float type of the base; default: the checkpoint's, float32 for full fine-tuning",
+        help="float type of the base model; default: the checkpoint's, or float32 for full fine-tuning",
     )
     add_memory_flags(parser)
     return parser
@@ -84,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_freed_memory()
     is_full = settings.fine_tune_type == "full" and bool(args.train)
     opened = open_model(
-        _source(args),
+        model_source(args),
         args.revision,
         dtype_of(args),
         packed=not is_full,
@@ -111,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _settings(args: argparse.Namespace) -> FineTuneSettings:
-    """The settings of YAML file and flags; sets the command's own on `args`."""
+    """The settings from the YAML file and the flags. Those of the command itself are set on `args`."""
     values: dict[str, Any] = {} if args.config is None else read_mapping(args.config, "lora")
     for name in _COMMAND_KEYS:
         given = values.pop(name, None)
@@ -124,20 +135,13 @@ def _settings(args: argparse.Namespace) -> FineTuneSettings:
     check_report_flags(args, "lora")
     if args.rebuild_masters and values.get("fine_tune_type") != "full":
         raise UsageError(
-            "[lora] 'rebuild_masters' must come with 'fine_tune_type' full, which trains masters, but "
-            f"got {values.get('fine_tune_type', 'lora')!r}."
+            "[lora] 'rebuild_masters' must come with 'fine_tune_type' full, which trains master "
+            "weights, "
+            f"but got {values.get('fine_tune_type', 'lora')!r}."
         )
     if args.dtype is None and args.train and values.get("fine_tune_type") == "full":
         args.dtype = "float32"
     return fine_tune_settings(values, "the flags" if args.config is None else f"'{args.config}'")
-
-
-def _source(args: argparse.Namespace) -> str | Path:
-    from .. import demo
-
-    if args.model is None and args.revision is not None:
-        raise UsageError("[load] 'revision' must come with 'model' but came alone.")
-    return demo.path() if args.model is None else args.model
 
 
 def _train(
@@ -166,7 +170,9 @@ def _train(
         f"{'tensors' if is_full else 'layers'}: {settings.fine_tune_type}."
     )
     if "valid" not in data:
-        print("There is no valid.jsonl: nothing is measured on the way, the last weights are kept.")
+        print(
+            "Without a valid.jsonl, nothing is measured during training. The last weights are kept."
+        )
     folder = Path(settings.adapter_path)
     teacher = None if opened_teacher is None else load_teacher(opened_teacher, tokenizer)
     progress = fine_tune(
@@ -179,8 +185,8 @@ def _train(
         callbacks=reports(args, folder, settings.record(), processes),
     )
     print(
-        f"{progress['step']} steps, {progress['tokens']:,} tokens learned, peak memory "
-        f"{mx.get_peak_memory() / 1e9:.3f} GB."
+        f"{progress['step']} steps, learned from {progress['tokens']:,} tokens, peak memory "
+        f"{mx.get_peak_memory() / BYTES_PER_GB:.3f} GB."
     )
     losses = [r["valid_loss"] for r in read_log(folder / "log.jsonl") if "valid_loss" in r]
     if losses:
@@ -203,7 +209,9 @@ def _test(
     from ..training.fine_tune import held_out_loss
 
     if "test" not in data:
-        raise UsageError(f"[lora] '{settings.data}' must have a test.jsonl for 'test'.")
+        raise UsageError(
+            f"[lora] 'data' must hold a test.jsonl for 'test' but '{settings.data}' has none."
+        )
     if not args.train and settings.adapter_path and settings.fine_tune_type != "full":
         attach(model, read_adapter(settings.adapter_path))
     loss = held_out_loss(model, data["test"], settings)

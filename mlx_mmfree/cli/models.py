@@ -1,4 +1,4 @@
-"""`mmfree models`: lists the models in the caches of this machine, and removes them."""
+"""`mmfree models`: lists the models in the caches of this machine, or removes some of them."""
 
 import argparse
 import json
@@ -9,26 +9,32 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from .parts.columns import aligned, size_text
 from .parts.console import CommandParser, command
 
 if TYPE_CHECKING:
     from ..hub.checkpoint.cached_models import CachedModel
 
-HELP = "list the models in the caches, and remove them"
+HELP = "list the models in the caches, or remove some of them"
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="mmfree models",
         description=__doc__,
-        epilog="A packed form that was made from a local folder is listed by its file.",
-        allow_abbrev=False,
+        epilog="A packed form made from a local folder is listed under the name of its file.",
     )
     parser.add_argument(
-        "--remove", nargs="+", default=[], metavar="NAME", help="models to delete from the caches"
+        "--remove",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="names of models to delete from the caches",
     )
     parser.add_argument("--yes", action="store_true", help="delete without asking")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
     return parser
 
 
@@ -47,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     for model in chosen:
         remove_model(model)
-        print(f"Removed {model.name}, {_size(_bytes(model))}.")
+        print(f"Removed {model.name}, {size_text(_bytes(model))}.")
     return 0
 
 
@@ -57,7 +63,7 @@ def _chosen(models: "Sequence[CachedModel]", names: Sequence[str]) -> "list[Cach
     if unknown:
         raise UsageError(
             f"[models] 'remove' must name models of the caches but got {', '.join(map(repr, unknown))}. "
-            f"There are: {', '.join(by_name) or 'none'}."
+            f"The caches hold: {', '.join(by_name) or 'none'}."
         )
     return [by_name[name] for name in dict.fromkeys(names)]
 
@@ -65,7 +71,8 @@ def _chosen(models: "Sequence[CachedModel]", names: Sequence[str]) -> "list[Cach
 def _agrees(models: "Sequence[CachedModel]") -> bool:
     if not sys.stdin.isatty():
         raise UsageError(
-            "[models] 'yes' must be given where nobody can be asked: standard input is no terminal."
+            "[models] 'yes' must be given where standard input is not a terminal, since nobody can be "
+            "asked."
         )
     for line in _table(models):
         print(line)
@@ -85,22 +92,14 @@ def _table(models: "Sequence[CachedModel]") -> list[str]:
             (
                 model.name,
                 model.family or "?",
-                _size(model.nbytes) if model.nbytes else "-",
-                _size(model.packed_bytes) if model.packed_bytes else "-",
+                size_text(model.nbytes) if model.nbytes else "-",
+                size_text(model.packed_bytes) if model.packed_bytes else "-",
                 datetime.fromtimestamp(model.last_used).strftime("%Y-%m-%d %H:%M"),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        f"{name:<{widths[0]}}  {family:<{widths[1]}}  {size:>{widths[2]}}  {packed:>{widths[3]}}  {used}"
-        for name, family, size, packed, used in rows
-    ]
-    return [*lines, f"{len(models)} in all, {_size(sum(map(_bytes, models)))}."]
+    total = size_text(sum(map(_bytes, models)))
+    return [*aligned(rows, left=2), f"{len(models)} in all, {total}."]
 
 
 def _bytes(model: "CachedModel") -> int:
     return model.nbytes + model.packed_bytes
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"

@@ -6,37 +6,28 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import UsageError
-from ..files.opening import read_file
 from .parts.console import CommandParser, argument_errors, command
-from .parts.flags import positive
-from .parts.loading import add_memory_flags, add_model_flags, loaded
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from ..hub import Tokenizer
-
-# a tokenizer may take over a hundred bytes of memory for each
-_MAX_BYTES = 32_000_000
+from .parts.flags import BYTES_PER_GB, positive
+from .parts.held_out_text import read_text, text_tokens
+from .parts.loading import add_memory_flags, add_model_flags, loaded, model_name
 
 HELP = "measure how well a model predicts a text"
+
+_PLACE = "[perplexity] 'data_path'"
 
 _METHOD = """\
 The text is cut into windows of --sequence-length tokens, and every token but the first is predicted
 once. A recurrent model carries its state from window to window, so that each token is predicted from
-all of the text before it. A model with attention reads each window from an empty state;
---carry-state and --no-carry-state choose otherwise. The text begins with the tokenizer's first token,
-if there is one; without one, the first token of the text is not predicted and its bytes do not count.
-The standard error takes the tokens as independent."""
+all of the text before it. A model with attention begins each window with an empty state. Change this
+with --carry-state or --no-carry-state. The text begins with the tokenizer's first token, if there is
+one. Without one, the first token of the text is not predicted, and its bytes do not count. The
+standard error treats the tokens as independent."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="mmfree perplexity", description=__doc__, epilog=_METHOD, allow_abbrev=False
-    )
+    parser = CommandParser(prog="mmfree perplexity", description=__doc__, epilog=_METHOD)
     add_model_flags(parser)
     text = parser.add_argument_group("text")
     text.add_argument(
@@ -46,32 +37,32 @@ def build_parser() -> argparse.ArgumentParser:
         required=True,
         type=Path,
         metavar="FILE",
-        help="UTF-8 text; special tokens in it count as text",
+        help="UTF-8 text file; special tokens in it count as plain text",
     )
     text.add_argument(
         "--sequence-length",
         type=positive,
         default=512,
-        help="tokens predicted in a window (%(default)s)",
+        help="number of tokens predicted in a window (%(default)s)",
     )
     text.add_argument(
         "--num-samples",
         type=_count,
         default=-1,
-        help="windows to read, from the beginning; -1 reads all (%(default)s)",
+        help="number of windows to read from the beginning; -1 reads all (%(default)s)",
     )
     text.add_argument(
         "--batch-size",
         type=positive,
         default=8,
-        help="windows at a time where no state is carried (%(default)s)",
+        help="number of windows read at a time where no state is carried (%(default)s)",
     )
     text.add_argument(
         "--carry-state",
         action=argparse.BooleanOptionalAction,
-        help="go on from window to window; default: for recurrent models",
+        help="whether a window begins with the state of the one before; default: for recurrent models",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     add_memory_flags(parser)
     return parser
 
@@ -88,16 +79,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from ..evaluation import is_recurrent, measure_perplexity
 
-    text = read_text(args.data_path)
+    text = read_text(args.data_path, _PLACE)
     sizes = {"batch_size": args.batch_size, "prefill_step_size": args.sequence_length}
     with loaded(args, **sizes) as (model, tokenizer):
         windows = args.num_samples
         limit = None if windows < 0 else windows * args.sequence_length + 1
         with argument_errors():
-            tokens, size_bytes = text_tokens(tokenizer, text, model.vocab_size, limit)
+            tokens, size_bytes = text_tokens(tokenizer, text, model.vocab_size, _PLACE, limit)
         carries_state = is_recurrent(model) if args.carry_state is None else args.carry_state
         start = perf_counter()
-        # the bar is left out where stderr is no terminal
+        # disable=None shows no bar where stderr is not a terminal
         with tqdm(total=len(tokens) - 1, unit="tok", disable=None, file=sys.stderr) as bar:
             result = measure_perplexity(
                 model,
@@ -109,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 progress=bar.update,
             )
         figures = {
-            "model": args.model or "demo",
+            "model": model_name(args),
             "perplexity": result.perplexity,
             "standard_error": result.standard_error,
             "bits_per_byte": result.bits_per_byte,
@@ -117,44 +108,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             "size_bytes": result.size_bytes,
             "carries_state": carries_state,
             "tokens_per_second": result.tokens / (perf_counter() - start),
-            "peak_memory": mx.get_peak_memory() / 1e9,
+            "peak_memory": mx.get_peak_memory() / BYTES_PER_GB,
         }
     print(json.dumps(figures) if args.json else _lines(figures))
     return 0
-
-
-def read_text(file: Path, flag: str = "data") -> str:
-    """The text to measure on."""
-    try:
-        return read_file(file, _MAX_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"[perplexity] '{flag}' must be a UTF-8 text file but '{file}' cannot be read: {error}."
-        ) from error
-
-
-def text_tokens(
-    tokenizer: "Tokenizer", text: str, vocab_size: int, limit: int | None = None
-) -> "tuple[np.ndarray, int]":
-    """The ids to read, at most `limit`, and the bytes of those that are predicted."""
-    import numpy as np
-
-    from ..models.parts.tokens import check_tokens
-
-    plain = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
-    frame = tokenizer.encode("")[:1]
-    begins = frame == [tokenizer.bos_token_id]
-    ids = [*frame, *plain] if begins else plain
-    is_whole = limit is None or limit >= len(ids)
-    ids = ids[:limit]
-    check_tokens(ids, vocab_size)
-    if len(ids) < 2:
-        raise UsageError(
-            f"[perplexity] 'data' must hold at least two tokens but holds {len(plain)}. Give a "
-            "longer text."
-        )
-    predicted = text if is_whole and begins else tokenizer.decode(ids[1:])
-    return np.array(ids, np.int32), len(predicted.encode())
 
 
 def _lines(figures: dict[str, Any]) -> str:

@@ -21,10 +21,9 @@ _NOT_FLAGS = ("model", "stages", "valid", "betas", "root", "latent")
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="mmfree train",
-        description=f"{__doc__} Flags win over the file.",
-        allow_abbrev=False,
-        epilog="A run that was stopped goes on when the command is repeated, and a finished one when "
-        "more --steps are asked of it.",
+        description=f"{__doc__} A flag wins over the YAML file.",
+        epilog="Repeat the command to resume a run that was stopped. A finished run goes on if it is "
+        "given more --steps.",
     )
     parser.add_argument(
         "-c", "--config", required=True, type=Path, help="YAML file with the settings"
@@ -33,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--linear-class",
         choices=("ternary", "dense"),
-        help="the linears of the architecture, whatever the file says",
+        help="kind of the architecture's linear layers, whatever the file says",
     )
     add_latent_flag(parser)
     add_report_flags(parser)
@@ -59,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         callbacks = reports(args, output, settings.record(), processes)
         result = train_language_model(settings, processes, callbacks=callbacks, first=first)
         print(
-            f"Best step {result['best_step']} of {result['step']}, {result['tokens']} tokens seen."
+            f"Best step {result['best_step']} of {result['step']}; learned from "
+            f"{result['tokens']:,} tokens."
         )
         for name, value in result.get("held_out", {}).items():
             print(f"{name}: {value:.4f}")
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    """The settings of YAML file and flags."""
+    """The settings from the YAML file and the flags."""
     names = {field.name for field in fields(Settings)}
     overrides = {name: value for name, value in vars(args).items() if name in names}
     return read_settings(args.config, overrides, linear_class=args.linear_class)

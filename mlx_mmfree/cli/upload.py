@@ -13,13 +13,21 @@ HELP = "send a model folder to the Hub"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree upload", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--path", required=True, help="model folder to send")
-    parser.add_argument("--repo", required=True, help="repository 'owner/name' of the Hub")
-    parser.add_argument("--private", action="store_true", help="make a new repository private")
-    parser.add_argument("--revision", help="branch to write to, made if missing; default: main")
+    parser = CommandParser(prog="mmfree upload", description=__doc__)
+    parser.add_argument("--path", required=True, help="folder of the model to send")
+    parser.add_argument(
+        "--repo", required=True, help="Hub repository to send it to, as 'owner/name'"
+    )
+    parser.add_argument(
+        "--private", action="store_true", help="make the repository private if it is new"
+    )
+    parser.add_argument(
+        "--revision", help="branch to write to, which is created if it is missing; default: main"
+    )
     parser.add_argument("--message", help="commit message")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and stop")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be sent, and send nothing"
+    )
     return parser
 
 
@@ -39,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe(plan: "UploadPlan") -> str:
-    """What an upload would send, for people."""
+    """Says what an upload would send."""
     place = f"{plan.repository} ({'private' if plan.is_private else 'public'} if it is new)"
     branch = f" on branch {plan.revision}" if plan.revision else ""
     lines = [f"Would send {plan.nbytes:,} bytes in {len(plan.files)} files to {place}{branch}:"]

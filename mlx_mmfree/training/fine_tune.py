@@ -117,7 +117,9 @@ def fine_tune(
     folder = Path(settings.adapter_path)
     check_apart(folder.resolve(), [tokenizer.folder], "lora")
     if "train" not in data:
-        raise TrainingError(f"[data] '{settings.data}' must have a train.jsonl but has none.")
+        raise TrainingError(
+            f"[data] 'data' must hold a train.jsonl but '{settings.data}' has none."
+        )
     processes = DataParallel() if processes is None else processes
     schedule = Schedule(
         data["train"].samples,

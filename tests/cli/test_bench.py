@@ -120,6 +120,21 @@ def test_a_picture_that_cannot_be_written_is_refused_first(
         assert "[bench] --plot must be a file that can be written" in shown and reason in shown
 
 
+@pytest.mark.parametrize(
+    ("flags", "package"),
+    [(("--plot", "x.png"), "matplotlib"), (("--compare", "llama.cpp"), "gguf")],
+)
+def test_a_missing_package_is_named_with_its_flag(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[str, str],
+    package: str,
+) -> None:
+    monkeypatch.setattr("mlx_mmfree.cli.bench.find_spec", lambda name: name != package or None)
+    assert main(["bench", *flags]) == 2
+    assert f"[bench] {flags[0]} needs the package {package}" in capsys.readouterr().err
+
+
 def test_what_python_costs(capsys: pytest.CaptureFixture[str], config: Path) -> None:
     shown = report(capsys, "--host", "--config", str(config))
     [graph] = shown["graphs"]

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.cli import main
-from mlx_mmfree.cli.parts.prompts import PromptWriter
+from mlx_mmfree.cli.parts.prompt_writer import PromptWriter
 from mlx_mmfree.hub import load, load_tokenizer, save_model
 from mlx_mmfree.models import llama
 
@@ -123,7 +123,8 @@ def test_flags_without_effect_are_noted(
     assert main(["generate", "--model", str(folder), "-m", "8", "-p", "The dog", *flags]) == 0
     shown = capsys.readouterr()
     assert shown.out == want
-    assert shown.err.startswith("note: without effect: --max-kv-size, --kv-bits. The model has no")
+    assert shown.err.startswith("note: the model has no attention")
+    assert "These flags have no effect: --max-kv-size, --kv-bits." in shown.err
     assert main(["generate", "--model", str(attention_folder), "-m", "8", *flags]) == 0
     assert "note:" not in capsys.readouterr().err
 

@@ -18,8 +18,8 @@ from prompt_toolkit.output import DummyOutput
 
 from mlx_mmfree import demo
 from mlx_mmfree.cli import main
-from mlx_mmfree.cli.parts.interruption import Interruption
-from mlx_mmfree.cli.parts.line_reader import MessageReader
+from mlx_mmfree.cli.parts.terminal.interruption import Interruption
+from mlx_mmfree.cli.parts.terminal.line_reader import MessageReader
 from mlx_mmfree.generation import Chat, with_key_values
 from mlx_mmfree.generation.decode import Decoding
 from mlx_mmfree.hub import load, save_model
@@ -86,7 +86,7 @@ def test_turns_and_commands(
     head = f"Chat with {any_folder}. /help lists the commands.\n"
     assert shown.out.startswith(f"{head}{first}{end}{second}{end}Conversation: ")
     assert f"The conversation is forgotten.\n{first}{end}  /reset " in shown.out
-    assert shown.out.endswith("must be one of /reset, /set, /stats, /help, /exit.\n")
+    assert "must be one of /reset, /set, /stats, /help, /exit but got '/what'. " in shown.out
     for line in ("answers: 2\n", "State: ", "Last question: ", "Last answer: 6 ", "Peak memory: "):
         assert line in shown.out
 
@@ -237,14 +237,15 @@ def test_settings_change_the_next_answers(
         "/set seed 1",
         "Hello",
         "/set temp",
+        "/set temp 0 1",
         "/set top-p 7",
         "/set max-tokens x",
     )
     assert main(["chat", "--model", str(attention_folder), "--no-history"]) == 0
     shown = capsys.readouterr().out
-    assert f"temp is 0.0 now.\nmax-tokens is 6 now.\n{greedy} [--max-tokens]\n" in shown
+    assert f"temp is now 0.0.\nmax-tokens is now 6.\n{greedy} [--max-tokens]\n" in shown
     assert shown.count(greedy) == 1
-    assert "/set NAME VALUE, with one of: temp 5.0, top-p 0.9" in shown
+    assert shown.count("Write /set NAME VALUE. The settings are: temp 5.0, top-p 0.9") == 2
     assert "error: [top_p] --top-p must be above 0" in shown
     assert "error: argument --max-tokens/-m: must be a whole number" in shown
 
@@ -255,8 +256,19 @@ def test_quotes_hold_a_message_of_several_lines(
     talk(monkeypatch, '"""one', "  two", 'three"""', '"""four"""', '"""', "five ", '"""')
     read = MessageReader(">> ")
     assert [read() for _ in range(3)] == ["one\n  two\nthree", "four", "five"]
+    assert read.is_quoted
     with pytest.raises(EOFError):
         read()
+
+
+def test_a_quoted_message_is_no_command(
+    attention_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    (answer,) = expected(attention_folder, ["/stats"])
+    talk(monkeypatch, '"""/stats"""', "/stats")
+    assert main(["chat", "--model", str(attention_folder), "-m", "6", *GREEDY]) == 0
+    shown = capsys.readouterr().out
+    assert f"{answer} [--max-tokens]\nConversation: " in shown and shown.count("Conversation:") == 1
 
 
 class Terminal(io.StringIO):

@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_mmfree import demo
 from mlx_mmfree.cli import main
 from mlx_mmfree.evaluation import measure_perplexity
 from mlx_mmfree.generation import generate_tokens
@@ -67,7 +68,7 @@ def test_an_odd_card_is_named(
     assert convert("--model", source, "--mlx-path", tmp_path / "out", "--no-verify") == 0
     notes = capsys.readouterr().err.splitlines()
     assert [line for line in notes if "at most 16 aliases" in line] == notes
-    assert len(notes) == 1 and notes[0].startswith(f"note: '{source / 'README.md'}' is not read")
+    assert len(notes) == 1 and notes[0].startswith(f"note: '{source / 'README.md'}' cannot be read")
     (source / "README.md").unlink()
     assert convert("--model", source, "--mlx-path", tmp_path / "out2", "--no-verify") == 0
     assert capsys.readouterr().err == ""
@@ -104,7 +105,7 @@ def test_without_comparison(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert convert("--model", folder, "--mlx-path", tmp_path / "m", "--no-verify") == 0
-    assert "Not compared with the source." in capsys.readouterr().out
+    assert "The result was not compared with the source." in capsys.readouterr().out
     assert "was not compared" in (tmp_path / "m" / "README.md").read_text()
 
 
@@ -137,7 +138,11 @@ def test_dense_to_ternary(tmp_path: Path, capsys: pytest.CaptureFixture[str], ki
         (("--text-file", __file__), "must come with --ternarize"),
         (("--gguf-type", "i2_s"), "must come with '--to gguf'"),
         (("--keep-masters",), "must come with '--to hf'"),
-        (("--ternarize", "--text-file", "absent.txt"), "must be a file"),
+        (("--ternarize", "--text-file", "absent.txt"), "must be a UTF-8 text file"),
+        (
+            ("--ternarize", "--text-file", demo.path() / "model.safetensors"),
+            "must be a UTF-8 text file",
+        ),
         (("--embed-bits", "3"), "invalid choice"),
         (("--upload-repo", "no-owner"), "'owner/name'"),
         (("--ternarize",), "It is for llama and qwen3"),

@@ -104,7 +104,10 @@ def test_operations_that_the_forced_backend_cannot_run_are_problems(
     monkeypatch.setenv("MLX_MMFREE_BACKEND", "chunked")
     found = report(capsys)
     assert found["operations"]["attention"]["runs_on"] == "chunked"
-    reason = "No backend can run 'rms_norm_quantize': 'chunked' is forced, but it is not written."
+    reason = (
+        "No backend can run 'rms_norm_quantize': 'chunked' is forced, but the operation has no such "
+        "backend."
+    )
     assert reason in found["problems"]
 
 
@@ -126,7 +129,10 @@ def test_slow_blas_and_an_unfit_host_are_problems(
     monkeypatch.setattr(host, "current_host", lambda: old)
     problems = report(capsys)["problems"]
     assert problems[0] == "MLX needs macOS 14 or newer but this is 13.6."
-    assert "(gone). If the package is missing or damaged: pip install" in problems[1]
+    assert (
+        "(gone). If scipy-openblas32 is missing or damaged, install it again: pip install"
+        in problems[1]
+    )
 
 
 def test_switched_off_metal_kernels_are_problems(

@@ -83,7 +83,7 @@ def test_the_adapter_is_kept_beside_the_base(
     assert "adapters.safetensors" in capsys.readouterr().out
     converted = ("--mlx-path", str(tmp_path / "converted"), "--no-verify")
     assert main(["convert", "--model", str(target), *converted]) == 0
-    assert "adapter that lies beside the model was not converted" in capsys.readouterr().err
+    assert "also holds an adapter, which was not converted" in capsys.readouterr().err
 
 
 def test_ternary_again_prints_what_it_costs(
@@ -118,7 +118,7 @@ def test_loss_on_the_samples_of_a_folder(
     data.mkdir()
     flags = ("--form", "ternary", "--data", data)
     assert fuse(attention_folder, adapter_path, tmp_path / "fused", *flags) == 2
-    assert "must have a test.jsonl or a valid.jsonl" in capsys.readouterr().err
+    assert "must hold a test.jsonl or a valid.jsonl" in capsys.readouterr().err
     (data / "valid.jsonl").write_text(json.dumps(line))
     shown = []
     for mask in ((), ("--mask-prompt",)):
@@ -145,7 +145,7 @@ def test_peft_holds_the_adapter_alone(
 ) -> None:
     target = tmp_path / "peft"
     assert fuse(attention_folder, adapter_path, target, "--form", "peft") == 0
-    assert "the adapter alone, for PEFT" in capsys.readouterr().out
+    assert f"Wrote the adapter alone to {target}, for PEFT" in capsys.readouterr().out
     assert sorted(file.name for file in target.iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",

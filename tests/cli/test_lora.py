@@ -68,7 +68,7 @@ def test_trains_tests_and_the_adapter_is_read(
     out = capsys.readouterr().out
     assert "train: 6 samples, " in out and "valid: 2 samples, " in out
     assert "parameters (" in out and "in 12 layers: lora." in out
-    assert "tokens learned, peak memory 0." in out
+    assert " tokens, peak memory 0." in out
     assert "Validation loss " in out and f"Kept in {data.parent / 'run'}." in out
     assert main([*flags, "--test"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == out.splitlines()[-1]
@@ -263,7 +263,7 @@ def test_data_without_the_split_is_named(
     (data / f"{name}.jsonl").unlink()
     adapter = ["--adapter-path", ""] if name == "test" else []
     assert main([*_flags(folder, data), *adapter, f"--{name}"]) == 2
-    assert f"must have a {name}.jsonl" in capsys.readouterr().err
+    assert f"must hold a {name}.jsonl" in capsys.readouterr().err
 
 
 def test_defaults_are_those_of_mlx_lm() -> None:

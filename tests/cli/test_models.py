@@ -103,12 +103,16 @@ def test_mistakes(hub: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) 
     assert main(["models", "--remove", "me/absent", "--yes"]) == 2
     shown = capsys.readouterr().err
     assert (
-        "[models] --remove must name models of the caches but got 'me/absent'. There are: " in shown
+        "[models] --remove must name models of the caches but got 'me/absent'. The caches hold: "
+        in shown
     )
     assert main(["models", "--remove", "me/data", "--yes"]) == 2
     monkeypatch.setattr(command.sys.stdin, "isatty", lambda: False, raising=False)
     assert main(["models", "--remove", "me/tiny"]) == 2
-    assert "[models] --yes must be given where nobody can be asked" in capsys.readouterr().err
+    assert (
+        "[models] --yes must be given where standard input is not a terminal"
+        in capsys.readouterr().err
+    )
     assert len([*hub.iterdir()]) == 3
 
 

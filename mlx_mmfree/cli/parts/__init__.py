@@ -1,1 +1,1 @@
-"""What commands share beside their flags."""
+"""What several commands share: flags, loading, prompts, tables and the console."""

@@ -1,4 +1,4 @@
-"""The lines that `mmfree bench` prints for people."""
+"""The table that `mmfree bench` prints."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,8 @@ def report_lines(report: "Report") -> list[str]:
         machine = report.machine
         lines += [f"{machine['device']}, ternary products by the backend '{machine['backend']}'"]
         lines += [
-            "'of limit' compares with what limits it, measured in turn with it: the median of the "
-            "processes whose limit was fast.",
+            "'of limit' compares each figure with its limit, measured in turn with it. It is the median "
+            "of the processes whose limit was fast.",
             _HEADER,
         ]
     for threads, limit in report.machine.get("limits", {}).items():
@@ -85,14 +85,14 @@ def _memory_lines(notes: list[dict[str, Any]]) -> list[str]:
         )
         tensors = note["tensor_bytes"]
         lines.append(
-            f"{note['model']}: {tensors / 1e6:.0f} MB of tensors; resident at most after loading "
-            f"{loading / tensors:.2f} times that, at the end {peak / tensors:.2f} times"
+            f"{note['model']}: {tensors / 1e6:.0f} MB of tensors; the peak of resident memory was "
+            f"{loading / tensors:.2f} times that after loading and {peak / tensors:.2f} times at the end"
         )
     return lines
 
 
 def graph_line(cost: "GraphCost") -> str:
-    """What the graph of a decoded token costs."""
+    """What it costs to build the graph of a decoded token."""
     layers = cost.layers
     kinds = {"uncompiled": cost.seconds, "compiled": cost.compiled_seconds}
     parts = [
@@ -104,5 +104,5 @@ def graph_line(cost: "GraphCost") -> str:
 
 
 def starting_lines(seconds: dict[str, float]) -> list[str]:
-    """What programs take until they have started and ended, in processor time."""
+    """The processor time of programs from start to end."""
     return [f"starting: {time * 1e3:.0f} ms  {name}" for name, time in seconds.items()]

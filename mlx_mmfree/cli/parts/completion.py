@@ -1,4 +1,4 @@
-"""Completes commands and flags in a shell, with the package argcomplete (extra 'completion')."""
+"""Completes commands and flags in a shell. Needs the package argcomplete (extra 'completion')."""
 
 import argparse
 import importlib
@@ -6,15 +6,15 @@ import os
 from collections.abc import Sequence
 
 ENVIRONMENT_VARIABLE = "_ARGCOMPLETE"
-"""Set by the shell's hook when it asks for completions."""
+"""The shell sets this variable when it asks for completions."""
 
 
 def complete(package: str, names: Sequence[str]) -> None:
-    """Answers a shell that asks for completions, and ends the process then.
+    """If a shell asks for completions, answers it and ends the process.
 
     Args:
         package: The package whose modules are the commands.
-        names: The commands.
+        names: The names of the commands.
     """
     if ENVIRONMENT_VARIABLE not in os.environ:
         return
@@ -26,7 +26,7 @@ def complete(package: str, names: Sequence[str]) -> None:
 
 
 def whole_parser(package: str, names: Sequence[str], line: str) -> argparse.ArgumentParser:
-    """A parser of all commands, with the flags of those that a line names."""
+    """A parser of all commands. It knows the flags of those commands that `line` names."""
     parser = argparse.ArgumentParser(prog="mmfree", allow_abbrev=False)
     parser.add_argument("--version", action="store_true")
     commands = parser.add_subparsers()

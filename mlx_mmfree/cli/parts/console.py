@@ -1,4 +1,4 @@
-"""The console program `mmfree`: finds commands by file name and reports mistakes on one line."""
+"""The console program `mmfree`: finds commands by their file names and reports mistakes on one line."""
 
 import argparse
 import ast
@@ -26,7 +26,7 @@ from .flag_names import with_flags
 
 
 class Command(Protocol):
-    """Runs with arguments, those of the process by default, and returns an exit status."""
+    """Runs with the given arguments, or with those of the process, and returns an exit status."""
 
     def __call__(self, argv: Sequence[str] | None = None) -> int: ...
 
@@ -34,23 +34,37 @@ class Command(Protocol):
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 _PACKAGE = "mlx_mmfree.cli"
-"""Each file in it, or on its search path, is a command."""
+"""Each file of this package, or of a folder on its search path, is a command."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that reports a mistake as `UsageError`, without the list of flags."""
+    """The parser of one command. It takes no shortened flags, and a mistake raises `UsageError`.
+
+    Args:
+        prog: The name of the command, such as `mmfree chat`.
+        description: The docstring of its file. The name that it begins with is left out of the help.
+        options: Further options of `argparse.ArgumentParser`.
+    """
+
+    def __init__(self, *, prog: str, description: str | None, **options: Any):
+        sentence = (description or "").removeprefix(f"`{prog}`: ").replace("`", "'")
+        super().__init__(
+            prog=prog,
+            description=sentence[:1].upper() + sentence[1:],
+            **{"allow_abbrev": False} | options,
+        )
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}. See '{self.prog} --help'.")
 
     def print_help(self, file: Any = None) -> None:
-        """Prints the help; argparse's own passes over an output that refuses it."""
+        """Prints the help. Unlike the method of argparse, this one reports a failed write."""
         print(self.format_help(), end="", file=file)
 
 
 @contextmanager
 def argument_errors() -> Iterator[None]:
-    """Turns the library's refusal of an argument into the user's mistake."""
+    """Raises `UsageError` for a `ValueError` of the library, whose argument came from the user."""
     try:
         yield
     except ValueError as error:
@@ -58,10 +72,10 @@ def argument_errors() -> Iterator[None]:
 
 
 def command(main: Callable[[Sequence[str] | None], int]) -> Command:
-    """Makes a command end with one line on stderr and a status where the user can mend things.
+    """Makes a command report what the user can mend: by one line on stderr and an exit status.
 
-    That is so for the library's own errors, for what the system refuses (a full disk, a file that may
-    not be written, standard output that takes nothing more) and for Ctrl-C.
+    This covers the library's own errors, errors of the system (a full disk, a file without write
+    permission, a closed pipe) and Ctrl-C. Other errors keep their traceback.
     """
 
     @clean_terminal()
@@ -105,7 +119,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Command:
 
 @contextmanager
 def _counted_interrupts(presses: list[int]) -> Iterator[None]:
-    """Appends to `presses` at each Ctrl-C inside the `with` block, which raises as before."""
+    """Records each Ctrl-C inside the `with` block in `presses`, and raises `KeyboardInterrupt`."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
@@ -125,7 +139,7 @@ def _counted_interrupts(presses: list[int]) -> Iterator[None]:
 
 
 def _happened_in_import(error: BaseException) -> bool:
-    """Whether an import failed; packages make errors of their own of Ctrl-C during theirs."""
+    """Whether an import failed: some packages turn Ctrl-C during their import into another error."""
     frames = traceback.walk_tb(error.__traceback__)
     return isinstance(error, ImportError) or any(
         frame.f_code.co_name == "<module>" for frame, _ in frames
@@ -138,7 +152,7 @@ def _report(message: str) -> None:
 
 
 def _prepare_streams() -> None:
-    """Makes the streams fit for any text; a closed one is refused or stands for an empty file.
+    """Makes the standard streams accept any text, and replaces those that are closed.
 
     Raises:
         UsageError: Standard output is closed.
@@ -152,15 +166,15 @@ def _prepare_streams() -> None:
             "[mmfree] standard output must be open but is closed. Send it to /dev/null to see nothing."
         )
     for stream in (sys.stdin, sys.stdout, sys.stderr):
-        # not so where something was read from it before
+        # a stream that was already read from cannot be reconfigured
         if isinstance(stream, io.TextIOWrapper) and stream.errors != "replace":
             with suppress(io.UnsupportedOperation):
-                # A terminal that is not UTF-8 shows '?' for what it lacks.
+                # a terminal that is not UTF-8 shows '?' for characters that it lacks
                 stream.reconfigure(errors="replace")
 
 
 def _give_up_output() -> None:
-    """Drops what standard output refuses, on which the interpreter would stumble as it ends."""
+    """Discards output that cannot be written, which would make the interpreter fail at its end."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -168,7 +182,7 @@ def _give_up_output() -> None:
 
 
 def command_names() -> list[str]:
-    """The commands, by the files of their package."""
+    """The names of all commands, from the files of their package."""
     search = importlib.import_module(_PACKAGE).__path__
     return sorted(entry.name for entry in pkgutil.iter_modules(search) if not entry.ispkg)
 
@@ -196,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _help(name: str) -> str:
-    """What a command's file says in `HELP`; to import all of them would take half a second."""
+    """The text of `HELP` in a command's file, read without the half second that imports would take."""
     source = importlib.util.find_spec(f"{_PACKAGE}.{name}")
     text = Path(str(source and source.origin)).read_text(encoding="utf-8")
     return next(
@@ -210,5 +224,8 @@ def _overview() -> str:
     lines = ["usage: mmfree <command> [flags]", ""]
     for name in command_names():
         lines.append(f"  {name:14}{_help(name)}")
-    lines += ["", "'mmfree <command> --help', or 'mmfree help <command>', lists a command's flags."]
+    lines += [
+        "",
+        "'mmfree <command> --help' or 'mmfree help <command>' lists the flags of a command.",
+    ]
     return "\n".join(lines)

@@ -1,11 +1,11 @@
-"""Calls arguments by the flags of a command, in messages of the library."""
+"""Replaces argument names by a command's flags in the messages of the library."""
 
 import argparse
 import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-# What the library calls an argument, and the flags that may hold it.
+# Names of arguments in the library, and the flags that their values may come from.
 _FLAGS_OF_ARGUMENT = {
     "bits": ("kv_bits",),
     "data": ("data_path",),
@@ -19,12 +19,12 @@ _FLAGS_OF_ARGUMENT = {
 
 
 def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Sequence[str]) -> str:
-    """A message in the style of the library with flags for the arguments that it names.
+    """A message of the library in which the flags of a command replace the arguments' names.
 
     Args:
-        message: `[place] 'argument' must be … but got ….`
-        parser: Of the command; without one the message stays.
-        argv: What the command was given.
+        message: A message of the form `[place] 'argument' must be … but got ….`
+        parser: The parser of the command, or `None` to leave the message as it is.
+        argv: The arguments that the command was given.
     """
     if parser is None:
         return message
@@ -33,7 +33,7 @@ def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Seque
         for action in parser._actions
         if action.option_strings
     }
-    # what was given stands behind, in quotes too
+    # what follows "but" are values, which may be quoted too
     rule, but, given = message.partition(" but ")
 
     def flag(match: re.Match[str]) -> str:
@@ -47,6 +47,6 @@ def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Seque
 
 
 def _values(flag: str, argv: Sequence[str]) -> list[str]:
-    """What a flag was given, as far as it stands right behind it."""
+    """The values that directly follow a flag."""
     follows = [after for word, after in pairwise(argv) if word == flag]
     return follows + [word.removeprefix(f"{flag}=") for word in argv if word.startswith(f"{flag}=")]

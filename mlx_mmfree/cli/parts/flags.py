@@ -1,4 +1,4 @@
-"""Values of flags: text to value, with a reason where it cannot be."""
+"""Turns the texts of flags into values, and says why where a text is not valid."""
 
 import re
 from argparse import ArgumentParser, ArgumentTypeError
@@ -13,27 +13,27 @@ BYTES_PER_GB = 10**9
 _SHOWN = 80
 
 
-# MLX holds lengths and counts in 32 bits, and takes seeds and sizes of 64.
+# MLX holds lengths and counts in 32 bits, seeds and sizes in 64.
 _MOST, _LARGEST_SEED, _MOST_GB = 2**31 - 1, 2**63 - 1, 9_000_000_000
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 that fits 32 bits."""
+    """A whole number of at least 1 that fits in 32 bits."""
     return _between(1, _MOST, text)
 
 
 def whole(text: str) -> int:
-    """A whole number from 0 that fits 32 bits."""
+    """A whole number of at least 0 that fits in 32 bits."""
     return _between(0, _MOST, text)
 
 
 def integer(text: str) -> int:
-    """A whole number, positive or not, that fits 32 bits."""
+    """A positive or negative whole number that fits in 32 bits."""
     return _between(-_MOST, _MOST, text)
 
 
 def seed(text: str) -> int:
-    """A seed of MLX's generator: a whole number from 0 that fits 64 bits."""
+    """A seed for MLX's random numbers: a whole number of at least 0 that fits in 64 bits."""
     return _between(0, _LARGEST_SEED, text)
 
 
@@ -50,7 +50,7 @@ def _between(low: int, high: int, text: str) -> int:
 
 
 def gigabytes(text: str) -> int:
-    """A size in GB, as bytes that fit 64 bits."""
+    """A size in GB, returned in bytes."""
     try:
         value = float(text)
     except ValueError:
@@ -63,19 +63,19 @@ def gigabytes(text: str) -> int:
 
 
 def size_bytes(text: str) -> int:
-    """A size such as 500MB, 2GB or a number of bytes."""
+    """A size such as 500MB, 2GB or a number of bytes, returned in bytes."""
     units = {"": 1, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", text.strip().upper(), re.ASCII)
     if match is None or match[2] not in units:
-        raise ArgumentTypeError(f"must be a size such as 500MB or 2GB but got {text!r}")
+        raise ArgumentTypeError(f"must be a size such as 500MB or 2GB but got {text[:_SHOWN]!r}")
     return int(float(match[1]) * units[match[2]])
 
 
 def truth(text: str) -> bool:
-    """`T` or `F`, also spelled out."""
+    """`T` or `F`, or `true` or `false`, in any case."""
     values = {"t": True, "true": True, "f": False, "false": False}
     if text.lower() not in values:
-        raise ArgumentTypeError(f"must be T or F but got {text!r}")
+        raise ArgumentTypeError(f"must be T or F but got {text[:_SHOWN]!r}")
     return values[text.lower()]
 
 
@@ -109,13 +109,13 @@ def add_settings_flags(
     skipped: Collection[str],
     choices: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> None:
-    """A flag for each field of a settings class that a flag can hold, described by its docstring.
+    """Adds a flag for each field of a settings class, with the help text of the class's docstring.
 
     Args:
-        parser: Gets the flags; one that is not given is `None`.
+        parser: Gets the flags. A flag that is not given has the value `None`.
         settings: A dataclass.
-        skipped: Fields without a flag.
-        choices: The values of fields that have only some.
+        skipped: Names of the fields that get no flag.
+        choices: The allowed values of some fields, by name.
     """
     described = descriptions(settings)
     for field in fields(settings):
@@ -140,7 +140,7 @@ def add_settings_flags(
 
 
 def descriptions(settings: type) -> dict[str, str]:
-    """The description of each attribute of a settings class, from its docstring."""
+    """The help text of each attribute of a settings class, from its docstring."""
     lines = (settings.__doc__ or "").split("Attributes:")[1].splitlines()
     described: dict[str, str] = {}
     name = ""
@@ -149,5 +149,6 @@ def descriptions(settings: type) -> dict[str, str]:
             described[name] += " " + line.strip()
         elif ":" in line:
             name, _, text = line.strip().partition(": ")
-            described[name] = text
+            # help texts begin in lower case, but for names such as MLX
+            described[name] = text[:1].lower() + text[1:] if text[1:2].islower() else text
     return described

@@ -1,4 +1,4 @@
-"""What the processes that `mlx.launch` starts together share: one voice, one seed."""
+"""What processes that `mlx.launch` starts together share: the output of one, and one seed."""
 
 import argparse
 import os
@@ -18,15 +18,15 @@ def add_tensor_parallel_flag(parser: argparse.ArgumentParser) -> None:
         "--tensor-parallel",
         action="store_true",
         help="split a transformer over the processes that 'mlx.launch -n N --backend ring' started; "
-        "N divides its key and value heads",
+        "N must divide its number of key and value heads",
     )
 
 
 def tensor_group(args: argparse.Namespace) -> "mx.distributed.Group | None":
-    """The processes over which `--tensor-parallel` splits the model, `None` without the flag.
+    """The processes over which `--tensor-parallel` splits the model, or `None` without the flag.
 
     Raises:
-        UsageError: There is one process only.
+        UsageError: There is only one process.
     """
     import mlx.core as mx
 
@@ -43,7 +43,7 @@ def tensor_group(args: argparse.Namespace) -> "mx.distributed.Group | None":
 
 @contextmanager
 def one_voice(rank: int) -> Iterator[None]:
-    """Only the first process, of rank 0, prints inside the `with` block."""
+    """Inside the `with` block, only the process of rank 0 prints."""
     if rank == 0:
         yield
         return
@@ -52,7 +52,7 @@ def one_voice(rank: int) -> Iterator[None]:
 
 
 def common_seed(group: "mx.distributed.Group") -> int:
-    """A random seed, the same in all processes."""
+    """A random seed that is the same in all processes."""
     import mlx.core as mx
 
     own = secrets.randbelow(2**31) if group.rank() == 0 else 0

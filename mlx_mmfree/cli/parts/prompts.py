@@ -1,33 +1,31 @@
-"""Reads the prompts of a command and writes them the way a model was taught."""
+"""Reads the prompts of a command from a flag, a file or standard input."""
 
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ...errors import UsageError
 from ...files.json_reader import parse_json
 from ...files.opening import read_file
 
 _MAX_BYTES = 100_000_000
-# about two million tokens, for which a tokenizer takes a gigabyte
+# about two million tokens, for which a tokenizer needs a gigabyte of memory
 _MAX_PROMPT_BYTES = 8_000_000
 
 
 def given_prompt(text: str) -> str:
-    """The prompt of a flag; `-` stands for all of standard input.
+    """The prompt that a flag gives. `-` stands for all of standard input.
 
     Raises:
-        UsageError: As `read_standard_input`.
+        UsageError: As for `read_standard_input`.
     """
     return read_standard_input() if text == "-" else text
 
 
 def read_standard_input() -> str:
-    """All of standard input as text.
+    """Reads all of standard input as text.
 
     Raises:
-        UsageError: It is not UTF-8, empty, or too long for a prompt.
+        UsageError: Standard input is empty, is not UTF-8, or is too long for a prompt.
     """
     data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
     _check_size(len(data), "standard input")
@@ -46,13 +44,12 @@ def read_standard_input() -> str:
 
 
 def read_prompts(file: Path) -> list[str]:
-    """The prompts of a file: one a line, empty lines left out.
+    """Reads the prompts of a file, one on each line. Empty lines are left out.
 
-    A line of a `.jsonl` file is a JSON string or an object with the text under `prompt`.
+    A line of a `.jsonl` file is a JSON string, or an object with the text under `prompt`.
 
     Raises:
-        UsageError: The file cannot be read, holds no prompt, or a line is too long or not as
-            described.
+        UsageError: The file cannot be read or holds no prompt, or a line is too long or malformed.
     """
     try:
         text = read_file(file, _MAX_BYTES).decode("utf-8")
@@ -80,7 +77,7 @@ def _check_size(size: int, place: str) -> None:
 
 
 def most_tokens(prompt: str) -> int:
-    """How many tokens a prompt has at most: one is a byte at least."""
+    """The largest number of tokens that a prompt can have: each takes at least a byte."""
     return len(prompt.encode("utf-8", "surrogatepass"))
 
 
@@ -95,92 +92,3 @@ def _parsed(line: str, place: str) -> str:
             f"[generate] {place} must be a string or an object with a string under 'prompt'."
         )
     return prompt
-
-
-# Stands for the text that a chat template is cut at.
-_MARK = "\ufffcprompt\ufffc"
-
-
-class PromptWriter:
-    """Turns a prompt into what the model reads.
-
-    Args:
-        tokenizer: Belongs to the model.
-        system_prompt: What the model is told before the prompt; needs a chat template.
-        prefill_response: How the answer begins.
-        ignore_chat_template: Feed the bare prompt even if there is a template.
-        variables: Further names for the template.
-
-    Raises:
-        UsageError: A system prompt is given but no chat template is used.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Any,
-        *,
-        system_prompt: str | None = None,
-        prefill_response: str = "",
-        ignore_chat_template: bool = False,
-        variables: Mapping[str, Any] | None = None,
-    ):
-        self._tokenizer = tokenizer
-        self._uses_template = tokenizer.has_chat_template and not ignore_chat_template
-        if system_prompt is not None and not self._uses_template:
-            raise UsageError(
-                "[generate] 'system_prompt' must be left out where no chat template is used. Write "
-                "it into the prompt."
-            )
-        self._before = [] if system_prompt is None else [_message("system", system_prompt)]
-        self._prefill = prefill_response
-        self._variables = dict(variables or {})
-
-    def __call__(self, prompt: str) -> str | Sequence[int]:
-        """The text or the ids for `generate`."""
-        if not prompt or not self._uses_template:
-            return prompt and prompt + self._prefill
-        messages = [*self._before, _message("user", prompt)]
-        ids: list[int] = self._tokenizer.apply_chat_template(messages, **self._variables)
-        return [*ids, *self._plain(self._prefill)]
-
-    def opening(self, prompt: str) -> list[int]:
-        """The ids of a prompt that more text of the same message will follow."""
-        from ...generation.text import encode_once_begun
-
-        if not self._uses_template:
-            ids: list[int] = self._tokenizer.encode(prompt)
-            return ids
-        before, _ = self._around_message()
-        begun = encode_once_begun(self._tokenizer, before, parse_special=True)
-        return [*begun, *self._plain(prompt)]
-
-    def continuation(self, prompt: str) -> list[int]:
-        """The ids that go on after `opening`, to where the answer begins."""
-        if not self._uses_template:
-            return self._plain(prompt + self._prefill)
-        _, after = self._around_message()
-        return [*self._plain(prompt), *self._parsed(after), *self._plain(self._prefill)]
-
-    def _around_message(self) -> tuple[str, str]:
-        """What the template writes before and after the prompt."""
-        messages = [*self._before, _message("user", _MARK)]
-        text = self._tokenizer.apply_chat_template(messages, tokenize=False, **self._variables)
-        parts = text.split(_MARK)
-        if len(parts) != 2:
-            raise UsageError(
-                "[generate] the chat template must write a message once but writes it "
-                f"{len(parts) - 1} times: the prompt cannot be cut in two. Ignore the template."
-            )
-        return parts[0], parts[1]
-
-    def _plain(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, parse_special=False)
-        return ids
-
-    def _parsed(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, parse_special=True)
-        return ids
-
-
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}

@@ -1,4 +1,4 @@
-"""Where the training commands also send their records."""
+"""The flags of the training commands that send the log to another service as well."""
 
 import argparse
 from collections.abc import Mapping
@@ -13,15 +13,17 @@ if TYPE_CHECKING:
 
 
 def add_report_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--report-to", help="also send the records to: wandb")
-    parser.add_argument("--project-name", help="project of the reports")
+    parser.add_argument(
+        "--report-to", help="service that the log is also sent to: wandb (Weights & Biases)"
+    )
+    parser.add_argument("--project-name", help="name of the project at that service")
 
 
 def check_report_flags(args: argparse.Namespace, command: str) -> None:
-    """Refuses, in the name of a command, a receiver that is not known.
+    """Refuses an unknown service, in the name of a command.
 
     Raises:
-        UsageError: It is not wandb.
+        UsageError: The service is not wandb.
     """
     if args.report_to not in (None, "wandb"):
         raise UsageError(f"[{command}] 'report_to' must be wandb but got {args.report_to!r}.")
@@ -30,7 +32,7 @@ def check_report_flags(args: argparse.Namespace, command: str) -> None:
 def reports(
     args: argparse.Namespace, folder: Path, record: Mapping[str, Any], processes: "DataParallel"
 ) -> "list[Callback]":
-    """The callbacks that the flags ask for, in the first process."""
+    """The callbacks that the flags ask for. Only the first process has any."""
     from ...training.callbacks import WandbReport
 
     if args.report_to != "wandb" or not processes.is_first:

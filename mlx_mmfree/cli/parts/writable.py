@@ -1,4 +1,4 @@
-"""Whether a file can be written, asked before the work whose result it will hold."""
+"""Checks that a file can be written before the work whose result it will hold."""
 
 import os
 from pathlib import Path
@@ -7,15 +7,15 @@ from ...errors import UsageError
 
 
 def check_writable(place: str, file: Path, *, makes_folder: bool = False) -> None:
-    """Refuses a file that cannot be made or replaced.
+    """Refuses a file that cannot be created or replaced.
 
     Args:
-        place: The command, and in quotes the argument that names the file.
-        file: What will be written.
-        makes_folder: Whether missing folders are made too.
+        place: The command in brackets and the argument that names the file in quotes.
+        file: The file that will be written.
+        makes_folder: Whether missing folders will be created too.
 
     Raises:
-        UsageError: Its folder is missing or may not be written to, or it is a folder itself.
+        UsageError: The file's folder is missing or not writable, or the file is a folder itself.
     """
     file = file.expanduser()
     folder = file.parent

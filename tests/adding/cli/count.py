@@ -9,7 +9,7 @@ HELP = "count the tokens of a text"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree count", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="mmfree count", description=__doc__)
     parser.add_argument("--model", required=True, help="a folder with a tokenizer")
     parser.add_argument("text")
     return parser

@@ -1,9 +1,9 @@
-"""Breaks lines between words while a text comes in pieces."""
+"""Breaks lines between words in a text that arrives in pieces."""
 
 import re
 from unicodedata import category, east_asian_width
 
-# Scripts that are written without spaces, whose lines may break anywhere.
+# Scripts that are written without spaces: their lines may break anywhere.
 _WIDE = (
     "\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60"
     "\U00020000-\U0003fffd"
@@ -12,7 +12,7 @@ _PARTS = re.compile(rf"\n|[^\S\n]+|[{_WIDE}]|[^\s{_WIDE}]+")
 
 
 def columns(text: str) -> int:
-    """How many columns of a terminal a text takes."""
+    """The number of terminal columns that a text takes."""
     return sum(
         0 if category(sign) in ("Mn", "Me", "Cf") else 1 + (east_asian_width(sign) in "WF")
         for sign in text
@@ -20,12 +20,12 @@ def columns(text: str) -> int:
 
 
 class WordWrap:
-    """Lays out a text that grows, so that a terminal need not break words.
+    """Lays out a growing text so that the terminal breaks no word in two.
 
-    A word is held back until what follows it is known, unless it is wider than a line.
+    A word is held back until the character after it is known, unless it is wider than a line.
 
     Args:
-        width: Columns of a line.
+        width: Number of columns of a line.
     """
 
     def __init__(self, width: int):
@@ -34,7 +34,7 @@ class WordWrap:
         self._space = self._word = ""
 
     def add(self, text: str) -> str:
-        """Takes the next piece and returns what can be shown."""
+        """Adds a piece of the text and returns what can be shown now."""
         shown = []
         for part in _PARTS.findall(text):
             if part == "\n":
@@ -53,7 +53,7 @@ class WordWrap:
         return "".join(shown)
 
     def finish(self) -> str:
-        """The word that was held back."""
+        """Returns the word that was held back."""
         word, self._word = self._word, ""
         return word and self._placed(word, may_break=bool(self._space))
 

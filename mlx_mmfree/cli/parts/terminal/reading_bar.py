@@ -1,4 +1,4 @@
-"""A progress bar on a terminal while a model reads a long prompt."""
+"""A progress bar that a terminal shows while a model reads a long prompt."""
 
 import sys
 from types import TracebackType
@@ -7,11 +7,13 @@ from tqdm import tqdm
 
 
 class ReadingBar:
-    """Shows how much of a prompt is read, if that takes more than one piece; `with` removes it.
+    """Shows how much of a prompt has been read, if it is read in more than one piece.
+
+    The end of the `with` block removes the bar.
 
     Args:
-        step_size: Positions of the prompt read at a time.
-        what: What is read, shown before the bar.
+        step_size: Number of tokens read at a time.
+        what: Text to show before the bar.
     """
 
     def __init__(self, step_size: int, what: str = "Reading the prompt"):
@@ -28,11 +30,11 @@ class ReadingBar:
         self._close()
 
     def __call__(self, read: int, total: int) -> None:
-        """Takes how many tokens are read, of how many."""
+        """Shows that `read` of `total` tokens have been read."""
         if self._bar is None:
             if read >= total or total <= self._step_size:
                 return
-            # left out where stderr is no terminal
+            # disable=None shows no bar where stderr is not a terminal
             self._bar = tqdm(
                 total=total,
                 desc=self._what,

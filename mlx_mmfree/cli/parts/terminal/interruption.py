@@ -5,11 +5,13 @@ from types import FrameType
 
 
 class Interruption:
-    """Ctrl-C inside the `with` block: noted once tokens come, so that it cuts no step; else raised.
+    """Notes the first Ctrl-C inside the `with` block, so that no decoding step is cut short.
+
+    Before the first token has come, and at the second press, Ctrl-C raises `KeyboardInterrupt`.
 
     Attributes:
-        is_noted: Ctrl-C was pressed after tokens came.
-        tokens_come: Whether they do, set by the user of this class.
+        is_noted: Whether Ctrl-C was pressed after the first token.
+        tokens_come: Whether the first token has come. The user of this class sets it.
     """
 
     def __init__(self) -> None:

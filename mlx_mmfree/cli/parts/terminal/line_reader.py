@@ -1,4 +1,4 @@
-"""Reads what a user types: edited, with a history over sessions, a pasted text as one."""
+"""Reads what a user types, with line editing and a history that outlasts the session."""
 
 import os
 import sys
@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 QUOTES = '"""'
-MOST_LINES = 2000
+MAX_HISTORY_LINES = 2000
 
 
 def history_file() -> Path:
-    """Where lines are kept: `chat_history` in the state folder of the XDG specification."""
+    """The file that keeps the lines: `chat_history` in the state folder of the XDG specification."""
     default = Path("~/.local/state").expanduser()
     return Path(os.environ.get("XDG_STATE_HOME") or default) / "mlx_mmfree" / "chat_history"
 
@@ -20,11 +20,15 @@ class MessageReader:
     '''Reads messages of one line, or of several between `"""`.
 
     Args:
-        prompt: Shown before a line; the lines of one message after the first have dots.
-        keeps_history: Whether lines are kept for later sessions.
+        prompt: Shown before each message. The further lines of a message show dots instead.
+        keeps_history: Whether the lines are kept for later sessions.
+
+    Attributes:
+        is_quoted: Whether the last message stood between quotes, so that it cannot be a command.
     '''
 
     def __init__(self, prompt: str, *, keeps_history: bool = True):
+        self.is_quoted = False
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         self._prompt = prompt if sys.stdin.isatty() else ""
         self._more = "." * (len(prompt) - 1) + " " if sys.stdin.isatty() else ""
@@ -34,11 +38,12 @@ class MessageReader:
         """The next message.
 
         Raises:
-            EOFError: There is none.
+            EOFError: The input has ended.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         text = self._read(self._prompt).strip()
-        if not text.startswith(QUOTES):
+        self.is_quoted = text.startswith(QUOTES)
+        if not self.is_quoted:
             return text
         text = text.removeprefix(QUOTES)
         while not text.rstrip().endswith(QUOTES):
@@ -47,19 +52,22 @@ class MessageReader:
 
 
 def _kept_history() -> Path | None:
-    """The file of the history, readable for its owner alone; `None` where it cannot be made."""
+    """The history file, which only its owner may read, or `None` if it cannot be made."""
     file = history_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600))
     except OSError as error:
-        print(f"note: no history is kept: {error}.", file=sys.stderr)
+        print(
+            f"note: the lines of this session are not kept for later ones: {error}.",
+            file=sys.stderr,
+        )
         return None
     return file
 
 
 def _editor(history: Path | None) -> Callable[[str], str]:
-    """What reads a line with editing, by prompt_toolkit where it is there and the terminal can."""
+    """A function that reads a line: with prompt_toolkit where it works, else with readline."""
     if os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
         with suppress(ImportError):
             return _toolkit_editor(history)
@@ -88,18 +96,18 @@ def _toolkit_editor(history: Path | None) -> Callable[[str], str]:
 
 
 def _set_up_readline(history: Path | None) -> None:
-    """Gives `input` its line editing, and a history of its own form."""
+    """Gives `input` line editing and, in a file of its own format, a history."""
     import atexit
     import readline
 
-    # without this, each line of a pasted text is a message
+    # without bracketed paste, each line of a pasted text would be sent as a message
     readline.parse_and_bind("set enable-bracketed-paste on")
     if history is None:
         return
     file = history.with_name(history.name + ".readline")
     with suppress(OSError):
         readline.read_history_file(file)
-    readline.set_history_length(MOST_LINES)
+    readline.set_history_length(MAX_HISTORY_LINES)
 
     def write() -> None:
         with suppress(OSError):

@@ -1,0 +1,56 @@
+"""What the model card of a written model says of its source and of the command that wrote it."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...files.paths import expanded
+
+if TYPE_CHECKING:
+    from ...hub.publish.model_card import ModelCard
+
+
+def model_card(
+    name: str, arguments: Sequence[str], model: str, revision: str | None, folder: Path
+) -> "ModelCard":
+    """The card of a model that a command makes of another one.
+
+    Args:
+        name: The command.
+        arguments: The arguments of the command.
+        model: Folder or Hub repository of the source.
+        revision: Branch, tag or commit of the repository.
+        folder: The folder that holds the source on this machine.
+    """
+    from ...hub.publish.model_card import CARD_FILE, CARD_PATTERNS, ModelCard, read_source_card
+    from ...hub.remote.download import local_folder
+
+    is_local = expanded(model).exists()
+    if not is_local:
+        folder = local_folder(model, revision, patterns=CARD_PATTERNS)
+    source = read_source_card(folder)
+    if source.problem is not None:
+        print(
+            f"note: '{folder / CARD_FILE}' cannot be read in full: {' '.join(source.problem.split())}. "
+            "Add its licence, languages and datasets to the new card by hand.",
+            file=sys.stderr,
+        )
+    return ModelCard(
+        name=folder.name,
+        format="mlx",
+        command=shlex.join(["mmfree", name, *map(_public, arguments)]),
+        base_model=None if is_local else model,
+        base_revision=revision,
+        source=source,
+    )
+
+
+def _public(argument: str) -> str:
+    """An argument without the folders of an absolute path: a card is public, local folders are not."""
+    flag, equals, value = (
+        argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    )
+    path = expanded(value)
+    return f"{flag}{equals}{path.name if path.is_absolute() else value}"

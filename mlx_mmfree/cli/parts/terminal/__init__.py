@@ -1,0 +1,1 @@
+"""What commands read from a terminal and show on it."""

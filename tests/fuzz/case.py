@@ -54,12 +54,14 @@ def command_class(
     mutate: Callable[[Path, Path, random.Random], str],
     exercise: Callable[[Path, random.Random], object],
     kept_until_exit: str = "",
+    refusals: tuple[type[Exception], ...] = (MMFreeError,),
 ) -> FuzzClass:
     """A class each of whose cases runs whole commands, with the limits that these need."""
     return FuzzClass(
         make_sources,
         mutate,
         exercise,
+        refusals,
         cpu_seconds=30,
         wall_seconds=300,
         memory_bytes=700_000_000,

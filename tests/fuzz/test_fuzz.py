@@ -18,7 +18,7 @@ COUNT = 24
 COMMANDS = 4
 CLASSES = class_names()
 # an odd card is read as an empty one, and few texts cannot be encoded
-_NEVER_REFUSED = ("encoding", "kills", "model_cards", "threads")
+_NEVER_REFUSED = ("encoding", "killed_uploads", "kills", "model_cards", "threads")
 
 
 def _count(name: str) -> int:

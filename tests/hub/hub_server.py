@@ -13,6 +13,7 @@ import json
 import re
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -108,7 +109,9 @@ class HubServer:
         # HTTP/1.0, the default, so that no connection outlives `close`
         class Handler(BaseHTTPRequestHandler):
             def handle_one(self) -> None:
-                hub.handle(self)
+                # a client that was killed takes no answer
+                with suppress(ConnectionError):
+                    hub.handle(self)
 
             do_GET = do_HEAD = do_POST = do_PUT = handle_one
 
@@ -164,7 +167,10 @@ class HubServer:
             self.stalled.set()
             self._closing.wait()
             return
-        request.body = _body(handler)
+        body = _body(handler)
+        if body is None:
+            return
+        request.body = body
         answer = self._answer(request)
         self._respond(handler, answer)
 
@@ -374,12 +380,20 @@ def _validate(request: Request) -> Answer:
     return Answer(200, {"errors": [], "warnings": []})
 
 
-def _body(handler: BaseHTTPRequestHandler) -> bytes:
+def _body(handler: BaseHTTPRequestHandler) -> bytes | None:
+    """The body of a request; `None` if the client was gone before all of it came."""
     if handler.headers.get("Transfer-Encoding") != "chunked":
-        return handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        size = int(handler.headers.get("Content-Length", 0))
+        body = handler.rfile.read(size)
+        return body if len(body) == size else None
     body = b""
-    while size := int(handler.rfile.readline(), 16):
-        body += handler.rfile.read(size)
+    while line := handler.rfile.readline():
+        size = int(line, 16)
+        piece = handler.rfile.read(size)
         handler.rfile.readline()
-    handler.rfile.readline()
-    return body
+        if not size:
+            return body
+        if len(piece) < size:
+            return None
+        body += piece
+    return None

@@ -123,4 +123,4 @@ def _weights(folder: Path) -> dict[str, bytes | str]:
     return {name: data for name, data in contents(folder).items() if name != "README.md"}
 
 
-CLASS = command_class(make_sources, mutate, exercise)
+CLASS = command_class(make_sources, mutate, exercise, refusals=())

@@ -1,20 +1,14 @@
 """`mmfree upload` of odd folders to a Hub that fails now and then."""
 
-import json
-import os
 import random
 import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-from huggingface_hub import constants, hf_api
 
 from tests.fuzz.case import SECRET, FuzzClass
 from tests.fuzz.classes import links
 from tests.fuzz.commands import run
-from tests.hub.hub_server import TOKEN, HubServer
+from tests.fuzz.hub_process import HubProcess, log_in
+from tests.hub.hub_server import TOKEN
 
 _SECRETS = (".env", ".git/config", "token.log", "model.safetensors.tmp")
 _REPOSITORIES = (*["me/model"] * 6, "me/gated", "me/broken", "other/model", "me/a b")
@@ -56,58 +50,25 @@ def exercise(folder: Path, rng: random.Random) -> None:
         ([], [], ["--private"], ["--revision", "next"], ["--message", "x\n--y"])
     )
     token = rng.choice((*[TOKEN] * 6, "hf_wrong", "hf_\x1b[2Jwrong", ""))
-    received = folder / "received.json"
     try:
-        with _hub(received) as url:
-            text = run(arguments, printed, lambda: _log_in(url, token))
+        with HubProcess(folder) as hub:
+            text = run(arguments, printed, log_in(hub.url, token))
+            repositories = hub.repositories()
     finally:
         shown = "".join(file.read_text(errors="replace") for file in printed.iterdir())
         if token and token in shown:
             raise AssertionError(f"the login is shown: {shown[:500]!r}")
-    files = json.loads(received.read_text())
-    if not files or SECRET in json.dumps(files):
+    files = {
+        name: content
+        for repository in repositories.values()
+        for branch in repository.branches.values()
+        for name, content in branch.items()
+    }
+    if not files or any(SECRET.encode() in content for content in files.values()):
         raise AssertionError(f"the Hub got {sorted(files)}: {text[:300]}")
     for name, content in files.items():
-        if (folder / "model" / name).read_bytes().hex() != content:
+        if (folder / "model" / name).read_bytes() != content:
             raise AssertionError(f"{name} arrived as something else")
-
-
-@contextmanager
-def _hub(received: Path) -> Iterator[str]:
-    """A Hub in a process of its own, since it has threads; it notes what it got when it ends."""
-    addresses, end = os.pipe(), os.pipe()
-    process = os.fork()
-    if not process:
-        os.close(end[1])
-        try:
-            with HubServer() as hub:
-                os.write(addresses[1], hub.url.encode() + b"\n")
-                os.read(end[0], 1)
-                files = {
-                    name: content.hex()
-                    for repository in hub.repositories.values()
-                    for branch in repository.branches.values()
-                    for name, content in branch.items()
-                }
-            received.write_text(json.dumps(files))
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            os._exit(0)
-    os.close(end[0])
-    try:
-        yield os.read(addresses[0], 1000).decode().strip()
-    finally:
-        os.close(end[1])
-        os.waitpid(process, 0)
-        for handle in addresses:
-            os.close(handle)
-
-
-def _log_in(url: str, token: str) -> None:
-    constants.ENDPOINT = hf_api.ENDPOINT = url
-    constants.HF_HUB_OFFLINE = False
-    os.environ |= {"HF_TOKEN": token, "NO_PROXY": "127.0.0.1"}
 
 
 CLASS = FuzzClass(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,10 +12,14 @@ from mlx_mmfree.ops.backend.dispatch import environment_backend
 
 
 def pytest_configure() -> None:
-    """Lets Ctrl-C reach what tests start, also where a shell runs them in the background.
+    """Sets up each process that runs tests, and what they start.
 
-    And nothing waits for the disk: tests write files by the thousand, which need not outlive them.
+    Ctrl-C reaches what tests start, also where a shell runs them in the background. Nothing waits for
+    the disk, since tests write files by the thousand, which need not outlive them. And compiled code of
+    Python is kept: tests start hundreds of processes, each of which would compile the package anew.
     """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     os.fsync = lambda handle: None
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -85,3 +85,29 @@ def test_what_depends_on_weights_alone_is_computed_once() -> None:
 def test_a_switch_that_does_nothing_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "_fusion_switch", lambda: lambda is_on: None)
     assert not compilation.can_compile()
+
+
+@pytest.fixture
+def disabled() -> Iterator[None]:
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+@needs_compiler
+@pytest.mark.usefixtures("extension", "fused", "disabled")
+def test_compilation_that_a_user_turned_off_stays_off() -> None:
+    function = compilation.compiled(abs)
+    assert function is abs
+    assert not compilation.can_compile()
+    assert "Compiled" not in operations(mx.compile(lambda x: mx.abs(-x) + 1)(mx.ones((1,))))
+
+
+@needs_compiler
+@pytest.mark.usefixtures("extension")
+def test_fusion_that_somebody_turned_off_stays_off() -> None:
+    compilation._fusion_switch()(False)
+    compilation.compiled(lambda x: x + 1)(mx.ones((1,)))
+    fused = mx.compile(lambda x: mx.abs(-x) * 2 + 1)(mx.ones((1,)))
+    compilation._fusion_switch()(True)
+    assert "Compiled" not in operations(fused)

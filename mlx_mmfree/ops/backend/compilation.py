@@ -19,6 +19,9 @@ _MODE_FUNCTION = "_ZN3mlx4core16set_compile_modeENS0_11CompileModeE"
 """`mlx::core::set_compile_mode`, which `mlx.core` does not offer."""
 _NO_FUSION, _FUSION = 2, 3
 
+# MLX traces the first function of a process twice
+_CALLS = 3
+
 _tracing = threading.Lock()
 _is_tracing: ContextVar[bool] = ContextVar("is_tracing", default=False)
 
@@ -72,7 +75,7 @@ def fold(*arrays: mx.array) -> None:
 
 def can_compile() -> bool:
     """Whether `compiled` compiles here and now."""
-    if not on_cpu() or not _can_stop_fusion():
+    if not on_cpu():
         return False
     calls: list[None] = []
 
@@ -82,14 +85,16 @@ def can_compile() -> bool:
 
     repeated = mx.compile(count)
     one = mx.array(1)
-    repeated(one), repeated(one)
-    return len(calls) == 1
+    for _ in range(_CALLS):
+        repeated(one)
+    return len(calls) < _CALLS and _can_stop_fusion()
 
 
 @contextmanager
 def _without_fusion() -> Iterator[None]:
     switch = _fusion_switch()
-    if switch is None:
+    # what somebody else turned off stays off
+    if switch is None or not _fuses():
         yield
         return
     switch(False)
@@ -118,11 +123,15 @@ def _fusion_switch() -> Callable[[bool], None] | None:
 
 @cache
 def _can_stop_fusion() -> bool:
-    """Whether the switch does what it is for, which a small graph shows."""
+    """Whether the switch does what it is for."""
     if _fusion_switch() is None:
         return False
     with _tracing, _without_fusion():
-        result = mx.compile(lambda x: mx.abs(-x) + 1)(mx.array(1.0))
+        return not _fuses()
+
+
+def _fuses() -> bool:
+    """Whether `mx.compile` fuses operations here and now, which a small graph shows."""
     graph = io.StringIO()
-    mx.export_to_dot(graph, result)
-    return "Compiled" not in graph.getvalue()
+    mx.export_to_dot(graph, mx.compile(lambda x: mx.abs(-x) + 1)(mx.array(1.0)))
+    return "Compiled" in graph.getvalue()

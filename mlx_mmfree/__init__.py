@@ -5,7 +5,7 @@
     model, tokenizer = load("ridger/MMfreeLM-370M")
     print(generate(model, tokenizer, "Once upon a time"))
 
-Networks of your own take the building blocks: `BitLinear`, `GQA`, `MLGRU` and `SwiGLU`.
+`BitLinear`, `GQA`, `MLGRU` and `SwiGLU` are building blocks for networks of your own.
 """
 
 import importlib
@@ -43,7 +43,7 @@ __all__ = [
     "stream_generate",
 ]
 
-# Imported at their first use, so that a command answers Ctrl-C and '--help' at once.
+# imported at their first use, so that a command answers '--help' and Ctrl-C at once
 _PACKAGES = {
     "channel_mixers": ("SwiGLU",),
     "generation": (

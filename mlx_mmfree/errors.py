@@ -14,16 +14,16 @@ _CREDENTIALS = (
 
 
 def without_credentials(text: str) -> str:
-    """A text in which passwords of addresses and tokens of the Hub are left out."""
+    """The text without the passwords in its addresses and without tokens of the Hub."""
     for pattern, shown in _CREDENTIALS:
         text = pattern.sub(shown, text)
     return text
 
 
 class MMFreeError(Exception):
-    """Base of the library's own errors: one clear line, shown without a traceback by the commands.
+    """The base of the library's own errors. The commands show its one line without a traceback.
 
-    Credentials that were typed into an argument are not repeated.
+    The line does not repeat credentials that were typed into an argument.
     """
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class UploadError(MMFreeError):
 
 
 class BackendError(MMFreeError):
-    """A backend was forced but cannot run the operation; the message holds the reason."""
+    """A backend was forced but cannot run the operation. The message holds the reason."""
 
 
 class TrainingError(MMFreeError):
@@ -58,7 +58,7 @@ class TrainingStopped(KeyboardInterrupt):
     """A run was asked to end, by Ctrl-C or SIGTERM, and its state is saved.
 
     Attributes:
-        status: Exit status of a command that ends for it, 128 and the signal's number.
+        status: The exit status of the command: 128 plus the number of the signal.
     """
 
     def __init__(self, message: str, signal: int):
@@ -71,4 +71,4 @@ class NumericalError(MMFreeError):
 
 
 class UsageError(MMFreeError):
-    """A command was given arguments that do not fit together, or the environment a wrong value."""
+    """The arguments of a command do not fit together, or a variable of the environment is wrong."""

@@ -1,4 +1,4 @@
-"""The packaged demo model: a small MatMul-free story teller, its tokenizer and their licences."""
+"""The packaged demo model: a small MatMul-free language model for stories, with its tokenizer."""
 
 from pathlib import Path
 
@@ -18,6 +18,6 @@ def path() -> Path:
     if missing:
         raise CheckpointError(
             f"[demo] '{folder}' must hold the packaged model but lacks {', '.join(missing)}. "
-            "Install the package again, or name a model."
+            "Install the package again, or give another model."
         )
     return folder

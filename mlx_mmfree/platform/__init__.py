@@ -1,1 +1,1 @@
-"""What the machine offers: BLAS binding, threads, device and memory facts."""
+"""Describes the machine and uses it: BLAS, threads, device, memory, terminal, confined processes."""

@@ -12,12 +12,13 @@ _GROWTH_BYTES = 64 * 2**20
 def keep_freed_memory() -> bool:
     """Lets the process keep the memory of freed arrays for the next ones.
 
-    By default glibc hands large blocks back at once, and the kernel clears every page again when the
-    next array touches it: about a third of the time of a training step or of reading a long prompt.
-    It also keeps freed small blocks apart and joins them whenever a large one comes or goes: a quarter
-    of the time in which MLX prepares to decode a token.
-    Afterwards the process holds its peak memory to the end, so this is for a program that does one
-    long job.
+    By default glibc returns large blocks to the kernel at once, and the kernel clears every page again
+    when the next array touches it. That takes about a third of the time of a training step or of reading
+    a long prompt. glibc also keeps freed small blocks apart and joins them whenever a large block comes
+    or goes. That takes a quarter of the time in which MLX prepares to decode a token.
+
+    With these settings the process holds its peak memory to the end, so they are for a program that does
+    one long job.
 
     Returns:
         Whether the C library took the settings; `False` where it is not glibc.

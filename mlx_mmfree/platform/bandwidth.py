@@ -13,10 +13,10 @@ PASSES = 5
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """The measured rate of plain reads.
+    """A measured rate of plain reads.
 
     Attributes:
-        bytes_per_second: The fastest pass.
+        bytes_per_second: The rate of the fastest pass.
         method: How it was measured, in words.
     """
 
@@ -25,12 +25,12 @@ class Bandwidth:
 
 
 def read_bandwidth(buffer_bytes: int = BUFFER_BYTES) -> Bandwidth:
-    """Reads a buffer a few times on the default device; takes seconds at most.
+    """Measures how fast the default device reads a buffer. This takes a few seconds at most.
 
-    The rate is that of the memory only if the buffer is larger than the caches.
+    The result is the rate of the memory only if the buffer is larger than the caches.
 
     Args:
-        buffer_bytes: Size of the buffer, at most; a quarter of the available memory limits it.
+        buffer_bytes: The size of the buffer. A quarter of the available memory limits it.
     """
     available = available_memory_bytes()
     size = buffer_bytes if available is None else min(buffer_bytes, available // 4)

@@ -1,4 +1,4 @@
-"""Where the library keeps what it need not compute again."""
+"""The folder in which the library keeps results that it need not compute again."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ ENVIRONMENT_VARIABLE = "MLX_MMFREE_CACHE"
 
 
 def cache_folder() -> Path | None:
-    """The folder that `MLX_MMFREE_CACHE` names, else `mlx_mmfree` in the Hub's; `None` for `0`."""
+    """The folder that `MLX_MMFREE_CACHE` names, else `mlx_mmfree` in `HF_HOME`; `None` if it is `0`."""
     value = os.environ.get(ENVIRONMENT_VARIABLE, "")
     if value == "0":
         return None
@@ -15,6 +15,6 @@ def cache_folder() -> Path | None:
 
 
 def _hub_folder() -> Path:
-    """What `huggingface_hub` calls `HF_HOME`."""
+    """The folder `HF_HOME`, found as `huggingface_hub` does, whose import would be slow."""
     default = os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     return Path(os.path.expandvars(os.path.expanduser(os.environ.get("HF_HOME", default))))

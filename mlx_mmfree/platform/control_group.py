@@ -1,4 +1,4 @@
-"""The limits that a Linux container sets to this process (control groups, version 2 and 1)."""
+"""The limits that a Linux container sets for this process (control groups, versions 1 and 2)."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ SELF = Path("/proc/self/cgroup")
 
 
 def cpu_limit(root: Path = ROOT, membership: Path = SELF) -> float | None:
-    """Returns how many cores' worth of time the process may use, or None without a limit.
+    """How many cores' worth of time the process may use; `None` without a limit.
 
     Args:
-        root: Where the control groups are mounted.
-        membership: The file that names the process's groups.
+        root: The folder where the control groups are mounted.
+        membership: The file that names the groups of the process.
     """
     limits = []
     for group in _groups(root, membership, "cpu"):
@@ -26,20 +26,20 @@ def cpu_limit(root: Path = ROOT, membership: Path = SELF) -> float | None:
 
 
 def memory_limit_bytes(root: Path = ROOT, membership: Path = SELF) -> int | None:
-    """Returns how much memory the process's groups may hold, or None without a limit."""
+    """How much memory the groups of the process may hold, in bytes; `None` without a limit."""
     return min((limit for limit, _ in _memory(root, membership)), default=None)
 
 
 def free_memory_bytes(root: Path = ROOT, membership: Path = SELF) -> int | None:
-    """Returns how much memory the groups may still take, or None without a limit.
+    """How much memory the groups may still take, in bytes; `None` without a limit.
 
-    Cached files that were not read lately count as free: the kernel drops them when asked.
+    Cached files that were not read lately count as free, since the kernel drops them when it needs room.
     """
     return min((max(0, limit - used) for limit, used in _memory(root, membership)), default=None)
 
 
 def _memory(root: Path, membership: Path) -> list[tuple[int, int]]:
-    """Returns (limit, used) in bytes of every group that has a limit."""
+    """The limit and the used memory, in bytes, of every group that has a limit."""
     found = []
     for group in _groups(root, membership, "memory"):
         limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
@@ -52,7 +52,7 @@ def _memory(root: Path, membership: Path) -> list[tuple[int, int]]:
 
 
 def _groups(root: Path, membership: Path, controller: str) -> list[Path]:
-    """Returns the folders of the process's group and of the groups that contain it."""
+    """The folders of the process's group and of the groups that contain it."""
     folders = []
     for line in _read(membership).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -65,7 +65,7 @@ def _groups(root: Path, membership: Path, controller: str) -> list[Path]:
 
 
 def _read(file: Path) -> str:
-    """Returns the text of a file, empty when it is missing or not ours to read."""
+    """The text of a file; empty if it is missing or cannot be read."""
     try:
         return file.read_text().strip()
     except OSError:

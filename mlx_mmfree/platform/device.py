@@ -1,4 +1,4 @@
-"""What the device that MLX computes on is, and how much memory it offers."""
+"""Describes the device that MLX computes on, and the memory of the machine."""
 
 import os
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ class DeviceInfo:
     """The device that MLX computes on.
 
     Attributes:
-        name: As the system calls it.
-        backend: ``metal``, ``cuda`` or ``cpu``.
-        memory_bytes: All of its memory; on Apple silicon and on a CPU that is the machine's.
-        working_set_bytes: What Metal recommends to keep resident at most; None elsewhere.
-        available_bytes: What can be taken now without swapping; None where it is not known.
+        name: Its name in the system.
+        backend: `metal`, `cuda` or `cpu`.
+        memory_bytes: All of its memory. On Apple silicon and on a CPU that is the machine's memory.
+        working_set_bytes: The most memory that Metal recommends to keep resident; `None` elsewhere.
+        available_bytes: The memory that can be taken now without swapping; `None` if that is not known.
     """
 
     name: str
@@ -48,7 +48,7 @@ def device_info() -> DeviceInfo:
 
 
 def system_memory_bytes() -> int:
-    """Returns the machine's memory, or the container's limit where that is less."""
+    """The memory of the machine, or the limit of its container if that is less."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(installed, control_group.memory_limit_bytes() or installed)
 
@@ -56,11 +56,11 @@ def system_memory_bytes() -> int:
 def available_memory_bytes(
     memory_info: Path = MEMORY_INFO, cgroups: Path = control_group.ROOT
 ) -> int | None:
-    """Returns the memory that a Linux system, or its container, can still give; None elsewhere.
+    """The memory that a Linux system, or its container, can still give; `None` on other systems.
 
     Args:
         memory_info: The kernel's account of the memory.
-        cgroups: Where the control groups are mounted.
+        cgroups: The folder where the control groups are mounted.
     """
     try:
         lines = memory_info.read_text().splitlines()

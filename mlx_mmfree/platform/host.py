@@ -1,4 +1,4 @@
-"""Whether this system and this Python can run MLX; usable where MLX itself cannot be imported."""
+"""Tells whether this system and this Python can run MLX, also where MLX cannot be imported."""
 
 import platform
 import subprocess
@@ -14,10 +14,10 @@ class Host:
     """The system and the Python that run this process.
 
     Attributes:
-        system: ``Darwin`` or ``Linux``.
-        machine: Processor type, such as ``arm64`` or ``x86_64``.
-        python: Major and minor version.
-        macos: Version of macOS, empty elsewhere.
+        system: `Darwin`, `Linux` or another name.
+        machine: The type of the processor, such as `arm64` or `x86_64`.
+        python: The major and minor version of Python.
+        macos: The version of macOS; empty on other systems.
         is_translated: Whether Rosetta runs an Intel program on Apple silicon.
     """
 
@@ -41,10 +41,10 @@ def current_host() -> Host:
 
 
 def problems(host: Host | None = None) -> list[str]:
-    """Lists what keeps MLX from running here, each with the way out; empty if all is well.
+    """The problems that keep MLX from running here, each with the way out; empty if all is well.
 
     Args:
-        host: The system to judge. Default: the running one.
+        host: The system to check. Default: the running one.
     """
     host = host or current_host()
     found = []

@@ -1,4 +1,4 @@
-"""Reads memory and does hardly anything else with it: the limit for whatever reads its weights."""
+"""Measures how long reading arrays takes, which is the least time for an operation that reads them."""
 
 import os
 import time
@@ -17,14 +17,14 @@ METHOD_ELSEWHERE = "MLX's maximum over the buffer, on its default device"
 
 
 class MemoryReader:
-    """Reads arrays from memory and does hardly anything else with them.
+    """Reads arrays from memory and does hardly anything else with them. `memory_reader` makes one.
 
-    On the CPU, `thread_count()` threads read, each bound to a processor where there are as many
-    processors as threads; on a GPU, MLX reads. Made by `memory_reader`.
+    On the CPU, `thread_count()` threads read. Each is bound to a processor of its own if there are as
+    many processors as threads. On a GPU, MLX reads.
 
     Args:
         pool: The threads; `None` leaves the reading to MLX.
-        threads: How many they are.
+        threads: The number of threads.
     """
 
     def __init__(self, pool: ThreadPoolExecutor | None, threads: int):
@@ -37,7 +37,7 @@ class MemoryReader:
         return METHOD_ELSEWHERE if self._pool is None else METHOD_ON_CPU
 
     def seconds(self, arrays: Sequence[mx.array], repeats: int = 1) -> float:
-        """The time to read all of the arrays once; the least of several readings."""
+        """The time to read all arrays once, the least of several measurements."""
         mx.eval(list(arrays))
         return min(self._read(arrays) for _ in range(repeats))
 
@@ -54,7 +54,7 @@ class MemoryReader:
 
 @contextmanager
 def memory_reader() -> Iterator[MemoryReader]:
-    """A reader for MLX's default device, whose threads end with the `with` block."""
+    """Yields a reader for MLX's default device. Its threads end with the block."""
     threads = thread_count()
     if mx.default_device() != mx.Device(mx.cpu):
         yield MemoryReader(None, threads)
@@ -64,13 +64,13 @@ def memory_reader() -> Iterator[MemoryReader]:
 
 
 def _words(array: mx.array) -> np.ndarray:
-    """The array's own memory, without a copy, as 32-bit words or, where they do not fit, bytes."""
+    """The array's own memory, without a copy, as 32-bit words or, if they do not fit, as bytes."""
     data = np.frombuffer(memoryview(cast(Any, array)).cast("B"), np.uint8)
     return data.view(np.uint32) if data.size % 4 == 0 else data
 
 
 def _shares(buffers: Sequence[np.ndarray], count: int) -> list[list[np.ndarray]]:
-    """Parts of about equal size of the buffers laid end to end."""
+    """The buffers, laid end to end, in `count` shares of about equal size."""
     total = sum(buffer.size for buffer in buffers)
     shares: list[list[np.ndarray]] = [[] for _ in range(count)]
     start = 0

@@ -1,4 +1,4 @@
-"""Starts the processes of a group on this machine, which MLX's ring backend connects."""
+"""Starts several processes on this machine as a group that MLX's ring backend connects."""
 
 import json
 import os
@@ -21,10 +21,11 @@ def start_group(
 
     Args:
         command: The program and its arguments.
-        size: Number of processes.
-        folder: Gets the list of addresses, which must stay for as long as they start.
+        size: The number of processes.
+        folder: The folder for the list of addresses. The file must stay until all processes have
+            started.
         variables: Further variables of the environment.
-        options: As for `subprocess.Popen`.
+        options: Further arguments of `subprocess.Popen`.
     """
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(size)]

@@ -8,8 +8,8 @@ STATUS = Path("/proc/self/status")
 
 
 def peak_resident_bytes() -> int:
-    """Returns the most memory that was resident at once since this program began."""
-    # elsewhere on Linux a new program starts with the peak of the one that started it
+    """The most memory that was resident at once since this program began."""
+    # getrusage on Linux begins with the peak of the program that started this one
     if STATUS.exists():
         fields = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
         if "VmHWM" in fields:

@@ -1,4 +1,4 @@
-"""What reaches a terminal: text, and no character that steers it.
+"""Keeps control characters from reaching a terminal.
 
 Models, tokenizers, templates and files come from strangers, and so do the names and messages made of
 them. Pipes and files get every character as it is.
@@ -12,23 +12,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-# C0 but for newline and tab, DEL, C1; signs that change the direction of the text around them
-_STEERING = (
+# C0 except newline and tab, DEL, C1, and the characters that change the direction of text
+_CONTROLS = (
     *(code for code in range(0x20) if chr(code) not in "\n\t"),
     *range(0x7F, 0xA0),
     *range(0x202A, 0x202F),
     *range(0x2066, 0x206A),
 )
-_SHOWN = dict.fromkeys(_STEERING, "\N{REPLACEMENT CHARACTER}")
-# how progress bars go to their line and begin it again
+_SHOWN = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}")
+# how progress bars move to their line
 _MOVES = re.compile("\n*(?:\x1b\\[A)*")
 _LINE = re.compile(r"\A(\r?)(.*?)(\r?)\Z", re.DOTALL)
 
 
 def shown(text: str) -> str:
-    """The text with U+FFFD for every character that would steer a terminal.
+    """The text with U+FFFD in place of every control character.
 
-    Each is replaced for itself, so that a sequence that comes in two parts steers nothing either.
+    Each character is replaced on its own, so that a control sequence in two parts is harmless too.
     """
     return text.translate(_SHOWN)
 
@@ -46,7 +46,7 @@ class _Output(io.TextIOWrapper):
 
 
 class _Errors(_Output):
-    """Standard error on a terminal; progress bars, which write a line at a time, go on working."""
+    """Standard error on a terminal. Progress bars, which write one line at a time, still work."""
 
     def write(self, text: str, /) -> int:
         if _MOVES.fullmatch(text):
@@ -57,7 +57,7 @@ class _Errors(_Output):
 
 @contextmanager
 def clean_terminal() -> Iterator[None]:
-    """Filters what the block or function prints, where standard output or standard error is a terminal.
+    """Filters what the block or function prints to a terminal, on standard output and standard error.
 
     After an exception the filter stays, for the traceback that follows.
     """
@@ -78,6 +78,6 @@ def _filtered(stream: TextIO, kind: type[_Output]) -> TextIO:
     if stream.closed or not stream.isatty():
         return stream
     stream.flush()
-    # another way to the same terminal, which stays open when this one goes
+    # a second stream to the same terminal, which stays open when this stream is closed
     binary = os.fdopen(stream.fileno(), "wb", closefd=False)
     return kind(binary, encoding=stream.encoding, errors=stream.errors, line_buffering=True)

@@ -8,17 +8,16 @@ MAX_THREADS = 256
 
 
 def thread_count() -> int:
-    """Returns the number of threads for computing on the CPU.
+    """The number of threads for computing on the CPU, at most `MAX_THREADS`.
 
-    The first of ``OPENBLAS_NUM_THREADS`` and ``OMP_NUM_THREADS`` that holds a positive number
-    decides, as it does for OpenBLAS; otherwise the cores that this process may run on, reduced to
-    what its container may use. It is never more than `MAX_THREADS`.
+    As for OpenBLAS, the first of `OPENBLAS_NUM_THREADS` and `OMP_NUM_THREADS` that holds a positive
+    number decides. Without one it is the number of cores that this process and its container may use.
     """
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         # OpenMP allows one number for each level of nesting
         number = os.environ.get(variable, "").split(",")[0].strip().lstrip("0")
         if number.isdecimal():
-            # a number of thousands of digits is no int
+            # int refuses numbers of thousands of digits
             return min(int(number[: len(str(MAX_THREADS)) + 1]), MAX_THREADS)
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -17,7 +17,7 @@ class TensorType:
     """One way to store a matrix.
 
     Attributes:
-        name: ggml's name.
+        name: The name that ggml gives it.
         block: The number of values in a block. Rows hold whole blocks.
         block_bytes: The number of bytes of a block.
         tail_bytes: The number of bytes behind the last block.

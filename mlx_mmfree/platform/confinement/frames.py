@@ -1,4 +1,7 @@
-"""How the two sides of a confined process speak: frames of bytes over a socket."""
+"""Frames of bytes over a socket, the protocol between a confined process and the program.
+
+`multiprocessing.connection` would need no code here, but its import is slow on the confined side.
+"""
 
 import socket
 import struct
@@ -17,8 +20,8 @@ def receive(connection: socket.socket, limit_bytes: int) -> bytes:
     """Waits for one frame.
 
     Raises:
-        EOFError: The other side is gone.
-        ValueError: The frame is longer than ``limit_bytes``.
+        EOFError: The other side closed the connection.
+        ValueError: The frame is longer than `limit_bytes`.
     """
     (size,) = _SIZE.unpack(_exactly(connection, _SIZE.size))
     if size > limit_bytes:

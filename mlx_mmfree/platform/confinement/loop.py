@@ -1,7 +1,7 @@
-"""The confined side: takes requests one by one, each with its share of processor time.
+"""The confined side: answers requests one by one, each within a limit of processor time.
 
-This module and those it serves import nothing but what they need, so that the process starts
-quickly: the packages above them are stand-ins there, whose own code does not run.
+This module and those it serves import only what they need, so that the process starts quickly. The
+packages above them are empty stand-ins there, and their own code does not run.
 """
 
 import json
@@ -26,12 +26,13 @@ def serve(handle: Callable[[Any], Mapping[str, Any]], memory_bytes: int) -> None
     """Answers requests from standard input's socket until the other side is gone.
 
     Args:
-        handle: Makes the answer, plain data, from a request.
-        memory_bytes: What it may use beyond what the process has now, where the system can tell.
+        handle: Makes the answer to a request, in plain data.
+        memory_bytes: The memory that it may use beyond what the process has now, where the system can
+            limit it.
     """
-    # Ctrl-C is the other side's to handle
+    # the other side handles Ctrl-C
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # the system itself ends a process whose timer fires, whatever it is busy with
+    # the system ends a process whose timer fires, whatever the process is busy with
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=0)
     _be_silent()
@@ -47,7 +48,7 @@ def serve(handle: Callable[[Any], Mapping[str, Any]], memory_bytes: int) -> None
 
 
 def _answer(handle: Callable[[Any], Mapping[str, Any]], request: Any) -> bytes:
-    """The answer as JSON; a failure's kind and message where there is none."""
+    """The answer as JSON, or the kind and message of the failure."""
     try:
         return _encoded(handle(request))
     except BaseException as error:
@@ -60,7 +61,7 @@ def _encoded(answer: Mapping[str, Any]) -> bytes:
 
 
 def _be_silent() -> None:
-    """Sends what libraries print nowhere."""
+    """Discards what libraries print."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -71,7 +72,7 @@ def _limit(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     sizes = Path("/proc/self/statm")
-    # elsewhere the limit has no effect and the other side watches
+    # on other systems the limit has no effect, and the other side watches the memory
     if sizes.exists():
         held = int(sizes.read_text().split()[0]) * resource.getpagesize()
         limit = held + memory_bytes

@@ -1,4 +1,7 @@
-"""The side that asks: starts the confined process, waits for it, and ends it when it must."""
+"""The program's side: starts a confined process, asks it, and ends it at its limits.
+
+The package `multiprocessing` limits neither time nor memory, and its processes import the program.
+"""
 
 import json
 import marshal
@@ -18,9 +21,9 @@ from typing import Any
 
 from .frames import receive, send
 
-# Time on the clock, for a process that is stopped or waits for memory: it uses no processor time.
+# A limit of time on the clock, for a process that is stopped or swaps and so uses no processor time.
 PATIENCE_S = 120.0
-_GLANCE_S = 0.2
+_POLL_S = 0.2
 _KEPT_VARIABLES = ("DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH", "TZ")
 _MAX_ANSWER_BYTES = 2**30
 _SHARE_OF_REQUEST = 4
@@ -40,24 +43,24 @@ loop.serve(module.handle, start["memory_bytes"])
 
 
 class LimitError(Exception):
-    """The confined code went beyond its limits, or its process ended; the message says how."""
+    """The confined code went beyond its limits, or its process ended. The message says which."""
 
 
 class ConfinedProcess:
-    """A Python process that serves one module's ``handle`` with limits on time and memory.
+    """A Python process that serves one module's `handle` with limits on time and memory.
 
-    It starts with the first request and stays for the next ones. It ends with this object, with
-    the program, and whenever a request goes beyond a limit; the next request starts another. Any
-    thread may ask; one request runs at a time. A forked program begins without one.
+    The process starts with the first request and stays for the next ones. It ends with this object, with
+    the program, and whenever a request goes beyond a limit. The next request then starts another one.
+    Any thread may ask, and one request runs at a time. A forked program begins without a process.
 
-    On Linux the kernel refuses memory beyond the limit. Elsewhere the resident size is looked at
+    On Linux the kernel refuses memory beyond the limit. On other systems the resident size is checked
     several times a second.
 
     Args:
-        module: Full name of a module with a function ``handle``, which takes a request and
-            returns a dictionary, all plain data.
-        packages: Names of the installed packages that it imports.
-        memory_bytes: What a request may use.
+        module: The full name of a module with a function `handle`, which takes a request and returns a
+            dictionary, both of plain data.
+        packages: The names of the installed packages that the module imports.
+        memory_bytes: The memory that a request may use.
     """
 
     def __init__(self, module: str, packages: tuple[str, ...], memory_bytes: int) -> None:
@@ -71,7 +74,7 @@ class ConfinedProcess:
 
     @property
     def process_id(self) -> int | None:
-        """The running process, None where there is none."""
+        """The number of the running process; `None` if there is none."""
         return None if self._running is None else self._running.process.pid
 
     def ask(self, request: Any, cpu_seconds: float) -> dict[str, Any]:
@@ -79,12 +82,12 @@ class ConfinedProcess:
 
         Args:
             request: Plain data.
-            cpu_seconds: Processor time that the answer may take.
+            cpu_seconds: The processor time that the answer may take.
 
         Raises:
-            LimitError: It took too long or too much memory, or its process ended.
+            LimitError: The answer took too long or too much memory, or the process ended.
         """
-        # the process reads what this side wrote; its own answers are JSON, which makes only data
+        # marshal goes to the process only; its answers are JSON, which can hold nothing but data
         data = marshal.dumps((cpu_seconds, request))
         if len(data) > self._memory_bytes // _SHARE_OF_REQUEST:
             raise LimitError(f"it is given {len(data) // 2**20} MB, which is too much")
@@ -123,7 +126,7 @@ class ConfinedProcess:
             self._end()
         if self._running is None:
             self._running = _Running(self._start_values())
-            # its first answer says that it has imported everything
+            # the first answer says that the process has imported everything
             self._answer(self._running.connection)
         return self._running.connection
 
@@ -144,7 +147,7 @@ class ConfinedProcess:
 
     def _answer(self, connection: socket.socket) -> dict[str, Any]:
         deadline = time.monotonic() + PATIENCE_S
-        while not wait([connection], _GLANCE_S):
+        while not wait([connection], _POLL_S):
             if time.monotonic() > deadline:
                 raise TimeoutError
             if self.watches_memory and _resident_bytes(self.process_id) > self._memory_bytes:
@@ -195,7 +198,7 @@ class _Running:
         self._finish = weakref.finalize(self, _finish, self.process, self.connection)
 
     def end(self, gently: bool) -> int | None:
-        """Ends the process and returns its status; gently waits for one that ends by itself."""
+        """Ends the process and returns its status; `gently` first waits for it to end by itself."""
         if gently:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(PATIENCE_S)
@@ -203,10 +206,10 @@ class _Running:
         return self.process.returncode
 
     def forget(self) -> None:
-        """Closes this program's end, without a word to the process."""
+        """Closes this program's end of the socket and leaves the process alone."""
         self._finish.detach()
         self.connection.close()
-        # it is not this program's child, so there is nothing to wait for
+        # the process is not a child of this program, so there is nothing to wait for
         self.process.returncode = 0
 
 

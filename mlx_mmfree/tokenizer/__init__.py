@@ -1,1 +1,1 @@
-"""Text to tokens and back, from the files of a model folder."""
+"""Turns text into tokens and back, as the files of a checkpoint say."""

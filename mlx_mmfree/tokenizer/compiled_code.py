@@ -1,16 +1,23 @@
-"""Calls into compiled tokenizer libraries, whose failures surface as one clean error."""
+"""Turns failures of compiled tokenizer libraries into one clean error."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..errors import CheckpointError, MMFreeError
 
+CHANGE_THE_TEXT = "Encode another text, or use another tokenizer."
+"""The way out where a sound file cannot encode a text."""
+
 
 @contextmanager
-def clean_errors(problem: str) -> Iterator[None]:
-    """Turns whatever the block raises into a ``CheckpointError`` that begins with ``problem``.
+def clean_errors(problem: str, way_out: str = "Download it again.") -> Iterator[None]:
+    """Turns whatever the block raises into a `CheckpointError`.
 
-    A Rust panic reaches Python as an exception beside ``Exception``; it is caught by its name.
+    A Rust panic is no `Exception` in Python, so it is recognised by its name.
+
+    Args:
+        problem: What the error says first, without a full stop.
+        way_out: What it says last.
     """
     try:
         yield
@@ -20,4 +27,4 @@ def clean_errors(problem: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise CheckpointError(f"{problem} ({reason}).") from error
+        raise CheckpointError(f"[tokenizer] {problem} ({reason}). {way_out}") from error

@@ -1,4 +1,4 @@
-"""A vocabulary file of an unknown shape, read and used in a process with limits."""
+"""Reads and uses a vocabulary file of an unknown shape in a process with limits."""
 
 from ..platform.confinement import ConfinedProcess
 from .tokenizer_engine import Description
@@ -9,14 +9,13 @@ _ENCODE_CPU_SECONDS, _CHARACTERS_A_SECOND = 2.0, 50_000
 
 
 class ConfinedTokenizer:
-    """Does what a :class:`TokenizerEngine` does, somewhere else.
+    """Does what a `TokenizerEngine` does, in a confined process.
+
+    All methods raise a `LimitError` if the process fails, takes too long or takes too much memory.
 
     Args:
-        data: the file.
-        special: the tokens that other files call special.
-
-    Raises:
-        LimitError: it fails, or takes too long or too much memory; so do all methods.
+        data: The content of the file.
+        special: The tokens that other files call special.
     """
 
     def __init__(self, data: bytes, special: list[tuple[str, bool, bool, bool]]) -> None:
@@ -26,7 +25,7 @@ class ConfinedTokenizer:
         )
 
     def read(self) -> tuple[Description, dict[str, int]]:
-        """Reads the file and says what it holds, and the ids by piece."""
+        """Reads the file, and gives its description and the ids by piece."""
         answer = self._process.ask(("read", self._arguments), READ_CPU_SECONDS)
         found = Description(
             special=[(*token,) for token in answer["special"]],
@@ -36,7 +35,7 @@ class ConfinedTokenizer:
         return found, answer["ids"]
 
     def encode(self, text: str, split_special: bool, at_start: bool) -> list[int]:
-        """The ids of a text; the file is read again where the last text ended the process."""
+        """The ids of a text. The file is read again if the last text ended the process."""
         if self._process.process_id is None:
             self.read()
         seconds = _ENCODE_CPU_SECONDS + len(text) / _CHARACTERS_A_SECOND

@@ -10,7 +10,7 @@ class TokenSource(Protocol):
     utf8_errors: str
 
     def token_bytes(self, token_id: int, at_start: bool) -> bytes:
-        """The bytes that a token adds to the text; ``at_start`` where no text precedes it."""
+        """The bytes that a token adds to the text; `at_start` says that no text precedes it."""
         ...
 
 
@@ -25,15 +25,15 @@ codecs.register_error(EACH_BYTE, _replace_each_byte)
 
 
 class Detokenizer:
-    """Turns a stream of token ids into text, never splitting a character.
+    """Turns a stream of token ids into text, and never splits a character.
 
-    The text of all calls together is the text of ``Tokenizer.decode``. Bytes that do not form a
-    whole character yet are held back until the next token or :meth:`finalize`; text once given
-    out never changes. The work per token does not grow with the length of the text.
+    All calls together give the text of `Tokenizer.decode`. Bytes that do not form a whole character yet
+    are held back until the next token or `finalize`. Text that was given out never changes. The work per
+    token does not grow with the length of the text.
 
     Args:
-        source: the vocabulary.
-        skipped: ids that add nothing to the text.
+        source: The vocabulary.
+        skipped: The ids that add nothing to the text.
 
     Example:
         >>> detokenizer = tokenizer.detokenizer()  # doctest: +SKIP
@@ -49,13 +49,13 @@ class Detokenizer:
         self._at_start = True
 
     def add(self, token_id: int) -> str:
-        """Takes one token and returns the new text, possibly empty.
+        """Takes one token and returns the new text, which may be empty.
 
         Args:
-            token_id: an id of the vocabulary.
+            token_id: An id of the vocabulary.
 
         Raises:
-            ValueError: the vocabulary has no such id.
+            ValueError: The vocabulary has no such id.
         """
         raw = self._source.token_bytes(token_id, self._at_start)
         if token_id in self._skipped:

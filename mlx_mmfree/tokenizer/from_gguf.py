@@ -1,8 +1,12 @@
-"""The vocabulary in the metadata of GGUF files, as the tokenizer files of a checkpoint."""
+"""Turns the vocabulary in the metadata of GGUF files into the tokenizer files of a checkpoint.
+
+The protobuf message of a `tokenizer.model` is written by hand, since `sentencepiece` cannot build one.
+"""
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModelError
@@ -15,7 +19,7 @@ _LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
-# How text is cut before merging, by `tokenizer.ggml.pre`.
+# how text is split before merging, by `tokenizer.ggml.pre`
 _PATTERNS = {
     **dict.fromkeys(
         ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon_e", "falcon-e"), _LLAMA3
@@ -24,16 +28,26 @@ _PATTERNS = {
     "qwen2": _QWEN2,
 }
 BYTE_LEVEL_PATTERNS = {_LLAMA3: "llama-bpe", _QWEN2: "qwen2", _GPT2: "gpt-2"}
-"""Names by pattern."""
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+"""The names of the patterns that can be written."""
+
+
+class TokenType(IntEnum):
+    """The types of tokens in `tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
 
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
-    """The tokenizer files of a GGUF file by name; none if it has no vocabulary.
+    """The content of the tokenizer files by name; empty if the GGUF file has no vocabulary.
 
     Raises:
         CheckpointError: The vocabulary is damaged.
-        UnsupportedModelError: Its kind is not read.
+        UnsupportedModelError: The vocabulary is of a kind that is not read.
     """
     kind = metadata.get("tokenizer.ggml.model")
     if kind in (None, "none", "no_vocab"):
@@ -44,7 +58,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
             "tokenizer.json of the model into the folder of the file and give the folder."
         )
     tokens = _list(metadata, "tokens", str)
-    types = _list(metadata, "token_type", int, [_NORMAL] * len(tokens))
+    types = _list(metadata, "token_type", int, [TokenType.NORMAL] * len(tokens))
     if not tokens or len(types) != len(tokens):
         raise CheckpointError(
             f"[GGUF] 'tokenizer.ggml.token_type' must have one entry for each of {len(tokens)} "
@@ -56,7 +70,11 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     else:
         files = {"tokenizer.model": _sentencepiece(metadata, tokens, types)}
     ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    ends += [n for n, token in enumerate(tokens) if token in ENDS_OF_TURN and types[n] == _CONTROL]
+    ends += [
+        number
+        for number, token in enumerate(tokens)
+        if token in ENDS_OF_TURN and types[number] == TokenType.CONTROL
+    ]
     known = sorted({n for n in ends if type(n) is int and 0 <= n < len(tokens)})
     files["generation_config.json"] = json.dumps({"eos_token_id": known}).encode()
     adds_bos = kind == "llama" or pattern == _LLAMA3
@@ -80,7 +98,8 @@ def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
     value = metadata.get(f"tokenizer.ggml.{name}", default)
     if not isinstance(value, bool):
         raise CheckpointError(
-            f"[GGUF] 'tokenizer.ggml.{name}' must be true or false but got {value!r:.60}."
+            f"[GGUF] 'tokenizer.ggml.{name}' must be true or false but got {value!r:.60}. Fetch the "
+            "file again."
         )
     return value
 
@@ -103,7 +122,7 @@ def _settings(metadata: Mapping[str, Any], tokens: list[str], adds_bos: bool) ->
 def _pattern(metadata: Mapping[str, Any], tokens: list[str]) -> str:
     kind = metadata.get("tokenizer.ggml.pre")
     if kind is None and {"<|begin_of_text|>", "<|eot_id|>"} <= set(tokens):
-        # the writer of BitNet's files leaves it out; these are the tokens of Llama 3
+        # BitNet's files do not name it, but have the tokens of Llama 3
         kind = "llama-bpe"
     if not isinstance(kind, str) or kind not in _PATTERNS:
         raise UnsupportedModelError(
@@ -117,7 +136,7 @@ def _pattern(metadata: Mapping[str, Any], tokens: list[str]) -> str:
 def _byte_level(
     metadata: Mapping[str, Any], tokens: list[str], types: list[int], pattern: str
 ) -> bytes:
-    """A `tokenizer.json` with byte-level BPE."""
+    """The content of a `tokenizer.json` with byte-level BPE."""
     merges = [tuple(merge.split(" ")) for merge in _list(metadata, "merges", str)]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     pieces = (part for merge in merges for part in (*merge, "".join(merge)))
@@ -126,16 +145,6 @@ def _byte_level(
             "[GGUF] 'tokenizer.ggml.merges' must join pairs of tokens, each listed once, to tokens "
             "but does not. Fetch the file again."
         )
-    added = [
-        {
-            "id": number,
-            "content": token,
-            "special": types[number] != _USER_DEFINED,
-            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
-        }
-        for number, token in enumerate(tokens)
-        if types[number] in (_CONTROL, _UNKNOWN, _USER_DEFINED)
-    ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     split = {
         "type": "Split",
@@ -145,7 +154,7 @@ def _byte_level(
     }
     value = {
         "version": "1.0",
-        "added_tokens": added,
+        "added_tokens": _added_tokens(tokens, types),
         "normalizer": {"type": "NFC"} if pattern == _QWEN2 else None,
         "pre_tokenizer": {
             "type": "Sequence",
@@ -162,8 +171,22 @@ def _byte_level(
     return json.dumps(value).encode()
 
 
+def _added_tokens(tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
+    """The tokens that are not cut from text by merging."""
+    return [
+        {
+            "id": number,
+            "content": token,
+            "special": kind != TokenType.USER_DEFINED,
+            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+        }
+        for number, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+    ]
+
+
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> bytes:
-    """A `tokenizer.model`, which is a protobuf message, with byte-pair merges by score."""
+    """The content of a `tokenizer.model`, a protobuf message, with byte-pair merges by score."""
     scores = _list(metadata, "scores", (int, float))
     if len(scores) != len(tokens):
         raise CheckpointError(
@@ -180,7 +203,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
         for name, field in _ROLES.items()
         if type(number := ids[name]) is int and 0 <= number < len(tokens)
     )
-    trainer = _number(3, 2) + _number(35, int(_BYTE in types)) + roles
+    trainer = _number(3, 2) + _number(35, int(TokenType.BYTE in types)) + roles
     normalizer = (
         _field(1, b"identity")
         + _number(3, int(_flag(metadata, "add_space_prefix", True)))
@@ -190,7 +213,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
     return message + _field(2, trainer) + _field(3, normalizer)
 
 
-# Fields of the message's `trainer_spec` with the texts of the tokens of each role.
+# the fields of the message's `trainer_spec` that hold the text of the token with each role
 _ROLES = {"unknown": 45, "bos": 46, "eos": 47}
 
 

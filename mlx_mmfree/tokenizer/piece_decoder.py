@@ -1,4 +1,8 @@
-"""The decoder section of a `tokenizer.json`, applied to one token at a time."""
+"""Applies the decoder section of a `tokenizer.json` to one token at a time.
+
+The package `tokenizers` decodes whole texts only, and its work for each new token would grow with the
+text.
+"""
 
 import math
 import re
@@ -15,7 +19,7 @@ _STEPS = ("ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Sequence
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins: most bytes stand for themselves, the rest follow 255."""
+    """GPT-2's printable characters for bytes: most bytes stand for themselves, the others follow 255."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
     rest = [byte for byte in range(256) if byte not in set(plain)]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): b for i, b in enumerate(rest)}
@@ -27,20 +31,19 @@ _ALPHABET = _byte_alphabet()
 class PieceDecoder:
     """Gives the bytes that a token adds to a text.
 
-    Runs of byte tokens are decoded character by character, so one byte that fits nowhere spoils
-    itself alone.
+    Runs of byte tokens are decoded character by character. A byte that fits nowhere becomes U+FFFD and
+    leaves its neighbours alone.
 
     Args:
-        state: the decoder section, None where the file has none.
-        file: where it was read, for messages.
+        state: The decoder section; `None` if the file has none.
+        file: The file it was read from, for messages.
 
     Raises:
-        UnsupportedModelError: the section needs more than one token at a time, or makes tokens much
-            longer.
+        UnsupportedModelError: The section needs several tokens at once, or makes tokens much longer.
     """
 
     def __init__(self, state: Mapping[str, Any] | None, file: Path) -> None:
-        self._joins_with_blanks = state is None
+        self._joins_with_spaces = state is None
         self._steps: list[Callable[[str, bool], str | bytes]] = []
         self._strip = ""
         self.utf8_errors = "replace"
@@ -65,15 +68,16 @@ class PieceDecoder:
                 fused = True
             else:
                 raise UnsupportedModelError(
-                    f"'{file}': the decoder must be made of {', '.join(_STEPS)} (of a fixed text) "
-                    f"but has {kind!r} with settings that need the whole text."
+                    f"[tokenizer] '{file}': the decoder must be made of {', '.join(_STEPS)}, each of "
+                    f"which can decode one token alone, but has {kind!r:.40} with settings that cannot. "
+                    "Use a byte-level or SentencePiece vocabulary."
                 )
 
         if growth > _MAX_GROWTH or len(self._steps) > _MAX_STEPS:
             raise UnsupportedModelError(
-                f"'{file}': the decoder must have at most {_MAX_STEPS} steps and make a token at most "
-                f"{_MAX_GROWTH} times as long as it is spelled, but has {len(self._steps)} steps and "
-                f"may make it {growth} times as long."
+                f"[tokenizer] '{file}': the decoder must have at most {_MAX_STEPS} steps and make a "
+                f"token at most {_MAX_GROWTH} times as long as it is spelled, but has "
+                f"{len(self._steps)} steps and may make it {growth} times as long. Download it again."
             )
 
     def __call__(self, piece: str, at_start: bool) -> bytes:
@@ -85,7 +89,7 @@ class PieceDecoder:
         raw = value.encode() if isinstance(value, str) else value
         if at_start:
             return raw.removeprefix(self._strip.encode()) if self._strip else raw
-        return b" " + raw if self._joins_with_blanks else raw
+        return b" " + raw if self._joins_with_spaces else raw
 
 
 def _flatten(state: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
@@ -112,7 +116,7 @@ def _replace(pattern: str, content: str) -> Callable[[str, bool], str]:
 
 
 def _growth(pattern: str, content: str) -> int:
-    """How many times as long a replacement makes a text at most."""
+    """How many times as long a replacement can make a text."""
     if not pattern:
         return 1 + 2 * len(content)
     return max(1, math.ceil(len(content) / len(pattern)))

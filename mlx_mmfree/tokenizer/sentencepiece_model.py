@@ -5,30 +5,32 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
-from .compiled_code import clean_errors
+from .compiled_code import CHANGE_THE_TEXT, clean_errors
 from .detokenizer import EACH_BYTE
 from .special_tokens import SpecialToken, SpecialTokens
 from .tokenizer_files import MAX_VOCABULARY_BYTES, TokenizerSettings, read_limited
 
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""How pieces spell a space."""
+
 _ERRORS = 2
-_BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
-# A protobuf message appended to another overrides its fields: normalizer_spec (3) with
-# add_dummy_prefix (3) off.
+# a protobuf message behind another one overrides its fields, here add_dummy_prefix (3) in
+# normalizer_spec (3)
 _NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 
 
 class SentencePieceVocabulary:
-    """One `tokenizer.model`.
+    """The vocabulary of one `tokenizer.model`.
 
-    Control symbols, the unknown token and the tokens that other files add are special; text
-    spells them only where the caller says so.
+    Control symbols, the unknown token and the tokens that other files add are special. Where a text
+    spells one, it becomes that token only if the caller says so.
 
     Args:
-        file: the file.
-        settings: what the files beside it say.
+        file: The file.
+        settings: What the files beside it say.
 
     Raises:
-        CheckpointError: the file is damaged.
+        CheckpointError: The file is damaged.
     """
 
     parses_special = False
@@ -39,7 +41,7 @@ class SentencePieceVocabulary:
         self._model = read_limited(file, MAX_VOCABULARY_BYTES)
         self._processor = load_processor(self._model, file)
         self._size = self._processor.get_piece_size()
-        with clean_errors(f"'{file}' is damaged: it has pieces that are no text"):
+        with clean_errors(f"'{file}' is damaged: it has pieces that are not text"):
             for number in range(self._size):
                 self._processor.id_to_piece(number)
         listed = {token.id: token for token in settings.tokens}
@@ -56,19 +58,19 @@ class SentencePieceVocabulary:
         self.bos_token_id = bos if bos >= 0 else None
         self.eos_token_id = eos if eos >= 0 else None
         self.frame: tuple[list[int], list[int]] = ([bos] if bos >= 0 else [], [])
-        self._strips_blank = self._find_strips_blank()
+        self._strips_space = self._find_strips_space()
 
     def encode_parsed(self, text: str) -> list[int]:
-        """The ids of a text whose special-token spellings count."""
+        """The ids of a text in which special tokens that it spells become those tokens."""
         ids: list[int] = []
         for part in self.special.split(text):
             ids += [part] if isinstance(part, int) else self.encode_plain(part, at_start=not ids)
         return ids
 
     def encode_plain(self, text: str, at_start: bool = True) -> list[int]:
-        """The ids of a text as plain text; ``at_start`` is False after a special token."""
+        """The ids of a plain text; `at_start` is false after a special token."""
         processor = self._processor if at_start else self._later_processor
-        with clean_errors(f"'{self._file}' cannot encode this text"):
+        with clean_errors(f"'{self._file}' cannot encode this text", CHANGE_THE_TEXT):
             return list(processor.encode(text))
 
     def piece(self, token_id: int) -> str:
@@ -78,7 +80,7 @@ class SentencePieceVocabulary:
         return self._added[token_id]
 
     def token_id(self, piece: str) -> int | None:
-        """The id of a token, None if there is none."""
+        """The id of a token; `None` if there is none."""
         if piece in self.special.ids:
             return self.special.ids[piece]
         number = self._processor.piece_to_id(piece)
@@ -91,25 +93,25 @@ class SentencePieceVocabulary:
             return piece.encode()
         if self._processor.is_byte(token_id):
             return bytes.fromhex(piece[3:5])
-        if at_start and self._strips_blank:
-            piece = piece.removeprefix(_BLANK)
-        return piece.replace(_BLANK, " ").encode()
+        if at_start and self._strips_space:
+            piece = piece.removeprefix(SPACE)
+        return piece.replace(SPACE, " ").encode()
 
     @cached_property
     def _later_processor(self) -> SentencePieceProcessor:
         return load_processor(self._model + _NO_DUMMY_PREFIX, self._file)
 
-    def _find_strips_blank(self) -> bool:
-        """Whether decoding drops the blank that encoding puts before the text."""
+    def _find_strips_space(self) -> bool:
+        """Whether decoding drops the space that encoding puts before the text."""
         for number in range(self._size):
             piece = self._processor.id_to_piece(number)
-            if piece.startswith(_BLANK) and number not in self.special.id_set:
-                return str(self._processor.decode([number])) != piece.replace(_BLANK, " ")
+            if piece.startswith(SPACE) and number not in self.special.id_set:
+                return str(self._processor.decode([number])) != piece.replace(SPACE, " ")
         return False
 
 
 def load_processor(model: bytes, file: Path) -> SentencePieceProcessor:
-    """The package's own object for the content of a file.
+    """The package's processor for the content of a file.
 
     Raises:
         CheckpointError: The file is damaged.
@@ -117,7 +119,6 @@ def load_processor(model: bytes, file: Path) -> SentencePieceProcessor:
     # remarks on odd pieces would go to standard error; errors are raised
     set_min_log_level(_ERRORS)
     processor = SentencePieceProcessor()
-    problem = f"'{file}' is damaged or no SentencePiece model. Download it again"
-    with clean_errors(problem):
+    with clean_errors(f"'{file}' is damaged or not a SentencePiece model"):
         processor.LoadFromSerializedProto(model)
     return processor

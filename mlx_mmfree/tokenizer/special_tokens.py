@@ -1,4 +1,4 @@
-"""Control tokens of a vocabulary: finding them in text and keeping them out of chat messages."""
+"""Special tokens of a vocabulary: finds them in text, and keeps them out of chat messages."""
 
 import re
 from bisect import bisect_left
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
-"""Tokens that end a turn of a chat, which many files forget to list as ends of generation."""
+"""Tokens that end a turn of a chat. Many files do not list them as ends of generation."""
 
 _LONGEST_PART = 1000
 _PRIVATE_USE = re.compile("[\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
@@ -15,7 +15,16 @@ _PRIVATE_USE_RANGES = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 @dataclass(frozen=True)
 class SpecialToken:
-    """A token that text may spell, with the way the files say it takes in blanks around it."""
+    """A token that text may spell.
+
+    Attributes:
+        content: Its text.
+        id: Its id.
+        special: Whether its file calls it special.
+        lstrip: Whether it takes in the spaces before it.
+        rstrip: Whether it takes in the spaces after it.
+        single_word: Whether it counts only where no letter or digit touches it.
+    """
 
     content: str
     id: int
@@ -29,7 +38,7 @@ class SpecialTokens:
     """The special tokens of one vocabulary.
 
     Args:
-        tokens: the tokens; entries with an empty text are ignored.
+        tokens: The tokens. Those with an empty text are ignored.
     """
 
     def __init__(self, tokens: Iterable[SpecialToken]) -> None:
@@ -47,7 +56,7 @@ class SpecialTokens:
         self._longest = min(max(map(len, self._tokens), default=0), _LONGEST_PART)
 
     def split(self, text: str) -> Iterator[str | int]:
-        """Cuts ``text`` into stretches of plain text and ids of the special tokens it spells."""
+        """Splits a text into stretches of plain text and ids of the special tokens that it spells."""
         done = 0
         for start, stop in self._matches(text):
             token = self._tokens[text[start:stop]]
@@ -65,10 +74,10 @@ class SpecialTokens:
             yield text[done:]
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where ``text`` spells a special token, whole anywhere or in part at either end.
+        """Yields where a text spells a whole special token, or a part of one at either end.
 
-        A part counts because a chat template may put the rest of the token next to it. Parts
-        made of letters and digits alone do not: templates build tokens from role names.
+        A part counts because a chat template may put the rest of the token next to it. Parts of letters
+        and digits alone do not count, since templates build tokens from the names of roles.
         """
         sizes = range(min(self._longest, len(text)), 0, -1)
         yield from ((0, n) for n in sizes if _begins(self._backward, text[:n][::-1]))
@@ -77,7 +86,7 @@ class SpecialTokens:
         yield from ((end - n, end) for n in sizes if _begins(self._forward, text[end - n :]))
 
     def _matches(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where the text spells whole tokens: leftmost first, then longest."""
+        """Yields where the text spells whole tokens, from left to right, the longest at each place."""
         done = 0
         for match in self._starts.finditer(text):
             start = match.start()
@@ -93,13 +102,12 @@ class SpecialTokens:
 class Shield:
     """Hides the special tokens that chat messages spell while a template is rendered.
 
-    Each character of such a spelling is replaced by a private-use character that occurs nowhere
-    in the messages, so that lengths stay the same and the rendered text still shows which
-    spellings came from the template itself.
+    Each of their characters is replaced by a private-use character that occurs nowhere in the messages.
+    So lengths stay the same, and what special tokens the rendered text spells are the template's own.
 
     Args:
-        special: the tokens to hide.
-        texts: every text that will be rendered, to find characters that none of them holds.
+        special: The tokens to hide.
+        texts: Every text that will be rendered, to find characters that none of them holds.
     """
 
     def __init__(self, special: SpecialTokens, texts: Iterable[str]) -> None:
@@ -109,7 +117,7 @@ class Shield:
         self._cover: dict[str, str] = {}
 
     def cover(self, text: str) -> str:
-        """The text with its special-token spellings hidden."""
+        """The text with the special tokens that it spells hidden."""
         characters: list[str] | None = None
         for start, stop in self._special.spans(text):
             characters = characters or list(text)
@@ -117,7 +125,7 @@ class Shield:
         return text if characters is None else "".join(characters)
 
     def restore(self, text: str) -> str:
-        """The text as the messages spell it."""
+        """The text with what was hidden put back."""
         return text.translate({ord(hidden): shown for shown, hidden in self._cover.items()})
 
     def _hide(self, character: str) -> str:
@@ -132,12 +140,12 @@ def _chain(ranges: Iterable[range]) -> Iterator[int]:
 
 
 def _begins(texts: list[str], part: str) -> bool:
-    """Whether some text begins with a part that holds more than letters and digits."""
+    """Whether a part begins one of the sorted texts, and is more than letters and digits."""
     place = bisect_left(texts, part)
     return place < len(texts) and texts[place].startswith(part) and not part.isalnum()
 
 
 def _inside_word(text: str, start: int, stop: int) -> bool:
-    """Whether a word character touches the stretch."""
+    """Whether a letter or digit touches the stretch."""
     neighbours = text[max(start - 1, 0) : start] + text[stop : stop + 1]
     return re.search(r"\w", neighbours) is not None

@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint as metadata of a GGUF file; the inverse of `gguf_tokenizer`."""
+"""Turns the tokenizer of a checkpoint into metadata of a GGUF file, the inverse of `from_gguf`."""
 
 import json
 from pathlib import Path
@@ -8,14 +8,12 @@ import numpy as np
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files.json_file import read_json_object
-from .from_gguf import BYTE_LEVEL_PATTERNS
-from .sentencepiece_model import load_processor
+from .from_gguf import BYTE_LEVEL_PATTERNS, TokenType
+from .sentencepiece_model import SPACE, load_processor
 from .special_tokens import ENDS_OF_TURN
 from .tokenizer import Tokenizer
 from .tokenizer_files import MAX_TEMPLATE_BYTES, MAX_VOCABULARY_BYTES, read_limited
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = map(np.int32, range(1, 7))
-_BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
 _SAMPLES = (
     "Hello world",
     " two  spaces and a\ttab\n\nnew lines\n",
@@ -26,21 +24,22 @@ _SAMPLES = (
 
 
 def vocabulary_metadata(folder: Path, rows: int) -> dict[str, Any]:
-    """The entries `tokenizer.*` for the tokenizer files of a folder.
+    """The metadata `tokenizer.*` for the tokenizer files of a folder.
 
     Args:
         folder: The folder.
-        rows: Rows of the embedding; the vocabulary is filled up with unused tokens.
+        rows: The number of rows of the embedding. The vocabulary is filled up with unused tokens.
 
     Raises:
-        CheckpointError: A file is missing or damaged.
+        CheckpointError: A file is missing or damaged, or there are more tokens than rows.
         UnsupportedModelError: GGUF has no name for this kind of tokenizer.
     """
     tokenizer = Tokenizer.from_folder(folder)
     if tokenizer.vocab_size > rows:
         raise CheckpointError(
             f"[convert] the tokenizer in '{folder}' must have at most as many tokens as the "
-            f"embedding has rows, {rows}, but has {tokenizer.vocab_size}."
+            f"embedding has rows, {rows}, but has {tokenizer.vocab_size}. Use the tokenizer that "
+            "belongs to the model."
         )
     if (folder / "tokenizer.model").exists():
         entries = _sentencepiece(folder / "tokenizer.model")
@@ -50,16 +49,17 @@ def vocabulary_metadata(folder: Path, rows: int) -> dict[str, Any]:
     entries |= _special_ids(folder, tokenizer)
     first = tokenizer.encode("a")[:1]
     entries["add_bos_token"] = bool(first) and first[0] == tokenizer.bos_token_id
+    entries["token_type"] = [np.int32(kind) for kind in entries["token_type"]]
     metadata = {f"tokenizer.ggml.{key}": value for key, value in entries.items()}
     template = _chat_template(folder)
     return metadata | ({"tokenizer.chat_template": template} if template else {})
 
 
 def compare_tokenizers(source: Path, target: Path) -> None:
-    """Refuses a written tokenizer that cuts a few texts in another way than its source.
+    """Refuses a written tokenizer that splits a few texts in another way than its source.
 
     Raises:
-        CheckpointError: They differ.
+        CheckpointError: The two split a text differently.
     """
     theirs, ours = Tokenizer.from_folder(source), Tokenizer.from_folder(target)
     for text in _SAMPLES:
@@ -67,8 +67,8 @@ def compare_tokenizers(source: Path, target: Path) -> None:
             want, got = (t.encode(text, add_special_tokens=framed) for t in (theirs, ours))
             if want != got:
                 raise CheckpointError(
-                    f"[verify] the written tokenizer must cut {text!r} as its source does but "
-                    "differs. The conversion is thrown away; please report this."
+                    f"[verify] the written tokenizer must split {text!r} as its source does but "
+                    "splits it differently. The conversion is thrown away; please report this."
                 )
 
 
@@ -76,12 +76,12 @@ def _sentencepiece(file: Path) -> dict[str, Any]:
     processor = load_processor(read_limited(file, MAX_VOCABULARY_BYTES), file)
     numbers = range(processor.get_piece_size())
     kinds = [
-        (_UNKNOWN, processor.is_unknown),
-        (_CONTROL, processor.is_control),
-        (_BYTE, processor.is_byte),
-        (_UNUSED, processor.is_unused),
+        (TokenType.UNKNOWN, processor.is_unknown),
+        (TokenType.CONTROL, processor.is_control),
+        (TokenType.BYTE, processor.is_byte),
+        (TokenType.UNUSED, processor.is_unused),
     ]
-    types = [next((kind for kind, holds in kinds if holds(n)), _NORMAL) for n in numbers]
+    types = [next((kind for kind, holds in kinds if holds(n)), TokenType.NORMAL) for n in numbers]
     starts = processor.id_to_piece(processor.encode("a")[:1])
     return {
         "model": "llama",
@@ -90,7 +90,7 @@ def _sentencepiece(file: Path) -> dict[str, Any]:
         "scores": [float(processor.get_score(n)) for n in numbers],
         "token_type": types,
         "unknown_token_id": processor.unk_id(),
-        "add_space_prefix": bool(starts) and starts[0].startswith(_BLANK),
+        "add_space_prefix": bool(starts) and starts[0].startswith(SPACE),
     }
 
 
@@ -103,23 +103,23 @@ def _byte_level(file: Path) -> dict[str, Any]:
             f"but is {model.get('type')!r:.40}. Put the tokenizer.model beside it."
         )
     vocabulary = dict(model["vocab"])
-    types = dict.fromkeys(vocabulary.values(), _NORMAL)
+    types = dict.fromkeys(vocabulary.values(), TokenType.NORMAL)
     for token in content.get("added_tokens") or ():
         vocabulary[token["content"]] = token["id"]
-        types[token["id"]] = _CONTROL if token["special"] else _USER_DEFINED
+        types[token["id"]] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
     texts = {number: text for text, number in vocabulary.items()}
     count = max(texts) + 1
     return {
         "model": "gpt2",
         "pre": _pattern_name(content.get("pre_tokenizer") or {}, file),
         "tokens": [texts.get(n, f"[PAD{n}]") for n in range(count)],
-        "token_type": [types.get(n, _UNUSED) for n in range(count)],
+        "token_type": [types.get(n, TokenType.UNUSED) for n in range(count)],
         "merges": [m if isinstance(m, str) else " ".join(m) for m in model["merges"]],
     }
 
 
 def _pattern_name(pre_tokenizer: dict[str, Any], file: Path) -> str:
-    """GGUF's name of the way in which text is cut before merging."""
+    """GGUF's name of the way in which text is split before merging."""
     parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     patterns = [part["pattern"].get("Regex") for part in parts if part.get("type") == "Split"]
     byte_level = [part for part in parts if part.get("type") == "ByteLevel"]
@@ -129,7 +129,7 @@ def _pattern_name(pre_tokenizer: dict[str, Any], file: Path) -> str:
     if known and len(patterns) == 1 and patterns[0] in BYTE_LEVEL_PATTERNS:
         return BYTE_LEVEL_PATTERNS[patterns[0]]
     raise UnsupportedModelError(
-        f"[convert] '{file}' must cut text as Llama 3, Qwen2 or GPT-2 do, for which GGUF has names, "
+        f"[convert] '{file}' must split text as Llama 3, Qwen2 or GPT-2 do, for which GGUF has names, "
         f"but has {json.dumps(pre_tokenizer)!r:.160}. Write another form."
     )
 
@@ -140,7 +140,8 @@ def _fill_up(entries: dict[str, Any], tokenizer: Tokenizer, rows: int) -> None:
     added = {number: text for text, number in tokenizer.special_tokens.items()}
     for number in range(len(tokens), rows):
         tokens.append(added.get(number, f"[PAD{number}]"))
-        entries["token_type"].append(_CONTROL if number in added else _UNUSED)
+        kind = TokenType.CONTROL if number in added else TokenType.UNUSED
+        entries["token_type"].append(kind)
         if "scores" in entries:
             entries["scores"].append(0.0)
 

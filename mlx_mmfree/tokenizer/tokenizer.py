@@ -1,51 +1,33 @@
-"""Text to token ids and back, as the files of a checkpoint say."""
+"""The tokenizer of a checkpoint: turns text into token ids and back, and writes out conversations."""
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from ..errors import CheckpointError, UsageError
-from .chat.chat_template import ChatTemplate, copy_data, texts_in
+from ..errors import CheckpointError
+from .chat.chat_template import ChatTemplate
+from .chat.messages import chat_data, copy_data, texts_in
 from .chat.rendered_chat import RenderedChat
-from .detokenizer import Detokenizer, TokenSource
+from .detokenizer import Detokenizer
 from .sentencepiece_model import SentencePieceVocabulary
-from .special_tokens import ENDS_OF_TURN, Shield, SpecialTokens
+from .special_tokens import ENDS_OF_TURN, Shield
 from .tokenizer_files import TokenizerSettings, read_settings
 from .tokenizer_json import JsonVocabulary
-
-
-class Vocabulary(TokenSource, Protocol):
-    """What the tokenizer asks of a vocabulary, whatever its file format."""
-
-    vocab_size: int
-    bos_token_id: int | None
-    eos_token_id: int | None
-    frame: tuple[list[int], list[int]]
-    parses_special: bool
-    special: SpecialTokens
-
-    def encode_parsed(self, text: str) -> list[int]: ...
-
-    def encode_plain(self, text: str, at_start: bool = True) -> list[int]: ...
-
-    def piece(self, token_id: int) -> str: ...
-
-    def token_id(self, piece: str) -> int | None: ...
+from .vocabulary import CheckedSource, Vocabulary, checked_id, has_token
 
 
 class Tokenizer:
     """The tokenizer of a checkpoint.
 
-    Read one with :meth:`from_folder`; a ``tokenizer.json`` goes before a ``tokenizer.model``.
+    `from_folder` reads one. A `tokenizer.json` is preferred to a `tokenizer.model`.
 
     Attributes:
-        vocab_size: one more than the largest token id.
-        bos_token_id: the token that begins a text, or None.
-        eos_token_id: the token named as the end of a text, or None.
-        eos_token_ids: the tokens that end a text; any of them ends generation.
-        special_tokens: ids of the control tokens by their text.
+        vocab_size: One more than the largest token id.
+        bos_token_id: The token that begins a text; `None` if there is none.
+        eos_token_id: The token named as the end of a text; `None` if there is none.
+        eos_token_ids: The tokens that end a text. Any of them ends generation.
+        special_tokens: The ids of the special tokens by their text.
 
     Example:
         >>> tokenizer = Tokenizer.from_folder(Path("checkpoint"))  # doctest: +SKIP
@@ -59,7 +41,7 @@ class Tokenizer:
         self.vocab_size = vocabulary.vocab_size
         self.special_tokens = dict(vocabulary.special.ids)
         self.bos_token_id = self._named_id("bos_token", vocabulary.bos_token_id)
-        if self.bos_token_id is None and _has_token(vocabulary, settings.bos_token_id):
+        if self.bos_token_id is None and has_token(vocabulary, settings.bos_token_id):
             self.bos_token_id = settings.bos_token_id
         eos_token_id = self._named_id("eos_token", vocabulary.eos_token_id)
         self.eos_token_id = eos_token_id
@@ -74,10 +56,10 @@ class Tokenizer:
         )
         prefix, suffix = vocabulary.frame
         for token_id in (*prefix, *suffix):
-            if not _has_token(vocabulary, token_id):
+            if not has_token(vocabulary, token_id):
                 raise CheckpointError(
-                    f"'{settings.folder}': the tokenizer must put tokens of its vocabulary around "
-                    f"a text but puts {token_id}. Download the tokenizer files again."
+                    f"[tokenizer] '{settings.folder}': the tokenizer must put tokens of its vocabulary "
+                    f"around a text but puts {token_id}. Download the tokenizer files again."
                 )
         self._prefix = _with_token(prefix, self.bos_token_id, settings.add_bos, at_end=False)
         self._suffix = _with_token(suffix, eos_token_id, settings.add_eos, at_end=True)
@@ -87,11 +69,11 @@ class Tokenizer:
         """Reads the tokenizer files of a checkpoint folder.
 
         Args:
-            folder: the folder; it needs ``tokenizer.json`` or ``tokenizer.model``.
+            folder: The folder, with a `tokenizer.json` or a `tokenizer.model`.
 
         Raises:
-            CheckpointError: the files are missing or damaged.
-            UnsupportedModelError: the files ask for something that is not implemented.
+            CheckpointError: A file is missing or damaged.
+            UnsupportedModelError: A file asks for something that is not implemented.
         """
         folder = Path(folder)
         json_file, model_file = folder / "tokenizer.json", folder / "tokenizer.model"
@@ -101,35 +83,35 @@ class Tokenizer:
         if model_file.exists():
             return cls(SentencePieceVocabulary(model_file, settings), settings)
         raise CheckpointError(
-            f"'{folder}' must hold 'tokenizer.json' or 'tokenizer.model' but has neither. "
+            f"[tokenizer] '{folder}' must hold 'tokenizer.json' or 'tokenizer.model' but has neither. "
             "Copy the tokenizer files of the original checkpoint there, or load the model alone."
         )
 
     @property
     def folder(self) -> Path:
-        """Where its files lie."""
+        """The folder that it was read from."""
         return self._settings.folder
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the files say how to write a conversation."""
+        """Whether the files hold a chat template."""
         return bool(self._settings.chat_templates)
 
     def encode(
         self, text: str, add_special_tokens: bool = True, parse_special: bool | None = None
     ) -> list[int]:
-        """Cuts a text into token ids.
+        """Turns a text into token ids.
 
         Args:
-            text: any valid Unicode text.
-            add_special_tokens: put the tokens around the text that the files ask for, such as
-                one token for its beginning.
-            parse_special: whether a special token spelled in the text becomes that token. The
-                default is the file format's own: yes for ``tokenizer.json``, no for
-                ``tokenizer.model``.
+            text: Any valid Unicode text.
+            add_special_tokens: Add the tokens before and after the text that the files ask for, such as
+                one for its beginning.
+            parse_special: Whether a special token that the text spells becomes that token. The default
+                depends on the file format: yes for `tokenizer.json`, no for `tokenizer.model`.
 
         Raises:
-            ValueError: the text holds a lone surrogate.
+            TypeError: The text is not a `str`.
+            ValueError: The text holds a lone surrogate.
         """
         _check_text(text)
         if self._vocabulary.parses_special if parse_special is None else parse_special:
@@ -139,27 +121,31 @@ class Tokenizer:
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
-        """Joins token ids to a text; bytes that form no character become U+FFFD.
+        """Turns token ids into a text. Bytes that form no character become U+FFFD.
 
         Args:
-            ids: token ids, a list or a one-dimensional array.
-            skip_special_tokens: leave out the control tokens.
+            ids: Token ids, a list or a one-dimensional array.
+            skip_special_tokens: Leave out the special tokens.
 
         Raises:
-            ValueError: the vocabulary lacks one of the ids.
+            ValueError: The vocabulary lacks one of the ids.
         """
         ids = ids.tolist() if hasattr(ids, "tolist") else ids
         detokenizer = self.detokenizer(skip_special_tokens)
         return "".join(map(detokenizer.add, ids)) + detokenizer.finalize()
 
     def detokenizer(self, skip_special_tokens: bool = False) -> Detokenizer:
-        """A :class:`Detokenizer`, which takes ids one by one and gives the text so far known."""
+        """A `Detokenizer`, which takes ids one by one and gives the text that is known so far."""
         skipped = self._vocabulary.special.id_set if skip_special_tokens else frozenset()
-        return Detokenizer(_CheckedSource(self._vocabulary), skipped)
+        return Detokenizer(CheckedSource(self._vocabulary), skipped)
 
     def piece(self, token_id: int) -> str:
-        """The text of one token as the vocabulary file spells it."""
-        return self._vocabulary.piece(_checked_id(self._vocabulary, token_id))
+        """The text of one token as the vocabulary file spells it.
+
+        Raises:
+            ValueError: The vocabulary has no such token.
+        """
+        return self._vocabulary.piece(checked_id(self._vocabulary, token_id))
 
     def apply_chat_template(
         self,
@@ -168,25 +154,25 @@ class Tokenizer:
         tokenize: bool = True,
         **variables: Any,
     ) -> list[int] | str:
-        """Writes a conversation the way the model was taught.
+        """Writes out a conversation in the form that the model was trained on.
 
-        Special tokens spelled inside a message stay plain text, so a message cannot end its own
-        turn; the template sees them as other characters of the same number while the ids are
-        made. Where texts begin with a token that the template does not write, the ids get it.
+        Special tokens that a message spells stay plain text, so that a message cannot end its own turn.
+        While the ids are made, the template sees as many other characters in their place. If texts begin
+        with a token that the template does not write, the ids begin with it all the same.
 
         Args:
-            messages: the conversation, each message with a ``role`` and usually a ``content``.
-            add_generation_prompt: end with the words that begin the model's answer.
-            tokenize: return ids; otherwise the text.
-            variables: further names for the template, such as ``tools``.
+            messages: The conversation. Each message has a `role` and usually a `content`.
+            add_generation_prompt: End with the words that begin the model's answer.
+            tokenize: Return ids; otherwise return the text.
+            variables: Further values for the template by name, such as `tools`.
 
         Raises:
-            CheckpointError: there is no template or it cannot be used.
-            UsageError: the template refuses the messages.
+            CheckpointError: There is no template, or it cannot be used.
+            UsageError: The template refuses the messages, or a value is not plain data.
         """
         if tokenize:
             return self.render_chat(messages, add_generation_prompt, **variables).ids()
-        data = _chat_data(messages, add_generation_prompt, variables)
+        data = chat_data(messages, add_generation_prompt, variables)
         template = self._chat_template(tools="tools" in variables)
         return template.render(data | self._settings.named)
 
@@ -196,8 +182,8 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> RenderedChat:
-        """Writes a conversation as :meth:`apply_chat_template` does, for its text and its ids."""
-        data = _chat_data(messages, add_generation_prompt, variables)
+        """Writes out a conversation as `apply_chat_template` does, for both its text and its ids."""
+        data = chat_data(messages, add_generation_prompt, variables)
         template = self._chat_template(tools="tools" in variables)
         shield = Shield(self._vocabulary.special, [template.source, *texts_in(data)])
         rendered = template.render(copy_data(data, shield.cover) | self._settings.named)
@@ -206,10 +192,11 @@ class Tokenizer:
         return RenderedChat(rendered, shield, self._vocabulary, first)
 
     def encode_continuation(self, text: str) -> list[int]:
-        """Cuts a text that follows other text into ids; special tokens in it stay plain text.
+        """Turns a text that follows other text into ids. Special tokens in it stay plain text.
 
         Raises:
-            ValueError: the text holds a lone surrogate.
+            TypeError: The text is not a `str`.
+            ValueError: The text holds a lone surrogate.
         """
         _check_text(text)
         return self._vocabulary.encode_plain(text, at_start=False)
@@ -218,8 +205,8 @@ class Tokenizer:
         templates = self._chat_templates
         if not templates:
             raise CheckpointError(
-                f"'{self._settings.folder}' must hold a chat template but has none. Use a model "
-                "tuned for chat, add a 'chat_template.jinja', or encode a plain prompt."
+                f"[chat template] '{self._settings.folder}' must hold a chat template but has none. Use "
+                "a model tuned for chat, add a 'chat_template.jinja', or encode a plain prompt."
             )
         names = ["tool_use", "default"] if tools else ["default"]
         names += list(templates) if len(templates) == 1 else []
@@ -227,7 +214,7 @@ class Tokenizer:
             if name in templates:
                 return templates[name]
         raise CheckpointError(
-            f"'{self._settings.folder}' must name one chat template 'default' but names "
+            f"[chat template] '{self._settings.folder}' must name one chat template 'default' but names "
             f"{', '.join(map(repr, templates))}. Write the one to use to 'chat_template.jinja'."
         )
 
@@ -241,40 +228,6 @@ class Tokenizer:
         return default if text is None else self._vocabulary.token_id(text)
 
 
-class _CheckedSource:
-    """A vocabulary whose tokens are looked up once and whose missing ids are explained."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self._known: dict[int, bytes] = {}
-        self.utf8_errors = vocabulary.utf8_errors
-
-    def token_bytes(self, token_id: int, at_start: bool) -> bytes:
-        if not at_start and token_id in self._known:
-            return self._known[token_id]
-        raw = self._vocabulary.token_bytes(_checked_id(self._vocabulary, token_id), at_start)
-        if not at_start:
-            self._known[token_id] = raw
-        return raw
-
-
-def _has_token(vocabulary: Vocabulary, token_id: int | None) -> bool:
-    try:
-        return token_id is not None and vocabulary.piece(token_id) is not None
-    except KeyError:
-        return False
-
-
-def _checked_id(vocabulary: Vocabulary, token_id: int) -> int:
-    number = operator.index(token_id)
-    if not _has_token(vocabulary, number):
-        raise ValueError(
-            f"[Tokenizer] 'ids' must be token ids below {vocabulary.vocab_size} that the "
-            f"vocabulary has but got {number}."
-        )
-    return number
-
-
 def _check_text(text: str) -> None:
     if not isinstance(text, str):
         raise TypeError(f"[Tokenizer] 'text' must be a str but got {type(text).__name__}.")
@@ -283,32 +236,14 @@ def _check_text(text: str) -> None:
     except UnicodeEncodeError as error:
         raise ValueError(
             f"[Tokenizer] 'text' must be valid Unicode but has a lone surrogate at position "
-            f"{error.start}."
+            f"{error.start}. Leave it out, or decode the text with errors='replace'."
         ) from error
-
-
-def _chat_data(
-    messages: Any, add_generation_prompt: bool, variables: Mapping[str, Any]
-) -> dict[str, Any]:
-    data = copy_data({**variables, "messages": _checked_messages(messages)})
-    return {**data, "add_generation_prompt": bool(add_generation_prompt)}
-
-
-def _checked_messages(messages: Any) -> list[Any]:
-    if isinstance(messages, (list, tuple)) and messages:
-        if all(isinstance(message, Mapping) and "role" in message for message in messages):
-            return list(messages)
-        messages = next(m for m in messages if not (isinstance(m, Mapping) and "role" in m))
-    raise UsageError(
-        "[apply_chat_template] 'messages' must be a list of at least one object with 'role' and "
-        f"'content' but got {messages!r:.60}."
-    )
 
 
 def _with_token(
     ids: list[int], token_id: int | None, wanted: bool | None, *, at_end: bool
 ) -> list[int]:
-    """The frame of a text with one token there exactly once, or not at all."""
+    """One side of the frame with a token exactly once if it is wanted, else without it."""
     if wanted is None or token_id is None:
         return ids
     rest = [number for number in ids if number != token_id]

@@ -1,4 +1,4 @@
-"""The package `tokenizers` in plain data: one vocabulary, read and used."""
+"""Reads and uses one vocabulary by the package `tokenizers`, in terms of plain data."""
 
 import json
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-# more tokens than this for each character and a few come only from files made to explode
+# only files that were made to explode give more tokens
 _MAX_TOKENS_A_CHARACTER, _MAX_TOKENS = 64, 4096
 
 
@@ -15,10 +15,10 @@ class Description:
     """What a vocabulary file holds.
 
     Attributes:
-        special: the tokens that text may spell: text, id, whether blanks to the left and to the
-            right belong to it, whether it stands only between words.
-        frame: the ids before and after every text.
-        decoder: the decoder section.
+        special: The tokens that text may spell. Each is its text, its id, whether it takes in spaces to
+            its left and to its right, and whether it counts only between words.
+        frame: The ids before and after every text.
+        decoder: The decoder section; `None` if there is none.
     """
 
     special: list[tuple[str, int, bool, bool, bool]]
@@ -27,11 +27,11 @@ class Description:
 
 
 class TokenizerEngine:
-    """One `tokenizer.json`, with whatever errors the package raises.
+    """The vocabulary of one `tokenizer.json`. Errors are those of the package.
 
     Args:
-        data: the file.
-        special: the tokens that other files call special: text, and the flags as above.
+        data: The content of the file.
+        special: The tokens that other files call special, as in `Description` but without ids.
     """
 
     def __init__(self, data: bytes, special: list[tuple[str, bool, bool, bool]]) -> None:
@@ -43,7 +43,7 @@ class TokenizerEngine:
         self._later = _without_first_prefix(_state(self._usual))
 
     def describe(self) -> Description:
-        """What the file holds."""
+        """The description of the file."""
         added = self._tokenizer.get_added_tokens_decoder().items()
         return Description(
             special=[
@@ -68,11 +68,11 @@ class TokenizerEngine:
         """The ids of a text.
 
         Args:
-            text: any text.
-            split_special: whether special tokens that it spells are cut as other text is.
-            at_start: whether nothing precedes it.
+            text: Any text.
+            split_special: Whether special tokens that it spells are split as other text is.
+            at_start: Whether no text precedes it.
         """
-        # both switches belong to the tokenizer, so they are set for every text
+        # both switches belong to the tokenizer, not to a call, so they are set for every text
         self._tokenizer.encode_special_tokens = split_special
         changes = self._later is not None and not at_start
         if changes:
@@ -117,7 +117,7 @@ def _state(part: Any) -> dict[str, Any] | None:
 
 
 def _without_first_prefix(state: dict[str, Any] | None) -> Any:
-    """The pre-tokenizer for text after a special token; None where it is the usual one."""
+    """The pre-tokenizer for text after a special token; `None` if it is the usual one."""
 
     def change(part: Any) -> Any:
         if isinstance(part, list):

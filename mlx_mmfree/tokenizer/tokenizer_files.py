@@ -1,4 +1,4 @@
-"""What the files beside a vocabulary say: special tokens, chat templates, ends of text."""
+"""Reads the settings in the files beside a vocabulary: special tokens, chat templates, ends of text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,15 +29,15 @@ class TokenizerSettings:
     """The settings of one folder.
 
     Attributes:
-        folder: where they were read.
-        named: texts of the tokens with a role, such as ``bos_token``.
-        add_bos: whether encoding begins with the first token; None where no file says so.
-        add_eos: the same for the last token.
-        tokens: tokens that the files list beside the vocabulary.
-        special_texts: texts of all tokens that some file calls special.
-        chat_templates: templates by name.
-        bos_token_id: from the model's configuration.
-        eos_token_ids: from the generation settings and the model's configuration.
+        folder: The folder they were read from.
+        named: The texts of the tokens with a role, such as `bos_token`.
+        add_bos: Whether the ids of a text begin with the first token; `None` if no file says so.
+        add_eos: Whether they end with the last token; `None` if no file says so.
+        tokens: The tokens that the files list in addition to the vocabulary.
+        special_texts: The texts of all tokens that some file calls special.
+        chat_templates: The templates by name.
+        bos_token_id: The first token, of the generation settings or the model's configuration.
+        eos_token_ids: The last tokens, of the generation settings and the model's configuration.
     """
 
     folder: Path
@@ -55,7 +55,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     """Reads every settings file that the folder holds; all of them are optional.
 
     Raises:
-        CheckpointError: a file is damaged or an entry has the wrong type.
+        CheckpointError: A file is damaged or an entry has the wrong type.
     """
     config_file = folder / "tokenizer_config.json"
     config = _read_optional(config_file)
@@ -92,14 +92,14 @@ def read_limited(file: Path, limit_bytes: int) -> bytes:
     """The bytes of a file of a checkpoint.
 
     Raises:
-        CheckpointError: the file cannot be read, is a link out of its folder, or is longer than
-            ``limit_bytes``.
+        CheckpointError: The file cannot be read, is a link out of its folder, or has more than
+            `limit_bytes`.
     """
     try:
         return read_member(file, limit_bytes)
     except OSError as error:
         raise CheckpointError(
-            f"'{file}' cannot be read: {error}. Download the checkpoint again."
+            f"[tokenizer] '{file}' cannot be read: {error}. Download the checkpoint again."
         ) from error
 
 
@@ -109,8 +109,8 @@ def _read_optional(file: Path) -> dict[str, Any]:
 
 def _wrong(file: Path, key: str, rule: str, value: Any) -> CheckpointError:
     return CheckpointError(
-        f"'{file}': '{key}' must {rule} but got {value!r:.60}. "
-        "Correct the entry or download the file again."
+        f"[tokenizer] '{file}': '{key}' must {rule} but got {value!r:.60}. "
+        "Correct the entry, or download the file again."
     )
 
 
@@ -190,7 +190,8 @@ def _chat_templates(config: Mapping[str, Any], file: Path) -> dict[str, str]:
             return {"default": read_limited(own_file, MAX_TEMPLATE_BYTES).decode("utf-8")}
         except UnicodeDecodeError as error:
             raise CheckpointError(
-                f"'{own_file}' must be UTF-8 text but is not: {error}."
+                f"[tokenizer] '{own_file}' must be UTF-8 text but is not: {error}. Save it as UTF-8, or "
+                "download it again."
             ) from error
     value = config.get("chat_template")
     if value is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files.json_file import parse_json_object
-from .compiled_code import clean_errors
+from .compiled_code import CHANGE_THE_TEXT, clean_errors
 from .confined_tokenizer import ConfinedTokenizer
 from .piece_decoder import PieceDecoder
 from .special_tokens import SpecialToken, SpecialTokens
@@ -14,20 +14,20 @@ from .tokenizer_engine import TokenizerEngine
 from .tokenizer_files import MAX_VOCABULARY_BYTES, TokenizerSettings, read_limited
 from .tokenizer_shapes import is_known, listed_ids
 
-# a Python object for each; the largest published files have half of this
+# each value is a Python object; the largest published files have half as many
 _MAX_VALUES = 4_000_000
 
 
 class JsonVocabulary:
-    """One `tokenizer.json`.
+    """The vocabulary of one `tokenizer.json`.
 
     Args:
-        file: the file.
-        settings: what the files beside it say.
+        file: The file.
+        settings: What the files beside it say.
 
     Raises:
-        CheckpointError: the file is damaged.
-        UnsupportedModelError: it asks for something that is not supported.
+        CheckpointError: The file is damaged.
+        UnsupportedModelError: The file asks for something that is not supported.
     """
 
     parses_special = True
@@ -40,19 +40,21 @@ class JsonVocabulary:
         data = read_limited(file, MAX_VOCABULARY_BYTES)
         special = _special_tokens(settings)
         self._engine: TokenizerEngine | ConfinedTokenizer
-        with clean_errors(f"'{file}' is damaged or no tokenizer.json. Download it again"):
+        with clean_errors(f"'{file}' is damaged or not a tokenizer.json"):
             document = _document(data, file)
             if is_known(document):
                 self._engine = TokenizerEngine(data, special)
                 found = self._engine.describe()
-                # the package takes as long to hand its table out as to read the file
+                # the package takes as long to give out its table as to read the file
                 self._ids = listed_ids(document["model"]) | self._engine.added_ids()
             else:
                 self._engine = ConfinedTokenizer(data, special)
                 found, self._ids = self._engine.read()
             self._decode = PieceDecoder(found.decoder, file)
         if not self._ids:
-            raise CheckpointError(f"'{file}' holds no tokens. Download it again.")
+            raise CheckpointError(
+                f"[tokenizer] '{file}' must hold tokens but holds none. Download it again."
+            )
         self._pieces = {number: piece for piece, number in self._ids.items()}
         self.frame = found.frame
         self.utf8_errors = self._decode.utf8_errors
@@ -62,11 +64,11 @@ class JsonVocabulary:
         )
 
     def encode_parsed(self, text: str) -> list[int]:
-        """The ids of a text whose special-token spellings count."""
+        """The ids of a text in which special tokens that it spells become those tokens."""
         return self._encode(text, False, True)
 
     def encode_plain(self, text: str, at_start: bool = True) -> list[int]:
-        """The ids of a text as plain text; ``at_start`` is False after a special token."""
+        """The ids of a plain text; `at_start` is false after a special token."""
         return self._encode(text, True, at_start)
 
     def piece(self, token_id: int) -> str:
@@ -74,7 +76,7 @@ class JsonVocabulary:
         return self._pieces[token_id]
 
     def token_id(self, piece: str) -> int | None:
-        """The id of a token, None if there is none."""
+        """The id of a token; `None` if there is none."""
         return self._ids.get(piece)
 
     def token_bytes(self, token_id: int, at_start: bool) -> bytes:
@@ -82,7 +84,7 @@ class JsonVocabulary:
         return self._decode(self.piece(token_id), at_start)
 
     def _encode(self, text: str, split_special: bool, at_start: bool) -> list[int]:
-        with self._lock, clean_errors(f"'{self._file}' cannot encode this text"):
+        with self._lock, clean_errors(f"'{self._file}' cannot encode this text", CHANGE_THE_TEXT):
             return self._engine.encode(text, split_special, at_start)
 
 
@@ -100,7 +102,7 @@ def _document(data: bytes, file: Path) -> dict[str, Any]:
     model = document.get("model")
     if isinstance(model, dict) and model.get("continuing_subword_prefix"):
         raise UnsupportedModelError(
-            f"'{file}': the model must have no 'continuing_subword_prefix' but has one. "
+            f"[tokenizer] '{file}': the model must have no 'continuing_subword_prefix' but has one. "
             "Use a byte-level or SentencePiece vocabulary."
         )
     return document

@@ -1,4 +1,4 @@
-"""One vocabulary for the process that confines it."""
+"""Reads and uses one vocabulary inside the confined process."""
 
 from dataclasses import asdict
 from typing import Any
@@ -9,7 +9,7 @@ _engines: list[TokenizerEngine] = []
 
 
 def handle(request: tuple[str, Any]) -> dict[str, Any]:
-    """Reads a vocabulary, `("read", arguments)`, or cuts a text, `("encode", arguments)`."""
+    """Reads a vocabulary, `("read", arguments)`, or encodes a text, `("encode", arguments)`."""
     name, arguments = request
     if name == "read":
         _engines[:] = [TokenizerEngine(*arguments)]

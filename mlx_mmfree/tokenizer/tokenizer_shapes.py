@@ -1,8 +1,8 @@
-"""Which `tokenizer.json` files are made as published ones are, so that no text makes them explode.
+"""Tells which `tokenizer.json` files are built like published ones and so can be used without limits.
 
-The package `tokenizers` ends the program or hangs on files whose steps multiply the text, whose
-patterns backtrack without end or whose tables are out of bounds. A file is of a known shape if every
-part is one whose work and result grow with the text alone; it need not be correct.
+The package `tokenizers` ends the program or hangs on files whose steps multiply the text, whose patterns
+backtrack without end or whose tables are out of bounds. A file has a known shape if the work and the
+result of each of its parts grow only with the text. It need not be correct.
 """
 
 import math
@@ -13,11 +13,11 @@ from hashlib import sha256
 from typing import Any
 
 from .from_gguf import BYTE_LEVEL_PATTERNS
-from .vocabulary import SPLIT_PATTERN
+from .train_vocabulary import SPLIT_PATTERN
 
 _MAX_STEPS = 8
 _MAX_GROWTH = 64
-# the most characters that one becomes in a compatibility form of Unicode
+# one character becomes at most so many in a compatibility form of Unicode
 _COMPATIBILITY_GROWTH = 18
 _MAX_ADDED_TOKENS, _MAX_ADDED_LENGTH = 20_000, 256
 _MAX_UNIGRAM_PIECES, _MAX_UNIGRAM_LENGTH = 1_000_000, 64
@@ -25,7 +25,7 @@ _MAX_UNIGRAM_CHARACTERS = 4_000_000
 _MAX_FRAME_PIECES = 16
 _SPLIT_PATTERNS = frozenset((*BYTE_LEVEL_PATTERNS, SPLIT_PATTERN, r"[0-9][0-9][0-9]", r"\s+"))
 _REPLACED_PATTERNS = frozenset((" {2,}", r"\s+", r"[\n\r\t]", r"\n"))
-# what SentencePiece puts into models for its rules nmt_nfkc, nfkc, nmt_nfkc_cf and nfkc_cf
+# SHA-256 of SentencePiece's tables for its rules nmt_nfkc, nfkc, nmt_nfkc_cf and nfkc_cf
 _CHARACTER_MAPS = frozenset(
     (
         "1e2c7b43d3ee9755ceaa2ac335e253d8703604e0249ee1e81156c92b46423844",
@@ -64,7 +64,7 @@ def is_known(document: Mapping[str, Any]) -> bool:
 
 
 def listed_ids(model: Mapping[str, Any]) -> dict[str, int]:
-    """The ids by piece of a known model."""
+    """The ids by piece of a model of a known shape."""
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         return vocabulary
@@ -96,7 +96,7 @@ def _is_scored(entry: Any) -> bool:
 
 
 def _steps(part: Any, name: str) -> list[Mapping[str, Any]] | None:
-    """The steps of a sequence, or of a single one; None where it is neither."""
+    """The steps of a sequence, or a single step; `None` if it is neither."""
     if part is None:
         return []
     if not isinstance(part, dict):
@@ -108,7 +108,7 @@ def _steps(part: Any, name: str) -> list[Mapping[str, Any]] | None:
 
 
 def _normalizer_growth(part: Any) -> float:
-    """How many characters one can become, infinity where that is not known."""
+    """How many characters one can become; infinity if that is not known."""
     steps = _steps(part, "normalizers")
     return math.inf if steps is None else math.prod(map(_step_growth, steps))
 
@@ -154,7 +154,7 @@ def _are_known_pre_tokenizers(part: Any) -> bool:
     steps = _steps(part, "pretokenizers")
     if steps is None or not all(map(_is_known_pre_tokenizer, steps)):
         return False
-    # each of these writes a character as more, so that one after the other multiplies
+    # each of these writes several characters for one, and two of a kind multiply
     return all(
         sum(step["type"] == kind for step in steps) < 2 for kind in ("ByteLevel", "Metaspace")
     )
@@ -177,7 +177,7 @@ def _are_known_post_processors(part: Any) -> bool:
     steps = _steps(part, "processors")
     if steps is None or not all(map(_is_known_post_processor, steps)):
         return False
-    # the package panics where one frames the frames of another
+    # the package panics if one adds a frame to the frame of another
     return sum(step["type"] != "ByteLevel" for step in steps) < 2
 
 
@@ -221,7 +221,7 @@ def _are_known_decoders(part: Any) -> bool:
 
 
 def _is_known_decoder(step: Mapping[str, Any]) -> bool:
-    # texts are decoded by this library; the package only reads the section
+    # this library decodes texts itself, so the package only reads the section
     pattern = step.get("pattern")
     is_fixed = pattern is None or (isinstance(pattern, dict) and "Regex" not in pattern)
     return step.get("type") in _DECODERS and is_fixed

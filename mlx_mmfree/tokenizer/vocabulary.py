@@ -1,48 +1,84 @@
-"""Trains a byte-level BPE vocabulary and writes it as a `tokenizer.json`."""
+"""What the tokenizer asks of a vocabulary, whatever its file format, and ids that it has not."""
 
-import json
-from collections.abc import Iterable
-from pathlib import Path
+import operator
+from typing import Protocol
 
-from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
-from tokenizers import Tokenizer as _BPETokenizer
-
-from ..files.replacing import new_file
-
-# Letters with one leading space, single digits, other symbols, line breaks.
-SPLIT_PATTERN = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+from .detokenizer import TokenSource
+from .special_tokens import SpecialTokens
 
 
-def train_vocabulary(
-    documents: Iterable[str], vocab_size: int, folder: Path, *, end_of_text: str = "<|endoftext|>"
-) -> None:
-    """Trains a byte-level BPE vocabulary (Sennrich et al., arXiv 1508.07909).
+class Vocabulary(TokenSource, Protocol):
+    """A vocabulary.
 
-    Writes `tokenizer.json` and `tokenizer_config.json` into `folder`.
+    Attributes:
+        vocab_size: One more than the largest token id.
+        bos_token_id: The token that begins a text, as the vocabulary says; `None` if it names none.
+        eos_token_id: The token that ends a text, as the vocabulary says; `None` if it names none.
+        frame: The ids that the vocabulary puts before and after every text.
+        parses_special: Whether a special token that a text spells usually becomes that token.
+        special: The special tokens.
+    """
+
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_id: int | None
+    frame: tuple[list[int], list[int]]
+    parses_special: bool
+    special: SpecialTokens
+
+    def encode_parsed(self, text: str) -> list[int]: ...
+
+    def encode_plain(self, text: str, at_start: bool = True) -> list[int]: ...
+
+    def piece(self, token_id: int) -> str: ...
+
+    def token_id(self, piece: str) -> int | None: ...
+
+
+class CheckedSource:
+    """Gives the bytes of a vocabulary's tokens, and explains ids that the vocabulary lacks.
 
     Args:
-        documents: Texts to learn merges from.
-        vocab_size: Number of tokens, the 256 bytes and the special token included.
-        folder: Where the files go; made if needed.
-        end_of_text: The special token between documents; it gets id 0.
+        vocabulary: The vocabulary.
     """
-    tokenizer = _BPETokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[end_of_text],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(documents, trainer)
-    with new_file(folder / "tokenizer.json") as file:
-        tokenizer.save(str(file))
-    config = {"eos_token": end_of_text, "clean_up_tokenization_spaces": False}
-    with new_file(folder / "tokenizer_config.json") as file:
-        file.write_text(json.dumps(config, indent=2) + "\n")
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._known: dict[int, bytes] = {}
+        self.utf8_errors = vocabulary.utf8_errors
+
+    def token_bytes(self, token_id: int, at_start: bool) -> bytes:
+        """The bytes that a token adds to the text.
+
+        Raises:
+            ValueError: The vocabulary has no such token.
+        """
+        if not at_start and token_id in self._known:
+            return self._known[token_id]
+        raw = self._vocabulary.token_bytes(checked_id(self._vocabulary, token_id), at_start)
+        if not at_start:
+            self._known[token_id] = raw
+        return raw
+
+
+def has_token(vocabulary: Vocabulary, token_id: int | None) -> bool:
+    """Whether the vocabulary has a token."""
+    try:
+        return token_id is not None and vocabulary.piece(token_id) is not None
+    except KeyError:
+        return False
+
+
+def checked_id(vocabulary: Vocabulary, token_id: int) -> int:
+    """A token id as a plain number.
+
+    Raises:
+        ValueError: The vocabulary has no such token.
+    """
+    number = operator.index(token_id)
+    if not has_token(vocabulary, number):
+        raise ValueError(
+            f"[Tokenizer] 'ids' must be token ids below {vocabulary.vocab_size} that the "
+            f"vocabulary has but got {number}."
+        )
+    return number

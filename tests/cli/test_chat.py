@@ -133,7 +133,10 @@ def test_a_refused_question_leaves_the_conversation(
     talk(monkeypatch, "bad", "/stats")
     assert main(["chat", "--model", str(folder)]) == 0
     shown = capsys.readouterr().out
-    assert "\nerror: The chat template refuses the messages: no\nConversation: 0 tokens" in shown
+    assert (
+        "\nerror: [chat template] the chat template refuses the messages: no\nConversation: 0 tokens"
+        in shown
+    )
 
 
 @pytest.mark.parametrize("flags", [["--temp", "-1"], ["--max-tokens", "0"], ["--seed", "x"]])

@@ -168,6 +168,12 @@ def test_bad_messages(messages: Any) -> None:
         tokenizer.apply_chat_template(messages)
 
 
+def test_other_values_are_refused_by_their_own_name() -> None:
+    tokenizer = Tokenizer.from_folder(GOLDENS / "tokenizer_bpe")
+    with pytest.raises(UsageError, match=r"'tools' must hold only texts.* but got function"):
+        tokenizer.apply_chat_template(USER, tools=[test_refused_messages])
+
+
 def test_refused_messages() -> None:
     tokenizer = Tokenizer.from_folder(GOLDENS / "tokenizer_spm")
     with pytest.raises(UsageError, match="refuses the messages: Conversation roles must alternate"):

@@ -1,1 +1,1 @@
-"""Chat templates, rendered in a sandbox."""
+"""Writes out conversations by chat templates, which run in a sandbox."""

@@ -1,4 +1,4 @@
-"""A conversation written out by its chat template, and the ids of it or of its rest."""
+"""A conversation that its chat template has written out, and its token ids."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from ..special_tokens import Shield, SpecialTokens
 
 
 class ChatVocabulary(Protocol):
-    """What is asked of a vocabulary here."""
+    """What this module asks of a vocabulary."""
 
     special: SpecialTokens
 
@@ -16,16 +16,16 @@ class ChatVocabulary(Protocol):
 
 
 class RenderedChat:
-    """The text of a conversation, with special tokens spelled by the template told from others.
+    """The text of a conversation, which knows the special tokens of the template from those in messages.
 
     Args:
-        covered: the template's text, in which the shield hides what the messages spell.
-        shield: hid it.
-        vocabulary: makes the ids.
-        bos_token_id: the first token of every text, or None where texts have none.
+        covered: The text of the template, in which a shield covers the special tokens in messages.
+        shield: The shield.
+        vocabulary: The vocabulary, which makes the ids.
+        bos_token_id: The first token of every text; `None` if texts have none.
 
     Attributes:
-        text: the conversation as it reads.
+        text: The conversation as a reader sees it.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class RenderedChat:
         self._bos_token_id = bos_token_id
 
     def ids(self) -> list[int]:
-        """The ids of the conversation; a first token that the template leaves out is added."""
+        """The ids of the conversation. A first token that the template leaves out is added."""
         ids = self._ids()
         if self._bos_token_id is None or self._bos_token_id in ids:
             return ids
         return [self._bos_token_id, *ids]
 
     def ids_after(self, size: int) -> list[int]:
-        """The ids of the text without its first ``size`` characters, which precede it."""
+        """The ids of what follows the first `size` characters of the text."""
         return self._ids_of_parts(self._covered[size:], at_start=False)
 
     def _ids(self) -> list[int]:

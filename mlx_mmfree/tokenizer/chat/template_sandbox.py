@@ -1,6 +1,6 @@
-"""A Jinja environment for chat templates from strangers, bounded in reach.
+"""A Jinja environment that limits what chat templates from untrusted sources can reach.
 
-Time and memory are bounded by the process that it runs in.
+The process that it runs in limits their time and memory.
 """
 
 import json
@@ -34,7 +34,7 @@ _LIST_METHODS = _names("copy count index")
 
 
 class RefusedMessagesError(Exception):
-    """The template called ``raise_exception``."""
+    """The template called `raise_exception`."""
 
 
 def _to_json(
@@ -62,7 +62,7 @@ def _strftime_now(layout: str) -> str:
 
 
 class _GenerationTag(Extension):
-    """Accepts ``{% generation %}``, which marks what the model writes, and passes its body on."""
+    """Accepts `{% generation %}`, which marks what the model writes, and writes its body."""
 
     tags = {"generation"}  # noqa: RUF012 (the base class's declaration)
 
@@ -84,7 +84,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = _strftime_now
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Whether a template may read an attribute: a short list for each plain type."""
+        """Whether a template may read an attribute. Each plain type has a short list of them."""
         if isinstance(obj, str):
             return attr in _STR_METHODS
         if isinstance(obj, Mapping):

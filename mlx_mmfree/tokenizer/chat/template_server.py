@@ -1,4 +1,4 @@
-"""Renders chat templates for the process that confines them."""
+"""Renders chat templates inside the confined process."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -15,11 +15,11 @@ def handle(request: tuple[str, Mapping[str, Any], int]) -> dict[str, Any]:
     """Renders a template.
 
     Args:
-        request: the source, the names that it reads, and how many characters it may write.
+        request: The source, the values that it reads by name, and how many characters it may write.
 
     Returns:
-        ``text``; or ``refused``, what the template said to the messages; or ``fault``, why it
-        cannot be used, with the ``line`` where that is known.
+        One of three answers: `text`; `refused`, what the template says of the messages; or `fault`, why
+        the template cannot be used, with the `line` if that is known.
     """
     source, names, limit = request
     try:

@@ -1,0 +1,49 @@
+"""Trains a byte-level BPE vocabulary and writes it as a `tokenizer.json`."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as _BPETokenizer
+
+from ..files.replacing import new_file
+
+# letters with one leading space, single digits, other symbols, line breaks
+SPLIT_PATTERN = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def train_vocabulary(
+    documents: Iterable[str], vocab_size: int, folder: Path, *, end_of_text: str = "<|endoftext|>"
+) -> None:
+    """Trains a byte-level BPE vocabulary (Sennrich et al., arXiv 1508.07909).
+
+    Writes `tokenizer.json` and `tokenizer_config.json` into `folder`.
+
+    Args:
+        documents: The texts to learn merges from.
+        vocab_size: The number of tokens, including the 256 bytes and the special token. Fewer are made
+            if the texts have no more pairs to merge.
+        folder: The folder for the files, which is made if needed.
+        end_of_text: The special token between documents. Its id is 0.
+    """
+    tokenizer = _BPETokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[end_of_text],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    with new_file(folder / "tokenizer.json") as file:
+        tokenizer.save(str(file))
+    config = {"eos_token": end_of_text, "clean_up_tokenization_spaces": False}
+    with new_file(folder / "tokenizer_config.json") as file:
+        file.write_text(json.dumps(config, indent=2) + "\n")

@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,6 +112,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         tokenizer = opened.tokenizer()
         model = opened.load()
         data = read_data(settings, tokenizer)
+        for split in ("train", "test"):
+            if getattr(args, split) and split not in data:
+                raise UsageError(
+                    f"[lora] 'data' must hold a {split}.jsonl for '{split}' but '{settings.data}' has "
+                    "none."
+                )
         for name, samples in data.items():
             print(f"{name}: {samples.summary()}")
         if args.train:
@@ -153,13 +159,8 @@ def _train(
     opened_teacher: "OpenedModel | None",
     processes: "DataParallel",
 ) -> None:
-    import mlx.core as mx
-
-    from ..hub.adapters.adapter import why_not_in_mlx_lm
     from ..training.distillation import load_teacher
     from ..training.fine_tune import fine_tune, prepare
-    from ..training.log import read_log
-    from ..training.results import kept_models
     from ..training.trainable import trained_parameters
 
     names = prepare(model, settings)
@@ -184,6 +185,18 @@ def _train(
         processes=processes,
         callbacks=reports(args, folder, settings.record(), processes),
     )
+    _print_results(model, progress, folder, is_full)
+
+
+def _print_results(
+    model: "Decoder", progress: Mapping[str, Any], folder: Path, is_full: bool
+) -> None:
+    import mlx.core as mx
+
+    from ..hub.adapters.adapter import why_not_in_mlx_lm
+    from ..training.log import read_log
+    from ..training.results import kept_models
+
     print(
         f"{progress['step']} steps, learned from {progress['tokens']:,} tokens, peak memory "
         f"{mx.get_peak_memory() / BYTES_PER_GB:.3f} GB."
@@ -194,7 +207,7 @@ def _train(
             f"Validation loss {losses[0]:.4f} before, {progress['best_loss']:.4f} at the best step "
             f"{progress['best_step']}."
         )
-    print(kept_models(folder) if is_full else f"Kept in {folder}.")
+    print(kept_models(folder) if is_full else f"Wrote the adapter to {folder}.")
     if not is_full and (reason := why_not_in_mlx_lm(model)):
         print(f"mlx-lm does not read this adapter: {reason}.")
 
@@ -208,10 +221,6 @@ def _test(
     from ..hub.adapters.adapter import attach, read_adapter
     from ..training.fine_tune import held_out_loss
 
-    if "test" not in data:
-        raise UsageError(
-            f"[lora] 'data' must hold a test.jsonl for 'test' but '{settings.data}' has none."
-        )
     if not args.train and settings.adapter_path and settings.fine_tune_type != "full":
         attach(model, read_adapter(settings.adapter_path))
     loss = held_out_loss(model, data["test"], settings)

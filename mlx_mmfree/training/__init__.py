@@ -1,4 +1,4 @@
-"""Training: the one loop, its data, optimizer, checkpoints and log."""
+"""Training: one loop for runs from texts, fine-tuning and distillation, with data and checkpoints."""
 
 from .language_model import train_language_model as train_language_model
 from .settings import Settings as Settings

@@ -1,4 +1,4 @@
-"""Batches of samples, in an order that the seed and the step alone decide."""
+"""Batches of samples, in an order that depends only on the seed and the step."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from ..errors import TrainingError
 from .samples import Sample
 
 PADDED_TO = 32
-"""Lengths of padded batches are multiples of this, so that few shapes are compiled."""
+"""The lengths of padded batches are multiples of this, so that few shapes are compiled."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs and what they should predict.
+    """Inputs and the targets that they should predict.
 
     Attributes:
-        inputs: Ids, int32 `(B, L)`.
-        targets: The next id of each, int32 `(B, L)`.
-        weights: 1 where the target is learned, else 0, float32 `(B, L)`.
-        valid: `False` where padded, `(B, L)`; `None`: nowhere.
-        starts: `True` where a sample begins behind another one, `(B, L)`; `None`: nowhere.
+        inputs: Token ids, int32 `(B, L)`.
+        targets: The next token id of each input, int32 `(B, L)`.
+        weights: 1 where the target is learned and 0 elsewhere, float32 `(B, L)`.
+        valid: `False` where padded, bool `(B, L)`; `None` if nothing is padded.
+        starts: `True` where a sample begins after another one, bool `(B, L)`; `None` if none does.
     """
 
     inputs: np.ndarray
@@ -33,7 +33,7 @@ class Batch:
 
     @classmethod
     def of_rows(cls, rows: np.ndarray) -> "Batch":
-        """Of token rows `(B, L + 1)`, all learned."""
+        """The batch of token rows `(B, L + 1)` that are learned as a whole."""
         return cls(rows[:, :-1], rows[:, 1:], np.ones(rows[:, 1:].shape, np.float32))
 
     @property
@@ -43,14 +43,14 @@ class Batch:
 
 
 def padded_batch(samples: Sequence[Sample], length: int | None = None) -> Batch:
-    """One sample a row, padded to `length` or to the longest one, rounded up."""
+    """A batch with one sample in each row, padded to `length` or to the longest sample, rounded up."""
     longest = max(len(sample.tokens) for sample in samples) - 1
     length = -(-longest // PADDED_TO) * PADDED_TO if length is None else length
-    return _filled([[sample] for sample in samples], length, is_packed=False)
+    return _filled_batch([[sample] for sample in samples], length, is_packed=False)
 
 
 def packed_rows(samples: Sequence[Sample], length: int) -> list[list[Sample]]:
-    """Rows of at most `length` inputs: longest samples first, each into the first row that fits."""
+    """Packs samples into rows of at most `length` inputs, the longest first, by first fit."""
     rows: list[list[Sample]] = []
     room: list[int] = []
     for sample in sorted(samples, key=lambda sample: -len(sample.tokens)):
@@ -68,12 +68,12 @@ def packed_rows(samples: Sequence[Sample], length: int) -> list[list[Sample]]:
 def evaluation_batches(
     samples: Sequence[Sample], batch_size: int, limit: int = -1, seed: int = 0
 ) -> list[Batch]:
-    """Each sample once, those of similar lengths together, one a row.
+    """Batches with each sample once, one in each row, and samples of similar lengths together.
 
     Args:
         samples: The samples.
-        batch_size: Rows of a batch.
-        limit: The most batches, drawn at random; -1: all.
+        batch_size: Number of rows in a batch.
+        limit: Largest number of batches, which are drawn at random; -1 takes all.
         seed: Seed of the draw.
 
     Raises:
@@ -88,16 +88,16 @@ def evaluation_batches(
     return [padded_batch(in_order[start : start + batch_size]) for start in starts]
 
 
-class Schedule:
-    """Which samples each step sees; every epoch sees each sample once.
+class SampleBatches:
+    """The batch of samples of each step. Every epoch contains each sample at least once.
 
     Args:
         samples: The samples.
-        batch_size: Rows of a batch.
+        batch_size: Number of rows in a batch.
         seed: Seed of the order.
-        packed_length: Pack samples into rows of this many inputs; `None` pads one sample a row, with
-            samples of similar lengths together.
-        shard: This process and the number of processes; each takes its own rows of every batch.
+        packed_length: Pack samples into rows of this many inputs; `None` pads one sample in each row,
+            with samples of similar lengths together.
+        shard: Rank of this process and number of processes. Each takes its own rows of every batch.
 
     Raises:
         TrainingError: There are no samples.
@@ -138,12 +138,12 @@ class Schedule:
         return self._made(rows[rank::size])
 
     def epoch_steps(self) -> int:
-        """Number of steps of the first epoch."""
+        """The number of steps in the first epoch."""
         return len(self._batches(0))
 
     def _made(self, rows: list[list[Sample]]) -> Batch:
         if self._packed_length is not None:
-            return _filled(rows, self._packed_length, is_packed=True)
+            return _filled_batch(rows, self._packed_length, is_packed=True)
         return padded_batch([sample for row in rows for sample in row])
 
     def _batches(self, epoch: int) -> list[list[list[Sample]]]:
@@ -160,7 +160,7 @@ class Schedule:
             else:
                 rows += packed_rows(window, self._packed_length)
         size = self._batch_size
-        # an epoch ends with the first samples again where they do not fill its last batch
+        # the first samples come again at the end of an epoch, to fill its last batch
         rows += [rows[n % len(rows)] for n in range(-len(rows) % size)]
         batches = [rows[start : start + size] for start in range(0, len(rows), size)]
         self._epoch = epoch, [batches[n] for n in random.permutation(len(batches))]
@@ -169,10 +169,10 @@ class Schedule:
 
 def _check_samples(samples: Sequence[Sample]) -> None:
     if not samples:
-        raise TrainingError("[data] there must be at least one sample to learn from but got none.")
+        raise TrainingError("[data] 'data' must hold at least one sample but holds none.")
 
 
-def _filled(rows: Sequence[Sequence[Sample]], length: int, is_packed: bool) -> Batch:
+def _filled_batch(rows: Sequence[Sequence[Sample]], length: int, is_packed: bool) -> Batch:
     shape = (len(rows), length)
     inputs, targets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     weights, valid = np.zeros(shape, np.float32), np.zeros(shape, bool)

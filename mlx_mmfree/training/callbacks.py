@@ -1,4 +1,4 @@
-"""What is told of a training run while it goes on."""
+"""Callbacks, which the training loop tells how the run goes on."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,28 +14,29 @@ from .run_folder import writing
 
 
 class Callback:
-    """Is called by the loop; each method does nothing unless it is overridden."""
+    """Is called by the loop. A method does nothing unless it is overridden."""
 
     def on_train(self, record: Mapping[str, Any]) -> None:
-        """A log record of training: step, tokens, loss, learning rate, speed, memory."""
+        """Takes a record of training: step, tokens, loss, learning rate, speed and memory."""
 
     def on_validation(self, record: Mapping[str, Any]) -> None:
-        """A log record of validation."""
+        """Takes a record of a validation."""
 
     def on_best(self, step: int) -> None:
-        """The model has its best validation loss so far."""
+        """Is called when the model has its best validation loss so far."""
 
     def on_save(self, step: int) -> None:
-        """A checkpoint was written."""
+        """Is called when a checkpoint has been written."""
 
 
 class BestWeights(Callback):
-    """Keeps the trainable parameters of the best validation in a file.
+    """Keeps the trainable parameters with the best validation loss in a file.
 
     Args:
         model: The model that is trained.
-        file: Replaced when there is something better.
-        has_validation: Without, the last weights are the best.
+        file: The file, which better parameters replace.
+        has_validation: Whether validation picks the best parameters. Without it, the latest are the
+            best.
     """
 
     def __init__(self, model: nn.Module, file: Path, has_validation: bool = True):
@@ -56,9 +57,9 @@ class WandbReport(Callback):
     """Sends the records to Weights & Biases.
 
     Args:
-        project: Name of the project there; `None` leaves it to wandb.
-        folder: The run's folder; its name is the run's.
-        settings: Kept with the run.
+        project: Name of the project; `None` leaves it to wandb.
+        folder: Folder of the run, which names the run.
+        settings: The settings, which are sent with the run.
 
     Raises:
         TrainingError: wandb is not installed.
@@ -69,7 +70,9 @@ class WandbReport(Callback):
             import wandb
         except ImportError as error:
             raise TrainingError(
-                "[training] 'report_to' wandb needs the package wandb: pip install wandb."
+                "[training] 'report_to' wandb needs the package wandb, which is not installed. "
+                "Install it: "
+                "pip install wandb"
             ) from error
         self._log = wandb.log
         wandb.init(project=project, name=folder.name, dir=str(folder), config=dict(settings))

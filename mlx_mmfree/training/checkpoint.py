@@ -1,4 +1,4 @@
-"""The state of a training run on disk: trained weights, optimizer, position."""
+"""The checkpoint of a training run: trained parameters, optimizer state and progress."""
 
 import json
 import math
@@ -23,7 +23,7 @@ _FOLDER, _PROGRESS = "checkpoint", "progress.json"
 
 
 def new_progress(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The progress of a run that begins; `record` is everything that decides its course."""
+    """The progress of a new run. `record` holds all plain values that decide its course."""
     return {
         "step": 0,
         "tokens": 0,
@@ -38,16 +38,16 @@ def new_progress(record: Mapping[str, Any]) -> dict[str, Any]:
 def save_checkpoint(
     run: Path, model: nn.Module, optimizer: optim.Optimizer, progress: dict[str, Any]
 ) -> None:
-    """Replaces the run's checkpoint; a kill at any moment leaves the old or the new one.
+    """Replaces the checkpoint of a run. A kill at any moment leaves either the old or the new one.
 
     Args:
         run: Folder of the run.
-        model: Its trainable parameters are kept.
-        optimizer: Its state is kept.
+        model: The model whose trainable parameters are saved.
+        optimizer: The optimizer whose state is saved.
         progress: Plain values, such as the step and the settings.
 
     Raises:
-        OSError: The disk refuses.
+        OSError: The folder cannot be written.
     """
     with new_folder(run / _FOLDER, replaces=True) as new:
         write_tensors(new / "model.safetensors", trainable(model))
@@ -56,7 +56,7 @@ def save_checkpoint(
 
 
 def read_progress(run: Path) -> dict[str, Any] | None:
-    """The progress of the run's checkpoint; `None` if there is none.
+    """The progress in a run's checkpoint, or `None` if there is no checkpoint.
 
     Raises:
         TrainingError: The checkpoint is damaged.
@@ -76,18 +76,18 @@ def read_progress(run: Path) -> dict[str, Any] | None:
 
 
 def check_record(run: Path, progress: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Compares what a checkpoint and a new start say of a run.
+    """Checks that a run is resumed with the settings that it was begun with.
 
     Args:
         run: Folder of the run.
-        progress: That of its checkpoint.
-        record: Everything that decides the course of the run, as plain values.
+        progress: The progress in its checkpoint.
+        record: All plain values that now decide the course of the run.
 
     Returns:
-        Whether a finished run is to go on to more `steps`.
+        Whether a finished run is to be extended to more `steps`.
 
     Raises:
-        TrainingError: A value differs.
+        TrainingError: Another value differs.
     """
     old: dict[str, Any] = progress["settings"]
     new: dict[str, Any] = json.loads(json.dumps(record))
@@ -103,7 +103,7 @@ def check_record(run: Path, progress: Mapping[str, Any], record: Mapping[str, An
 
 
 def kept_state(run: Path) -> str:
-    """What is left of a run that ends before its time, in words."""
+    """Says what is kept of a run that ends early."""
     progress = read_progress(run)
     if progress is None:
         return "nothing had been saved yet"
@@ -111,10 +111,10 @@ def kept_state(run: Path) -> str:
 
 
 def restore_checkpoint(run: Path, model: nn.Module, optimizer: optim.Optimizer) -> None:
-    """Sets trained weights and optimizer, in place, to those of the run's checkpoint.
+    """Restores the trainable parameters and the optimizer, in place, from a run's checkpoint.
 
     Raises:
-        TrainingError: The checkpoint is damaged, or another model's.
+        TrainingError: The checkpoint is missing or damaged, or belongs to another model.
     """
     folder = _existing(run)
     if folder is None:
@@ -128,28 +128,28 @@ def restore_checkpoint(run: Path, model: nn.Module, optimizer: optim.Optimizer) 
 
 
 def load_trainable(model: nn.Module, file: Path) -> None:
-    """Sets all trainable parameters of `model` from a file.
+    """Sets all trainable parameters of a model from a file.
 
     Raises:
         CheckpointError: The file is missing or damaged.
-        ValueError: The file holds other names or shapes.
+        ValueError: The file holds parameters of other names or shapes.
     """
     weights = read_arrays(file)
     want = {name: array.shape for name, array in trainable(model).items()}
     got = {name: array.shape for name, array in weights.items()}
     if want != got:
         differing = sorted(name for name in want | got if want.get(name) != got.get(name))
-        raise ValueError(f"it holds other parameters than the model trains: {differing[0]}")
+        raise ValueError(f"it does not hold the parameters that the model trains: {differing[0]}")
     model.update(tree_unflatten(list(weights.items())))
 
 
 def trainable(model: nn.Module) -> dict[str, mx.array]:
-    """The trainable parameters of a model by their names in memory."""
+    """The trainable parameters of a model, by their names in memory."""
     return dict(tree_flatten(model.trainable_parameters()))
 
 
 def _is_like(value: Any, sample: Any) -> bool:
-    """Whether a value has the keys of a sample, and numbers of its types."""
+    """Whether a value has the keys of a sample and numbers of the same types."""
     if isinstance(sample, dict):
         return isinstance(value, dict) and all(
             name in value and _is_like(value[name], part) for name, part in sample.items()
@@ -161,7 +161,7 @@ def _is_like(value: Any, sample: Any) -> bool:
 def _existing(run: Path) -> Path | None:
     folder = run / _FOLDER
     if run.is_dir():
-        # what a kill left in the moment in which one checkpoint replaces the other
+        # removes what a kill may leave while one checkpoint replaces another
         clear_leftovers(folder)
     return folder if folder.exists() else None
 

@@ -1,4 +1,4 @@
-"""Text files as streams of token ids, and random batches of them."""
+"""Text files as streams of token ids, and random windows of them as batches."""
 
 import lzma
 import os
@@ -14,7 +14,7 @@ from ..files.opening import open_file
 
 END_OF_TEXT = "<|endoftext|>"
 
-# text is stored in a third of its bytes or so, lists of equal lines in less
+# text compresses to about a third of its size, and repeated lines to less
 _MOST_TIMES_LARGER = 100
 _SMALL_BYTES = 1_000_000
 _PIECE_BYTES = 16_000_000
@@ -24,7 +24,7 @@ def read_documents(path: Path) -> list[str]:
     """The documents of a UTF-8 text file, plain or `.xz`, separated by lines `<|endoftext|>`.
 
     Raises:
-        TrainingError: The file cannot be read, is no text, or is small but stores very much.
+        TrainingError: The file cannot be read, is not UTF-8, or decompresses to far too much.
     """
     try:
         with open_file(path) as stream:
@@ -46,20 +46,20 @@ def _decompressed(stream: BinaryIO) -> bytes:
             raw += piece
             if len(raw) > most:
                 raise TrainingError(
-                    f"[data] '{stream.name}' must be text, which takes at most {_MOST_TIMES_LARGER} "
-                    f"times the room once decompressed, but takes over {most} bytes. Decompress it "
-                    "yourself if it is sound."
+                    f"[data] '{stream.name}' must be compressed text, which grows at most "
+                    f"{_MOST_TIMES_LARGER} times, but it grows to over {most:,} bytes. If you trust the "
+                    "file, decompress it yourself."
                 )
     return bytes(raw)
 
 
 @dataclass(frozen=True)
 class TokenStream:
-    """The tokens of one file, an end-of-text token after each document.
+    """The tokens of one file, with an end-of-text token after each document.
 
     Attributes:
-        tokens: Ids, int32.
-        size_bytes: UTF-8 bytes of the documents.
+        tokens: Token ids, int32 `(n,)`.
+        size_bytes: Number of UTF-8 bytes of the documents.
     """
 
     tokens: np.ndarray
@@ -67,7 +67,7 @@ class TokenStream:
 
 
 def tokenize(path: Path, encode: Callable[[str], list[int]], end_of_text: int) -> TokenStream:
-    """Reads and encodes one file."""
+    """Reads and encodes one file; `encode` maps a text to token ids."""
     ids: list[int] = []
     size_bytes = 0
     for document in read_documents(path):
@@ -79,11 +79,11 @@ def tokenize(path: Path, encode: Callable[[str], list[int]], end_of_text: int) -
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the training run with its own mixture.
+    """A part of a training run with its own mixture of files.
 
     Attributes:
         until: Fraction of all steps at which the stage ends.
-        weights: How many times each file counts, by its path.
+        weights: Weight of each file, by its path. A file is drawn in proportion to weight times size.
     """
 
     until: float
@@ -91,12 +91,12 @@ class Stage:
 
 
 class Mixture:
-    """Random windows of several token streams; a batch depends on the seed and the step alone.
+    """Random windows of several token streams. A batch depends only on the seed and the step.
 
     Args:
-        streams: The streams by name.
-        stages: Stages in order; the last ends at 1.
-        seed: Seed of the draws.
+        streams: The streams, by name.
+        stages: The stages in order. The last ends at 1.
+        seed: Seed of the random draws.
     """
 
     def __init__(self, streams: Mapping[str, TokenStream], stages: Sequence[Stage], seed: int):
@@ -105,7 +105,7 @@ class Mixture:
         self._seed = seed
 
     def batch(self, step: int, total_steps: int, batch_size: int, length: int) -> np.ndarray:
-        """Ids of shape `(batch_size, length + 1)` for one step."""
+        """The token ids of one step, int32 `(batch_size, length + 1)`."""
         progress = step / total_steps
         stage = next(s for s in self._stages if progress < s.until)
         names = list(stage.weights)

@@ -28,14 +28,14 @@ _STATUS = 2
 class DataParallel:
     """The processes of a run.
 
-    Loss, tokens and gradients are added up over the processes and divided once, so that a run is that
-    of one process with all rows, but for the order of the sums. After each step all processes have
-    the same weights, bit for bit. The first one alone writes files.
+    Losses, tokens and gradients are summed over the processes and divided once. A run therefore equals
+    that of one process with all rows, but for the order of the sums. After each step, all processes
+    have the same weights, bit for bit. Only the first one writes files.
 
     Args:
-        group: The processes. Default: all that `mlx.launch` started together, or this one.
-        timeout_s: Seconds after which a process that waits for another one writes a message and
-            ends, with status 2: MLX has no other way out of a wait.
+        group: The processes; `None` takes all that `mlx.launch` started together, or this one alone.
+        timeout_s: Seconds that a process waits for another one. It then prints a message and ends with
+            status 2, since MLX offers no other way out of the wait.
 
     Raises:
         TrainingError: `timeout_s` is not positive.
@@ -46,7 +46,7 @@ class DataParallel:
     ):
         if not 0 < timeout_s < math.inf:
             raise TrainingError(
-                f"[training] 'process_timeout_s' must be positive but got {timeout_s}."
+                f"[training] 'process_timeout_s' must be positive and finite but got {timeout_s}."
             )
         self._group = mx.distributed.init() if group is None else group
         self._timeout_s = timeout_s
@@ -61,18 +61,18 @@ class DataParallel:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one that writes."""
+        """Whether this is the process that writes files."""
         return self.rank == 0
 
     def sums(
         self, loss: mx.array, tokens: mx.array, gradient: Any
     ) -> tuple[mx.array, mx.array, Any]:
-        """The sums of all processes.
+        """Sums loss, tokens and gradients over all processes, in float32.
 
         Args:
-            loss: Sum of this process' losses, float32 `()`.
-            tokens: Number of its tokens, int32 `()`.
-            gradient: A tree with the sum of its gradients, of any float dtypes; added in float32.
+            loss: Sum of the losses of this process, float32 `()`.
+            tokens: Number of learned tokens of this process, int32 `()`.
+            gradient: A tree with the sums of the gradients of this process, of any float dtypes.
 
         Raises:
             TrainingError: Another process has ended.
@@ -80,14 +80,14 @@ class DataParallel:
         if self.size == 1:
             return loss, tokens, gradient
         gradients: dict[str, mx.array] = dict(tree_flatten(gradient))
-        # in two halves, whose sums are exact in float32
+        # float32 holds the sums of these two halves exactly
         halves = mx.stack([tokens // 4096, tokens % 4096])
         loss, halves, *summed = self._summed([loss, halves, *gradients.values()])
         tokens = halves[0] * 4096 + halves[1]
         return loss, tokens, tree_unflatten(list(zip(gradients, summed, strict=True)))
 
     def of_first(self, tree: Tree) -> Tree:
-        """A tree of float arrays, or of numbers, as the first process has it in float32."""
+        """Gives all processes the first one's tree of float arrays or numbers, in float32 precision."""
         if self.size == 1:
             return tree
         values: dict[str, mx.array | float] = dict(tree_flatten(tree))
@@ -102,10 +102,13 @@ class DataParallel:
         return result
 
     def after_first(self, action: Callable[[], Result]) -> Result:
-        """What `action` returns, which the others begin when the first process has done it.
+        """Runs an action in the first process, and then in the others, which wait for it.
 
         Args:
-            action: Takes any time and no MLX operation: in the first process it runs in a thread.
+            action: The action. It may take any time. It runs in a thread and must not use MLX.
+
+        Returns:
+            What the action returns in this process.
 
         Raises:
             TrainingError: Another process has ended.
@@ -122,13 +125,13 @@ class DataParallel:
             done = future.done()
             if done:
                 future.result()
-            # tells the others that this process is alive, or that it is done
+            # tells the others that this process is alive or done
             self.largest(int(done))
             if done:
                 return future.result()
 
     def largest(self, value: int) -> int:
-        """The largest of a number that each process has.
+        """The largest of the numbers that the processes give.
 
         Raises:
             TrainingError: Another process has ended.
@@ -138,24 +141,24 @@ class DataParallel:
         return int(self._together(mx.distributed.all_max, mx.array(value, mx.int32)))
 
     def check_same(self, name: str, value: int) -> None:
-        """Refuses a number that differs between the processes.
+        """Refuses a number that is not the same in all processes.
 
         Raises:
-            TrainingError: It does.
+            TrainingError: The number differs.
         """
         bounds = self._together(mx.distributed.all_max, mx.array([value, -value], mx.int32))
         high, low = int(bounds[0]), -int(bounds[1])
         if low != high:
             raise TrainingError(
                 f"[training] '{name}' must be the same in all processes but got {low} to "
-                f"{high}. Give them all the same folder of the run."
+                f"{high}. Give all of them the same folder for the run."
             )
 
     def share(self, batch_size: int) -> tuple[int, int]:
-        """This process and the number of processes, which a batch must have enough rows for.
+        """The rank of this process and the number of processes, between which a batch is split.
 
         Raises:
-            TrainingError: It has not.
+            TrainingError: The batch cannot be split evenly.
         """
         if batch_size % self.size:
             raise TrainingError(
@@ -165,7 +168,7 @@ class DataParallel:
         return self.rank, self.size
 
     def _summed(self, arrays: Sequence[mx.array]) -> list[mx.array]:
-        """The arrays, added over the processes in float32, in few messages."""
+        """The arrays summed over the processes in float32, sent in few messages."""
         summed: list[mx.array] = []
         for part in _parts(arrays):
             flat = mx.concatenate([array.astype(mx.float32).reshape(-1) for array in part])
@@ -178,7 +181,7 @@ class DataParallel:
         return summed
 
     def _together(self, collective: Callable[..., mx.array], array: mx.array) -> mx.array:
-        """A collective of a computed array: its failure alone means that a process is gone."""
+        """Runs a collective operation on a computed array, so that its failure means a lost process."""
         mx.eval(array)
         try:
             with self._time_limit():
@@ -202,11 +205,12 @@ class DataParallel:
             timer.cancel()
 
     def _give_up(self) -> None:
-        """Ends the process: a thread that waits inside MLX cannot be woken."""
+        """Ends the process, because a thread that waits inside MLX cannot be woken."""
         message = (
             f"error: [training] process {self.rank} has waited {self._timeout_s:g} s for another of the "
-            f"{self.size} processes, which hangs or is stopped, and ends. Start all of them again: "
-            "they go on from the last checkpoint. 'process_timeout_s' sets the limit."
+            f"{self.size} processes, which hangs or was stopped. Start all of them again: they go "
+            "on from "
+            "the last checkpoint. 'process_timeout_s' sets how long a process waits."
         )
         sys.stdout.flush()
         os.write(2, f"\n{message}\n".encode())
@@ -214,7 +218,7 @@ class DataParallel:
 
 
 def _started(action: Callable[[], Result]) -> "Future[Result]":
-    """The coming result of an action that runs in a thread."""
+    """Starts an action in a thread and returns its future result."""
     future: Future[Result] = Future()
 
     def work() -> None:
@@ -228,7 +232,7 @@ def _started(action: Callable[[], Result]) -> "Future[Result]":
 
 
 def _parts(arrays: Iterable[mx.array]) -> Iterator[list[mx.array]]:
-    """The arrays in order, at most 32 MiB of float32 at a time unless one is larger."""
+    """Groups the arrays, in order, into parts of at most 32 MiB of float32 or a single larger array."""
     part: list[mx.array] = []
     for array in arrays:
         if part and sum(other.size for other in [*part, array]) > _NUMBERS_AT_ONCE:

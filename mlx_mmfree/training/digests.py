@@ -1,4 +1,4 @@
-"""Short records of what a run was made of, by which a checkpoint tells whether it is still the same."""
+"""Digests of data and weights. They tell a resumed run whether these are still the same."""
 
 import hashlib
 from collections.abc import Mapping
@@ -15,18 +15,18 @@ from .samples import Samples
 
 
 def file_digest(path: Path) -> str:
-    """Of the content of a file."""
+    """The digest of a file's content."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def stream_digest(stream: TokenStream) -> str:
-    """Of the tokens of a text, so that another text or another tokenizer is told apart."""
+    """The digest of a text's tokens, which depends on the text and on the tokenizer."""
     return hashlib.sha256(stream.tokens.tobytes()).hexdigest()
 
 
 def samples_digest(data: Mapping[str, Samples]) -> str:
-    """Of the samples that are learned and validated on."""
+    """The digest of the training and validation samples."""
     digest = hashlib.sha256()
     for name in ("train", "valid"):
         for sample in data[name].samples if name in data else ():
@@ -37,7 +37,7 @@ def samples_digest(data: Mapping[str, Samples]) -> str:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Of a model's architecture and a few numbers of each tensor."""
+    """The digest of the names, shapes and dtypes of a model's tensors and of 64 numbers of each."""
     digest = hashlib.sha256()
     for name, array in parameters(model).items():
         digest.update(f"{name} {array.shape} {array.dtype} ".encode())

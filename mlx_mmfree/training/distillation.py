@@ -1,4 +1,4 @@
-"""Distillation: a student learns the distribution of a teacher's next token (arXiv 1503.02531)."""
+"""Distillation: a student learns a teacher's distribution of the next token (arXiv 1503.02531)."""
 
 import math
 
@@ -21,28 +21,28 @@ def distillation_loss(
     temperature: float = 1.0,
     top_k: int | None = None,
 ) -> Loss:
-    r"""The loss on the data plus that of differing from a teacher.
+    r"""A loss that adds the divergence from a teacher to the cross-entropy on the data.
 
     .. math::
         \mathrm{CE}(\text{target}, q) + w\,T^2\,\mathrm{KL}(p_T \,\|\, q_T)
 
-    summed over the learned tokens, with :math:`q` the student's distribution and :math:`p_T, q_T`
-    those of teacher and student at temperature :math:`T`, see `divergence`.
+    It is summed over the learned tokens. :math:`q` is the student's distribution, and :math:`p_T, q_T`
+    are those of teacher and student at temperature :math:`T`; see `divergence`.
 
     Args:
-        teacher: Frozen here and read without gradient.
+        teacher: The teacher, which is frozen here.
         student: The model that will be trained.
         weight: The factor :math:`w`.
         temperature: The divisor :math:`T` of both models' logits.
-        top_k: Compare the teacher's `top_k` most likely tokens alone; `None` compares all.
+        top_k: Compare only the `top_k` tokens that the teacher finds likeliest; `None` compares all.
 
     Raises:
         TrainingError: The models have different vocabularies, or an argument is out of range.
     """
     if teacher.vocab_size != student.vocab_size:
         raise TrainingError(
-            f"[distillation] 'teacher' must have the vocabulary of the student, {student.vocab_size} "
-            f"tokens, but has {teacher.vocab_size}."
+            f"[distillation] 'teacher' must have the student's {student.vocab_size} tokens but has "
+            f"{teacher.vocab_size}. Choose a teacher with the same vocabulary."
         )
     for name, value in (("weight", weight), ("temperature", temperature)):
         if not 0 < value < math.inf:
@@ -51,8 +51,8 @@ def distillation_loss(
             )
     if top_k is not None and not 1 < top_k <= teacher.vocab_size:
         raise TrainingError(
-            f"[distillation] 'top_k' must be from 2 to the vocabulary, {teacher.vocab_size}, but got "
-            f"{top_k}."
+            f"[distillation] 'top_k' must be from 2 to the size of the vocabulary, "
+            f"{teacher.vocab_size}, but got {top_k}."
         )
     teacher.freeze()
     teacher.eval()
@@ -68,11 +68,11 @@ def distillation_loss(
 
 
 def load_teacher(opened: OpenedModel, tokenizer: Tokenizer) -> Decoder:
-    """A teacher for a student with the given tokenizer.
+    """Loads a teacher for a student with the given tokenizer.
 
     Raises:
         TrainingError: The teacher has another vocabulary.
-        CheckpointError: It cannot be loaded.
+        CheckpointError: The teacher cannot be loaded.
     """
     _check_same_tokens(tokenizer, opened.tokenizer())
     return opened.load()
@@ -83,7 +83,7 @@ def _check_same_tokens(tokenizer: Tokenizer, teacher: Tokenizer) -> None:
     if teacher.vocab_size != count:
         raise TrainingError(
             f"[distillation] 'teacher' must have the student's {count} tokens but has "
-            f"{teacher.vocab_size}."
+            f"{teacher.vocab_size}. Choose a teacher with the same vocabulary."
         )
     for token_id in range(count):
         wanted, got = tokenizer.piece(token_id), teacher.piece(token_id)
@@ -97,24 +97,24 @@ def _check_same_tokens(tokenizer: Tokenizer, teacher: Tokenizer) -> None:
 def divergence(
     logits: mx.array, wanted: mx.array, *, temperature: float = 1.0, top_k: int | None = None
 ) -> mx.array:
-    r"""How far a distribution is from the wanted one, in nats times the squared temperature.
+    r"""The divergence of a student's distribution from the teacher's, times the squared temperature.
 
     .. math::
         T^2 \sum_{v \in S} p_v (\log p_v - \log q_v), \quad
         p = \mathrm{softmax}_S(z'/T), \quad q = \mathrm{softmax}(z/T)
 
-    with :math:`S` all tokens, or the `top_k` of the largest :math:`z'`: their probabilities are
-    renormalised, the student's are not, so that likely tokens outside of :math:`S` count against it.
-    :math:`T^2` keeps the size of the gradient. In float32.
+    :math:`S` holds all tokens, or the `top_k` with the largest :math:`z'`. The teacher's probabilities
+    are normalised over :math:`S`. The student's are not, so that it loses by likely tokens outside of
+    :math:`S`. The factor :math:`T^2` keeps the size of the gradient. All is computed in float32.
 
     Args:
-        logits: The student's :math:`z`, `(..., V)`.
-        wanted: The teacher's :math:`z'`, `(..., V)`; no gradient flows to it.
-        temperature: :math:`T`.
-        top_k: Size of :math:`S`; `None` is V.
+        logits: The student's logits :math:`z`, `(..., V)`.
+        wanted: The teacher's logits :math:`z'`, `(..., V)`. They get no gradient.
+        temperature: The divisor :math:`T`.
+        top_k: The number of tokens in :math:`S`; `None` takes all.
 
     Returns:
-        float32 `(...)`.
+        The divergence in nats, float32 `(...)`.
     """
     scale = 1.0 / temperature
     wanted = mx.stop_gradient(wanted).astype(mx.float32) * scale

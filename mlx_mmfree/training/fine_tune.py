@@ -1,4 +1,4 @@
-"""Fine-tunes a model on samples: data, adapters or weights, loop, and what is kept."""
+"""Fine-tunes a model on samples: the adapters, or the weights themselves."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from ..hub.adapters.adapter import load_adapter_weights
 from ..hub.checkpoint.target_folder import check_apart
 from ..hub.remote.download import dataset_folder
 from ..models import Decoder, check_causal
-from .batches import Batch, Schedule, evaluation_batches
+from .batches import Batch, SampleBatches, evaluation_batches
 from .callbacks import Callback
 from .data_parallel import DataParallel
 from .digests import samples_digest, weights_digest
@@ -28,11 +28,11 @@ from .trainable import adapt_layers, unfreeze_layers
 
 
 def read_data(settings: FineTuneSettings, tokenizer: Tokenizer) -> dict[str, Samples]:
-    """The samples of each split that `settings.data` has.
+    """Reads the samples of each split that `settings.data` has.
 
     Raises:
         TrainingError: There is no such data, or a line cannot be used.
-        DownloadError: The Hub does not hand out the dataset.
+        DownloadError: The dataset cannot be downloaded from the Hub.
     """
     splits = find_splits(dataset_folder(settings.data))
     return {
@@ -48,14 +48,14 @@ def read_data(settings: FineTuneSettings, tokenizer: Tokenizer) -> dict[str, Sam
 
 
 def prepare(model: Decoder, settings: FineTuneSettings) -> list[str]:
-    """Freezes a model but for what the run trains; puts adapters on it if it trains those.
+    """Freezes everything that the run does not train, and adds the adapters that it trains.
 
     Args:
-        model: Changed in place. For `full`, one that was loaded with `packed=False`.
+        model: The model, which is changed in place. For full fine-tuning, load it with `packed=False`.
         settings: The run.
 
     Returns:
-        The names of what is trained on the Hub.
+        The Hub's names of what will be trained.
 
     Raises:
         TrainingError: There is nothing to train.
@@ -88,30 +88,31 @@ def fine_tune(
     processes: DataParallel | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
-    """Runs or resumes a fine-tuning run.
+    """Begins or resumes a fine-tuning run.
 
-    Writes into `settings.adapter_path`: `log.jsonl`, `curve.png` and `checkpoint/`; the adapter that is
-    best on the validation samples, that of the last checkpoint in `last/`, and those of all checkpoints
-    as `0000100_adapters.safetensors`; of full fine-tuning `best.safetensors` and, at the end, `model/`
-    and, of a ternary model, `masters/`. Without validation samples the last weights count as the best.
+    The folder `settings.adapter_path` gets `log.jsonl`, `curve.png` and `checkpoint/`. With adapters,
+    it also gets the adapter that is best on the validation samples, the latest one in `last/`, and
+    that of each checkpoint, such as `0000100_adapters.safetensors`. Full fine-tuning writes
+    `best.safetensors` and, at the end, `model/` and, for a ternary model, `masters/`. Without
+    validation samples, the latest weights count as the best.
 
     Args:
-        model: What `prepare` returned; in the first process it has the best weights at the end.
-        tokenizer: The model's; its files are copied beside a fully tuned model.
-        data: What `read_data` returned.
+        model: The model, after `prepare`. In the first process it has the best weights at the end.
+        tokenizer: The tokenizer of the model. Its files are copied beside a fully tuned model.
+        data: The samples, from `read_data`.
         settings: The run.
-        teacher: A model whose distribution is learned too, as the settings say; validation takes
-            cross-entropy on the data alone.
-        processes: Those that train together, each on its share of the rows of a batch; `None`: all
-            that `mlx.launch` started, or this one.
-        callbacks: As in `Trainer`.
+        teacher: A model whose predictions the loss compares too. Validation does not.
+        processes: The processes that train together, each on its share of the rows of a batch; `None`
+            takes all that `mlx.launch` started, or this one alone.
+        callbacks: As for `Trainer`.
 
     Returns:
-        The run's progress record.
+        The progress of the run: step, tokens, best loss and step.
 
     Raises:
         TrainingError: There are no samples, the loss is not finite, or the folder holds another run.
-        CheckpointError: The folder is that of the model, lies in it or holds it.
+        CheckpointError: The folder is that of the model, or one of the two contains the other.
+        TrainingStopped: A signal ended the run early.
     """
     check_causal(model)
     folder = Path(settings.adapter_path)
@@ -121,18 +122,7 @@ def fine_tune(
             f"[data] 'data' must hold a train.jsonl but '{settings.data}' has none."
         )
     processes = DataParallel() if processes is None else processes
-    schedule = Schedule(
-        data["train"].samples,
-        settings.batch_size,
-        settings.seed,
-        settings.max_seq_length - 1 if settings.pack else None,
-        processes.share(settings.batch_size),
-    )
-    parts = settings.grad_accumulation_steps
-
-    def batches(step: int) -> list[Batch]:
-        return [schedule.batch(step * parts + part) for part in range(parts)]
-
+    batches = _batches(data["train"], settings, processes.share(settings.batch_size))
     if settings.grad_checkpoint:
         checkpoint_blocks(model)
     has_validation = "valid" in data
@@ -166,6 +156,21 @@ def fine_tune(
     return progress
 
 
+def _batches(
+    samples: Samples, settings: FineTuneSettings, share: tuple[int, int]
+) -> Callable[[int], list[Batch]]:
+    """Maps a step to this process' share of its rows, in one batch for each forward pass."""
+    in_order = SampleBatches(
+        samples.samples,
+        settings.batch_size,
+        settings.seed,
+        settings.max_seq_length - 1 if settings.pack else None,
+        share,
+    )
+    parts = settings.grad_accumulation_steps
+    return lambda step: [in_order.batch(step * parts + part) for part in range(parts)]
+
+
 def _distillation(teacher: Decoder, student: Decoder, settings: FineTuneSettings) -> Loss:
     return distillation_loss(
         teacher,
@@ -177,7 +182,7 @@ def _distillation(teacher: Decoder, student: Decoder, settings: FineTuneSettings
 
 
 def mean_loss(model: Decoder, batches: Sequence[Batch]) -> float:
-    """Cross-entropy of the learned tokens of some batches, nats a token."""
+    """The mean cross-entropy of the learned tokens of some batches, in nats."""
     total, tokens = 0.0, 0
     for batch in batches:
         total += float(next_token_loss(model, batch))
@@ -186,7 +191,7 @@ def mean_loss(model: Decoder, batches: Sequence[Batch]) -> float:
 
 
 def held_out_loss(model: Decoder, samples: Samples, settings: FineTuneSettings) -> float:
-    """Cross-entropy on test samples, nats a token."""
+    """The mean cross-entropy of the learned tokens of held-out samples, in nats."""
     model.eval()
     batches = evaluation_batches(samples.samples, settings.batch_size, settings.test_batches)
     return mean_loss(model, batches)

@@ -1,4 +1,4 @@
-"""What a fine-tuning run is made of."""
+"""The settings of a fine-tuning run."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import TrainingError
 from .data_parallel import DEFAULT_TIMEOUT_S
-from .loop import LoopSettings
+from .loop_settings import LoopSettings
 from .optimizer import OPTIMIZERS, SCHEDULES
 from .samples import Features
 from .yaml_values import check_keys, checked_numbers
@@ -16,59 +16,81 @@ from .yaml_values import check_keys, checked_numbers
 KINDS = ("lora", "dora", "full")
 
 _POSITIVE = (
-    "batch_size iters learning_rate steps_per_report steps_per_eval grad_accumulation_steps "
-    "save_every rank teacher_weight teacher_temperature process_timeout_s"
+    "batch_size",
+    "iters",
+    "learning_rate",
+    "steps_per_report",
+    "steps_per_eval",
+    "grad_accumulation_steps",
+    "save_every",
+    "rank",
+    "teacher_weight",
+    "teacher_temperature",
+    "process_timeout_s",
 )
 _WITHOUT_INFLUENCE = (
-    "data adapter_path iters teacher steps_per_report save_every test_batches resume_adapter_file "
-    "patience clear_cache_threshold grad_checkpoint process_timeout_s"
+    "data",
+    "adapter_path",
+    "iters",
+    "teacher",
+    "steps_per_report",
+    "save_every",
+    "test_batches",
+    "resume_adapter_file",
+    "patience",
+    "clear_cache_threshold",
+    "grad_checkpoint",
+    "process_timeout_s",
 )
 
 
 @dataclass(frozen=True)
 class FineTuneSettings:
-    """One fine-tuning run; names and defaults are mlx-lm's where it has them.
+    """One fine-tuning run. Names and defaults are those of mlx-lm where it has them.
 
     Attributes:
         data: Folder with train.jsonl, valid.jsonl and test.jsonl, or a dataset of the Hub.
-        adapter_path: Folder of the run: adapter or model, checkpoint, log and curve.
-        fine_tune_type: lora, dora, or full: the weights themselves, ternary ones through their float
-            masters.
-        optimizer: adam, adamw, sgd, adafactor or muon.
-        optimizer_config: Further options, by the optimizer's name.
-        learning_rate: Learning rate, unless there is a schedule.
-        lr_schedule: name, arguments, warmup and warmup_init of a schedule.
-        iters: Optimizer steps.
-        batch_size: Rows of a batch.
-        grad_accumulation_steps: Batches of one optimizer step.
-        clip_norm: Largest norm of the gradient; 0: no clipping.
-        max_seq_length: Longer samples lose their end.
-        mask_prompt: Learn completions, or last messages, alone.
-        pack: Put several short samples into a row of max_seq_length; they do not see each other.
-        num_layers: Last layers that are trained; -1: all.
-        rank: Rank of an adapter.
-        scale: Factor of an adapter.
-        dropout: Dropout of an adapter's input.
-        keys: Patterns of the names of what is trained, in a layer (self_attn.q_proj) or in the model
-            (lm_head); by default everything in the layers.
-        teacher: Folder or Hub repository of a model with the same vocabulary; what is learned is also
-            its distribution of the next token.
-        teacher_weight: Factor of the divergence from the teacher beside the loss on the data.
-        teacher_temperature: Divisor of the logits of both in the divergence.
-        teacher_top_k: Compare the teacher's likeliest tokens alone, so many; by default all.
-        quantization_warmup: Steps over which ternary layers pass from float to quantised; for full
+        adapter_path: Folder of the run, for the adapter or model, the checkpoint, the log and the loss
+            curve.
+        fine_tune_type: What is trained: lora or dora adapters, or with full the weights themselves.
+            Ternary weights are trained through float master weights.
+        optimizer: Name of the optimizer.
+        optimizer_config: Further options, by the name of the optimizer.
+        learning_rate: Learning rate, unless the YAML file has a schedule.
+        lr_schedule: `name`, `arguments`, `warmup` and `warmup_init` of a learning-rate schedule.
+        iters: Number of optimizer steps.
+        batch_size: Number of rows in a batch.
+        grad_accumulation_steps: Number of batches in an optimizer step.
+        clip_norm: Largest norm of the gradient. 0 turns clipping off.
+        max_seq_length: Largest number of tokens of a sample. Longer ones are cut at the end.
+        mask_prompt: Learn only completions, or only last messages.
+        pack: Put several short samples into a row of max_seq_length tokens. They do not see each
+            other.
+        num_layers: Number of layers to train, counted from the last. -1 trains all.
+        rank: Rank of the adapters.
+        scale: Factor of the adapters' output.
+        dropout: Dropout of the adapters' input.
+        keys: Patterns of the names of what is trained, within a layer (self_attn.q_proj) or in the
+            model (lm_head). Default: everything in the layers.
+        teacher: Folder or Hub repository of a model with the same vocabulary. The loss also compares
+            the predictions with its predictions.
+        teacher_weight: Weight of the divergence from the teacher, added to the loss on the data.
+        teacher_temperature: Divisor of the logits of both models in the divergence.
+        teacher_top_k: Compare only this many of the teacher's likeliest tokens. Default: all.
+        quantization_warmup: Steps over which ternary layers change from float to quantised in full
             fine-tuning.
-        val_batches: Batches of a validation; -1: all.
-        test_batches: Batches of the test; -1: all.
-        steps_per_report: Steps between two log lines.
+        val_batches: Number of batches in a validation. -1 takes all.
+        test_batches: Number of batches in the test. -1 takes all.
+        steps_per_report: Steps between two lines of the log.
         steps_per_eval: Steps between two validations.
         save_every: Steps between two checkpoints.
-        patience: Validations in a row without a better loss that end the run; 0: never.
-        resume_adapter_file: adapters.safetensors to begin with.
+        patience: End the run after this many validations in a row without a better loss. 0 turns this
+            off.
+        resume_adapter_file: File adapters.safetensors to begin with.
         grad_checkpoint: Recompute each block in the backward pass, which saves memory.
-        clear_cache_threshold: Clear MLX's cache after a step that leaves it larger, in bytes.
-        process_timeout_s: Seconds that one of several processes waits for another before it ends.
-        seed: Seed of adapters, order and dropout.
+        clear_cache_threshold: Clear MLX's cache after a step that leaves it larger than this.
+        process_timeout_s: Seconds that a process waits for the others before it gives up.
+        seed: Seed of the adapters, the order of the samples and dropout.
         prompt_feature: Key of the prompt in the data.
         completion_feature: Key of the completion.
         chat_feature: Key of the messages.
@@ -116,27 +138,29 @@ class FineTuneSettings:
     text_feature: str = "text"
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE.split():
+        for name in _POSITIVE:
             self._check(name, 0 < getattr(self, name) < math.inf, "positive")
         for name in ("num_layers", "val_batches", "test_batches"):
             value = getattr(self, name)
             self._check(name, value == -1 or value > 0, "positive, or -1 for all,")
         for name in ("clip_norm", "patience", "seed", "quantization_warmup"):
-            self._check(name, 0 <= getattr(self, name) < math.inf, "0 or more")
-        self._check("max_seq_length", self.max_seq_length >= 2, "2 or more")
+            self._check(name, 0 <= getattr(self, name) < math.inf, "at least 0")
+        self._check("max_seq_length", self.max_seq_length >= 2, "at least 2")
         self._check("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
         self._check("fine_tune_type", self.fine_tune_type in KINDS, "one of " + ", ".join(KINDS))
         known = ", ".join(OPTIMIZERS)
         self._check("optimizer", self.optimizer in OPTIMIZERS, f"one of {known}")
         if self.lr_schedule is not None:
             is_known = self.lr_schedule.get("name") in SCHEDULES
-            self._check("lr_schedule", is_known, f"one of {', '.join(SCHEDULES)}")
+            self._check("lr_schedule", is_known, f"named one of {', '.join(SCHEDULES)}")
         if self.teacher is None and self.teacher_top_k is not None:
-            raise TrainingError("[lora] 'teacher_top_k' must come with 'teacher' but came alone.")
+            raise TrainingError(
+                "[lora] 'teacher_top_k' must come with 'teacher' but came alone. Name a teacher."
+            )
         if self.fine_tune_type == "full" and self.resume_adapter_file is not None:
             raise TrainingError(
-                "[lora] 'resume_adapter_file' must be left out for full fine-tuning. Give the folder of "
-                "the model to begin with as 'model'."
+                "[lora] 'resume_adapter_file' must be left out for full fine-tuning, which trains no "
+                "adapter. Give the folder of the model to begin with as 'model'."
             )
 
     def _check(self, name: str, is_sound: bool, rule: str) -> None:
@@ -145,7 +169,7 @@ class FineTuneSettings:
 
     @property
     def features(self) -> Features:
-        """The keys of the data."""
+        """The keys under which the lines of the data hold their parts."""
         return Features(
             prompt=self.prompt_feature,
             completion=self.completion_feature,
@@ -154,7 +178,7 @@ class FineTuneSettings:
         )
 
     def loop(self, record: dict[str, Any]) -> LoopSettings:
-        """What the loop is told; `record` describes model and data."""
+        """The settings of the loop; `record` describes the model and the data of the run."""
         return LoopSettings(
             folder=Path(self.adapter_path),
             steps=self.iters,
@@ -171,20 +195,20 @@ class FineTuneSettings:
         )
 
     def record(self) -> dict[str, Any]:
-        """Everything that decides the course of the run, as plain values."""
+        """All plain values that decide the course of the run."""
         record = asdict(self)
-        for name in _WITHOUT_INFLUENCE.split():
+        for name in _WITHOUT_INFLUENCE:
             del record[name]
         return record
 
 
 def fine_tune_settings(values: Mapping[str, Any], source: str) -> FineTuneSettings:
-    """Settings from plain values, as YAML and flags give them.
+    """The settings made of plain values from a YAML file and from flags.
 
     Args:
-        values: The fields of `FineTuneSettings`; `lora_parameters`, as mlx-lm has it, holds `rank`,
-            `scale`, `dropout` and `keys`, which those beside it win over.
-        source: Where they come from, for messages.
+        values: The fields of `FineTuneSettings`. `lora_parameters` may hold `rank`, `scale`, `dropout`
+            and `keys`, as in mlx-lm; the same names outside of it win.
+        source: Where the values come from, as messages name it.
 
     Raises:
         TrainingError: A key is unknown or missing, or a value is wrong.
@@ -193,7 +217,8 @@ def fine_tune_settings(values: Mapping[str, Any], source: str) -> FineTuneSettin
     nested = values.pop("lora_parameters", {})
     if not isinstance(nested, Mapping) or not nested.keys() <= {"rank", "scale", "dropout", "keys"}:
         raise TrainingError(
-            f"[lora] 'lora_parameters' must hold rank, scale, dropout or keys but got {nested!r:.200}."
+            f"[lora] 'lora_parameters' may hold only rank, scale, dropout and keys but got "
+            f"{nested!r:.200}."
         )
     values = {**nested, **values}
     check_keys(values, FineTuneSettings, source, "lora")

@@ -1,4 +1,4 @@
-"""The model that a run from text files begins with: random weights, or those of a checkpoint."""
+"""The model that a run from text files begins with: with random weights or those of a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -17,17 +17,18 @@ from .settings import Settings
 
 
 class FirstModel:
-    """The model that a run begins with, in its training form, built and not yet evaluated.
+    """The model that a run begins with, in its training form. Its weights are not computed yet.
 
     Args:
         settings: The run.
 
     Attributes:
-        nbytes: Bytes of its float32 weights.
-        tokenizer_folder: Where the tokenizer lies that comes with it, if one does.
+        model: The model. `load` gives it its weights.
+        nbytes: Number of bytes of its float32 weights.
+        tokenizer_folder: Folder of the tokenizer that comes with the model, or `None`.
 
     Raises:
-        TrainingError: The settings ask for linears that the architecture has not.
+        TrainingError: The settings ask for linear layers that the architecture does not have.
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`; the last one also for a
             model that cannot continue a text.
     """
@@ -47,7 +48,7 @@ class FirstModel:
         check_causal(self.model)
 
     def load(self) -> Decoder:
-        """The model with its weights; to be called once."""
+        """Returns the model with its weights. It may be called only once."""
         return self.model if self._opened is None else self._opened.load()
 
 
@@ -64,7 +65,7 @@ def _opened(settings: Settings) -> OpenedModel:
 
 
 def _random_model(settings: Settings) -> Decoder:
-    """Not evaluated yet: its weights take no memory."""
+    """A model with random weights, which take no memory until they are computed."""
     architecture = find(settings.model.get("model_type"))
     config = architecture.config.from_hub(_with_linear_class(settings.model))
     model: Decoder = architecture.build(config)
@@ -73,7 +74,7 @@ def _random_model(settings: Settings) -> Decoder:
 
 
 def _with_linear_class(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The architecture with `linear_class` said as its own configuration says it."""
+    """The architecture, with `linear_class` translated into the keys of its own configuration."""
     kind = model.get("linear_class")
     names = {field.name for field in fields(find(model.get("model_type")).config)}
     if kind is None or "linear_class" in names:

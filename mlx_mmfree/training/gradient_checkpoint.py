@@ -1,4 +1,4 @@
-"""Gradient checkpointing: blocks whose inner values are recomputed in the backward pass."""
+"""Gradient checkpointing: the backward pass recomputes each block (arXiv 1604.06174)."""
 
 from typing import Any, cast
 
@@ -13,11 +13,22 @@ from ..models.parts.stack import Stack
 def recomputed(
     block: Block, x: mx.array, state: State, valid: mx.array | None, **context: Any
 ) -> tuple[mx.array, State]:
-    """Calls a block so that only its inputs are kept for the backward pass.
+    """Calls a block so that only its inputs are kept in memory for the backward pass.
 
-    A block is recomputed when the gradient of its result is there, and all its gradients are computed
-    before the block before it is. With `mx.checkpoint`, a gradient that all blocks share, as that of
-    lower bounds, is put off to the end and holds on to what each block recomputed.
+    A block is recomputed once the gradient of its output is known, and all of its gradients are
+    computed before the backward pass goes on to the block before it. `mx.checkpoint` does not ensure
+    this: it puts off a gradient that all blocks share, such as that of the lower bounds, and so keeps
+    what each block recomputed until the end.
+
+    Args:
+        block: The block.
+        x: The input, `(B, L, D)`.
+        state: The block's state, or `None` for an empty one.
+        valid: `False` where padded, `(B, L)`, or `None` for no padding.
+        context: Further arrays that the block takes by name.
+
+    Returns:
+        The output `(B, L, D)` and the new state.
     """
     high, low = cast(Any, mx.random.state)[0].tolist()
     parameters = block.trainable_parameters()
@@ -25,7 +36,7 @@ def recomputed(
     def forward(
         parameters: dict[str, Any], x: mx.array, state: State, context: dict[str, Any]
     ) -> tuple[mx.array, State]:
-        # the backward pass drops what the forward pass dropped
+        # dropout must drop the same numbers in both passes
         mx.random.seed(high << 32 | low)
         block.update(parameters)
         return block(x, state, valid, **context)
@@ -37,7 +48,7 @@ def recomputed(
         block.update(parameters)
         return _like(primals, mx.depends(gradients, gradients))
 
-    # Parameters and context are arguments so that the gradient reaches them.
+    # parameters and context are arguments, so that they get gradients
     checkpointed: Any = mx.custom_function(forward)
     checkpointed.vjp(backward)
     result: tuple[mx.array, State] = checkpointed(parameters, x, state, context)
@@ -46,7 +57,7 @@ def recomputed(
 
 
 def checkpoint_blocks(model: Stack) -> None:
-    """Turns on gradient checkpointing for every block of `model`."""
+    """Turns on gradient checkpointing for every block of a model."""
     model.run_block = recomputed
 
 
@@ -55,6 +66,6 @@ def _flat(tree: Any) -> list[Any]:
 
 
 def _like(tree: Any, arrays: Any) -> Any:
-    """The arrays in the structure of a tree."""
+    """Puts arrays into the structure of a tree."""
     following = iter(arrays)
     return tree_map(lambda _: next(following), tree)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a run: the first one lets the step end and the state be saved."""
+"""Ctrl-C and SIGTERM during a run: the first one ends it after the step, with its state saved."""
 
 import os
 import signal
@@ -7,19 +7,21 @@ import threading
 from types import FrameType
 from typing import Any, Self
 
-_NOTE = b"\nThe run stops after this step and is saved. Once more stops it at once.\n"
+_NOTE = (
+    b"\nThe run will stop after this step and be saved. Press Ctrl-C again to stop it at once.\n"
+)
 
 
 class StopRequest:
-    """Notes the first SIGINT or SIGTERM inside the `with` block; a second one acts as usual.
+    """Records the first SIGINT or SIGTERM inside the `with` block. A second one acts as usual.
 
-    Signals that are ignored stay ignored, and only Python's main thread can take any.
+    Ignored signals stay ignored. Outside Python's main thread, no signal is recorded.
 
     Args:
-        is_quiet: Say nothing.
+        is_quiet: Whether to print no message.
 
     Attributes:
-        signal: The signal's number; 0 as long as there was none.
+        signal: Number of the recorded signal, or 0.
     """
 
     def __init__(self, is_quiet: bool = False):
@@ -41,7 +43,7 @@ class StopRequest:
         self.signal = number
         self._restore()
         if not self._is_quiet:
-            # print() could meet itself inside a signal handler
+            # print() is not safe in a signal handler: it may interrupt another print()
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, _NOTE)
 
     def _restore(self) -> None:

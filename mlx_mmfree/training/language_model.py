@@ -1,4 +1,4 @@
-"""Trains a language model from text files: vocabulary, data, model, loop and the finished model."""
+"""Trains a language model from text files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,27 +33,28 @@ def train_language_model(
     callbacks: Sequence[Callback] = (),
     first: FirstModel | None = None,
 ) -> dict[str, Any]:
-    """Runs or resumes a training run and writes the models of its best weights.
+    """Begins or resumes a training run, and writes models with its best weights at the end.
 
-    Writes into `settings.output`: `tokenizer/`, `log.jsonl`, `curve.png`, `checkpoint/`,
-    `best.safetensors` and, at the end, `model/` and, of a ternary model, `masters/`: its float
-    weights, for more training. A finished run goes on when it is given more `steps`; the schedule of
-    those is that of a run of so many steps.
+    The folder `settings.output` gets `tokenizer/`, `log.jsonl`, `curve.png`, `checkpoint/` and
+    `best.safetensors`. At the end it gets `model/` and, for a ternary model, `masters/`, which holds
+    float weights for further training. A finished run goes on if it is given more `steps`. Its further
+    steps then follow the learning rate of the longer run.
 
     Args:
         settings: The run.
-        processes: Those that train together, each on its share of the rows of a batch; `None`: all
-            that `mlx.launch` started, or this one.
-        callbacks: As in `Trainer`.
-        first: The model to begin with, if it is built already.
+        processes: The processes that train together, each on its share of the rows of a batch; `None`
+            takes all that `mlx.launch` started, or this one alone.
+        callbacks: As for `Trainer`.
+        first: The model to begin with, if it has been built already.
 
     Returns:
-        The run's progress record and, in the first process, the packed model's held-out figures.
+        The progress of the run and, in the first process, the figures of the packed model on the
+        held-out files, under `held_out`.
 
     Raises:
         TrainingError: A file or setting is wrong, the folder cannot be written, or the loss is not
             finite.
-        TrainingStopped: The run was asked to end, and is saved.
+        TrainingStopped: A signal ended the run early. Its state is saved.
     """
     output = settings.path(settings.output)
     make_run_folder(output)
@@ -62,7 +63,7 @@ def train_language_model(
     share = processes.share(settings.batch_size)
     progress = read_progress(output)
     if progress is not None:
-        # before anything is made that belongs to other settings
+        # checked before anything is written for other settings
         check_record(output, progress, progress["settings"] | settings.record())
     first = first or FirstModel(settings)
     model = first.load()
@@ -71,7 +72,7 @@ def train_language_model(
     )
     streams = _streams(settings, tokenizer_folder, model.vocab_size)
     record = {
-        # random ones follow from the settings
+        # random weights follow from the settings
         "weights": None if settings.init_from is None else weights_digest(model),
         "texts": {name: stream_digest(stream) for name, stream in streams.items()},
     }
@@ -105,7 +106,7 @@ def _tokenizer_folder(settings: Settings, output: Path, vocab_size: int, is_resu
 def _batches(
     settings: Settings, streams: Mapping[str, TokenStream], share: tuple[int, int]
 ) -> Callable[[int], list[Batch]]:
-    """The rows of a step that are this process' share, in parts."""
+    """Maps a step to this process' share of its rows, in one batch for each forward pass."""
     names = {name for stage in settings.stages for name in stage.weights}
     mixture = Mixture({name: streams[name] for name in names}, settings.stages, settings.seed)
     rank, ranks = share
@@ -131,13 +132,13 @@ def _streams(settings: Settings, tokenizer_folder: Path, vocab_size: int) -> dic
     if tokenizer.vocab_size > vocab_size:
         raise TrainingError(
             f"[train] 'vocab_size' must cover the tokenizer's {tokenizer.vocab_size} tokens but got "
-            f"{vocab_size}."
+            f"{vocab_size}. Set it to at least that number."
         )
     ends = tokenizer.encode(END_OF_TEXT, add_special_tokens=False, parse_special=True)
     if len(ends) != 1:
         raise TrainingError(
             f"[train] the tokenizer in '{tokenizer_folder}' must have the token {END_OF_TEXT}, which "
-            f"ends a document, but writes it in {len(ends)}. Give a tokenizer or a model that has it."
+            f"ends a document, but splits it into {len(ends)}. Use a tokenizer or a model that has it."
         )
 
     def encode(text: str) -> list[int]:
@@ -148,14 +149,15 @@ def _streams(settings: Settings, tokenizer_folder: Path, vocab_size: int) -> dic
     for name, stream in streams.items():
         if len(stream.tokens) <= settings.sequence_length:
             raise TrainingError(
-                f"[train] '{name}' must have more than 'sequence_length' tokens "
-                f"({settings.sequence_length}) but got {len(stream.tokens)}."
+                f"[train] '{name}' must have more tokens than 'sequence_length', "
+                f"{settings.sequence_length}, but has {len(stream.tokens)}. Lower 'sequence_length' or "
+                "give a longer text."
             )
     return streams
 
 
 def _loss_on_head(model: Decoder, settings: Settings, stream: TokenStream) -> float:
-    """Nats a token on the first `valid_tokens` tokens, cheap enough to repeat."""
+    """The loss on the first `valid_tokens` tokens, in nats a token. It is cheap enough to repeat."""
     tokens = stream.tokens[: settings.valid_tokens + 1]
     length = settings.sequence_length
     return measure_perplexity(model, tokens, stream.size_bytes, length=length).loss

@@ -1,4 +1,4 @@
-"""The log of a training run as JSON lines, what stands in it, and its loss curve."""
+"""The log of a training run, as JSON lines, and the loss curve drawn from it."""
 
 import json
 import math
@@ -24,11 +24,11 @@ _MAX_BYTES = 1_000_000_000
 
 
 class RunLog:
-    """Appends records to `log.jsonl`; after a resume, those past the resumed step are dropped.
+    """Appends records to `log.jsonl`. A resumed run drops the records after the step it resumes at.
 
     Args:
-        path: The file; `None` keeps nothing.
-        step: The step the run starts at.
+        path: The file; `None` writes nothing.
+        step: The step that the run begins at.
 
     Raises:
         TrainingError: The file cannot be written.
@@ -50,7 +50,7 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The records of a log, up to the first line that is none, as a last one that a kill cut short."""
+    """The records of a log, up to the first invalid line, such as one that a kill has cut short."""
     records = []
     for line in read_member(path, _MAX_BYTES).splitlines() if path.exists() else []:
         try:
@@ -64,7 +64,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def plot_curve(log: Path, image: Path) -> bool:
-    """Draws training and validation loss over tokens as PNG; `False` without matplotlib."""
+    """Draws training and validation loss over tokens as PNG. Returns `False` without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -93,14 +93,14 @@ def plot_curve(log: Path, image: Path) -> bool:
 
 
 def token_unit(most: int) -> tuple[float, str]:
-    """The unit that gives numbers of one to four digits."""
+    """The unit in which numbers up to `most` have one to four digits."""
     units = {1: "tokens", 1e3: "thousand tokens", 1e6: "million tokens", 1e9: "billion tokens"}
     size = max((size for size in units if most >= 2 * size), default=1)
     return size, units[size]
 
 
 class Clock:
-    """Learned tokens a second since the last report, without the time of validations."""
+    """Counts learned tokens per second since the last report, leaving out the time of validations."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -120,7 +120,7 @@ class Clock:
 
 
 def environment() -> dict[str, Any]:
-    """What a run's figures depend on beside its settings."""
+    """What the figures of a run depend on beside its settings: versions, device and threads."""
     return {
         "mlx_version": version("mlx"),
         "library_version": __version__,

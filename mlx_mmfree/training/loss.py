@@ -1,4 +1,4 @@
-"""What training makes small."""
+"""The loss that training minimises: the cross-entropy of the next token."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +10,11 @@ from ..ops import cross_entropy, long_sum
 from .batches import Batch
 
 Loss = Callable[[Decoder, Batch], mx.array]
-"""Maps model and batch to the sum of the losses of its learned tokens, float32 `()`."""
+"""Maps a model and a batch to the sum of the losses of the learned tokens, float32 `()`."""
 
 
 def batch_logits(model: Decoder, batch: Batch) -> mx.array:
-    """The logits of a batch, `(B, L, V)`; packed samples do not see each other."""
+    """The logits of a batch, `(B, L, V)`. Packed samples do not see each other."""
     arrays = {"valid": batch.valid, "starts": batch.starts}
     masks: dict[str, Any] = {
         name: mx.array(array) for name, array in arrays.items() if array is not None
@@ -24,6 +24,12 @@ def batch_logits(model: Decoder, batch: Batch) -> mx.array:
 
 
 def next_token_loss(model: Decoder, batch: Batch) -> mx.array:
-    """Sum of the cross-entropies of the learned tokens given the ones before, in nats."""
+    r"""The sum of the cross-entropies of the learned tokens, in nats.
+
+    .. math::
+        -\sum_{b, t} w_{bt} \log p(y_{bt} \mid x_{b, \le t})
+
+    for the batch's inputs :math:`x`, targets :math:`y` and weights :math:`w`.
+    """
     losses = cross_entropy(batch_logits(model, batch), mx.array(batch.targets))
     return long_sum(losses * mx.array(batch.weights))

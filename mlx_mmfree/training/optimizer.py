@@ -1,4 +1,4 @@
-"""The optimizer and learning-rate schedule of a training run."""
+"""Optimizers and learning-rate schedules of training runs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from .yaml_values import finite
 
 
 def build_optimizer(settings: Settings) -> optim.MultiOptimizer:
-    """AdamW, with weight decay on the matrices only."""
+    """AdamW (arXiv 1711.05101) with weight decay on matrices only."""
 
     def adamw(weight_decay: float) -> optim.AdamW:
         return optim.AdamW(
@@ -30,7 +30,7 @@ def build_optimizer(settings: Settings) -> optim.MultiOptimizer:
 
 
 def build_schedule(settings: Settings) -> Callable[[int], mx.array]:
-    """The learning rate of a step: linear warm-up to the peak, then cosine decay."""
+    """Maps a step to its learning rate: a linear warm-up to the peak, then cosine decay."""
     peak, end = settings.learning_rate, settings.learning_rate * settings.final_learning_rate
     cosine = optim.cosine_decay(peak, settings.steps - settings.warmup_steps, end)
     if settings.warmup_steps:
@@ -42,7 +42,7 @@ def build_schedule(settings: Settings) -> Callable[[int], mx.array]:
 
 
 class Adafactor(optim.Adafactor):
-    """MLX's own, with the root mean square of a large matrix right on a CPU too (arXiv 1804.04235)."""
+    """MLX's Adafactor (arXiv 1804.04235), with accurate mean squares of large matrices on a CPU."""
 
     def _compute_rms(self, inputs: mx.array) -> mx.array:
         return mx.sqrt(long_mean(inputs.astype(mx.float32).square())).astype(inputs.dtype)
@@ -63,14 +63,19 @@ SCHEDULES: dict[str, Any] = {
     "step_decay": optim.step_decay,
 }
 
-# Without it Adafactor ignores the learning rate that it is given.
+# otherwise Adafactor ignores the learning rate that it is given
 _DEFAULTS: dict[str, dict[str, Any]] = {"adafactor": {"relative_step": False}}
 
 
 def named_optimizer(
     name: str, learning_rate: float, options: Mapping[str, Any] | None = None
 ) -> optim.Optimizer:
-    """One of MLX's optimizers by its name in `OPTIMIZERS`.
+    """One of MLX's optimizers.
+
+    Args:
+        name: Its name in `OPTIMIZERS`.
+        learning_rate: The learning rate.
+        options: Further arguments of the optimizer.
 
     Raises:
         TrainingError: An option is unknown.
@@ -86,20 +91,21 @@ def named_optimizer(
 
 
 def named_schedule(description: Mapping[str, Any]) -> Callable[[int], mx.array]:
-    """One of MLX's schedules by its name in `SCHEDULES`, after a linear warm-up.
+    """One of MLX's schedules, optionally after a linear warm-up.
 
     Args:
-        description: `name`; `arguments`, the first of which is the learning rate it starts at;
-            `warmup` steps (0) from the learning rate `warmup_init` (0).
+        description: `name` in `SCHEDULES`; `arguments`, the first of which is the learning rate at the
+            beginning; `warmup`, the number of steps of the warm-up (0); `warmup_init`, the learning
+            rate at its beginning (0).
 
     Raises:
-        TrainingError: The arguments do not fit.
+        TrainingError: A key is unknown, or the arguments do not fit the schedule.
     """
     keys = {"name", "arguments", "warmup", "warmup_init"}
     try:
         if unknown := description.keys() - keys:
             raise ValueError(f"unknown keys {', '.join(sorted(unknown))}")
-        # YAML 1.1 reads 1e-5, without a dot, as a string.
+        # YAML 1.1 reads 1e-5, which has no dot, as a string
         arguments = [finite(value) for value in description["arguments"]]
         schedule = SCHEDULES[description["name"]](*arguments)
         if warmup := int(description.get("warmup", 0)):
@@ -109,7 +115,8 @@ def named_schedule(description: Mapping[str, Any]) -> Callable[[int], mx.array]:
         schedule(mx.array(0))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise TrainingError(
-            f"[lora] 'lr_schedule' must have name, arguments and maybe warmup and warmup_init but got "
-            f"{dict(description)}: {error}."
+            "[lora] 'lr_schedule' must have name and arguments, and may have warmup and "
+            "warmup_init, but "
+            f"got {dict(description)}: {error}."
         ) from error
     return lambda step: mx.array(schedule(mx.array(step)))

@@ -1,4 +1,4 @@
-"""What a fine-tuning run keeps: adapters, or a tuned model."""
+"""What a training run keeps: an adapter, or a trained model."""
 
 import shutil
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ from .run_folder import writing
 
 
 class AdapterFiles(Callback):
-    """Keeps the best adapter in the run's folder and the last one in `last/`.
+    """Keeps the best adapter in the run's folder and the latest one in `last/`.
 
     Args:
-        folder: The run's.
+        folder: Folder of the run.
         model: A model with adapters.
-        record: How the adapter is made.
-        has_validation: Without, the last one is the best.
+        record: The settings that the adapter was made with, to be written beside it.
+        has_validation: Whether validation picks the best adapter. Without it, the latest is the best.
     """
 
     def __init__(
@@ -56,16 +56,16 @@ class AdapterFiles(Callback):
 
 
 class TrainedModel(BestWeights):
-    """Keeps the best weights of a run, and at the end the models that have them.
+    """Keeps the best weights of a run, and writes models with these weights at the end.
 
     Args:
-        folder: The run's.
+        folder: Folder of the run.
         model: The model that is trained.
-        tokenizer: Loaded, or its folder; its files are copied beside the models.
-        has_validation: Without, the last weights are the best.
+        tokenizer: The tokenizer, or its folder. Its files are copied beside the models.
+        has_validation: Whether validation picks the best weights. Without it, the latest are the best.
 
     Raises:
-        CheckpointError: A folder to write holds other files, or is what the run begins with.
+        CheckpointError: A folder to be written holds other files, or holds the tokenizer.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TrainedModel(BestWeights):
     ):
         super().__init__(model, folder / "best.safetensors", has_validation)
         source = tokenizer.folder if isinstance(tokenizer, Tokenizer) else tokenizer
-        # hours before they are written
+        # asked now rather than after hours of training
         for name in (RUN_MODEL, MASTERS_FOLDER):
             check_target((folder / name).resolve(), True, "training", [source])
         self._folder = folder
@@ -83,7 +83,7 @@ class TrainedModel(BestWeights):
     def finish(self) -> None:
         """Gives the model its best weights and writes it to `model/`.
 
-        A ternary model is packed there, and `masters/` holds its float weights to train on.
+        A ternary model is packed there, and `masters/` gets its float weights for further training.
         """
         load_trainable(self._decoder, self._folder / "best.safetensors")
         floats = list(packable(self._decoder).items())
@@ -100,7 +100,7 @@ class TrainedModel(BestWeights):
 
 
 def kept_models(folder: Path) -> str:
-    """Where a run's model lies, in words."""
+    """Says where the model of a run was written."""
     masters = folder / MASTERS_FOLDER
-    rest = f", its float masters in '{masters}'" if masters.exists() else ""
-    return f"The model is kept in '{folder / RUN_MODEL}'{rest}."
+    rest = f" and its float master weights to '{masters}'" if masters.exists() else ""
+    return f"Wrote the model to '{folder / RUN_MODEL}'{rest}."

@@ -1,4 +1,4 @@
-"""The folder of a run: made before the work begins, and what is said when it cannot be written."""
+"""The folder of a run: created before the work begins, with one message if it cannot be written."""
 
 import os
 import tempfile
@@ -12,25 +12,25 @@ from .checkpoint import kept_state
 
 @contextmanager
 def writing(run: Path) -> Iterator[None]:
-    """Turns the system's refusal to write into one line about the run.
+    """Turns a failed write inside the `with` block into one line about the run.
 
     Raises:
-        TrainingError: The disk is full, the folder is read-only, or the like.
+        TrainingError: The system refused a write, because the disk is full or the folder read-only.
     """
     try:
         yield
     except OSError as error:
         raise TrainingError(
-            f"[training] '{run}' cannot be written: {error.strerror or error}; {kept_state(run)}. Make "
-            "room or give another folder."
+            f"[training] '{run}' cannot be written: {error.strerror or error}; {kept_state(run)}. Free "
+            "some space or choose another folder."
         ) from error
 
 
 def make_run_folder(run: Path) -> None:
-    """Makes the folder where it is missing and tries to write into it.
+    """Creates the folder if it is missing, and tries to write into it.
 
     Raises:
-        TrainingError: It cannot be written.
+        TrainingError: The folder cannot be written.
     """
     with writing(run):
         run.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Fine-tuning samples from JSON lines: text, prompt and completion, or a conversation."""
+"""Reads fine-tuning samples from JSON lines: texts, prompts with completions, or conversations."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ MAX_LINE_BYTES = 4_000_000
 
 
 class SampleTokenizer(Protocol):
-    """What is needed of a tokenizer."""
+    """What the samples need of a tokenizer."""
 
     @property
     def has_chat_template(self) -> bool: ...
@@ -41,8 +41,8 @@ class Sample:
     """One text to learn from.
 
     Attributes:
-        tokens: Ids, int32 `(n,)`, n at least 2.
-        prompt: Number of first tokens that are read but not learned.
+        tokens: Token ids, int32 `(n,)` with `n` at least 2.
+        prompt: Number of tokens at the beginning that are read but not learned.
     """
 
     tokens: np.ndarray
@@ -51,7 +51,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Features:
-    """The keys of a line.
+    """The keys under which a line holds its parts.
 
     Attributes:
         prompt: Key of the prompt.
@@ -72,8 +72,8 @@ class Samples:
 
     Attributes:
         samples: The samples, in the file's order.
-        truncated: How many were cut to the longest length.
-        dropped: How many had nothing left to learn after that.
+        truncated: Number of samples that were cut to the maximum length.
+        dropped: Number of samples that were left out, since they had nothing to learn.
     """
 
     samples: list[Sample] = field(default_factory=list)
@@ -81,14 +81,14 @@ class Samples:
     dropped: int = 0
 
     def summary(self) -> str:
-        """The numbers in words."""
+        """The numbers of samples and tokens in words."""
         tokens = sum(len(sample.tokens) for sample in self.samples)
         learned = sum(len(s.tokens) - max(s.prompt, 1) for s in self.samples)
         words = f"{len(self.samples)} samples, {tokens:,} tokens, {learned:,} of them learned"
         if self.truncated:
-            words += f"; {self.truncated} cut to the longest length"
+            words += f"; {self.truncated} cut to the maximum length"
         if self.dropped:
-            words += f"; {self.dropped} left out with nothing to learn"
+            words += f"; {self.dropped} left out, with nothing to learn"
         return words
 
 
@@ -112,21 +112,21 @@ def read_samples(
     mask_prompt: bool = False,
     features: Features | None = None,
 ) -> Samples:
-    """Reads and encodes a file, one JSON object a line.
+    """Reads and encodes a file with one JSON object on each line.
 
-    A line is, in this order: `prompt` and `completion`; `messages`, with `tools` where a chat template
-    takes them; `text`. A prompt and its completion are put into the chat template, or joined where the
-    model has none.
+    A line holds `prompt` and `completion`, or `messages` (with `tools` if the chat template takes
+    them), or `text`; the first of these that it has is used. A prompt and its completion are put into
+    the chat template, or joined if the model has none.
 
     Args:
         path: The file.
-        tokenizer: The model's.
-        max_length: Longer samples lose their end.
-        mask_prompt: Learn the completion, or the last message, alone.
-        features: Other names of the keys.
+        tokenizer: The tokenizer of the model.
+        max_length: Longer samples are cut at the end.
+        mask_prompt: Whether to learn only the completion, or only the last message.
+        features: Other names for the keys.
 
     Raises:
-        TrainingError: A line cannot be used; the message names file and line.
+        TrainingError: A line cannot be used. The message names the file and the line.
     """
     encode = _Encoder(tokenizer, mask_prompt, features or Features())
     found = Samples()
@@ -168,7 +168,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _parsed(line: bytes) -> dict[str, Any]:
     try:
-        # other columns of a table may have NaN
+        # columns that are not read may hold NaN
         value = parse_json(line, max_bytes=MAX_LINE_BYTES, finite=False)
     except ValueError as error:
         raise _LineError(f"it {error}.") from error
@@ -178,7 +178,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 class _Encoder:
-    """Maps a line to its tokens and the number of those that are not learned."""
+    """Maps a line to its token ids and the number of those that are read but not learned."""
 
     def __init__(self, tokenizer: SampleTokenizer, mask_prompt: bool, features: Features):
         self._tokenizer = tokenizer
@@ -193,11 +193,13 @@ class _Encoder:
             return self._chat(line[keys.chat], line)
         if keys.text not in line:
             raise _LineError(
-                f"it must have '{keys.prompt}' and '{keys.completion}', '{keys.chat}', or "
-                f"'{keys.text}' but has {', '.join(map(repr, line)) or 'no keys'}."
+                f"it must have '{keys.prompt}' and '{keys.completion}', or '{keys.chat}', or "
+                f"'{keys.text}' but has {', '.join(map(repr, line))[:200] or 'no keys'}."
             )
         if self._mask_prompt:
-            raise _LineError("'mask_prompt' needs prompts; a text has none.")
+            raise _LineError(
+                "it must have a prompt for 'mask_prompt' but holds a text. Leave 'mask_prompt' out."
+            )
         return self._ended(self._tokenizer.encode(_text(line, keys.text))), 0
 
     def _completion(
@@ -223,7 +225,7 @@ class _Encoder:
             return tokens, 0
         answers = isinstance(messages[-1], Mapping) and messages[-1].get("role") == "assistant"
         prompt = render(messages[:-1], add_generation_prompt=answers, **variables)
-        # a template may write the last message another way than it begins an answer
+        # a template may begin an answer otherwise than it writes a last message
         same = takewhile(lambda pair: pair[0] == pair[1], zip(tokens, prompt, strict=False))
         return tokens, sum(1 for _ in same)
 

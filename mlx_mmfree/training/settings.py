@@ -1,4 +1,4 @@
-"""What a training run is made of."""
+"""The settings of a training run from text files."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,52 +9,79 @@ from typing import Any
 from ..errors import TrainingError
 from .corpus import Stage
 from .data_parallel import DEFAULT_TIMEOUT_S
-from .loop import LoopSettings
+from .loop_settings import LoopSettings
 from .yaml_values import check_keys, checked_numbers, finite, read_mapping
 
 _WITHOUT_INFLUENCE = (
-    "root output steps_per_report save_every patience clear_cache_threshold process_timeout_s"
+    "root",
+    "output",
+    "steps_per_report",
+    "save_every",
+    "patience",
+    "clear_cache_threshold",
+    "process_timeout_s",
+)
+_POSITIVE = (
+    "steps",
+    "batch_size",
+    "accumulation_steps",
+    "sequence_length",
+    "learning_rate",
+    "steps_per_report",
+    "steps_per_eval",
+    "save_every",
+    "valid_tokens",
+    "process_timeout_s",
+)
+_NOT_NEGATIVE = (
+    "quantization_warmup",
+    "patience",
+    "seed",
+    "clip_norm",
+    "weight_decay",
+    "final_learning_rate",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One training run; the keys of the YAML file and the flags of the command.
+    """One run from text files: the keys of the YAML file, most of which are flags of `mmfree train` too.
 
     Attributes:
-        output: Folder of the run: log, curve, checkpoint and the finished model.
-        model: The architecture, as in a Hub `config.json`; `linear_class` makes its linears ternary
-            or dense.
-        init_from: Folder or Hub repository of a model to begin with instead of random weights; it
-            brings architecture and tokenizer.
-        latent: Whether float weights of that model, if it is a ternary Llama, are masters to be
-            ternarised; left out, its configuration says it.
-        rebuild_masters: Make up float masters from the trits where that model is packed without
-            them; what was rounded away is lost.
-        stages: Mixture of training files, stage by stage.
-        valid: Held-out text files, measured at the end. Without any the last weights are kept.
-        valid_tokens: Tokens of the first one on which the loss is taken along the way; it picks the
-            best weights.
-        tokenizer: Folder with a tokenizer. Default: a vocabulary is trained on the first stage's
-            files.
-        steps: Optimizer steps.
-        batch_size: Sequences of one forward pass.
-        accumulation_steps: Forward passes of one optimizer step.
-        sequence_length: Predictions a sequence.
-        learning_rate: Peak of the schedule: linear warm-up, then cosine decay.
+        output: Folder of the run, for the log, the loss curve, the checkpoint and the finished model.
+        model: The architecture, as in a `config.json` of the Hub. `linear_class` makes its linear
+            layers ternary or dense.
+        init_from: Folder or Hub repository of a model to begin with instead of random weights. Its
+            architecture and tokenizer are used.
+        latent: Whether the float weights of that model, if it is a ternary Llama, are master weights,
+            which are rounded to ternary. Default: as its configuration says.
+        rebuild_masters: Make float master weights from the ternary weights of that model, if it is
+            packed without them. What had been rounded away stays lost.
+        stages: Mixtures of training files, one for each stage.
+        valid: Held-out text files, measured at the end. Without any, the last weights are kept.
+        valid_tokens: Number of tokens of the first held-out file on which validations measure the
+            loss that picks the best weights.
+        tokenizer: Folder with a tokenizer. Default: a vocabulary is trained on the files of the first
+            stage.
+        steps: Number of optimizer steps.
+        batch_size: Number of sequences in a forward pass.
+        accumulation_steps: Number of forward passes in an optimizer step.
+        sequence_length: Number of tokens predicted in a sequence.
+        learning_rate: Learning rate at its peak, after a linear warm-up and before cosine decay.
         final_learning_rate: Fraction of the peak that is left at the end.
-        warmup_steps: Steps of the warm-up.
-        weight_decay: AdamW's decay of the matrices; norms and bounds have none.
-        betas: AdamW's averaging factors.
-        clip_norm: Largest norm of the gradient; 0 means no clipping.
-        quantization_warmup: Steps over which ternary layers pass from float to quantised.
-        grad_checkpoint: Recomputes each block in the backward pass, which saves memory.
-        steps_per_report: Steps between two log lines.
+        warmup_steps: Number of steps of the warm-up.
+        weight_decay: Weight decay of matrices. Norms and bounds have none.
+        betas: The coefficients of AdamW's two moving averages.
+        clip_norm: Largest norm of the gradient. 0 turns clipping off.
+        quantization_warmup: Steps over which ternary layers change from float to quantised.
+        grad_checkpoint: Recompute each block in the backward pass, which saves memory.
+        steps_per_report: Steps between two lines of the log.
         steps_per_eval: Steps between two validations.
         save_every: Steps between two checkpoints.
-        patience: Validations in a row without a better loss that end the run; 0: never.
-        clear_cache_threshold: Clear MLX's cache after a step that leaves it larger, in bytes.
-        process_timeout_s: Seconds that one of several processes waits for another before it ends.
+        patience: End the run after this many validations in a row without a better loss. 0 turns this
+            off.
+        clear_cache_threshold: Clear MLX's cache after a step that leaves it larger than this.
+        process_timeout_s: Seconds that a process waits for the others before it gives up.
         seed: Seed of weights and batches.
     """
 
@@ -89,54 +116,45 @@ class Settings:
     root: Path = field(default=Path(), compare=False)
 
     def __post_init__(self) -> None:
-        positive = (
-            "steps batch_size accumulation_steps sequence_length learning_rate "
-            "steps_per_report steps_per_eval save_every valid_tokens process_timeout_s"
-        )
-        for name in positive.split():
-            if not 0 < getattr(self, name) < math.inf:
-                raise TrainingError(
-                    f"[train] '{name}' must be positive but got {getattr(self, name)}."
-                )
-        if not 0 <= self.warmup_steps < self.steps:
+        for name in _POSITIVE:
+            self._check(name, 0 < getattr(self, name) < math.inf, "positive")
+        for name in _NOT_NEGATIVE:
+            self._check(name, 0 <= getattr(self, name) < 2**63, "at least 0")
+        rule = f"at least 0 and below 'steps' ({self.steps})"
+        self._check("warmup_steps", 0 <= self.warmup_steps < self.steps, rule)
+        is_sound = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        self._check("betas", is_sound, "two numbers of at least 0 and below 1")
+        ends = [stage.until for stage in self.stages]
+        if not ends or ends != sorted(ends) or ends[-1] != 1:
             raise TrainingError(
-                f"[train] 'warmup_steps' must be from 0 to below 'steps' ({self.steps}) but got "
-                f"{self.warmup_steps}."
-            )
-        not_negative = (
-            "quantization_warmup patience seed clip_norm weight_decay final_learning_rate"
-        )
-        for name in not_negative.split():
-            if not 0 <= getattr(self, name) < 2**63:
-                raise TrainingError(
-                    f"[train] '{name}' must be at least 0 but got {getattr(self, name)}."
-                )
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise TrainingError(
-                f"[train] 'betas' must be two numbers from 0 to below 1 but got {list(self.betas)}."
+                "[train] 'stages' must have rising values of 'until', the last of them 1, but got "
+                f"{ends}."
             )
         if self.init_from is None and not self.model:
             raise TrainingError(
-                "[train] 'model' must describe the architecture, or 'init_from' name a model to begin "
+                "[train] 'model' must describe the architecture, or 'init_from' must name a model "
+                "to begin "
                 "with, but neither is given."
             )
         if self.init_from is not None and (self.model or self.tokenizer is not None):
             raise TrainingError(
-                "[train] 'init_from' must come without 'model' and 'tokenizer', which it brings, but "
-                "one of them is given."
-            )
-        ends = [stage.until for stage in self.stages]
-        if not ends or ends != sorted(ends) or ends[-1] != 1:
-            raise TrainingError(
-                f"[train] 'stages' must end in rising order, the last at 1, but got {ends}."
+                "[train] 'init_from' must come without 'model' and 'tokenizer', which that model "
+                "brings, "
+                "but one of them is given. Leave it out."
             )
 
+    def _check(self, name: str, is_sound: bool, rule: str) -> None:
+        if not is_sound:
+            value = getattr(self, name)
+            shown = list(value) if isinstance(value, tuple) else value
+            raise TrainingError(f"[train] '{name}' must be {rule} but got {shown!r}.")
+
     def path(self, name: str) -> Path:
-        """A path of the settings, relative to the file they were read from."""
+        """A path of the settings. It is relative to the file that they were read from."""
         return self.root / name
 
     def loop(self, record: Mapping[str, Any]) -> LoopSettings:
-        """What the loop is told; `record` describes weights and texts."""
+        """The settings of the loop; `record` describes the weights and texts of the run."""
         return LoopSettings(
             folder=self.path(self.output),
             steps=self.steps,
@@ -152,9 +170,9 @@ class Settings:
         )
 
     def record(self) -> dict[str, Any]:
-        """Everything that decides the course of the run, as plain values."""
+        """All plain values that decide the course of the run."""
         record = asdict(self)
-        for name in _WITHOUT_INFLUENCE.split():
+        for name in _WITHOUT_INFLUENCE:
             del record[name]
         return record
 
@@ -162,18 +180,24 @@ class Settings:
 def read_settings(
     path: Path, overrides: dict[str, Any] | None = None, *, linear_class: str | None = None
 ) -> Settings:
-    """Reads a YAML file; `overrides` win over it, and `linear_class` over that of the model.
+    """Reads the settings of a run from a YAML file.
+
+    Args:
+        path: The file.
+        overrides: Values that win over those of the file, unless they are `None`.
+        linear_class: Replaces the `linear_class` of the architecture.
 
     Raises:
-        TrainingError: The file cannot be read, or a key is unknown, missing or of the wrong type.
+        TrainingError: The file cannot be read, or a value is unknown, missing or wrong.
     """
     values = read_mapping(path, "train")
     values |= {name: value for name, value in (overrides or {}).items() if value is not None}
     if linear_class is not None:
         if values.get("init_from") is not None:
             raise TrainingError(
-                "[train] 'linear_class' must be left out with 'init_from', whose model has its linears, "
-                f"but got {linear_class!r}."
+                "[train] 'linear_class' must be left out with 'init_from', whose model decides it, "
+                "but got "
+                f"{linear_class!r}."
             )
         values["model"] = {**_mapping(values, "model"), "linear_class": linear_class}
     return _settings(values, path)
@@ -196,13 +220,14 @@ def _list(values: Mapping[str, Any], name: str) -> Sequence[Any]:
 def _stage(value: Any) -> Stage:
     if not (isinstance(value, dict) and isinstance(value.get("weights", {}), dict)):
         raise TypeError(
-            f"a stage must be like {{until: 1, weights: {{my.txt: 1}}}} but one is {value!r:.80}"
+            f"a stage must be like {{until: 1, weights: {{my.txt: 1}}}} but got {value!r:.80}"
         )
     until = finite(value["until"])
     weights = {str(name): finite(weight) for name, weight in value["weights"].items()}
     if min(weights.values(), default=0) < 0 or not any(weights.values()):
         raise ValueError(
-            f"the weights of a stage must be 0 or more, one of them above 0, but are {weights!r:.80}"
+            "the weights of a stage must be at least 0, and one of them above 0, but got "
+            f"{weights!r:.80}"
         )
     return Stage(until, weights)
 

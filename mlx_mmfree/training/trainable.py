@@ -1,4 +1,4 @@
-"""Chooses what a fine-tuning run trains: adapters on layers, or the layers' own weights."""
+"""Chooses what a fine-tuning run trains: adapters, or the weights of the layers themselves."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -24,21 +24,21 @@ def adapt_layers(
     scale: float = 20.0,
     dropout: float = 0.0,
 ) -> list[str]:
-    """Freezes a model and puts fresh adapters on layers of it.
+    """Freezes a model and adds new adapters to some of its layers.
 
     Args:
-        model: Changed in place.
+        model: The model, which is changed in place.
         kind: `"lora"` or `"dora"`.
-        num_layers: Last layers of the model that take part; -1: all.
-        keys: Patterns (`fnmatch`) of names on the Hub, within a layer or of the whole model; `None`:
-            all linears of the layers.
-        rank, scale, dropout: As in `LoRALinear`.
+        num_layers: Number of layers that take part, counted from the last; -1 takes all.
+        keys: Patterns (`fnmatch`) of names on the Hub, within a layer or in the whole model; `None`
+            takes all linear layers of the blocks.
+        rank, scale, dropout: As for `LoRALinear`.
 
     Returns:
-        The names of the adapted layers on the Hub.
+        The Hub's names of the layers with adapters.
 
     Raises:
-        TrainingError: A pattern fits nothing, or there is nothing to adapt.
+        TrainingError: A pattern matches nothing, or no layer can have an adapter.
     """
     candidates = [f"{name}.weight" for name, m in model.named_modules() if can_adapt(m)]
     chosen = _chosen(model, num_layers, keys, candidates)
@@ -56,15 +56,18 @@ def adapt_layers(
 def unfreeze_layers(
     model: Decoder, *, num_layers: int = -1, keys: Sequence[str] | None = None
 ) -> list[str]:
-    """Freezes a model but for layers of it, whose float weights are then trained.
+    """Freezes a model except for the float weights of some of its layers.
 
-    Args: as `adapt_layers`.
+    Args:
+        model: The model, which is changed in place.
+        num_layers: As for `adapt_layers`.
+        keys: As for `adapt_layers`.
 
     Returns:
-        The names of the trained parameters on the Hub.
+        The Hub's names of the parameters that are not frozen.
 
     Raises:
-        TrainingError: A pattern fits nothing, there is nothing to train, or a layer has no float
+        TrainingError: A pattern matches nothing, nothing would be trained, or a layer has no float
             weights.
     """
     modules = dict(model.named_modules())
@@ -75,15 +78,15 @@ def unfreeze_layers(
         matrix = matrix_of(modules[path])
         if matrix is not None and matrix.kept:
             raise TrainingError(
-                f"[lora] '{hub_name}' must have float weights for full fine-tuning but is packed. Load "
-                "a checkpoint with float masters, or train an adapter."
+                f"[lora] '{hub_name}' must have float weights for full fine-tuning but is packed. Use a "
+                "checkpoint with float master weights, or train an adapter."
             )
         modules[path].unfreeze(recurse=False, keys=[key])
     return sorted(chosen.values())
 
 
 def trained_parameters(model: nn.Module) -> tuple[int, int]:
-    """Numbers that are trained, and all numbers; a packed code counts as one."""
+    """The number of trained parameters and of all parameters. Each packed code counts as one."""
     trained, total = (
         tree_reduce(lambda count, array: count + array.size, tree, 0)
         for tree in (model.trainable_parameters(), model.parameters())
@@ -97,7 +100,7 @@ def trained_parameters(model: nn.Module) -> tuple[int, int]:
 def _chosen(
     model: Decoder, num_layers: int, keys: Sequence[str] | None, candidates: Sequence[str]
 ) -> dict[str, str]:
-    """The parameters that are asked for, and their names on the Hub without `.weight`."""
+    """Maps the names of the chosen parameters to their Hub names, without `.weight`."""
     names = weight_names(model.config)
     first = 0 if num_layers == -1 else max(0, len(model.blocks) - num_layers)
     known: set[str] = set()
@@ -116,11 +119,11 @@ def _chosen(
     if unused := [key for key in keys or () if key not in used]:
         raise TrainingError(
             "[lora] 'keys' must name layers that can be trained but got "
-            f"{', '.join(map(repr, unused))}. There are: {', '.join(sorted(known))}."
+            f"{', '.join(map(repr, unused))}. The model has {', '.join(sorted(known))}."
         )
     if not chosen:
         raise TrainingError(
-            "[lora] nothing would be trained: the model has no layer of a kind that can be, or 'keys' "
-            f"is empty. There are: {', '.join(sorted(known)) or 'none'}."
+            "[lora] 'keys' must name at least one layer that can be trained but nothing would be "
+            f"trained. The model has {', '.join(sorted(known)) or 'no such layer'}."
         )
     return chosen

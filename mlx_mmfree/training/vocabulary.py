@@ -1,4 +1,4 @@
-"""The vocabulary that a run trains for itself, and what it was trained on."""
+"""The vocabulary that a run trains on its own texts."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,15 +17,15 @@ _ORIGIN = "trained_on.json"
 
 
 def own_vocabulary(run: Path, texts: Sequence[Path], vocab_size: int, *, keeps: bool) -> Path:
-    """The folder of the run's own tokenizer, trained unless it is there already.
+    """The folder of the run's own tokenizer, which is trained unless it is there already.
 
-    A tokenizer that another size or another text made is replaced, unless the run goes on with it.
+    A tokenizer that was trained on other texts or with another size is replaced, unless it is kept.
 
     Args:
         run: Folder of the run.
-        texts: What it is trained on.
+        texts: The text files to train on.
         vocab_size: Number of tokens.
-        keeps: Whether the run has a checkpoint, which belongs to the tokenizer that is there.
+        keeps: Whether to keep the tokenizer in any case, since a checkpoint of the run belongs to it.
 
     Raises:
         TrainingError: A text cannot be read, or the folder cannot be written.
@@ -48,7 +48,7 @@ def own_vocabulary(run: Path, texts: Sequence[Path], vocab_size: int, *, keeps: 
 
 
 def _origin(folder: Path) -> Any:
-    """What a tokenizer was trained on; `None` if that is not known."""
+    """What a tokenizer was trained on, or `None` if that is unknown."""
     try:
         return parse_json(read_member(folder / _ORIGIN, MAX_BYTES))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Values of a YAML file for the fields of a settings class."""
+"""Reads a YAML file and checks its values for the fields of a settings class."""
 
 import math
 from dataclasses import fields
@@ -18,10 +18,10 @@ def read_mapping(path: Path, place: str) -> dict[str, Any]:
 
     Args:
         path: The file.
-        place: What reports a mistake.
+        place: The command that messages name.
 
     Raises:
-        TrainingError: The file cannot be read or holds something else.
+        TrainingError: The file cannot be read or does not hold a mapping.
     """
     try:
         values = parse_yaml(read_file(path, MAX_BYTES))
@@ -35,13 +35,13 @@ def read_mapping(path: Path, place: str) -> dict[str, Any]:
 
 
 def check_keys(values: dict[str, Any], settings: type, source: str, place: str) -> None:
-    """Refuses keys that are no field of a settings class.
+    """Refuses keys that are not fields of a settings class.
 
     Args:
         values: The values by their keys.
         settings: A dataclass.
-        source: Where the values come from, for the message.
-        place: What reports a mistake.
+        source: Where the values come from, as messages name it.
+        place: The command that messages name.
 
     Raises:
         TrainingError: A key is unknown.
@@ -51,32 +51,32 @@ def check_keys(values: dict[str, Any], settings: type, source: str, place: str) 
         shown = ", ".join(f"{name:.60}" for name in unknown[:_SHOWN_KEYS])
         more = f" and {len(unknown) - _SHOWN_KEYS} more" if len(unknown) > _SHOWN_KEYS else ""
         raise TrainingError(
-            f"[{place}] {source} has unknown keys {shown}{more}. Known: {', '.join(known)}."
+            f"[{place}] {source} has unknown keys {shown}{more}. The known keys are {', '.join(known)}."
         )
 
 
 def checked_numbers(values: dict[str, Any], settings: type) -> dict[str, Any]:
-    """The values, with those of numeric, true-or-false and text fields of their type.
+    """Converts the values of numeric fields, and checks the types of numbers, booleans and texts.
 
     Raises:
-        ValueError, TypeError: A value is of another type.
+        ValueError, TypeError: A value has another type.
     """
     types = {f.name: f.type for f in fields(settings)}
     try:
         return {name: _checked(name, value, types[name]) for name, value in values.items()}
     except OverflowError as error:
         raise ValueError(
-            f"numbers must be finite and fit 64 bits but one does not: {error}"
+            f"numbers must be finite and fit in 64 bits but one does not: {error}"
         ) from error
 
 
 def finite(value: Any, name: str = "a number") -> float:
-    """The number of a YAML file, which is neither infinite nor NaN.
+    """The finite number that a value of a YAML file stands for.
 
     Raises:
-        ValueError, TypeError: It is, or is no number.
+        ValueError, TypeError: The value is not a number, or it is infinite or NaN.
     """
-    # YAML 1.1 reads 1e-5, without a dot, as a string.
+    # YAML 1.1 reads 1e-5, which has no dot, as a string
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{name} must be finite but got {value!r:.40}")
@@ -91,9 +91,10 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
     if kind is float and not isinstance(value, bool):
         return finite(value, f"'{name}'")
     if kind is int and (isinstance(value, bool) or int(value) != value):
-        raise ValueError(f"'{name}' must be a whole number but got {value!r}")
+        raise ValueError(f"'{name}' must be a whole number but got {value!r:.80}")
     if kind in (bool, float) and isinstance(value, bool) is not (kind is bool):
-        raise ValueError(f"'{name}' must be {kind.__name__} but got {value!r}")
+        wanted = "true or false" if kind is bool else "a number"
+        raise ValueError(f"'{name}' must be {wanted} but got {value!r:.80}")
     if kind is str and not isinstance(value, str):
-        raise ValueError(f"'{name}' must be text but got {value!r}")
+        raise ValueError(f"'{name}' must be text but got {value!r:.80}")
     return value

@@ -69,7 +69,7 @@ def test_trains_tests_and_the_adapter_is_read(
     assert "train: 6 samples, " in out and "valid: 2 samples, " in out
     assert "parameters (" in out and "in 12 layers: lora." in out
     assert " tokens, peak memory 0." in out
-    assert "Validation loss " in out and f"Kept in {data.parent / 'run'}." in out
+    assert "Validation loss " in out and f"Wrote the adapter to {data.parent / 'run'}." in out
     assert main([*flags, "--test"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == out.splitlines()[-1]
     assert main([*flags[:-1], "", "--test"]) == 0
@@ -196,7 +196,7 @@ def test_limits_of_memory_are_restored(folder: Path, data: Path) -> None:
     ("flags", "message"),
     [
         ([], "--train or --test must be given"),
-        (["--train", "--keys", "q_proj"], "got 'q_proj'. There are: attn.f_proj"),
+        (["--train", "--keys", "q_proj"], "got 'q_proj'. The model has attn.f_proj"),
         (["--train", "--rank", "0"], "--rank must be positive but got 0"),
         (["--train", "--report-to", "swanlab"], "--report-to must be wandb but got 'swanlab'"),
         (["--train", "--clear-cache-threshold", "much"], "must be a size such as 500MB or 2GB"),
@@ -264,6 +264,16 @@ def test_data_without_the_split_is_named(
     adapter = ["--adapter-path", ""] if name == "test" else []
     assert main([*_flags(folder, data), *adapter, f"--{name}"]) == 2
     assert f"must hold a {name}.jsonl" in capsys.readouterr().err
+
+
+def test_a_missing_test_file_is_named_before_training(
+    folder: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / "test.jsonl").unlink()
+    assert main([*_flags(folder, data), "--train", "--test"]) == 2
+    shown = capsys.readouterr()
+    assert "--data must hold a test.jsonl for --test" in shown.err
+    assert "Training" not in shown.out
 
 
 def test_defaults_are_those_of_mlx_lm() -> None:

@@ -65,7 +65,9 @@ def test_the_result_is_named_and_its_masters_load(
 ) -> None:
     assert main(["--config", str(config)]) == 0
     run = config.parent / "run"
-    said = f"The model is kept in '{run / 'model'}', its float masters in '{run / 'masters'}'."
+    said = (
+        f"Wrote the model to '{run / 'model'}' and its float master weights to '{run / 'masters'}'."
+    )
     assert capsys.readouterr().out.splitlines()[-1] == said
     masters = load_model(run / "masters", packed=False)
     packed = load_model(run / "model")
@@ -240,7 +242,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(
     assert error.startswith(
         "[training] SIGINT stopped the run after step 2 of 6; its state is kept in"
     )
-    assert error.endswith("The same command goes on from there.")
+    assert error.endswith("Repeat the command to go on from there.")
     assert main(["--config", str(config)]) == 0
 
 

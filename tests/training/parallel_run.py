@@ -18,7 +18,8 @@ from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.training import data_parallel
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.data_parallel import DataParallel
-from mlx_mmfree.training.loop import LoopSettings, Trainer
+from mlx_mmfree.training.loop import Trainer
+from mlx_mmfree.training.loop_settings import LoopSettings
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import named_optimizer
 

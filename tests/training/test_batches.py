@@ -10,7 +10,7 @@ from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.training.batches import (
     PADDED_TO,
     Batch,
-    Schedule,
+    SampleBatches,
     evaluation_batches,
     packed_rows,
     padded_batch,
@@ -50,7 +50,7 @@ def test_rows_without_padding_have_no_mask() -> None:
 def test_packed_samples_fill_rows_and_are_marked() -> None:
     [row] = packed_rows(_samples([5, 9, 4]), 16)
     assert [len(sample.tokens) for sample in row] == [9, 5, 4]
-    batch = Schedule(_samples([5, 9, 4]), 1, 0, packed_length=16).batch(0)
+    batch = SampleBatches(_samples([5, 9, 4]), 1, 0, packed_length=16).batch(0)
     assert batch.inputs.shape == (1, 16)
     assert batch.starts is not None and batch.starts[0].nonzero()[0].tolist() == [8, 12]
     assert batch.inputs[0, 8] == 100 and batch.targets[0, 7] == 208
@@ -69,7 +69,7 @@ def test_packing_loses_nothing_and_never_overflows() -> None:
 @pytest.mark.parametrize("packed_length", [None, 40])
 def test_an_epoch_has_each_sample_once(packed_length: int | None) -> None:
     samples = _samples(np.random.default_rng(1).integers(2, 40, 24).tolist())
-    schedule = Schedule(samples, 4, seed=3, packed_length=packed_length)
+    schedule = SampleBatches(samples, 4, seed=3, packed_length=packed_length)
     seen: Counter[int] = Counter()
     for step in range(schedule.epoch_steps()):
         batch = schedule.batch(step)
@@ -83,18 +83,18 @@ def test_an_epoch_has_each_sample_once(packed_length: int | None) -> None:
 
 def test_order_depends_on_seed_and_step_alone() -> None:
     samples = _samples(np.random.default_rng(2).integers(2, 40, 50).tolist())
-    want = [Schedule(samples, 4, seed=1).batch(step).inputs for step in range(40)]
-    schedule = Schedule(samples, 4, seed=1)
+    want = [SampleBatches(samples, 4, seed=1).batch(step).inputs for step in range(40)]
+    schedule = SampleBatches(samples, 4, seed=1)
     for step in (39, 0, 13, 14, 2):
         assert np.array_equal(schedule.batch(step).inputs, want[step])
-    others = [Schedule(samples, 4, seed=2).batch(step).inputs for step in range(13)]
+    others = [SampleBatches(samples, 4, seed=2).batch(step).inputs for step in range(13)]
     assert not all(map(np.array_equal, others, want))
     assert not all(map(np.array_equal, want[13:26], want[:13]))
 
 
 def test_similar_lengths_come_together() -> None:
     samples = _samples(np.random.default_rng(3).integers(2, 400, 400).tolist())
-    schedule = Schedule(samples, 8, seed=0)
+    schedule = SampleBatches(samples, 8, seed=0)
     batches = [schedule.batch(step) for step in range(schedule.epoch_steps())]
     used = sum(batch.tokens for batch in batches) / sum(batch.inputs.size for batch in batches)
     assert used > 0.9
@@ -104,25 +104,25 @@ def test_similar_lengths_come_together() -> None:
 
 def test_processes_share_a_batch() -> None:
     samples = _samples([9] * 8)
-    whole = Schedule(samples, 4, seed=0)
-    parts = [Schedule(samples, 4, seed=0, shard=(rank, 2)) for rank in range(2)]
+    whole = SampleBatches(samples, 4, seed=0)
+    parts = [SampleBatches(samples, 4, seed=0, shard=(rank, 2)) for rank in range(2)]
     for step in range(5):
         rows = [row for part in parts for row in _first_tokens(part.batch(step))]
         assert sorted(rows) == sorted(_first_tokens(whole.batch(step)))
     with pytest.raises(
         TrainingError, match="'batch_size' must be at least the number of processes"
     ):
-        Schedule(samples, 1, seed=0, shard=(0, 2))
+        SampleBatches(samples, 1, seed=0, shard=(0, 2))
 
 
 def test_one_sample_fills_a_batch() -> None:
-    schedule = Schedule(_samples([5]), 4, seed=0)
+    schedule = SampleBatches(_samples([5]), 4, seed=0)
     assert schedule.epoch_steps() == 1
     assert _first_tokens(schedule.batch(7)) == [1] * 4
 
 
 def test_no_samples_are_refused() -> None:
-    for make in (lambda: Schedule([], 4, 0), lambda: evaluation_batches([], 4)):
+    for make in (lambda: SampleBatches([], 4, 0), lambda: evaluation_batches([], 4)):
         with pytest.raises(TrainingError, match="at least one sample"):
             make()
 

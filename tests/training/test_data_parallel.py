@@ -135,7 +135,7 @@ def test_a_stopped_process_is_not_waited_for_without_end(tmp_path: Path) -> None
     _, other = stopped.communicate(timeout=TIMEOUT_S)
     waited = f"has waited {STOPPED_TIMEOUT_S:g} s for another of the 2 processes"
     assert f"error: [training] process 0 {waited}" in error
-    assert "'process_timeout_s' sets the limit" in error
+    assert "'process_timeout_s' sets how long a process waits" in error
     assert "another of the 2 processes has ended, so process 1 stops" in other
     assert (waiting.returncode, stopped.returncode) == (2, 1)
     progress = read_progress(tmp_path / "run")

@@ -125,7 +125,7 @@ def test_a_student_comes_closer_to_its_teacher() -> None:
         ({"weight": float("inf")}, "'weight' must be positive and finite but got inf"),
         ({"temperature": -1.0}, "'temperature' must be positive and finite but got -1.0"),
         ({"temperature": float("nan")}, "'temperature' must be positive and finite but got nan"),
-        ({"top_k": 1}, "'top_k' must be from 2 to the vocabulary, 40, but got 1"),
+        ({"top_k": 1}, "'top_k' must be from 2 to the size of the vocabulary, 40, but got 1"),
         ({"top_k": 41}, "'top_k' must be from 2"),
     ],
 )
@@ -135,5 +135,5 @@ def test_arguments_out_of_range(options: dict[str, Any], reason: str) -> None:
 
 
 def test_other_vocabularies_are_refused() -> None:
-    with pytest.raises(TrainingError, match="40 tokens, but has 41"):
+    with pytest.raises(TrainingError, match="40 tokens but has 41"):
         distillation_loss(_model(vocab_size=41), _model())

@@ -16,7 +16,7 @@ from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.lora import LoRALinear, add_adapters
 from mlx_mmfree.layers.parameters import converted
 from mlx_mmfree.models import Decoder, find
-from mlx_mmfree.training.batches import Schedule, padded_batch
+from mlx_mmfree.training.batches import SampleBatches, padded_batch
 from mlx_mmfree.training.callbacks import Callback
 from mlx_mmfree.training.fine_tune import fine_tune, held_out_loss, prepare, read_data
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
@@ -311,7 +311,7 @@ def test_layers_are_chosen_by_number_and_pattern() -> None:
 
 @pytest.mark.parametrize("choose", [adapt_layers, unfreeze_layers])
 def test_nothing_to_train_is_an_error(choose: Any) -> None:
-    with pytest.raises(TrainingError, match=r"got 'attn\.x_proj'\. There are: .*lm_head"):
+    with pytest.raises(TrainingError, match=r"got 'attn\.x_proj'\. The model has .*lm_head"):
         choose(_build("hgrn", packed=False), keys=["attn.x_proj", "lm_head"])
     with pytest.raises(TrainingError, match="nothing would be trained"):
         choose(_build("hgrn", packed=False), keys=[])
@@ -364,7 +364,7 @@ def test_accumulation_equals_the_larger_batch(data: Path, tokenizer: Tokenizer) 
 @pytest.mark.parametrize("name", ["hgrn_dense", "llama"])
 def test_packed_samples_do_not_see_each_other(data: Path, tokenizer: Tokenizer, name: str) -> None:
     samples = read_data(_settings(data), tokenizer)["train"].samples
-    batch = Schedule(samples, 2, 0, packed_length=160).batch(0)
+    batch = SampleBatches(samples, 2, 0, packed_length=160).batch(0)
     assert batch.starts is not None and batch.starts.sum() >= 3
     model = _adapted(name)
     value_and_grad = nn.value_and_grad(model, next_token_loss)

@@ -27,9 +27,10 @@ from mlx_mmfree.training.checkpoint import new_progress, read_progress, save_che
 from mlx_mmfree.training.corpus import Stage
 from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
 from mlx_mmfree.training.log import read_log
-from mlx_mmfree.training.loop import Trainer, gradient_norm
+from mlx_mmfree.training.loop import Trainer
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import build_optimizer, build_schedule, named_optimizer
+from mlx_mmfree.training.optimizer_step import gradient_norm
 from mlx_mmfree.training.run_folder import make_run_folder
 from tests.tolerances import GRADIENT_TOLERANCE, relative_error
 
@@ -370,7 +371,7 @@ def test_gradient_checkpoints_take_less_memory() -> None:
 def test_training_without_trainable_parameters_is_refused(tmp_path: Path) -> None:
     model = _model()
     model.freeze()
-    with pytest.raises(TrainingError, match="has no trainable parameters"):
+    with pytest.raises(TrainingError, match="must have trainable parameters"):
         _trainer(model, _settings(tmp_path), _batches())
 
 

@@ -138,7 +138,7 @@ def test_long_samples_are_cut_and_counted(tmp_path: Path, tokenizer: Tokenizer) 
     found = _read(tmp_path, tokenizer, short, long, max_length=20)
     assert [len(sample.tokens) <= 20 for sample in found.samples] == [True, True]
     assert (found.truncated, found.dropped) == (1, 0)
-    assert found.summary().endswith("; 1 cut to the longest length")
+    assert found.summary().endswith("; 1 cut to the maximum length")
 
 
 def test_a_sample_with_nothing_left_to_learn_is_left_out(
@@ -147,7 +147,7 @@ def test_a_sample_with_nothing_left_to_learn_is_left_out(
     line = {"prompt": "Who sat? " * 20, "completion": "The cat."}
     found = _read(tmp_path, tokenizer, line, max_length=20, mask_prompt=True)
     assert (found.samples, found.truncated, found.dropped) == ([], 1, 1)
-    assert found.summary().endswith("1 left out with nothing to learn")
+    assert found.summary().endswith("1 left out, with nothing to learn")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_sample_with_nothing_left_to_learn_is_left_out(
         ("[" * 100_000, "it must be nested at most 64 deep"),
         ("[1, 2]", "it must be a JSON object but is list"),
         ({}, "but has no keys"),
-        ({"prompt": "Who?"}, "must have 'prompt' and 'completion', 'messages', or 'text'"),
+        ({"prompt": "Who?"}, "must have 'prompt' and 'completion', or 'messages', or 'text'"),
         ({"text": 3}, "'text' must be text but is int"),
         ({"prompt": "Who?", "completion": None}, "'completion' must be text but is NoneType"),
         ({"messages": []}, "'messages' must be a list of messages"),
@@ -174,7 +174,7 @@ def test_bad_lines_are_named(tmp_path: Path, tokenizer: Tokenizer, line: Any, me
 
 
 def test_a_text_has_no_prompt_to_mask(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    with pytest.raises(TrainingError, match=r"line 1: 'mask_prompt' needs prompts"):
+    with pytest.raises(TrainingError, match=r"line 1: it must have a prompt for 'mask_prompt'"):
         _read(tmp_path, tokenizer, {"text": "The cat."}, mask_prompt=True)
 
 

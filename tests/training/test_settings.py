@@ -35,28 +35,34 @@ def stages(until: float, *weights: float) -> list[dict[str, Any]]:
         ({"steps": 2.5}, "'steps' must be a whole number but got 2.5"),
         ({"steps": "many"}, "wrong or missing value"),
         ({"learning_rate": "fast"}, "wrong or missing value"),
-        ({"warmup_steps": 6}, "'warmup_steps' must be from 0 to below 'steps'"),
+        ({"warmup_steps": 6}, "'warmup_steps' must be at least 0 and below 'steps'"),
         ({"stages": "my.txt"}, "'stages' must be a list but got 'my.txt'"),
-        ({"stages": ["my.txt"]}, "a stage must be like .* but one is 'my.txt'"),
+        ({"stages": ["my.txt"]}, "a stage must be like .* but got 'my.txt'"),
         ({"valid": "my.txt"}, "'valid' must be a list but got 'my.txt'"),
-        ({"stages": []}, "'stages' must end in rising order"),
-        ({"stages": [{"until": 0.5, "weights": {"train.txt": 1}}]}, "the last at 1"),
+        ({"stages": []}, "'stages' must have rising values of 'until'"),
+        ({"stages": [{"until": 0.5, "weights": {"train.txt": 1}}]}, "the last of them 1"),
         ({"stages": [{"weights": {}}]}, "wrong or missing value: 'until'"),
         (
             {"stages": stages(1, 1.0, -1.0)},
-            "weights of a stage must be 0 or more, one of them above",
+            "weights of a stage must be at least 0, and one of them above",
         ),
-        ({"stages": stages(1, 0.0)}, "weights of a stage must be 0 or more, one of them above 0"),
-        ({"stages": stages(1)}, "weights of a stage must be 0 or more, one of them above 0"),
+        (
+            {"stages": stages(1, 0.0)},
+            "weights of a stage must be at least 0, and one of them above 0",
+        ),
+        ({"stages": stages(1)}, "weights of a stage must be at least 0, and one of them above 0"),
         ({"stages": stages(1, float("nan"))}, "a number must be finite but got nan"),
         ({"stages": stages(float("nan"), 1)}, "a number must be finite but got nan"),
         ({"valid": 3}, "wrong or missing value"),
         ({"seed": -1}, "'seed' must be at least 0 but got -1"),
         ({"clip_norm": -0.5}, "'clip_norm' must be at least 0 but got -0.5"),
-        ({"betas": [0.9]}, r"'betas' must be two numbers from 0 to below 1 but got \[0.9\]"),
+        (
+            {"betas": [0.9]},
+            r"'betas' must be two numbers of at least 0 and below 1 but got \[0.9\]",
+        ),
         ({"betas": [0.9, 1]}, "'betas' must be two numbers"),
         ({"model": [1]}, r"'model' must be a mapping but got \[1\]"),
-        ({"model": {}}, "'model' must describe the architecture, or 'init_from' name"),
+        ({"model": {}}, "'model' must describe the architecture, or 'init_from' must name"),
     ],
     ids=str,
 )
@@ -72,7 +78,9 @@ def test_wrong_values_are_named(
 def test_many_unknown_keys_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(yaml.safe_dump({f"{'x' * 99}{number}": 1 for number in range(99)}))
-    with pytest.raises(TrainingError, match=r"x and 91 more\. Known: output, ") as error:
+    with pytest.raises(
+        TrainingError, match=r"x and 91 more\. The known keys are output, "
+    ) as error:
         read_settings(path)
     assert len(str(error.value)) < 1500
 

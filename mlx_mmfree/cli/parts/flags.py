@@ -121,7 +121,7 @@ def add_settings_flags(
     for field in fields(settings):
         if field.name in skipped:
             continue
-        options: dict[str, Any] = {"help": described[field.name].rstrip(".").replace("%", "%%")}
+        options: dict[str, Any] = {"help": _help(described[field.name])}
         if field.type is bool:
             options |= {"action": "store_true", "default": None}
         elif field.name == "keys":
@@ -134,13 +134,20 @@ def add_settings_flags(
             options |= {"type": _VALUES.get(field.type, field.type)}
             if field.name in choices:
                 options |= {"choices": choices[field.name]}
-            if field.default not in (None, MISSING):
-                options["help"] += f" ({field.default})"
+        if field.type is not bool and field.default not in (None, MISSING):
+            options["help"] += f" ({field.default})"
         parser.add_argument("--" + field.name.replace("_", "-"), **options)
 
 
+def _help(sentences: str) -> str:
+    """Sentences in the style of help texts: phrases in lower case, without a full stop."""
+    phrases = sentences.rstrip(".").replace("%", "%%").split(". ")
+    # names such as MLX keep their capitals
+    return "; ".join(p[:1].lower() + p[1:] if p[1:2].islower() else p for p in phrases)
+
+
 def descriptions(settings: type) -> dict[str, str]:
-    """The help text of each attribute of a settings class, from its docstring."""
+    """The description of each attribute of a settings class, from its docstring."""
     lines = (settings.__doc__ or "").split("Attributes:")[1].splitlines()
     described: dict[str, str] = {}
     name = ""
@@ -149,6 +156,5 @@ def descriptions(settings: type) -> dict[str, str]:
             described[name] += " " + line.strip()
         elif ":" in line:
             name, _, text = line.strip().partition(": ")
-            # help texts begin in lower case, but for names such as MLX
-            described[name] = text[:1].lower() + text[1:] if text[1:2].islower() else text
+            described[name] = text
     return described

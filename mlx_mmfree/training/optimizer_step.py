@@ -1,0 +1,156 @@
+"""One optimizer step: gradients of all batches and processes, clipping, and the update of weights."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+import numpy as np
+from mlx.utils import tree_map, tree_reduce
+
+from ..errors import TrainingError
+from ..layers import set_quantization_strength
+from ..models import Decoder
+from ..ops import long_sum
+from .batches import Batch
+from .checkpoint import kept_state
+from .data_parallel import DataParallel
+from .loop_settings import LoopSettings
+from .loss import Loss
+
+Batches = Callable[[int], list[Batch]]
+"""Maps a step to its batches, one for each accumulated forward pass."""
+
+LearningRate = Callable[[int], mx.array]
+"""Maps a step, counted from 0, to its learning rate."""
+
+
+class StepResult(NamedTuple):
+    """What one optimizer step did.
+
+    Attributes:
+        loss: Sum of the losses.
+        tokens: Number of learned tokens.
+        gradient_norm: Norm of the mean gradient before clipping.
+        learning_rate: The learning rate of the step.
+    """
+
+    loss: float
+    tokens: int
+    gradient_norm: float
+    learning_rate: float
+
+
+class OptimizerStep:
+    r"""Changes the trainable parameters of a model in place, step by step.
+
+    With :math:`g` the sum of the gradients of a step's :math:`n` learned tokens, over its batches and
+    over all processes, the optimizer gets
+
+    .. math::
+        \frac{g}{n} \min\!\left(1, \frac{c}{\lVert g / n \rVert + 10^{-6}}\right)
+
+    for the largest norm :math:`c`, `clip_norm`.
+
+    Args:
+        model: The model.
+        settings: The run.
+        optimizer: The optimizer.
+        schedule: The learning rate of each step.
+        batches: The batches of each step.
+        loss: The sum of the losses of a batch.
+        processes: The processes that train together.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        settings: LoopSettings,
+        optimizer: optim.Optimizer,
+        schedule: LearningRate,
+        batches: Batches,
+        loss: Loss,
+        processes: DataParallel,
+    ):
+        self._model = model
+        self._settings = settings
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._batches = batches
+        self._loss_and_gradient = nn.value_and_grad(model, loss)
+        self._processes = processes
+
+    def __call__(self, step: int) -> StepResult:
+        """Runs one step.
+
+        Args:
+            step: Number of the step, counted from 0.
+
+        Raises:
+            TrainingError: The loss or the gradient is not finite. The weights are unchanged then.
+        """
+        with _quantization_warmup(self._model, step, self._settings.quantization_warmup):
+            loss, tokens, gradient = self._summed(step)
+        norm = float(gradient_norm(gradient)) / tokens
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            raise TrainingError(
+                f"[training] the loss is {loss / tokens} and the gradient norm {norm} at step {step}; "
+                f"{kept_state(self._settings.folder)}. Lower 'learning_rate' or 'clip_norm'."
+            )
+        scale = min(1.0, (self._settings.clip_norm or math.inf) / (norm + 1e-6)) / tokens
+        # a float32 gradient would turn 16-bit weights into float32 ones
+        gradient = tree_map(
+            lambda g, weight: (g.astype(mx.float32) * scale).astype(weight.dtype),
+            gradient,
+            self._model.trainable_parameters(),
+        )
+        rate = self._schedule(step)
+        self._optimizer.learning_rate = rate
+        self._optimizer.update(self._model, gradient)
+        mx.eval(self._model.parameters(), self._optimizer.state)
+        limit = self._settings.clear_cache_bytes
+        if limit is not None and mx.get_cache_memory() > limit:
+            mx.clear_cache()
+        return StepResult(loss, tokens, norm, float(rate))
+
+    def _summed(self, step: int) -> tuple[float, int, Any]:
+        """The sums of losses, learned tokens and gradients over batches and processes."""
+        total, tokens, gradient = mx.zeros(()), 0, None
+        for part, batch in enumerate(self._batches(step)):
+            # dropout depends only on the position in the run, so that a resumed run repeats it
+            mx.random.seed(_mixed(self._settings.seed, step, part, self._processes.rank))
+            loss, added = self._loss_and_gradient(self._model, batch)
+            total = total + loss
+            tokens += batch.tokens
+            gradient = added if gradient is None else tree_map(mx.add, gradient, added)
+            mx.eval(total, gradient)
+        total, count, gradient = self._processes.sums(total, mx.array(tokens, mx.int32), gradient)
+        return float(total), int(count), gradient
+
+
+def gradient_norm(gradient: Any) -> mx.array:
+    """The Euclidean norm of all arrays of a tree together, in float32."""
+    return mx.sqrt(
+        tree_reduce(lambda a, g: a + long_sum(g.astype(mx.float32).square()), gradient, 0.0)
+    )
+
+
+@contextmanager
+def _quantization_warmup(model: Decoder, step: int, steps: int) -> Iterator[None]:
+    """Quantises with the strength of a step inside the `with` block, and fully after it."""
+    if step >= steps:
+        yield
+        return
+    set_quantization_strength(model, step / steps)
+    try:
+        yield
+    finally:
+        set_quantization_strength(model, 1)
+
+
+def _mixed(*numbers: int) -> int:
+    """One 64-bit seed made of several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])

@@ -1,4 +1,4 @@
-"""Measures of models: perplexity, likelihood of continuations, tasks."""
+"""Measures of models: perplexity, likelihoods of continuations, tasks and speed."""
 
 from .perplexity import Perplexity as Perplexity
 from .perplexity import is_recurrent as is_recurrent

@@ -1,4 +1,4 @@
-"""The benchmark: which measurements are made, each in several fresh processes, in turn."""
+"""The benchmark: which measurements are made. Each is made in several fresh processes, in turn."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from .benchmark_record import Figure, Record, figures, median
 from .benchmark_weights import random_packed
 
 SHAPES = ((6912, 2560), (2560, 6912), (11264, 2048))
-"""Outputs and inputs: up and down projection of BitNet-2B-4T, stacked gates of MMfreeLM-1.3B."""
+"""Output and input dims: up and down projection of BitNet-2B-4T, stacked gates of MMfreeLM-1.3B."""
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,18 @@ class BenchmarkSettings:
     """How much is measured.
 
     Attributes:
-        processes: Fresh processes for each measurement.
-        rounds: Times that each process measures everything.
-        walk_bytes: Memory that the copies of one matrix take at least.
-        shapes: Outputs and inputs of the ternary matrices.
-        rows: Tokens multiplied at a time.
-        heads: Outputs and inputs of the heads.
-        head_bits: Bits of their weights.
+        processes: Number of fresh processes for each measurement.
+        rounds: Number of measurements in each process.
+        walk_bytes: Smallest number of bytes that the copies of one matrix take together.
+        shapes: Output and input dims of the ternary matrices.
+        rows: Numbers of tokens multiplied at a time.
+        heads: Output and input dims of the heads.
+        head_bits: Bits of the heads' weights.
         prompt_tokens: Lengths of the prompts whose reading is timed.
-        positions: Tokens read before decoding is timed.
-        decoded_tokens: Tokens decoded in each round.
-        training_tokens: Tokens of the batch that is trained on.
-        is_small: Whether to train, and to compare with llama.cpp, at a tiny shape.
+        positions: Numbers of tokens read before decoding is timed.
+        decoded_tokens: Number of tokens decoded in each round.
+        training_tokens: Number of tokens in the training batch.
+        is_small: Whether to train a tiny model, and to compare llama.cpp with one.
     """
 
     processes: int = 8
@@ -65,28 +65,29 @@ QUICK = BenchmarkSettings(
     training_tokens=8,
     is_small=True,
 )
-"""Takes seconds; its figures come from the caches and say nothing about speed."""
+"""A run of seconds. Its data fit into the caches, so that its figures say nothing about speed."""
 
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A model to measure: random weights for a configuration, or a checkpoint.
+    """A model to measure: a configuration with random weights, or a checkpoint.
 
     Attributes:
-        name: Shown with the results.
-        config: As a Hub `config.json`.
-        checkpoint: Folder or repository.
+        name: Name to show with the results.
+        config: Configuration, as in a `config.json` of the Hub.
+        checkpoint: Folder or Hub repository.
         revision: Branch, tag or commit of the repository.
-        latent: Whether its latent weights are read.
-        head_bits: Bits of a head that is not ternary, with random weights.
-        dtype: Floats to compute in.
+        latent: Whether float weights of a ternary Llama are master weights; `None`: as its
+            configuration says.
+        head_bits: With random weights, the bits of a head that is not ternary.
+        dtype: Float type to compute in.
     """
 
     name: str
     config: Mapping[str, Any] | None = None
     checkpoint: str | None = None
     revision: str | None = None
-    latent: bool = False
+    latent: bool | None = None
     head_bits: int | None = None
     dtype: str | None = None
 
@@ -96,11 +97,10 @@ class Report:
     """Everything that was measured.
 
     Attributes:
-        machine: What the machine is and can do.
-        figures: In the order of measurement.
-        memory: Of each model, by process.
-        ratios: Of our rates to those of another program: of the medians over all processes, and of
-            the best ones.
+        machine: What the machine is and what its limits are.
+        figures: The figures in the order of measurement.
+        memory: The memory use of each model in each process.
+        ratios: Speed in relation to another program, by the medians of all processes and by the best.
     """
 
     machine: dict[str, Any] = field(default_factory=dict)
@@ -126,15 +126,15 @@ def benchmark(
     models: Sequence[ModelChoice] = (),
     compare: bool = False,
 ) -> Iterator[Report]:
-    """Measures one thing after the other; each report holds what the last measurement added.
+    """Measures one thing after the other. Each report holds what the last measurement added.
 
     Args:
-        settings: How much.
-        threads: Numbers of threads to measure with; models and training use the last.
+        settings: How much is measured.
+        threads: Numbers of threads to measure with. Models and training use the last of them.
         products: Whether to measure ternary products and heads.
         training: Whether to measure a training step.
         models: The models to measure.
-        compare: Whether to measure llama.cpp at the shape of BitNet-2B-4T, in turn with ours.
+        compare: Whether to measure llama.cpp in the shape of BitNet-2B-4T, in turn with this library.
 
     Raises:
         RuntimeError: A process failed.
@@ -183,7 +183,7 @@ def _describe() -> dict[str, Any]:
 
 
 def _best(notes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The fastest plain read and arithmetic for each number of threads."""
+    """The fastest plain read and the fastest arithmetic for each number of threads."""
     by_threads: dict[str, Any] = {}
     for note in notes:
         best = by_threads.setdefault(str(note["threads"]), {})
@@ -230,17 +230,17 @@ def _model(choice: ModelChoice, settings: BenchmarkSettings) -> dict[str, Any]:
 
 
 def _compare(settings: BenchmarkSettings, threads: int) -> Report:
-    from . import benchmark_llama
+    from .benchmark_llama_file import write_model
 
     with TemporaryDirectory() as folder:
         file = Path(folder) / "random.gguf"
-        config = benchmark_llama.write_model(file, settings.is_small)
-        choice = ModelChoice(f"ours, {config['name']}", config["config"], head_bits=6)
+        written = write_model(file, settings.is_small)
+        choice = ModelChoice(f"ours, {written.name}", written.config, head_bits=6)
         ours = _model(choice, settings)
         theirs = {
             "file": str(file),
-            "name": f"llama.cpp, {config['name']}",
-            "macs": config["macs"],
+            "name": f"llama.cpp, {written.name}",
+            "macs": written.macs,
             "prompt_tokens": settings.prompt_tokens,
             "positions": settings.positions,
             "decoded_tokens": settings.decoded_tokens,
@@ -249,7 +249,7 @@ def _compare(settings: BenchmarkSettings, threads: int) -> Report:
         tasks = [("model", ours, threads), ("llama.cpp", theirs, threads)]
         records, notes = _in_turn(tasks, settings.processes)
     found = figures(records)
-    # memory may be slow for one program's processes and not for the other's: all count alike
+    # all processes count, since memory may be slow for those of one program only
     seconds = {f.records[0].name: [median(r.seconds) for r in f.records] for f in found}
     ratios = {}
     for name, own in seconds.items():
@@ -261,7 +261,7 @@ def _compare(settings: BenchmarkSettings, threads: int) -> Report:
 
 
 def join(reports: Iterator[Report], show: Callable[[Report], None]) -> Report:
-    """Shows each report as it comes and returns all of them as one."""
+    """Shows each report as it comes, and returns all of them joined into one."""
     whole = Report()
     for report in reports:
         show(report)

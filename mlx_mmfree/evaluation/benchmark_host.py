@@ -1,10 +1,9 @@
 """What Python costs: building the graph of a decoded token, and starting a program.
 
-Computing is left out: a token's graph is built and thrown away, so the widths of a model say nothing
-here, only its number of layers and operations.
+The graph is built and thrown away, and nothing is computed. The cost therefore depends on the number of
+layers and operations of a model, and not on its dims.
 """
 
-import os
 import resource
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import mlx.core as mx
 from ..generation.key_values import fixed_state
 from ..models import Decoder
 from ..ops.backend.compilation import can_compile, compiled
+from .benchmark_process import child_environment
 from .benchmark_weights import random_model
 
 _PROGRAMS = {
@@ -32,13 +32,13 @@ _TOKENS_BEFORE = 16
 
 @dataclass(frozen=True)
 class GraphCost:
-    """Processor time for the graph of one decoded token, the least of all measurements.
+    """The processor time that the graph of a decoded token takes: the least of all measurements.
 
     Attributes:
-        model: The model.
-        layers: Its blocks.
-        seconds: Uncompiled.
-        compiled_seconds: As one compiled graph; `None` where MLX compiles nothing.
+        model: Name of the model.
+        layers: Number of its blocks.
+        seconds: Seconds without compilation.
+        compiled_seconds: Seconds of the compiled graph, or `None` where MLX cannot compile.
     """
 
     model: str
@@ -54,9 +54,9 @@ def graph_cost(name: str, config: Mapping[str, Any], rounds: int) -> GraphCost:
     """Measures a model with random weights.
 
     Args:
-        name: What it is called in the result.
-        config: As a Hub `config.json`.
-        rounds: Measurements.
+        name: Name of the model in the result.
+        config: Configuration, as in a `config.json` of the Hub.
+        rounds: Number of measurements.
     """
     model = random_model(config)
     context = model.context()
@@ -81,7 +81,7 @@ def _step(model: Decoder, context: list[dict[str, mx.array]], tokens: mx.array, 
 
 
 def _least_seconds(build: Callable[[], object], rounds: int) -> float:
-    """Processor time of a call, which repeats until the clock's steps are small beside it."""
+    """The least processor time of a call, over several measurements of a few calls each."""
     build()
     least, count = float("inf"), 4
     for _ in range(rounds):
@@ -93,8 +93,8 @@ def _least_seconds(build: Callable[[], object], rounds: int) -> float:
 
 
 def start_seconds(rounds: int) -> dict[str, float]:
-    """Processor time of whole Python programs, the least of all measurements, by what they do."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    """The processor time of whole Python programs, by name: the least of all measurements."""
+    environment = child_environment()
     return {
         name: min(_child_seconds(arguments, environment) for _ in range(rounds))
         for name, arguments in _PROGRAMS.items()

@@ -1,4 +1,4 @@
-"""What limits a measurement: a plain read of its memory, or the processor's fastest arithmetic."""
+"""The limits of measurements: plain reads of memory and the processor's fastest arithmetic."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,14 +10,17 @@ import mlx.nn as nn
 from ..ops.backend.inspection import multiply_rate, read_seconds
 from ..platform.memory_reader import METHOD_ON_CPU, MemoryReader, memory_reader
 
-METHOD_OF_KERNELS = "the compiled kernels' own threads, each a contiguous share"
+METHOD_OF_KERNELS = "the threads of the compiled kernels, each of which reads a contiguous share"
 
 
 class Limits:
-    """Measures the limits of this process. Made by `limits`.
+    """Measures the limits of this process. `limits` makes one.
 
     Args:
-        reader: Reads where there are no compiled kernels.
+        reader: Reads memory where there are no compiled kernels.
+
+    Attributes:
+        threads: Number of threads that the measurements use.
     """
 
     def __init__(self, reader: MemoryReader):
@@ -25,7 +28,7 @@ class Limits:
         self.threads = reader.threads
 
     def read_seconds(self, arrays: Sequence[mx.array]) -> float:
-        """The time to read all of the arrays once."""
+        """The seconds that it takes to read all arrays once."""
         seconds = read_seconds(arrays)
         return self._reader.seconds(arrays) if seconds is None else seconds
 
@@ -35,19 +38,19 @@ class Limits:
         return METHOD_OF_KERNELS if by_kernels else self._reader.method
 
     def multiply_rate(self) -> float | None:
-        """8-bit multiply-accumulates a second, or `None` where that is not known."""
+        """The number of 8-bit multiply-accumulates per second, or `None` where it is unknown."""
         return multiply_rate() if mx.default_device() == mx.Device(mx.cpu) else None
 
 
 @contextmanager
 def limits() -> Iterator[Limits]:
-    """The limits, measured with threads that end with the `with` block."""
+    """The limits, measured with threads that live as long as the `with` block."""
     with memory_reader() as reader:
         yield Limits(reader)
 
 
 def held_arrays(module: nn.Module) -> list[mx.array]:
-    """Every array that a module holds, also where it is no parameter: what its kernels may read."""
+    """All arrays that a module holds and its kernels may read, even those that are not parameters."""
     return [array for part in module.modules() for value in part.values() for array in _flat(value)]
 
 

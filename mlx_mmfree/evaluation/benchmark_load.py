@@ -1,13 +1,12 @@
-"""Two threads against one beside busy programs: python -m mlx_mmfree.evaluation.benchmark_load
+"""Compares two threads with one beside busy programs.
 
-Processes with one thread and with several do the same work in turn, so that both meet the same load.
+Run it as `python -m mlx_mmfree.evaluation.benchmark_load`. A process with one thread and a process with
+several do the same work in turn, so that both meet the same load.
 """
 
 import argparse
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,9 +15,12 @@ import mlx.nn as nn
 
 from ..generation.decode import generate_tokens
 from ..layers import pack_linears
-from ..models import Decoder, find
+from ..models import find
 from ..platform.allocator import keep_freed_memory
+from .benchmark_process import child_environment
 from .benchmark_record import median
+from .benchmark_rounds import elapsed
+from .benchmark_training import mean_loss
 
 TASKS = ("training", "decoding")
 BUSY = "while True: pass"
@@ -32,13 +34,16 @@ CONFIG = {
 
 
 def compare(task: str, threads: int, busy: int, rounds: int) -> list[tuple[float, float]]:
-    """Seconds of the same work with one thread and with `threads`, in turn.
+    """Measures the same work with one thread and with several, in turn.
 
     Args:
         task: One of `TASKS`.
-        threads: Threads of the second process.
-        busy: Other processes that compute meanwhile without end.
-        rounds: How often both are measured.
+        threads: Number of threads of the second process.
+        busy: Number of other processes that compute all the time.
+        rounds: Number of measurements of both.
+
+    Returns:
+        The seconds of both processes in each round.
     """
     with _worker(task, 1) as one, _worker(task, threads) as several, _busy(busy):
         return [(_seconds(one), _seconds(several)) for _ in range(rounds)]
@@ -46,10 +51,7 @@ def compare(task: str, threads: int, busy: int, rounds: int) -> list[tuple[float
 
 @contextmanager
 def _worker(task: str, threads: int) -> Iterator[subprocess.Popen]:
-    environment = os.environ | {
-        "OPENBLAS_NUM_THREADS": str(threads),
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
+    environment = child_environment(threads)
     command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "--worker", task]
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -89,26 +91,26 @@ def _work(task: str) -> None:
         pack_linears(model)
     mx.eval(model.parameters())
     tokens = mx.random.randint(0, model.vocab_size, (16, 65))
-    step = nn.value_and_grad(model, _loss)
+    step = nn.value_and_grad(model, mean_loss)
     for _ in sys.stdin:
-        start = time.perf_counter()
         if task == "training":
-            mx.eval(step(model, tokens))
+            seconds = elapsed(lambda: mx.eval(step(model, tokens)))
         else:
-            list(generate_tokens(model, [1, 2, 3], max_tokens=50))
-        print(time.perf_counter() - start, flush=True)
-
-
-def _loss(model: Decoder, tokens: mx.array) -> mx.array:
-    logits, _ = model(tokens[:, :-1])
-    return nn.losses.cross_entropy(logits, tokens[:, 1:], reduction="mean")
+            seconds = elapsed(lambda: list(generate_tokens(model, [1, 2, 3], max_tokens=50)))
+        print(seconds, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--threads", type=int, default=2, help="threads to compare with one (2)")
-    parser.add_argument("--busy", type=int, default=4, help="busy processes beside them (4)")
-    parser.add_argument("--rounds", type=int, default=20, help="measurements of each (20)")
+    parser.add_argument(
+        "--threads", type=int, default=2, help="number of threads to compare with one (2)"
+    )
+    parser.add_argument(
+        "--busy", type=int, default=4, help="number of busy processes beside them (4)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="number of measurements of each (20)"
+    )
     parser.add_argument("--worker", choices=TASKS, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.worker:

@@ -1,6 +1,5 @@
-"""Speed and memory of whole models: prompts of several lengths, and decoding after them."""
+"""Speed and memory of whole models: reading prompts of several lengths, and decoding after them."""
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from ..platform.allocator import keep_freed_memory
 from ..platform.resident_memory import peak_resident_bytes
 from .benchmark_limits import Limits, held_arrays, limits
 from .benchmark_record import MULTIPLY, READ, Record, median
+from .benchmark_rounds import elapsed, in_turn
 from .benchmark_weights import head_macs, random_model, read_weights, ternary_macs
 
 State = Any
@@ -25,7 +25,7 @@ def run(
     config: Mapping[str, Any] | None,
     checkpoint: str | None,
     revision: str | None,
-    latent: bool,
+    latent: bool | None,
     head_bits: int | None,
     dtype: str | None,
     prompt_tokens: Sequence[int],
@@ -36,17 +36,18 @@ def run(
     """Measures a model with random weights, or one from a checkpoint.
 
     Args:
-        name: Shown with the results.
-        config: As a Hub `config.json`, for random weights.
-        checkpoint: Folder or repository, for its weights.
+        name: Name to show with the results.
+        config: For random weights, the configuration as in a `config.json` of the Hub.
+        checkpoint: Otherwise, the folder or Hub repository.
         revision: Branch, tag or commit of the repository.
-        latent: Whether to read latent weights.
-        head_bits: Bits of a head that is not ternary, for random weights.
-        dtype: Floats to compute in; `None`: those of the checkpoint or configuration.
+        latent: Whether float weights of a ternary Llama are master weights; `None`: as its
+            configuration says.
+        head_bits: For random weights, the bits of a head that is not ternary.
+        dtype: Float type to compute in; `None` takes that of the checkpoint or configuration.
         prompt_tokens: Lengths of the prompts.
-        positions: Tokens read before decoding is timed.
-        decoded_tokens: Tokens decoded in each round.
-        rounds: How often everything is measured, after a first time.
+        positions: Numbers of tokens read before decoding is timed.
+        decoded_tokens: Number of tokens decoded in each round.
+        rounds: Number of measurements, after one that does not count.
     """
     before = peak_resident_bytes()
     wanted = getattr(mx, dtype) if dtype else None
@@ -86,27 +87,34 @@ def _measure_prompt(found: Limits, model: Decoder, name: str, length: int, round
     macs = ternary_macs(model) * length + head_macs(model)
     weights = sum(array.nbytes for array in read_weights(model))
     kind = READ if found.multiply_rate() is None else MULTIPLY
-    own, limit = [], []
-    for n in range(-1, rounds):
+
+    def limit_seconds() -> float:
         rate = found.multiply_rate()
-        plain = macs / rate if rate else found.read_seconds(read_weights(model))
-        seconds = _prompt_seconds(model, length)
-        if n >= 0:
-            own.append(seconds)
-            limit.append(plain)
-    title = f"{name}: prefill of {length}"
+        return macs / rate if rate else found.read_seconds(read_weights(model))
+
+    own, limit = in_turn(rounds, limit_seconds, lambda: _prompt_seconds(model, length))
     return Record(
-        title, found.threads, kind, weights, macs, tuple(own), tuple(limit), "tokens", length
+        f"{name}: prefill of {length}",
+        threads=found.threads,
+        limit=kind,
+        bytes=weights,
+        macs=macs,
+        seconds=own,
+        limit_seconds=limit,
+        unit="tokens",
+        count=length,
     )
 
 
 def _prompt_seconds(model: Decoder, length: int) -> float:
     tokens = _tokens(model, length)
     mx.eval(tokens)
-    start = time.perf_counter()
-    hidden, state = model.hidden(tokens)
-    mx.eval(model.logits(hidden[:, -1:]), state)
-    return time.perf_counter() - start
+
+    def read() -> None:
+        hidden, state = model.hidden(tokens)
+        mx.eval(model.logits(hidden[:, -1:]), state)
+
+    return elapsed(read)
 
 
 def _measure_decode(
@@ -119,24 +127,34 @@ def _measure_decode(
     rounds: int,
 ) -> Record:
     state_bytes = sum(_bytes_in_use(part) for part in state or ())
-    own, limit = [], []
-    for n in range(-1, rounds):
+
+    def read_bytes(weights: Sequence[mx.array]) -> int:
+        return state_bytes + sum(array.nbytes for array in weights)
+
+    def limit_seconds() -> float:
         weights = read_weights(model)
-        size = state_bytes + sum(array.nbytes for array in weights)
-        # small arrays are all overhead: the larger ones stand for them
+        size = read_bytes(weights)
+        # reading small arrays takes mostly overhead, so that the large ones stand for them
         large = [array for array in weights if array.nbytes * len(weights) >= size]
-        plain = found.read_seconds(large) * size / sum(array.nbytes for array in large)
-        seconds = _token_seconds(model, state, decoded_tokens)
-        if n >= 0:
-            own.append(seconds)
-            limit.append(plain)
-    macs = ternary_macs(model) + head_macs(model)
-    title = f"{name}: decode after {position}"
-    return Record(title, found.threads, READ, size, macs, tuple(own), tuple(limit), "tokens")
+        return found.read_seconds(large) * size / sum(array.nbytes for array in large)
+
+    own, limit = in_turn(
+        rounds, limit_seconds, lambda: _token_seconds(model, state, decoded_tokens)
+    )
+    return Record(
+        f"{name}: decode after {position}",
+        threads=found.threads,
+        limit=READ,
+        bytes=read_bytes(read_weights(model)),
+        macs=ternary_macs(model) + head_macs(model),
+        seconds=own,
+        limit_seconds=limit,
+        unit="tokens",
+    )
 
 
 def _bytes_in_use(state: State) -> int:
-    """What the next token reads of a mixer's state: of buffers with room, the slots in use."""
+    """The bytes of a mixer's state that the next token reads, without unused slots of buffers."""
     size: int = tree_reduce(lambda total, array: total + array.nbytes, state, 0)
     if isinstance(state, KeyValueState) and isinstance(state.keys, mx.array):
         size = size * state.positions.shape[1] // state.keys.shape[2]
@@ -146,10 +164,6 @@ def _bytes_in_use(state: State) -> int:
 def _token_seconds(model: Decoder, state: State, count: int) -> float:
     decoding = Decoding(model, _tokens(model, 1), state=state)
     decoding.step()
-    times = []
-    for _ in range(count):
-        start = time.perf_counter()
-        decoding.step()
-        times.append(time.perf_counter() - start)
+    seconds = median(elapsed(decoding.step) for _ in range(count))
     decoding.step(is_last=True)
-    return median(times)
+    return seconds

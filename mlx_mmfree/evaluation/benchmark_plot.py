@@ -1,4 +1,4 @@
-"""The roofline: what memory and arithmetic allow, with the measured figures as points."""
+"""The roofline: the speed that memory and arithmetic allow, with the measured figures as points."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +20,11 @@ _LINES = ("-", "--", "-.", ":")
 
 
 def plot_roofline(report: Report, file: Path) -> None:
-    """Draws a PNG; needs `matplotlib`.
+    """Draws the roofline as PNG. Needs the package `matplotlib`.
 
     Args:
-        report: With the machine's limits and the figures.
-        file: Where to; replaced as a whole.
+        report: The limits of the machine and the figures.
+        file: The file, which is replaced as a whole.
 
     Raises:
         ImportError: `matplotlib` is not installed.
@@ -49,7 +49,7 @@ def plot_roofline(report: Report, file: Path) -> None:
     axes.margins(0.08)
     axes.grid(True, which="major", alpha=0.3)
     axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
-    # places are known once the layout is
+    # the places of the points are known only after the layout
     canvas.draw_without_rendering()
     label_points(axes, points, [str(number) for number in range(1, len(points) + 1)])
     save_picture(canvas, file)
@@ -71,7 +71,7 @@ def _draw_limits(axes: Any, limits: dict[str, Any]) -> None:
 
 
 def _draw_points(axes: Any, measured: Sequence[Figure]) -> list[tuple[float, float]]:
-    """A mark for each figure: its kind by shape and colour, one thread hollow; and its legend."""
+    """Draws a mark for each figure, with shape and colour by kind, and hollow for one thread."""
     points, seen = [], set()
     for number, figure in enumerate(measured, 1):
         record = figure.records[0]
@@ -92,7 +92,7 @@ def _draw_points(axes: Any, measured: Sequence[Figure]) -> list[tuple[float, flo
 
 
 def _kind(figure: Figure) -> str:
-    """The word of `_KINDS` that tells what was measured, or an empty text."""
+    """The kind of what was measured, a key of `_KINDS`, or an empty text."""
     name = figure.records[0].name.split(": ")[-1]
     return next((word for word in _KINDS if word in name), "")
 

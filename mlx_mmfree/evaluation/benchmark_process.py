@@ -1,4 +1,4 @@
-"""Runs a measurement in a fresh process: memory, threads and caches of its own."""
+"""Runs a measurement in a fresh process, which has memory, threads and caches of its own."""
 
 import importlib
 import json
@@ -19,25 +19,20 @@ _TASKS = {
 
 
 def measure(task: str, arguments: dict[str, Any], threads: int) -> tuple[list[Record], dict]:
-    """Returns the records of a task that a new process runs, and what else it says.
+    """Runs a task in a new process and returns its records and its notes.
 
     Args:
         task: `products`, `model`, `training` or `llama.cpp`.
-        arguments: Of the function `run` of the task's module; JSON values.
-        threads: Threads that compute in the process.
+        arguments: The arguments of the function `run` of the task's module, as JSON values.
+        threads: Number of threads that compute in the process.
 
     Raises:
-        RuntimeError: The process failed; its last words are in the message.
+        RuntimeError: The process failed. The message holds the end of its output.
     """
-    environment = os.environ | {
-        "OPENBLAS_NUM_THREADS": str(threads),
-        "OMP_NUM_THREADS": str(threads),
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
     process = subprocess.run(
         [sys.executable, "-m", __name__],
         input=json.dumps({"task": task, "arguments": arguments}),
-        env=environment,
+        env=child_environment(threads),
         capture_output=True,
         text=True,
         check=False,
@@ -50,8 +45,16 @@ def measure(task: str, arguments: dict[str, Any], threads: int) -> tuple[list[Re
     return read_result(process.stdout.splitlines()[-1])
 
 
+def child_environment(threads: int | None = None) -> dict[str, str]:
+    """The environment of a process that imports what this one can, with a number of threads."""
+    variables = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    if threads is not None:
+        variables |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(threads))
+    return os.environ | variables
+
+
 def read_result(text: str) -> tuple[list[Record], dict]:
-    """The records and notes that a process printed as JSON."""
+    """The records and notes that a process has printed as JSON."""
     found = json.loads(text)
     records = [
         Record(**r | {name: tuple(r[name]) for name in ("seconds", "limit_seconds")})
@@ -61,7 +64,7 @@ def read_result(text: str) -> tuple[list[Record], dict]:
 
 
 def run_task(task: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Runs a task in this process; see `measure`."""
+    """Runs a task in this process. Its arguments are those of `measure`."""
     module = importlib.import_module(f"{__package__}.{_TASKS[task]}")
     records, notes = module.run(**arguments)
     return {"records": [asdict(record) for record in records], "notes": notes}

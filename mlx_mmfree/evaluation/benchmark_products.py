@@ -1,7 +1,6 @@
-"""Products of ternary layers and of heads from cold memory, in turn with plain reads of it."""
+"""Products of ternary layers and heads with weights in cold memory, beside plain reads of them."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx
@@ -11,9 +10,10 @@ from ..layers import PackedBitLinear, apply_head
 from ..platform.allocator import keep_freed_memory
 from .benchmark_limits import Limits, held_arrays, limits
 from .benchmark_record import MULTIPLY, READ, Record
+from .benchmark_rounds import elapsed, in_turn
 from .benchmark_weights import random_head, random_packed
 
-# Products queued at a time: as in a model, MLX's hand-over is shared by a few of them.
+# as in a model, a few products are queued together and share the overhead of an evaluation
 _GROUP = 8
 
 
@@ -25,16 +25,17 @@ def run(
     walk_bytes: int,
     rounds: int,
 ) -> tuple[list[Record], dict]:
-    """Measures products, quantisation of their input and hand-over to the threads included.
+    """Measures products, including the quantisation of their input and the start of the threads.
 
     Args:
-        shapes: Outputs and inputs of ternary matrices.
-        rows: Tokens multiplied at a time: one against a plain read, several against arithmetic.
-        heads: Outputs and inputs of heads.
-        head_bits: Bits of their weights; 16 means floats.
-        walk_bytes: The copies of a matrix take at least this much, so that each is cold when its turn
-            comes.
-        rounds: How often everything is measured, after a first time.
+        shapes: Output and input dims of ternary matrices.
+        rows: Numbers of tokens multiplied at a time. The limit of one token is a plain read, that of
+            several is arithmetic.
+        heads: Output and input dims of heads.
+        head_bits: Bits of the heads' weights; 16 means bfloat16.
+        walk_bytes: Smallest number of bytes of all copies of a matrix, so that each copy has left the
+            caches when its turn comes.
+        rounds: Number of measurements, after one that does not count.
     """
     keep_freed_memory()
     records = []
@@ -84,32 +85,29 @@ def _measure(
     x = mx.random.normal((rows, inputs))
     mx.eval(x)
     rate = found.multiply_rate() if rows > 1 else None
-    own, limit = [], []
-    for n in range(-1, rounds):
+
+    def limit_seconds() -> float:
+        if rate is not None:
+            return weights * rows / (found.multiply_rate() or rate)
         arrays = [array for layer in layers for array in held_arrays(layer)]
-        if rate is None:
-            plain = found.read_seconds(arrays) / len(layers)
-        else:
-            plain = weights * rows / (found.multiply_rate() or rate)
-        product = _walk(layers, x, call) / len(layers)
-        # the first round starts threads, touches pages and lets layers arrange their weights
-        if n >= 0:
-            own.append(product)
-            limit.append(plain)
-    size = sum(array.nbytes for array in held_arrays(layers[0]))
-    kind = READ if rate is None else MULTIPLY
+        return found.read_seconds(arrays) / len(layers)
+
+    def call_all() -> None:
+        for first in range(0, len(layers), _GROUP):
+            mx.eval([call(layer, x) for layer in layers[first : first + _GROUP]])
+
+    own, limit = in_turn(rounds, limit_seconds, lambda: elapsed(call_all) / len(layers))
     return Record(
-        name, found.threads, kind, size, weights * rows, tuple(own), tuple(limit), "rows", rows
+        name,
+        threads=found.threads,
+        limit=READ if rate is None else MULTIPLY,
+        bytes=sum(array.nbytes for array in held_arrays(layers[0])),
+        macs=weights * rows,
+        seconds=own,
+        limit_seconds=limit,
+        unit="rows",
+        count=rows,
     )
-
-
-def _walk(
-    layers: Sequence[nn.Module], x: mx.array, call: Callable[[nn.Module, mx.array], mx.array]
-) -> float:
-    start = time.perf_counter()
-    for first in range(0, len(layers), _GROUP):
-        mx.eval([call(layer, x) for layer in layers[first : first + _GROUP]])
-    return time.perf_counter() - start
 
 
 def _call(layer: nn.Module, x: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""Measurements of fresh processes, and the figure that they give together."""
+"""The records of measurements in several processes, and the figures that they give together."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 READ, MULTIPLY, BLAS = "plain read", "8-bit arithmetic", "float32 products"
-"""The limits: of the same memory, of the processor, and of the same products by the BLAS library."""
+"""The limits: reading the same memory, the processor's arithmetic, and the same products by BLAS."""
 
 SLOW_SHARE = 0.8
-"""Of the fastest limit seen; processes below it drew slow memory or were disturbed."""
+"""A process counts if its limit reaches this share of the fastest. Others had slow memory."""
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,14 @@ class Record:
 
     Attributes:
         name: What was measured.
-        threads: Threads that computed.
-        limit: What the seconds are compared with.
-        bytes: Weights that are read at least, and the state with them.
-        macs: Multiply-accumulates.
-        seconds: Of each round.
-        limit_seconds: Of the limit in the same round.
-        unit: What one measurement yields, for rates such as tokens a second.
-        count: How many of them.
+        threads: Number of threads that computed.
+        limit: The limit that the seconds are compared with.
+        bytes: Number of bytes of weights and state that must be read.
+        macs: Number of multiply-accumulates.
+        seconds: The seconds of each round.
+        limit_seconds: The seconds of the limit in the same rounds.
+        unit: What a measurement yields, such as tokens, for rates per second.
+        count: How many of these it yields.
     """
 
     name: str
@@ -40,13 +40,13 @@ class Record:
 
     @property
     def share(self) -> float:
-        """Median over the rounds of the limit's time over the measured one."""
+        """The fraction of the limit's speed that was reached: the median over the rounds."""
         pairs = zip(self.seconds, self.limit_seconds, strict=True)
         return median(limit / own for own, limit in pairs)
 
     @property
     def limit_rate(self) -> float:
-        """Bytes or multiply-accumulates a second of the limit, by the median round."""
+        """The bytes or multiply-accumulates per second of the limit in the median round."""
         work = self.bytes if self.limit == READ else self.macs
         return work / median(self.limit_seconds)
 
@@ -63,13 +63,13 @@ class Figure:
 
     @property
     def counted(self) -> list[Record]:
-        """The records whose limit was not far below the fastest."""
+        """The records of processes whose limit was not far below the fastest."""
         fastest = max(record.limit_rate for record in self.records)
         return [r for r in self.records if r.limit_rate >= SLOW_SHARE * fastest]
 
     @property
     def share(self) -> float:
-        """Fraction of the limit: the median of the counted records."""
+        """The fraction of the limit's speed that was reached: the median of the counted records."""
         return median(record.share for record in self.counted)
 
     @property
@@ -96,7 +96,7 @@ class Figure:
 
 
 def figures(records: Iterable[Record]) -> list[Figure]:
-    """One figure for each name, number of threads and limit, in the order of their first record."""
+    """A figure for each name, number of threads and limit, in the order of their first records."""
     groups: dict[tuple[str, int, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record.name, record.threads, record.limit), []).append(record)
@@ -104,5 +104,5 @@ def figures(records: Iterable[Record]) -> list[Figure]:
 
 
 def median(values: Iterable[float] | Sequence[float]) -> float:
-    """The middle value."""
+    """The median as a float."""
     return float(statistics.median(values))

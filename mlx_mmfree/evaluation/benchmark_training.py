@@ -1,7 +1,6 @@
-"""A training step with straight-through gradients, against its matrix products alone in float32."""
+"""A training step with straight-through gradients, beside its matrix products alone in float32."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +12,7 @@ from ..ops import cross_entropy, long_mean
 from ..platform.allocator import keep_freed_memory
 from ..platform.threads import thread_count
 from .benchmark_record import BLAS, Record
+from .benchmark_rounds import elapsed, in_turn
 
 Product = tuple[mx.array, mx.array]
 
@@ -20,50 +20,49 @@ Product = tuple[mx.array, mx.array]
 def run(
     name: str, config: Mapping[str, Any], batch_size: int, length: int, rounds: int
 ) -> tuple[list[Record], dict]:
-    """Measures loss and gradients of one batch, in turn with the same products by themselves.
+    """Measures the loss and gradients of one batch, in turn with its matrix products alone.
 
     Args:
-        name: Shown with the result.
-        config: As a Hub `config.json`; the float weights are random.
-        batch_size: Sequences of a batch.
-        length: Tokens of each.
-        rounds: How often everything is measured, after a first time.
+        name: Name to show with the result.
+        config: Configuration, as in a `config.json` of the Hub. The float weights are random.
+        batch_size: Number of sequences in the batch.
+        length: Number of tokens in a sequence.
+        rounds: Number of measurements, after one that does not count.
     """
     keep_freed_memory()
     architecture = find(config["model_type"])
     model = architecture.build(architecture.config.from_hub(config))
     mx.eval(model.parameters())
     tokens = mx.random.randint(0, model.vocab_size, (batch_size, length + 1))
-    step = nn.value_and_grad(model, _loss)
+    step = nn.value_and_grad(model, mean_loss)
     products, macs = _products(model, batch_size * length)
-    own, limit = [], []
-    for n in range(-1, rounds):
-        plain = _seconds(lambda: [a @ b for a, b in products])
-        seconds = _seconds(lambda: step(model, tokens))
-        if n >= 0:
-            own.append(seconds)
-            limit.append(plain)
+    own, limit = in_turn(
+        rounds,
+        lambda: elapsed(lambda: mx.eval([a @ b for a, b in products])),
+        lambda: elapsed(lambda: mx.eval(step(model, tokens))),
+    )
     record = Record(
         f"{name}: training step",
-        thread_count(),
-        BLAS,
-        0,
-        macs,
-        tuple(own),
-        tuple(limit),
-        "tokens",
-        batch_size * length,
+        threads=thread_count(),
+        limit=BLAS,
+        bytes=0,
+        macs=macs,
+        seconds=own,
+        limit_seconds=limit,
+        unit="tokens",
+        count=batch_size * length,
     )
     return [record], {}
 
 
-def _loss(model: nn.Module, tokens: mx.array) -> mx.array:
+def mean_loss(model: nn.Module, tokens: mx.array) -> mx.array:
+    """The mean cross-entropy of the next token in rows of token ids `(B, L + 1)`."""
     logits, _ = model(tokens[:, :-1])
     return long_mean(cross_entropy(logits, tokens[:, 1:]))
 
 
 def _products(model: nn.Module, rows: int) -> tuple[list[Product], int]:
-    """Forward, and the gradients of input and weight, of every linear layer."""
+    """The factors of the forward and both backward products of each linear layer, and their cost."""
     pairs: list[Product] = []
     macs = 0
     for matrix in matrices(model).values():
@@ -76,9 +75,3 @@ def _products(model: nn.Module, rows: int) -> tuple[list[Product], int]:
         pairs += [(x, weight.T), (dy, weight), (dy.T, x)]
         macs += 3 * rows * outputs * inputs
     return pairs, macs
-
-
-def _seconds(compute: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    mx.eval(compute())
-    return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Random weights for measurements: a ternary model that never had float matrices."""
+"""Models with random weights for measurements, made without ever holding float matrices."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,23 +15,23 @@ from ..ops.ternary import CODES_PER_WORD, packed_width
 from .benchmark_limits import held_arrays
 
 _ONE_IN_EACH_CODE = 0x55555555
-# two bfloat16 of at most 2^-31 in magnitude
+# keeps the bits of two bfloat16 numbers that are at most 2^-31 in magnitude
 _SMALL_HALVES = 0xAFFFAFFF
 _GROUP = 64
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
 def presets() -> dict[str, Mapping[str, Any]]:
-    """The `config.json` of published models by name, reduced to what decides the arithmetic."""
+    """The configurations of published models by name, reduced to what decides the arithmetic."""
     found = (each.presets for each in architectures().values())
     return {name: config for named in found for name, config in named.items()}
 
 
 def random_packed(output_dims: int, input_dims: int, seed: int = 0) -> mx.array:
-    """Packed random trits, `uint32` `(output_dims, packed_width(input_dims))`; half are zero."""
+    """Random packed trits, uint32 `(output_dims, packed_width(input_dims))`. Half of them are zero."""
     width = packed_width(input_dims)
     words = np.random.default_rng(seed).integers(0, 2**32, (output_dims, width), dtype=np.uint32)
-    # no trit has code 3: it becomes code 1, a zero
+    # code 3 stands for no trit and becomes code 1, which stands for zero
     words &= ~((words & (words >> 1) & np.uint32(_ONE_IN_EACH_CODE)) << 1)
     used = np.clip(input_dims - CODES_PER_WORD * np.arange(width), 0, CODES_PER_WORD)
     mask = ((np.uint64(1) << (2 * used).astype(np.uint64)) - np.uint64(1)).astype(np.uint32)
@@ -44,19 +44,19 @@ def random_model(
     """A model in its inference form with random weights.
 
     Args:
-        config: As a Hub `config.json`.
-        dtype: Of everything that is not packed. `None`: the configuration's `torch_dtype`, float32
-            if there is none.
-        head_bits: Bits of a head that is not ternary, and of the embedding if that is the head: 4, 6
-            or 8 bit codes, or 16 for bfloat16. `None` leaves it in `dtype`.
+        config: Configuration, as in a `config.json` of the Hub.
+        dtype: Dtype of everything that is not packed; `None` takes the configuration's `torch_dtype`,
+            or float32 if it has none.
+        head_bits: Bits of a head that is not ternary, or of the embedding that serves as head: 4, 6
+            or 8 for quantised weights, 16 for bfloat16. `None` leaves the weights in `dtype`.
 
     Raises:
         CheckpointError: A value is missing, of the wrong type or out of bounds.
-        UnsupportedModelError: The architecture is not implemented.
+        UnsupportedModelError: The architecture is not supported.
     """
     architecture = find(config.get("model_type"))
     dtype = _dtype(config) if dtype is None else dtype
-    # MLX is lazy: the float matrices that are drawn here are replaced before they take memory
+    # MLX is lazy: these float matrices are replaced before they take memory
     model: Decoder = architecture.build(architecture.config.from_hub(config))
     pack_linears(model)
     for seed, matrix in enumerate(matrices(model).values()):
@@ -80,7 +80,7 @@ def _dtype(config: Mapping[str, Any]) -> mx.Dtype:
 
 
 def has_dense_head(config: Mapping[str, Any]) -> bool:
-    """Whether the head of such a model, or the embedding that serves as head, is not ternary."""
+    """Whether the head of a model, or the embedding that serves as its head, is not ternary."""
     architecture = find(config.get("model_type"))
     model: Decoder = architecture.build(architecture.config.from_hub(config))
     return _is_plain(model.head if "head" in model else model.embed)
@@ -94,7 +94,7 @@ def _is_plain(module: nn.Module) -> bool:
 def random_head(
     output_dims: int, input_dims: int, bits: int, dtype: mx.Dtype = mx.float32
 ) -> nn.Module:
-    """A linear layer of random codes with 16-bit scales for groups of 64, or of bfloat16 for 16 bits."""
+    """A linear layer of random bfloat16 weights (16 bits) or quantised weights in groups of 64."""
     if bits == 16:
         linear = nn.Linear(1, 1, bias=False)
         linear.weight = _random_words(output_dims, input_dims // 2).view(mx.bfloat16)
@@ -130,7 +130,7 @@ def _set_codes(module: nn.Module, output_dims: int, input_dims: int, dtype: mx.D
 
 
 def _random_words(rows: int, columns: int, used: int = _SMALL_HALVES) -> mx.array:
-    # rows repeat, so that little more memory than theirs is ever in use
+    # rows repeat, so that hardly more memory is needed than for the result
     shape = (min(rows, 1024), columns)
     words = np.random.default_rng(0).integers(0, 2**32, shape, dtype=np.uint32) & np.uint32(used)
     return mx.take(mx.array(words), mx.arange(rows) % shape[0], axis=0)
@@ -141,29 +141,29 @@ def _convert(model: nn.Module, dtype: mx.Dtype) -> None:
         matrix = matrix_of(module)
         kept = () if matrix is None else matrix.kept
         for name, value in list(module.items()):
-            # neither packed weights nor a head of 16 bits
+            # packed weights and a head of 16 bits stay as they are
             is_wide = isinstance(value, mx.array) and value.dtype == mx.float32
             is_parameter = not name.startswith("_")
             if is_wide and is_parameter and name not in kept:
                 module[name] = value.astype(dtype)
-        # one module at a time: casting needs both forms at once
+        # one module at a time, since a cast holds both forms in memory
         mx.eval([value for value in module.values() if isinstance(value, mx.array)])
 
 
 def token_bytes(model: Decoder) -> int:
-    """Bytes of weights that one decoded token reads: all, but of a mere table of embeddings a row."""
+    """The bytes of weights that a decoded token reads: all, except for most rows of the embedding."""
     row = model.embed.weight[0].nbytes if "head" in model else 0
     return row + sum(array.nbytes for array in read_weights(model))
 
 
 def read_weights(model: Decoder) -> list[mx.array]:
-    """The weights that one decoded token reads as a whole."""
+    """The weight arrays that a decoded token reads as a whole."""
     unread = held_arrays(model.embed) if "head" in model else []
     return [array for array in held_arrays(model) if all(array is not other for other in unread)]
 
 
 def ternary_macs(model: Decoder) -> int:
-    """Multiply-accumulates of the blocks' ternary layers for one token."""
+    """The multiply-accumulates of all ternary layers of the blocks for one token."""
     return sum(
         matrix.input_dims * matrix.output_dims
         for block in model.blocks
@@ -173,5 +173,5 @@ def ternary_macs(model: Decoder) -> int:
 
 
 def head_macs(model: Decoder) -> int:
-    """Multiply-accumulates of the head for one token."""
+    """The multiply-accumulates of the head for one token."""
     return model.vocab_size * model.norm.weight.size

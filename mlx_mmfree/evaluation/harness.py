@@ -1,22 +1,16 @@
-"""Models as lm-evaluation-harness asks for them (EleutherAI, the package `lm_eval`)."""
+"""Runs tasks of lm-evaluation-harness (EleutherAI, package `lm_eval`) on this library's models."""
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..generation import Sampler, batch_generate, make_sampler
+from ..generation import Sampler
 from ..generation.decode import PREFILL_STEP_SIZE
-from ..generation.text import encode_once_begun
 from ..models import Decoder
-from .scoring import score_continuations
 
 if TYPE_CHECKING:
     from lm_eval.api.model import TemplateLM
-
-DEFAULT_MAX_TOKENS = 256
-_KNOWN_OPTIONS = {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "min_p"}
 
 
 def harness_model(
@@ -29,21 +23,24 @@ def harness_model(
     template_variables: Mapping[str, Any] | None = None,
     prefill_step_size: int = PREFILL_STEP_SIZE,
 ) -> "TemplateLM":
-    """A model that `lm_eval.simple_evaluate` takes.
+    """A model in the form that `lm_eval.simple_evaluate` takes.
 
     Args:
-        model: Gives the logits.
-        tokenizer: Belongs to the model.
-        batch_size: Texts at a time.
-        max_tokens: Tokens of an answer at most; `None`: as the task says, else 256.
-        sampler: Chooses the tokens of answers; `None`: as the task says, else greedy.
-        template_variables: Further names for the chat template.
-        prefill_step_size: Positions read at a time.
+        model: The model.
+        tokenizer: The tokenizer of the model.
+        batch_size: Number of texts read at a time.
+        max_tokens: Largest number of tokens of an answer; `None` takes that of the task, or 256.
+        sampler: Chooses the tokens of answers; `None` takes that of the task, or the likeliest token.
+        template_variables: Further variables of the chat template.
+        prefill_step_size: Number of tokens of each text read at a time.
 
     Raises:
-        UsageError: The package is not installed.
+        UsageError: The package `lm_eval` is not installed.
     """
-    return _adapter_class()(
+    check_installed()
+    from .harness_adapter import HarnessAdapter
+
+    return HarnessAdapter(
         model,
         tokenizer,
         batch_size=batch_size,
@@ -65,14 +62,14 @@ def evaluate_tasks(
     """Runs tasks of lm-evaluation-harness and returns its results.
 
     Args:
-        model: What `harness_model` returns.
-        tasks: Names of tasks or groups.
-        include_path: A folder with further tasks, which win over the package's own.
-        seed: For every generator that a task may use.
-        options: Passed on to `lm_eval.simple_evaluate`, such as `num_fewshot` and `limit`.
+        model: The model, from `harness_model`.
+        tasks: Names of tasks or groups of tasks.
+        include_path: A folder with further tasks, which win over those of the package.
+        seed: Seed of all random generators that a task may use.
+        options: Further arguments of `lm_eval.simple_evaluate`, such as `num_fewshot` and `limit`.
 
     Raises:
-        UsageError: A task is not known.
+        UsageError: A task is unknown, or the package `lm_eval` is not installed.
     """
     check_installed()
     from lm_eval import simple_evaluate
@@ -83,8 +80,8 @@ def evaluate_tasks(
     if unknown := [task for task in tasks if not manager.match_tasks([task])]:
         raise UsageError(
             f"[evaluate] 'tasks' must be names that lm-evaluation-harness knows but got "
-            f"{', '.join(map(repr, unknown))}. 'lm_eval ls tasks' lists them; 'include_path' adds "
-            "others."
+            f"{', '.join(map(repr, unknown))}. 'lm_eval ls tasks' lists them, and 'include_path' adds "
+            "further ones."
         )
     seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
     results: dict[str, Any] = simple_evaluate(
@@ -98,7 +95,7 @@ def evaluate_tasks(
 
 
 def check_installed() -> None:
-    """Refuses to go on without the package.
+    """Checks that the package `lm_eval` is installed.
 
     Raises:
         UsageError: It is not installed.
@@ -112,139 +109,3 @@ def check_installed() -> None:
             "[evaluate] the package lm-evaluation-harness must be installed but is not. Run "
             "\"pip install 'mlx-mmfree[eval]'\"."
         ) from error
-
-
-@cache
-def _adapter_class() -> type:
-    """The adapter; its base class exists only where the package is installed."""
-    check_installed()
-    from lm_eval.api.model import TemplateLM
-    from tqdm import tqdm
-
-    class Adapter(TemplateLM):
-        def __init__(self, model: Decoder, tokenizer: Any, **settings: Any):
-            super().__init__()
-            self.tokenizer = tokenizer
-            self._model = model
-            self._batch_size = settings["batch_size"]
-            self._max_tokens = settings["max_tokens"]
-            self._sampler = settings["sampler"]
-            self._template_variables = settings["template_variables"]
-            self._prefill_step_size = settings["prefill_step_size"]
-            self._renders_chats = False
-
-        @property
-        def eot_token_id(self) -> int:
-            token: int | None = self.tokenizer.eos_token_id
-            if token is None:
-                raise UsageError(
-                    "[evaluate] the tokenizer must name an end of text but names none. Set "
-                    "'eos_token' in its 'tokenizer_config.json'."
-                )
-            return token
-
-        @property
-        def prefix_token_id(self) -> int:
-            first: int | None = self.tokenizer.bos_token_id
-            return self.eot_token_id if first is None else first
-
-        @property
-        def tokenizer_name(self) -> str:
-            return str(self.tokenizer.folder)
-
-        def chat_template(self, chat_template: bool | str = False) -> str | None:
-            # for the results' record; `apply_chat_template` writes the conversation
-            return "the tokenizer's own" if chat_template else None
-
-        def apply_chat_template(
-            self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
-        ) -> str:
-            self._renders_chats = True
-            text: str = self.tokenizer.apply_chat_template(
-                chat_history, add_generation_prompt, tokenize=False, **self._template_variables
-            )
-            return text
-
-        def tok_encode(
-            self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
-        ) -> list[int]:
-            parse_special = True if self._renders_chats else None
-            if add_special_tokens is not False:
-                return encode_once_begun(self.tokenizer, string, parse_special)
-            ids: list[int] = self.tokenizer.encode(string, False, parse_special)
-            return ids
-
-        def _loglikelihood_tokens(
-            self,
-            requests: list[tuple[tuple[str, str], list[int], list[int]]],
-            disable_tqdm: bool = False,
-            **kwargs: Any,
-        ) -> list[tuple[float, bool]]:
-            with tqdm(total=len(requests), desc="Likelihoods", disable=disable_tqdm) as bar:
-                scores = score_continuations(
-                    self._model,
-                    [(context, continuation) for _, context, continuation in requests],
-                    batch_size=self._batch_size,
-                    prefill_step_size=self._prefill_step_size,
-                    progress=bar.update,
-                )
-            return [(score.log_likelihood, score.is_greedy) for score in scores]
-
-        def loglikelihood_rolling(self, requests: list, disable_tqdm: bool = False) -> list[float]:
-            prefix = [self.prefix_token_id]
-            texts = [request.args[0] for request in requests]
-            pairs = [(text, prefix, self.tok_encode(text, False)) for text in texts]
-            scores = self._loglikelihood_tokens(pairs, disable_tqdm=disable_tqdm)
-            return [likelihood for likelihood, _ in scores]
-
-        def generate_until(self, requests: list, disable_tqdm: bool = False) -> list[str]:
-            texts = [""] * len(requests)
-            alike: dict[str, list[int]] = {}
-            for n, request in enumerate(requests):
-                alike.setdefault(repr(sorted(request.args[1].items())), []).append(n)
-            with tqdm(total=len(requests), desc="Answers", disable=disable_tqdm) as bar:
-                for group in alike.values():
-                    for first in range(0, len(group), self._batch_size):
-                        chosen = group[first : first + self._batch_size]
-                        contexts = [requests[n].args[0] for n in chosen]
-                        answers = self._answers(contexts, requests[chosen[0]].args[1])
-                        for n, text in zip(chosen, answers, strict=True):
-                            texts[n] = text
-                            self.cache_hook.add_partial("generate_until", requests[n].args, text)
-                        bar.update(len(chosen))
-            return texts
-
-        def _answers(self, contexts: list[str], options: Mapping[str, Any]) -> list[str]:
-            if unknown := set(options) - _KNOWN_OPTIONS:
-                raise UsageError(
-                    f"[evaluate] a task's 'generation_kwargs' must be of "
-                    f"{', '.join(sorted(_KNOWN_OPTIONS))} but got {', '.join(sorted(unknown))}."
-                )
-            until = options.get("until") or []
-            return batch_generate(
-                self._model,
-                self.tokenizer,
-                [self.tok_encode(context) for context in contexts],
-                max_tokens=self._max_tokens or options.get("max_gen_toks", DEFAULT_MAX_TOKENS),
-                sampler=self._sampler or _task_sampler(options),
-                stop=[until] if isinstance(until, str) else until,
-                batch_size=self._batch_size,
-                prefill_step_size=self._prefill_step_size,
-            ).texts
-
-    return Adapter
-
-
-def _task_sampler(options: Mapping[str, Any]) -> Sampler:
-    """The sampler that a task asks for; greedy unless it says `do_sample` or a temperature."""
-    temperature = float(options.get("temperature", 0.0))
-    if options.get("do_sample") is True and "temperature" not in options:
-        temperature = 1.0
-    elif options.get("do_sample") is False:
-        temperature = 0.0
-    return make_sampler(
-        temp=temperature,
-        top_p=float(options.get("top_p", 1.0)),
-        top_k=int(options.get("top_k", 0)),
-        min_p=float(options.get("min_p", 0.0)),
-    )

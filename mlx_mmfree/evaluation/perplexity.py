@@ -1,4 +1,4 @@
-"""Cross-entropy of a language model on a token stream."""
+"""Perplexity: the cross-entropy of a language model on a text."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from ..models import Decoder
 from ..ops import cross_entropy
 
 LOGITS_AT_A_TIME = 2**25
-"""So many numbers a head makes at most before they are used up."""
+"""Largest number of logits that are computed at a time, to limit the memory."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Perplexity:
 
     Attributes:
         nats: Sum of the negative log-likelihoods of the predicted tokens.
-        squared_nats: Sum of their squares.
+        squared_nats: Sum of the squares of these.
         tokens: Number of predicted tokens.
-        size_bytes: UTF-8 bytes of the text.
+        size_bytes: Number of UTF-8 bytes of the text.
     """
 
     nats: float
@@ -34,22 +34,22 @@ class Perplexity:
 
     @property
     def loss(self) -> float:
-        """Nats a token."""
+        """The mean negative log-likelihood of a token, in nats."""
         return self.nats / self.tokens
 
     @property
     def perplexity(self) -> float:
-        """`exp(loss)`, a token; infinite where a float cannot hold it."""
+        """The exponential of `loss`, which is infinite where a float cannot hold it."""
         return math.exp(self.loss) if self.loss < 709 else math.inf
 
     @property
     def standard_error(self) -> float:
-        r"""Of the perplexity, to first order, as if the tokens were drawn independently.
+        r"""The standard error of the perplexity, to first order, for independent tokens.
 
         .. math::
             e^{\bar x} \sqrt{\frac{1}{n (n - 1)} \sum_i (x_i - \bar x)^2}
 
-        for the negative log-likelihoods `x` of `n` tokens; not a number for a single one.
+        for the negative log-likelihoods :math:`x_i` of :math:`n` tokens. It is NaN for a single token.
         """
         if self.tokens < 2:
             return math.nan
@@ -58,7 +58,7 @@ class Perplexity:
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits a byte of text, comparable between vocabularies."""
+        """The bits that a byte of text takes, which can be compared between vocabularies."""
         return self.nats / math.log(2) / self.size_bytes
 
 
@@ -77,23 +77,32 @@ def measure_perplexity(
     carries_state: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> Perplexity:
-    """Cross-entropy of consecutive windows.
+    """Measures the perplexity of a text in consecutive windows.
 
     Every token but the first is predicted exactly once.
 
     Args:
-        model: Maps `(B, L)` tokens to hidden vectors and state, and those to logits.
-        tokens: The ids of the text, in order.
-        size_bytes: UTF-8 bytes of the text.
-        length: Predictions a window.
-        batch_size: Windows at a time, where each is read from an empty state.
-        carries_state: A window goes on from the state of the one before, so that each token is
-            predicted from all of the text before it.
+        model: The model.
+        tokens: The token ids of the text in order, `(n,)` with `n` at least 2.
+        size_bytes: Number of UTF-8 bytes of the text.
+        length: Number of tokens predicted in a window.
+        batch_size: Number of windows read at a time, if each begins with an empty state.
+        carries_state: Whether a window begins with the state after the one before, so that each token
+            is predicted from all of the text before it.
         progress: Called with the number of tokens predicted since the last call.
 
     Raises:
+        ValueError: There are fewer than two tokens, or a number is not positive.
         NumericalError: The model's logits are not finite, or all zero.
     """
+    if len(tokens) < 2:
+        raise ValueError(
+            f"[measure_perplexity] 'tokens' must hold at least two ids but holds {len(tokens)}. Give a "
+            "longer text."
+        )
+    for name, value in (("size_bytes", size_bytes), ("length", length), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"[measure_perplexity] '{name}' must be at least 1 but got {value}.")
     rows = [tokens[start : start + length + 1] for start in range(0, len(tokens) - 1, length)]
     group_size = 1 if carries_state else batch_size
     state: Any = None
@@ -101,7 +110,7 @@ def measure_perplexity(
     for first in range(0, len(rows), group_size):
         group = rows[first : first + group_size]
         width = len(group[0])
-        # The last window may be shorter: its row is padded and the padding left out of the sum.
+        # the last window may be shorter: its row is padded, and the padding is not counted
         batch = mx.array(np.stack([np.pad(row, (0, width - len(row))) for row in group]))
         counted = mx.array([[len(row) - 1] for row in group]) > mx.arange(width - 1)
         hidden, new_state = model.hidden(batch[:, :-1], state)
@@ -117,7 +126,7 @@ def measure_perplexity(
 
 
 def _losses(model: Decoder, hidden: mx.array, targets: mx.array) -> np.ndarray:
-    """The negative log-likelihood of each target, `(B * L,)` in float64."""
+    """The negative log-likelihood of each target, float64 `(B * L,)`."""
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     step = max(1, LOGITS_AT_A_TIME // model.vocab_size)
     losses = []

@@ -1,4 +1,4 @@
-"""What the library's pictures share: colours, placed labels, and a file that is written whole."""
+"""What the library's pictures share: colours, the placing of labels, and writing a file as a whole."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Any
 from ..files.replacing import new_file
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""The palette of Okabe and Ito (2008), which people with any colour vision tell apart."""
+"""The palette of Okabe and Ito (2008), which can be told apart with any kind of colour vision."""
 
 _DIRECTIONS = ((1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1.4), (1.6, 0), (0, -1.4), (-1.6, 0))
 
 
 def save_picture(figure: Any, file: Path) -> None:
-    """Writes a matplotlib figure as PNG; the file is replaced as a whole."""
+    """Writes a matplotlib figure as a PNG file, which is replaced as a whole."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     with new_file(file) as new, new.open("wb") as target:
@@ -21,14 +21,14 @@ def save_picture(figure: Any, file: Path) -> None:
 
 
 def label_points(axes: Any, points: Sequence[tuple[float, float]], labels: Sequence[str]) -> None:
-    """Writes a label beside each point, where it covers neither a point nor another label.
+    """Writes a label beside each point, so that it covers no point and no other label.
 
-    A label that finds no free place near its point is joined to it by a line.
+    A line joins a label to its point if there is no free place nearby.
 
     Args:
-        axes: With its limits and scales set.
-        points: In the units of the axes.
-        labels: Short texts.
+        axes: The matplotlib axes, whose limits and scales must be set before.
+        points: The points, in the units of the axes.
+        labels: A short text for each point.
     """
     places = [tuple(axes.transData.transform(point)) for point in points]
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in places]

@@ -1,4 +1,4 @@
-"""How likely a model finds given continuations of given texts."""
+"""How likely given continuations of given texts are to a model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -15,11 +15,11 @@ from .perplexity import LOGITS_AT_A_TIME
 
 
 class Score(NamedTuple):
-    """What a model says of a continuation.
+    """How likely a continuation is to a model.
 
     Attributes:
-        log_likelihood: Sum of the natural logarithms of its tokens' probabilities.
-        is_greedy: Whether each of its tokens was the likeliest one.
+        log_likelihood: Sum of the natural logarithms of the probabilities of its tokens.
+        is_greedy: Whether each of its tokens is the likeliest one.
     """
 
     log_likelihood: float
@@ -34,14 +34,17 @@ def score_continuations(
     prefill_step_size: int = PREFILL_STEP_SIZE,
     progress: Callable[[int], object] | None = None,
 ) -> list[Score]:
-    """Scores continuations, texts of about the same length together.
+    """Scores continuations of contexts. Texts of about the same length are read together.
 
     Args:
-        model: Gives the logits.
-        pairs: Ids of a context, at least one, and of its continuation.
-        batch_size: Texts at a time.
-        prefill_step_size: Positions read at a time.
+        model: The model.
+        pairs: Token ids of a context, at least one, and of its continuation.
+        batch_size: Number of texts read at a time.
+        prefill_step_size: Number of tokens of each text read at a time.
         progress: Called with the number of texts scored since the last call.
+
+    Returns:
+        A score for each pair.
 
     Raises:
         ValueError: A context is empty or a token is not in the vocabulary.
@@ -53,7 +56,10 @@ def score_continuations(
     """
     for context, continuation in pairs:
         if not len(context):
-            raise ValueError("[score_continuations] a context must have at least one token.")
+            raise ValueError(
+                "[score_continuations] 'pairs' must have contexts of at least one token but one is "
+                "empty."
+            )
         check_tokens([*context, *continuation], model.vocab_size)
     order = sorted(range(len(pairs)), key=lambda n: -len(pairs[n][0]) - len(pairs[n][1]))
     scores: dict[int, Score] = {}
@@ -96,7 +102,7 @@ def _score_batch(
 def _targets(
     model: Decoder, hidden: mx.array, targets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Log-likelihood of each target `(N,)` after `hidden` `(N, D)`, and whether it is the best."""
+    """The log-likelihood of each target `(N,)` given `hidden` `(N, D)`, and whether it is the best."""
     step = max(1, LOGITS_AT_A_TIME // model.vocab_size)
     likelihoods, is_best = [], []
     for first in range(0, len(targets), step):

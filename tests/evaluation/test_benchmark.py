@@ -16,7 +16,7 @@ from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.evaluation import benchmark, benchmark_process
 from mlx_mmfree.evaluation.benchmark import QUICK, ModelChoice, Report
 from mlx_mmfree.evaluation.benchmark_limits import held_arrays
-from mlx_mmfree.evaluation.benchmark_llama import write_model
+from mlx_mmfree.evaluation.benchmark_llama_file import write_model
 from mlx_mmfree.evaluation.benchmark_models import _bytes_in_use
 from mlx_mmfree.evaluation.benchmark_plot import plot_roofline
 from mlx_mmfree.evaluation.benchmark_process import read_result, run_task
@@ -319,7 +319,7 @@ def test_llama_cpp_file_has_the_shape(tmp_path: Path) -> None:
     assert tensors["blk.1.ffn_down.weight"].shape.tolist() == [512, 256]
     assert tensors["blk.1.ffn_down.weight"].tensor_type == gguf.GGMLQuantizationType.TQ2_0
     linears = [t for name, t in tensors.items() if "norm" not in name]
-    assert sum(t.n_elements for t in linears) == written["macs"]
+    assert sum(t.n_elements for t in linears) == written.macs
     # codes 0 to 2 only, and a scale that is a number
     blocks = tensors["blk.0.attn_q.weight"].data.reshape(-1, 66)
     assert all(((blocks[:, :64] >> shift) & 3).max() == 2 for shift in (0, 2, 4, 6))

@@ -77,6 +77,21 @@ def test_every_token_but_the_first_counts_once(
         assert result.standard_error == pytest.approx(error, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tokens": np.array([1])}, "'tokens' must hold at least two ids but holds 1"),
+        ({"size_bytes": 0}, "'size_bytes' must be at least 1 but got 0"),
+        ({"length": 0}, "'length' must be at least 1 but got 0"),
+        ({"batch_size": -1}, "'batch_size' must be at least 1 but got -1"),
+    ],
+)
+def test_values_that_cannot_be_measured_are_refused(values: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"tokens": np.array([1, 2, 3]), "size_bytes": 3} | values
+    with pytest.raises(ValueError, match=message):
+        measure_perplexity(Bigram(), **arguments)
+
+
 def test_equal_losses_have_no_error() -> None:
     assert (
         Perplexity(nats=0.3 * 7, squared_nats=0.09 * 7, tokens=7, size_bytes=1).standard_error

@@ -63,7 +63,7 @@ def test_batches_equal_texts_alone(model: Decoder, batch_size: int, prefill_step
 
 
 def test_refusals(model: Decoder) -> None:
-    with pytest.raises(ValueError, match="context must have at least one token"):
+    with pytest.raises(ValueError, match="must have contexts of at least one token"):
         score_continuations(model, [([], [1])])
     with pytest.raises(ValueError, match="within the model's vocabulary"):
         score_continuations(model, [([1], [23])])

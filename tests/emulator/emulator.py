@@ -8,12 +8,10 @@ to inputs. Outputs and threadgroup memory start as NaN. The order of threads is 
 
 import ctypes
 import hashlib
-import importlib.util
 import math
 import mmap
 import platform
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -24,15 +22,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-# bound before any test replaces it: the recorded call is the one that Metal would get
-from mlx_mmfree.ops.backend.launch import launch
+from mlx_mmfree.ops.backend.launch import generated_text
+from tests.emulator import compiler
+from tests.emulator.compiler import KernelError, without_attributes, zig
 
 HEADER = Path(__file__).with_name("metal.h")
 MACHINE = Path(__file__).with_name("machine.cpp")
-# What clang would take: lambdas, and words that Metal's language leaves out.
-FORBIDDEN = re.compile(
-    r"\[[&=\w, ]*\]\s*\([^()]*\)\s*\{|\b(?:double|goto|new|delete|throw|try|virtual|long long)\b"
-)
 # Buffers lie this far apart, so that no index leads from one to another.
 GAP = 64 * 2**20
 FLAGS = """
@@ -50,10 +45,6 @@ OBSERVED = """
 """
 
 
-class KernelError(RuntimeError):
-    """The kernel does not compile, or does what Metal does not define."""
-
-
 @dataclass(frozen=True)
 class Record:
     """One launch: bytes loaded and stored in device memory, by name of the kernel's argument."""
@@ -67,9 +58,7 @@ def unavailable() -> str | None:
     """Returns why kernels cannot be emulated here, or None."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return "the emulator is written for Linux on x86-64"
-    if importlib.util.find_spec("ziglang") is None:
-        return "the emulator needs the package ziglang"
-    return None
+    return compiler.unavailable()
 
 
 class _Buffer(ctypes.Structure):
@@ -136,15 +125,16 @@ class Emulator:
             raise KernelError(f"a threadgroup of {threadgroup} is not emulated")
         if min(grid) < 1 or grid[0] % threads:
             raise KernelError(f"a grid of {grid} in threadgroups of {threadgroup} is not emulated")
-        call = {
-            "grid": grid,
-            "threadgroup": threadgroup,
-            "output_shapes": list(output_shapes),
-            "output_dtypes": list(output_dtypes),
-            "template": template,
-            "init_value": init_value,
-        }
-        name, text = generated_text(kernel, inputs, call)
+        name, text = generated_text(
+            kernel,
+            inputs,
+            grid=grid,
+            threadgroup=threadgroup,
+            output_shapes=list(output_shapes),
+            output_dtypes=list(output_dtypes),
+            template=list(template) or None,
+            init_value=init_value,
+        )
         parameters = _parameters(text, name)
         library = ctypes.CDLL(str(self._compiled(name, self.edit(text), parameters)))
         arrays = _arguments(parameters, inputs, output_shapes, output_dtypes, init_value)
@@ -167,8 +157,8 @@ class Emulator:
             file, observed, linked = (Path(folder) / f"kernel.{end}" for end in ("cpp", "o", "so"))
             file.write_text(source)
             flags = (*FLAGS.split(), *OBSERVED.split(), "-include", str(HEADER))
-            _zig("clang", *flags, "-c", str(file), "-o", str(observed))
-            _zig("ld.lld", "-shared", str(observed), str(self._machine()), "-o", str(linked))
+            zig("clang", *flags, "-c", str(file), "-o", str(observed))
+            zig("ld.lld", "-shared", str(observed), str(self._machine()), "-o", str(linked))
             linked.rename(library)
         return library
 
@@ -178,7 +168,7 @@ class Emulator:
         if not compiled.exists():
             with tempfile.TemporaryDirectory(dir=self._cache) as folder:
                 new = Path(folder) / "machine.o"
-                _zig("clang", *FLAGS.split(), "-c", str(MACHINE), "-o", str(new))
+                zig("clang", *FLAGS.split(), "-c", str(MACHINE), "-o", str(new))
                 new.rename(compiled)
         return compiled
 
@@ -225,21 +215,6 @@ class Emulator:
         )
 
 
-def generated_text(
-    kernel: Any, inputs: Sequence[mx.array], call: dict[str, Any]
-) -> tuple[str, str]:
-    """The name and text of the kernel that MLX would compile for a call."""
-    found: list[tuple[str, str]] = []
-
-    def collect(event: dict[str, Any]) -> None:
-        if event["type"] == "primitive" and event["name"] == "CustomKernel":
-            found.append(tuple(event["arguments"][:2]))
-
-    shapes = [mx.zeros(x.shape, x.dtype) for x in inputs]
-    mx.export_function(collect, lambda *arrays: launch(kernel, inputs=arrays, **call), *shapes)
-    return found[0]
-
-
 def _parameters(text: str, name: str) -> list[_Parameter]:
     start = text.rindex(f"void {name}(") + len(f"void {name}(")
     signature = text[start : text.index(") {\n", start)]
@@ -253,10 +228,8 @@ def _parameters(text: str, name: str) -> list[_Parameter]:
 
 def _host_source(text: str, name: str, parameters: list[_Parameter]) -> str:
     """The kernel as C++: without attributes, threadgroup arrays static, called by `emulate`."""
-    if found := FORBIDDEN.search(text):
-        raise KernelError(f"the kernel does not compile: {found[0]!r} is not in Metal")
     instance = re.search(rf"decltype\(({name}<[^;]*?>)\)", text)
-    text = re.sub(r"\[\[.*?\]\]", "", text)
+    text = without_attributes(text)
     text = re.sub(
         r"\bthreadgroup (\w+) (\w+)(\[[^;=]+\]);",
         r'static threadgroup \1 \2\3; machine::declare_shared((void*)\2, sizeof \2, "\2");',
@@ -278,14 +251,6 @@ def _host_source(text: str, name: str, parameters: list[_Parameter]) -> str:
         'extern "C" __attribute__((visibility("default"))) void emulate(Launch* launch) {\n'
         "  machine::run_grid(launch, call);\n}\n"
     )
-
-
-def _zig(*arguments: str) -> None:
-    found = subprocess.run(
-        [sys.executable, "-m", "ziglang", *arguments], capture_output=True, text=True
-    )
-    if found.returncode:
-        raise KernelError(f"the kernel does not compile:\n{found.stderr}")
 
 
 def _arguments(

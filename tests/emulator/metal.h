@@ -17,6 +17,8 @@ typedef __bf16 bfloat;
 typedef half float16_t;
 typedef bfloat bfloat16_t;
 typedef uint uint3 __attribute__((ext_vector_type(3)));
+typedef uint uint4 __attribute__((ext_vector_type(4)));
+typedef float float4 __attribute__((ext_vector_type(4)));
 typedef ulong ulong2 __attribute__((ext_vector_type(2)));
 
 struct Attributes {
@@ -102,6 +104,9 @@ static uint matrix_column() { return (machine::thread_number() - 1) % 4 * 2; }
 #define constant __attribute__((opencl_constant))
 #define threadgroup __attribute__((opencl_local))
 
+template <class To, class From> inline To as_type(From value) {
+  return __builtin_bit_cast(To, value);
+}
 namespace metal {
 #define FOR_NUMBERS(T) \
   inline T max(T a, T b) { return a < b ? b : a; } \
@@ -113,6 +118,8 @@ inline float abs(float x) { return __builtin_fabsf(x); }
 inline float rint(float x) { return __builtin_rintf(x); }
 inline float round(float x) { return __builtin_roundf(x); }
 inline float floor(float x) { return __builtin_floorf(x); }
+inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline float4 fma(float4 a, float4 b, float4 c) { return __builtin_elementwise_fma(a, b, c); }
 inline float exp(float x) { return __builtin_expf(x); }
 inline bool isnan(float x) { return __builtin_isnan(x); }
 namespace precise {

@@ -23,7 +23,7 @@ from tests.ops.kernel_checks import (
 
 
 def decode() -> None:
-    check_code_sums(3, 1050, 33, mx.float32)
+    check_code_sums(11, 1050, 33, mx.float32)
 
 
 def prefill() -> None:
@@ -49,6 +49,10 @@ def fused_sums() -> None:
     check_fused_sums(2, 1100, (33, 5), mx.float32)
 
 
+def fused_groups() -> None:
+    check_fused_sums(11, 100, (33, 5), mx.float32)
+
+
 def fused_codes() -> None:
     check_fused_codes(2, 300, mx.float32, gate="silu", norm_eps=1e-2, eps=5e-2)
 
@@ -72,6 +76,7 @@ KERNELS = {
     scan: "linear_scan_forward",
     scan_gradient: "linear_scan_backward",
     fused_sums: "bit_linear_2",
+    fused_groups: "bit_linear_2",
     fused_codes: "bit_linear_2",
     fused_ties: "bit_linear_1",
     step: "mlgru_step",
@@ -84,14 +89,26 @@ SIMD_BARRIER = "simdgroup_barrier(mem_flags::mem_threadgroup);"
 FAULTS: dict[str, tuple[Callable[[], None], str, str, int]] = {
     "decode: stride of words": (decode, "word += 32", "word += 33", 0),
     "decode: a word too many": (decode, "16 * word < dims", "16 * word <= dims + 16", 0),
-    "decode: last inputs left out": (decode, "at < dims", "at < dims - 1", 0),
-    "decode: an input too many": (decode, "at < dims", "at <= dims", 0),
-    "decode: wrong shift": (decode, ">> (2 * k)", ">> (2 * k + 1)", 0),
-    "decode: codes shifted by one": (decode, "code == 1", "code == 2", 0),
-    "decode: sign": (decode, "code == 0 ? -value", "code == 2 ? -value", 0),
-    "decode: outputs beyond the last": (decode, "first + n < outputs\n", "true\n", 0),
+    "decode: last inputs left out": (decode, "word + k < dims", "word + k < dims - 1", 0),
+    "decode: an input too many": (decode, "word + k < dims", "word + k <= dims", 0),
+    "decode: wrong mask": (decode, "3u << (2 * place)", "3u << (2 * place + 1)", 0),
+    "decode: half of a code": (decode, "3u << (2 * place)", "1u << (2 * place)", 0),
+    "decode: upper places": (decode, "words >> 16", "words >> 14", 0),
+    "decode: exponent": (decode, "0x4B000000", "0x4A800000", 0),
+    "decode: trits not centred": (decode, "unit - 1.0f", "unit", 0),
+    "decode: unit of a place": (decode, "1 << (2 * place)", "1 << place", 0),
+    "decode: outputs beyond the last": (decode, "first + n < outputs)", "true)", 0),
+    "decode: words beyond the last": (decode, "min(n, outputs - 1 - first)", "n", 0),
+    "decode: rows beyond the last": (decode, "first_row + row < rows", "true", 0),
+    "decode: inputs beyond the last row": (decode, "min(row, rows - 1 - first_row)", "row", 0),
+    "decode: inputs of the first rows": (
+        decode,
+        "x + static_cast<size_t>(first_row)",
+        "x + static_cast<size_t>(0)",
+        0,
+    ),
     "decode: stored to the next row": (decode, "first + n] = sum", "first + n + 1] = sum", 0),
-    "decode: lanes not summed": (decode, "simd_sum(sums[row][n] +", "(sums[row][n] +", 0),
+    "decode: lanes not summed": (decode, "simd_sum(sums[row][n])", "(sums[row][n])", 0),
     "prefill: barrier before products": (prefill, BARRIER, "", 0),
     "prefill: barrier after products": (prefill, BARRIER, "", 1),
     "prefill: barrier before strip is read": (prefill, SIMD_BARRIER, "", 0),
@@ -124,16 +141,28 @@ FAULTS: dict[str, tuple[Callable[[], None], str, str, int]] = {
     "scan gradient: first step": (scan_gradient, "t >= start", "t > start", 1),
     "scan gradient: chunks after": (scan_gradient, "c > chunk;", "c >= chunk;", 0),
     "fused: stride of words": (fused_sums, "word += 32", "word += 33", 0),
-    "fused: wrong shift": (fused_sums, ">> (2 * k)", ">> (2 * k + 1)", 0),
-    "fused: codes shifted by one": (fused_sums, "code == 1", "code == 2", 0),
-    "fused: words of the first slab": (fused_sums, "start + word]", "word]", 0),
+    "fused: wrong mask": (fused_sums, "3u << (2 * place)", "3u << (2 * place + 1)", 0),
+    "fused: trits of another place": (fused_sums, "(k + n) % 8", "k % 8", 0),
+    "fused: upper places": (fused_sums, "k - k % 8", "0", 0),
+    "fused: inputs of another quarter": (fused_sums, "+ k / 4) * LINE", "+ k / 8) * LINE", 0),
+    "fused: inputs of another place": (fused_sums, "+ at % 4]", "+ at % 2]", 0),
+    "fused: words beyond the last": (fused_sums, "min(n, outputs - 1 - first)", "n", 0),
+    "fused: rows beyond the last": (fused_groups, "row < rows &&", "row <= rows &&", 0),
+    "fused: inputs beyond the last row": (
+        fused_groups,
+        "min(first_row + row, rows - 1)",
+        "first_row + row",
+        0,
+    ),
+    "fused: rows of the first group": (fused_groups, "min(first_row + row, rows - 1)", "row", 0),
+    "fused: words of the first slab": (fused_sums, "+ start + word]", "+ word]", 0),
     "fused: a word too few": (fused_sums, "used_words - start", "used_words - start - 1", 0),
     "fused: an input too many": (fused_sums, "inside = k < dims", "inside = k <= dims", 0),
     "fused: inputs of the first slab": (fused_sums, "k = 16 * start + at", "k = at", 0),
     "fused: barrier before products": (fused_sums, BARRIER, "", 1),
     "fused: barrier after products": (fused_sums, BARRIER, "", 2),
-    "fused: outputs beyond the last": (fused_sums, "0 && first + n < outputs", "0", 0),
-    "fused: lanes not summed": (fused_sums, "simd_sum(sums[row][n] +", "(sums[row][n] +", 0),
+    "fused: outputs beyond the last": (fused_sums, "&& first + n < outputs", "", 0),
+    "fused: lanes not summed": (fused_sums, "simd_sum(sums[row][n])", "(sums[row][n])", 0),
     "fused: wrong matrix": (fused_sums, "block >= blocks_of", "block > blocks_of", 0),
     "fused: outputs of matrices before": (fused_sums, "before += outputs", "before += 32", 0),
     "fused: scale of another output": (fused_sums, "[0] == 1 ? 0 : output", "[0] == 1 ? 0 : 0", 1),
@@ -160,8 +189,8 @@ FAULTS: dict[str, tuple[Callable[[], None], str, str, int]] = {
     ),
     "fused: epsilon of another norm": (fused_codes, "epsilons[1]", "epsilons[0]", 0),
     "fused: gate": (fused_codes, "value * sigmoid(value) * up", "sigmoid(value) * up", 0),
-    "fused: gated by a neighbour": (fused_codes, "x[dims + k]", "x[dims + k - 1]", 0),
-    "fused: half of a row": (fused_codes, "x + row * width", "x + row * dims", 1),
+    "fused: gated by a neighbour": (fused_codes, "+ dims + k]", "+ dims + k - 1]", 0),
+    "fused: half of a row": (fused_codes, "rows - 1) * width", "rows - 1) * dims", 0),
     "fused: ties": (fused_ties, "half_away ? round", "half_away ? rint", 0),
     "step: barrier": (step, BARRIER, "", 0),
     "step: bound": (step, "bound + (1.0f - bound) * f", "bound + f", 0),

@@ -59,7 +59,7 @@ def hold(
 
     if rows is not None:
         # those of one kernel for a few rows and of one for many
-        values["rows"] = st.sampled_from([0, 3, 9] if backend == "metal" else rows)
+        values["rows"] = st.sampled_from([0, 3, 49] if backend == "metal" else rows)
     tried = settings(
         max_examples=6 if backend == "metal" else 30,
         derandomize=True,

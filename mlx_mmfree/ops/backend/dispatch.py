@@ -43,6 +43,11 @@ def _backends(package: str) -> dict[str, ModuleType]:
     }
 
 
+def backend_module(package: str, name: str) -> ModuleType:
+    """A backend of the operation whose package is named."""
+    return _backends(package)[name]
+
+
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Forces one backend for every operation inside the `with` block.

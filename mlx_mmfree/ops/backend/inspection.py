@@ -15,8 +15,15 @@ from ..dense_matmul import BITS, AffineForm
 from ..float_dtypes import FLOATS
 from ..mlgru_step import Options as GateOptions
 from ..ternary import packed_width
-from . import self_check
-from .dispatch import backend_report, forced_backend, native_unavailable, on_cpu
+from . import launch, self_check
+from .dispatch import (
+    backend_module,
+    backend_report,
+    forced_backend,
+    native_unavailable,
+    on_cpu,
+    use_any_backend,
+)
 
 
 class Call(NamedTuple):
@@ -93,12 +100,11 @@ def operation_reports() -> dict[str, dict[str, str | None]]:
     shows its first reason.
     """
     self_check.check_again()
-    package = __name__.rsplit(".", 2)[0]
     found: dict[str, dict[str, str | None]] = {}
     for op, calls in _calls().items():
         found[op] = {}
         for call in calls:
-            report = backend_report(f"{package}.{op}", *call.args, **call.kwargs)
+            report = backend_report(_package(op), *call.args, **call.kwargs)
             for name, reason in report.items():
                 found[op][name] = found[op].get(name) or reason
     return found
@@ -109,17 +115,38 @@ def metal_kernels() -> dict[str, str | None]:
     return self_check.checked_kernels()
 
 
-def _calls() -> dict[str, Iterator[Call]]:
+def kernel_texts() -> dict[str, str]:
+    """Returns the texts of all Metal kernels by their names, as MLX hands them to Metal's compiler.
+
+    These are the kernels that `operation_reports` checks, for every number of rows and every dtype.
+    No Metal device is needed.
+    """
+    with launch.recording() as texts, use_any_backend():
+        for op, calls in _calls(rows=(*range(1, 9), 64)).items():
+            backend = backend_module(_package(op), "metal")
+            for call in calls:
+                # what is checked, the gradient's kernels too, and what would run
+                if "unsupported" in vars(backend):
+                    backend.unsupported(*call.args, **call.kwargs)
+                backend.run(*call.args, **call.kwargs)
+    return texts
+
+
+def _package(op: str) -> str:
+    return f"{__name__.rsplit('.', 2)[0]}.{op}"
+
+
+def _calls(rows: Sequence[int] = (1, 64)) -> dict[str, Iterator[Call]]:
     return {
         "attention": _attention_calls(),
         "attention_step": _attention_step_calls(),
-        "bit_linear": _bit_linear_calls(),
+        "bit_linear": _bit_linear_calls(rows),
         "dense_matmul": _dense_matmul_calls(),
         "gated_rms_norm": _gated_rms_norm_calls(),
         "linear_scan": _linear_scan_calls(),
         "mlgru_step": _mlgru_step_calls(),
         "rms_norm_quantize": _rms_norm_quantize_calls(),
-        "ternary_matmul": _ternary_matmul_calls(),
+        "ternary_matmul": _ternary_matmul_calls(rows),
     }
 
 
@@ -147,14 +174,15 @@ def _dense_matmul_calls() -> Iterator[Call]:
             yield Call((x, codes, AffineForm(group, group, 64, bits)), {})
 
 
-def _bit_linear_calls() -> Iterator[Call]:
-    # one token and a prompt
-    for rows in (1, 64):
+def _bit_linear_calls(numbers_of_rows: Sequence[int]) -> Iterator[Call]:
+    for rows in numbers_of_rows:
         for dtype in FLOATS:
             x, norm = mx.zeros((rows, 32), dtype), mx.ones((32,))
             weight, scale = mx.zeros((4, packed_width(32)), mx.uint32), mx.ones((1,))
             plain = (Projection(weight, scale),)
             yield Call((x, plain, ProjectionOptions()), {})
+            wide = Projection(mx.zeros((8, packed_width(32)), mx.uint32), mx.ones((8,)))
+            yield Call((x, (wide,) * 2, ProjectionOptions()), {})
             yield Call((x, plain, ProjectionOptions(quantize=False)), {})
             normed = ProjectionOptions(eps=1e-6, rounding="half_away", norm=norm, norm_eps=1e-6)
             yield Call((x, (Projection(weight, scale, norm),) * 3, normed), {})
@@ -191,9 +219,9 @@ def _rms_norm_quantize_calls() -> Iterator[Call]:
             yield Call((x, mx.ones((32,), dtype)), {"eps": 1e-6, "rounding": rounding})
 
 
-def _ternary_matmul_calls() -> Iterator[Call]:
-    # one token and a prompt, whole words and not
-    for rows in (1, 64):
+def _ternary_matmul_calls(numbers_of_rows: Sequence[int]) -> Iterator[Call]:
+    for rows in numbers_of_rows:
+        # whole words and not
         for dims in (32, 33):
             weight = mx.zeros((4, packed_width(dims)), mx.uint32)
             for dtype in FLOATS:

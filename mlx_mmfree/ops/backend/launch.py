@@ -1,6 +1,8 @@
 """The one place from which kernels are launched on Metal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import mlx.core as mx
@@ -9,6 +11,56 @@ from ..float_dtypes import FLOATS
 
 SIMD_GROUP = 32
 """Number of lanes of a SIMD group."""
+
+MAX_GROUP_ROWS = 8
+"""Largest number of rows for which a kernel reads each packed word once."""
+
+
+_texts: ContextVar[dict[str, str] | None] = ContextVar("texts", default=None)
+
+
+@contextmanager
+def recording() -> Iterator[dict[str, str]]:
+    """Inside the `with` block kernels do not run: their outputs are zeros.
+
+    Yields:
+        The texts of the kernels, by their names.
+    """
+    texts: dict[str, str] = {}
+    token = _texts.set(texts)
+    try:
+        yield texts
+    finally:
+        _texts.reset(token)
+
+
+def is_recording() -> bool:
+    """Whether the texts of kernels are recorded."""
+    return _texts.get() is not None
+
+
+def generated_text(kernel: Any, inputs: Sequence[mx.array], **call: Any) -> tuple[str, str]:
+    """Name and text of what MLX would have Metal compile for a call; no device is needed.
+
+    Args:
+        kernel: What `mx.fast.metal_kernel` returned.
+        inputs: Arrays with the shapes and dtypes of the call.
+        call: The kernel's other arguments.
+    """
+    found: list[tuple[str, str]] = []
+
+    def collect(event: dict[str, Any]) -> None:
+        if event["type"] == "primitive" and event["name"] == "CustomKernel":
+            found.append(tuple(event["arguments"][:2]))
+
+    shapes = [mx.zeros(x.shape, x.dtype) for x in inputs]
+    mx.export_function(collect, lambda *arrays: kernel(inputs=list(arrays), **call), *shapes)
+    return found[0]
+
+
+def rows_of_a_group(rows: int) -> int:
+    """Rows are computed in as few groups as there can be, of sizes as even as they can be."""
+    return -(-rows // -(-rows // MAX_GROUP_ROWS))
 
 
 def not_floats(*arrays: mx.array | None) -> str | None:
@@ -45,13 +97,17 @@ def launch(
     Returns:
         The outputs.
     """
-    outputs: list[mx.array] = kernel(
-        inputs=list(inputs),
-        grid=grid,
-        threadgroup=threadgroup,
-        output_shapes=list(output_shapes),
-        output_dtypes=list(output_dtypes),
-        template=list(template) or None,
-        init_value=init_value,
-    )
+    call: dict[str, Any] = {
+        "grid": grid,
+        "threadgroup": threadgroup,
+        "output_shapes": list(output_shapes),
+        "output_dtypes": list(output_dtypes),
+        "template": list(template) or None,
+        "init_value": init_value,
+    }
+    if (texts := _texts.get()) is not None:
+        name, text = generated_text(kernel, inputs, **call)
+        texts[name] = text
+        return [mx.zeros(*form) for form in zip(output_shapes, output_dtypes, strict=True)]
+    outputs: list[mx.array] = kernel(inputs=list(inputs), **call)
     return outputs

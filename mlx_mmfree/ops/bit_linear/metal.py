@@ -1,4 +1,4 @@
-"""`bit_linear` on Metal: one launch for a few rows, the operations it is made of for more.
+"""`bit_linear` on Metal: one launch for some tens of rows, the operations it is made of for more.
 
 Those operations also compute what the kernel does not: gating by the exact GELU, and matrices of
 fewer than 8 words.
@@ -19,7 +19,9 @@ from ..ternary import packed_width
 from . import Options, Projection, reference
 from .metal_kernel import KERNELS, MAX_MATRICES, OUTPUTS, SIMD_GROUPS
 
-MAX_ROWS = 8
+FUSED_ROWS = 48
+"""Largest number of rows of one launch. Each group of them reads the weights again."""
+
 _GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "relu2": 2, "relu": 3}
 # A smaller array would lie in another address space than the others.
 MIN_WORDS = 8
@@ -70,7 +72,7 @@ def unsupported(x: mx.array, projections: tuple[Projection, ...], options: Optio
     if not _is_fused(x, projections, gate):
         return None
     form = _Form.of(options)
-    rows = x.size // x.shape[-1]
+    rows = launch.rows_of_a_group(x.size // x.shape[-1])
     dtypes: dict[str, Any] = {
         "x": x.dtype,
         "norm": None if norm is None else norm.dtype,
@@ -113,7 +115,7 @@ def run(x: mx.array, projections: tuple[Projection, ...], options: Options) -> m
 def _is_fused(x: mx.array, projections: Sequence[Projection], gate: Activation | None) -> bool:
     return (
         gate in _GATES
-        and 0 < x.size <= MAX_ROWS * x.shape[-1]
+        and 0 < x.size <= FUSED_ROWS * x.shape[-1]
         and all(weight.size >= MIN_WORDS for weight, *_ in projections)
     )
 
@@ -126,6 +128,7 @@ def _fused(form: _Form, *arrays: mx.array) -> mx.array:
     x, projections, norm, residual = form.nested(arrays)
     *leading, width = x.shape
     rows = x.size // width
+    group_rows = launch.rows_of_a_group(rows)
     x = x.reshape(rows, width)
     outputs = [weight.shape[0] for weight, *_ in projections]
     # x stands in for what the kernel does not read
@@ -144,7 +147,7 @@ def _fused(form: _Form, *arrays: mx.array) -> mx.array:
         inputs=inputs,
         template=[
             ("T", x.dtype),
-            ("ROWS", rows),
+            ("ROWS", group_rows),
             ("GATE", _GATES[form.gate]),
             ("NORM", norm is not None),
             ("OWN_NORM", form.eps is not None),
@@ -152,7 +155,7 @@ def _fused(form: _Form, *arrays: mx.array) -> mx.array:
             ("HALF_AWAY", form.rounding == "half_away"),
             ("RESIDUAL", residual is not None),
         ],
-        grid=(threads * blocks, 1, 1),
+        grid=(threads * blocks, -(-rows // group_rows), 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(rows, sum(outputs))],
         output_dtypes=[x.dtype],

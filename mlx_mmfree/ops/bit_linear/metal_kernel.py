@@ -1,9 +1,9 @@
-"""The Metal kernel of `bit_linear` for a few rows.
+"""The Metal kernel of `bit_linear` for some tens of rows.
 
-A threadgroup computes 32 outputs of one matrix for all rows. It first finds the statistics of the
-rows, then computes the activations of a slab of inputs at a time into threadgroup memory, where
-its SIMD groups multiply them. So each packed word is read once a launch, and `x` and the norms by
-each threadgroup, once for the statistics and once for the activations.
+A threadgroup computes 32 outputs of one matrix for a group of rows. It first finds the statistics of
+the rows, then computes the activations of a slab of inputs at a time into threadgroup memory, where
+its SIMD groups multiply them. So each packed word is read once for a group of rows, and `x` and the
+norms by each threadgroup, once for the statistics and once for the activations.
 """
 
 from typing import Any
@@ -33,12 +33,10 @@ _HEADER = (
         return (outputs + OUTPUTS * SIMD_GROUPS - 1) / (OUTPUTS * SIMD_GROUPS);
     }
 
-    // x: a row of D inputs, or of D gates and D inputs
-    template <int GATE, typename Pointer>
-    inline float input_at(Pointer x, int k, int dims) {
-        const float value = static_cast<float>(x[k]);
+    // an input, or a gate and an input
+    template <int GATE>
+    inline float gated(float value, float up) {
         if (GATE == 0) return value;
-        const float up = static_cast<float>(x[dims + k]);
         if (GATE == 1) return value * sigmoid(value) * up;
         // NaN is not less than zero, and stays
         const float positive = value < 0.0f ? 0.0f : value;
@@ -49,12 +47,15 @@ _HEADER = (
 
 _SOURCE = """
     constexpr int THREADS = 32 * SIMD_GROUPS;
-    // words of a row in threadgroup memory; lines are longer by one, to spread over memory banks
+    // words of a row in threadgroup memory, where 4 inputs of all words make a line; lines are longer
+    // by one, to spread over memory banks
     constexpr int SLAB = ROWS < 3 ? 128 / ROWS : 32;
     constexpr int LINE = SLAB + 1;
-    threadgroup float slab[ROWS * 16 * LINE];
+    typedef float4 Inputs;
+    threadgroup Inputs slab[ROWS * 4 * LINE];
     threadgroup float statistics[ROWS * 3 * SIMD_GROUPS];
 
+    const int rows = x_shape[0];
     const int width = x_shape[1];
     const int dims = GATE == 0 ? width : width / 2;
     const int words = weight0_shape[1];
@@ -64,12 +65,23 @@ _SOURCE = """
     const int group = simdgroup_index_in_threadgroup;
 
     int block = threadgroup_position_in_grid.x;
-    int matrix = 0;
+    int chosen = 0;  // the matrix
     int before = 0;  // outputs of the matrices before
     int outputs = weight0_shape[0];
     const device uint* weight = weight0;  // (outputs, words)
     <choice of the matrix>
     const int first = OUTPUTS * (SIMD_GROUPS * block + group);
+    const int first_row = ROWS * threadgroup_position_in_grid.y;
+
+    // places behind the last row or output compute what the last one does, and store nothing
+    int input_line[ROWS];
+    int word_line[OUTPUTS];
+    #pragma clang loop unroll(full)
+    for (int row = 0; row < ROWS; row++) {
+        input_line[row] = min(first_row + row, rows - 1) * width;
+    }
+    #pragma clang loop unroll(full)
+    for (int n = 0; n < OUTPUTS; n++) word_line[n] = min(n, outputs - 1 - first) * words;
 
     float factors[ROWS];  // of both norms
     float code_scales[ROWS];
@@ -93,7 +105,7 @@ _SOURCE = """
             const float weight_of_own = OWN_NORM ? <own_norm[k]> : 1.0f;
             #pragma clang loop unroll(full)
             for (int row = 0; row < ROWS; row++) {
-                const float value = input_at<GATE>(x + row * width, k, dims);
+                const float value = <input k of a row>;
                 const float normed = value * weight_of_norm;
                 squares[row] += value * value;
                 normed_squares[row] += normed * normed;
@@ -132,14 +144,11 @@ _SOURCE = """
         }
     }
 
-    float sums[ROWS][OUTPUTS];
-    float checks[ROWS];
+    const device uint* first_line = weight + static_cast<size_t>(first) * words;
+    threadgroup float* values = reinterpret_cast<threadgroup float*>(slab);
+    float4 sums[ROWS];  // of 4 outputs
     #pragma clang loop unroll(full)
-    for (int row = 0; row < ROWS; row++) {
-        checks[row] = 0;
-        #pragma clang loop unroll(full)
-        for (int n = 0; n < OUTPUTS; n++) sums[row][n] = 0;
-    }
+    for (int row = 0; row < ROWS; row++) sums[row] = float4(0.0f);
     for (int start = 0; start < used_words; start += SLAB) {
         const int filled = min(SLAB, used_words - start);
         for (int at = index; at < 16 * filled; at += THREADS) {
@@ -151,29 +160,32 @@ _SOURCE = """
             for (int row = 0; row < ROWS; row++) {
                 float value = 0;
                 if (inside) {
-                    value = input_at<GATE>(x + row * width, k, dims) * weight_of_norm;
+                    value = <input k of a row> * weight_of_norm;
                     value *= weight_of_own * factors[row];
                     if (QUANTIZED) value = code_of(value * code_scales[row], HALF_AWAY);
                 }
-                slab[(16 * row + at % 16) * LINE + at / 16] = value;
+                values[4 * ((4 * row + at % 16 / 4) * LINE + at / 16) + at % 4] = value;
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        for (int word = lane; word < filled; word += 32) {
-            uint codes[OUTPUTS];
+        // a SIMD group without outputs has only activations to compute
+        for (int word = first < outputs ? lane : filled; word < filled; word += 32) {
+            uint4 packed;
             #pragma clang loop unroll(full)
-            for (int n = 0; n < OUTPUTS; n++) {
-                codes[n] = first + n < outputs
-                    ? weight[static_cast<size_t>(first + n) * words + start + word] : ZERO_TRITS;
-            }
-            for (int k = 0; k < 16; k++) {
+            for (int n = 0; n < OUTPUTS; n++) packed[n] = first_line[word_line[n] + start + word];
+            #pragma clang loop unroll(full)
+            for (int k = 0; k < 16; k += 4) {
+                float4 trits[4];
+                #pragma clang loop unroll(full)
+                for (int n = 0; n < 4; n++) {
+                    trits[n] = trits_at(under_exponent(packed, k - k % 8), (k + n) % 8);
+                }
                 #pragma clang loop unroll(full)
                 for (int row = 0; row < ROWS; row++) {
-                    const float value = slab[(16 * row + k) * LINE + word];
-                    checks[row] += value;
+                    const Inputs inputs = slab[(4 * row + k / 4) * LINE + word];
                     #pragma clang loop unroll(full)
-                    for (int n = 0; n < OUTPUTS; n++) {
-                        sums[row][n] += with_sign_of(value, codes[n] >> (2 * k));
+                    for (int n = 0; n < 4; n++) {
+                        sums[row] = fma(float4(inputs[n]), trits[n], sums[row]);
                     }
                 }
             }
@@ -184,11 +196,11 @@ _SOURCE = """
     for (int row = 0; row < ROWS; row++) {
         #pragma clang loop unroll(full)
         for (int n = 0; n < OUTPUTS; n++) {
-            // a zero trit skips its input: the check carries NaN and infinity over to every output
-            const float sum = simd_sum(sums[row][n] + 0.0f * checks[row]);
-            if (lane == 0 && first + n < outputs) {
+            const float sum = simd_sum(sums[row][n]);
+            if (lane == 0 && first_row + row < rows && first + n < outputs) {
                 const int output = first + n;
-                const size_t at = static_cast<size_t>(row) * <all outputs> + before + output;
+                const size_t at =
+                    static_cast<size_t>(first_row + row) * <all outputs> + before + output;
                 float result = sum * (<scale of the output> / code_scales[row]);
                 if (RESIDUAL) result += static_cast<float>(residual[at]);
                 out[at] = static_cast<T>(result);
@@ -203,16 +215,18 @@ def _kernel(matrices: int) -> Any:
     numbers = range(matrices)
     choice = "".join(
         f"""
-    if (matrix == {n - 1} && block >= blocks_of(outputs)) {{
+    if (chosen == {n - 1} && block >= blocks_of(outputs)) {{
         block -= blocks_of(outputs);
         before += outputs;
-        matrix = {n};
+        chosen = {n};
         outputs = weight{n}_shape[0];
         weight = weight{n};
     }}"""
         for n in numbers[1:]
     )
+    up = "GATE == 0 ? 0.0f : static_cast<float>(x[input_line[row] + dims + k])"
     values = {
+        "<input k of a row>": f"gated<GATE>(static_cast<float>(x[input_line[row] + k]), {up})",
         "<choice of the matrix>": choice.strip(),
         "<own_norm[k]>": _chosen([f"own_norm{n}[k]" for n in numbers]),
         "<scale of the output>": _chosen(
@@ -223,21 +237,21 @@ def _kernel(matrices: int) -> Any:
     source = _SOURCE
     for name, text in values.items():
         source = source.replace(name, text)
-    # (ROWS, D) or (ROWS, 2D), (D,), (ROWS, N), (2,)
+    # (rows, D) or (rows, 2D), (D,), (rows, N), (2,)
     input_names = ["x", "norm", "residual", "epsilons"]
     for n in numbers:
         input_names += [f"weight{n}", f"scale{n}", f"own_norm{n}"]  # (N_n, W), (1,) or (N_n,), (D,)
     return mx.fast.metal_kernel(
         name=f"bit_linear_{matrices}",
         input_names=input_names,
-        output_names=["out"],  # (ROWS, N), the sum of all N_n
+        output_names=["out"],  # (rows, N), the sum of all N_n
         header=_HEADER,
         source=source,
     )
 
 
 def _chosen(values: list[str]) -> str:
-    chain = [f"matrix == {n} ? static_cast<float>({value})" for n, value in enumerate(values[:-1])]
+    chain = [f"chosen == {n} ? static_cast<float>({value})" for n, value in enumerate(values[:-1])]
     return f"({' : '.join([*chain, f'static_cast<float>({values[-1]})'])})"
 
 

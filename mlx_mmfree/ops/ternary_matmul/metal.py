@@ -1,8 +1,7 @@
-"""`ternary_matmul` on Metal: a kernel for a few rows and one for many."""
+"""`ternary_matmul` on Metal: a kernel for some tens of rows and one for more."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import mlx.core as mx
 
@@ -13,8 +12,8 @@ from ..backend.self_check import kernel_fault, packed_pattern
 from ..ternary import packed_width
 from . import reference
 
-DECODE_ROWS = 8
-"""Largest number of rows of the kernel that reads each packed word once."""
+FEW_ROWS = 48
+"""Largest number of rows that are computed in groups."""
 
 CODES_PER_WORD = 16
 DECODE_GROUPS = 2
@@ -30,48 +29,51 @@ _TILE_TYPES = {
     mx.int8: mx.float16,
 }
 
-# A SIMD group computes 4 outputs of all rows. Lane l reads words l, l + 32, ... of their weights, so
-# that neighbouring lanes read neighbouring words.
+# A SIMD group computes 4 outputs of a group of rows. Lane l reads words l, l + 32, ... of their
+# weights, so that neighbouring lanes read neighbouring words.
 _decode = mx.fast.metal_kernel(
     name="ternary_matmul_decode",
-    input_names=["x", "weight"],  # (ROWS, D), (N, W)
-    output_names=["out"],  # (ROWS, N)
+    input_names=["x", "weight"],  # (rows, D), (N, W)
+    output_names=["out"],  # (rows, N)
     header=TERNARY,
     source="""
     constexpr int OUTPUTS = 4;
+    const int rows = x_shape[0];
     const int dims = x_shape[1];
     const int outputs = weight_shape[0];
     const int words = weight_shape[1];
     const int lane = thread_index_in_simdgroup;
+    const int first_row = ROWS * threadgroup_position_in_grid.y;
     const int first = OUTPUTS * (threadgroup_position_in_grid.x * simdgroups_per_threadgroup
         + simdgroup_index_in_threadgroup);
+    if (first >= outputs) return;
 
-    float sums[ROWS][OUTPUTS];
-    float checks[ROWS];
+    // places behind the last row or output compute what the last one does, and store nothing
+    const auto inputs = x + static_cast<size_t>(first_row) * dims;
+    const auto weights = weight + static_cast<size_t>(first) * words;
+    int input_line[ROWS];
+    int word_line[OUTPUTS];
+    float4 sums[ROWS];  // of the 4 outputs
     #pragma clang loop unroll(full)
     for (int row = 0; row < ROWS; row++) {
-        checks[row] = 0;
-        #pragma clang loop unroll(full)
-        for (int n = 0; n < OUTPUTS; n++) sums[row][n] = 0;
+        input_line[row] = min(row, rows - 1 - first_row) * dims;
+        sums[row] = float4(0.0f);
     }
+    #pragma clang loop unroll(full)
+    for (int n = 0; n < OUTPUTS; n++) word_line[n] = min(n, outputs - 1 - first) * words;
+
     for (int word = lane; 16 * word < dims; word += 32) {
-        uint codes[OUTPUTS];
+        uint4 packed;
         #pragma clang loop unroll(full)
-        for (int n = 0; n < OUTPUTS; n++) {
-            codes[n] = first + n < outputs
-                ? weight[static_cast<size_t>(first + n) * words + word] : ZERO_TRITS;
-        }
+        for (int n = 0; n < OUTPUTS; n++) packed[n] = weights[word_line[n] + word];
         #pragma clang loop unroll(full)
-        for (int row = 0; row < ROWS; row++) {
-            for (int k = 0; k < 16; k++) {
-                const int at = 16 * word + k;
-                const float value = WHOLE_WORDS || at < dims
-                    ? static_cast<float>(x[static_cast<size_t>(row) * dims + at]) : 0.0f;
-                checks[row] += value;
-                #pragma clang loop unroll(full)
-                for (int n = 0; n < OUTPUTS; n++) {
-                    sums[row][n] += with_sign_of(value, codes[n] >> (2 * k));
-                }
+        for (int k = 0; k < 16; k++) {
+            const float4 trits = trits_at(under_exponent(packed, k - k % 8), k % 8);
+            #pragma clang loop unroll(full)
+            for (int row = 0; row < ROWS; row++) {
+                const float value = WHOLE_WORDS || 16 * word + k < dims
+                    ? static_cast<float>((inputs + (input_line[row] + 16 * word))[k]) : 0.0f;
+                sums[row] = fma(float4(value), trits, sums[row]);
             }
         }
     }
@@ -79,10 +81,9 @@ _decode = mx.fast.metal_kernel(
     for (int row = 0; row < ROWS; row++) {
         #pragma clang loop unroll(full)
         for (int n = 0; n < OUTPUTS; n++) {
-            // a zero trit skips its input: the check carries NaN and infinity over to every output
-            const float sum = simd_sum(sums[row][n] + 0.0f * checks[row]);
-            if (lane == 0 && first + n < outputs) {
-                out[static_cast<size_t>(row) * outputs + first + n] = sum;
+            const float sum = simd_sum(sums[row][n]);
+            if (lane == 0 && first_row + row < rows && first + n < outputs) {
+                out[static_cast<size_t>(first_row + row) * outputs + first + n] = sum;
             }
         }
     }
@@ -135,7 +136,7 @@ _prefill = mx.fast.metal_kernel(
         const int n = index / 2;
         const uint codes = first_output + n < outputs
             ? weight[static_cast<size_t>(first_output + n) * words + start / 16 + index % 2]
-            : ZERO_TRITS;
+            : 0x55555555u;
         for (int k = 0; k < 16; k++) {
             const int trit = static_cast<int>((codes >> (2 * k)) & 3) - 1;
             trits_tile[n * TRITS_LINE + 16 * (index % 2) + k] = static_cast<half>(trit);
@@ -186,15 +187,17 @@ def unsupported(x: mx.array, weight: mx.array, *, codes: bool) -> str | None:
     if x.dtype not in _TILE_TYPES:
         return f"it takes float32, float16, bfloat16 or int8 activations, not {x.dtype}"
     dims = x.shape[-1]
-    rows = min(x.size // dims, DECODE_ROWS + 1)
+    rows = x.size // dims
     whole_words = dims % CODES_PER_WORD == 0
+    is_few = rows <= FEW_ROWS
+    checked_rows = launch.rows_of_a_group(rows) if is_few else FEW_ROWS + 1
     return kernel_fault(
-        "ternary_matmul_decode" if rows <= DECODE_ROWS else "ternary_matmul_prefill",
+        "ternary_matmul_decode" if is_few else "ternary_matmul_prefill",
         partial(_sums, codes=codes),
         _reference,
         # more words than lanes
-        lambda: _check_inputs(rows, 528 if whole_words else 520, x.dtype),
-        rows=rows,
+        lambda: _check_inputs(checked_rows, 528 if whole_words else 520, x.dtype),
+        rows=checked_rows,
         whole_words=whole_words,
         x=x.dtype,
         codes=codes,
@@ -217,30 +220,43 @@ def _reference(x: mx.array, weight: mx.array) -> mx.array:
 
 def _sums(x: mx.array, weight: mx.array, codes: bool = False) -> mx.array:
     *leading, dims = x.shape
-    outputs = weight.shape[0]
     rows = x.size // dims
-    if rows <= DECODE_ROWS:
-        groups = -(-outputs // (DECODE_GROUPS * DECODE_OUTPUTS))
-        kernel, threads, grid = _decode, DECODE_GROUPS * launch.SIMD_GROUP, (groups, 1)
-        template: list[tuple[str, Any]] = [
-            ("ROWS", rows),
-            ("WHOLE_WORDS", dims % CODES_PER_WORD == 0),
-        ]
-    else:
-        grid = (-(-outputs // PREFILL_TILE), -(-rows // PREFILL_TILE))
-        kernel, threads = _prefill, PREFILL_THREADS
-        # codes are exact in half, whatever type holds them
-        template = [("TileType", mx.float16 if codes else _TILE_TYPES[x.dtype])]
+    product = _in_groups if rows <= FEW_ROWS else _in_tiles
+    return product(x.reshape(rows, dims), weight, codes).reshape(*leading, weight.shape[0])
+
+
+def _in_groups(x: mx.array, weight: mx.array, codes: bool) -> mx.array:
+    """Groups of rows, each of which reads the weights."""
+    rows, dims = x.shape
+    outputs = weight.shape[0]
+    group_rows = launch.rows_of_a_group(rows)
+    threads = DECODE_GROUPS * launch.SIMD_GROUP
     (result,) = launch.launch(
-        kernel,
-        inputs=[x.reshape(rows, dims), weight],
-        template=template,
-        grid=(grid[0] * threads, grid[1], 1),
+        _decode,
+        inputs=[x, weight],
+        template=[("ROWS", group_rows), ("WHOLE_WORDS", dims % CODES_PER_WORD == 0)],
+        grid=(-(-outputs // (DECODE_GROUPS * DECODE_OUTPUTS)) * threads, -(-rows // group_rows), 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(rows, outputs)],
         output_dtypes=[mx.float32],
     )
-    return result.reshape(*leading, outputs)
+    return result
+
+
+def _in_tiles(x: mx.array, weight: mx.array, codes: bool) -> mx.array:
+    """Tiles of rows and outputs, multiplied by the units for small matrices."""
+    rows, outputs = x.shape[0], weight.shape[0]
+    (result,) = launch.launch(
+        _prefill,
+        inputs=[x, weight],
+        # codes are exact in half, whatever type holds them
+        template=[("TileType", mx.float16 if codes else _TILE_TYPES[x.dtype])],
+        grid=(-(-outputs // PREFILL_TILE) * PREFILL_THREADS, -(-rows // PREFILL_TILE), 1),
+        threadgroup=(PREFILL_THREADS, 1, 1),
+        output_shapes=[(rows, outputs)],
+        output_dtypes=[mx.float32],
+    )
+    return result
 
 
 def _gradients(

@@ -1,0 +1,69 @@
+"""What clang makes of the Metal kernels: every text compiles, and the loops over weights are lean.
+
+The code is made for arm64, as there is no compiler for Apple's GPUs on other systems. Its
+instructions count the work that a text asks for, and say nothing about time.
+"""
+
+import re
+from collections.abc import Iterable
+
+import pytest
+
+from mlx_mmfree.ops.backend.inspection import kernel_texts
+from tests.emulator import compiler
+
+if reason := compiler.unavailable():
+    pytest.skip(reason, allow_module_level=True)
+
+# for each weight, by number of rows: its trit, products with each row's input, loads and addresses
+MOST_INSTRUCTIONS = {
+    "bit_linear_1__float16_t_{}_0_0_0_1_0_0_": (3.6, 4.6, 5.8, 7.0, 8.0, 9.2, 10.3, 11.1),
+    "ternary_matmul_decode__{}_1_float_": (3.6, 4.9, 6.3, 7.6, 9.0, 10.3, 11.5, 12.9),
+}
+WEIGHTS_OF_A_STEP = 4 * 16
+# the last words of a row may hold fewer inputs
+OTHER_LOOPS = ("ternary_matmul_decode__3_0_float_",)
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    return kernel_texts()
+
+
+@pytest.fixture(scope="module")
+def loops(texts: dict[str, str]) -> dict[str, compiler.Loop]:
+    """The loops over weights of some kernels, by a part of the name."""
+    parts = [part.format(rows + 1) for part in MOST_INSTRUCTIONS for rows in range(8)]
+    return hot_loops(texts, (*parts, *OTHER_LOOPS))
+
+
+def hot_loops(texts: dict[str, str], parts: Iterable[str]) -> dict[str, compiler.Loop]:
+    chosen = {part: next(text for name, text in texts.items() if part in name) for part in parts}
+    codes = compiler.machine_codes(chosen.values())
+    return {part: compiler.hot_loop(code) for part, code in zip(chosen, codes, strict=True)}
+
+
+def test_every_text_compiles(texts: dict[str, str]) -> None:
+    kernels = {name.split("__")[0].removeprefix("custom_kernel_") for name in texts}
+    for kernel in ("bit_linear_1", "bit_linear_3", "mlgru_step", "ternary_matmul_prefill"):
+        assert kernel in kernels
+    compiler.check(texts.values())
+
+
+def test_no_loop_shifts_by_variables_divides_or_calls(loops: dict[str, compiler.Loop]) -> None:
+    assert {part: loop.slow for part, loop in loops.items() if loop.slow} == {}
+
+
+@pytest.mark.slow
+def test_no_loop_of_any_text_does(texts: dict[str, str]) -> None:
+    products = [name for name in texts if re.search("bit_linear|ternary_matmul", name)]
+    loops = hot_loops(texts, products)
+    assert {name: loop.slow for name, loop in loops.items() if loop.slow} == {}
+
+
+@pytest.mark.parametrize("kernel", MOST_INSTRUCTIONS)
+def test_instructions_of_a_weight(loops: dict[str, compiler.Loop], kernel: str) -> None:
+    for rows, most in enumerate(MOST_INSTRUCTIONS[kernel], start=1):
+        count = loops[kernel.format(rows)].count / WEIGHTS_OF_A_STEP
+        # far fewer would not be this loop
+        assert rows + 1 < count <= most, (rows, count)

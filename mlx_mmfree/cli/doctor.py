@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import shlex
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from .parts.console import CommandParser, command
@@ -20,12 +22,25 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print one JSON object, which can be pasted into a report",
     )
+    parser.add_argument(
+        "--dump-kernels",
+        type=Path,
+        metavar="DIR",
+        help="only write the texts of all Metal kernels, with a script that compiles them",
+    )
     return parser
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
+    if args.dump_kernels is not None:
+        from ..ops.backend.kernel_files import SCRIPT, write_kernel_files
+
+        count = write_kernel_files(args.dump_kernels)
+        script = shlex.quote(str(args.dump_kernels / SCRIPT))
+        print(f"{count} kernels were written. On a Mac with Xcode compile them with: sh {script}")
+        return 0
     found = examine()
     print(json.dumps(found, indent=2) if args.json else "\n".join(table(found)))
     return 0

@@ -1,6 +1,7 @@
 """`mmfree doctor` shows the facts, and each problem with its way out."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from mlx_mmfree import __version__, native, ops
 from mlx_mmfree.cli import main
 from mlx_mmfree.native import loader
 from mlx_mmfree.ops.backend import self_check
+from mlx_mmfree.ops.backend.inspection import kernel_texts
 from mlx_mmfree.platform import bandwidth, blas, host
 
 on_cpu = pytest.mark.skipif(
@@ -145,3 +147,42 @@ def test_switched_off_metal_kernels_are_problems(
     shown = capsys.readouterr().out
     assert "Metal kernels\n  good  sound\n  bad   it computes wrong values\n" in shown
     assert "  - The Metal kernel bad is switched off: it computes wrong values. " in shown
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_kernels_are_written_with_a_script_that_compiles_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: bool
+) -> None:
+    folder = tmp_path / "all kernels"
+    assert main(["doctor", "--dump-kernels", str(folder)]) == 0
+    files = sorted(folder.glob("*.metal"))
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{len(files)} kernels were written. ")
+    command = shown.partition("compile them with: ")[2]
+    texts = kernel_texts()
+    assert sorted(file.read_text().partition("\n")[2] for file in files) == sorted(texts.values())
+    include = '#include "mlx/backend/metal/kernels/utils.h"\n'
+    assert all(file.read_text().startswith(include) for file in files)
+    # in the place of Xcode: notes what it is to compile, and refuses one of the kernels
+    compiler = tmp_path / "xcrun"
+    refusal = f'[ "$8" != "{files[1].name}" ]' if fails else "true"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> "{tmp_path}/calls"\n{refusal}\n')
+    compiler.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(command, shell=True, env=path, capture_output=True, text=True)
+    assert done.returncode == int(fails), done
+    assert (f"{files[1].name} does not compile\n" in done.stdout) == fails
+    assert f"{int(fails)} of {len(files)} kernels do not compile" in done.stdout
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert len(calls) == len(files)
+    found = Path(calls[0].partition(" -I ")[2].partition(" -c ")[0])
+    assert (found / "mlx/backend/metal/kernels/utils.h").is_file()
+
+
+def test_kernels_are_not_written_among_other_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").write_text("")
+    assert main(["doctor", "--dump-kernels", str(tmp_path)]) == 2
+    assert "'--dump-kernels' must be a new or empty folder" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["mine"]

@@ -123,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..hub import convert, open_checkpoint
     from ..hub.adapters.adapter import CONFIG_FILE as ADAPTER_CONFIG
     from ..hub.conversion.ternarize import check_dense, ternarized
-    from ..hub.publish.upload import check_repository, plan_upload, upload
+    from ..hub.publish.upload import upload
+    from ..hub.publish.upload_plan import check_repository, plan_upload
 
     if args.upload_repo is not None:
         check_repository(args.upload_repo)

@@ -102,7 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from ..hub.adapters.fuse import check_form, fuse, save_peft_adapter, save_with_adapter
     from ..hub.checkpoint.target_folder import check_target
-    from ..hub.publish.upload import check_repository, plan_upload, upload
+    from ..hub.publish.upload import upload
+    from ..hub.publish.upload_plan import check_repository, plan_upload
 
     if args.upload_repo is not None:
         check_repository(args.upload_repo)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .parts.console import CommandParser, command
 
 if TYPE_CHECKING:
-    from ..hub.publish.upload import UploadPlan
+    from ..hub.publish.upload_plan import UploadPlan
 
 HELP = "send a model folder to the Hub"
 
@@ -34,7 +34,8 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    from ..hub.publish.upload import plan_upload, upload
+    from ..hub.publish.upload import upload
+    from ..hub.publish.upload_plan import plan_upload
 
     plan = plan_upload(
         args.path, args.repo, private=args.private, revision=args.revision, message=args.message

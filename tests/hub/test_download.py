@@ -1,6 +1,7 @@
 """Folders and repositories are told apart; the Hub's answers become clear messages."""
 
 import hashlib
+import io
 import random
 import shutil
 import time
@@ -17,6 +18,7 @@ from mlx_mmfree.hub import load_model
 from mlx_mmfree.hub.checkpoint import pack_cache
 from mlx_mmfree.hub.remote import download
 from mlx_mmfree.hub.remote.download import local_folder
+from mlx_mmfree.hub.remote.partial_file import Part, RemoteFile
 from tests.files.torch_files import to_torch_checkpoint
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint
 from tests.hub.hub_client import HubClient
@@ -201,7 +203,7 @@ def test_content_is_compared_with_the_hash(
     hub.add(repository, tmp_path)
     hub.changed[name] = b"{}" + bytes(999) + b"1"
     try:
-        with pytest.raises(MMFreeError, match=rf"'{name}' that was sent must have the content"):
+        with pytest.raises(MMFreeError, match=rf"'{name}' must have the hash"):
             client.call("folder", repository)
     finally:
         del hub.changed[name]
@@ -271,7 +273,7 @@ def test_datasets_that_are_refused(
         ("me/hidden", "a private repository needs `hf auth login`"),
         ("me/gated", "is gated. Ask for access on https://huggingface.co/me/gated"),
         ("me/broken", "cannot be reached"),
-        ("me/two--dashes", "no valid repository id"),
+        ("me/two--dashes", "not a valid repository id"),
     ],
 )
 def test_refusals(client: HubClient, repository: str, message: str) -> None:
@@ -322,6 +324,22 @@ def test_interrupted_downloads(monkeypatch: pytest.MonkeyPatch, error: Exception
     with pytest.raises(DownloadError, match="goes on where this one stopped") as caught:
         load_model("me/tiny")
     assert "\n" not in str(caught.value)
+
+
+class ShortStream(io.BytesIO):
+    """Takes a few bytes of what is written, as a raw file may where a disk is nearly full."""
+
+    def write(self, data: Any) -> int:
+        return super().write(data[:3])
+
+
+def test_pieces_are_written_whole(tmp_path: Path) -> None:
+    content = bytes(range(10))
+    etag = hashlib.sha256(content).hexdigest()
+    stream = ShortStream()
+    part = Part(RemoteFile("a", "", len(content), etag, tmp_path / etag), stream, int)
+    part.write(content)
+    assert (stream.getvalue(), part.hash) == (content, etag)
 
 
 def test_packed_form_is_named_for_the_repository(

@@ -1,1 +1,1 @@
-"""Sends folders to the Hub, with a card that says what they are and which programs open them."""
+"""Uploads folders to the Hub, with a card that says what they are and which programs open them."""

@@ -14,6 +14,7 @@ from ...files.replacing import new_file, writing
 from ...files.yaml_text import parse_yaml
 from ...version import __version__
 from ..checkpoint.target_folder import copy_files
+from ..remote.download import REPOSITORY_NAME
 from .runtimes import MLX_LM, Opening, opening
 
 CARD_FILE = "README.md"
@@ -22,7 +23,7 @@ CARD_PATTERNS = (CARD_FILE, "LICENSE*", "LICENCE*", "NOTICE*")
 _MAX_BYTES = 1_000_000
 _LIBRARIES = {"mlx": "mlx", "hf": "transformers", "gguf": "gguf"}
 _FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.M)
-_REPOSITORIES = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+
 _LICENSE_TEXTS = (
     ("apache-2.0", re.compile(r"Apache License\s+Version 2\.0, January 2004")),
     ("mit", re.compile(r"Permission is hereby granted, free of charge, to any person obtaining")),
@@ -37,8 +38,8 @@ class SourceCard:
         metadata: The front matter of its card.
         body: The text of its card.
         license: The identifier of its licence; `None` if it is not known.
-        license_files: Its licence and notice files, which go with every copy.
-        problem: Why its card or the front matter of it was not read; `None` if all was.
+        license_files: Its licence and notice files, which every copy must include.
+        problem: Why its card or the front matter of its card was not read; `None` if both were.
     """
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -53,17 +54,17 @@ class ModelCard:
     """What a model card says.
 
     Attributes:
-        name: Repository `owner/name` or folder under which a user loads the model.
+        name: The repository `owner/name` or the folder under which a user loads the model.
         format: The layout of the weights: `mlx`, `hf` or `gguf`.
         command: The command that made the folder.
-        base_model: Repository `owner/name` of the source; `None` if it is a local folder.
-        base_revision: The revision of the source, if not the main one.
+        base_model: The repository `owner/name` of the source; `None` if it is a local folder.
+        base_revision: The revision of the source; `None` if it is the main one.
         relation: What the model is to its source, in the Hub's words.
         source: What the source says about itself.
-        verification: What was measured, by its name; empty if nothing was verified.
-        losses: Nats a token of a text, before and after, by the name of what was measured.
+        verification: The figures of the comparison with the source, by name; empty if there was none.
+        losses: Nats a token of a text, by the name of what was measured.
         openings: Which programs open the folder; empty if that is not known.
-        tags: Tags beside those that follow from the rest.
+        tags: Tags in addition to those that follow from the rest.
     """
 
     name: str
@@ -80,11 +81,10 @@ class ModelCard:
 
 
 def read_source_card(folder: Path) -> SourceCard:
-    """Reads the card and the licence files of a source folder; a missing or odd card is empty.
+    """Reads the card and the licence files of a source folder.
 
-    The result's `problem` says what is odd.
-
-    For a repository of the Hub, fetch them first: `local_folder(name, patterns=CARD_PATTERNS)`.
+    A card that is missing or cannot be read counts as empty, and `problem` says why. For a repository of
+    the Hub, download them first: `local_folder(name, patterns=CARD_PATTERNS)`.
     """
     metadata: dict[str, Any] = {}
     body, problem = "", None
@@ -152,7 +152,7 @@ def _metadata(card: ModelCard) -> dict[str, Any]:
             if isinstance(source.get(key), str):
                 metadata[key] = source[key]
     base = [card.base_model] if card.base_model else _texts(source.get("base_model"))
-    if base := [name for name in base if _REPOSITORIES.fullmatch(name)]:
+    if base := [name for name in base if REPOSITORY_NAME.fullmatch(name)]:
         metadata["base_model"] = base[0] if len(base) == 1 else base
         if card.relation is not None:
             metadata["base_model_relation"] = card.relation
@@ -162,7 +162,7 @@ def _metadata(card: ModelCard) -> dict[str, Any]:
 
 
 def _library(card: ModelCard) -> str:
-    """What the Hub offers to open the folder with."""
+    """The library that the Hub proposes for opening the folder."""
     library = _LIBRARIES[card.format]
     found = opening(card.openings, MLX_LM if library == "mlx" else library)
     return "mlx_mmfree" if found is not None and found.opens is False else library
@@ -243,7 +243,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _parse_card(text: str) -> tuple[dict[str, Any], str, str | None]:
-    """The front matter and the body of a card, and why the first was not read."""
+    """The front matter of a card, its body, and why the front matter was not read."""
     match = _FRONT_MATTER.match(text)
     if match is None:
         return {}, text, None
@@ -254,7 +254,8 @@ def _parse_card(text: str) -> tuple[dict[str, Any], str, str | None]:
         return {}, body, str(error)
     if isinstance(value, dict):
         return value, body, None
-    return {}, body, None if value is None else "its front matter must be names with values"
+    problem = f"its front matter must be names with values but is {type(value).__name__}"
+    return {}, body, None if value is None else problem
 
 
 def _text(file: Path) -> str:
@@ -262,7 +263,7 @@ def _text(file: Path) -> str:
 
 
 def _read_text(file: Path) -> str:
-    """The text of a small file; empty if there is none or if it is a link out of the source."""
+    """The text of a small file; empty if it is missing, or a link out of the source."""
     try:
         return _text(file)
     except OSError:

@@ -1,7 +1,7 @@
-"""Which programs open what a conversion writes: one record for all, by architecture and form.
+"""Tells which programs open the result of a conversion, by architecture and form.
 
-`openings` is what `convert` prints, what the model card repeats, and what the tests hold against the
-programs themselves.
+`convert` prints the answers and the model card repeats them. The tests compare them with what the
+programs themselves do.
 """
 
 import math
@@ -19,7 +19,7 @@ Form = Literal["mlx", "hf", "gguf"]
 MLX_LM, TRANSFORMERS, LLAMA_CPP, BITNET_CPP = "mlx-lm", "transformers", "llama.cpp", "bitnet.cpp"
 _FLOAT_ACTIVATIONS = "computes with float activations instead of 8-bit ones"
 _QWEN3_HEAD_DIM = 128
-# names in GGUF files
+# the names of the architectures in GGUF files
 _BITNET, _1BIT_LLM = "bitnet-b1.58", "bitnet"
 
 
@@ -29,7 +29,7 @@ class Opening:
 
     Attributes:
         runtime: The program.
-        opens: Whether it does; `None`: it should, by its source, but that was not tried.
+        opens: Whether it does; `None` if it should by its source code, which was not tried.
         note: The flags that it needs and what it computes differently, or why it does not open it.
     """
 
@@ -43,12 +43,12 @@ class Opening:
 
 
 def openings(written: ParameterReader, form: Form, gguf_type: str) -> tuple[Opening, ...]:
-    """What each program makes of a written model.
+    """Whether each program opens a written model.
 
     Args:
-        written: The result.
+        written: The result of a conversion.
         form: Its form.
-        gguf_type: The type of ternary tensors in GGUF, `TQ2_0` and so on.
+        gguf_type: The type of ternary tensors in GGUF, such as `TQ2_0`.
     """
     config = written.checkpoint.config
     if form == "gguf":
@@ -59,7 +59,7 @@ def openings(written: ParameterReader, form: Form, gguf_type: str) -> tuple[Open
 
 
 def opening(found: tuple[Opening, ...], runtime: str) -> Opening | None:
-    """The answer of one program."""
+    """The answer for one program; `None` if there is none."""
     return next((each for each in found if each.runtime == runtime), None)
 
 
@@ -172,7 +172,7 @@ def _bitnet_cpp(name: str, kind: str, is_ternary: bool) -> Opening:
         return _no(BITNET_CPP, "it has no such architecture")
     if kind != "I2_S" or not is_ternary:
         return _no(BITNET_CPP, "its kernels are for ternary weights in I2_S; --gguf-type i2_s")
-    note = "by its source only"
+    note = "by its source code only"
     if name == _BITNET:
         note += "; its users report that it computes SiLU instead of squared ReLU"
     return Opening(BITNET_CPP, None, note)

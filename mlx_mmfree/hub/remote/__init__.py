@@ -1,1 +1,1 @@
-"""Fetches repositories of the Hub."""
+"""Downloads repositories of the Hub."""

@@ -1,7 +1,9 @@
-"""Turns a path or a Hub repository into a local folder."""
+"""Turns a path or a repository of the Hub into a local folder."""
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from .cache_content import fetch_missing
 
 DATASET_FILES = ("train.jsonl", "valid.jsonl", "test.jsonl")
 
-REPOSITORY_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+REPOSITORY_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _REPOSITORY_FILE = re.compile(rf"({REPOSITORY_NAME.pattern})/([\w.-]+\.gguf)", re.ASCII)
 
 
@@ -23,16 +25,16 @@ def local_folder(
     *,
     patterns: tuple[str, ...] = TOKENIZER_PATTERNS + WEIGHT_PATTERNS,
 ) -> Path:
-    """The folder or the GGUF file that holds a checkpoint, downloaded if it is a Hub repository.
+    """The folder or the GGUF file that holds a checkpoint, downloaded if it is a repository of the Hub.
 
-    A download shows its progress, goes on where an earlier one stopped, is compared with the hashes
-    that the Hub gives and lands in the Hub's cache; without a network the cached files are used.
+    A download shows its progress, goes on where an earlier one stopped, and is compared with the hashes
+    that the Hub lists. The files go to the Hub's cache. Without a network the cached files are used.
 
     Args:
         path_or_repo: An existing folder or `.gguf` file, a repository id `owner/name`, or a file
             `owner/name/file.gguf` in one.
         revision: Branch, tag or commit of the repository. A folder has none.
-        patterns: Names of the files to fetch.
+        patterns: Names of the files to download.
 
     Raises:
         CheckpointError: There is no such folder, and the name cannot be a repository.
@@ -44,20 +46,21 @@ def local_folder(
     if name and (folder.is_dir() or is_file):
         if revision is not None:
             raise CheckpointError(
-                f"[load] 'revision' must be left out for folder '{folder}' but got {revision!r}."
+                f"[load] 'revision' must be left out for folder '{folder}' but got {revision!r}. A "
+                "folder has no revisions."
             )
         return folder
     if name and folder.exists():
         raise CheckpointError(
             f"[load] 'path_or_repo' must be a folder with a checkpoint or a {GGUF_SUFFIX} file but "
-            f"'{folder}' is a file of another kind."
+            f"'{folder}' is a file of another kind. Give the folder that holds it."
         )
     if file := isinstance(path_or_repo, str) and _REPOSITORY_FILE.fullmatch(name):
         return _download(file[1], revision, tuple(part_names(file[2]))) / file[2]
     if not isinstance(path_or_repo, str) or not REPOSITORY_NAME.fullmatch(name):
         raise CheckpointError(
             "[load] 'path_or_repo' must be an existing folder or a Hub repository 'owner/name' but "
-            f"got {name!r}, which is neither."
+            f"got {name!r}, which is neither. Check the spelling."
         )
     return _download(name, revision, patterns)
 
@@ -65,16 +68,16 @@ def local_folder(
 def gguf_file(
     folder: Path, path_or_repo: str | os.PathLike[str], revision: str | None
 ) -> Path | None:
-    """The one GGUF file of a folder, or the first part of its one model.
+    """The one GGUF file of a folder, or the first part of its one model; `None` if there is none.
 
-    It is fetched, with all parts, if the folder came from the Hub without it.
+    The file is downloaded, with all parts, if the folder came from the Hub without it.
 
     Args:
-        folder: What `local_folder` gave; a file is its own answer.
-        path_or_repo, revision: As `local_folder` was given them.
+        folder: The result of `local_folder`. If it is a file, that is the answer.
+        path_or_repo, revision: The arguments of `local_folder`.
 
     Raises:
-        CheckpointError: There are several.
+        CheckpointError: There are several models.
         DownloadError: The Hub does not hand out the file.
     """
     if folder.is_file():
@@ -113,7 +116,7 @@ def dataset_folder(path_or_repo: str, revision: str | None = None) -> Path:
     if not REPOSITORY_NAME.fullmatch(path_or_repo) or folder.exists():
         raise CheckpointError(
             "[data] 'data' must be an existing folder with train.jsonl or a Hub dataset 'owner/name' "
-            f"but got {path_or_repo!r:.200}, which is neither."
+            f"but got {path_or_repo!r:.200}, which is neither. Check the spelling."
         )
     found = Path(_ask_hub(path_or_repo, revision, DATASET_FILES, repo_type="dataset"))
     if not any((found / name).is_file() for name in DATASET_FILES):
@@ -126,7 +129,7 @@ def dataset_folder(path_or_repo: str, revision: str | None = None) -> Path:
 
 
 def _listed(repository: str, revision: str | None, patterns: tuple[str, ...]) -> list[str]:
-    """The files of a repository that match, not downloaded."""
+    """The names of the files of a repository that match a pattern. Nothing is downloaded."""
     found = _ask_hub(repository, revision, patterns, dry_run=True)
     return sorted(file.filename for file in found)
 
@@ -142,15 +145,13 @@ def _ask_hub(
     dry_run: bool = False,
     repo_type: str | None = None,
 ) -> Any:
-    # Slow to import, and a local folder does without.
+    # slow to import, and not needed for a local folder
     import huggingface_hub
-    from huggingface_hub import errors
 
     place = f"'{repository}'" + (f" at revision '{revision}'" if revision else "")
     kind = "datasets/" if repo_type == "dataset" else ""
-    page = f"https://huggingface.co/{kind}{repository}"
     check_login("load", DownloadError)
-    try:
+    with _hub_errors(place, f"https://huggingface.co/{kind}{repository}"):
         if not dry_run:
             fetch_missing(repository, revision, patterns, repo_type)
         return huggingface_hub.snapshot_download(
@@ -162,6 +163,23 @@ def _ask_hub(
             repo_type=repo_type,
             tqdm_class=silent_bar(),
         )
+
+
+@contextmanager
+def _hub_errors(place: str, page: str) -> Iterator[None]:
+    """Turns errors of downloads into one line.
+
+    Args:
+        place: The repository and revision, in words.
+        page: The address of the repository's page.
+
+    Raises:
+        DownloadError: The Hub, the network or the disk failed.
+    """
+    from huggingface_hub import errors
+
+    try:
+        yield
     except errors.GatedRepoError as error:
         raise DownloadError(
             f"[load] {place} is gated. Ask for access on {page}, then log in with `hf auth login`."
@@ -179,7 +197,7 @@ def _ask_hub(
         raise DownloadError(_offline_message(place)) from error
     except errors.HFValidationError as error:
         raise DownloadError(
-            f"[load] {place} is no valid repository id: {one_line(error)}."
+            f"[load] {place} is not a valid repository id: {one_line(error)}. Check the spelling."
         ) from error
     except errors.HfHubHTTPError as error:
         raise DownloadError(
@@ -193,7 +211,7 @@ def _ask_hub(
 
 
 def silent_bar() -> Any:
-    """A progress bar that shows nothing: files are fetched before the package is asked for them."""
+    """A progress bar that shows nothing: the package finds the files, which were downloaded before."""
     from huggingface_hub.utils import tqdm
 
     class Silent(tqdm):
@@ -204,10 +222,14 @@ def silent_bar() -> Any:
 
 
 def check_login(place: str, kind: type[MMFreeError]) -> None:
-    """Refuses a token that no request can carry; errors of the layers below would show it.
+    """Refuses a token that no request can carry, since the errors of the packages below would show it.
+
+    Args:
+        place: What needs the login, for the message.
+        kind: The error to raise.
 
     Raises:
-        MMFreeError: Of the kind asked for.
+        MMFreeError: The token is not in plain letters and digits.
     """
     from huggingface_hub import get_token
 
@@ -220,7 +242,9 @@ def check_login(place: str, kind: type[MMFreeError]) -> None:
 
 
 def _offline_message(place: str) -> str:
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+    from huggingface_hub import is_offline_mode
+
+    if is_offline_mode():
         return (
             f"[load] {place} is not completely in the local cache and HF_HUB_OFFLINE forbids a "
             "download. Unset HF_HUB_OFFLINE, or give a local folder."

@@ -1,4 +1,4 @@
-"""Tries again what the Hub refuses for a while, after the delay that it asks for."""
+"""Repeats requests that the Hub cannot answer for the moment, after the delay that it asks for."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 PASSING = (408, 429, 500, 502, 503, 504)
-"""Statuses that may be others a little later."""
+"""The statuses that may pass: a later request may succeed."""
 
 MAX_TRIES = 6
 MAX_DELAY_S = 300.0
@@ -20,10 +20,10 @@ _RESET = re.compile(r"\bt=([0-9]{1,9})\b")
 
 
 def patiently(call: Callable[[], Result], place: str) -> Result:
-    """The result of a call, repeated while the Hub answers that it is busy or fails.
+    """The result of a call, which is repeated while the Hub is busy or fails.
 
     Args:
-        call: May be made several times.
+        call: The call. It may be made several times.
         place: What is written or read, for a notice on stderr.
 
     Raises:
@@ -43,7 +43,7 @@ def patiently(call: Callable[[], Result], place: str) -> Result:
 
 
 def wait(status: int, headers: Mapping[str, str], tries: int, place: str) -> None:
-    """Waits before the next try, as long as the answer asks for."""
+    """Waits before the next try for as long as the answer asks."""
     delay = delay_s(headers, tries)
     print(
         f"{place}: the Hub answers with status {status}; trying again in {delay:.0f} s",
@@ -53,7 +53,7 @@ def wait(status: int, headers: Mapping[str, str], tries: int, place: str) -> Non
 
 
 def delay_s(headers: Mapping[str, str], tries: int) -> float:
-    """Seconds to wait: what the answer says, else 1, 2, 4 … of them."""
+    """The seconds to wait: as many as the answer says, else 1, 2, 4 and so on."""
     asked = headers.get("retry-after", "").strip()
     if asked.isascii() and asked.isdigit():
         return min(float(asked[:9]), MAX_DELAY_S)

@@ -1,0 +1,203 @@
+"""Checks a model folder that is to be uploaded, and lists what would be sent, without the network."""
+
+import fnmatch
+import os
+import shlex
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ...errors import UploadError
+from ...files.checkpoint_files import CONFIG_FILE, GGUF_SUFFIX
+from ...files.gguf.format import MAGIC
+from ...files.json_file import read_json_object
+from ...files.opening import open_member
+from ...files.paths import real_path
+from ..checkpoint.checkpoint import read_tensor_entries
+from ..remote.download import REPOSITORY_NAME, check_login, one_line
+from .model_card import CARD_FILE, ModelCard, model_card, read_source_card
+
+DEFAULT_MESSAGE = "Upload model with mlx_mmfree"
+
+_LEFT_OUT = (
+    ".*",
+    "*~",
+    "*.tmp",
+    "*.temp",
+    "*.part",
+    "*.partial",
+    "*.incomplete",
+    "*.lock",
+    "*.log",
+)
+
+
+@dataclass(frozen=True)
+class UploadPlan:
+    """What an upload sends, and where to.
+
+    Attributes:
+        folder: The model folder.
+        repository: The repository `owner/name`.
+        files: The number of bytes of each file by its name.
+        left_out: The entries of the folder that are not sent: folders, hidden and temporary files.
+        is_private: Whether a new repository is private.
+        revision: The branch; `None` is the main one.
+        message: The commit message.
+        card: The model card to send if the Hub has none; `None` if the folder has one.
+    """
+
+    folder: Path
+    repository: str
+    files: dict[str, int]
+    left_out: tuple[str, ...]
+    is_private: bool
+    revision: str | None
+    message: str
+    card: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of all files."""
+        return sum(self.files.values())
+
+
+def check_repository(repository: str) -> None:
+    """Checks the repository and the login without the network, before a long conversion starts.
+
+    Args:
+        repository: The repository id `owner/name`.
+
+    Raises:
+        UploadError: The id is not valid, or nobody is logged in.
+    """
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    _check_name(repository)
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise UploadError(
+            f"[upload] 'repository' must be a valid id but got {repository!r}: {one_line(error)}. "
+            "Choose another name."
+        ) from error
+    if get_token() is None:
+        raise UploadError(
+            f"[upload] '{repository}' can be written only by someone who is logged in. Run `hf auth "
+            "login`, or set HF_TOKEN to a token that may write."
+        )
+    check_login("upload", UploadError)
+
+
+def plan_upload(
+    path: str | os.PathLike[str],
+    repository: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    message: str | None = None,
+) -> UploadPlan:
+    """Checks a folder and lists what an upload would send, without the network.
+
+    Only the files of the folder itself are sent. Folders in it, hidden files and temporary files are
+    left out. A folder without a model card gets one on the Hub, unless the repository has one.
+
+    Args:
+        path: A folder with a model: `config.json` and weights, or a GGUF file.
+        repository: The repository id `owner/name`.
+        private: Make a new repository private.
+        revision: The branch to write to, which is made if it is missing. `None` is the main one.
+        message: The commit message.
+
+    Raises:
+        CheckpointError: The folder's configuration or weights are damaged.
+        UploadError: The folder does not hold a model, or holds a file that must not be sent.
+    """
+    _check_name(repository)
+    if revision == "" or message == "":
+        name = "revision" if revision == "" else "message"
+        raise UploadError(f"[upload] '{name}' must not be empty. Leave it out instead.")
+    folder = real_path(path)
+    if not folder.is_dir():
+        raise UploadError(
+            f"[upload] 'path' must be a model folder but '{path}' is not a folder. Give the folder that "
+            "convert or train wrote."
+        )
+    files: dict[str, int] = {}
+    left_out = []
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir() or any(fnmatch.fnmatch(entry.name, pattern) for pattern in _LEFT_OUT):
+            left_out.append(f"{entry.name}/" if entry.is_dir() else entry.name)
+        else:
+            files[entry.name] = _file_bytes(entry)
+    _check_model(folder, files)
+    return UploadPlan(
+        folder,
+        repository,
+        files,
+        tuple(left_out),
+        private,
+        revision,
+        message or DEFAULT_MESSAGE,
+        None if CARD_FILE in files else _card(folder, repository, files),
+    )
+
+
+def _check_name(repository: str) -> None:
+    if not REPOSITORY_NAME.fullmatch(repository):
+        raise UploadError(
+            f"[upload] 'repository' must be a Hub repository 'owner/name' but got {repository!r}. Check "
+            "the spelling."
+        )
+
+
+def _file_bytes(file: Path) -> int:
+    try:
+        with open_member(file) as stream:
+            return os.fstat(stream.fileno()).st_size
+    except OSError as error:
+        raise UploadError(
+            f"[upload] '{file}' cannot be sent: {error}. Remove it from the folder, or mend it."
+        ) from error
+
+
+def _check_model(folder: Path, files: dict[str, int]) -> None:
+    """Refuses a folder that does not hold a model. The headers of its weights are read."""
+    quantized = [name for name in files if name.endswith(GGUF_SUFFIX)]
+    for name in quantized:
+        with open_member(folder / name) as stream:
+            if stream.read(len(MAGIC)) != MAGIC:
+                raise UploadError(
+                    f"[upload] '{folder / name}' must be a GGUF file but is not. Convert the model "
+                    "again, or remove the file."
+                )
+    if CONFIG_FILE in files:
+        read_json_object(folder / CONFIG_FILE)
+        if not quantized or any(name.endswith((".safetensors", ".bin")) for name in files):
+            read_tensor_entries(folder)
+    elif not quantized:
+        raise UploadError(
+            f"[upload] 'path' must be a model folder but '{folder}' has neither {CONFIG_FILE} nor a "
+            "GGUF file. Give the folder that convert or train wrote."
+        )
+
+
+def _card(folder: Path, repository: str, files: Collection[str]) -> str:
+    """The text of a model card, made of what the folder itself says."""
+    if CONFIG_FILE not in files:
+        form: Literal["mlx", "hf", "gguf"] = "gguf"
+    else:
+        form = "mlx" if "quantization" in read_json_object(folder / CONFIG_FILE) else "hf"
+    command = shlex.join(["mmfree", "upload", "--path", folder.name, "--repo", repository])
+    return model_card(
+        ModelCard(
+            name=repository,
+            format=form,
+            command=command,
+            relation=None,
+            source=read_source_card(folder),
+        )
+    )

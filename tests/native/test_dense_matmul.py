@@ -136,13 +136,13 @@ def test_kernels_check_their_arguments() -> None:
     module, (codes, form) = native.kernels(), quantize(10, 64, 32, 4)
     x = mx.zeros((2, 64))
     with pytest.raises(ValueError, match="'x' must be float32"):
-        module.dense_matmul(x.astype(mx.float16), mx.zeros((3, 64)))
+        module.dense_matmul(x.astype(mx.float16), mx.zeros((3, 64)), None, None, 0)
     with pytest.raises(ValueError, match="must be float32, float16 or bfloat16"):
-        module.dense_matmul(x, mx.zeros((3, 64), mx.int32))
+        module.dense_matmul(x, mx.zeros((3, 64), mx.int32), None, None, 0)
     with pytest.raises(ValueError, match="'biases' like 'scales'"):
-        module.quantized_matmul(x, codes, form.scales, form.biases[:5], 4)
+        module.dense_matmul(x, codes, form.scales, form.biases[:5], 4)
     with pytest.raises(ValueError, match="with 2, 4, 6 or 8 bits"):
-        module.quantized_matmul(x, codes, form.scales, form.biases, 8)
+        module.dense_matmul(x, codes, form.scales, form.biases, 8)
 
 
 @given(data=st.data())

@@ -27,7 +27,7 @@ def bit_linear(rows: int, outputs: int, codes: bool) -> mx.array:
 def quantized(rows: int, outputs: int) -> mx.array:
     scales = mx.ones((outputs, 1))
     weight = mx.zeros((outputs, 4), mx.uint32)
-    return KERNELS.quantized_matmul(mx.ones((rows, 32)), weight, scales, scales, 4)
+    return KERNELS.dense_matmul(mx.ones((rows, 32)), weight, scales, scales, 4)
 
 
 def mlgru_step(batch: int, length: int) -> tuple[mx.array, mx.array]:
@@ -67,19 +67,19 @@ CALLS: dict[str, tuple[Callable[[], mx.array], tuple[int, ...]]] = {
         (2, 0),
     ),
     "dense_matmul, no rows": (
-        lambda: KERNELS.dense_matmul(mx.ones((0, 8)), mx.ones((3, 8))),
+        lambda: KERNELS.dense_matmul(mx.ones((0, 8)), mx.ones((3, 8)), None, None, 0),
         (0, 3),
     ),
     "dense_matmul, no outputs": (
-        lambda: KERNELS.dense_matmul(mx.ones((2, 8)), mx.ones((0, 8))),
+        lambda: KERNELS.dense_matmul(mx.ones((2, 8)), mx.ones((0, 8)), None, None, 0),
         (2, 0),
     ),
     "dense_matmul, no inputs": (
-        lambda: KERNELS.dense_matmul(mx.ones((2, 0)), mx.ones((3, 0))),
+        lambda: KERNELS.dense_matmul(mx.ones((2, 0)), mx.ones((3, 0)), None, None, 0),
         (2, 3),
     ),
-    "quantized_matmul, no rows": (lambda: quantized(0, 3), (0, 3)),
-    "quantized_matmul, no outputs": (lambda: quantized(2, 0), (2, 0)),
+    "dense_matmul of codes, no rows": (lambda: quantized(0, 3), (0, 3)),
+    "dense_matmul of codes, no outputs": (lambda: quantized(2, 0), (2, 0)),
     "rms_norm_quantize, no rows": (
         lambda: KERNELS.rms_norm_quantize(mx.ones((0, 8)), None, None, False)[1],
         (0, 1),

@@ -1,27 +1,16 @@
 #include "attention/attention.h"
 
-#include <memory>
-#include <stdexcept>
+#include <utility>
 
 #include "attention/attend.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
-#include "mlx/ops.h"
-#include "mlx/utils.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
 
 namespace mmfree {
 
 namespace {
-
-using Arrays = std::vector<mx::array>;
-
-void require(bool condition, const char* message) {
-  if (!condition) {
-    throw std::invalid_argument(std::string("[attention] ") + message);
-  }
-}
 
 // The array itself where its rows lie one behind the other in each head, else a copy.
 mx::array with_rows(const mx::array& x, bool is_dense, mx::Stream stream) {
@@ -39,25 +28,25 @@ mx::array attention(const mx::array& queries, const mx::array& keys, const mx::a
                     const std::optional<mx::array>& mask, bool is_causal) {
   require(queries.ndim() == 4 && keys.ndim() == 4 && values.ndim() == 4 && queries.size() > 0 &&
               keys.size() > 0 && values.size() > 0,
-          "'queries', 'keys' and 'values' must have 4 dimensions and not be empty.");
+          "[attention] 'queries', 'keys' and 'values' must have 4 dimensions and not be empty.");
   require(is_float(queries) && is_float(keys) && is_float(values),
-          "'queries', 'keys' and 'values' must be floats.");
+          "[attention] 'queries', 'keys' and 'values' must be floats.");
   const int batch = queries.shape(0), heads = queries.shape(1), length = queries.shape(2);
   const int groups = keys.shape(1), count = keys.shape(2);
   require(keys.shape(0) == batch && values.shape(0) == batch && values.shape(1) == groups &&
               values.shape(2) == count && keys.shape(3) == queries.shape(3) && heads % groups == 0,
-          "'keys' and 'values' must be (B, G, N, K) and (B, G, N, V).");
-  require(!mask || (mask->dtype() == mx::bool_ && !is_causal), "'mask' must be booleans.");
-  Arrays inputs = {queries, keys, values};
+          "[attention] 'keys' and 'values' must be (B, G, N, K) and (B, G, N, V).");
+  require(!mask || (mask->dtype() == mx::bool_ && !is_causal),
+          "[attention] 'mask' must be booleans.");
+  Arguments arguments = {queries, keys, values, std::nullopt};
   if (mask) {
-    inputs.push_back(mx::broadcast_to(*mask, {batch, 1, length, count}));
+    arguments[3] = mx::broadcast_to(*mask, {batch, 1, length, count});
   }
-  auto primitive = std::make_shared<Attention>(mx::to_stream({}), is_causal);
-  auto shape = primitive->output_shapes(inputs)[0];
-  return mx::array(std::move(shape), queries.dtype(), std::move(primitive), std::move(inputs));
+  return Attention::call(std::move(arguments), {is_causal})[0];
 }
 
-void Attention::eval_cpu(const Arrays& inputs, mx::array& output) {
+void Attention::eval_cpu(const Arrays& inputs, Arrays& outputs) {
+  mx::array& output = outputs[0];
   const auto queries = with_rows(inputs[0], false, stream());
   const auto keys = with_rows(inputs[1], true, stream());
   const auto values = with_rows(inputs[2], true, stream());
@@ -87,7 +76,7 @@ void Attention::eval_cpu(const Arrays& inputs, mx::array& output) {
                    distance(values, 0),
                    distance(values, 1),
                    size(values, 3),
-                   is_causal_,
+                   options_.is_causal,
                    nullptr,
                    0,
                    0,
@@ -103,38 +92,10 @@ void Attention::eval_cpu(const Arrays& inputs, mx::array& output) {
   mx::cpu::get_command_encoder(stream()).dispatch([call]() { attend(call); });
 }
 
-void Attention::eval_gpu(const Arrays&, mx::array&) {
-  throw std::runtime_error("[attention] the native backend runs on the CPU only.");
-}
-
-// A mapped axis joins the batch.
-std::pair<Arrays, std::vector<int>> Attention::vmap(const Arrays& inputs,
-                                                    const std::vector<int>& axes) {
-  int count = 1;
-  for (size_t n = 0; n < inputs.size(); ++n) {
-    count = axes[n] < 0 ? count : inputs[n].shape(axes[n]);
-  }
-  Arrays joined;
-  for (size_t n = 0; n < inputs.size(); ++n) {
-    auto x = axes[n] < 0 ? mx::expand_dims(inputs[n], 0, stream())
-                         : mx::moveaxis(inputs[n], axes[n], 0, stream());
-    auto shape = x.shape();
-    shape[0] = count;
-    joined.push_back(mx::flatten(mx::broadcast_to(x, shape, stream()), 0, 1, stream()));
-  }
-  const auto mask = joined.size() > 3 ? std::optional(joined[3]) : std::nullopt;
-  const auto y = attention(joined[0], joined[1], joined[2], mask, is_causal_);
-  return {{mx::unflatten(y, 0, {count, y.shape(0) / count}, stream())}, {0}};
-}
-
-std::vector<mx::Shape> Attention::output_shapes(const Arrays& inputs) {
-  auto shape = inputs[0].shape();
-  shape.back() = inputs[2].shape(3);
-  return {shape};
-}
-
-bool Attention::is_equivalent(const mx::Primitive& other) const {
-  return is_causal_ == static_cast<const Attention&>(other).is_causal_;
+OutputForms Attention::output_forms(const Arguments& arguments) const {
+  auto shape = arguments[0]->shape();
+  shape.back() = arguments[2]->shape(3);
+  return {{shape}, {arguments[0]->dtype()}};
 }
 
 }  // namespace mmfree

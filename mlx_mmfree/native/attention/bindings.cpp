@@ -1,7 +1,7 @@
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
 
 #include "attention/attention.h"
+#include "runtime/bind_definition.h"
 
 namespace mmfree {
 
@@ -21,6 +21,8 @@ void bind_attention(nb::module_& m) {
 
         Returns:
             (B, H, L, V) in the dtype of the queries.)");
+
+  bind_definition<Attention>(m, "define_attention");
 }
 
 }  // namespace mmfree

@@ -1,39 +1,18 @@
 #include "attention_step/attention_step.h"
 
 #include <cstring>
-#include <memory>
-#include <stdexcept>
 
 #include "attention_step/attend.h"
 #include "attention_step/slots.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/common/utils.h"
 #include "mlx/backend/cpu/encoder.h"
-#include "mlx/utils.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
 
 namespace mmfree {
 
 namespace {
-
-using Arrays = std::vector<mx::array>;
-using Shapes = std::vector<mx::Shape>;
-
-void require(bool condition, const char* message) {
-  if (!condition) {
-    throw std::invalid_argument(std::string("[attention_step] ") + message);
-  }
-}
-
-Shapes result_shapes(const Arrays& inputs, const AttentionOptions& options) {
-  const auto& keys = inputs[1];
-  const Slots slots{options.window, options.sinks};
-  return {{keys.shape(0), 1, options.num_heads * keys.shape(3)},
-          keys.shape(),
-          inputs[2].shape(),
-          {keys.shape(0), static_cast<int>(slots.after(inputs[3].shape(1), keys.shape(2)))}};
-}
 
 // Each result holds the inputs. While only one does, a buffer that nobody else holds can be seen to
 // be free; evaluated arrays drop their inputs anyway, unless a transformation goes on with them.
@@ -68,42 +47,33 @@ std::tuple<mx::array, mx::array, mx::array, mx::array> attention_step(
     bool is_interleaved, const std::optional<mx::array>& query_norm,
     const std::optional<mx::array>& key_norm, float norm_eps, int window, int sinks) {
   require(keys.ndim() == 4 && keys.size() > 0 && keys.shape() == values.shape(),
-          "'keys' and 'values' must be (B, G, C, K).");
+          "[attention_step] 'keys' and 'values' must be (B, G, C, K).");
   const int batch = keys.shape(0), groups = keys.shape(1), dims = keys.shape(3);
-  require(num_heads > 0 && num_heads % groups == 0, "'num_heads' must be a multiple of G.");
+  require(num_heads > 0 && num_heads % groups == 0,
+          "[attention_step] 'num_heads' must be a multiple of G.");
   const int64_t width = (static_cast<int64_t>(num_heads) + 2 * static_cast<int64_t>(groups)) * dims;
   require(projected.ndim() == 3 && projected.shape(0) == batch && projected.shape(1) == 1 &&
               projected.shape(2) == width,
-          "'projected' must be (B, 1, (H + 2G) K).");
+          "[attention_step] 'projected' must be (B, 1, (H + 2G) K).");
   require(is_float(projected) && is_float(keys) && is_float(values),
-          "'projected', 'keys' and 'values' must be floats.");
+          "[attention_step] 'projected', 'keys' and 'values' must be floats.");
   require(positions.ndim() == 2 && positions.shape(0) == batch && positions.dtype() == mx::int32,
-          "'positions' must be int32 (B, N).");
-  require(window >= 0 && sinks >= 0, "'window' and 'sinks' must not be negative.");
+          "[attention_step] 'positions' must be int32 (B, N).");
+  require(window >= 0 && sinks >= 0, "[attention_step] 'window' and 'sinks' must not be negative.");
   require(!wavelengths || (dims % 2 == 0 && wavelengths->dtype() == mx::float32 &&
                            wavelengths->shape() == mx::Shape{dims / 2}),
-          "'wavelengths' must be float32 (K / 2,).");
+          "[attention_step] 'wavelengths' must be float32 (K / 2,).");
   require(query_norm.has_value() == key_norm.has_value(),
-          "'query_norm' and 'key_norm' must be given together.");
-  Arrays inputs = {projected, keys, values, positions};
-  if (wavelengths) {
-    inputs.push_back(*wavelengths);
-  }
+          "[attention_step] 'query_norm' and 'key_norm' must be given together.");
   for (const auto& norm : {query_norm, key_norm}) {
     require(!norm || (norm->shape() == mx::Shape{dims} && is_float(*norm)),
-            "'query_norm' and 'key_norm' must be (K,).");
-    if (norm) {
-      inputs.push_back(*norm);
-    }
+            "[attention_step] 'query_norm' and 'key_norm' must be (K,).");
   }
-  const AttentionOptions options{
-      num_heads, wavelengths.has_value(), is_interleaved, query_norm.has_value(), norm_eps, window,
-      sinks};
-  require(positions.shape(1) <= keys.shape(2), "'positions' must be of at most C slots.");
-  auto shapes = result_shapes(inputs, options);
-  const auto outputs = mx::array::make_arrays(
-      std::move(shapes), {projected.dtype(), keys.dtype(), values.dtype(), mx::int32},
-      std::make_shared<AttentionStep>(mx::to_stream({}), options), std::move(inputs));
+  require(positions.shape(1) <= keys.shape(2),
+          "[attention_step] 'positions' must be of at most C slots.");
+  const auto outputs =
+      AttentionStep::call({projected, keys, values, positions, wavelengths, query_norm, key_norm},
+                          {num_heads, is_interleaved, norm_eps, window, sinks});
   return {outputs[0], outputs[1], outputs[2], outputs[3]};
 }
 
@@ -115,13 +85,9 @@ void AttentionStep::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   for (size_t n : {1, 2}) {
     take(inputs[n], outputs[n], stream());
   }
-  const auto data = [&](size_t input) { return contiguous(inputs[input], stream()); };
-  const auto floats = [&](size_t input) {
-    const auto values = data(input);
-    return Floats{values.data<void>(), float_type(values.dtype())};
-  };
+  const auto given = arguments(inputs);
+  const auto floats = [&](size_t n) { return floats_of(given[n], stream()); };
   const auto& keys = outputs[1];
-  const Floats none{nullptr, FloatType::float32};
   const auto size = [](const mx::array& x, int axis) { return static_cast<size_t>(x.shape(axis)); };
   const AttentionCall call{
       floats(0),
@@ -129,14 +95,14 @@ void AttentionStep::eval_cpu(const Arrays& inputs, Arrays& outputs) {
       static_cast<size_t>(options_.num_heads),
       size(keys, 1),
       size(keys, 3),
-      options_.has_norms ? floats(inputs.size() - 2) : none,
-      options_.has_norms ? floats(inputs.size() - 1) : none,
+      floats(5),
+      floats(6),
       options_.norm_eps,
-      options_.has_wavelengths ? data(4).data<float>() : nullptr,
+      given[4] ? contiguous(*given[4], stream()).data<float>() : nullptr,
       options_.is_interleaved,
       {options_.window, options_.sinks},
-      data(3).data<int32_t>(),
-      size(inputs[3], 1),
+      contiguous(*given[3], stream()).data<int32_t>(),
+      size(*given[3], 1),
       outputs[1].data<void>(),
       outputs[2].data<void>(),
       float_type(keys.dtype()),
@@ -149,8 +115,14 @@ void AttentionStep::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   mx::cpu::get_command_encoder(stream()).dispatch([call]() { attend(call); });
 }
 
-Shapes AttentionStep::output_shapes(const Arrays& inputs) {
-  return result_shapes(inputs, options_);
+OutputForms AttentionStep::output_forms(const Arguments& arguments) const {
+  const auto &projected = *arguments[0], &keys = *arguments[1], &values = *arguments[2];
+  const Slots slots{options_.window, options_.sinks};
+  const int batch = keys.shape(0);
+  const int used = static_cast<int>(slots.after(arguments[3]->shape(1), keys.shape(2)));
+  return {
+      {{batch, 1, options_.num_heads * keys.shape(3)}, keys.shape(), values.shape(), {batch, used}},
+      {projected.dtype(), keys.dtype(), values.dtype(), mx::int32}};
 }
 
 }  // namespace mmfree

@@ -2,22 +2,22 @@
 
 #include <optional>
 #include <tuple>
-#include <vector>
 
 #include "mlx/array.h"
-#include "runtime/defined.h"
+#include "runtime/operation.h"
 
 namespace mmfree {
 
-namespace mx = mlx::core;
-
-struct AttentionOptions {
+struct AttentionStepOptions {
   int num_heads;
-  bool has_wavelengths, is_interleaved, has_norms;
+  bool is_interleaved;
   float norm_eps;
   int window, sinks;  // window 0: none
 
-  bool operator==(const AttentionOptions&) const = default;
+  bool operator==(const AttentionStepOptions&) const = default;
+  auto values() const {
+    return std::tuple(num_heads, is_interleaved, norm_eps, window, sinks);
+  }
 };
 
 // Attention of one token to the slots of a state. `projected` (B, 1, (H + 2G) K) holds query, key
@@ -31,14 +31,13 @@ std::tuple<mx::array, mx::array, mx::array, mx::array> attention_step(
     bool is_interleaved, const std::optional<mx::array>& query_norm,
     const std::optional<mx::array>& key_norm, float norm_eps, int window, int sinks);
 
-// Inputs: projected, keys, values, positions, then the wavelengths, the query norm and the key norm
-// where there are such.
-class AttentionStep : public Defined<AttentionOptions> {
+// Arguments: projected, keys, values, positions, wavelengths, query norm and key norm.
+class AttentionStep : public Defined<AttentionStep, AttentionStepOptions> {
  public:
   using Defined::Defined;
 
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
+  OutputForms output_forms(const Arguments& arguments) const;
   DEFINE_NAME(AttentionStep)
 };
 

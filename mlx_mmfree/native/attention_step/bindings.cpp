@@ -1,10 +1,7 @@
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/function.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include "attention_step/attention_step.h"
+#include "runtime/bind_definition.h"
 
 namespace mmfree {
 
@@ -36,23 +33,7 @@ void bind_attention_step(nb::module_& m) {
             The output (B, 1, H K) in the dtype of the projected heads, and the new keys, values and
             positions.)");
 
-  m.def(
-      "define_attention_step",
-      [](std::function<std::vector<mx::array>(const std::vector<mx::array>&, int, bool, bool, bool,
-                                              float, int, int)>
-             definition) {
-        AttentionStep::define([definition = std::move(definition)](
-                                  const std::vector<mx::array>& inputs, const auto& o) {
-          return definition(inputs, o.num_heads, o.has_wavelengths, o.is_interleaved, o.has_norms,
-                            o.norm_eps, o.window, o.sinks);
-        });
-      },
-      "definition"_a,
-      R"(Takes what gradients and batched forms are computed with.
-
-        Args:
-            definition: Called with the arrays of a call, then `num_heads`, whether `wavelengths` are
-                among the arrays, `is_interleaved`, whether norms are, `norm_eps`, `window`, `sinks`.)");
+  bind_definition<AttentionStep>(m, "define_attention_step");
 }
 
 }  // namespace mmfree

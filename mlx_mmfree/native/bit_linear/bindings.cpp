@@ -1,11 +1,7 @@
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/function.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include "bit_linear/bit_linear.h"
+#include "runtime/bind_definition.h"
 
 namespace mmfree {
 
@@ -33,25 +29,7 @@ void bind_bit_linear(nb::module_& m) {
         Returns:
             The results side by side, in the dtype of x.)");
 
-  m.def(
-      "define_bit_linear",
-      [](std::function<std::vector<mx::array>(const std::vector<mx::array>&, size_t,
-                                              std::optional<float>, bool, bool, const std::string&,
-                                              std::optional<float>, bool)>
-             definition) {
-        BitLinear::define([definition = std::move(definition)](const std::vector<mx::array>& inputs,
-                                                               const auto& o) {
-          return definition(inputs, o.projections, o.eps, o.half_away, o.has_codes, name_of(o.gate),
-                            o.norm_eps, o.has_residual);
-        });
-      },
-      "definition"_a,
-      R"(Takes what gradients and batched forms are computed with.
-
-        Args:
-            definition: Called with the arrays of a call, those of one projection behind those of the
-                other, then the number of projections, `eps`, `half_away`, `codes`, `gate`,
-                `norm_eps` and whether there is a residual.)");
+  bind_definition<BitLinear>(m, "define_bit_linear");
 }
 
 }  // namespace mmfree

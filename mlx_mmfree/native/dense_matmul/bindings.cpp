@@ -1,6 +1,7 @@
 #include <nanobind/nanobind.h>
 
 #include "dense_matmul/dense_matmul.h"
+#include "runtime/bind_definition.h"
 
 namespace mmfree {
 
@@ -8,28 +9,27 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 void bind_dense_matmul(nb::module_& m) {
-  m.def("dense_matmul", &dense_matmul, "x"_a, "weight"_a,
-        R"(Product with a matrix of floats, x W^T.
+  m.def("dense_matmul", &dense_matmul, "x"_a, "weight"_a, "scales"_a.none(), "biases"_a.none(),
+        "bits"_a,
+        R"(Multiplies by a matrix of floats or of codes, x W^T.
+
+        With codes, activations are rounded to 16 bits.
 
         Args:
             x: Activations, float32 (..., D).
-            weight: float32, float16 or bfloat16 (N, D).
+            weight: Floats (N, D), float32, float16 or bfloat16; with scales, codes of 2, 4, 6 or 8
+                bits in MLX's affine form, uint32 (N, D * bits / 32).
+            scales: (N, D / 32), (N, D / 64) or (N, D / 128), float32, float16 or bfloat16, or None.
+            biases: Like the scales, and None where they are.
+            bits: Bits of a code, or 0 for floats.
 
         Returns:
-            float32 (..., N).)");
+            The products, float32 (..., N).
 
-  m.def("quantized_matmul", &quantized_matmul, "x"_a, "weight"_a, "scales"_a, "biases"_a, "bits"_a,
-        R"(Product with a matrix in MLX's affine form, x W^T. Activations are rounded to 16 bits.
+        Raises:
+            ValueError: A shape or dtype does not fit.)");
 
-        Args:
-            x: Activations, float32 (..., D).
-            weight: Codes of 2, 4, 6 or 8 bits, uint32 (N, D * bits / 32).
-            scales: float32, float16 or bfloat16 (N, D / 32), (N, D / 64) or (N, D / 128).
-            biases: As the scales.
-            bits: Of each code.
-
-        Returns:
-            float32 (..., N).)");
+  bind_definition<DenseMatmul>(m, "define_dense_matmul");
 }
 
 }  // namespace mmfree

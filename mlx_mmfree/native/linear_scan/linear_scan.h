@@ -1,49 +1,41 @@
 #pragma once
 
 #include <utility>
-#include <vector>
 
 #include "mlx/array.h"
-#include "mlx/primitives.h"
+#include "runtime/operation.h"
 
 namespace mmfree {
-
-namespace mx = mlx::core;
 
 // s_t = f_t * s_{t-1} + i_t, one multiply and one add per element.
 // f, i: (B, L, D), s0: (B, D), float32. Returns all states (B, L, D) and the last one (B, D).
 std::pair<mx::array, mx::array> linear_scan(const mx::array& f, const mx::array& i,
                                             const mx::array& s0);
 
-class LinearScan : public mx::Primitive {
- public:
-  using Primitive::Primitive;
+struct LinearScanOptions {
+  bool operator==(const LinearScanOptions&) const = default;
+};
 
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  std::vector<mx::array> vjp(const std::vector<mx::array>& primals,
-                             const std::vector<mx::array>& cotangents,
-                             const std::vector<int>& argnums,
-                             const std::vector<mx::array>& outputs) override;
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
-                                                           const std::vector<int>& axes) override;
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+// The gradient has a kernel of its own, because that of the definition keeps every step.
+class LinearScan : public Operation<LinearScan, LinearScanOptions> {
+ public:
+  using Operation::Operation;
+
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+             const Arrays& outputs) override;
+  OutputForms output_forms(const Arguments& arguments) const;
   DEFINE_NAME(LinearScan)
-  DEFINE_DEFAULT_IS_EQUIVALENT()
 };
 
 // Inputs f, s0, states, d_states, d_final; outputs d_f, d_i (B, L, D) and d_s0 (B, D).
-class LinearScanGradient : public mx::Primitive {
+class LinearScanGradient : public Operation<LinearScanGradient, LinearScanOptions> {
  public:
-  using Primitive::Primitive;
+  using Operation::Operation;
 
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
-                                                           const std::vector<int>& axes) override;
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
+  OutputForms output_forms(const Arguments& arguments) const;
   DEFINE_NAME(LinearScanGradient)
-  DEFINE_DEFAULT_IS_EQUIVALENT()
 };
 
 }  // namespace mmfree

@@ -1,10 +1,8 @@
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/function.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
-#include <nanobind/stl/vector.h>
 
 #include "mlgru_step/mlgru_step.h"
+#include "runtime/bind_definition.h"
 
 namespace mmfree {
 
@@ -27,21 +25,7 @@ void bind_mlgru_step(nb::module_& m) {
         Returns:
             The output (B, L, E) in the dtype of the gates and the last state (B, E).)");
 
-  m.def(
-      "define_mlgru_step",
-      [](std::function<std::vector<mx::array>(const std::vector<mx::array>&, float, bool, bool)>
-             definition) {
-        MlgruStep::define([definition = std::move(definition)](const std::vector<mx::array>& inputs,
-                                                               const auto& o) {
-          return definition(inputs, o.eps, o.has_lower_bound, o.has_valid);
-        });
-      },
-      "definition"_a,
-      R"(Takes what gradients and batched forms are computed with.
-
-        Args:
-            definition: Called with the arrays of a call, then `eps` and whether `lower_bound` and
-                `valid` are among them.)");
+  bind_definition<MlgruStep>(m, "define_mlgru_step");
 }
 
 }  // namespace mmfree

@@ -1,13 +1,10 @@
 #include "mlgru_step/mlgru_step.h"
 
 #include <algorithm>
-#include <memory>
-#include <stdexcept>
 
 #include "mlgru_step/kernels.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
-#include "mlx/utils.h"
 #include "rms_norm_quantize/kernels.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
@@ -19,9 +16,6 @@
 namespace mmfree {
 
 namespace {
-
-using Arrays = std::vector<mx::array>;
-using Shapes = std::vector<mx::Shape>;
 
 // Channels of a piece, a multiple of those that are computed at a time.
 constexpr size_t kPieceChannels = 256;
@@ -69,18 +63,6 @@ void compute(const Call& call) {
   });
 }
 
-void require(bool condition, const char* message) {
-  if (!condition) {
-    throw std::invalid_argument(std::string("[mlgru_step] ") + message);
-  }
-}
-
-Shapes result_shapes(const Arrays& inputs) {
-  auto shape = inputs[0].shape();
-  shape.back() /= 3;
-  return {shape, inputs[1].shape()};
-}
-
 }  // namespace
 
 std::pair<mx::array, mx::array> mlgru_step(const mx::array& gates, const mx::array& state,
@@ -89,27 +71,17 @@ std::pair<mx::array, mx::array> mlgru_step(const mx::array& gates, const mx::arr
                                            const std::optional<mx::array>& valid) {
   require(gates.ndim() == 3 && state.ndim() == 2 && gates.shape(0) == state.shape(0) &&
               gates.shape(2) == 3 * static_cast<int64_t>(state.shape(1)) && state.shape(1) > 0,
-          "'gates' must be (B, L, 3E) and 'state' (B, E).");
+          "[mlgru_step] 'gates' must be (B, L, 3E) and 'state' (B, E).");
   require(is_float(gates) && is_float(weight) && state.dtype() == mx::float32,
-          "'gates' and 'weight' must be floats and 'state' float32.");
+          "[mlgru_step] 'gates' and 'weight' must be floats and 'state' float32.");
   const mx::Shape dims = {state.shape(1)};
   require(weight.shape() == dims &&
               (!lower_bound || (lower_bound->shape() == dims && is_float(*lower_bound))),
-          "'weight' and 'lower_bound' must be (E,).");
+          "[mlgru_step] 'weight' and 'lower_bound' must be (E,).");
   require(!valid || (valid->dtype() == mx::bool_ && valid->ndim() == 2 &&
                      valid->shape(0) == gates.shape(0) && valid->shape(1) == gates.shape(1)),
-          "'valid' must be booleans (B, L).");
-  Arrays inputs = {gates, state, weight};
-  for (const auto& optional : {lower_bound, valid}) {
-    if (optional) {
-      inputs.push_back(*optional);
-    }
-  }
-  const MlgruOptions options{eps, lower_bound.has_value(), valid.has_value()};
-  auto shapes = result_shapes(inputs);
-  const auto outputs = mx::array::make_arrays(
-      std::move(shapes), {gates.dtype(), mx::float32},
-      std::make_shared<MlgruStep>(mx::to_stream({}), options), std::move(inputs));
+          "[mlgru_step] 'valid' must be booleans (B, L).");
+  const auto outputs = MlgruStep::call({gates, state, weight, lower_bound, valid}, {eps});
   return {outputs[0], outputs[1]};
 }
 
@@ -117,23 +89,22 @@ void MlgruStep::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   for (auto& output : outputs) {
     output.set_data(mx::allocator::malloc(output.nbytes()));
   }
-  const auto data = [&](size_t input) { return contiguous(inputs[input], stream()); };
-  const auto floats = [&](size_t input) {
-    const auto values = data(input);
-    return Floats{values.data<void>(), float_type(values.dtype())};
-  };
-  const Call call{{floats(0), data(1).data<float>(), floats(2),
-                   options_.has_lower_bound ? floats(3) : Floats{nullptr, FloatType::float32},
-                   options_.has_valid ? data(inputs.size() - 1).data<bool>() : nullptr,
-                   static_cast<size_t>(inputs[0].shape(1)), static_cast<size_t>(inputs[1].shape(1)),
+  const auto given = arguments(inputs);
+  const auto floats = [&](size_t n) { return floats_of(given[n], stream()); };
+  const auto state = contiguous(*given[1], stream());
+  const Call call{{floats(0), state.data<float>(), floats(2), floats(3),
+                   given[4] ? contiguous(*given[4], stream()).data<bool>() : nullptr,
+                   static_cast<size_t>(inputs[0].shape(1)), static_cast<size_t>(state.shape(1)),
                    nullptr, outputs[0].data<void>(), outputs[1].data<float>()},
-                  static_cast<size_t>(inputs[0].shape(0)),
+                  static_cast<size_t>(state.shape(0)),
                   options_.eps};
   mx::cpu::get_command_encoder(stream()).dispatch([call]() { compute(call); });
 }
 
-Shapes MlgruStep::output_shapes(const Arrays& inputs) {
-  return result_shapes(inputs);
+OutputForms MlgruStep::output_forms(const Arguments& arguments) const {
+  auto y = arguments[0]->shape();
+  y.back() /= 3;
+  return {{y, arguments[1]->shape()}, {arguments[0]->dtype(), mx::float32}};
 }
 
 }  // namespace mmfree

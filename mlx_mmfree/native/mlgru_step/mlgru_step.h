@@ -1,21 +1,21 @@
 #pragma once
 
 #include <optional>
+#include <tuple>
 #include <utility>
-#include <vector>
 
 #include "mlx/array.h"
-#include "runtime/defined.h"
+#include "runtime/operation.h"
 
 namespace mmfree {
 
-namespace mx = mlx::core;
-
 struct MlgruOptions {
   float eps;
-  bool has_lower_bound, has_valid;
 
   bool operator==(const MlgruOptions&) const = default;
+  auto values() const {
+    return std::tuple(eps);
+  }
 };
 
 // f = b + (1 - b) sigmoid(f'), h_t = f h_{t-1} + silu(i') (1 - f), y = RMSNorm(g) silu(h) of gates
@@ -27,13 +27,13 @@ std::pair<mx::array, mx::array> mlgru_step(const mx::array& gates, const mx::arr
                                            const std::optional<mx::array>& lower_bound,
                                            const std::optional<mx::array>& valid);
 
-// Inputs: gates, state, weight, then the lower bound and valid where there are such.
-class MlgruStep : public Defined<MlgruOptions> {
+// Arguments: gates, state, weight, lower bound and valid.
+class MlgruStep : public Defined<MlgruStep, MlgruOptions> {
  public:
   using Defined::Defined;
 
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
+  OutputForms output_forms(const Arguments& arguments) const;
   DEFINE_NAME(MlgruStep)
 };
 

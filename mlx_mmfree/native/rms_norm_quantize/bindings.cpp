@@ -1,8 +1,8 @@
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 
 #include "rms_norm_quantize/rms_norm_quantize.h"
+#include "runtime/bind_definition.h"
 
 namespace mmfree {
 
@@ -22,6 +22,8 @@ void bind_rms_norm_quantize(nb::module_& m) {
 
         Returns:
             Codes, float32 (..., D), and their scale, float32 (..., 1).)");
+
+  bind_definition<RmsNormQuantize>(m, "define_rms_norm_quantize");
 }
 
 }  // namespace mmfree

@@ -4,6 +4,7 @@
 
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
+#include "runtime/float_type.h"
 
 namespace mmfree {
 
@@ -49,6 +50,13 @@ mx::array contiguous(const mx::array& x, mx::Stream stream) {
                     strides = x.strides(), item = x.itemsize(),
                     count = x.size()]() { copy(from, to, shape, strides, item, count); });
   return result;
+}
+
+Floats floats_of(const std::optional<mx::array>& x, mx::Stream stream) {
+  if (!x) {
+    return {nullptr, FloatType::float32};
+  }
+  return {contiguous(*x, stream).data<void>(), float_type(x->dtype())};
 }
 
 }  // namespace mmfree

@@ -1,15 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "mlx/array.h"
-#include "mlx/primitives.h"
+#include "runtime/operation.h"
 
 namespace mmfree {
-
-namespace mx = mlx::core;
 
 // Inputs whose sums of codes fit 32 bits with every instruction set, the way there included.
 constexpr int kMostCodes = 1 << 22;
@@ -23,53 +20,44 @@ inline int64_t packed_words(int dims) {
 // With `codes`, x holds whole numbers in [-128, 127]; a row of anything else gives NaN.
 mx::array ternary_matmul(const mx::array& x, const mx::array& weight, bool codes);
 
-class TernaryMatmul : public mx::UnaryPrimitive {
+struct TernaryMatmulOptions {
+  bool codes;
+
+  bool operator==(const TernaryMatmulOptions&) const = default;
+};
+
+// The gradient has a kernel of its own, because the definition unpacks the weight.
+class TernaryMatmul : public Operation<TernaryMatmul, TernaryMatmulOptions> {
  public:
-  TernaryMatmul(mx::Stream stream, bool codes) : UnaryPrimitive(stream), codes_(codes) {
-  }
+  using Operation::Operation;
 
-  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& output) override;
-  void eval_gpu(const std::vector<mx::array>& inputs, mx::array& output) override;
-  std::vector<mx::array> jvp(const std::vector<mx::array>& primals,
-                             const std::vector<mx::array>& tangents,
-                             const std::vector<int>& argnums) override;
-  std::vector<mx::array> vjp(const std::vector<mx::array>& primals,
-                             const std::vector<mx::array>& cotangents,
-                             const std::vector<int>& argnums,
-                             const std::vector<mx::array>& outputs) override;
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
-                                                           const std::vector<int>& axes) override;
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
-  bool is_equivalent(const mx::Primitive& other) const override;
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
+  Arrays jvp(const Arrays& primals, const Arrays& tangents,
+             const std::vector<int>& argnums) override;
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+             const Arrays& outputs) override;
+  OutputForms output_forms(const Arguments& arguments) const;
   DEFINE_NAME(TernaryMatmul)
+};
 
- private:
-  bool codes_;
+struct TransposedOptions {
+  int dims;  // of the result, D
+
+  bool operator==(const TransposedOptions&) const = default;
 };
 
 // dx = dy T of dy (..., N) float32: (..., D) float32.
-class TernaryMatmulTransposed : public mx::UnaryPrimitive {
+class TernaryMatmulTransposed : public Operation<TernaryMatmulTransposed, TransposedOptions> {
  public:
-  TernaryMatmulTransposed(mx::Stream stream, int dims) : UnaryPrimitive(stream), dims_(dims) {
-  }
+  using Operation::Operation;
 
-  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& output) override;
-  void eval_gpu(const std::vector<mx::array>& inputs, mx::array& output) override;
-  std::vector<mx::array> jvp(const std::vector<mx::array>& primals,
-                             const std::vector<mx::array>& tangents,
-                             const std::vector<int>& argnums) override;
-  std::vector<mx::array> vjp(const std::vector<mx::array>& primals,
-                             const std::vector<mx::array>& cotangents,
-                             const std::vector<int>& argnums,
-                             const std::vector<mx::array>& outputs) override;
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
-                                                           const std::vector<int>& axes) override;
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
-  bool is_equivalent(const mx::Primitive& other) const override;
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
+  Arrays jvp(const Arrays& primals, const Arrays& tangents,
+             const std::vector<int>& argnums) override;
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+             const Arrays& outputs) override;
+  OutputForms output_forms(const Arguments& arguments) const;
   DEFINE_NAME(TernaryMatmulTransposed)
-
- private:
-  int dims_;
 };
 
 }  // namespace mmfree

@@ -1,9 +1,11 @@
 """`attention` on the CPU in C++: tiles of queries meet runs of keys, and no score leaves the cache."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import mlx.core as mx
 
-from ...native import kernels
-from ..backend.gradient import with_reference_gradient
+from ..backend.native_kernel import Arrays, native_kernel
 from ..float_dtypes import FLOATS
 from . import Mask, chunked
 
@@ -18,22 +20,16 @@ def unsupported(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask)
 
 
 def run(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
-    y: mx.array
-    if isinstance(mask, mx.array):
-        y = _masked(queries, keys, values, mask)
-    else:
-        y = (_causal if mask == "causal" else _full)(queries, keys, values)
+    seen = mask if isinstance(mask, mx.array) else None
+    y: mx.array = _kernel()(
+        queries, keys, values, seen, mask == "causal" if seen is None else False
+    )
     return y
 
 
-_full = with_reference_gradient(
-    lambda q, k, v: kernels().attention(q, k, v, None, False),
-    lambda q, k, v: chunked.run(q, k, v, None),
-)
-_causal = with_reference_gradient(
-    lambda q, k, v: kernels().attention(q, k, v, None, True),
-    lambda q, k, v: chunked.run(q, k, v, "causal"),
-)
-_masked = with_reference_gradient(
-    lambda q, k, v, mask: kernels().attention(q, k, v, mask, False), chunked.run
-)
+def _definition(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
+    queries, keys, values, mask = arrays
+    return [chunked.run(queries, keys, values, "causal" if options[0] else mask)]
+
+
+_kernel = native_kernel("attention", _definition)

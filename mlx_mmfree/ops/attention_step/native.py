@@ -1,13 +1,11 @@
 """`attention_step` on the CPU in C++: each key and value is read once for all heads that share it."""
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
-from ...native import kernels
-from ..backend.dispatch import use_any_backend
+from ..backend.native_kernel import Arrays, native_kernel
 from ..float_dtypes import FLOATS
 from . import Options, reference
 
@@ -41,27 +39,10 @@ def run(
     return y, keys, values, positions
 
 
-@cache
-def _kernel() -> Callable[..., Any]:
-    kernels().define_attention_step(_definition)
-    step: Callable[..., Any] = kernels().attention_step
-    return step
-
-
-def _definition(
-    arrays: list[mx.array],
-    num_heads: int,
-    has_wavelengths: bool,
-    is_interleaved: bool,
-    has_norms: bool,
-    norm_eps: float,
-    window: int,
-    sinks: int,
-) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    projected, keys, values, positions, *rest = arrays
-    wavelengths = rest.pop(0) if has_wavelengths else None
-    query_norm, key_norm = rest if has_norms else (None, None)
-    options = Options(
+def _definition(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
+    projected, keys, values, positions, wavelengths, query_norm, key_norm = arrays
+    num_heads, is_interleaved, norm_eps, window, sinks = options
+    given = Options(
         num_heads,
         wavelengths,
         is_interleaved,
@@ -71,5 +52,7 @@ def _definition(
         window or None,
         sinks,
     )
-    with use_any_backend():
-        return reference.run(projected, keys, values, positions, options)
+    return reference.run(projected, keys, values, positions, given)
+
+
+_kernel = native_kernel("attention_step", _definition)

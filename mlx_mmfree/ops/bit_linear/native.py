@@ -1,16 +1,12 @@
 """`bit_linear` on the CPU in C++: one pass over the weights, everything else in its registers."""
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
-from ...native import kernels
-from ..activations import Activation
-from ..backend.dispatch import use_any_backend
+from ..backend.native_kernel import Arrays, native_kernel
 from ..float_dtypes import FLOATS
-from ..rms_norm_quantize import Rounding
 from . import Options, Projection, reference
 
 
@@ -28,30 +24,13 @@ def run(x: mx.array, projections: tuple[Projection, ...], options: Options) -> m
     return y
 
 
-@cache
-def _kernel() -> Callable[..., Any]:
-    kernels().define_bit_linear(_definition)
-    product: Callable[..., Any] = kernels().bit_linear
-    return product
+def _definition(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
+    x, norm, residual, *rest = arrays
+    eps, half_away, quantize, gate, norm_eps = options
+    projections = tuple(Projection(*rest[n : n + 3]) for n in range(0, len(rest), 3))
+    rounding = "half_away" if half_away else "half_even"
+    given = Options(eps, rounding, quantize, gate or None, norm, norm_eps, residual)
+    return [reference.run(x, projections, given)]
 
 
-def _definition(
-    arrays: list[mx.array],
-    count: int,
-    eps: float | None,
-    half_away: bool,
-    quantize: bool,
-    gate: Activation | None,
-    norm_eps: float | None,
-    has_residual: bool,
-) -> tuple[mx.array]:
-    x, *rest = arrays
-    size = 2 if eps is None else 3
-    projections = tuple(Projection(*rest[size * n : size * (n + 1)]) for n in range(count))
-    rest = rest[size * count :]
-    norm = None if norm_eps is None else rest.pop(0)
-    residual = rest.pop(0) if has_residual else None
-    rounding: Rounding = "half_away" if half_away else "half_even"
-    options = Options(eps, rounding, quantize, gate or None, norm, norm_eps, residual)
-    with use_any_backend():
-        return (reference.run(x, projections, options),)
+_kernel = native_kernel("bit_linear", _definition)

@@ -1,13 +1,11 @@
 """`mlgru_step` on the CPU in C++: gates, state and output in one pass."""
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
-from ...native import kernels
-from ..backend.dispatch import use_any_backend
+from ..backend.native_kernel import Arrays, native_kernel
 from ..float_dtypes import FLOATS
 from . import Options, reference
 
@@ -27,18 +25,9 @@ def run(
     return y, last
 
 
-@cache
-def _kernel() -> Callable[..., Any]:
-    kernels().define_mlgru_step(_definition)
-    step: Callable[..., Any] = kernels().mlgru_step
-    return step
+def _definition(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
+    gates, state, weight, lower_bound, valid = arrays
+    return reference.run(gates, state, weight, Options(options[0], lower_bound, valid))
 
 
-def _definition(
-    arrays: list[mx.array], eps: float, has_lower_bound: bool, has_valid: bool
-) -> tuple[mx.array, mx.array]:
-    gates, state, weight, *rest = arrays
-    lower_bound = rest.pop(0) if has_lower_bound else None
-    valid = rest.pop(0) if has_valid else None
-    with use_any_backend():
-        return reference.run(gates, state, weight, Options(eps, lower_bound, valid))
+_kernel = native_kernel("mlgru_step", _definition)

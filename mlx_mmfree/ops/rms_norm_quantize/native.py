@@ -1,9 +1,13 @@
 """`rms_norm_quantize` on the CPU in C++: a row is read and written once."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import mlx.core as mx
 
-from ...native import kernels
+from ..backend.native_kernel import Arrays, native_kernel
 from ..float_dtypes import FLOATS
+from . import reference
 
 
 def run(
@@ -11,5 +15,14 @@ def run(
 ) -> tuple[mx.array, mx.array]:
     x = x if x.dtype in FLOATS else x.astype(mx.float32)
     weight = None if weight is None else weight.astype(mx.float32)
-    codes, scale = kernels().rms_norm_quantize(x, weight, eps, rounding == "half_away")
+    codes, scale = _kernel()(x, weight, eps, rounding == "half_away")
     return codes, scale
+
+
+def _definition(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
+    # the codes have the gradient of what is rounded, and the scale has none
+    scale = mx.stop_gradient(results[1])
+    return [reference.normed(*arrays, options[0]) * scale, scale]
+
+
+_kernel = native_kernel("rms_norm_quantize", _definition)

@@ -9,13 +9,18 @@ from ..straight_through import straight_through
 BELOW_HALF = 0.49999997
 
 
+def normed(x: mx.array, weight: mx.array | None, eps: float | None) -> mx.array:
+    """What is quantised, float32 `(..., D)`."""
+    y = x.astype(mx.float32)
+    if eps is None:
+        return y
+    return mx.fast.rms_norm(y, None if weight is None else weight.astype(mx.float32), eps)
+
+
 def run(
     x: mx.array, weight: mx.array | None, *, eps: float | None, rounding: str
 ) -> tuple[mx.array, mx.array]:
-    y = x.astype(mx.float32)
-    if eps is not None:
-        weight = None if weight is None else weight.astype(mx.float32)
-        y = mx.fast.rms_norm(y, weight, eps)
+    y = normed(x, weight, eps)
     largest = mx.max(mx.abs(mx.stop_gradient(y)), axis=-1, keepdims=True)
     scale = 127.0 / mx.maximum(largest, 1e-5)
     scaled = y * scale

@@ -1,0 +1,189 @@
+"""What C++ must know itself is what the definitions in Python say: shapes, dtypes, slots."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_mmfree import native, ops
+from mlx_mmfree.ops.slots import held_positions, next_slots, slots_after
+
+if reason := native.unavailable():
+    pytest.skip(reason, allow_module_level=True)
+
+FLOATS = [mx.float32, mx.float16, mx.bfloat16]
+Call = Callable[[], Any]
+
+
+def zeros(*shape: int) -> mx.array:
+    return mx.zeros(shape, random.choice(FLOATS))
+
+
+def number() -> int:
+    return random.randint(1, 9)
+
+
+def perhaps(value: Any) -> Any:
+    return random.choice([value, None])
+
+
+def batched(*last: int) -> mx.array:
+    return zeros(*(number() for _ in range(random.randint(0, 3))), *last)
+
+
+def attention() -> Call:
+    batch, groups, length, count, dims = (number() for _ in range(5))
+    q = zeros(batch, groups * number(), length, dims)
+    k, v = zeros(batch, groups, count, dims), zeros(batch, groups, count, number())
+    return lambda: ops.attention(q, k, v)
+
+
+def attention_step() -> Call:
+    batch, groups, shared, half = (number() for _ in range(4))
+    used, heads, dims = random.randint(0, 9), groups * shared, 2 * half
+    shape = (batch, groups, used + number(), dims)
+    positions = mx.zeros((batch, used), mx.int32)
+    projected = zeros(batch, 1, (heads + 2 * groups) * dims)
+    keys, values, norm = zeros(*shape), zeros(*shape), perhaps(zeros(dims))
+    options = {"wavelengths": perhaps(mx.ones(half)), "query_norm": norm, "key_norm": norm}
+    options |= {"num_heads": heads, "window": perhaps(number()), "sinks": random.randint(0, 3)}
+    return lambda: ops.attention_step(projected, keys, values, positions, **options)
+
+
+def bit_linear() -> Call:
+    dims, eps, gate = number(), perhaps(1e-6), perhaps("silu")
+    projections = [
+        ops.Projection(
+            mx.zeros((number(), ops.packed_width(dims)), mx.uint32),
+            mx.ones(1),
+            None if eps is None else zeros(dims),
+        )
+        for _ in range(number())
+    ]
+    x = batched(2 * dims if gate else dims)
+    return lambda: ops.bit_linear(x, projections, eps=eps, gate=gate)
+
+
+def dense_matmul() -> Call:
+    weight, x = zeros(number(), 64), batched(64)
+    if random.random() < 0.5:
+        return lambda: ops.dense_matmul(x, weight)
+    codes, scales, biases = mx.quantize(weight, group_size=32, bits=4)
+    return lambda: ops.dense_matmul(x, codes, ops.AffineForm(scales, biases, 32, 4))
+
+
+def linear_scan() -> Call:
+    batch, length, dims = number(), number(), number()
+    f, i = zeros(batch, length, dims), zeros(batch, length, dims)
+    return lambda: ops.linear_scan(f, i, mx.zeros((batch, dims)))
+
+
+def mlgru_step() -> Call:
+    batch, length, dims = number(), number(), number()
+    gates, state = zeros(batch, length, 3 * dims), mx.zeros((batch, dims))
+    options = {"lower_bound": perhaps(zeros(dims)), "valid": perhaps(mx.ones((batch, length)) > 0)}
+    return lambda: ops.mlgru_step(gates, state, mx.ones(dims), eps=1e-6, **options)
+
+
+def rms_norm_quantize() -> Call:
+    dims, eps = number(), perhaps(1e-6)
+    x, weight = batched(dims), perhaps(zeros(dims)) if eps else None
+    return lambda: ops.rms_norm_quantize(x, weight, eps=eps)
+
+
+def ternary_matmul() -> Call:
+    dims = number()
+    x, weight = batched(dims), mx.zeros((number(), ops.packed_width(dims)), mx.uint32)
+    return lambda: ops.ternary_matmul(x, weight)
+
+
+CALLS = [
+    attention,
+    attention_step,
+    bit_linear,
+    dense_matmul,
+    linear_scan,
+    mlgru_step,
+    rms_norm_quantize,
+    ternary_matmul,
+]
+
+
+def forms(results: Any) -> list[tuple[tuple[int, ...], mx.Dtype]]:
+    """Shapes and dtypes of results that are never computed."""
+    arrays = [results] if isinstance(results, mx.array) else results
+    return [(array.shape, array.dtype) for array in arrays]
+
+
+@pytest.mark.parametrize("draw", CALLS)
+def test_shapes_and_dtypes_are_those_of_the_definition(draw: Callable[[], Call]) -> None:
+    random.seed(1)
+    for _ in range(100):
+        call = draw()
+        with ops.use_backend("native"):
+            got = forms(call())
+        with ops.use_backend("reference"):
+            assert got == forms(call())
+
+
+def test_each_operation_is_asked() -> None:
+    folder = native.sources.FOLDER.parent / "ops"
+    assert {call.__name__ for call in CALLS} == {p.parent.name for p in folder.glob("*/native.py")}
+
+
+def test_a_shape_may_change_behind_a_compiled_function() -> None:
+    x, y, weight = mx.ones((2, 3, 40)), mx.ones((5, 1, 40)), mx.ones(40)
+
+    def call(x: mx.array) -> tuple[mx.array, mx.array]:
+        return ops.rms_norm_quantize(x, weight, eps=1e-6)
+
+    compiled = mx.compile(call, shapeless=True)
+    with ops.use_backend("native"):
+        for given in (x, y):
+            assert forms(compiled(given)) == forms(call(given))
+
+
+@pytest.mark.parametrize("sinks", range(4))
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 5, 8])
+def test_slots_are_those_of_the_definition(window: int | None, sinks: int) -> None:
+    lengths = mx.arange(30)
+    used = slots_after(0, 29, window, sinks)
+    room = used + 1
+    projected = mx.ones((30, 1, 3))
+    buffers = [mx.zeros((30, 1, room, 1)) for _ in range(2)]
+    positions = held_positions(lengths, used, window, sinks).astype(mx.int32)
+    options = {"num_heads": 1, "window": window, "sinks": sinks}
+    with ops.use_backend("native"):
+        _, keys, values, after = ops.attention_step(projected, *buffers, positions, **options)
+    slots = mx.arange(room) == next_slots(lengths, window, sinks)[:, None]
+    for written in (keys, values):
+        assert mx.array_equal(written[:, 0, :, 0], slots.astype(mx.float32))
+    count = slots_after(used, 1, window, sinks)
+    assert mx.array_equal(after, held_positions(lengths + 1, count, window, sinks))
+
+
+def test_an_axis_without_slices_is_not_mapped() -> None:
+    with ops.use_backend("native"), pytest.raises(ValueError, match="must not be empty"):
+        mx.vmap(lambda x: native.kernels().ternary_matmul(x, mx.zeros((3, 4), mx.uint32), False))(
+            mx.zeros((0, 2, 40))
+        )
+
+
+def test_products_of_codes_have_the_gradient_of_the_definition() -> None:
+    mx.random.seed(1)
+    codes, scales, biases = mx.quantize(mx.random.normal((8, 64)), group_size=32, bits=4)
+    x = mx.random.normal((2, 64))
+
+    def loss(*given: mx.array) -> mx.array:
+        x, scales, biases = given
+        return ops.dense_matmul(x, codes, ops.AffineForm(scales, biases, 32, 4)).square().sum()
+
+    gradients = []
+    for backend in ("native", "reference"):
+        with ops.use_backend(backend):
+            gradients.append(mx.grad(loss, argnums=(0, 1, 2))(x, scales, biases))
+    for argument, (got, want) in enumerate(zip(*gradients, strict=True)):
+        assert mx.abs(want).max() > 1, argument
+        assert mx.allclose(got, want, rtol=1e-3, atol=1e-2), argument

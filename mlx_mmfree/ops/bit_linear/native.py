@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from ..backend.native_kernel import Arrays, native_kernel
 from ..float_dtypes import FLOATS
+from ..rms_norm_quantize import Rounding
 from . import Options, Projection, reference
 
 
@@ -28,7 +29,7 @@ def _definition(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays
     x, norm, residual, *rest = arrays
     eps, half_away, quantize, gate, norm_eps = options
     projections = tuple(Projection(*rest[n : n + 3]) for n in range(0, len(rest), 3))
-    rounding = "half_away" if half_away else "half_even"
+    rounding: Rounding = "half_away" if half_away else "half_even"
     given = Options(eps, rounding, quantize, gate or None, norm, norm_eps, residual)
     return [reference.run(x, projections, given)]
 

@@ -20,9 +20,10 @@ def run(
 
 
 def _definition(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
+    x, weight = arrays
     # the codes have the gradient of what is rounded, and the scale has none
     scale = mx.stop_gradient(results[1])
-    return [reference.normed(*arrays, options[0]) * scale, scale]
+    return [reference.normed(x, weight, options[0]) * scale, scale]
 
 
 _kernel = native_kernel("rms_norm_quantize", _definition)

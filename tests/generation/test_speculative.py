@@ -98,7 +98,7 @@ def test_what_is_kept_and_drawn_has_the_models_distribution(
     options: dict[str, Any], closeness: float
 ) -> None:
     """The first two tokens of many rounds, against the products of the model's probabilities."""
-    sampler, size, draws = make_sampler(**options), 4, 1000
+    sampler, size, draws = make_sampler(**options), 4, 400
     assert isinstance(sampler, Draw)
     rng = np.random.default_rng(0)
     first = mx.array(rng.normal(size=(1, size)) * 1.5)
@@ -144,7 +144,7 @@ def test_sampled_texts_have_the_models_distribution() -> None:
     p2 = sum(p1[t] * following([*PROMPT, int(t)]) for t in np.flatnonzero(p1))
     mx.random.seed(2)
     draft, counts = nearly(model, 9), np.zeros((2, VOCABULARY))
-    draws, stats = 300, DraftStats()
+    draws, stats = 150, DraftStats()
     for _ in range(draws):
         tokens, stats = speculated(model, draft, 2, sampler=sampler, num_draft_tokens=2)
         counts[[0, 1], tokens] += 1

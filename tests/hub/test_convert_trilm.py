@@ -58,43 +58,75 @@ def weights(model: Decoder) -> dict[str, mx.array]:
     return found
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("to", ["mlx", "hf", "gguf"])
-def test_values_are_kept(tmp_path: Path, to: Any, parts: int, is_packed: bool) -> None:
-    save_model(tmp_path / "s", trilm(parts), GOLDENS / "tokenizer_bpe")
-    source = tmp_path / "s"
-    if is_packed:
-        source = tmp_path / "p"
-        save_model(source, load_model(tmp_path / "s"), tmp_path / "s")
-    report = convert(open_checkpoint(source), tmp_path / "m", to=to)
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Path]:
+    """Folders by form and number of scales: as published, packed, and in MLX's form."""
+    folders = {}
+    for parts in (1, 2):
+        root = tmp_path_factory.mktemp("trilm")
+        folders |= {(form, parts): root / form for form in ("floats", "packed", "mlx")}
+        save_model(root / "floats", trilm(parts), GOLDENS / "tokenizer_bpe")
+        save_model(root / "packed", load_model(root / "floats"), root / "floats")
+        convert(open_checkpoint(root / "floats"), root / "mlx", check=False)
+    return folders
+
+
+@pytest.fixture(scope="module")
+def products(sources: dict[tuple[str, int], Path]) -> dict[int, dict[str, mx.array]]:
+    """What the linears compute, by number of scales."""
+    return {parts: weights(load_model(sources["floats", parts])) for parts in (1, 2)}
+
+
+# every pair of values occurs
+@pytest.mark.parametrize(
+    ("form", "to", "parts"),
+    [
+        ("floats", "mlx", 1),
+        ("packed", "mlx", 2),
+        ("packed", "hf", 1),
+        ("floats", "hf", 2),
+        ("floats", "gguf", 1),
+        ("packed", "gguf", 2),
+    ],
+)
+def test_values_are_kept(
+    tmp_path: Path,
+    sources: dict[tuple[str, int], Path],
+    products: dict[int, dict[str, mx.array]],
+    form: str,
+    to: Any,
+    parts: int,
+) -> None:
+    report = convert(open_checkpoint(sources[form, parts]), tmp_path / "m", to=to)
     assert report.total.difference == 0 and report.logits_difference == 0
     if to != "hf":
         assert report.groups["ternary matrices"].bits_per_weight < 2.3
     model = load_model(tmp_path / "m")
     assert isinstance(model.blocks[0].channel_mixer.down_proj, PackedLinear)
-    want, got = weights(load_model(tmp_path / "s")), weights(model)
+    want, got = products[parts], weights(model)
     assert all(mx.array_equal(want[name], got[name]) for name in want)
 
 
-@pytest.mark.parametrize("kind", ["tq1_0", "tq2_0", "q2_0"])
-@pytest.mark.parametrize("parts", [1, 2])
-def test_mlx_form_becomes_gguf(tmp_path: Path, parts: int, kind: Any) -> None:
-    save_model(tmp_path / "s", trilm(parts), GOLDENS / "tokenizer_bpe")
-    convert(open_checkpoint(tmp_path / "s"), tmp_path / "mlx")
-    report = convert(open_checkpoint(tmp_path / "mlx"), tmp_path / "m", to="gguf", gguf_type=kind)
+@pytest.mark.parametrize(("kind", "parts"), [("tq1_0", 2), ("tq2_0", 1), ("q2_0", 1), ("q2_0", 2)])
+def test_mlx_form_becomes_gguf(
+    tmp_path: Path,
+    sources: dict[tuple[str, int], Path],
+    products: dict[int, dict[str, mx.array]],
+    kind: Any,
+    parts: int,
+) -> None:
+    source = open_checkpoint(sources["mlx", parts])
+    report = convert(source, tmp_path / "m", to="gguf", gguf_type=kind)
     assert report.total.difference == 0 and report.logits_difference == 0
     assert report.groups["ternary matrices"].bits_per_weight < 2.3
-    want, got = weights(load_model(tmp_path / "s")), weights(load_model(tmp_path / "m"))
+    want, got = products[parts], weights(load_model(tmp_path / "m"))
     assert all(mx.array_equal(want[name], got[name]) for name in want)
 
 
-def test_mlx_lm_runs_it(tmp_path: Path) -> None:
+def test_mlx_lm_runs_it(sources: dict[tuple[str, int], Path]) -> None:
     from mlx_lm.utils import load_model as load_with_mlx_lm
 
-    save_model(tmp_path / "s", trilm(2))
-    convert(open_checkpoint(tmp_path / "s"), tmp_path / "m")
-    theirs, _ = load_with_mlx_lm(tmp_path / "m")
+    theirs, _ = load_with_mlx_lm(sources["mlx", 2])
     theirs.set_dtype(mx.float32)
-    ours = load_model(tmp_path / "m", dtype=mx.float32)
+    ours = load_model(sources["mlx", 2], dtype=mx.float32)
     assert relative_error(theirs(TOKENS), ours(TOKENS)[0]) <= TOLERANCE[mx.float32]

@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = None if args.text_file is None else read_text(args.text_file, _TEXT)
 
     from ..hub import convert, open_checkpoint
-    from ..hub.adapters.adapter import CONFIG_FILE as ADAPTER_CONFIG
+    from ..hub.adapters.adapter_folder import CONFIG_FILE as ADAPTER_CONFIG
     from ..hub.conversion.ternarize import check_dense, ternarized
     from ..hub.publish.upload import upload
     from ..hub.publish.upload_plan import check_repository, plan_upload

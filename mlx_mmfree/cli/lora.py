@@ -193,7 +193,7 @@ def _print_results(
 ) -> None:
     import mlx.core as mx
 
-    from ..hub.adapters.adapter import why_not_in_mlx_lm
+    from ..hub.adapters.adapter_folder import why_not_in_mlx_lm
     from ..training.log import read_log
     from ..training.results import kept_models
 
@@ -218,7 +218,8 @@ def _test(
     data: "dict[str, Samples]",
     settings: FineTuneSettings,
 ) -> None:
-    from ..hub.adapters.adapter import attach, read_adapter
+    from ..hub.adapters.adapter import attach
+    from ..hub.adapters.adapter_folder import read_adapter
     from ..training.fine_tune import held_out_loss
 
     if not args.train and settings.adapter_path and settings.fine_tune_type != "full":

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..errors import TrainingError
 from ..hub import Tokenizer
-from ..hub.adapters.adapter import load_adapter_weights
+from ..hub.adapters.adapter_folder import load_adapter_weights
 from ..hub.checkpoint.target_folder import check_apart
 from ..hub.remote.download import dataset_folder
 from ..models import Decoder, check_causal

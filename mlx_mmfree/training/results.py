@@ -9,7 +9,7 @@ from mlx.utils import tree_unflatten
 
 from ..files.replacing import new_file
 from ..hub import Tokenizer, save_model
-from ..hub.adapters.adapter import WEIGHTS_FILE, load_adapter_weights, write_adapter
+from ..hub.adapters.adapter_folder import WEIGHTS_FILE, load_adapter_weights, write_adapter
 from ..hub.checkpoint.checkpoint import RUN_MODEL
 from ..hub.checkpoint.masters import MASTERS_FOLDER
 from ..hub.checkpoint.target_folder import check_target

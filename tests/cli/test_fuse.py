@@ -13,7 +13,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_mmfree import demo
 from mlx_mmfree.cli import main
 from mlx_mmfree.hub import load, load_model
-from mlx_mmfree.hub.adapters.adapter import attach, read_adapter, write_adapter, write_peft_adapter
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter, write_peft_adapter
 from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.layers.lora import LoRALinear, add_adapters
 from tests.hub.hub_client import HubClient
@@ -184,7 +185,7 @@ def test_dense_layers_hold_the_sum(
     ("flags", "reason"),
     [
         (("--form", "ternary"), "--data must be given with '--form ternary'"),
-        (("--form", "dense"), "must stay ternary"),
+        (("--form", "dense"), "--form must be 'ternary'"),
         (("--data", "missing.txt"), "must be a UTF-8 text file"),
         (("--upload-repo", "no-owner"), "'owner/name'"),
         (("--adapter-path", "missing"), "must be a folder"),

@@ -11,9 +11,10 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
-from mlx_mmfree.hub.adapters.adapter import (
-    attach,
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import (
     holds_adapter,
+    load_adapter_weights,
     read_adapter,
     why_not_in_mlx_lm,
     write_adapter,
@@ -331,7 +332,7 @@ def test_norms_inside_cannot_go_to_peft(tmp_path: Path) -> None:
 
 
 def test_dora_of_an_embedding_cannot_go_to_peft(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="'embed' is an embedding, whose DoRA is another one"):
+    with pytest.raises(CheckpointError, match="'embed' must not be an embedding with DoRA"):
         write_peft_adapter(tmp_path, adapted(LLAMA, "dora", ("embed",)))
     assert not list(tmp_path.iterdir())
 
@@ -345,7 +346,7 @@ def test_what_mlx_lm_does_not_read_is_said() -> None:
     assert reason is not None and "'embed' is a quantised embedding" in reason
     model = pack_linears(build(LLAMA | {"model_type": "bitnet"}))
     reason = why_not_in_mlx_lm(change(model, "dora", ("down_proj",)))
-    assert reason is not None and "rows of no multiple of 32" in reason
+    assert reason is not None and "are no multiple of 32" in reason
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -357,6 +358,8 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, value: float) -
     assert holds_adapter(tmp_path)
     with pytest.raises(CheckpointError, match="must be finite but holds NaN or infinity"):
         read_adapter(tmp_path)
+    with pytest.raises(CheckpointError, match="must be finite but holds NaN or infinity"):
+        load_adapter_weights(adapted(LLAMA, "lora"), tmp_path / "adapters.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -74,5 +74,5 @@ def test_ternary_again_is_the_rounded_sum(tmp_path: Path, config: dict) -> None:
 def test_norms_inside_have_no_dense_form() -> None:
     model = adapted(HGRN, "lora", packed=True)
     pack_linears(model)
-    with pytest.raises(UnsupportedModelError, match="must stay ternary"):
+    with pytest.raises(UnsupportedModelError, match="'form' must be 'ternary'"):
         fuse(model, "dense")

@@ -236,7 +236,8 @@ def loaded(
         UsageError: A flag has a value that does not fit.
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
     """
-    from ...hub.adapters.adapter import attach, holds_adapter, read_adapter
+    from ...hub.adapters.adapter import attach
+    from ...hub.adapters.adapter_folder import holds_adapter, read_adapter
     from ...hub.checkpoint.opened_model import open_model
     from ...models import check_causal
     from ...models.parts.tensor_parallel import shard

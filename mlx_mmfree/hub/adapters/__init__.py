@@ -1,1 +1,1 @@
-"""Reads, writes and fuses LoRA adapters."""
+"""Reads, writes and merges LoRA adapters."""

@@ -1,4 +1,4 @@
-"""Merges an adapter into its base: into dense weights, or into ternary ones again."""
+"""Merges an adapter into its base, whose ternary weights become dense, or ternary again."""
 
 import os
 from dataclasses import replace
@@ -18,7 +18,7 @@ from ..checkpoint.names import weight_names
 from ..checkpoint.save import save_model
 from ..checkpoint.target_folder import check_target
 from ..publish.model_card import ModelCard, write_model_card
-from .adapter import write_adapter, write_peft_adapter
+from .adapter_folder import write_adapter, write_peft_adapter
 
 FusedForm = Literal["dense", "ternary"]
 
@@ -26,21 +26,21 @@ FusedForm = Literal["dense", "ternary"]
 def fuse(model: Decoder, form: FusedForm, dtype: mx.Dtype = mx.bfloat16) -> Decoder:
     r"""Merges the adapter that is on a model, in place.
 
-    The sum :math:`W + \alpha (AB)^\top` of a ternary matrix and an adapter is not ternary. As
-    `"dense"` it is kept, and the layer computes with float activations; as `"ternary"` it is rounded
-    to ternary anew (`ops.ternarize`), which loses part of what was learned: measure both.
+    The sum :math:`W + \alpha (AB)^\top` of a ternary matrix and an adapter is not ternary. `"dense"`
+    keeps it, and the layer then computes with float activations. `"ternary"` rounds it to ternary again
+    (`ops.ternarize`), which loses a part of what was learned. Measure both.
 
     Args:
         model: A model with adapters.
-        form: What ternary layers become. Dense and quantised layers become dense in either.
-        dtype: Float dtype of dense results.
+        form: What ternary layers become. Dense and quantised layers always become dense.
+        dtype: The float dtype of dense layers.
 
     Returns:
-        The model, without adapters; its `config` describes what it has become.
+        The model, without adapters. Its `config` describes the new layers.
 
     Raises:
-        UnsupportedModelError: `"dense"` of an architecture whose ternary linears have a norm inside,
-            which no published form of it has as dense ones.
+        UnsupportedModelError: `"dense"` was asked of an architecture whose ternary linears have a norm
+            inside. No published form of it has dense linears with one.
     """
     check_form(model, form)
     merged: dict[str, nn.Module] = {}
@@ -60,7 +60,7 @@ def fuse(model: Decoder, form: FusedForm, dtype: mx.Dtype = mx.bfloat16) -> Deco
 
 
 def check_form(model: Decoder, form: FusedForm) -> None:
-    """Raises what `fuse` would raise, before anything is computed.
+    """Raises the error that `fuse` would raise, before anything is computed.
 
     Raises:
         UnsupportedModelError: As `fuse`.
@@ -68,8 +68,9 @@ def check_form(model: Decoder, form: FusedForm) -> None:
     for name, layer in adapted_layers(model).items():
         if form == "dense" and layer.matrix.is_ternary and "norm" in layer.base:
             raise UnsupportedModelError(
-                f"[fuse] '{name}' must stay ternary: it has a norm inside, and its architecture has "
-                "no dense form with one. Keep the adapter beside the base or fuse to ternary."
+                f"[fuse] 'form' must be 'ternary' for '{name}', which has a norm inside, but got "
+                "'dense': its architecture has no dense linears with one. Fuse to ternary, or keep the "
+                "adapter beside the base."
             )
 
 
@@ -81,15 +82,15 @@ def save_with_adapter(
     card: ModelCard | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes a model as a checkpoint folder, and the adapter that is on it, if any, beside its base.
+    """Writes a model as a checkpoint folder, with the adapter that is on it, if any, in the same folder.
 
-    The adapter is taken off the model. Loading the folder gives the base; the same folder is the
-    adapter's too, for this library and for mlx-lm.
+    The adapter is taken off the model. Loading the folder gives the base. The same folder is that of the
+    adapter, for this library and for mlx-lm.
 
     Args:
-        path: The folder to make; it appears under its name only when it is complete.
+        path: The folder to make. It appears under its name only when it is complete.
         model: The model.
-        tokenizer: Its files are copied.
+        tokenizer: The tokenizer, whose files are copied.
         card: The model card; `None` writes none.
         overwrite: Replace an existing checkpoint folder.
 
@@ -117,16 +118,16 @@ def save_peft_adapter(
     base: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes the adapter that is on a model as a folder of PEFT's files.
+    """Writes the adapter that is on a model as a folder in PEFT's format.
 
     Args:
-        path: The folder to make; it appears under its name only when it is complete.
+        path: The folder to make. It appears under its name only when it is complete.
         model: The model.
-        base: Repository of the base model, named in the configuration.
+        base: The repository of the base model, which the configuration names.
         overwrite: Replace an existing folder.
 
     Raises:
-        CheckpointError: As `write_peft_adapter`, or the folder exists.
+        CheckpointError: As for `write_peft_adapter`, or the folder exists.
     """
     target = real_path(path)
     check_target(target, overwrite, "fuse")
@@ -137,8 +138,7 @@ def save_peft_adapter(
 def _with_dense(model: Decoder, names: list[str]) -> Any:
     """The configuration with these linears left out of the ternary ones."""
     config: Any = model.config
-    hub_names = weight_names(config)
-    left_out = [hub_names.to_disk(f"{name}.weight").removesuffix(".weight") for name in names]
+    left_out = map(weight_names(config).module_to_disk, names)
     before = ("lm_head",) if config.linears.excluded is None else config.linears.excluded
     linears = replace(config.linears, excluded=(*before, *sorted(left_out)))
     return replace(config, linears=linears)

@@ -1,4 +1,4 @@
-"""LoRA adapters as PEFT stores them: transposed factors, `lora_alpha` over the rank as scale."""
+"""PEFT's format of LoRA adapters: transposed factors, and `lora_alpha` over the rank as the scale."""
 
 import math
 import re
@@ -12,8 +12,10 @@ from ...layers.lora import AdapterKind
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+_MERGE = "Merge the adapter into its base with PEFT and convert the result."
+_CORRECT = "Correct adapter_config.json, or fetch the adapter again."
 
-# what lies behind a layer's name, with our name of the tensor and whether it is transposed
+# what follows the name of a layer, with our name of the tensor and whether it is transposed
 _PARTS = {
     "lora_A.weight": ("lora_a", True),
     "lora_B.weight": ("lora_b", True),
@@ -23,10 +25,10 @@ _PARTS = {
     "lora_magnitude_vector.weight": ("m", False),
 }
 
-# a layer's name or its end; PEFT takes it for a regular expression, in which ^ is the beginning
+# the name of a layer or its end; PEFT reads it as a regular expression, in which ^ is the beginning
 _PLAIN_NAME = re.compile(r"\^?[\w.]+", re.ASCII)
 
-# options that are read, or that leave the mathematics of a finished adapter as it is
+# options that are read, or that change nothing in the mathematics of a trained adapter
 _KNOWN = {
     "alpha_pattern",
     "auto_mapping",
@@ -56,25 +58,25 @@ _KNOWN = {
 
 
 def read_options(config: Mapping[str, Any]) -> tuple[AdapterKind, float, float]:
-    """Kind, scale and dropout of a PEFT configuration.
+    """The kind, the scale and the dropout of a PEFT configuration.
 
     Raises:
-        CheckpointError: It is not a plain LoRA or DoRA, or a value is of the wrong type.
+        CheckpointError: The adapter is not a plain LoRA or DoRA, or a value is of the wrong type.
     """
     if config.get("peft_type") != "LORA":
         raise CheckpointError(
-            f"[adapter] 'peft_type' must be LORA but got {config.get('peft_type')!r:.80}."
+            f"[adapter] 'peft_type' must be LORA but got {config.get('peft_type')!r:.80}. {_MERGE}"
         )
     changing = [key for key, value in config.items() if value and key not in _KNOWN]
     if config.get("bias", "none") != "none":
         changing.append("bias")
-    # these change the base's weights before the training
+    # other initialisations change the weights of the base before the training
     if config.get("init_lora_weights", True) not in (True, False, "gaussian"):
         changing.append("init_lora_weights")
     if changing:
         raise CheckpointError(
-            f"[adapter] PEFT options {', '.join(sorted(changing))} are not supported. Merge the adapter "
-            "into its base with PEFT and convert the result."
+            f"[adapter] PEFT's options {', '.join(sorted(changing))} must be left out, as they are not "
+            f"supported, but are given. {_MERGE}"
         )
     scale = _scale(config, _number(config, "r", 8), _number(config, "lora_alpha", 8))
     dropout = checked_dropout("lora_dropout", _number(config, "lora_dropout", 0.0))
@@ -82,13 +84,15 @@ def read_options(config: Mapping[str, Any]) -> tuple[AdapterKind, float, float]:
 
 
 def checked_dropout(name: str, value: float) -> float:
-    """A probability with which a dropout leaves something.
+    """A dropout that is a probability below 1.
 
     Raises:
-        CheckpointError: It is none.
+        CheckpointError: The value is not at least 0 and below 1.
     """
     if not 0 <= value < 1:
-        raise CheckpointError(f"[adapter] '{name}' must be at least 0 and below 1 but got {value}.")
+        raise CheckpointError(
+            f"[adapter] '{name}' must be at least 0 and below 1 but got {value}. {_CORRECT}"
+        )
     return value
 
 
@@ -103,7 +107,7 @@ def rename(tensors: Mapping[str, mx.array]) -> dict[str, dict[str, mx.array]]:
         suffix = next((suffix for suffix in _PARTS if name.endswith("." + suffix)), None)
         if suffix is None or not name.startswith(_PREFIX):
             raise CheckpointError(
-                f"[adapter] tensor {name!r:.120} is not part of a plain LoRA and is not supported."
+                f"[adapter] tensor {name!r:.120} must be part of a plain LoRA but is not. {_MERGE}"
             )
         part, is_transposed = _PARTS[suffix]
         layer = name[len(_PREFIX) : -len(suffix) - 1]
@@ -114,13 +118,13 @@ def rename(tensors: Mapping[str, mx.array]) -> dict[str, dict[str, mx.array]]:
 def with_patterns(
     layers: Mapping[str, Mapping[str, mx.array]], config: Mapping[str, Any]
 ) -> dict[str, dict[str, mx.array]]:
-    """The layers with `lora_b` multiplied so that the one scale of `read_options` suits all.
+    """The layers with each `lora_b` multiplied so that the one scale of `read_options` suits all.
 
-    PEFT gives the layers that a pattern names another rank or alpha.
+    In PEFT, a layer that a pattern names may have another rank or alpha.
 
     Raises:
-        CheckpointError: A pattern is more than a layer's name, its value is no number, or a layer has
-            another rank than the configuration gives it.
+        CheckpointError: A pattern is more than the name of a layer, its value is not a number, or a
+            layer has another rank than the configuration says.
     """
     ranks, alphas = (_patterns(config, name) for name in ("rank_pattern", "alpha_pattern"))
     rank, alpha = _number(config, "r", 8), _number(config, "lora_alpha", 8)
@@ -133,13 +137,14 @@ def with_patterns(
         if found is not None and found != its_rank:
             raise CheckpointError(
                 f"[adapter] layer {layer!r:.100} must have the rank {its_rank:g} of the configuration "
-                f"but has {found}."
+                f"but has {found}. {_CORRECT}"
             )
         scale = _scale(config, its_rank, its_alpha)
         if scale != common and "lora_b" in parts:
             if not common:
                 raise CheckpointError(
-                    "[adapter] 'lora_alpha' must not be 0 where 'alpha_pattern' is given."
+                    "[adapter] 'lora_alpha' must not be 0 beside an 'alpha_pattern' but is. "
+                    + _MERGE
                 )
             scaled[layer]["lora_b"] = parts["lora_b"].astype(mx.float32) * (scale / common)
     return scaled
@@ -148,12 +153,14 @@ def with_patterns(
 def _patterns(config: Mapping[str, Any], name: str) -> dict[str, float]:
     given = config.get(name) or {}
     if not isinstance(given, dict):
-        raise CheckpointError(f"[adapter] '{name}' must be an object but got {given!r:.80}.")
+        raise CheckpointError(
+            f"[adapter] '{name}' must be an object but got {given!r:.80}. {_CORRECT}"
+        )
     for key in given:
         if not _PLAIN_NAME.fullmatch(key):
             raise CheckpointError(
                 f"[adapter] '{name}' must have names of layers, or their ends, but got {key!r:.80}. "
-                "Merge the adapter into its base with PEFT and convert the result."
+                f"{_MERGE}"
             )
     return {key: checked_number(f"{name}[{key!r:.40}]", value) for key, value in given.items()}
 
@@ -168,7 +175,7 @@ def _matched(patterns: Mapping[str, float], layer: str, default: float) -> float
 
 def _scale(config: Mapping[str, Any], rank: float, alpha: float) -> float:
     if rank < 1:
-        raise CheckpointError(f"[adapter] 'r' must be positive but got {rank:g}.")
+        raise CheckpointError(f"[adapter] 'r' must be positive but got {rank:g}. {_CORRECT}")
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
@@ -204,7 +211,7 @@ def describe(
 def flatten(
     tensors: Mapping[str, Mapping[str, mx.array]], kind: AdapterKind
 ) -> dict[str, mx.array]:
-    """Tensors by PEFT's names."""
+    """The tensors by PEFT's names."""
     flat: dict[str, mx.array] = {}
     for layer, parts in tensors.items():
         if layer.endswith("embed_tokens"):
@@ -223,11 +230,13 @@ def _number(config: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def checked_number(name: str, value: Any) -> float:
-    """A finite number.
+    """A value that is a finite number.
 
     Raises:
-        CheckpointError: The value is none.
+        CheckpointError: The value is not a finite number.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise CheckpointError(f"[adapter] '{name}' must be a number but got {value!r:.80}.")
+        raise CheckpointError(
+            f"[adapter] '{name}' must be a finite number but got {value!r:.80}. {_CORRECT}"
+        )
     return float(value)

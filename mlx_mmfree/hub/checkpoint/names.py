@@ -58,6 +58,19 @@ class WeightNames:
             raise KeyError(memory_name)
         return name
 
+    def module_to_memory(self, disk_name: str) -> str | None:
+        """The path in memory of a module with a weight; `None` if the table lacks it."""
+        name = self.to_memory(f"{disk_name}.weight")
+        return None if name is None else name.removesuffix(".weight")
+
+    def module_to_disk(self, path: str) -> str:
+        """The name on disk of a module with a weight.
+
+        Raises:
+            KeyError: The table has no entry for it.
+        """
+        return self.to_disk(f"{path}.weight").removesuffix(".weight")
+
 
 @lru_cache(maxsize=4096)
 def _template(name: str) -> tuple[str, tuple[str, ...]]:

@@ -49,7 +49,7 @@ def describe(model: nn.Module, names: WeightNames) -> dict[str, Any] | None:
     if not forms:
         return None
     usual = next(iter(forms.values()))
-    others = {_module_name(names, path): own for path, own in forms.items() if own != usual}
+    others = {names.module_to_disk(path): own for path, own in forms.items() if own != usual}
     return {**usual, **others}
 
 
@@ -109,7 +109,7 @@ def quantize_modules(
     for path, matrix in matrices(model).items():
         if not matrix.is_plain:
             continue
-        name = _module_name(names, path)
+        name = names.module_to_disk(path)
         if f"{name}.scales" not in tensors:
             continue
         own = described.get(name) or {}
@@ -121,7 +121,3 @@ def quantize_modules(
             )
         replaced.append((path, matrix.in_codes(**sizes)))
     model.update_modules(tree_unflatten(replaced))
-
-
-def _module_name(names: WeightNames, path: str) -> str:
-    return names.to_disk(f"{path}.weight").removesuffix(".weight")

@@ -1,3 +1,5 @@
+"""Runs `mmfree convert`."""
+
 import sys
 
 from mlx_mmfree.cli import main

@@ -1,19 +1,19 @@
-"""Turns a float model ternary and compares the ways of letting it recover, at equal cost.
+"""Makes a float model ternary and compares ways of training it again at equal cost.
 
 python examples/distil.py [--quick] [--seeds N] [--teacher DIR]
 
-A small dense Llama, the teacher, learns from many more tokens than its ternary students. A student is
-the teacher with its matrices made ternary, or begins from random weights:
+The teacher, a small dense Llama, learns from many more tokens than its ternary students. A student is
+the teacher with its matrices made ternary, or it begins with random weights:
 
 - distilled: it learns from the data and from the teacher's whole distribution;
-- fine-tuned: it learns from the data alone, for the same steps and again for the processor time that
-  the distilled one took;
-- from scratch: a ternary model of that shape, for the same steps.
+- fine-tuned: it learns from the data alone, once for the same steps and once for the processor time of
+  the distilled one;
+- from scratch: a ternary model of the same shape learns for the same steps.
 
-The students of a seed see the same rows in the same order. mlx_mmfree/training/README.md says what came
-out of `--seeds 3`, about ten minutes of one core. From the command line the distilled one is `mmfree
-lora --train --model TERNARY --fine-tune-type full --keys '*' --teacher FLOAT --data DIR`, with the
-TERNARY of `mmfree convert --model FLOAT --ternarize --to hf --keep-masters`.
+The students of a seed see the same rows in the same order. mlx_mmfree/training/README.md shows the
+results of `--seeds 3`, which takes about ten minutes on one core. On the command line, `mmfree convert
+--model FLOAT --ternarize --to hf --keep-masters` makes the model ternary, and `mmfree lora --train
+--model TERNARY --fine-tune-type full --keys '*' --teacher FLOAT --data DIR` distils it.
 """
 
 import argparse
@@ -44,7 +44,7 @@ LENGTH, ROWS = 64, 16
 
 @dataclass(frozen=True)
 class Plan:
-    """How large the comparison is."""
+    """The size of the comparison."""
 
     train: Path = CORPUS / "train-tinystories.txt.xz"
     valid: Path = CORPUS / "valid-tinystories.txt.xz"
@@ -105,7 +105,7 @@ def windows(stream: TokenStream) -> Samples:
 
 
 class Comparison:
-    """Teacher, data and what is measured."""
+    """The teacher, the data, and the training and measuring of students."""
 
     def __init__(self, folder: Path, teacher: Path, plan: Plan):
         self.plan = plan
@@ -115,12 +115,12 @@ class Comparison:
         self.teacher, self.tokenizer = load(teacher / "model")
         self.held_out = read(plan.valid, self.tokenizer)
         self.samples = windows(read(plan.train, self.tokenizer))
-        # the float matrices become the masters of ternary ones
+        # the float matrices become master weights of ternary ones
         source = ternarized(open_checkpoint(teacher / "model"))
         convert(source, folder / "ternary", to="hf", forms=FloatForms(keep_masters=True))
 
     def loss(self, model: Decoder) -> float:
-        """Held-out cross-entropy, nats a token."""
+        """The held-out cross-entropy in nats a token."""
         tokens = self.held_out.tokens[: self.plan.valid_tokens + 1]
         return measure_perplexity(model, tokens, self.held_out.size_bytes, length=LENGTH).loss
 
@@ -137,7 +137,7 @@ class Comparison:
     def train(
         self, student: Decoder, name: str, steps: int, rate: float, seed: int, is_distilled: bool
     ) -> tuple[float, float]:
-        """Trains all weights of a student; returns its held-out loss and the processor seconds."""
+        """Trains all weights of a student. Returns its held-out loss and the processor seconds."""
         settings = FineTuneSettings(
             data=str(self.plan.train),
             adapter_path=str(self.folder / f"{name}-{seed}"),
@@ -189,9 +189,11 @@ class Comparison:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a few steps of a minimal model")
-    parser.add_argument("--seeds", type=int, default=1, help="students of each kind (1)")
-    parser.add_argument("--teacher", type=Path, help="folder that keeps the teacher for other runs")
+    parser.add_argument("--quick", action="store_true", help="train minimal models for a few steps")
+    parser.add_argument("--seeds", type=int, default=1, help="number of students of each kind (1)")
+    parser.add_argument(
+        "--teacher", type=Path, help="folder in which the teacher is kept for further runs"
+    )
     arguments = parser.parse_args()
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as temporary:
@@ -205,7 +207,7 @@ def main() -> None:
         for seed in range(arguments.seeds):
             for name, value in comparison.students(seed).items():
                 losses.setdefault(name, []).append(value)
-    print("Held-out loss, nats a token:")
+    print("Held-out loss in nats a token:")
     for name, values in losses.items():
         spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
         print(f"  {name}: {statistics.mean(values):.3f}{spread}")

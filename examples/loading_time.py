@@ -1,9 +1,10 @@
-"""How long a model of a published size takes to load: random weights, first and second start.
+"""Measures how long models of published sizes take to load, at the first and at the second start.
 
 python examples/loading_time.py [--quick] [--folder /tmp]
 
-Writes a packed checkpoint of BitNet-2B-4T's shape and a 16-bit one of MMfreeLM-1.3B's (1.2 and 2.7 GB),
-loads each in fresh processes, and removes them.
+It writes two checkpoints with random weights: a packed one in the shape of BitNet-2B-4T (1.2 GB) and a
+16-bit one in the shape of MMfreeLM-1.3B (2.7 GB). It loads each of them in fresh processes and then
+deletes them.
 """
 
 import argparse
@@ -31,7 +32,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def bitnet(dims: int, inner: int, layers: int, vocabulary: int) -> tuple[dict[str, Any], Shapes]:
-    """Configuration and tensors of a packed checkpoint, four weights in a byte."""
+    """The configuration and tensor shapes of a packed checkpoint, with four weights in a byte."""
     shapes: Shapes = {"embed_tokens.weight": (vocabulary, dims), "norm.weight": (dims,)}
     for n in range(layers):
         at, key_dims = f"layers.{n}.", dims // 4
@@ -58,7 +59,7 @@ def bitnet(dims: int, inner: int, layers: int, vocabulary: int) -> tuple[dict[st
 
 
 def mmfree(dims: int, inner: int, layers: int, vocabulary: int) -> tuple[dict[str, Any], Shapes]:
-    """Configuration and tensors of a checkpoint with 16-bit master weights."""
+    """The configuration and tensor shapes of a checkpoint with 16-bit master weights."""
     linears = {"lm_head": (vocabulary, dims)}
     shapes: Shapes = {
         "model.embeddings.weight": (vocabulary, dims),
@@ -96,8 +97,8 @@ def write(folder: Path, config: dict[str, Any], shapes: Shapes) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="tiny models")
-    parser.add_argument("--folder", help="where 6 GB are free for a while")
+    parser.add_argument("--quick", action="store_true", help="use tiny models")
+    parser.add_argument("--folder", help="folder with 6 GB of free space for the checkpoints")
     options = parser.parse_args()
     models = {
         "packed, BitNet-2B-4T": (bitnet, (2560, 6912, 30, 128256)),
@@ -118,7 +119,8 @@ def main() -> None:
                 ).stdout
                 seconds, busy, gigabytes = output.split()
                 print(
-                    f"{name}: {start} start {seconds} s, processors busy for {busy} s, at most "
+                    f"{name}: the {start} start took {seconds} s, {busy} s of processor time and "
+                    "at most "
                     f"{gigabytes} GB of memory"
                 )
 

@@ -1,12 +1,13 @@
-"""Teaches the packaged model to answer questions about fairy tales, by LoRA: minutes on two cores.
+"""Teaches the packaged model to answer questions about fairy tales with LoRA, in minutes on two cores.
 
 python examples/lora_fairytales.py [--quick]
 
-The packed ternary weights stay as they are; an adapter of low rank learns beside them. A model of 4.5
-million weights learns what an answer looks like (held-out loss 5.10 before, 4.47 after), not to find it.
+The packed ternary weights stay as they are, and an adapter of low rank is trained beside them. A model
+of 4.5 million weights learns what an answer looks like (held-out loss 5.10 before, 4.47 after), but not
+how to find it.
 
-From the command line: `mmfree lora --train --data DIR --mask-prompt`, with the files of
-`examples/fairytale_questions` unpacked in DIR.
+On the command line, `mmfree lora --train --data DIR --mask-prompt` does the same, with the decompressed
+files of `examples/fairytale_questions` in DIR.
 """
 
 import argparse
@@ -26,7 +27,9 @@ SHOWN = (0, 30, 100)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a few steps on a few questions")
+    parser.add_argument(
+        "--quick", action="store_true", help="train for a few steps on a few questions"
+    )
     quick = parser.parse_args().quick
     keep_freed_memory()
     iters = 4 if quick else 200
@@ -58,7 +61,7 @@ def main() -> None:
             return [text.split("\n")[0].strip() for text in texts]
 
         before, loss_before = answers(), held_out_loss(model, data["test"], settings)
-        print("Trains", ", ".join(sorted(prepare(model, settings))[:7]), "...")
+        print("Training", ", ".join(sorted(prepare(model, settings))[:7]), "...")
         fine_tune(model, tokenizer, data, settings)
         loss_after = held_out_loss(model, data["test"], settings)
         for question, old, new in zip(shown, before, answers(), strict=True):

@@ -1,4 +1,4 @@
-"""Ternary building blocks in a network of one's own: learn to tell which half of a sequence is louder.
+"""Uses ternary building blocks in a network of one's own: which half of a sequence is louder?
 
 python examples/own_network.py [--quick]
 """
@@ -16,7 +16,7 @@ DIMS, LENGTH = 32, 16
 
 
 class LouderHalf(nn.Module):
-    """One MetaFormer block with ternary projections, and a ternary head on the last position."""
+    """One MetaFormer block with ternary projections, and a ternary head at the last position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ def batch(size: int) -> tuple[mx.array, mx.array]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="50 steps instead of 600")
+    parser.add_argument("--quick", action="store_true", help="train for 50 steps instead of 600")
     steps = 50 if parser.parse_args().quick else 600
     mx.random.seed(0)
     model, optimizer = LouderHalf(), optim.Adam(learning_rate=3e-3)

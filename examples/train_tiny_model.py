@@ -1,9 +1,9 @@
-"""Trains a tiny MatMul-free language model from scratch and lets it write: a few minutes on two cores.
+"""Trains a tiny MatMul-free language model from scratch and lets it write, in minutes on two cores.
 
 python examples/train_tiny_model.py [--quick]
 
-The result is a smoke test of the training loop, not a good model; the packaged one is trained by
-`mmfree train --config examples/demo_model/train.yaml`.
+This is a smoke test of the training loop and does not make a good model. `mmfree train --config
+examples/demo_model/train.yaml` trains the packaged one.
 """
 
 import argparse
@@ -20,7 +20,7 @@ CORPUS = Path(__file__).parent / "demo_corpus"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="20 steps of a minimal model")
+    parser.add_argument("--quick", action="store_true", help="train a minimal model for 20 steps")
     quick = parser.parse_args().quick
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ from .parts.loading import (
     loaded,
 )
 from .parts.prompt_writer import PromptWriter, add_prefill_flag, add_template_flags
-from .parts.prompts import given_prompt, most_tokens
+from .parts.prompts import given_prompt, max_token_count
 from .parts.terminal.reading_bar import ReadingBar
 from .parts.writable import check_writable
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args,
         batch_size=1,
         prefill_step_size=args.prefill_step_size,
-        context_length=most_tokens(prompt),
+        context_length=max_token_count(prompt),
     ) as (model, tokenizer):
         write = PromptWriter(
             tokenizer,

@@ -97,9 +97,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if args.seed is not None:
             mx.random.seed(args.seed)
-        _say(f"Chat with {args.model or 'the model in the package'}. /help lists the commands.")
+        _print_wrapped(
+            f"Chat with {args.model or 'the model in the package'}. /help lists the commands."
+        )
         if not chat.has_template:
-            _say(
+            _print_wrapped(
                 "The model has no chat template: it is a base model, which was not taught to answer. "
                 "It continues your text instead."
             )
@@ -155,7 +157,7 @@ class Terminal:
             )
         elif line.startswith("/") and line != "/exit":
             known = ", ".join(name.split()[0] for name in COMMANDS)
-            _say(
+            _print_wrapped(
                 f"The command must be one of {known} but got {name!r:.40}. Write {QUOTES} before and "
                 "after a message that begins with /."
             )
@@ -167,7 +169,7 @@ class Terminal:
 
         if len(words) != 2 or words[0] not in SETTINGS:
             values = (f"{name} {getattr(self._args, _field(name))}" for name in SETTINGS)
-            _say(f"Write /set NAME VALUE. The settings are: {', '.join(values)}.")
+            _print_wrapped(f"Write /set NAME VALUE. The settings are: {', '.join(values)}.")
             return
         name, value = words
         parser, given = build_parser(), [f"--{name}={value}"]
@@ -176,7 +178,7 @@ class Terminal:
             with argument_errors():
                 sampler = sampler_from(args, self._special_tokens)
         except UsageError as error:
-            _say(f"error: {with_flags(str(error), parser, given)}")
+            _print_wrapped(f"error: {with_flags(str(error), parser, given)}")
             return
         if name == "seed":
             mx.random.seed(args.seed)
@@ -192,12 +194,12 @@ class Terminal:
         except KeyboardInterrupt:
             note = "stopped"
         except MMFreeError as error:
-            _say(f"error: {' '.join(str(error).split())}")
+            _print_wrapped(f"error: {' '.join(str(error).split())}")
             return
         if sys.stdout.isatty() and (last := self._last) is not None and last is not before:
             speed = f"{last.generation_tokens} tokens, {last.generation_tps:.1f} a second"
             print()
-            _say(f"[{speed}; {note}]" if note else f"[{speed}]")
+            _print_wrapped(f"[{speed}; {note}]" if note else f"[{speed}]")
         else:
             print(f" [{note}]" if note else "")
 
@@ -207,7 +209,7 @@ class Terminal:
         is_chat = self._chat.has_template
         note = "" if is_chat else "end of the text; your next line begins a new one"
         for response in responses:
-            interruption.tokens_come = True
+            interruption.has_tokens = True
             self._last = response
             text = response.text if wrap is None else wrap.add(shown(response.text))
             print(text, end="", flush=True)
@@ -231,7 +233,7 @@ class Terminal:
         print(f"Peak memory: {last.peak_memory:.3f} GB")
 
 
-def _say(line: str) -> None:
+def _print_wrapped(line: str) -> None:
     """Prints a line. A terminal shows it broken between words."""
     if sys.stdout.isatty():
         wrap = WordWrap(shutil.get_terminal_size().columns)

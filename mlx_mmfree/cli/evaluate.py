@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..files.replacing import new_file
 from .parts.console import CommandParser, argument_errors, command
-from .parts.flags import json_object, positive, seed, whole
+from .parts.flags import json_object, non_negative, positive, seed
 from .parts.loading import add_memory_flags, add_model_flags, loaded, model_name
 from .parts.writable import check_writable
 
@@ -42,7 +42,7 @@ def _add_task_flags(group: Any) -> None:
     group.add_argument("--include-path", type=Path, help="folder with definitions of further tasks")
     group.add_argument(
         "--num-shots",
-        type=whole,
+        type=non_negative,
         help="number of examples before each question; default: as the task says",
     )
     group.add_argument(
@@ -94,7 +94,7 @@ def _add_answer_flags(group: Any) -> None:
     )
     group.add_argument(
         "--top-k",
-        type=whole,
+        type=non_negative,
         default=0,
         help="with --temp: keep this many of the likeliest tokens; 0 = all",
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .parts.console import INTERRUPTED, CommandParser, argument_errors, command
-from .parts.flags import escaped, positive, truth
+from .parts.flags import boolean, escaped, positive
 from .parts.generated import generate_batch, generate_one
 from .parts.loading import (
     add_key_value_flags,
@@ -18,14 +18,19 @@ from .parts.loading import (
     dtype_of,
     loaded,
 )
-from .parts.process_group import add_tensor_parallel_flag, common_seed, one_voice, tensor_group
+from .parts.process_group import (
+    add_tensor_parallel_flag,
+    common_seed,
+    quiet_unless_first,
+    tensor_group,
+)
 from .parts.prompt_writer import (
     PromptWriter,
     add_end_flags,
     add_prefill_flag,
     add_template_flags,
 )
-from .parts.prompts import given_prompt, most_tokens, read_prompts
+from .parts.prompts import given_prompt, max_token_count, read_prompts
 from .parts.sampling import add_penalty_flags, add_sampling_flags, processors_from, sampler_from
 from .parts.terminal.interruption import Interruption
 
@@ -111,7 +116,7 @@ def _add_draft_flags(group: Any) -> None:
 def _add_output_flags(group: Any) -> None:
     group.add_argument(
         "--verbose",
-        type=truth,
+        type=boolean,
         default=True,
         metavar="T|F",
         help="F prints the text alone, without statistics",
@@ -129,10 +134,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sampler_from(args, special_tokens=())
         options = _options(args)
     prompts = _prompts(args)
-    context_length = max(map(most_tokens, prompts)) + args.max_tokens + _cached_tokens(args)
+    context_length = max(map(max_token_count, prompts)) + args.max_tokens + _cached_tokens(args)
     group = tensor_group(args)
     with (
-        one_voice(0 if group is None else group.rank()),
+        quiet_unless_first(0 if group is None else group.rank()),
         loaded(
             args,
             batch_size=1 if args.prompts_file is None else args.batch_size,
@@ -142,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ) as (model, tokenizer),
     ):
         with argument_errors():
-            rows = _rows(args, model, tokenizer, prompts)
+            rows = _prompt_ids(args, model, tokenizer, prompts)
             options |= _model_options(args, model, tokenizer)
         _seed(args, group)
         if args.prompt is None and args.prompts_file is None and args.verbose and not args.json:
@@ -199,7 +204,7 @@ def _cached_tokens(args: argparse.Namespace) -> int:
     return count
 
 
-def _rows(
+def _prompt_ids(
     args: argparse.Namespace, model: "Decoder", tokenizer: "Tokenizer", prompts: list[str]
 ) -> list[list[int]]:
     """The token ids of each prompt."""

@@ -19,11 +19,11 @@ from .parts.loading import (
     add_latent_flag,
     add_memory_flags,
     dtype_of,
-    limits,
+    limited_memory,
     model_source,
 )
-from .parts.process_group import one_voice
-from .parts.reports import add_report_flags, check_report_flags, reports
+from .parts.process_group import quiet_unless_first
+from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 
 if TYPE_CHECKING:
     from ..hub import Tokenizer
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.train:
         make_run_folder(Path(settings.adapter_path))
     processes = DataParallel(timeout_s=settings.process_timeout_s)
-    with one_voice(processes.rank), limits(args, model_bytes):
+    with quiet_unless_first(processes.rank), limited_memory(args, model_bytes):
         tokenizer = opened.tokenizer()
         model = opened.load()
         data = read_data(settings, tokenizer)
@@ -183,7 +183,7 @@ def _train(
         settings,
         teacher=teacher,
         processes=processes,
-        callbacks=reports(args, folder, settings.record(), processes),
+        callbacks=report_callbacks(args, folder, settings.record(), processes),
     )
     _print_results(model, progress, folder, is_full)
 

@@ -9,9 +9,9 @@ from ..platform.allocator import keep_freed_memory
 from ..training.settings import Settings, read_settings
 from .parts.console import CommandParser, command
 from .parts.flags import add_settings_flags
-from .parts.loading import add_latent_flag, add_memory_flags, limits
-from .parts.process_group import one_voice
-from .parts.reports import add_report_flags, check_report_flags, reports
+from .parts.loading import add_latent_flag, add_memory_flags, limited_memory
+from .parts.process_group import quiet_unless_first
+from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 
 HELP = "train a language model from text files"
 
@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = settings.path(settings.output)
     first = FirstModel(settings)
     processes = DataParallel(timeout_s=settings.process_timeout_s)
-    with one_voice(processes.rank), limits(args, first.nbytes):
-        callbacks = reports(args, output, settings.record(), processes)
+    with quiet_unless_first(processes.rank), limited_memory(args, first.nbytes):
+        callbacks = report_callbacks(args, output, settings.record(), processes)
         result = train_language_model(settings, processes, callbacks=callbacks, first=first)
         print(
             f"Best step {result['best_step']} of {result['step']}; learned from "

@@ -150,12 +150,6 @@ def _convert(model: nn.Module, dtype: mx.Dtype) -> None:
         mx.eval([value for value in module.values() if isinstance(value, mx.array)])
 
 
-def token_bytes(model: Decoder) -> int:
-    """The bytes of weights that a decoded token reads: all, except for most rows of the embedding."""
-    row = model.embed.weight[0].nbytes if "head" in model else 0
-    return row + sum(array.nbytes for array in read_weights(model))
-
-
 def read_weights(model: Decoder) -> list[mx.array]:
     """The weight arrays that a decoded token reads as a whole."""
     unread = held_arrays(model.embed) if "head" in model else []

@@ -94,6 +94,14 @@ def measure_perplexity(
     Raises:
         ValueError: There are fewer than two tokens, or a number is not positive.
         NumericalError: The model's logits are not finite, or all zero.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> text = "Once upon a time there was a little girl."
+        >>> measured = measure_perplexity(model, np.array(tokenizer.encode(text)), len(text))
+        >>> measured.perplexity < 20
+        True
     """
     if len(tokens) < 2:
         raise ValueError(

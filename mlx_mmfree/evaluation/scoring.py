@@ -51,8 +51,12 @@ def score_continuations(
         NumericalError: The model's logits are not finite, or all zero.
 
     Example:
-        >>> score_continuations(model, [([1, 2], [3])])  # doctest: +SKIP
-        [Score(log_likelihood=-3.2, is_greedy=False)]
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> context = tokenizer.encode("Once upon a")
+        >>> continuation = tokenizer.encode(" time", add_special_tokens=False)
+        >>> score_continuations(model, [(context, continuation)])[0].is_greedy
+        True
     """
     for context, continuation in pairs:
         if not len(context):

@@ -135,13 +135,13 @@ class SampleBatches:
         epoch = bisect_right(self._first_steps, step) - 1
         rank, size = self._shard
         rows = self._batches(epoch)[step - self._first_steps[epoch]]
-        return self._made(rows[rank::size])
+        return self._batch_of(rows[rank::size])
 
     def epoch_steps(self) -> int:
         """The number of steps in the first epoch."""
         return len(self._batches(0))
 
-    def _made(self, rows: list[list[Sample]]) -> Batch:
+    def _batch_of(self, rows: list[list[Sample]]) -> Batch:
         if self._packed_length is not None:
             return _filled_batch(rows, self._packed_length, is_packed=True)
         return padded_batch([sample for row in rows for sample in row])

@@ -61,7 +61,7 @@ def read_progress(run: Path) -> dict[str, Any] | None:
     Raises:
         TrainingError: The checkpoint is damaged.
     """
-    folder = _existing(run)
+    folder = _checkpoint_folder(run)
     if folder is None:
         return None
     try:
@@ -71,7 +71,7 @@ def read_progress(run: Path) -> dict[str, Any] | None:
         if not _is_like(progress, new_progress({})):
             raise ValueError(f"{_PROGRESS} must hold the numbers of a run but does not")
     except (OSError, ValueError) as error:
-        raise _damage(folder, error) from error
+        raise _damaged(folder, error) from error
     return progress
 
 
@@ -116,7 +116,7 @@ def restore_checkpoint(run: Path, model: nn.Module, optimizer: optim.Optimizer) 
     Raises:
         TrainingError: The checkpoint is missing or damaged, or belongs to another model.
     """
-    folder = _existing(run)
+    folder = _checkpoint_folder(run)
     if folder is None:
         raise TrainingError(f"[training] '{run}' must hold a checkpoint but has none.")
     try:
@@ -124,7 +124,7 @@ def restore_checkpoint(run: Path, model: nn.Module, optimizer: optim.Optimizer) 
         state = read_arrays(folder / "optimizer.safetensors")
         optimizer.state = tree_unflatten(list(state.items()))
     except (CheckpointError, RuntimeError, ValueError, KeyError) as error:
-        raise _damage(folder, error) from error
+        raise _damaged(folder, error) from error
 
 
 def load_trainable(model: nn.Module, file: Path) -> None:
@@ -158,7 +158,7 @@ def _is_like(value: Any, sample: Any) -> bool:
     return is_number and not isinstance(value, bool)
 
 
-def _existing(run: Path) -> Path | None:
+def _checkpoint_folder(run: Path) -> Path | None:
     folder = run / _FOLDER
     if run.is_dir():
         # removes what a kill may leave while one checkpoint replaces another
@@ -166,7 +166,7 @@ def _existing(run: Path) -> Path | None:
     return folder if folder.exists() else None
 
 
-def _damage(folder: Path, error: Exception) -> TrainingError:
+def _damaged(folder: Path, error: Exception) -> TrainingError:
     return TrainingError(
         f"[training] the checkpoint '{folder}' cannot be read ({error}). Delete it to start over."
     )

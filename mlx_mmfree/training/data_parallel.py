@@ -138,7 +138,7 @@ class DataParallel:
         """
         if self.size == 1:
             return value
-        return int(self._together(mx.distributed.all_max, mx.array(value, mx.int32)))
+        return int(self._run_collective(mx.distributed.all_max, mx.array(value, mx.int32)))
 
     def check_same(self, name: str, value: int) -> None:
         """Refuses a number that is not the same in all processes.
@@ -146,7 +146,7 @@ class DataParallel:
         Raises:
             TrainingError: The number differs.
         """
-        bounds = self._together(mx.distributed.all_max, mx.array([value, -value], mx.int32))
+        bounds = self._run_collective(mx.distributed.all_max, mx.array([value, -value], mx.int32))
         high, low = int(bounds[0]), -int(bounds[1])
         if low != high:
             raise TrainingError(
@@ -172,7 +172,7 @@ class DataParallel:
         summed: list[mx.array] = []
         for part in _parts(arrays):
             flat = mx.concatenate([array.astype(mx.float32).reshape(-1) for array in part])
-            flat = self._together(mx.distributed.all_sum, flat)
+            flat = self._run_collective(mx.distributed.all_sum, flat)
             ends = list(accumulate(array.size for array in part))
             summed += [
                 piece.reshape(array.shape).astype(array.dtype)
@@ -180,7 +180,7 @@ class DataParallel:
             ]
         return summed
 
-    def _together(self, collective: Callable[..., mx.array], array: mx.array) -> mx.array:
+    def _run_collective(self, collective: Callable[..., mx.array], array: mx.array) -> mx.array:
         """Runs a collective operation on a computed array, so that its failure means a lost process."""
         mx.eval(array)
         try:

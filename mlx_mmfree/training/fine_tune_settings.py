@@ -11,7 +11,7 @@ from .data_parallel import DEFAULT_TIMEOUT_S
 from .loop_settings import LoopSettings
 from .optimizer import OPTIMIZERS, SCHEDULES
 from .samples import Features
-from .yaml_values import check_keys, checked_numbers
+from .yaml_values import check_keys, checked_values
 
 KINDS = ("lora", "dora", "full")
 
@@ -235,6 +235,6 @@ def fine_tune_settings(values: Mapping[str, Any], source: str) -> FineTuneSettin
             if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
                 raise ValueError(f"'keys' must be a list of names but got {keys!r:.80}")
             values["keys"] = tuple(keys)
-        return FineTuneSettings(**checked_numbers(values, FineTuneSettings))
+        return FineTuneSettings(**checked_values(values, FineTuneSettings))
     except (TypeError, ValueError) as error:
         raise TrainingError(f"[lora] a value of {source} is wrong: {error}.") from error

@@ -42,11 +42,11 @@ def recomputed(
         return block(x, state, valid, **context)
 
     def backward(primals: Any, cotangents: Any, outputs: Any) -> Any:
-        given = _flat(cotangents)
-        waiting: Any = mx.depends(_flat(primals), given)
-        _, gradients = mx.vjp(lambda *a: _flat(forward(*_like(primals, a))), waiting, given)
+        given = _flatten(cotangents)
+        waiting: Any = mx.depends(_flatten(primals), given)
+        _, gradients = mx.vjp(lambda *a: _flatten(forward(*_unflatten(primals, a))), waiting, given)
         block.update(parameters)
-        return _like(primals, mx.depends(gradients, gradients))
+        return _unflatten(primals, mx.depends(gradients, gradients))
 
     # parameters and context are arguments, so that they get gradients
     checkpointed: Any = mx.custom_function(forward)
@@ -61,11 +61,11 @@ def checkpoint_blocks(model: Stack) -> None:
     model.run_block = recomputed
 
 
-def _flat(tree: Any) -> list[Any]:
+def _flatten(tree: Any) -> list[Any]:
     return [array for _, array in cast(Any, tree_flatten(tree))]
 
 
-def _like(tree: Any, arrays: Any) -> Any:
+def _unflatten(tree: Any, arrays: Any) -> Any:
     """Puts arrays into the structure of a tree."""
     following = iter(arrays)
     return tree_map(lambda _: next(following), tree)

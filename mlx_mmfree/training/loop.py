@@ -53,8 +53,8 @@ class Trainer:
         callbacks: Are told of each record, best model and checkpoint.
 
     Raises:
-        TrainingError: The model has no trainable parameters, or `quantization_warmup` is given for a
-            model without quantisation.
+        TrainingError: The model has no trainable parameters, `quantization_warmup` is given for a model
+            without quantisation, or `patience` without a validation.
     """
 
     def __init__(
@@ -79,6 +79,11 @@ class Trainer:
             raise TrainingError(
                 "[training] 'quantization_warmup' must be 0 for a model without ternary layers in their "
                 f"training form but got {settings.quantization_warmup}."
+            )
+        if settings.patience and validation is None:
+            raise TrainingError(
+                "[training] 'patience' must be 0 where nothing is validated but got "
+                f"{settings.patience}. Give held-out text or samples too."
             )
         self.model = model
         self._settings = settings

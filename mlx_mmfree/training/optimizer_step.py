@@ -121,7 +121,7 @@ class OptimizerStep:
         total, tokens, gradient = mx.zeros(()), 0, None
         for part, batch in enumerate(self._batches(step)):
             # dropout depends only on the position in the run, so that a resumed run repeats it
-            mx.random.seed(_mixed(self._settings.seed, step, part, self._processes.rank))
+            mx.random.seed(_mixed_seed(self._settings.seed, step, part, self._processes.rank))
             loss, added = self._loss_and_gradient(self._model, batch)
             total = total + loss
             tokens += batch.tokens
@@ -151,6 +151,6 @@ def _quantization_warmup(model: Decoder, step: int, steps: int) -> Iterator[None
         set_quantization_strength(model, 1)
 
 
-def _mixed(*numbers: int) -> int:
+def _mixed_seed(*numbers: int) -> int:
     """One 64-bit seed made of several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])

@@ -10,7 +10,7 @@ from ..errors import TrainingError
 from .corpus import Stage
 from .data_parallel import DEFAULT_TIMEOUT_S
 from .loop_settings import LoopSettings
-from .yaml_values import check_keys, checked_numbers, finite, read_mapping
+from .yaml_values import check_keys, checked_values, finite, read_mapping
 
 _WITHOUT_INFLUENCE = (
     "root",
@@ -236,7 +236,7 @@ def _settings(values: dict[str, Any], path: Path) -> Settings:
     check_keys(values, Settings, f"'{path}'", "train")
     _mapping(values, "model")
     try:
-        values = checked_numbers(values, Settings)
+        values = checked_values(values, Settings)
         values["stages"] = tuple(_stage(value) for value in _list(values, "stages"))
         values["valid"] = tuple(str(name) for name in _list({"valid": [], **values}, "valid"))
         if "betas" in values:

@@ -55,7 +55,7 @@ def check_keys(values: dict[str, Any], settings: type, source: str, place: str) 
         )
 
 
-def checked_numbers(values: dict[str, Any], settings: type) -> dict[str, Any]:
+def checked_values(values: dict[str, Any], settings: type) -> dict[str, Any]:
     """Converts the values of numeric fields, and checks the types of numbers, booleans and texts.
 
     Raises:

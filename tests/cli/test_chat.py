@@ -151,7 +151,7 @@ def test_interruption_is_noted_once_tokens_come() -> None:
     with Interruption() as interruption:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        interruption.tokens_come = True
+        interruption.has_tokens = True
         signal.raise_signal(signal.SIGINT)
         assert interruption.is_noted
         with pytest.raises(KeyboardInterrupt):

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.cli.parts.flags import (
+    boolean,
     gigabytes,
     integer,
     json_object,
+    non_negative,
     positive,
     seed,
     size_bytes,
-    truth,
-    whole,
 )
 
 
@@ -23,7 +23,7 @@ from mlx_mmfree.cli.parts.flags import (
     [
         (positive, "1", 1),
         (positive, "2147483647", 2**31 - 1),
-        (whole, "0", 0),
+        (non_negative, "0", 0),
         (integer, "-1", -1),
         (seed, "9223372036854775807", 2**63 - 1),
         (gigabytes, "1.5", 1_500_000_000),
@@ -33,8 +33,8 @@ from mlx_mmfree.cli.parts.flags import (
         (size_bytes, "2 gb", 2_000_000_000),
         (size_bytes, "1.5M", 1_500_000),
         (size_bytes, "3G", 3_000_000_000),
-        (truth, "T", True),
-        (truth, "false", False),
+        (boolean, "T", True),
+        (boolean, "false", False),
         (json_object, '{"a": [1]}', {"a": [1]}),
     ],
 )
@@ -47,14 +47,14 @@ def test_values(kind: Callable[[str], Any], text: str, value: object) -> None:
     [
         (positive, "0", "a whole number from 1 to 2147483647 but got '0'"),
         (positive, "2147483648", "a whole number from 1 to"),
-        (whole, "-1", "a whole number from 0 to"),
+        (non_negative, "-1", "a whole number from 0 to"),
         (integer, "1.0", "a whole number from -2147483647 to"),
         (seed, "9223372036854775808", "a whole number from 0 to"),
         (gigabytes, "-1", "a size in GB from 0 to"),
         (gigabytes, "nan", "a size in GB from 0 to"),
         (size_bytes, "2KB", "a size such as 500MB or 2GB but got '2KB'"),
         (size_bytes, "MB", "a size such as"),
-        (truth, "yes", "T or F but got 'yes'"),
+        (boolean, "yes", "T or F but got 'yes'"),
         (json_object, "[]", "a JSON object but got"),
         (json_object, "{", "a JSON object but '{'"),
     ],

@@ -368,6 +368,14 @@ def test_gradient_checkpoints_take_less_memory() -> None:
     assert peaks[1] < 0.5 * peaks[0]
 
 
+def test_patience_without_a_validation_is_refused(tmp_path: Path) -> None:
+    settings = _settings(tmp_path, patience=2).loop({})
+    with pytest.raises(
+        TrainingError, match="'patience' must be 0 where nothing is validated but got 2"
+    ):
+        Trainer(_model(), settings, optim.SGD(0.0), lambda step: mx.array(1.0), _batches())
+
+
 def test_training_without_trainable_parameters_is_refused(tmp_path: Path) -> None:
     model = _model()
     model.freeze()

@@ -98,14 +98,14 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Command:
             print(stop, file=sys.stderr)
             return stop.status
         except KeyboardInterrupt:
-            _give_up_output()
+            _discard_output()
             print(file=sys.stderr)
             return INTERRUPTED
         except BrokenPipeError:
-            _give_up_output()
+            _discard_output()
             return BROKEN_PIPE
         except OSError as error:
-            _give_up_output()
+            _discard_output()
             _report(without_credentials(f"the system refused: {error}."))
             return USER_ERROR
         except Exception as error:
@@ -173,7 +173,7 @@ def _prepare_streams() -> None:
                 stream.reconfigure(errors="replace")
 
 
-def _give_up_output() -> None:
+def _discard_output() -> None:
     """Discards output that cannot be written, which would make the interpreter fail at its end."""
     try:
         sys.stdout.flush()

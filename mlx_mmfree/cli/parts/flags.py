@@ -10,31 +10,31 @@ from typing import Any
 from ...files.json_reader import parse_json
 
 BYTES_PER_GB = 10**9
-_SHOWN = 80
+_MAX_SHOWN = 80
 
 
 # MLX holds lengths and counts in 32 bits, seeds and sizes in 64.
-_MOST, _LARGEST_SEED, _MOST_GB = 2**31 - 1, 2**63 - 1, 9_000_000_000
+_MAX_INT32, _MAX_SEED, _MAX_GB = 2**31 - 1, 2**63 - 1, 9_000_000_000
 
 
 def positive(text: str) -> int:
     """A whole number of at least 1 that fits in 32 bits."""
-    return _between(1, _MOST, text)
+    return _between(1, _MAX_INT32, text)
 
 
-def whole(text: str) -> int:
+def non_negative(text: str) -> int:
     """A whole number of at least 0 that fits in 32 bits."""
-    return _between(0, _MOST, text)
+    return _between(0, _MAX_INT32, text)
 
 
 def integer(text: str) -> int:
     """A positive or negative whole number that fits in 32 bits."""
-    return _between(-_MOST, _MOST, text)
+    return _between(-_MAX_INT32, _MAX_INT32, text)
 
 
 def seed(text: str) -> int:
     """A seed for MLX's random numbers: a whole number of at least 0 that fits in 64 bits."""
-    return _between(0, _LARGEST_SEED, text)
+    return _between(0, _MAX_SEED, text)
 
 
 def _between(low: int, high: int, text: str) -> int:
@@ -44,7 +44,7 @@ def _between(low: int, high: int, text: str) -> int:
         value = low - 1
     if not low <= value <= high:
         raise ArgumentTypeError(
-            f"must be a whole number from {low} to {high} but got {text[:_SHOWN]!r}"
+            f"must be a whole number from {low} to {high} but got {text[:_MAX_SHOWN]!r}"
         )
     return value
 
@@ -55,9 +55,9 @@ def gigabytes(text: str) -> int:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value <= _MOST_GB:
+    if not 0 <= value <= _MAX_GB:
         raise ArgumentTypeError(
-            f"must be a size in GB from 0 to {_MOST_GB} but got {text[:_SHOWN]!r}"
+            f"must be a size in GB from 0 to {_MAX_GB} but got {text[:_MAX_SHOWN]!r}"
         )
     return int(value * BYTES_PER_GB)
 
@@ -67,15 +67,17 @@ def size_bytes(text: str) -> int:
     units = {"": 1, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", text.strip().upper(), re.ASCII)
     if match is None or match[2] not in units:
-        raise ArgumentTypeError(f"must be a size such as 500MB or 2GB but got {text[:_SHOWN]!r}")
+        raise ArgumentTypeError(
+            f"must be a size such as 500MB or 2GB but got {text[:_MAX_SHOWN]!r}"
+        )
     return int(float(match[1]) * units[match[2]])
 
 
-def truth(text: str) -> bool:
+def boolean(text: str) -> bool:
     """`T` or `F`, or `true` or `false`, in any case."""
     values = {"t": True, "true": True, "f": False, "false": False}
     if text.lower() not in values:
-        raise ArgumentTypeError(f"must be T or F but got {text[:_SHOWN]!r}")
+        raise ArgumentTypeError(f"must be T or F but got {text[:_MAX_SHOWN]!r}")
     return values[text.lower()]
 
 

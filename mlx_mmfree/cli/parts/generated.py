@@ -44,7 +44,7 @@ def generate_one(
     with ReadingBar(args.prefill_step_size) as bar:
         options = {**options, "prompt_progress_callback": bar}
         for response in stream_generate(model, tokenizer, prompt, **options):
-            interruption.tokens_come = True
+            interruption.has_tokens = True
             parts.append(response.text)
             if not args.json:
                 print(response.text, end="", flush=True)
@@ -80,7 +80,7 @@ def generate_batch(
     with tqdm(total=len(prompts), unit="prompt", leave=False, disable=None, file=sys.stderr) as bar:
 
         def progress(finished: int, total: int) -> bool:
-            interruption.tokens_come = True
+            interruption.has_tokens = True
             bar.update(finished - bar.n)
             return not interruption.is_noted
 

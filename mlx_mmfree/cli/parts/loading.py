@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError
 from ...platform.allocator import keep_freed_memory
 from .console import argument_errors
-from .flags import gigabytes, positive, whole
+from .flags import gigabytes, non_negative, positive
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -117,7 +117,7 @@ def add_key_value_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--quantized-kv-start",
-        type=whole,
+        type=non_negative,
         default=5000,
         help="number of tokens after which --kv-bits takes effect (%(default)s)",
     )
@@ -161,7 +161,7 @@ def _with_key_values(args: argparse.Namespace, model: "Decoder") -> "Decoder":
         return with_key_values(model, **settings) if settings else model
 
 
-def _note_unused_flags(args: argparse.Namespace, model: "Decoder") -> None:
+def _note_flags_without_effect(args: argparse.Namespace, model: "Decoder") -> None:
     from ...generation import keeps_key_values
 
     unused = [name for name in _KEY_VALUE_NAMES if getattr(args, name, None) is not None]
@@ -175,7 +175,7 @@ def _note_unused_flags(args: argparse.Namespace, model: "Decoder") -> None:
 
 
 @contextmanager
-def limits(args: argparse.Namespace, model_bytes: int) -> Iterator[None]:
+def limited_memory(args: argparse.Namespace, model_bytes: int) -> Iterator[None]:
     """Sets MLX's memory limits inside the `with` block as the memory flags ask."""
     from ...generation import memory_limits
 
@@ -202,13 +202,13 @@ def _warn_of_slow_cpu() -> None:
         print("warning:", reason, file=sys.stderr)
 
 
-def _look_at_memory(args: argparse.Namespace, opened: "OpenedModel", **sizes: int) -> None:
+def _warn_of_memory(args: argparse.Namespace, opened: "OpenedModel", **sizes: int) -> None:
     """Warns on stderr if weights and flags need more memory than there is."""
     from ...generation import check_memory, memory_need
 
     # a separate model, which is freed before loading replaces the matrices of the first
     model = _with_key_values(args, opened.model)
-    _note_unused_flags(args, model)
+    _note_flags_without_effect(args, model)
     if warning := check_memory(memory_need(model, opened.nbytes, **sizes)):
         print("warning:", warning, file=sys.stderr)
 
@@ -244,14 +244,14 @@ def loaded(
 
     opened = open_model(model_source(args), args.revision, dtype_of(args), latent=args.latent)
     check_causal(opened.model)
-    _look_at_memory(
+    _warn_of_memory(
         args,
         opened,
         batch_size=batch_size,
         prefill_step_size=prefill_step_size,
         context_length=context_length,
     )
-    with limits(args, opened.nbytes):
+    with limited_memory(args, opened.nbytes):
         tokenizer = opened.tokenizer()
         model = opened.load()
         if args.adapter_path is not None:

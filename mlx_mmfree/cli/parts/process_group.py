@@ -42,7 +42,7 @@ def tensor_group(args: argparse.Namespace) -> "mx.distributed.Group | None":
 
 
 @contextmanager
-def one_voice(rank: int) -> Iterator[None]:
+def quiet_unless_first(rank: int) -> Iterator[None]:
     """Inside the `with` block, only the process of rank 0 prints."""
     if rank == 0:
         yield

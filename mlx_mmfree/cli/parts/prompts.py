@@ -76,7 +76,7 @@ def _check_size(size: int, place: str) -> None:
         )
 
 
-def most_tokens(prompt: str) -> int:
+def max_token_count(prompt: str) -> int:
     """The largest number of tokens that a prompt can have: each takes at least a byte."""
     return len(prompt.encode("utf-8", "surrogatepass"))
 

@@ -29,7 +29,7 @@ def check_report_flags(args: argparse.Namespace, command: str) -> None:
         raise UsageError(f"[{command}] 'report_to' must be wandb but got {args.report_to!r}.")
 
 
-def reports(
+def report_callbacks(
     args: argparse.Namespace, folder: Path, record: Mapping[str, Any], processes: "DataParallel"
 ) -> "list[Callback]":
     """The callbacks that the flags ask for. Only the first process has any."""

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .flags import positive, whole
+from .flags import non_negative, positive
 from .flags import seed as seed_number
 
 if TYPE_CHECKING:
@@ -33,7 +33,10 @@ def add_sampling_flags(group: Any, *, temp: float = 0.0, top_p: float = 1.0) -> 
         help="drop tokens below this fraction of the largest probability; 0 = none",
     )
     group.add_argument(
-        "--top-k", type=whole, default=0, help="keep this many of the likeliest tokens; 0 = all"
+        "--top-k",
+        type=non_negative,
+        default=0,
+        help="keep this many of the likeliest tokens; 0 = all",
     )
     group.add_argument(
         "--min-tokens-to-keep",
@@ -83,7 +86,7 @@ def add_penalty_flags(group: Any) -> None:
     )
     group.add_argument(
         "--repetition-context-size",
-        type=whole,
+        type=non_negative,
         default=20,
         help="number of latest tokens that count as recent (%(default)s)",
     )

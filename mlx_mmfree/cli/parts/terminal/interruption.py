@@ -11,11 +11,11 @@ class Interruption:
 
     Attributes:
         is_noted: Whether Ctrl-C was pressed after the first token.
-        tokens_come: Whether the first token has come. The user of this class sets it.
+        has_tokens: Whether the first token has come. The user of this class sets it.
     """
 
     def __init__(self) -> None:
-        self.is_noted = self.tokens_come = False
+        self.is_noted = self.has_tokens = False
 
     def __enter__(self) -> "Interruption":
         self._before = signal.signal(signal.SIGINT, self._handle)
@@ -25,6 +25,6 @@ class Interruption:
         signal.signal(signal.SIGINT, self._before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.is_noted or not self.tokens_come:
+        if self.is_noted or not self.has_tokens:
             raise KeyboardInterrupt
         self.is_noted = True

@@ -25,6 +25,8 @@ typedef bfloat bfloat16_t;
 VECTORS(bool) VECTORS(char) VECTORS(uchar) VECTORS(short) VECTORS(ushort) VECTORS(int)
 VECTORS(uint) VECTORS(long) VECTORS(ulong) VECTORS(half) VECTORS(float)
 
+template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
+
 #define kernel
 #define device __attribute__((opencl_global))
 #define constant __attribute__((opencl_constant))
@@ -64,14 +66,15 @@ namespace precise {
 float exp(float), rsqrt(float);
 }
 
+// Barriers and the operations of matrices are instructions, of which machine code shows the name.
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };
-void threadgroup_barrier(mem_flags), simdgroup_barrier(mem_flags);
+inline void threadgroup_barrier(mem_flags) { asm volatile("threadgroup_barrier" ::: "memory"); }
+inline void simdgroup_barrier(mem_flags) { asm volatile("simdgroup_barrier" ::: "memory"); }
 half simd_sum(half), simd_max(half);
 float simd_sum(float), simd_max(float);
 int simd_sum(int), simd_max(int);
 uint simd_sum(uint), simd_max(uint);
 
-// The operations of matrices are one instruction each, of which machine code shows the name.
 template <class T, int C, int R> struct simdgroup_matrix {
   static_assert(C == 8 && R == 8, "only 8x8 matrices");
   T elements;

@@ -17,8 +17,9 @@ typedef __bf16 bfloat;
 typedef half float16_t;
 typedef bfloat bfloat16_t;
 typedef uint uint3 __attribute__((ext_vector_type(3)));
-typedef uint uint4 __attribute__((ext_vector_type(4)));
-typedef float float4 __attribute__((ext_vector_type(4)));
+template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
+typedef vec<uint, 4> uint4;
+typedef vec<float, 4> float4;
 typedef ulong ulong2 __attribute__((ext_vector_type(2)));
 
 struct Attributes {

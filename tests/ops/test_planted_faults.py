@@ -27,7 +27,8 @@ def decode() -> None:
 
 
 def prefill() -> None:
-    check_code_sums(70, 100, 70, mx.float16)
+    # two parts, the second of which ends within a tile
+    check_code_sums(70, 1070, 70, mx.float16)
 
 
 def codes() -> None:
@@ -96,7 +97,7 @@ FAULTS: dict[str, tuple[Callable[[], None], str, str, int]] = {
     "decode: upper places": (decode, "words >> 16", "words >> 14", 0),
     "decode: exponent": (decode, "0x4B000000", "0x4A800000", 0),
     "decode: trits not centred": (decode, "unit - 1.0f", "unit", 0),
-    "decode: unit of a place": (decode, "1 << (2 * place)", "1 << place", 0),
+    "decode: unit of a place": (decode, "float>(1u << (2 * place))", "float>(1u << place)", 0),
     "decode: outputs beyond the last": (decode, "first + n < outputs)", "true)", 0),
     "decode: words beyond the last": (decode, "min(n, outputs - 1 - first)", "n", 0),
     "decode: rows beyond the last": (decode, "first_row + row < rows", "true", 0),
@@ -109,17 +110,27 @@ FAULTS: dict[str, tuple[Callable[[], None], str, str, int]] = {
     ),
     "decode: stored to the next row": (decode, "first + n] = sum", "first + n + 1] = sum", 0),
     "decode: lanes not summed": (decode, "simd_sum(sums[row][n])", "(sums[row][n])", 0),
-    "prefill: barrier before products": (prefill, BARRIER, "", 0),
-    "prefill: barrier after products": (prefill, BARRIER, "", 1),
+    "prefill: barrier before tiles are reused": (prefill, BARRIER, "", 0),
+    "prefill: barrier before products": (prefill, BARRIER, "", 1),
     "prefill: barrier before strip is read": (prefill, SIMD_BARRIER, "", 0),
     "prefill: barrier before strip is reused": (prefill, SIMD_BARRIER, "", 1),
-    "prefill: wrong shift": (prefill, "codes >> (2 * k)", "codes >> k", 0),
-    "prefill: trits not centred": (prefill, "& 3) - 1", "& 3)", 0),
+    "prefill: places": (prefill, "place % 8 + n", "place % 8", 0),
+    "prefill: upper places": (prefill, "place - place % 8", "0", 0),
+    "prefill: trits not centred": (prefill, "unit - 1.0f", "unit", 0),
     "prefill: weights not transposed": (prefill, "0, true)", "0, false)", 0),
-    "prefill: depth": (prefill, "k < DEPTH; k += 8", "k < DEPTH - 8; k += 8", 0),
-    "prefill: word": (prefill, "start / 16", "start / 32", 0),
-    "prefill: inputs beyond the last": (prefill, "start + k < dims", "start + k <= dims", 0),
+    "prefill: depth": (prefill, "at < DEPTH; at += 8", "at < DEPTH - 8; at += 8", 0),
+    "prefill: last step": (prefill, "k < stop + DEPTH;", "k < stop;", 0),
+    "prefill: first step": (prefill, "if (k > start)", "if (true)", 0),
+    "prefill: word": (prefill, "word_at += DEPTH / 16", "word_at += DEPTH / 32", 0),
+    "prefill: words of the first part": (prefill, "+ start / 16", "", 0),
+    "prefill: inputs of the first part": (prefill, "* dims + start +", "* dims +", 0),
+    "prefill: a part of another size": (prefill, "min(start + depth, dims)", "dims", 0),
+    "prefill: stored to the first part": (prefill, "static_cast<size_t>(part) * rows", "0", 0),
+    "prefill: inputs beyond the last": (prefill, "four + n < dims", "four + n <= dims", 0),
     "prefill: rows beyond the last": (prefill, "row < rows && n", "row <= rows && n", 0),
+    "prefill: inputs beyond the last row": (prefill, "+ 16 * i, rows - 1)", "+ 16 * i, rows)", 0),
+    "prefill: words beyond the last": (prefill, "outputs - 1))", "outputs))", 0),
+    "prefill: tile of another group": (prefill, "x_tile + tile_row * LINE", "x_tile", 0),
     "codes: wrong scale": (codes, "127.0f /", "128.0f /", 0),
     "codes: barrier": (codes, BARRIER, "", 0),
     "codes: epsilon left out": (codes, "dims) + eps", "dims)", 0),

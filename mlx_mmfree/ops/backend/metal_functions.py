@@ -4,17 +4,19 @@ TERNARY = """
     // The exponent of 2^23, under which the bits of a float count ones.
     constant constexpr uint EXPONENT = 0x4B000000;
 
-    // Sets the exponent in words of 4 outputs, for the trits at 8 of their 16 places: 0 to 7, or from 8.
-    inline uint4 under_exponent(uint4 words, int first_place) {
+    // Sets the exponent in words, for the trits at 8 of their 16 places: 0 to 7, or from 8.
+    template <typename Words>
+    inline Words under_exponent(Words words, uint first_place) {
         return (first_place == 0 ? words : words >> 16) | EXPONENT;
     }
 
-    // The trits at a place, counted from the first. With all other bits masked out a word is the float
-    // 2^23 + 4^place * code, of which one multiply-add makes code - 1, without rounding.
-    inline float4 trits_at(uint4 words, int place) {
-        const uint4 bits = words & (EXPONENT | (3u << (2 * place)));
-        const float unit = 1.0f / static_cast<float>(1 << (2 * place));
-        return fma(as_type<float4>(bits), float4(unit), float4(-8388608.0f * unit - 1.0f));
+    // The trits at a place of words, counted from the first of the 8. With all other bits masked out a
+    // word is the float 2^23 + 4^place * code, of which a multiply-add makes code - 1, without rounding.
+    template <typename Trits, typename Words>
+    inline Trits trits_at(Words words, uint place) {
+        const Words bits = words & (EXPONENT | (3u << (2 * place)));
+        const float unit = 1.0f / static_cast<float>(1u << (2 * place));
+        return fma(as_type<Trits>(bits), Trits(unit), Trits(-8388608.0f * unit - 1.0f));
     }
 """
 

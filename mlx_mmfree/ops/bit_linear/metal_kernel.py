@@ -178,7 +178,7 @@ _SOURCE = """
                 float4 trits[4];
                 #pragma clang loop unroll(full)
                 for (int n = 0; n < 4; n++) {
-                    trits[n] = trits_at(under_exponent(packed, k - k % 8), (k + n) % 8);
+                    trits[n] = trits_at<float4>(under_exponent(packed, k - k % 8), (k + n) % 8);
                 }
                 #pragma clang loop unroll(full)
                 for (int row = 0; row < ROWS; row++) {

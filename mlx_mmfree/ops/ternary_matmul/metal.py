@@ -1,5 +1,6 @@
 """`ternary_matmul` on Metal: a kernel for some tens of rows and one for more."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -20,6 +21,11 @@ DECODE_GROUPS = 2
 DECODE_OUTPUTS = 4
 PREFILL_THREADS = 128
 PREFILL_TILE = 64
+PREFILL_DEPTH = 32
+# Fewer threadgroups leave units of a GPU idle: then the inputs are computed in parts, of a size for
+# which the sum of the parts costs little.
+MIN_THREADGROUPS = 128
+MIN_PART_DIMS = 512
 
 # The type in which a tile of activations keeps their exact values.
 _TILE_TYPES = {
@@ -68,7 +74,7 @@ _decode = mx.fast.metal_kernel(
         for (int n = 0; n < OUTPUTS; n++) packed[n] = weights[word_line[n] + word];
         #pragma clang loop unroll(full)
         for (int k = 0; k < 16; k++) {
-            const float4 trits = trits_at(under_exponent(packed, k - k % 8), k % 8);
+            const float4 trits = trits_at<float4>(under_exponent(packed, k - k % 8), k % 8);
             #pragma clang loop unroll(full)
             for (int row = 0; row < ROWS; row++) {
                 const float value = WHOLE_WORDS || 16 * word + k < dims
@@ -90,91 +96,130 @@ _decode = mx.fast.metal_kernel(
     """,
 )
 
-# A threadgroup computes a tile of 64 rows and 64 outputs, each of its 4 SIMD groups a quarter of it.
-# 32 inputs at a time are laid out in threadgroup memory, the weights as trits.
+# A threadgroup computes a tile of 64 rows and 64 outputs over a part of the inputs, each of its 4 SIMD
+# groups a quarter of it. 32 inputs at a time are laid out in threadgroup memory, the weights as trits;
+# while they are multiplied, the next 32 are on their way.
 _prefill = mx.fast.metal_kernel(
     name="ternary_matmul_prefill",
     input_names=["x", "weight"],  # (rows, D), (N, W)
-    output_names=["out"],  # (rows, N)
+    output_names=["out"],  # (parts, rows, N)
     header=TERNARY,
     source="""
-    constexpr int TILE = 64, DEPTH = 32, THREADS = 128;
-    // lines of the tiles are a little longer than they need be, to spread them over memory banks
-    constexpr int X_LINE = DEPTH + 4, TRITS_LINE = DEPTH + 8;
-    threadgroup TileType x_tile[TILE * X_LINE];
-    threadgroup half trits_tile[TILE * TRITS_LINE];
-    threadgroup float strips[4 * 8 * 32];
+    constexpr uint TILE = 64, DEPTH = 32;
+    // lines of the tiles, in fours, are longer by one, to spread them over memory banks
+    constexpr uint LINE = DEPTH / 4 + 1;
+    typedef vec<TileType, 4> Four;
+    threadgroup Four x_tile[TILE * LINE];
+    threadgroup Four trits_tile[TILE * LINE];
 
-    const int rows = x_shape[0];
-    const int dims = x_shape[1];
-    const int outputs = weight_shape[0];
-    const int words = weight_shape[1];
-    const int index = thread_index_in_threadgroup;
-    const int lane = thread_index_in_simdgroup;
-    const int group = simdgroup_index_in_threadgroup;
-    const int first_row = threadgroup_position_in_grid.y * TILE;
-    const int first_output = threadgroup_position_in_grid.x * TILE;
-    const int tile_row = 32 * (group / 2);
-    const int tile_output = 32 * (group % 2);
+    const uint rows = x_shape[0];
+    const uint dims = x_shape[1];
+    const uint outputs = weight_shape[0];
+    const uint words = weight_shape[1];
+    const uint index = thread_index_in_threadgroup;
+    const uint lane = thread_index_in_simdgroup;
+    const uint group = simdgroup_index_in_threadgroup;
+    const uint first_output = threadgroup_position_in_grid.x * TILE;
+    const uint first_row = threadgroup_position_in_grid.y * TILE;
+    const uint part = threadgroup_position_in_grid.z;
+    const uint tiles = (dims + DEPTH - 1) / DEPTH;
+    const uint depth = (tiles + threadgroups_per_grid.z - 1) / threadgroups_per_grid.z * DEPTH;
+    const uint start = min(part * depth, dims);
+    const uint stop = min(start + depth, dims);
 
+    // a thread loads 4 inputs of 4 rows and the 16 trits of a word; places behind the last row or
+    // output hold what the last one does
+    const uint four = index % 8;
+    size_t x_at[4];
+    #pragma clang loop unroll(full)
+    for (uint i = 0; i < 4; i++) {
+        const uint row = min(first_row + index / 8 + 16 * i, rows - 1);
+        x_at[i] = static_cast<size_t>(row) * dims + start + 4 * four;
+    }
+    size_t word_at = static_cast<size_t>(min(first_output + index / 2, outputs - 1)) * words
+        + start / 16 + index % 2;
+    Four inputs[4];
+    uint word = 0;
+
+    const uint tile_row = 32 * (group / 2);
+    const uint tile_output = 32 * (group % 2);
+    const threadgroup TileType* left_tile =
+        reinterpret_cast<const threadgroup TileType*>(x_tile + tile_row * LINE);
+    const threadgroup TileType* right_tile =
+        reinterpret_cast<const threadgroup TileType*>(trits_tile + tile_output * LINE);
     simdgroup_matrix<float, 8, 8> sums[4][4];
     #pragma clang loop unroll(full)
-    for (int i = 0; i < 4; i++) {
-        for (int j = 0; j < 4; j++) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    for (uint i = 0; i < 4; i++) {
+        #pragma clang loop unroll(full)
+        for (uint j = 0; j < 4; j++) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
-    for (int start = 0; start < dims; start += DEPTH) {
-        for (int at = index; at < TILE * DEPTH; at += THREADS) {
-            const int row = at / DEPTH;
-            const int k = at % DEPTH;
-            const bool inside = first_row + row < rows && start + k < dims;
-            x_tile[row * X_LINE + k] = inside
-                ? static_cast<TileType>(static_cast<float>(
-                    x[static_cast<size_t>(first_row + row) * dims + start + k]))
-                : static_cast<TileType>(0.0f);
-        }
-        // one word for each thread
-        const int n = index / 2;
-        const uint codes = first_output + n < outputs
-            ? weight[static_cast<size_t>(first_output + n) * words + start / 16 + index % 2]
-            : 0x55555555u;
-        for (int k = 0; k < 16; k++) {
-            const int trit = static_cast<int>((codes >> (2 * k)) & 3) - 1;
-            trits_tile[n * TRITS_LINE + 16 * (index % 2) + k] = static_cast<half>(trit);
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        for (int k = 0; k < DEPTH; k += 8) {
-            simdgroup_matrix<TileType, 8, 8> left[4];
-            simdgroup_matrix<half, 8, 8> right[4];
+    // each step loads from device memory what the next one multiplies
+    for (uint k = start; k < stop + DEPTH; k += DEPTH) {
+        if (k < stop) {
             #pragma clang loop unroll(full)
-            for (int i = 0; i < 4; i++) {
-                simdgroup_load(left[i], x_tile + (tile_row + 8 * i) * X_LINE + k, X_LINE);
-            }
-            #pragma clang loop unroll(full)
-            for (int j = 0; j < 4; j++) {
-                simdgroup_load(
-                    right[j], trits_tile + (tile_output + 8 * j) * TRITS_LINE + k, TRITS_LINE, 0, true);
-            }
-            #pragma clang loop unroll(full)
-            for (int i = 0; i < 4; i++) {
+            for (uint i = 0; i < 4; i++) {
                 #pragma clang loop unroll(full)
-                for (int j = 0; j < 4; j++) {
-                    simdgroup_multiply_accumulate(sums[i][j], left[i], right[j], sums[i][j]);
+                for (uint n = 0; n < 4; n++) {
+                    inputs[i][n] = WHOLE_TILES || k + 4 * four + n < dims
+                        ? static_cast<TileType>(static_cast<float>(x[x_at[i] + n]))
+                        : static_cast<TileType>(0.0f);
+                }
+                x_at[i] += DEPTH;
+            }
+            word = weight[word_at];
+            word_at += DEPTH / 16;
+        }
+        if (k > start) {
+            #pragma clang loop unroll(full)
+            for (uint at = 0; at < DEPTH; at += 8) {
+                simdgroup_matrix<TileType, 8, 8> left[4];
+                simdgroup_matrix<TileType, 8, 8> right[4];
+                #pragma clang loop unroll(full)
+                for (uint i = 0; i < 4; i++) {
+                    simdgroup_load(left[i], left_tile + 32 * LINE * i + at, 4 * LINE);
+                    simdgroup_load(right[i], right_tile + 32 * LINE * i + at, 4 * LINE, 0, true);
+                }
+                #pragma clang loop unroll(full)
+                for (uint i = 0; i < 4; i++) {
+                    #pragma clang loop unroll(full)
+                    for (uint j = 0; j < 4; j++) {
+                        simdgroup_multiply_accumulate(sums[i][j], left[i], right[j], sums[i][j]);
+                    }
                 }
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (k < stop) {
+            #pragma clang loop unroll(full)
+            for (uint i = 0; i < 4; i++) {
+                x_tile[(index / 8 + 16 * i) * LINE + four] = inputs[i];
+            }
+            #pragma clang loop unroll(full)
+            for (uint place = 0; place < 16; place += 4) {
+                const uint codes = under_exponent(word, place - place % 8);
+                Four trits;
+                #pragma clang loop unroll(full)
+                for (uint n = 0; n < 4; n++) {
+                    trits[n] = static_cast<TileType>(trits_at<float>(codes, place % 8 + n));
+                }
+                trits_tile[index / 2 * LINE + index % 2 * 4 + place / 4] = trits;
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
     }
-    // 8 rows and 32 outputs at a time
-    threadgroup float* strip = strips + group * 8 * 32;
+    // 8 rows and 32 outputs at a time, in the memory of the first tile
+    threadgroup float* strip = reinterpret_cast<threadgroup float*>(x_tile) + group * 8 * 32;
     #pragma clang loop unroll(full)
-    for (int i = 0; i < 4; i++) {
-        for (int j = 0; j < 4; j++) simdgroup_store(sums[i][j], strip + 8 * j, 32);
+    for (uint i = 0; i < 4; i++) {
+        #pragma clang loop unroll(full)
+        for (uint j = 0; j < 4; j++) simdgroup_store(sums[i][j], strip + 8 * j, 32);
         simdgroup_barrier(mem_flags::mem_threadgroup);
-        for (int r = 0; r < 8; r++) {
-            const int row = first_row + tile_row + 8 * i + r;
-            const int n = first_output + tile_output + lane;
+        #pragma clang loop unroll(full)
+        for (uint r = 0; r < 8; r++) {
+            const uint row = first_row + tile_row + 8 * i + r;
+            const uint n = first_output + tile_output + lane;
             if (row < rows && n < outputs) {
-                out[static_cast<size_t>(row) * outputs + n] = strip[r * 32 + lane];
+                out[(static_cast<size_t>(part) * rows + row) * outputs + n] = strip[r * 32 + lane];
             }
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -188,17 +233,17 @@ def unsupported(x: mx.array, weight: mx.array, *, codes: bool) -> str | None:
         return f"it takes float32, float16, bfloat16 or int8 activations, not {x.dtype}"
     dims = x.shape[-1]
     rows = x.size // dims
-    whole_words = dims % CODES_PER_WORD == 0
     is_few = rows <= FEW_ROWS
+    is_whole = dims % (CODES_PER_WORD if is_few else PREFILL_DEPTH) == 0
     checked_rows = launch.rows_of_a_group(rows) if is_few else FEW_ROWS + 1
     return kernel_fault(
         "ternary_matmul_decode" if is_few else "ternary_matmul_prefill",
         partial(_sums, codes=codes),
         _reference,
         # more words than lanes
-        lambda: _check_inputs(checked_rows, 528 if whole_words else 520, x.dtype),
+        lambda: _check_inputs(checked_rows, 544 if is_whole else 520, x.dtype),
         rows=checked_rows,
-        whole_words=whole_words,
+        is_whole=is_whole,
         x=x.dtype,
         codes=codes,
     )
@@ -245,18 +290,23 @@ def _in_groups(x: mx.array, weight: mx.array, codes: bool) -> mx.array:
 
 def _in_tiles(x: mx.array, weight: mx.array, codes: bool) -> mx.array:
     """Tiles of rows and outputs, multiplied by the units for small matrices."""
-    rows, outputs = x.shape[0], weight.shape[0]
-    (result,) = launch.launch(
+    (rows, dims), outputs = x.shape, weight.shape[0]
+    tiles = -(-outputs // PREFILL_TILE), -(-rows // PREFILL_TILE)
+    parts = max(min(MIN_THREADGROUPS // math.prod(tiles), dims // MIN_PART_DIMS), 1)
+    (sums,) = launch.launch(
         _prefill,
         inputs=[x, weight],
-        # codes are exact in half, whatever type holds them
-        template=[("TileType", mx.float16 if codes else _TILE_TYPES[x.dtype])],
-        grid=(-(-outputs // PREFILL_TILE) * PREFILL_THREADS, -(-rows // PREFILL_TILE), 1),
+        template=[
+            # codes are exact in half, whatever type holds them
+            ("TileType", mx.float16 if codes else _TILE_TYPES[x.dtype]),
+            ("WHOLE_TILES", dims % PREFILL_DEPTH == 0),
+        ],
+        grid=(tiles[0] * PREFILL_THREADS, tiles[1], parts),
         threadgroup=(PREFILL_THREADS, 1, 1),
-        output_shapes=[(rows, outputs)],
+        output_shapes=[(parts, rows, outputs)],
         output_dtypes=[mx.float32],
     )
-    return result
+    return sums[0] if parts == 1 else sums.sum(axis=0)
 
 
 def _gradients(

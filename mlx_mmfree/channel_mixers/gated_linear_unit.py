@@ -64,7 +64,7 @@ class GatedLinearUnit(ChannelMixer):
     def __call__(self, x: mx.array) -> mx.array:
         return self._mix(x, None, None)
 
-    def residual(self, x: mx.array, norm: nn.Module) -> mx.array:
+    def residual(self, x: mx.array, norm: nn.Module | None) -> mx.array:
         return self._mix(x, norm, x)
 
     def _mix(self, x: mx.array, norm: nn.Module | None, residual: mx.array | None) -> mx.array:

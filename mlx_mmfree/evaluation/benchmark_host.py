@@ -59,11 +59,11 @@ def graph_cost(name: str, config: Mapping[str, Any], rounds: int) -> GraphCost:
         rounds: Number of measurements.
     """
     model = random_model(config)
-    context = model.context()
+    block_arguments = model.block_arguments()
     tokens = mx.array([1])
-    _, state = model.hidden(mx.ones((1, _TOKENS_BEFORE), mx.int32), context=context)
-    mx.eval(context, tokens, state)
-    step = partial(_step, model, context)
+    _, state = model.hidden(mx.ones((1, _TOKENS_BEFORE), mx.int32), block_arguments=block_arguments)
+    mx.eval(block_arguments, tokens, state)
+    step = partial(_step, model, block_arguments)
     plain = _least_seconds(lambda: step(tokens, state), rounds)
     fixed, _ = fixed_state(model, state)
     if not can_compile():
@@ -75,8 +75,10 @@ def graph_cost(name: str, config: Mapping[str, Any], rounds: int) -> GraphCost:
     )
 
 
-def _step(model: Decoder, context: list[dict[str, mx.array]], tokens: mx.array, state: Any) -> Any:
-    hidden, state = model.hidden(tokens[:, None], state, context=context)
+def _step(
+    model: Decoder, block_arguments: list[dict[str, mx.array]], tokens: mx.array, state: Any
+) -> Any:
+    hidden, state = model.hidden(tokens[:, None], state, block_arguments=block_arguments)
     return model.logits(hidden), state
 
 

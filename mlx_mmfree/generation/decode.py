@@ -60,10 +60,10 @@ def prefill(
 
 
 def _next_logits(
-    model: Decoder, context: list[dict[str, mx.array]], tokens: mx.array, state: State
+    model: Decoder, block_arguments: list[dict[str, mx.array]], tokens: mx.array, state: State
 ) -> tuple[mx.array, mx.array, State]:
     """The logits `(B, V)` after tokens `(B,)`, whether all are finite, and the state."""
-    hidden, state = model.hidden(tokens[:, None], state, context=context)
+    hidden, state = model.hidden(tokens[:, None], state, block_arguments=block_arguments)
     logits = model.logits(hidden).squeeze(1).astype(mx.float32)
     return logits, are_finite(logits), state
 
@@ -104,8 +104,8 @@ class Decoding:
         self._steps = 0
         self._finite: mx.array
         self._is_on_cpu = mx.default_device() == mx.Device(mx.cpu)
-        self._context = model.context()
-        mx.eval(self._context)
+        self._block_arguments = model.block_arguments()
+        mx.eval(self._block_arguments)
         before = None if valid is None else valid[:, :-1]
         state = model.init_state(tokens.shape[0]) if state is None else state
         self._state = prefill(
@@ -127,7 +127,7 @@ class Decoding:
         self._rooms: tuple[int | None, ...] = ()
         if can_compile():
             self._state, self._rooms = fixed_state(self._model, self._state)
-        logits = partial(_next_logits, self._model, self._context)
+        logits = partial(_next_logits, self._model, self._block_arguments)
         self._logits = compiled(logits) if self._rooms else logits
 
     def _queue(self, tokens: mx.array) -> mx.array:

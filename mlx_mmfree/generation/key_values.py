@@ -3,6 +3,8 @@
 from copy import copy
 from typing import Any
 
+import mlx.core as mx
+
 from ..layers.quantized_array import Quantization
 from ..models import Decoder
 
@@ -69,13 +71,24 @@ def _quantization(dims: int, bits: int | None, group_size: int | None) -> Quanti
 def blank_state(model: Decoder, batch_size: int, length: int) -> tuple[Any, ...]:
     """A state of the shapes that `length` tokens leave; nothing is computed until it is asked for."""
     dtype = model.dtype
-    return tuple(block.token_mixer.blank_state(batch_size, length, dtype) for block in model.blocks)
+    return tuple(
+        block.token_mixer.state_kind.blank(batch_size, length, dtype) for block in model.blocks
+    )
+
+
+def counted(model: Decoder, state: tuple[Any, ...]) -> list[mx.array]:
+    """The arrays of a state that depend on the number of tokens alone."""
+    return [
+        array
+        for block, each in zip(model.blocks, state, strict=True)
+        for array in block.token_mixer.state_kind.counted(each)
+    ]
 
 
 def can_rewind(model: Decoder, state: tuple[Any, ...], count: int) -> bool:
     """Whether a state can be shortened again to what it is now after up to `count` more tokens."""
     return all(
-        block.token_mixer.can_rewind(old, count)
+        block.token_mixer.state_kind.can_rewind(old, count)
         for block, old in zip(model.blocks, state, strict=True)
     )
 
@@ -83,7 +96,7 @@ def can_rewind(model: Decoder, state: tuple[Any, ...], count: int) -> bool:
 def rewound(model: Decoder, state: tuple[Any, ...], count: int) -> tuple[Any, ...]:
     """The state before its last `count` tokens, where `can_rewind` promised it."""
     return tuple(
-        block.token_mixer.rewound(old, count)
+        block.token_mixer.state_kind.rewound(old, count)
         for block, old in zip(model.blocks, state, strict=True)
     )
 
@@ -99,7 +112,7 @@ def fixed_state(
     """
     fixed = []
     for block, old in zip(model.blocks, state, strict=True):
-        pair = block.token_mixer.fixed_state(old)
+        pair = block.token_mixer.state_kind.fixed(old)
         if pair is None:
             return state, ()
         fixed.append(pair)
@@ -113,6 +126,6 @@ def growing_state(
     if not rooms:
         return state
     return tuple(
-        block.token_mixer.growing_state(new, None if room is None else room - read)
+        block.token_mixer.state_kind.growing(new, None if room is None else room - read)
         for block, new, room in zip(model.blocks, state, rooms, strict=True)
     )

@@ -10,6 +10,9 @@ class ChannelMixer(nn.Module):
     def __call__(self, x: mx.array) -> mx.array:
         raise NotImplementedError
 
-    def residual(self, x: mx.array, norm: nn.Module) -> mx.array:
-        """`x + mixer(norm(x))`; a mixer overrides it to compute norm and sum with its projections."""
-        return x + self(norm(x))
+    def residual(self, x: mx.array, norm: nn.Module | None) -> mx.array:
+        """`x + mixer(norm(x))`, or `x + mixer(x)` without a norm.
+
+        A mixer overrides it to compute norm and sum together with its projections.
+        """
+        return x + self(x if norm is None else norm(x))

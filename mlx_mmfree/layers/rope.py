@@ -1,6 +1,7 @@
 """Rotary position embedding (Su et al., arXiv 2104.09864) and the ways to stretch it."""
 
 import math
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -185,12 +186,23 @@ class RoPE(nn.Module):
         """What rotated queries and keys are to be multiplied by."""
         return self._attention_factor
 
-    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+    def rotation(self, offset: int | mx.array, length: int) -> Any:
+        """What `rotate` needs for `length` tokens; layers that share the positions share it.
+
+        Args:
+            offset: As in a call.
+            length: Number of tokens.
+        """
+        return offset
+
+    def rotate(self, x: mx.array, rotation: Any) -> mx.array:
+        """`x`, `(B, H, L, K)`, rotated as `rotation` has it."""
+        offset: int | mx.array = rotation
         if isinstance(offset, mx.array) and offset.ndim == 2:
             # rows of one token
             tokens = x.swapaxes(1, 2)
             rows = tokens.reshape(-1, *tokens.shape[2:])[:, :, None]
-            return self(rows, offset.reshape(-1)).reshape(tokens.shape).swapaxes(1, 2)
+            return self.rotate(rows, offset.reshape(-1)).reshape(tokens.shape).swapaxes(1, 2)
         return mx.fast.rope(
             x,
             self._dims,
@@ -200,6 +212,9 @@ class RoPE(nn.Module):
             offset=offset,
             freqs=self._wavelengths,
         )
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        return self.rotate(x, self.rotation(offset, x.shape[2]))
 
 
 class DynamicRoPE(RoPE):
@@ -251,10 +266,11 @@ class DynamicRoPE(RoPE):
     def wavelengths(self) -> mx.array | None:
         return None
 
-    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+    def rotation(self, offset: int | mx.array, length: int) -> tuple[mx.array, mx.array]:
+        """Cosines and sines, float32 `(L, K / 2)`, or `(B, 1, L, K / 2)` where rows differ."""
         position = mx.array(offset)
         if position.ndim < 2:
-            position = position[..., None] + mx.arange(x.shape[2])
+            position = position[..., None] + mx.arange(length)
         wavelengths = dynamic_wavelengths(
             self._dims,
             self._base,
@@ -262,14 +278,16 @@ class DynamicRoPE(RoPE):
             trained_length=self._trained_length,
             length=position + 1,
         )
-        # (L, K / 2) or (B, 1, L, K / 2)
         angle = position[..., None] / wavelengths
         angle = angle[:, None] if angle.ndim == 3 else angle
+        return mx.cos(angle), mx.sin(angle)
+
+    def rotate(self, x: mx.array, rotation: tuple[mx.array, mx.array]) -> mx.array:
+        cos, sin = rotation
         pairs = x.astype(mx.float32).reshape(
             *x.shape[:-1], *((-1, 2) if self._is_interleaved else (2, -1))
         )
         axis = -1 if self._is_interleaved else -2
         a, b = (part.squeeze(axis) for part in mx.split(pairs, 2, axis=axis))
-        cos, sin = mx.cos(angle), mx.sin(angle)
         rotated = mx.stack([a * cos - b * sin, a * sin + b * cos], axis=axis)
         return rotated.reshape(x.shape).astype(x.dtype)

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from .context import Context
 from .linear_factory import LinearFactory as LinearFactory
 from .quantized_array import Quantization
-
-State = Any
-"""A tree of arrays, each with the batch on axis 0; `()` where a mixer carries nothing."""
+from .state_kind import State as State
+from .state_kind import StateKind
 
 
 class TokenMixer(nn.Module):
@@ -80,49 +80,38 @@ class TokenMixer(nn.Module):
         """The state before the first position."""
         raise NotImplementedError
 
-    def blank_state(self, batch_size: int, length: int, dtype: mx.Dtype) -> State:
-        """A state of the shapes and dtypes that `length` tokens leave, unpadded.
-
-        `int32` arrays hold what the tokens would leave, the others zeros.
-        """
-        return self.init_state(batch_size, dtype)
-
-    def can_rewind(self, state: State, count: int) -> bool:
-        """Whether `rewound` gives back what the state is now once up to `count` tokens are added."""
-        return False
-
-    def rewound(self, state: State, count: int) -> State:
-        """The state before its last `count` tokens, where `can_rewind` promised it."""
-        raise NotImplementedError
-
-    def fixed_state(self, state: State) -> tuple[State, int | None] | None:
-        """The state in a form whose shapes stay while tokens are read one by one.
-
-        Returns:
-            The state and the number of tokens that it has room for, `None` for any; or `None` where
-            there is no such form.
-        """
-        return (state, None) if self.recurrent else None
-
-    def growing_state(self, state: State, unread: int | None) -> State:
-        """The ordinary form of a `fixed_state` after `unread` tokens fewer than it had room for."""
-        return state
+    @property
+    def state_kind(self) -> StateKind:
+        """What can be done with its states."""
+        return StateKind(self.init_state, is_fixed=self.recurrent)
 
     __call__: Callable[..., tuple[mx.array, State]]
-    """`mixer(x, state, valid)`, and by name what the mixer takes beside: `starts`, `memory`, or what its
-    model shares."""
+    """`mixer(x, state, valid)`, and by name what its kind takes beside: `starts`, `memory` and
+    `memory_valid`, or arguments that its model makes for each block."""
 
     def residual(
         self,
         x: mx.array,
-        norm: nn.Module,
-        state: State = None,
-        valid: mx.array | None = None,
-        **context: Any,
+        norm: nn.Module | None,
+        state: State,
+        context: Context,
+        **arguments: Any,
     ) -> tuple[mx.array, State]:
-        """`x + mixer(norm(x))` and the state; `context` goes to the mixer.
+        """`x + mixer(norm(x))`, or `x + mixer(x)` without a norm, and the state; for a block of a model.
 
-        A mixer overrides it to compute norm and sum together with its projections.
+        A mixer overrides it to compute norm and sum together with its projections, or to share with
+        other blocks what `context` makes once.
+
+        Args:
+            x: The residual stream, `(B, L, D)`.
+            norm: The norm before the mixer; `None`: there is none.
+            state: The state before.
+            context: The tokens of the call.
+            arguments: What the model makes for this block, such as a lower bound.
         """
-        y, state = self(norm(x), state, valid, **context)
+        if self.packs_samples and context.starts is not None:
+            arguments["starts"] = context.starts
+        if self.cross and context.memory is not None:
+            arguments |= {"memory": context.memory, "memory_valid": context.memory_valid}
+        y, state = self(x if norm is None else norm(x), state, context.valid, **arguments)
         return x + y, state

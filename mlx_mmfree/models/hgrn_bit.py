@@ -159,9 +159,9 @@ class HGRNBit(Decoder):
     blocks, so the first block has none.
     """
 
-    def context(self) -> list[dict[str, mx.array]]:
+    def block_arguments(self) -> list[dict[str, mx.array]]:
         if "lower_bounds" not in self:
-            return super().context()
+            return super().block_arguments()
         shares = mx.softmax(self.lower_bounds.astype(mx.float32), axis=0)
         bounds = (mx.cumsum(shares, axis=0) - shares[:1]).astype(self.dtype)
         return [{}, *({"lower_bound": bounds[n]} for n in range(1, len(self.blocks)))]

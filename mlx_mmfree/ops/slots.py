@@ -4,7 +4,41 @@ Slot `j` of a row holds its token `j`. With a window of W slots behind S sinks, 
 latest token `S + p` with `p % W == j`.
 """
 
+from typing import NamedTuple
+
 import mlx.core as mx
+
+
+class Place(NamedTuple):
+    """Where one more token goes in buffers that hold these positions.
+
+    Attributes:
+        lengths: Number of tokens before it in each row, int32 `(B,)`.
+        slots: Its slot, as `new_slots` gives it.
+        positions: The position that each slot in use holds afterwards, int32 `(B, N)`, -1 for none.
+        mask: Which slots it sees, booleans `(B, 1, 1, N)`.
+    """
+
+    lengths: mx.array
+    slots: mx.array
+    positions: mx.array
+    mask: mx.array
+
+
+def next_place(positions: mx.array, room: int, window: int | None = None, sinks: int = 0) -> Place:
+    """Where one token goes.
+
+    Args:
+        positions: The position that each slot in use holds, int32 `(B, N)`, -1 for none.
+        room: Number of slots there are; a token without one takes the last.
+        window: Slots behind the sinks, the oldest of which is overwritten; `None`: all tokens stay.
+        sinks: Number of first tokens that stay.
+    """
+    batch, used = positions.shape
+    lengths = mx.max(positions, axis=1) + 1 if used else mx.zeros((batch,), mx.int32)
+    count = min(slots_after(used, 1, window, sinks), room)
+    held = held_positions(lengths + 1, count, window, sinks)
+    return Place(lengths, new_slots(lengths, 1, window, sinks), held, (held >= 0)[:, None, None])
 
 
 def slots_after(used: int, length: int, window: int | None, sinks: int) -> int:
@@ -12,11 +46,24 @@ def slots_after(used: int, length: int, window: int | None, sinks: int) -> int:
     return used + length if window is None else min(used + length, sinks + window)
 
 
-def next_slots(lengths: mx.array, window: int | None, sinks: int) -> mx.array:
-    """The slot of the next token in rows of these lengths."""
-    if window is None:
-        return lengths
-    return mx.where(lengths < sinks, lengths, sinks + (lengths - sinks) % window)
+def new_slots(
+    lengths: int | mx.array, length: int, window: int | None = None, sinks: int = 0
+) -> mx.array:
+    """The slots of the next `length` tokens, one behind the other, in rows of these lengths.
+
+    Args:
+        lengths: One number for all rows, or int32 `(B,)`.
+        length: Number of tokens.
+        window: Slots behind the sinks; `None`: all tokens stay.
+        sinks: Number of first tokens that stay.
+
+    Returns:
+        int32: the first slot, `(1,)`, where it is the same for all rows; or every slot, `(B, length)`.
+    """
+    first = mx.array([lengths], mx.int32) if isinstance(lengths, int) else lengths
+    if window is not None:
+        first = mx.where(first < sinks, first, sinks + (first - sinks) % window)
+    return first if first.size == 1 else first[:, None] + mx.arange(length)
 
 
 def held_positions(lengths: mx.array, slots: int, window: int | None, sinks: int) -> mx.array:
@@ -31,12 +78,9 @@ def held_positions(lengths: mx.array, slots: int, window: int | None, sinks: int
     return mx.where(is_held, position, -1)
 
 
-def write_slots(buffer: mx.array, new: mx.array, first: int | mx.array) -> mx.array:
-    """The buffer with `new` written along axis 2 from `first`, which each row has its own of."""
-    if isinstance(first, int):
-        first = mx.array([first], mx.int32)
-    if first.size == 1:
-        return mx.slice_update(buffer, new, first.reshape(1), axes=(2,))
-    slots = first[:, None] + mx.arange(new.shape[2])
-    slots = mx.broadcast_to(slots[:, None, :, None], new.shape)
-    return mx.put_along_axis(buffer, slots, new, axis=2)
+def write_slots(buffer: mx.array, new: mx.array, slots: mx.array) -> mx.array:
+    """The buffer with `new` written along axis 2 to these slots, as `new_slots` gives them."""
+    if slots.size == 1:
+        return mx.slice_update(buffer, new, slots.reshape(1), axes=(2,))
+    index = mx.broadcast_to(slots[:, None, :, None], new.shape)
+    return mx.put_along_axis(buffer, index, new, axis=2)

@@ -2,7 +2,7 @@
 
 from copy import copy
 from dataclasses import replace
-from typing import Any, ClassVar, TypeGuard, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -10,20 +10,17 @@ import mlx.nn as nn
 from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.attention_options import AttentionNorms, KeyValueCache, takes_single_arguments
-from ..layers.key_value_state import (
-    Attended,
-    FixedKeyValueState,
-    KeyValueState,
-    extend,
-    with_room,
-)
+from ..layers.context import Context
+from ..layers.key_value_kind import KeyValueKind
+from ..layers.key_value_reading import Reading, extend, read, read_whole, sink_places
+from ..layers.key_value_state import FixedKeyValueState, KeyValueState
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.quantized_array import Quantization
 from ..layers.rope import RoPE
-from ..layers.sample_starts import sample_begins
+from ..layers.state_kind import StateKind
 from ..layers.token_mixer import TokenMixer
 from ..ops import attention, attention_step
-from ..ops.attention import Mask
+from ..ops.slots import next_place
 
 S = TypeVar("S", KeyValueState, FixedKeyValueState)
 GQAState = KeyValueState | FixedKeyValueState | tuple[()]
@@ -170,51 +167,19 @@ class GQA(TokenMixer):
         return self._cache.capacity
 
     @property
-    def _window(self) -> int | None:
-        return self._cache.window
+    def _key_values(self) -> KeyValueKind:
+        takes_steps = "rope" not in self or (
+            self["rope"].wavelengths is not None and not self._cache.sinks
+        )
+        heads, dims = self.num_kv_heads, self.head_dim
+        return KeyValueKind(heads, dims, self._cache, takes_steps=takes_steps)
 
     @property
-    def _sinks(self) -> int:
-        return self._cache.sinks
+    def state_kind(self) -> StateKind:
+        return self._key_values if self._is_causal else super().state_kind
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> GQAState:
-        if not self._is_causal:
-            return ()
-        heads, dims = self.num_kv_heads, self.head_dim
-        state = KeyValueState.empty(batch_size, heads, dims, dims, dtype)
-        return self._quantized(state) if self._cache.exact_slots == 0 else state
-
-    def blank_state(self, batch_size: int, length: int, dtype: mx.Dtype) -> GQAState:
-        state = self.init_state(batch_size, dtype)
-        if isinstance(state, KeyValueState):
-            exact = self._cache.exact_slots
-            if exact is not None and length > exact:
-                state = self._quantized(state)
-            state = state.blank(length, self._window, self._sinks)
-        return state
-
-    def can_rewind(self, state: GQAState, count: int) -> bool:
-        exact = self._cache.exact_slots
-        if self._window is not None or not isinstance(state, KeyValueState):
-            return False
-        return exact is None or state.is_quantized or state.positions.shape[1] + count <= exact
-
-    def rewound(self, state: KeyValueState, count: int) -> KeyValueState:
-        return state.without_last(count)
-
-    def fixed_state(self, state: GQAState) -> tuple[FixedKeyValueState, int | None] | None:
-        if not self._takes_step(state, 1) or self._cache.quantization is not None:
-            return None
-        fixed = FixedKeyValueState.of(with_room(state, 1, self._window, self._sinks))
-        room = fixed.positions.shape[1]
-        return fixed, None if room == self.capacity else room - state.positions.shape[1]
-
-    def growing_state(self, state: FixedKeyValueState, unread: int | None) -> KeyValueState:
-        return KeyValueState(*state).without_last(unread or 0)
-
-    def _quantized(self, state: KeyValueState) -> KeyValueState:
-        quantization = self._cache.quantization
-        return state if quantization is None else state.quantized(quantization)
+        return self._key_values.empty(batch_size, dtype) if self._is_causal else ()
 
     def __call__(
         self,
@@ -224,65 +189,66 @@ class GQA(TokenMixer):
         *,
         starts: mx.array | None = None,
     ) -> tuple[mx.array, GQAState]:
-        check_sequences("GQA", x, self._dims)
-        if valid is None:
-            return self._read(x, state, None, starts=starts)
-        # Padding moves behind the tokens, where a causal mask hides it.
-        order = mx.argsort(mx.where(valid, 0, x.shape[1]) + mx.arange(x.shape[1]), axis=1)
-        x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
-        x = mx.take_along_axis(x, order[..., None], axis=1)
-        if starts is not None:
-            starts = mx.take_along_axis(starts & valid, order, axis=1)
-        # over empty rows MLX's sum may never end on a CPU
-        counts = valid.sum(axis=1) if x.shape[1] else mx.zeros((x.shape[0],), mx.int32)
-        y, state = self._read(x, state, counts, starts=starts)
-        y = mx.take_along_axis(y, mx.argsort(order, axis=1)[..., None], axis=1)
-        return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), state
+        return self._padded(x, state, Context(valid, starts=starts))
 
     def residual(
         self,
         x: mx.array,
-        norm: nn.Module,
-        state: GQAState | None = None,
-        valid: mx.array | None = None,
-        **context: Any,
+        norm: nn.Module | None,
+        state: GQAState | None,
+        context: Context,
+        **arguments: Any,
     ) -> tuple[mx.array, GQAState]:
+        if context.valid is None:
+            check_sequences("GQA", x, self._dims)
+            return self._read(x, state, _Tokens.all_of(context), norm, x, **arguments)
+        y, state = self._padded(x if norm is None else norm(x), state, context, **arguments)
+        return x + y, state
+
+    def _padded(
+        self, x: mx.array, state: GQAState | None, context: Context
+    ) -> tuple[mx.array, GQAState]:
+        """Attention of rows with padding, which moves behind their tokens."""
         check_sequences("GQA", x, self._dims)
+        valid = context.valid
         if valid is None:
-            return self._read(x, state, None, norm, x, **context)
-        return super().residual(x, norm, state, valid, **context)
+            return self._read(x, state, _Tokens.all_of(context))
+        order, back, tokens = context.once("padding last", lambda: _padding_last(context, valid))
+        x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
+        x = mx.take_along_axis(x, order[..., None], axis=1)
+        y, state = self._read(x, state, tokens)
+        y = mx.take_along_axis(y, back[..., None], axis=1)
+        return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), state
 
     def _read(
         self,
         x: mx.array,
         state: GQAState | None,
-        counts: mx.array | None,
+        tokens: "_Tokens",
         norm: nn.Module | None = None,
         residual: mx.array | None = None,
-        starts: mx.array | None = None,
     ) -> tuple[mx.array, GQAState]:
         """`_attend`, in two parts where the state is to be quantised between them."""
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
-        exact = self._cache.exact_slots
-        if exact is None or not isinstance(state, KeyValueState) or state.is_quantized:
-            return self._attend(x, state, counts, norm, residual, starts)
-        if starts is not None:
+        if self._cache.quantization is None or not isinstance(state, KeyValueState):
+            return self._attend(x, state, tokens, norm, residual)
+        kind = self._key_values
+        first = kind.left_exact(state)
+        if first is None:
+            return self._attend(x, state, tokens, norm, residual)
+        if tokens.starts is not None:
             raise ValueError(
                 "[GQA] 'starts' must be None while the state is still to be quantised but got "
-                f"{starts.shape}. Set 'quantization_start' to 0 or leave out the quantization."
+                f"{tokens.starts.shape}. Set 'quantization_start' to 0 or leave out the quantization."
             )
-        first = exact - state.positions.shape[1]
-        if first <= 0:
-            return self._attend(x, self._quantized(state), counts, norm, residual)
+        if first == 0:
+            return self._attend(x, kind.quantized(state), tokens, norm, residual)
         if first >= x.shape[1]:
-            return self._attend(x, state, counts, norm, residual)
+            return self._attend(x, state, tokens, norm, residual)
         parts = []
         for part in (slice(0, first), slice(first, None)):
-            real = None
-            if counts is not None:
-                real = mx.clip(counts - (part.start or 0), 0, first if part.stop else None)
             added = None if residual is None else residual[:, part]
-            y, state = self._read(x[:, part], state, real, norm, added)
+            y, state = self._read(x[:, part], state, tokens.part(part), norm, added)
             parts.append(y)
         return mx.concatenate(parts, axis=1), state
 
@@ -290,49 +256,40 @@ class GQA(TokenMixer):
         self,
         x: mx.array,
         state: GQAState,
-        counts: mx.array | None,
-        norm: nn.Module | None = None,
-        residual: mx.array | None = None,
-        starts: mx.array | None = None,
+        tokens: "_Tokens",
+        norm: nn.Module | None,
+        residual: mx.array | None,
     ) -> tuple[mx.array, GQAState]:
-        """Attention where the first `counts` tokens of each row are real."""
         # items, since attributes of a module are slow to find
         inner = (self["query_proj"], self["key_proj"], self["value_proj"])
         projected = project(x, inner, norm=norm)
+        is_plain = tokens.counts is None and tokens.starts is None
         if isinstance(state, FixedKeyValueState):
-            if counts is not None or starts is not None:
+            if not is_plain or x.shape[1] != 1:
                 raise ValueError(
-                    "[GQA] 'valid' and 'starts' must be None with a state of fixed shapes, which "
-                    "takes one token of each row at a time. Make it ordinary by 'growing_state'."
+                    "[GQA] 'x' must hold one token of each row, without 'valid' and 'starts', while "
+                    "the state has fixed shapes. Make it ordinary by 'growing' of its kind."
                 )
-            y, state = self._step(projected, state)
-        elif counts is None and starts is None and self._takes_step(state, x.shape[1]):
-            y, state = self._step(projected, with_room(state, 1, self._window, self._sinks))
+            y, state = self._step(projected, state, tokens.context)
+        elif is_plain and x.shape[1] == 1 and self._key_values.takes_step(state):
+            roomy = state.with_room(1, self._cache.window, self._cache.sinks)
+            y, state = self._step(projected, roomy, tokens.context)
         else:
-            y, state = self._mix(projected, state, counts, starts)
+            y, state = self._mix(projected, state, tokens)
         output_norm = self.get("output_norm")
         return project(y, (self["output_proj"],), norm=output_norm, residual=residual), state
 
-    def _takes_step(self, state: GQAState, length: int) -> TypeGuard[KeyValueState]:
-        """Whether `_step` computes attention with this state to so many tokens."""
-        if length != 1 or not isinstance(state, KeyValueState) or state.is_quantized:
-            return False
-        return "rope" not in self or (self["rope"].wavelengths is not None and not self._sinks)
-
-    def _step(self, projected: mx.array, state: S) -> tuple[mx.array, S]:
+    def _step(self, projected: mx.array, state: S, context: Context) -> tuple[mx.array, S]:
         """Attention of one token, with exact keys and values and room for it."""
-        options: dict[str, Any] = {}
+        keys, values, positions = cast("tuple[mx.array, mx.array, mx.array]", state)
+        options: dict[str, Any] = {"window": self._cache.window, "sinks": self._cache.sinks}
         if "rope" in self:
             rope = self["rope"]
-            options["wavelengths"], options["is_interleaved"] = (
-                rope.wavelengths,
-                rope.is_interleaved,
-            )
+            options["wavelengths"] = rope.wavelengths
+            options["is_interleaved"] = rope.is_interleaved
         if "query_norm" in self:
-            options["query_norm"], options["key_norm"] = (
-                self.query_norm.weight,
-                self.key_norm.weight,
-            )
+            options["query_norm"] = self.query_norm.weight
+            options["key_norm"] = self.key_norm.weight
             options["norm_eps"] = self.query_norm.eps
         sharpness = self._sharpness
         if sharpness != 1.0:
@@ -341,50 +298,46 @@ class GQA(TokenMixer):
             else:
                 queries, others = mx.split(projected, [self.num_heads * self.head_dim], axis=-1)
                 projected = mx.concatenate([queries * sharpness, others], axis=-1)
+        used, room = positions.shape[1], keys.shape[2]
+        place = context.once(
+            ("place", used, room, self._cache.window, self._cache.sinks),
+            lambda: next_place(positions, room, self._cache.window, self._cache.sinks),
+        )
         y, *new = attention_step(
-            projected,
-            *cast("tuple[mx.array, mx.array, mx.array]", state),
-            num_heads=self.num_heads,
-            window=self._window,
-            sinks=self._sinks,
-            **options,
+            projected, keys, values, positions, num_heads=self.num_heads, place=place, **options
         )
         return y, type(state)(*new)
 
     def _mix(
-        self,
-        projected: mx.array,
-        state: KeyValueState | tuple[()],
-        counts: mx.array | None,
-        starts: mx.array | None,
+        self, projected: mx.array, state: KeyValueState | tuple[()], tokens: "_Tokens"
     ) -> tuple[mx.array, GQAState]:
         """Attention of any number of tokens."""
-        length = projected.shape[1]
-        start: int | mx.array = 0
-        if isinstance(state, KeyValueState) and not state.is_empty:
-            start = state.lengths
-        begins = None if starts is None else sample_begins(starts, start)
-        offset = start if begins is None else _places(start, length) - begins
+        length, (context, counts, starts) = projected.shape[1], tokens
         kv_dims = self.num_kv_heads * self.head_dim
         query, key, value = mx.split(projected, [-2 * kv_dims, -kv_dims], axis=-1)
-        plain_queries = self._heads(query, "query_norm")
+        plain = self._heads(query, "query_norm")
         if self._sharpness != 1.0:
-            plain_queries = plain_queries * self._sharpness
-        queries = self._rotate(plain_queries, offset)
-        keys = self._rotate(self._heads(key, "key_norm"), offset)
-        values = self._heads(value)
+            plain = plain * self._sharpness
+        keys, values = self._heads(key, "key_norm"), self._heads(value)
         if isinstance(state, KeyValueState):
-            begin = None if begins is None else begins[:, -1]
-            attended, state = extend(state, keys, values, counts, self._window, self._sinks, begin)
-            mask = self._causal_mask(attended, length, start, begins)
-            if self._sinks and "rope" in self and not isinstance(mask, str | None):
-                queries, attended = self._near_sinks(
-                    plain_queries, queries, attended, start, begins
-                )
+            limits = (self._cache.window, self._cache.sinks)
+            which = (state.used, length, *limits)
+            before = state.positions
+            reading = context.once(
+                ("reading", *which), lambda: read(before, length, counts, starts, *limits)
+            )
+            queries, keys = self._rotate((plain, keys), reading.offset, which, context)
+            keys, values, state = extend(state, keys, values, reading, *limits)
+            mask = reading.mask
+            if self._cache.sinks and "rope" in self and not isinstance(mask, str | None):
+                queries, keys = self._near_sinks(plain, queries, keys, reading, which, context)
         else:
-            attended = Attended(keys, values, None)
-            mask = self._full_mask(length, counts, begins)
-        y = attention(queries, attended.keys, attended.values, mask)
+            window = self._cache.window
+            offset, mask = context.once(
+                ("whole", length, window), lambda: read_whole(length, counts, starts, window)
+            )
+            queries, keys = self._rotate((plain, keys), offset, ("whole", length), context)
+        y = attention(queries, keys, values, mask)
         return y.swapaxes(1, 2).reshape(*projected.shape[:2], -1).astype(projected.dtype), state
 
     @property
@@ -398,74 +351,83 @@ class GQA(TokenMixer):
         x = x.reshape(*x.shape[:2], -1, self.head_dim).swapaxes(1, 2)
         return self[norm](x) if norm in self else x
 
-    def _rotate(self, x: mx.array, offset: int | mx.array) -> mx.array:
-        y: mx.array = self.rope(x, offset) if "rope" in self else x
-        return y
+    def _rotate(
+        self,
+        heads: tuple[mx.array, ...],
+        offset: int | mx.array,
+        which: tuple[Any, ...],
+        context: Context,
+    ) -> tuple[mx.array, ...]:
+        """Heads `(B, heads, L, K)`, rotated; `which` tells the offsets of a call apart."""
+        if "rope" not in self:
+            return heads
+        rope, length = self["rope"], heads[0].shape[2]
+        rotation = context.once(
+            ("rotation", id(rope), *which), lambda: rope.rotation(offset, length)
+        )
+        return tuple(rope.rotate(x, rotation) for x in heads)
 
     def _near_sinks(
         self,
         plain: mx.array,
         queries: mx.array,
-        attended: Attended,
-        start: int | mx.array,
-        begins: mx.array | None,
-    ) -> tuple[mx.array, Attended]:
+        keys: mx.array,
+        reading: Reading,
+        which: tuple[Any, ...],
+        context: Context,
+    ) -> tuple[mx.array, mx.array]:
         """Queries and keys of twice the dims: for sinks, a query stands right behind a full window."""
-        batch, _, length, _ = plain.shape
-        farthest = self._sinks + (self._window or 0) - 1
-        query = _places(start, length)
-        key = mx.arange(length)[None] if attended.positions is None else attended.positions
-        if begins is not None:
-            query = query - begins
-            # the tokens before the call belong to a text that began at 0
-            key = key - mx.pad(begins, [(0, 0), (attended.keys.shape[2] - length, 0)])
-        at = mx.broadcast_to(mx.minimum(query, farthest), (batch, length))
-        near = self.rope(plain, at)
-        is_sink = (key < self._sinks)[:, None, :, None]
-        zero = mx.zeros((), attended.keys.dtype)
-        others = mx.where(is_sink, zero, attended.keys)
-        sinks = mx.where(is_sink, attended.keys, zero)
+        count, sinks = keys.shape[2], self._cache.sinks
+        batch = plain.shape[0]
+        farthest = sinks + (self._cache.window or 0) - 1
+        at, is_sink = context.once(
+            ("sinks", *which), lambda: sink_places(reading, batch, count, sinks, farthest)
+        )
+        (near,) = self._rotate((plain,), at, ("sinks", *which), context)
+        zero = mx.zeros((), keys.dtype)
+        others = mx.where(is_sink, zero, keys)
+        of_sinks = mx.where(is_sink, keys, zero)
         # twice the dims would halve the scale's square
         queries = mx.concatenate([queries, near], axis=-1) * 2**0.5
-        return queries, attended._replace(keys=mx.concatenate([others, sinks], axis=-1))
-
-    def _causal_mask(
-        self, attended: Attended, length: int, start: int | mx.array, begins: mx.array | None
-    ) -> Mask:
-        if attended.positions is None:
-            is_short = self._window is None or length <= self._sinks + self._window
-            if is_short and begins is None:
-                return "causal" if length > 1 else None
-            # (1, N): the call's own tokens
-            key = mx.arange(length)[None]
-        else:
-            key = attended.positions
-        query = _places(start, length)[..., None]
-        key = key[:, None]
-        begin = 0 if begins is None else begins[..., None]
-        mask = (key >= begin) & (key <= query)
-        if self._window is not None:
-            mask = mask & ((query - key < self._window) | (key < begin + self._sinks))
-        return mask[:, None]
-
-    def _full_mask(self, length: int, counts: mx.array | None, begins: mx.array | None) -> Mask:
-        mask: mx.array | None = None
-        if self._window is not None:
-            token = mx.arange(length)
-            mask = mx.abs(token[:, None] - token) < self._window
-        if counts is not None:
-            is_real = mx.arange(length) < counts[:, None, None, None]
-            mask = is_real if mask is None else mask & is_real
-        if begins is not None:
-            is_same = (begins[:, :, None] == begins[:, None])[:, None]
-            mask = is_same if mask is None else mask & is_same
-        return mask
+        return queries, mx.concatenate([others, of_sinks], axis=-1)
 
 
-def _places(start: int | mx.array, length: int) -> mx.array:
-    """Positions of tokens in their row, `(1, L)` or `(B, L)`."""
-    column = start[:, None] if isinstance(start, mx.array) else start
-    return column + mx.arange(length)[None]
+class _Tokens(NamedTuple):
+    """The real tokens of a call, at the front of their rows.
+
+    Attributes:
+        context: What the call shares with other layers.
+        counts: How many of each row are real, `(B,)`; `None`: all.
+        starts: Booleans `(B, L)`, `True` where another sample begins in the row.
+    """
+
+    context: Context
+    counts: mx.array | None
+    starts: mx.array | None
+
+    @classmethod
+    def all_of(cls, context: Context) -> "_Tokens":
+        """Those of rows without padding."""
+        return cls(context, None, context.starts)
+
+    def part(self, part: slice) -> "_Tokens":
+        """Those of a part of the rows, in which no sample begins."""
+        if self.counts is None:
+            return self
+        length = None if part.stop is None else part.stop - part.start
+        return self._replace(counts=mx.clip(self.counts - part.start, 0, length))
+
+
+def _padding_last(context: Context, valid: mx.array) -> tuple[mx.array, mx.array, _Tokens]:
+    """The order in which padding comes last, where a causal mask hides it; the way back; the tokens."""
+    batch, length = valid.shape
+    order = mx.argsort(mx.where(valid, 0, length) + mx.arange(length), axis=1)
+    # over empty rows MLX's sum may never end on a CPU
+    counts = valid.sum(axis=1) if length else mx.zeros((batch,), mx.int32)
+    starts = context.starts
+    if starts is not None:
+        starts = mx.take_along_axis(starts, order, axis=1)
+    return order, mx.argsort(order, axis=1), _Tokens(context, counts, starts)
 
 
 def _check_heads(dims: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:

@@ -7,6 +7,7 @@ import mlx.nn as nn
 
 from ..layers import ShortConvolution, project
 from ..layers.arguments import check_counts, check_optional_sizes, check_sequences, check_sizes
+from ..layers.context import Context
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.token_mixer import TokenMixer
 from ..ops import mlgru_step
@@ -105,17 +106,17 @@ class MLGRU(TokenMixer):
         lower_bound: mx.array | None = None,
         starts: mx.array | None = None,
     ) -> tuple[mx.array, MLGRUState]:
-        return self._mix(x, None, None, state, valid, lower_bound, starts)
+        return self._mix(x, None, None, state, Context(valid, starts=starts), lower_bound)
 
     def residual(
         self,
         x: mx.array,
-        norm: nn.Module,
-        state: MLGRUState | None = None,
-        valid: mx.array | None = None,
-        **context: Any,
+        norm: nn.Module | None,
+        state: MLGRUState | None,
+        context: Context,
+        **arguments: Any,
     ) -> tuple[mx.array, MLGRUState]:
-        return self._mix(x, norm, x, state, valid, **context)
+        return self._mix(x, norm, x, state, context, **arguments)
 
     def _mix(
         self,
@@ -123,13 +124,11 @@ class MLGRU(TokenMixer):
         norm: nn.Module | None,
         residual: mx.array | None,
         state: MLGRUState | None,
-        valid: mx.array | None,
+        context: Context,
         lower_bound: mx.array | None = None,
-        starts: mx.array | None = None,
     ) -> tuple[mx.array, MLGRUState]:
         check_sequences("MLGRU", x, self._dims)
-        if starts is not None and valid is not None:
-            starts = starts & valid
+        valid, starts = context.valid, context.starts
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
         convolutions = state.convolutions
         if "shared_conv" in self:

@@ -5,13 +5,14 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
+from ..layers.context import Context
 from ..layers.token_mixer import State
 from ..models import Block
 from ..models.parts.stack import Stack
 
 
 def recomputed(
-    block: Block, x: mx.array, state: State, valid: mx.array | None, **context: Any
+    block: Block, x: mx.array, state: State, context: Context, **arguments: Any
 ) -> tuple[mx.array, State]:
     """Calls a block so that only its inputs are kept in memory for the backward pass.
 
@@ -24,8 +25,8 @@ def recomputed(
         block: The block.
         x: The input, `(B, L, D)`.
         state: The block's state, or `None` for an empty one.
-        valid: `False` where padded, `(B, L)`, or `None` for no padding.
-        context: Further arrays that the block takes by name.
+        context: What the call shares with other blocks.
+        arguments: Further arrays that the block takes by name.
 
     Returns:
         The output `(B, L, D)` and the new state.
@@ -34,12 +35,16 @@ def recomputed(
     parameters = block.trainable_parameters()
 
     def forward(
-        parameters: dict[str, Any], x: mx.array, state: State, context: dict[str, Any]
+        parameters: dict[str, Any],
+        x: mx.array,
+        state: State,
+        memory: dict[str, mx.array],
+        arguments: dict[str, Any],
     ) -> tuple[mx.array, State]:
         # dropout must drop the same numbers in both passes
         mx.random.seed(high << 32 | low)
         block.update(parameters)
-        return block(x, state, valid, **context)
+        return block(x, state, context.with_memory(memory.get("memory")), **arguments)
 
     def backward(primals: Any, cotangents: Any, outputs: Any) -> Any:
         given = _flatten(cotangents)
@@ -48,10 +53,11 @@ def recomputed(
         block.update(parameters)
         return _unflatten(primals, mx.depends(gradients, gradients))
 
-    # parameters and context are arguments, so that they get gradients
+    # parameters, memory and arguments are given to the function, so that they get gradients
     checkpointed: Any = mx.custom_function(forward)
     checkpointed.vjp(backward)
-    result: tuple[mx.array, State] = checkpointed(parameters, x, state, context)
+    memory = {} if context.memory is None else {"memory": context.memory}
+    result: tuple[mx.array, State] = checkpointed(parameters, x, state, memory, arguments)
     block.update(parameters)
     return result
 

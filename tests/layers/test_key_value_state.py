@@ -1,12 +1,13 @@
 """Keys and values in few bits: the same slots, the same for whole, chunks and steps."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from mlx_mmfree.layers.key_value_state import GROWTH_STEP, KeyValueState, extend
+from mlx_mmfree.layers.key_value_reading import extend, read
+from mlx_mmfree.layers.key_value_state import GROWTH_STEP, KeyValueState
 from mlx_mmfree.layers.quantized_array import BITS, Quantization, QuantizedArray
 
 HEADS, DIMS = 2, 64
@@ -22,6 +23,26 @@ def _vectors(batch_size: int, length: int, seed: int = 0) -> tuple[mx.array, mx.
     shape = (2, batch_size, HEADS, length, DIMS)
     keys, values = mx.random.normal(shape, key=mx.random.key(seed))
     return keys, values
+
+
+class _Seen(NamedTuple):
+    """What a call sees: vectors, and the position of each, `None` for the call's own."""
+
+    keys: mx.array
+    values: mx.array
+    positions: mx.array | None
+
+
+def _extended(
+    state: KeyValueState,
+    keys: mx.array,
+    values: mx.array,
+    counts: mx.array | None = None,
+    **window: int,
+) -> tuple[_Seen, KeyValueState]:
+    reading = read(state.positions, keys.shape[2], counts, **window)
+    keys, values, state = extend(state, keys, values, reading, **window)
+    return _Seen(keys, values, reading.seen), state
 
 
 def _in_use(state: KeyValueState) -> list[mx.array]:
@@ -53,11 +74,11 @@ def test_stored_vectors_are_those_of_mlx(bits: int, group_size: int) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_whole_equals_pieces_equals_steps(window: dict[str, int], bits: int) -> None:
     keys, values = _vectors(2, 13)
-    _, whole = extend(_empty(2, bits=bits), keys, values, None, **window)
+    _, whole = _extended(_empty(2, bits=bits), keys, values, None, **window)
     for cuts in ([6], [3, 4, 11], list(range(1, 13))):
         state = _empty(2, bits=bits)
         for k, v in zip(mx.split(keys, cuts, axis=2), mx.split(values, cuts, axis=2), strict=True):
-            _, state = extend(state, k, v, None, **window)
+            _, state = _extended(state, k, v, None, **window)
         assert _same(state, whole)
 
 
@@ -71,8 +92,8 @@ def test_slots_are_those_of_exact_states(window: dict[str, int], cuts: list[int]
     start = 0
     for k, v in zip(mx.split(keys, cuts, axis=2), mx.split(values, cuts, axis=2), strict=True):
         real = mx.clip(counts - start, 0, k.shape[2])
-        seen, exact = extend(exact, k, v, real, **window)
-        got, stored = extend(stored, k, v, real, **window)
+        seen, exact = _extended(exact, k, v, real, **window)
+        got, stored = _extended(stored, k, v, real, **window)
         start += k.shape[2]
         assert mx.array_equal(stored.positions, exact.positions)
         is_real = (
@@ -88,7 +109,7 @@ def test_slots_are_those_of_exact_states(window: dict[str, int], cuts: list[int]
 
 def test_a_token_sees_itself_as_it_is_stored() -> None:
     keys, values = _vectors(1, 5)
-    seen, state = extend(_empty(bits=4), keys, values, None)
+    seen, state = _extended(_empty(bits=4), keys, values, None)
     assert mx.array_equal(seen.keys, QuantizedArray(*state.keys).decode(DIMS)[:, :, :5])
     assert not mx.array_equal(seen.keys, keys)
 
@@ -96,15 +117,15 @@ def test_a_token_sees_itself_as_it_is_stored() -> None:
 def test_rows_can_be_selected() -> None:
     keys, values = _vectors(3, 6)
     rows = mx.array([2, 0])
-    _, state = extend(_empty(3, bits=8), keys, values, None)
-    _, want = extend(_empty(2, bits=8), keys[rows], values[rows], None)
+    _, state = _extended(_empty(3, bits=8), keys, values, None)
+    _, want = _extended(_empty(2, bits=8), keys[rows], values[rows], None)
     assert _same(tree_map(lambda array: array[rows], state), want)
 
 
 def test_an_exact_state_becomes_the_quantised_one() -> None:
     keys, values = _vectors(1, 9)
-    _, exact = extend(_empty(), keys, values, None)
-    _, want = extend(_empty(bits=8), keys, values, None)
+    _, exact = _extended(_empty(), keys, values, None)
+    _, want = _extended(_empty(bits=8), keys, values, None)
     assert not exact.is_quantized and want.is_quantized
     assert _same(exact.quantized(Quantization()), want)
     assert want.quantized(Quantization(bits=4)) is want
@@ -113,7 +134,7 @@ def test_an_exact_state_becomes_the_quantised_one() -> None:
 @pytest.mark.parametrize(("bits", "words"), [(8, 16), (4, 8)])
 def test_size_in_memory(bits: int, words: int) -> None:
     keys, values = _vectors(1, 3)
-    _, state = extend(_empty(bits=bits), keys, values, None)
+    _, state = _extended(_empty(bits=bits), keys, values, None)
     numbers = sum(array.nbytes for _, array in tree_flatten((state.keys, state.values)))
     # codes, and a scale and a bias for the one group of each vector
     assert numbers == 2 * HEADS * GROWTH_STEP * 4 * (words + 2)
@@ -122,11 +143,11 @@ def test_size_in_memory(bits: int, words: int) -> None:
 @pytest.mark.parametrize("options", [{}, {"bits": 8}], ids=str)
 def test_without_the_last_tokens(options: dict[str, int]) -> None:
     keys, values = _vectors(2, 9)
-    _, before = extend(_empty(2, **options), keys[:, :, :5], values[:, :, :5], None)
-    _, after = extend(before, keys[:, :, 5:] + 1, values[:, :, 5:] + 1, None)
+    _, before = _extended(_empty(2, **options), keys[:, :, :5], values[:, :, :5], None)
+    _, after = _extended(before, keys[:, :, 5:] + 1, values[:, :, 5:] + 1, None)
     assert _same(after.without_last(4), before)
-    _, want = extend(before, keys[:, :, 5:], values[:, :, 5:], None)
-    _, got = extend(after.without_last(4), keys[:, :, 5:], values[:, :, 5:], None)
+    _, want = _extended(before, keys[:, :, 5:], values[:, :, 5:], None)
+    _, got = _extended(after.without_last(4), keys[:, :, 5:], values[:, :, 5:], None)
     assert _same(got, want)
 
 
@@ -137,11 +158,11 @@ def test_a_blank_state_has_the_shapes_of_a_read_one(
     window: dict[str, int], options: dict[str, int], length: int
 ) -> None:
     blank = _empty(2, **options).blank(length, **window)
-    read = _empty(2, **options)
+    state = _empty(2, **options)
     if length:
-        _, read = extend(read, *_vectors(2, length), None, **window)
-    assert mx.array_equal(blank.positions, read.positions)
-    want = [(array.shape, array.dtype) for array in _in_use(read)]
+        _, state = _extended(state, *_vectors(2, length), None, **window)
+    assert mx.array_equal(blank.positions, state.positions)
+    want = [(array.shape, array.dtype) for array in _in_use(state)]
     assert [(array.shape, array.dtype) for array in _arrays(blank)] == want
 
 

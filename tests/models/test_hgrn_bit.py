@@ -97,7 +97,7 @@ def test_left_padded_row_is_bit_equal_to_the_row_alone() -> None:
 
 def test_lower_bounds_rise_and_get_gradients() -> None:
     model = _model()
-    bounds = [context.get("lower_bound") for context in model.context()]
+    bounds = [given.get("lower_bound") for given in model.block_arguments()]
     assert bounds[0] is None
     assert (bounds[2] > bounds[1]).all().item()
     table = np.exp(np.array(model.lower_bounds, np.float64))

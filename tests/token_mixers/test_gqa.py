@@ -92,7 +92,7 @@ def test_buffers_grow_in_steps_up_to_the_window(window: int | None) -> None:
 def test_a_fixed_state_keeps_its_shapes(window: int | None) -> None:
     mixer = _mixer(window=window)
     _, state = mixer(mx.random.normal((2, 5, 16)))
-    fixed, room = mixer.fixed_state(state)
+    fixed, room = mixer.state_kind.fixed(state)
     assert room == {None: GROWTH_STEP - 5, GROWTH_STEP: None, 7: None}[window]
     shapes = [x.shape for x in fixed]
     for left in range(12, 0, -1):
@@ -101,7 +101,7 @@ def test_a_fixed_state_keeps_its_shapes(window: int | None) -> None:
         want, state = mixer(x, state)
         assert relative_error(y, want) <= FLOAT32
         assert [x.shape for x in fixed] == shapes
-        ordinary = mixer.growing_state(fixed, room and room - 13 + left)
+        ordinary = mixer.state_kind.growing(fixed, room and room - 13 + left)
         slots = state.positions.shape[1]
         assert mx.array_equal(ordinary.positions[:, :slots], state.positions)
         assert window or ordinary.positions.shape == state.positions.shape
@@ -114,10 +114,10 @@ def test_several_tokens_follow_a_fixed_state(window: dict[str, int], steps: int)
     x = mx.random.normal((1, 9 + steps, 16))
     want, _ = mixer(x)
     _, state = mixer(x[:, :4])
-    state, room = mixer.fixed_state(state)
+    state, room = mixer.state_kind.fixed(state)
     for n in range(4, 4 + steps):
         _, state = mixer(x[:, n : n + 1], state)
-    state = mixer.growing_state(state, room and room - steps)
+    state = mixer.state_kind.growing(state, room and room - steps)
     y, _ = mixer(x[:, 4 + steps :], state)
     assert relative_error(y, want[:, 4 + steps :]) <= FLOAT32
 
@@ -125,12 +125,12 @@ def test_several_tokens_follow_a_fixed_state(window: dict[str, int], steps: int)
 def test_a_fixed_state_takes_single_tokens_only() -> None:
     mixer = _mixer()
     _, state = mixer(mx.zeros((1, 3, 16)))
-    fixed, _ = mixer.fixed_state(state)
-    with pytest.raises(ValueError, match="'valid' and 'starts' must be None"):
+    fixed, _ = mixer.state_kind.fixed(state)
+    with pytest.raises(ValueError, match="without 'valid' and 'starts'"):
         mixer(mx.zeros((1, 1, 16)), fixed, mx.array([[True]]))
-    with pytest.raises(ValueError, match=r"\(B, 1, "):
+    with pytest.raises(ValueError, match="one token of each row"):
         mixer(mx.zeros((1, 2, 16)), fixed)
-    assert _mixer(window=6, sinks=2).fixed_state(state) is None
+    assert _mixer(window=6, sinks=2).state_kind.fixed(state) is None
 
 
 def test_positions_of_a_full_window_rotate() -> None:
@@ -244,7 +244,7 @@ def test_blank_state_is_of_the_kind_that_reading_leaves(
     options: dict[str, Any], length: int
 ) -> None:
     mixer = _stored(4, **options)
-    blank = mixer.blank_state(2, length, mx.float32)
+    blank = mixer.state_kind.blank(2, length, mx.float32)
     state = mixer.init_state(2, mx.float32)
     if length:
         _, state = mixer(_exact_input(2, length, 16), state)
@@ -278,9 +278,9 @@ def test_a_window_of_the_mixer_stays_unless_it_is_larger() -> None:
 def test_rewound_state_is_the_earlier_one(options: dict[str, Any]) -> None:
     mixer, x = _stored(8, **options), _exact_input(1, 12, 16)
     _, early = mixer(x[:, :7])
-    assert mixer.can_rewind(early, 5)
+    assert mixer.state_kind.can_rewind(early, 5)
     _, late = mixer(x[:, 7:] * 0.5, early)
-    want, got = mixer(x[:, 7:], early), mixer(x[:, 7:], mixer.rewound(late, 5))
+    want, got = mixer(x[:, 7:], early), mixer(x[:, 7:], mixer.state_kind.rewound(late, 5))
     assert mx.array_equal(got[0], want[0])
 
 
@@ -288,7 +288,7 @@ def test_rewound_state_is_the_earlier_one(options: dict[str, Any]) -> None:
 def test_what_is_overwritten_is_not_rewound(options: dict[str, Any]) -> None:
     mixer = _stored(8, **options)
     _, state = mixer(_exact_input(1, 7, 16))
-    assert not mixer.can_rewind(state, 5)
+    assert not mixer.state_kind.can_rewind(state, 5)
 
 
 @pytest.mark.parametrize(

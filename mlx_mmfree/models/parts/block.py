@@ -1,30 +1,48 @@
 """One residual block: a token mixer and a channel mixer (MetaFormer, arXiv 2111.11418)."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ...layers import ChannelMixer
 from ...layers.arguments import check_sizes
+from ...layers.context import Context
 from ...layers.token_mixer import State, TokenMixer
+
+NormOrder = Literal["pre", "post", "none"]
 
 
 class Block(nn.Module):
-    r"""Pre-norm residual block.
+    r"""Residual block, with its norms before the mixers, behind the sums, or without any.
 
     .. math::
-        u = x + \mathrm{TokenMixer}(\mathrm{norm}(x)), \quad
-        y = u + \mathrm{ChannelMixer}(\mathrm{norm}(u))
+        \text{pre:}\quad u &= x + \mathrm{TokenMixer}(\mathrm{norm}(x)), \quad
+        y = u + \mathrm{ChannelMixer}(\mathrm{norm}(u)) \\
+        \text{post:}\quad u &= \mathrm{norm}(x + \mathrm{TokenMixer}(x)), \quad
+        y = \mathrm{norm}(u + \mathrm{ChannelMixer}(u))
+
+    A memory mixer, between the two and of the same form, mixes a second sequence in, as the decoder of
+    an encoder-decoder does (Vaswani et al., arXiv 1706.03762).
 
     Args:
         dims: Model dims `D`.
         token_mixer: Mixes along the sequence.
         channel_mixer: Mixes within a position.
-        norm_eps: Epsilon of both norms.
+        memory_mixer: Mixes in a second sequence.
+        norm: Makes a norm, called as `norm(dims, eps=...)`.
+        norm_eps: Epsilon of the norms.
+        norm_order: Where they stand.
 
     Shape:
         `x` and `y`: `(B, L, D)`.
+
+    State:
+        That of the token mixer, or with a memory mixer a tuple of both states.
+
+    Raises:
+        ValueError: The order is unknown, or the memory mixer takes no second sequence.
     """
 
     def __init__(
@@ -33,23 +51,58 @@ class Block(nn.Module):
         token_mixer: TokenMixer,
         channel_mixer: ChannelMixer,
         *,
+        memory_mixer: TokenMixer | None = None,
+        norm: Callable[..., nn.Module] = nn.RMSNorm,
         norm_eps: float = 1e-6,
+        norm_order: NormOrder = "pre",
     ):
         super().__init__()
         check_sizes("Block", dims=dims)
-        self.token_norm = nn.RMSNorm(dims, eps=norm_eps)
-        self.token_mixer = token_mixer
-        self.channel_norm = nn.RMSNorm(dims, eps=norm_eps)
-        self.channel_mixer = channel_mixer
+        if norm_order not in get_args(NormOrder):
+            known = ", ".join(map(repr, get_args(NormOrder)))
+            raise ValueError(f"[Block] 'norm_order' must be one of {known} but got {norm_order!r}.")
+        if memory_mixer is not None and not memory_mixer.cross:
+            raise ValueError(
+                "[Block] 'memory_mixer' must take a second sequence but got a "
+                f"{type(memory_mixer).__name__}."
+            )
+        mixers = {"token": token_mixer, "memory": memory_mixer, "channel": channel_mixer}
+        for name, mixer in mixers.items():
+            if mixer is not None:
+                if norm_order != "none":
+                    self[f"{name}_norm"] = norm(dims, eps=norm_eps)
+                self[f"{name}_mixer"] = mixer
+        self._is_post = norm_order == "post"
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> State:
-        return self.token_mixer.init_state(batch_size, dtype)
+        own = self.token_mixer.init_state(batch_size, dtype)
+        if "memory_mixer" not in self:
+            return own
+        return own, self.memory_mixer.init_state(batch_size, dtype)
 
     def __call__(
-        self, x: mx.array, state: State = None, valid: mx.array | None = None, **context: Any
+        self, x: mx.array, state: State = None, context: Context | None = None, **arguments: Any
     ) -> tuple[mx.array, State]:
-        """`context` goes to the token mixer, as a lower bound or a second sequence does."""
+        """`context` is what all blocks share; `arguments`, as a lower bound, go to the token mixer."""
+        context = Context() if context is None else context
+        if "memory_mixer" not in self:
+            x, state = self._mixed("token", x, state, context, **arguments)
+        else:
+            own, of_memory = (None, None) if state is None else state
+            x, own = self._mixed("token", x, own, context.with_memory(None), **arguments)
+            x, of_memory = self._mixed("memory", x, of_memory, context)
+            state = own, of_memory
         # items, since attributes of a module are slow to find
-        x, state = self["token_mixer"].residual(x, self["token_norm"], state, valid, **context)
-        y: mx.array = self["channel_mixer"].residual(x, self["channel_norm"])
-        return y, state
+        mixer = self["channel_mixer"]
+        if self._is_post:
+            return self["channel_norm"](mixer.residual(x, None)), state
+        return mixer.residual(x, self.get("channel_norm")), state
+
+    def _mixed(
+        self, name: str, x: mx.array, state: State, context: Context, **arguments: Any
+    ) -> tuple[mx.array, State]:
+        mixer: TokenMixer = self[name + "_mixer"]
+        if self._is_post:
+            x, state = mixer.residual(x, None, state, context, **arguments)
+            return self[name + "_norm"](x), state
+        return mixer.residual(x, self.get(name + "_norm"), state, context, **arguments)

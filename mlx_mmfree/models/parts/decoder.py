@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from ...layers.context import Context
 from ...layers.embedding import embed_tokens
 from ...layers.token_mixer import State
 from .token_model import TokenModel
@@ -33,16 +34,17 @@ class Decoder(TokenModel):
         valid: mx.array | None = None,
         *,
         starts: mx.array | None = None,
-        context: Sequence[dict[str, mx.array]] | None = None,
+        block_arguments: Sequence[dict[str, mx.array]] | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
         """The normed residual stream before the head, `(B, L, D)`, and the new state.
 
         The tokens are taken as they are: their caller has checked them on the host, as a generator
-        does. `context` is that of `context()`, to be given by a caller who has computed it before.
+        does. `block_arguments` are those of `block_arguments()`, from a caller who has computed them
+        before.
         """
         state = self.init_state(tokens.shape[0]) if state is None else state
         x = embed_tokens(self.embed, tokens)
-        return self.run(x, state, valid, starts=starts, context=context)
+        return self.run(x, state, Context(valid, starts=starts), block_arguments)
 
     def predictions(self, tokens: mx.array) -> mx.array:
         return self(tokens)[0]
@@ -57,5 +59,5 @@ class Decoder(TokenModel):
     ) -> tuple[mx.array, tuple[State, ...]]:
         x = known_rows(self.embed, tokens)
         state = self.init_state(x.shape[0]) if state is None else state
-        x, state = self.run(x, state, valid, starts=starts)
+        x, state = self.run(x, state, Context(valid, starts=starts))
         return self.logits(x), state

@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 
+from ...layers.context import Context
 from .token_model import TokenModel
 from .tokens import known_rows
 
@@ -21,7 +22,7 @@ class MaskedLM(TokenModel):
     def hidden(self, tokens: mx.array, valid: mx.array | None = None) -> mx.array:
         """The normed residual stream before the head, `(B, L, D)`."""
         x = known_rows(self.embed, tokens)
-        return self.run(x, self.init_state(x.shape[0]), valid)[0]
+        return self.run(x, self.init_state(x.shape[0]), Context(valid))[0]
 
     def predictions(self, tokens: mx.array) -> mx.array:
         return self(tokens)

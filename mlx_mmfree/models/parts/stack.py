@@ -6,17 +6,18 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...layers.context import Context
 from ...layers.token_mixer import State
 from .block import Block
 
 RunBlock = Callable[..., tuple[mx.array, State]]
-"""Calls a block: `run(block, x, state, valid, **context)` gives what the block gives."""
+"""Calls a block: `run(block, x, state, context, **arguments)` gives what the block gives."""
 
 
 def run_block(
-    block: Block, x: mx.array, state: State, valid: mx.array | None, **context: Any
+    block: Block, x: mx.array, state: State, context: Context, **arguments: Any
 ) -> tuple[mx.array, State]:
-    return block(x, state, valid, **context)
+    return block(x, state, context, **arguments)
 
 
 class Stack(nn.Module):
@@ -52,41 +53,36 @@ class Stack(nn.Module):
         """Whether a row may hold several samples, one behind the other."""
         return all(block.token_mixer.packs_samples for block in self.blocks)
 
-    def context(self) -> list[dict[str, mx.array]]:
-        """What each block's token mixer is given beside its input; it depends on weights alone."""
+    def block_arguments(self) -> list[dict[str, mx.array]]:
+        """What each block's token mixer is given for itself; it depends on weights alone."""
         return [{}] * len(self.blocks)
 
     def run(
         self,
         x: mx.array,
         state: tuple[State, ...],
-        valid: mx.array | None = None,
-        *,
-        starts: mx.array | None = None,
-        context: Sequence[dict[str, mx.array]] | None = None,
+        context: Context,
+        block_arguments: Sequence[dict[str, mx.array]] | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
         """The normed residual stream after all blocks, and the new state.
 
         Args:
             x: The residual stream before them.
             state: That of each block.
-            valid: Booleans `(B, L)`, `False` where padded.
-            starts: Booleans `(B, L)`, `True` where another sample begins in the row.
-            context: That of `context()`, to be given by a caller who has computed it before.
+            context: The tokens of the call; all blocks share what they compute of it.
+            block_arguments: Those of `block_arguments()`, from a caller who has computed them before.
 
         Raises:
-            ValueError: `starts` is given and a token mixer cannot keep samples apart.
+            ValueError: Samples begin inside rows and a token mixer cannot keep them apart.
         """
-        context = self.context() if context is None else context
-        if starts is not None:
-            if not self.packs_samples:
-                raise ValueError(
-                    "[model] 'starts' must be None for a model whose token mixers cannot keep the "
-                    "samples of a row apart. Give each sample a row of its own."
-                )
-            context = [{**given, "starts": starts} for given in context]
+        if context.starts is not None and not self.packs_samples:
+            raise ValueError(
+                "[model] 'starts' must be None for a model whose token mixers cannot keep the "
+                "samples of a row apart. Give each sample a row of its own."
+            )
+        each = self.block_arguments() if block_arguments is None else block_arguments
         new_state = []
-        for block, given, old in zip(self.blocks, context, state, strict=True):
-            x, new = self.run_block(block, x, old, valid, **given)
+        for block, arguments, old in zip(self.blocks, each, state, strict=True):
+            x, new = self.run_block(block, x, old, context, **arguments)
             new_state.append(new)
         return self.norm(x), tuple(new_state)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..backend.dispatch import dispatch
-from ..slots import slots_after
+from ..slots import Place, slots_after
 
 
 class Options(NamedTuple):
@@ -19,6 +19,7 @@ class Options(NamedTuple):
     norm_eps: float = 1e-6
     window: int | None = None
     sinks: int = 0
+    place: Place | None = None
 
 
 def attention_step(
@@ -35,6 +36,7 @@ def attention_step(
     norm_eps: float = 1e-6,
     window: int | None = None,
     sinks: int = 0,
+    place: Place | None = None,
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     r"""Attention of one token to those before it and itself, and the state that holds it.
 
@@ -64,6 +66,8 @@ def attention_step(
         norm_eps: Epsilon of both norms.
         window: Slots behind the sinks, the oldest of which is overwritten; `None`: all tokens stay.
         sinks: Number of first tokens that stay.
+        place: What `next_place` gives for the positions, from a caller who has it of another layer. A
+            kernel that finds the place itself does not read it.
 
     Returns:
         `y`, `(B, 1, H K)` in the dtype of `projected`; the new keys and values, of the shapes and
@@ -105,7 +109,7 @@ def attention_step(
         y = mx.zeros((0, 1, num_heads * dims), projected.dtype)
         return y, keys, values, mx.zeros((0, used), mx.int32)
     options = Options(
-        num_heads, wavelengths, is_interleaved, query_norm, key_norm, norm_eps, window, sinks
+        num_heads, wavelengths, is_interleaved, query_norm, key_norm, norm_eps, window, sinks, place
     )
     y, keys, values, positions = dispatch(__name__, projected, keys, values, positions, options)
     return y, keys, values, positions

@@ -32,7 +32,7 @@ def run(
     positions: mx.array,
     options: Options,
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    *others, window, sinks = options
+    *others, window, sinks, _ = options
     y, keys, values, positions = _kernel()(
         projected, keys, values, positions, *others, window or 0, sinks
     )

@@ -1,0 +1,82 @@
+"""What can be done with the keys and values of attention."""
+
+from typing import Any, TypeGuard
+
+import mlx.core as mx
+
+from .attention_options import KeyValueCache
+from .key_value_state import FixedKeyValueState, KeyValueState
+from .state_kind import StateKind
+
+AnyKeyValueState = KeyValueState | FixedKeyValueState
+
+
+class KeyValueKind(StateKind):
+    """The states of one attention layer: a `KeyValueState`, or in fixed shapes a `FixedKeyValueState`.
+
+    Args:
+        num_heads: Key and value heads `G`.
+        head_dim: Dims `K` of a head.
+        cache: Which tokens are seen, and how their keys and values are kept.
+        takes_steps: Whether `attention_step` computes what this layer does with a single token.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, cache: KeyValueCache, *, takes_steps: bool):
+        super().__init__(self.empty, is_fixed=False)
+        self._num_heads = num_heads
+        self._head_dim = head_dim
+        self._cache = cache
+        self._takes_steps = takes_steps
+
+    def empty(self, batch_size: int, dtype: mx.Dtype) -> KeyValueState:
+        """The state before the first token."""
+        dims = self._head_dim
+        state = KeyValueState.empty(batch_size, self._num_heads, dims, dims, dtype)
+        return self.quantized(state) if self._cache.exact_slots == 0 else state
+
+    def quantized(self, state: KeyValueState) -> KeyValueState:
+        """The state with keys and values in few bits, if that is how they are to be kept."""
+        quantization = self._cache.quantization
+        return state if quantization is None else state.quantized(quantization)
+
+    def left_exact(self, state: AnyKeyValueState) -> int | None:
+        """How many more tokens the state takes before it is quantised; `None`: any number."""
+        exact = self._cache.exact_slots
+        if exact is None or not isinstance(state, KeyValueState) or state.is_quantized:
+            return None
+        return max(0, exact - state.used)
+
+    def blank(self, batch_size: int, length: int, dtype: mx.Dtype) -> KeyValueState:
+        state = self.empty(batch_size, dtype)
+        exact = self._cache.exact_slots
+        if exact is not None and length > exact:
+            state = self.quantized(state)
+        return state.blank(length, self._cache.window, self._cache.sinks)
+
+    def counted(self, state: AnyKeyValueState) -> tuple[mx.array, ...]:
+        return (state.positions,)
+
+    def can_rewind(self, state: AnyKeyValueState, count: int) -> bool:
+        if self._cache.window is not None or not isinstance(state, KeyValueState):
+            return False
+        exact = self._cache.exact_slots
+        return exact is None or state.is_quantized or state.used + count <= exact
+
+    def rewound(self, state: KeyValueState, count: int) -> KeyValueState:
+        return state.without_last(count)
+
+    def takes_step(self, state: Any) -> TypeGuard[KeyValueState]:
+        """Whether `attention_step` can read a token into this state."""
+        is_exact = isinstance(state, KeyValueState) and not state.is_quantized
+        return is_exact and self._takes_steps
+
+    def fixed(self, state: AnyKeyValueState) -> tuple[FixedKeyValueState, int | None] | None:
+        if self._cache.quantization is not None or not self.takes_step(state):
+            return None
+        cache = self._cache
+        fixed = FixedKeyValueState.of(state.with_room(1, cache.window, cache.sinks))
+        room = fixed.positions.shape[1]
+        return fixed, None if room == cache.capacity else room - state.used
+
+    def growing(self, state: FixedKeyValueState, unread: int | None) -> KeyValueState:
+        return KeyValueState(*state).without_last(unread or 0)

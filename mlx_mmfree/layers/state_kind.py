@@ -1,0 +1,57 @@
+"""What can be done with the states of a mixer, beside reading on."""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+State = Any
+"""A tree of arrays, each with the batch on axis 0; `()` where a mixer carries nothing."""
+
+
+class StateKind:
+    """The states of one mixer.
+
+    The defaults are those of plain arrays whose sizes stay, as a recurrence carries them. A mixer whose
+    state grows with the text returns a kind of its own.
+
+    Args:
+        init_state: That of the mixer.
+        is_fixed: Whether the shapes stay while tokens are read.
+    """
+
+    def __init__(self, init_state: Callable[[int, mx.Dtype], State], *, is_fixed: bool):
+        self._init_state = init_state
+        self._is_fixed = is_fixed
+
+    def blank(self, batch_size: int, length: int, dtype: mx.Dtype) -> State:
+        """A state of the shapes and dtypes that `length` tokens leave, unpadded.
+
+        What `counted` finds in it is what the tokens would leave; the rest is zeros.
+        """
+        return self._init_state(batch_size, dtype)
+
+    def counted(self, state: State) -> tuple[mx.array, ...]:
+        """The arrays of a state that depend on the number of tokens alone."""
+        return ()
+
+    def can_rewind(self, state: State, count: int) -> bool:
+        """Whether `rewound` gives back what the state is now once up to `count` tokens are added."""
+        return False
+
+    def rewound(self, state: State, count: int) -> State:
+        """The state before its last `count` tokens, where `can_rewind` promised it."""
+        raise NotImplementedError
+
+    def fixed(self, state: State) -> tuple[State, int | None] | None:
+        """The state in a form whose shapes stay while tokens are read one by one.
+
+        Returns:
+            The state and the number of tokens that it has room for, `None` for any; or `None` where
+            there is no such form.
+        """
+        return (state, None) if self._is_fixed else None
+
+    def growing(self, state: State, unread: int | None) -> State:
+        """The ordinary form of a `fixed` state after `unread` tokens fewer than it had room for."""
+        return state

@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .arguments import check_sizes
+from .context import Context
 from .sample_starts import sample_begins
 
 
@@ -38,27 +39,34 @@ class ShortConvolution(nn.Module):
         return mx.zeros((batch_size, kernel_size - 1, dims), dtype)
 
     def __call__(
-        self,
-        x: mx.array,
-        state: mx.array,
-        valid: mx.array | None = None,
-        starts: mx.array | None = None,
+        self, x: mx.array, state: mx.array, context: Context | None = None
     ) -> tuple[mx.array, mx.array]:
+        context = Context() if context is None else context
         length, kernel_size = x.shape[1], self.weight.shape[-1]
+        valid, starts = context.valid, context.starts
         if valid is not None:
             x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
         window = mx.concatenate([state, x], axis=1)
-        taps = [window[:, tap : tap + length] for tap in range(kernel_size)]
-        last = window[:, length:]
+        # what each tap sees, and behind them what is carried on
+        parts = [window[:, tap : tap + length] for tap in range(kernel_size)]
+        parts.append(window[:, length:])
         if starts is not None:
-            begins = sample_begins(starts, kernel_size - 1)[..., None]
-            place, zero = mx.arange(window.shape[1])[:, None], mx.zeros((), x.dtype)
-            taps = [
-                mx.where(place[tap : tap + length] >= begins, seen, zero)
-                for tap, seen in enumerate(taps)
-            ]
-            last = mx.where(place[length:] >= begins[:, -1:], last, zero)
+            masks = context.once(
+                ("taps", length, kernel_size), lambda: _same_sample(starts, kernel_size)
+            )
+            zero = mx.zeros((), x.dtype)
+            parts = [mx.where(mask, seen, zero) for mask, seen in zip(masks, parts, strict=True)]
+        *taps, last = parts
         y = self.weight[:, 0, 0] * taps[0]
         for tap in range(1, kernel_size):
             y = y + self.weight[:, 0, tap] * taps[tap]
         return nn.silu(y), last
+
+
+def _same_sample(starts: mx.array, kernel_size: int) -> list[mx.array]:
+    """Where each tap, and what is carried on, sees the sample of its position, `(B, ..., 1)`."""
+    length, before = starts.shape[1], kernel_size - 1
+    begins = sample_begins(starts, before)[..., None]
+    place = mx.arange(before + length)[:, None]
+    masks = [place[tap : tap + length] >= begins for tap in range(kernel_size)]
+    return [*masks, place[length:] >= begins[:, -1:]]

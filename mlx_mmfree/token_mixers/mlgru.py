@@ -128,21 +128,18 @@ class MLGRU(TokenMixer):
         lower_bound: mx.array | None = None,
     ) -> tuple[mx.array, MLGRUState]:
         check_sequences("MLGRU", x, self._dims)
-        valid, starts = context.valid, context.starts
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
         convolutions = state.convolutions
         if "shared_conv" in self:
-            x, last = self.shared_conv(
-                x if norm is None else norm(x), convolutions[0], valid, starts
-            )
+            x, last = self.shared_conv(x if norm is None else norm(x), convolutions[0], context)
             norm, convolutions = None, (last,)
         # items, since attributes of a module are slow to find
         inner = (self["input_proj"], self["forget_proj"], self["gate_proj"])
         gates = project(x, inner, norm=norm)
         if "input_conv" in self:
             i, f, g = mx.split(gates, 3, axis=-1)
-            i, last_i = self.input_conv(i, convolutions[0], valid, starts)
-            f, last_f = self.forget_conv(f, convolutions[1], valid, starts)
+            i, last_i = self.input_conv(i, convolutions[0], context)
+            f, last_f = self.forget_conv(f, convolutions[1], context)
             gates, convolutions = mx.concatenate([i, f, g], axis=-1), (last_i, last_f)
         gate_norm = self["gate_norm"]
         y, hidden = mlgru_step(
@@ -151,8 +148,8 @@ class MLGRU(TokenMixer):
             gate_norm["weight"],
             eps=gate_norm.eps,
             lower_bound=lower_bound,
-            valid=valid,
-            starts=starts,
+            valid=context.valid,
+            starts=context.starts,
         )
         y = project(y, (self["output_proj"],), residual=residual)
         return y, MLGRUState(hidden, convolutions)

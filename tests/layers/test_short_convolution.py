@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.layers import ShortConvolution
+from mlx_mmfree.layers.context import Context
 
 
 def test_formula() -> None:
@@ -38,7 +39,7 @@ def test_a_new_sample_sees_zeros_before_it(kernel_size: int) -> None:
     x = mx.random.normal((1, 9, 5), key=mx.random.key(1))
     carried = mx.random.normal((1, kernel_size - 1, 5), key=mx.random.key(2))
     starts = mx.array([[t in (2, 7) for t in range(9)]])
-    y, state = convolution(x, carried, None, starts)
+    y, state = convolution(x, carried, Context(starts=starts))
     parts, last = [], carried
     for piece in mx.split(x, [2, 7], axis=1):
         part, last = convolution(piece, last)

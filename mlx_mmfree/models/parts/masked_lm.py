@@ -21,8 +21,7 @@ class MaskedLM(TokenModel):
 
     def hidden(self, tokens: mx.array, valid: mx.array | None = None) -> mx.array:
         """The normed residual stream before the head, `(B, L, D)`."""
-        x = known_rows(self.embed, tokens)
-        return self.run(x, self.init_state(x.shape[0]), Context(valid))[0]
+        return self.transform(known_rows(self.embed, tokens), Context(valid))
 
     def predictions(self, tokens: mx.array) -> mx.array:
         return self(tokens)

@@ -57,6 +57,10 @@ class Stack(nn.Module):
         """What each block's token mixer is given for itself; it depends on weights alone."""
         return [{}] * len(self.blocks)
 
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[State, ...]:
+        """The state before the first position, for a residual stream of this dtype."""
+        return tuple(block.init_state(batch_size, dtype) for block in self.blocks)
+
     def run(
         self,
         x: mx.array,
@@ -86,3 +90,8 @@ class Stack(nn.Module):
             x, new = self.run_block(block, x, old, context, **arguments)
             new_state.append(new)
         return self.norm(x), tuple(new_state)
+
+    def transform(self, x: mx.array, context: Context | None = None) -> mx.array:
+        """The normed residual stream after all blocks, of sequences that begin and end with the call."""
+        context = Context() if context is None else context
+        return self.run(x, self.init_state(x.shape[0], x.dtype), context)[0]

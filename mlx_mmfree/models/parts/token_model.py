@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...layers import apply_head
+from ...layers.token_mixer import State
 from ...ops.ternary import ROUNDING_VERSION
 from .block import Block
 from .stack import Stack
@@ -55,11 +56,11 @@ class TokenModel(Stack):
         """The dtype of the residual stream."""
         return self.embed(mx.zeros((1,), mx.int32)).dtype
 
-    def init_state(self, batch_size: int) -> tuple[Any, ...]:
-        return tuple(block.init_state(batch_size, self.dtype) for block in self.blocks)
+    def init_state(self, batch_size: int, dtype: mx.Dtype | None = None) -> tuple[State, ...]:
+        return super().init_state(batch_size, self.dtype if dtype is None else dtype)
 
     def predictions(self, tokens: mx.array) -> mx.array:
-        """The logits `(B, L, V)` for tokens `(B, L)`, whatever else the model returns when called."""
+        """The logits for tokens `(B, L)`, whatever else the model takes or returns when it is called."""
         raise NotImplementedError
 
     def logits(self, hidden: mx.array) -> mx.array:

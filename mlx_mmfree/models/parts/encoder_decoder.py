@@ -1,0 +1,85 @@
+"""A model that turns one text into another."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ...layers.context import Context
+from ...layers.token_mixer import State
+from .block import Block
+from .stack import Stack
+from .token_model import TokenModel
+from .tokens import known_rows
+
+
+class EncoderDecoder(TokenModel):
+    """Reads a source text as a whole and writes a target text token by token (arXiv 1706.03762).
+
+    The target is read by blocks that also see the source: each has a memory mixer, or a token mixer
+    that takes a second sequence.
+
+    Args:
+        embed: The embedding of both texts, `(V, D)`.
+        encoder: Reads the source.
+        blocks: The blocks that read the target, first to last.
+        norm: The norm before the head.
+        head: Maps `(..., D)` to `(..., V)`; `None` ties it to the embedding.
+        config: The architecture's configuration.
+
+    Shape:
+        `source`: integers `(B, M)`; `tokens`: integers `(B, L)`; `source_valid` and `valid`: booleans
+        of the same shapes, `False` where padded; logits `(B, L, V)`.
+
+    State:
+        That of the blocks that read the target. Give it back together with what `encode` returned.
+    """
+
+    purpose = "turning one text into another"
+
+    def __init__(
+        self,
+        embed: nn.Embedding,
+        encoder: Stack,
+        blocks: Sequence[Block],
+        norm: nn.Module,
+        head: nn.Module | None = None,
+        config: Any = None,
+    ):
+        super().__init__(embed, blocks, norm, head, config)
+        self.encoder = encoder
+
+    def encode(self, source: mx.array, source_valid: mx.array | None = None) -> mx.array:
+        """What the target's blocks see of the source, `(B, M, D)`."""
+        return self.encoder.transform(known_rows(self.embed, source), Context(source_valid))
+
+    def decode(
+        self,
+        tokens: mx.array,
+        memory: mx.array,
+        state: tuple[State, ...] | None = None,
+        *,
+        memory_valid: mx.array | None = None,
+        valid: mx.array | None = None,
+    ) -> tuple[mx.array, tuple[State, ...]]:
+        """The logits for the target's next tokens, and the state after them."""
+        x = known_rows(self.embed, tokens)
+        state = self.init_state(x.shape[0]) if state is None else state
+        context = Context(valid, memory=memory, memory_valid=memory_valid)
+        x, state = self.run(x, state, context)
+        return self.logits(x), state
+
+    def predictions(self, tokens: mx.array) -> mx.array:
+        return self(tokens, tokens)[0]
+
+    def __call__(
+        self,
+        source: mx.array,
+        tokens: mx.array,
+        *,
+        source_valid: mx.array | None = None,
+        valid: mx.array | None = None,
+    ) -> tuple[mx.array, tuple[State, ...]]:
+        memory = self.encode(source, source_valid)
+        return self.decode(tokens, memory, memory_valid=source_valid, valid=valid)

@@ -1,0 +1,79 @@
+"""A model that sorts texts into classes."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ...layers.context import Context
+from ...ops.long_sums import long_sum
+from .block import Block
+from .token_model import TokenModel
+from .tokens import known_rows
+
+Pooling = Literal["first", "last", "mean"]
+
+
+class SequenceClassifier(TokenModel):
+    r"""Embedding, blocks, norm, one vector of each text, head.
+
+    .. math::
+        y = W\,\mathrm{pool}_t\big(\mathrm{norm}(x_t)\big)
+
+    Args:
+        embed: The embedding, `(V, D)`.
+        blocks: The blocks, first to last.
+        norm: The norm before the head.
+        head: Maps `(B, D)` to `(B, C)`, a logit for each class.
+        config: The architecture's configuration.
+        pooling: The vector of a text is that of its first token, as in BERT (arXiv 1810.04805), that
+            of its last, as causal models need it, or the mean of all.
+
+    Shape:
+        `tokens`: integers `(B, L)`; `valid`: booleans `(B, L)`, `False` where padded; logits `(B, C)`.
+
+    Raises:
+        ValueError: The pooling is unknown.
+    """
+
+    purpose = "sorting texts into classes"
+
+    def __init__(
+        self,
+        embed: nn.Embedding,
+        blocks: Sequence[Block],
+        norm: nn.Module,
+        head: nn.Module,
+        config: Any = None,
+        *,
+        pooling: Pooling = "mean",
+    ):
+        if pooling not in get_args(Pooling):
+            known = ", ".join(map(repr, get_args(Pooling)))
+            raise ValueError(
+                f"[SequenceClassifier] 'pooling' must be one of {known} but got {pooling!r}."
+            )
+        super().__init__(embed, blocks, norm, head, config)
+        self._pooling = pooling
+
+    def predictions(self, tokens: mx.array) -> mx.array:
+        return self(tokens)
+
+    def __call__(self, tokens: mx.array, valid: mx.array | None = None) -> mx.array:
+        x = self.transform(known_rows(self.embed, tokens), Context(valid))
+        return self.logits(self._pooled(x, valid))
+
+    def _pooled(self, x: mx.array, valid: mx.array | None) -> mx.array:
+        """The vector of each text, `(B, D)`."""
+        batch, length, _ = x.shape
+        real = mx.ones((batch, length)) if valid is None else valid.astype(mx.float32)
+        if self._pooling == "mean":
+            numbers = (x * real[..., None]).swapaxes(1, 2)
+            return (long_sum(numbers, axis=-1) / long_sum(real, axis=-1)[:, None]).astype(x.dtype)
+        place = mx.arange(length)
+        if self._pooling == "first":
+            chosen = mx.argmax(real, axis=1)
+        else:
+            chosen = mx.argmax(real * (place + 1), axis=1)
+        return mx.take_along_axis(x, chosen[:, None, None], axis=1).squeeze(1)

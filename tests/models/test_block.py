@@ -1,0 +1,114 @@
+"""A block against its formula, with its norms in every place."""
+
+from typing import Any, ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from mlx_mmfree.layers import ChannelMixer
+from mlx_mmfree.layers.context import Context
+from mlx_mmfree.layers.token_mixer import TokenMixer
+from mlx_mmfree.models import Block
+from tests.tolerances import TOLERANCE, relative_error
+
+X = mx.random.normal((2, 5, 8), key=mx.random.key(0))
+MEMORY = mx.random.normal((2, 3, 8), key=mx.random.key(1))
+
+
+class RunningSum(TokenMixer):
+    """The sum of all inputs so far, times 3."""
+
+    causal: ClassVar[bool] = True
+    recurrent: ClassVar[bool] = True
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> mx.array:
+        return mx.zeros((batch_size, 1, 8), dtype)
+
+    def __call__(
+        self, x: mx.array, state: mx.array | None = None, valid: mx.array | None = None
+    ) -> tuple[mx.array, mx.array]:
+        y = mx.cumsum(x, axis=1) + (0 if state is None else state)
+        return 3 * y, y[:, -1:]
+
+
+class PlusMemory(TokenMixer):
+    """Each input plus the sum of the second sequence; without one, minus the input."""
+
+    causal: ClassVar[bool] = True
+    cross: ClassVar[bool] = True
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
+        return ()
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: Any = None,
+        valid: mx.array | None = None,
+        *,
+        memory: mx.array | None = None,
+        memory_valid: mx.array | None = None,
+    ) -> tuple[mx.array, tuple[()]]:
+        return (-x if memory is None else x + memory.sum(axis=1, keepdims=True)), ()
+
+
+class Square(ChannelMixer):
+    def __call__(self, x: mx.array) -> mx.array:
+        return x * x
+
+
+def _layer_norm(x: np.ndarray) -> np.ndarray:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-3)
+
+
+def _expected(x: np.ndarray, order: str, mixers: list[Any]) -> np.ndarray:
+    for mix in mixers:
+        if order == "pre":
+            x = x + mix(_layer_norm(x))
+        else:
+            x = x + mix(x)
+            x = _layer_norm(x) if order == "post" else x
+    return x
+
+
+@pytest.mark.parametrize("order", ["pre", "post", "none"])
+@pytest.mark.parametrize("has_memory", [False, True])
+def test_formula(order: Any, has_memory: bool) -> None:
+    memory = np.array(MEMORY, np.float64).sum(axis=1, keepdims=True)
+    mixers = [lambda x: 3 * np.cumsum(x, axis=1), lambda x: x + memory, lambda x: x * x]
+    want = _expected(np.array(X, np.float64), order, mixers if has_memory else mixers[::2])
+    block = Block(
+        *(8, RunningSum(), Square()),
+        memory_mixer=PlusMemory() if has_memory else None,
+        norm=nn.LayerNorm,
+        norm_eps=1e-3,
+        norm_order=order,
+    )
+    y, _ = block(X, None, Context(memory=MEMORY))
+    assert relative_error(y, mx.array(want)) <= TOLERANCE[mx.float32]
+    state, parts = block.init_state(2, mx.float32), []
+    for part in mx.split(X, [1, 3], axis=1):
+        part, state = block(part, state, Context(memory=MEMORY))
+        parts.append(part)
+    assert relative_error(mx.concatenate(parts, axis=1), mx.array(want)) <= TOLERANCE[mx.float32]
+
+
+def test_beside_a_memory_mixer_the_token_mixer_sees_its_own_sequence_alone() -> None:
+    alone = Block(8, PlusMemory(), Square(), norm_order="none")
+    beside = Block(8, PlusMemory(), Square(), memory_mixer=PlusMemory(), norm_order="none")
+    assert not mx.array_equal(alone(X, None, Context(memory=MEMORY))[0], alone(X)[0])
+    # x - x, then what the memory adds
+    added = mx.broadcast_to(MEMORY.sum(axis=1, keepdims=True), X.shape)
+    assert mx.allclose(beside(X, None, Context(memory=MEMORY))[0], added + added * added)
+
+
+def test_impossible_blocks_are_refused() -> None:
+    with pytest.raises(ValueError, match="'norm_order' must be one of 'pre', 'post', 'none'"):
+        Block(8, RunningSum(), Square(), norm_order="before")  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match="'memory_mixer' must take a second sequence but got a Run"
+    ):
+        Block(8, RunningSum(), Square(), memory_mixer=RunningSum())

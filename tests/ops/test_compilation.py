@@ -82,6 +82,16 @@ def test_what_depends_on_weights_alone_is_computed_once() -> None:
 
 @needs_compiler
 @pytest.mark.usefixtures("extension", "fused")
+def test_on_a_gpu_a_step_is_fused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "on_cpu", lambda: False)
+    assert compilation.can_compile()
+    repeated = compilation.compiled(lambda x: mx.abs(-x) * 2 + 1)
+    assert "Compiled" in operations(repeated(mx.ones((1,))))
+    assert repeated(mx.array([-3.0])).item() == 7
+
+
+@needs_compiler
+@pytest.mark.usefixtures("extension", "fused")
 def test_a_switch_that_does_nothing_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "_fusion_switch", lambda: lambda is_on: None)
     assert not compilation.can_compile()

@@ -1,10 +1,10 @@
-"""`mx.compile` for a step that is repeated, without what it builds at run time on a CPU."""
+"""`mx.compile` for a step that is repeated, without what it would build at run time on a CPU."""
 
 import ctypes
 import io
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -27,11 +27,11 @@ _is_tracing: ContextVar[bool] = ContextVar("is_tracing", default=False)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function of arrays on the CPU, so that MLX repeats its graph without Python.
+    """Compiles a function of arrays, so that MLX repeats its graph without Python.
 
-    `mx.compile` also fuses elementwise operations, for which it starts a C++ compiler on a CPU:
-    seconds at the first call, and nothing is fused where there is none. Here it does not. On other
-    devices and after `mx.disable_compile()` the function is returned as it is.
+    `mx.compile` also fuses elementwise operations. On a CPU it starts a C++ compiler for that, which
+    takes seconds at the first call, and nothing is fused where there is none; so there it fuses
+    nothing here. After `mx.disable_compile()` the function is returned as it is.
 
     Args:
         function: Its results depend on its arguments and on arrays that do not change. The shape of
@@ -47,7 +47,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         key = (threading.get_ident(), args[0].shape)
         if key in traced:
             return repeated(*args)
-        with _tracing, _without_fusion():
+        with _tracing, _without_fusion() if on_cpu() else nullcontext():
             token = _is_tracing.set(True)
             try:
                 result = repeated(*args)
@@ -75,8 +75,6 @@ def fold(*arrays: mx.array) -> None:
 
 def can_compile() -> bool:
     """Whether `compiled` compiles here and now."""
-    if not on_cpu():
-        return False
     calls: list[None] = []
 
     def count(x: mx.array) -> mx.array:
@@ -87,7 +85,7 @@ def can_compile() -> bool:
     one = mx.array(1)
     for _ in range(_CALLS):
         repeated(one)
-    return len(calls) < _CALLS and _can_stop_fusion()
+    return len(calls) < _CALLS and (not on_cpu() or _can_stop_fusion())
 
 
 @contextmanager

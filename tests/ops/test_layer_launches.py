@@ -1,0 +1,108 @@
+"""How many operations a layer launches on Metal, counted in the graph of the uncompiled step.
+
+MLX's fast operations and the library's kernels are stand-ins that count as one each; views count as
+none. A layer's own are what a model of three layers has beyond one of two.
+"""
+
+import shutil
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_mmfree.generation.key_values import fixed_state
+from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.ops import (
+    bit_linear,
+    gated_rms_norm,
+    linear_scan,
+    mlgru_step,
+    rms_norm_quantize,
+    ternary_matmul,
+)
+from mlx_mmfree.ops.backend import dispatch, launch
+from tests import graph
+
+TERNARY = {"quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear"}}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "hgrn_bit": ("hgrn_bit", {}),
+    "bitnet": ("bitnet", {}),
+    "ternary llama": ("llama", TERNARY),
+    "dense llama": ("llama", {}),
+    "qwen3": ("qwen3", {}),
+}
+# of a decoded token, and of a prompt
+LAUNCHES = {
+    "hgrn_bit": (5, 40),
+    "bitnet": (8, 43),
+    "ternary llama": (8, 40),
+    "dense llama": (19, 22),
+    "qwen3": (22, 24),
+}
+
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="without a C++ compiler nothing is fused"
+)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the backend `metal` build graphs of stand-ins."""
+    monkeypatch.setattr(dispatch, "metal_unavailable", lambda: None)
+    monkeypatch.setattr(dispatch, "native_unavailable", lambda: "it is left out")
+    monkeypatch.setattr(launch, "launch", _launch)
+    for operation in (
+        *(bit_linear, gated_rms_norm, linear_scan, mlgru_step, rms_norm_quantize, ternary_matmul),
+    ):
+        module = __import__(f"{operation.__module__}.metal", fromlist=["kernel_fault"])
+        monkeypatch.setattr(module, "kernel_fault", lambda *args, **kwargs: None)
+    for name in ("rope", "rms_norm"):
+        monkeypatch.setattr(mx.fast, name, getattr(graph, name))
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", graph.attention)
+
+
+def _launch(
+    kernel: Any, *, inputs: Any, output_shapes: Any, output_dtypes: Any, **options: Any
+) -> list[mx.array]:
+    return graph.stand_in(output_shapes, output_dtypes, *inputs)
+
+
+def _model(name: str, layers: int) -> Decoder:
+    model_type, options = MODELS[name]
+    architecture = find(model_type)
+    config = {**architecture.tiny, **options, "num_hidden_layers": layers}
+    model: Decoder = architecture.build(architecture.config.from_hub(config))
+    pack_linears(model)
+    mx.eval(model.parameters())
+    return model
+
+
+def _decoded(model: Decoder, batch: int) -> Any:
+    """One token of each row, as the decoding loop reads it."""
+    each = model.block_arguments()
+    _, state = model.hidden(mx.ones((batch, 7), mx.int32), block_arguments=each)
+    mx.eval(each, state)
+    fixed, _ = fixed_state(model, state)
+    mx.eval(fixed)
+    hidden, state = model.hidden(mx.ones((batch, 1), mx.int32), fixed, block_arguments=each)
+    return model.logits(hidden), state
+
+
+def _read(model: Decoder, batch: int) -> Any:
+    """A prompt, as the decoding loop reads it."""
+    each = model.block_arguments()
+    mx.eval(each)
+    return model.hidden(mx.ones((batch, 20), mx.int32), block_arguments=each)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("recorded", "fused")
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("name", MODELS)
+def test_launches_of_a_layer(name: str, batch: int) -> None:
+    for call, count in zip((_decoded, _read), LAUNCHES[name], strict=True):
+        small, large = (graph.operations(call(_model(name, n), batch)) for n in (2, 3))
+        added = large - small
+        assert added.total() == count, added

@@ -2,12 +2,15 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from .arguments import check_counts, check_optional_sizes
+from .arguments import check_counts, check_optional_sizes, check_sizes
 from .quantized_array import GROUP_SIZES, Quantization
+
+SINKS = 4
+"""First tokens that stay in a state of limited size."""
 
 Self = TypeVar("Self")
 Arguments = ParamSpec("Arguments")
@@ -70,6 +73,34 @@ class KeyValueCache:
             return None
         start = self.quantization_start
         return start if self.capacity is None else min(start, self.capacity)
+
+    def limited(
+        self, max_size: int | None, quantization: Quantization | None, quantization_start: int
+    ) -> "KeyValueCache":
+        """The same that holds at most `max_size` tokens, unless its own window is smaller.
+
+        The first 4 stay as sinks, the last ones in the window.
+
+        Args:
+            max_size: The most tokens; `None`: as many as now.
+            quantization: As the attribute.
+            quantization_start: As the attribute.
+
+        Raises:
+            TypeError: A number is not an integer.
+            ValueError: There is no room beside the sinks.
+        """
+        cache = self
+        if max_size is not None:
+            check_sizes("GQA", max_size=max_size)
+            if not SINKS < max_size < 2**31:
+                raise ValueError(
+                    f"[GQA] 'max_size' must be larger than {SINKS}, the first tokens that always "
+                    f"stay, and below 2**31 but got {max_size}."
+                )
+            if self.capacity is None or self.capacity > max_size:
+                cache = replace(cache, window=max_size - SINKS, sinks=SINKS)
+        return replace(cache, quantization=quantization, quantization_start=quantization_start)
 
     def check_fits(self, head_dim: int, is_causal: bool) -> None:
         """Refuses a cache that attention with such heads cannot have.

@@ -7,22 +7,29 @@ from typing import Any, ClassVar, Self
 from ..channel_mixers import SquaredReLUGLU, SwiGLU
 from ..channel_mixers.gated_linear_unit import GatedLinearUnit
 from ..errors import UnsupportedModelError
-from . import llama
 from .parts.architecture import Architecture, GGUFForm
 from .parts.decoder import Decoder
 from .parts.ternary_linears import TernaryLinears
+from .parts.transformer import (
+    PACKED_FORMS,
+    TINY,
+    build_transformer,
+    weight_names,
+)
+from .parts.transformer_config import TransformerConfig
 
-WEIGHT_NAMES = llama.weight_names("self_attn.attn_sub_norm", "mlp.ffn_sub_norm")
+SUB_NORMS = ("self_attn.attn_sub_norm", "mlp.ffn_sub_norm")
+WEIGHT_NAMES = weight_names(SUB_NORMS)
 
 # silu: models of 1bitLLM in the names of transformers' BitNet
 _FEED_FORWARDS: dict[str, type[GatedLinearUnit]] = {"relu2": SquaredReLUGLU, "silu": SwiGLU}
 
 
 @dataclass(frozen=True)
-class Config(llama.Config):
+class Config(TransformerConfig):
     """The architecture of one BitNet model; its linears but the head are ternary in any case.
 
-    Attributes: as `llama.Config`, and
+    Attributes: as `TransformerConfig`, and
         hidden_act: Activation of the feed-forward's gate.
     """
 
@@ -64,7 +71,7 @@ class Config(llama.Config):
 
 def build(config: Config) -> Decoder:
     """A model with fresh weights, in its training form."""
-    return llama.build_transformer(config, gated=_FEED_FORWARDS[config.hidden_act])
+    return build_transformer(config, gated=_FEED_FORWARDS[config.hidden_act])
 
 
 def _mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> str | None:
@@ -79,7 +86,7 @@ def _why_not_in_transformers(config: Config) -> str | None:
 
 _IN_GGUF = GGUFForm(
     {"model_type": "bitnet", "architectures": ["BitNetForCausalLM"], "hidden_act": "relu2"},
-    ("self_attn.attn_sub_norm", "mlp.ffn_sub_norm"),
+    SUB_NORMS,
     is_ternary=True,
 )
 
@@ -88,13 +95,13 @@ ARCHITECTURE = Architecture(
     config=Config,
     build=build,
     weight_names=WEIGHT_NAMES,
-    packed_forms=llama.PACKED_FORMS,
+    packed_forms=PACKED_FORMS,
     needs_range=True,
     mlx_lm=_mlx_lm_file,
     transformers=_why_not_in_transformers,
     gguf={"bitnet-25": _IN_GGUF, "bitnet-b1.58": _IN_GGUF},
     gguf_name=lambda config: "bitnet" if config.hidden_act == "silu" else "bitnet-b1.58",
-    tiny=llama.TINY,
+    tiny=TINY,
     presets={
         "bitnet-2b-4t": {
             "model_type": "bitnet",

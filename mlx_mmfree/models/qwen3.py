@@ -7,22 +7,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from . import llama
 from .parts.architecture import Architecture, GGUFForm
 from .parts.decoder import Decoder
 from .parts.fields import refuse_unless
+from .parts.transformer import (
+    PACKED_FORMS,
+    TINY,
+    build_transformer,
+    mlx_lm_file,
+    weight_names,
+)
+from .parts.transformer_config import TransformerConfig
 
-WEIGHT_NAMES = llama.WEIGHT_NAMES | {
+WEIGHT_NAMES = weight_names() | {
     "model.layers.{}.self_attn.q_norm.weight": "blocks.{}.token_mixer.query_norm.weight",
     "model.layers.{}.self_attn.k_norm.weight": "blocks.{}.token_mixer.key_norm.weight",
 }
 
 
 @dataclass(frozen=True)
-class Config(llama.Config):
+class Config(TransformerConfig):
     """The architecture of one Qwen3 model.
 
-    Attributes: as `llama.Config`.
+    Attributes: as `TransformerConfig`.
     """
 
     model_type: ClassVar[str] = "qwen3"
@@ -45,14 +52,14 @@ class Config(llama.Config):
 
 def build(config: Config) -> Decoder:
     """A model with fresh weights, in its training form."""
-    return llama.build_transformer(config, qk_norm_eps=config.rms_norm_eps)
+    return build_transformer(config, qk_norm_eps=config.rms_norm_eps)
 
 
 def _mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> str | None:
     """As `Architecture.mlx_lm`: mlx-lm knows Qwen3 without biases."""
     if config.attention_bias or config.mlp_bias:
         return "ternary_transformer.py"
-    return llama.mlx_lm_file(config, ternary_dims)
+    return mlx_lm_file(config, ternary_dims)
 
 
 def _why_not_in_transformers(config: Config) -> str | None:
@@ -64,11 +71,11 @@ ARCHITECTURE = Architecture(
     config=Config,
     build=build,
     weight_names=WEIGHT_NAMES,
-    packed_forms=llama.PACKED_FORMS,
+    packed_forms=PACKED_FORMS,
     is_ternarizable=True,
     mlx_lm=_mlx_lm_file,
     transformers=_why_not_in_transformers,
     gguf={"qwen3": GGUFForm({"model_type": "qwen3"})},
     gguf_name=lambda config: "qwen3",
-    tiny=llama.TINY,
+    tiny=TINY,
 )

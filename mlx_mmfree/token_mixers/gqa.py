@@ -1,8 +1,7 @@
 """Grouped-query attention (Ainslie et al., arXiv 2305.13245)."""
 
 from copy import copy
-from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,6 +14,7 @@ from ..layers.key_value_kind import KeyValueKind
 from ..layers.key_value_reading import Reading, extend, read, read_whole, sink_places
 from ..layers.key_value_state import FixedKeyValueState, KeyValueState
 from ..layers.linear_factory import Linears, factory_of
+from ..layers.padding import RealTokens, padding_last
 from ..layers.quantized_array import Quantization
 from ..layers.rope import RoPE
 from ..layers.state_kind import StateKind
@@ -24,9 +24,6 @@ from ..ops.slots import next_place
 
 S = TypeVar("S", KeyValueState, FixedKeyValueState)
 GQAState = KeyValueState | FixedKeyValueState | tuple[()]
-
-SINKS = 4
-"""First tokens that stay in a state of limited size."""
 
 
 class GQA(TokenMixer):
@@ -127,22 +124,9 @@ class GQA(TokenMixer):
             ValueError: There is no room beside the sinks, or the groups do not fit the heads.
         """
         mixer = copy(self)
-        if not self._is_causal:
-            return mixer
-        cache = self._cache
-        if max_size is not None:
-            check_sizes("GQA", max_size=max_size)
-            if not SINKS < max_size < 2**31:
-                raise ValueError(
-                    f"[GQA] 'max_size' must be larger than {SINKS}, the first tokens that always "
-                    f"stay, and below 2**31 but got {max_size}."
-                )
-            if self.capacity is None or self.capacity > max_size:
-                cache = replace(cache, window=max_size - SINKS, sinks=SINKS)
-        mixer._cache = replace(
-            cache, quantization=quantization, quantization_start=quantization_start
-        )
-        mixer._cache.check_fits(self.head_dim, self._is_causal)
+        if self._is_causal:
+            mixer._cache = self._cache.limited(max_size, quantization, quantization_start)
+            mixer._cache.check_fits(self.head_dim, self._is_causal)
         return mixer
 
     @property
@@ -201,7 +185,7 @@ class GQA(TokenMixer):
     ) -> tuple[mx.array, GQAState]:
         if context.valid is None:
             check_sequences("GQA", x, self._dims)
-            return self._read(x, state, _Tokens.all_of(context), norm, x, **arguments)
+            return self._read(x, state, context, RealTokens.all_of(context), norm, x, **arguments)
         y, state = self._padded(x if norm is None else norm(x), state, context, **arguments)
         return x + y, state
 
@@ -212,11 +196,11 @@ class GQA(TokenMixer):
         check_sequences("GQA", x, self._dims)
         valid = context.valid
         if valid is None:
-            return self._read(x, state, _Tokens.all_of(context))
-        order, back, tokens = context.once("padding last", lambda: _padding_last(context, valid))
+            return self._read(x, state, context, RealTokens.all_of(context))
+        order, back, tokens = padding_last(context, valid)
         x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
         x = mx.take_along_axis(x, order[..., None], axis=1)
-        y, state = self._read(x, state, tokens)
+        y, state = self._read(x, state, context, tokens)
         y = mx.take_along_axis(y, back[..., None], axis=1)
         return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), state
 
@@ -224,31 +208,32 @@ class GQA(TokenMixer):
         self,
         x: mx.array,
         state: GQAState | None,
-        tokens: "_Tokens",
+        context: Context,
+        tokens: RealTokens,
         norm: nn.Module | None = None,
         residual: mx.array | None = None,
     ) -> tuple[mx.array, GQAState]:
         """`_attend`, in two parts where the state is to be quantised between them."""
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
         if self._cache.quantization is None or not isinstance(state, KeyValueState):
-            return self._attend(x, state, tokens, norm, residual)
+            return self._attend(x, state, context, tokens, norm, residual)
         kind = self._key_values
         first = kind.left_exact(state)
         if first is None:
-            return self._attend(x, state, tokens, norm, residual)
+            return self._attend(x, state, context, tokens, norm, residual)
         if tokens.starts is not None:
             raise ValueError(
                 "[GQA] 'starts' must be None while the state is still to be quantised but got "
                 f"{tokens.starts.shape}. Set 'quantization_start' to 0 or leave out the quantization."
             )
         if first == 0:
-            return self._attend(x, kind.quantized(state), tokens, norm, residual)
+            return self._attend(x, kind.quantized(state), context, tokens, norm, residual)
         if first >= x.shape[1]:
-            return self._attend(x, state, tokens, norm, residual)
+            return self._attend(x, state, context, tokens, norm, residual)
         parts = []
         for part in (slice(0, first), slice(first, None)):
             added = None if residual is None else residual[:, part]
-            y, state = self._read(x[:, part], state, tokens.part(part), norm, added)
+            y, state = self._read(x[:, part], state, context, tokens.part(part), norm, added)
             parts.append(y)
         return mx.concatenate(parts, axis=1), state
 
@@ -256,7 +241,8 @@ class GQA(TokenMixer):
         self,
         x: mx.array,
         state: GQAState,
-        tokens: "_Tokens",
+        context: Context,
+        tokens: RealTokens,
         norm: nn.Module | None,
         residual: mx.array | None,
     ) -> tuple[mx.array, GQAState]:
@@ -270,12 +256,12 @@ class GQA(TokenMixer):
                     "[GQA] 'x' must hold one token of each row, without 'valid' and 'starts', while "
                     "the state has fixed shapes. Make it ordinary by 'growing' of its kind."
                 )
-            y, state = self._step(projected, state, tokens.context)
+            y, state = self._step(projected, state, context)
         elif is_plain and x.shape[1] == 1 and self._key_values.takes_step(state):
             roomy = state.with_room(1, self._cache.window, self._cache.sinks)
-            y, state = self._step(projected, roomy, tokens.context)
+            y, state = self._step(projected, roomy, context)
         else:
-            y, state = self._mix(projected, state, tokens)
+            y, state = self._mix(projected, state, context, tokens)
         output_norm = self.get("output_norm")
         return project(y, (self["output_proj"],), norm=output_norm, residual=residual), state
 
@@ -309,10 +295,14 @@ class GQA(TokenMixer):
         return y, type(state)(*new)
 
     def _mix(
-        self, projected: mx.array, state: KeyValueState | tuple[()], tokens: "_Tokens"
+        self,
+        projected: mx.array,
+        state: KeyValueState | tuple[()],
+        context: Context,
+        tokens: RealTokens,
     ) -> tuple[mx.array, GQAState]:
         """Attention of any number of tokens."""
-        length, (context, counts, starts) = projected.shape[1], tokens
+        length, (counts, starts) = projected.shape[1], tokens
         kv_dims = self.num_kv_heads * self.head_dim
         query, key, value = mx.split(projected, [-2 * kv_dims, -kv_dims], axis=-1)
         plain = self._heads(query, "query_norm")
@@ -390,44 +380,6 @@ class GQA(TokenMixer):
         # twice the dims would halve the scale's square
         queries = mx.concatenate([queries, near], axis=-1) * 2**0.5
         return queries, mx.concatenate([others, of_sinks], axis=-1)
-
-
-class _Tokens(NamedTuple):
-    """The real tokens of a call, at the front of their rows.
-
-    Attributes:
-        context: What the call shares with other layers.
-        counts: How many of each row are real, `(B,)`; `None`: all.
-        starts: Booleans `(B, L)`, `True` where another sample begins in the row.
-    """
-
-    context: Context
-    counts: mx.array | None
-    starts: mx.array | None
-
-    @classmethod
-    def all_of(cls, context: Context) -> "_Tokens":
-        """Those of rows without padding."""
-        return cls(context, None, context.starts)
-
-    def part(self, part: slice) -> "_Tokens":
-        """Those of a part of the rows, in which no sample begins."""
-        if self.counts is None:
-            return self
-        length = None if part.stop is None else part.stop - part.start
-        return self._replace(counts=mx.clip(self.counts - part.start, 0, length))
-
-
-def _padding_last(context: Context, valid: mx.array) -> tuple[mx.array, mx.array, _Tokens]:
-    """The order in which padding comes last, where a causal mask hides it; the way back; the tokens."""
-    batch, length = valid.shape
-    order = mx.argsort(mx.where(valid, 0, length) + mx.arange(length), axis=1)
-    # over empty rows MLX's sum may never end on a CPU
-    counts = valid.sum(axis=1) if length else mx.zeros((batch,), mx.int32)
-    starts = context.starts
-    if starts is not None:
-        starts = mx.take_along_axis(starts, order, axis=1)
-    return order, mx.argsort(order, axis=1), _Tokens(context, counts, starts)
 
 
 def _check_heads(dims: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:

@@ -1,12 +1,16 @@
 """What all blocks of a model share in a call is computed once, not in each."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from mlx_mmfree.layers.context import Context
 from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.models.parts import decoder
 from mlx_mmfree.ops import use_backend
 from mlx_mmfree.ops.attention import reference
 from tests import graph
@@ -73,3 +77,23 @@ def test_a_layer_more_adds_nothing_that_is_shared(
     added = large - small
     assert added["Matmul"] >= 6
     assert not SHARED & added.keys(), added
+
+
+@pytest.mark.parametrize("name", ["llama", "llama, window", "hgrn_bit, convolutions"])
+def test_what_is_shared_ends_with_the_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without waiting for the collector of cycles, so that no memory is held for longer."""
+    made = []
+
+    class Watched(Context):
+        def __init__(self, *args: Any, **options: Any):
+            super().__init__(*args, **options)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(decoder, "Context", Watched)
+    model = _build(name, 2)
+    gc.disable()
+    try:
+        model(TOKENS, _before(model, VALID), VALID, starts=None if "window" in name else STARTS)
+    finally:
+        gc.enable()
+    assert len(made) == 2 and all(reference() is None for reference in made)

@@ -1,0 +1,55 @@
+"""Padding behind the tokens of each row, where a causal mask hides it."""
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from .context import Context
+
+
+class RealTokens(NamedTuple):
+    """The tokens of a call that are no padding, at the front of their rows.
+
+    Attributes:
+        counts: How many there are in each row, `(B,)`; `None`: every position is one.
+        starts: Booleans `(B, L)`, `True` where another sample begins in the row.
+    """
+
+    counts: mx.array | None
+    starts: mx.array | None
+
+    @classmethod
+    def all_of(cls, context: Context) -> "RealTokens":
+        """Those of rows without padding."""
+        return cls(None, context.starts)
+
+    def part(self, part: slice) -> "RealTokens":
+        """Those of a part of the rows, in which no sample begins."""
+        if self.counts is None:
+            return self
+        length = None if part.stop is None else part.stop - part.start
+        return self._replace(counts=mx.clip(self.counts - part.start, 0, length))
+
+
+def padding_last(context: Context, valid: mx.array) -> tuple[mx.array, mx.array, RealTokens]:
+    """How padding gets behind the tokens, the same for all layers of a call.
+
+    Args:
+        context: The call.
+        valid: Its booleans `(B, L)`, `False` where padded.
+
+    Returns:
+        The order of the positions with padding last, the way back, both `(B, L)`, and the tokens.
+    """
+    return context.once("padding last", lambda: _padding_last(context, valid))
+
+
+def _padding_last(context: Context, valid: mx.array) -> tuple[mx.array, mx.array, RealTokens]:
+    batch, length = valid.shape
+    order = mx.argsort(mx.where(valid, 0, length) + mx.arange(length), axis=1)
+    # over empty rows MLX's sum may never end on a CPU
+    counts = valid.sum(axis=1) if length else mx.zeros((batch,), mx.int32)
+    starts = context.starts
+    if starts is not None:
+        starts = mx.take_along_axis(starts, order, axis=1)
+    return order, mx.argsort(order, axis=1), RealTokens(counts, starts)

@@ -161,14 +161,14 @@ FAULTS = {
     ),
     "window: a slot is overwritten too early": Fault(
         "ops/slots.py",
-        "sinks + (lengths - sinks) % window",
-        "lengths % (sinks + window)",
+        "sinks + (first - sinks) % window",
+        "first % (sinks + window)",
         ("layers/test_key_value_state.py", "token_mixers/test_gqa.py"),
     ),
     "mask: the window holds a token more": Fault(
-        "token_mixers/gqa.py",
-        "(query - key < self._window)",
-        "(query - key <= self._window)",
+        "layers/key_value_reading.py",
+        "query - key < window",
+        "query - key <= window",
         ("token_mixers/test_gqa.py",),
     ),
     "MLGRU: lower bounds are shares of dims, not of blocks": Fault(

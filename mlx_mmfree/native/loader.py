@@ -1,7 +1,7 @@
 """Loads the compiled CPU kernels, or says in words why they cannot be used.
 
 They compute with the threads of `platform.threads` and the fastest instruction set that the processor
-has, or the one that ``MLX_MMFREE_CPU_KERNELS`` names. MLX's dense products share these threads.
+has, or the one that `MLX_MMFREE_CPU_KERNELS` names. MLX's dense products share these threads.
 """
 
 import functools
@@ -31,7 +31,7 @@ def kernels() -> ModuleType:
     """Returns the compiled module.
 
     Raises:
-        BackendError: If it was not built, was built for another version, or does not load.
+        BackendError: It was not built, was built for another version, or does not load.
     """
     module, reason = _load()
     if module is None:
@@ -40,7 +40,7 @@ def kernels() -> ModuleType:
 
 
 def unavailable() -> str | None:
-    """Returns None when the compiled kernels can be used, else the reason and the way out."""
+    """Returns `None` if the compiled kernels can be used, else the reason and the way out."""
     return _load()[1]
 
 

@@ -1,6 +1,6 @@
 #include <nanobind/nanobind.h>
 
-// written by the build: lists the folders with bindings.cpp
+// The build writes this file, which lists the folders with bindings.cpp.
 #include "bindings_list.h"
 
 namespace mmfree {

@@ -12,12 +12,12 @@ FOLDER = Path(__file__).parent
 
 
 def sources(folder: Path = FOLDER) -> list[Path]:
-    """The C++ files, in an order that does not change; none where the package is installed."""
+    """Returns the C++ files in a fixed order. An installed package has none."""
     return sorted([*folder.glob("*/*.cpp"), *folder.glob("*/*.h"), *folder.glob("*.cpp")])
 
 
 def digest(folder: Path = FOLDER) -> str | None:
-    """Names the sources by their content; `None` where there are none."""
+    """Returns a name for the content of the sources, or `None` if there are none."""
     files = sources(folder)
     if not files:
         return None
@@ -39,7 +39,7 @@ def write_lists(target: Path, folder: Path = FOLDER) -> None:
 
 
 def write_list(file: Path, includes: list[str], macro: str, items: list[str]) -> None:
-    """Writes a header with a macro that calls another with each item."""
+    """Writes a header with a macro that calls another macro with each item."""
     lines = [*includes, f"#define {macro}(X) {' '.join(f'X({item})' for item in items)}"]
     text = "#pragma once\n" + "\n".join(lines) + "\n"
     # an untouched file is not compiled again

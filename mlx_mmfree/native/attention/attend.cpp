@@ -14,14 +14,15 @@ namespace mmfree {
 
 namespace {
 
-// Keys of one run. Where runs begin depends on nothing, so that a query keeps its bits.
+// Keys of one run. Runs begin at the same keys in every call, so that a query keeps its bits.
 constexpr size_t kRunKeys = 128;
-// Queries of one tile, of all heads that share keys: their sums stay in the second-level cache.
+// Queries of one tile, for all heads that share keys. Their sums stay in the second-level cache.
 constexpr size_t kTileRows = 48;
-// Multiplications below which the caller is done before another thread wakes up.
+// Fewer multiplications than these are done by the caller alone, because another thread wakes up
+// too late.
 constexpr size_t kSharedProducts = 256 << 10;
 
-// What a thread needs for one tile. Row `head * tokens + token` is a query.
+// The memory of a thread for one tile. Row `head * tokens + token` is a query.
 struct Tile {
   float *queries, *scores, *runs, *scratch;
   bool* seen;
@@ -75,7 +76,7 @@ class Queries {
     return {tile, cutter.size()};
   }
 
-  // The tokens from `start` on, for the heads of one group of one batch row.
+  // Computes the tokens from `start` on for the heads of one group of one batch row.
   void attend(size_t group, size_t start, const Tile& tile) const {
     const QueriesCall& c = call_;
     const size_t batch = group / c.groups, tokens = std::min(tokens_, c.length - start);
@@ -108,7 +109,7 @@ class Queries {
     }
   }
 
-  // Queries in float32, scaled.
+  // Writes the scaled queries in float32.
   void gather(size_t batch, size_t head, size_t start, size_t tokens, const Tile& tile) const {
     const QueriesCall& c = call_;
     const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.dims)));

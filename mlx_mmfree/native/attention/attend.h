@@ -4,7 +4,7 @@
 
 namespace mmfree {
 
-// Each query head attends to the keys and values of its group. Distances are in values.
+// Each query head attends to the keys and values of its group. Distances count values.
 struct QueriesCall {
   size_t batch, heads, groups, length, count;
   Floats queries;  // (batch, heads, length, dims)
@@ -13,7 +13,8 @@ struct QueriesCall {
   size_t key_batch, key_group;
   Floats values;  // (batch, groups, count, value_dims)
   size_t value_batch, value_group, value_dims;
-  // Whether a query sees the keys up to its own place, of which the last query has the last.
+  // Whether a query sees the keys up to its own place only. The last query has the place of the
+  // last key.
   bool is_causal;
   const bool* mask;  // what a query sees, (batch, length, count), or null
   size_t mask_batch, mask_token, mask_key;

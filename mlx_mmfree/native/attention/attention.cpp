@@ -12,7 +12,7 @@ namespace mmfree {
 
 namespace {
 
-// The array itself where its rows lie one behind the other in each head, else a copy.
+// Returns the array itself if the rows of each head lie one behind the other, else a copy.
 mx::array with_rows(const mx::array& x, bool is_dense, mx::Stream stream) {
   const bool has_rows = x.strides(3) == 1 && (!is_dense || x.strides(2) == x.shape(3));
   return has_rows ? x : contiguous(x, stream);

@@ -8,10 +8,10 @@
 
 namespace mmfree {
 
-// Softmax attention of queries (B, H, L, K) to keys (B, G, N, K) and values (B, G, N, V), of which
-// H / G heads each share one. Without a mask, booleans (B, 1, L, N) or less, a query sees all keys
-// or, causal, those up to its own place. Returns (B, H, L, V) in the queries' type, computed in
-// float32; in memory it is (B, L, H, V).
+// Softmax attention of queries (B, H, L, K) to keys (B, G, N, K) and values (B, G, N, V). H / G
+// query heads share each key head. A mask is booleans that broadcast to (B, 1, L, N). Without one,
+// a query sees all keys or, if causal, those up to its own place. Returns (B, H, L, V) in the dtype
+// of the queries, computed in float32. It lies in memory as (B, L, H, V).
 mx::array attention(const mx::array& queries, const mx::array& keys, const mx::array& values,
                     const std::optional<mx::array>& mask, bool is_causal);
 
@@ -24,7 +24,7 @@ struct AttentionOptions {
   }
 };
 
-// Arguments: queries, keys, values and the mask (B, 1, L, N).
+// The arguments are queries, keys, values and the mask (B, 1, L, N).
 class Attention : public Defined<Attention, AttentionOptions> {
  public:
   using Defined::Defined;

@@ -14,14 +14,14 @@ namespace mmfree {
 
 namespace {
 
-// Slots of one run. Where runs begin depends on nothing, so that a row keeps its bits.
+// Slots of one run. Runs begin at the same slots in every call, so that a row keeps its bits.
 constexpr size_t kRunSlots = 128;
-// Floats below which the caller is done before another thread wakes up.
+// Fewer floats than these are read by the caller alone, because another thread wakes up too late.
 constexpr size_t kSharedFloats = 32 << 10;
 
 constexpr Floats kNone{nullptr, FloatType::float32};
 
-// Items of so many floats each that make a piece.
+// The number of items, of so many floats each, that make a piece.
 size_t piece(size_t floats) {
   return std::max<size_t>(kSharedFloats / std::max<size_t>(floats, 1), 1);
 }
@@ -106,7 +106,7 @@ class Attention {
     store(c.heads + c.groups, kNone, nullptr, c.values, c.value_type);
   }
 
-  // The tokens that a row has read, which is the new one's position.
+  // The number of tokens that a row has read, which is the position of the new one.
   int64_t length(size_t row) const {
     const int32_t* positions = call_.positions + row * call_.used;
     int64_t last = -1;
@@ -116,12 +116,12 @@ class Attention {
     return last + 1;
   }
 
-  // Among those of the call whatever the position is.
+  // The slot is one of the call's, whatever the position is.
   size_t slot_of(int64_t position) const {
     return std::min<size_t>(call_.rule.of(position), call_.slots - 1);
   }
 
-  // Cosines, then sines. The angles are those of the plain operations, in float32.
+  // Writes the cosines, then the sines. The angles are those of the plain operations in float32.
   void set_angles(int64_t position, float* angles) const {
     const size_t half = call_.dims / 2;
     for (size_t i = 0; i < half; ++i) {
@@ -131,7 +131,7 @@ class Attention {
     }
   }
 
-  // One run of slots of one key head, for all its query heads.
+  // Reads one run of slots of one key head for all of its query heads.
   void read(size_t item, float* scores) const {
     const AttentionCall& c = call_;
     const size_t first = item % runs_ * kRunSlots, group = item / runs_, row = group / c.groups;
@@ -150,7 +150,7 @@ class Attention {
                   stride_, peaks, peaks + shared_});
   }
 
-  // One query head's result of all runs.
+  // Joins the runs of one query head.
   void merge(size_t head, float* scratch) const {
     const AttentionCall& c = call_;
     const size_t row = head / c.heads, own = head % shared_;

@@ -7,7 +7,7 @@
 
 namespace mmfree {
 
-// One token of each row: its query heads attend to the slots of its row, which take its key and
+// One token of each row. Its query heads attend to the slots of the row, which take its key and its
 // value.
 struct AttentionCall {
   Floats projected;  // (batch, (heads + 2 groups) dims)
@@ -24,7 +24,7 @@ struct AttentionCall {
   size_t room;
   int32_t* new_positions;  // (batch, slots), 0 < slots <= room
   size_t slots;
-  void* y;  // (batch, heads, dims) of the type of what is projected
+  void* y;  // (batch, heads, dims) of the type of `projected`
 };
 
 void attend(const AttentionCall& call);

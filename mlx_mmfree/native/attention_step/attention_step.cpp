@@ -14,8 +14,8 @@ namespace mmfree {
 
 namespace {
 
-// Each result holds the inputs. While only one does, a buffer that nobody else holds can be seen to
-// be free; evaluated arrays drop their inputs anyway, unless a transformation goes on with them.
+// Lets go of the inputs that each result holds, so that a buffer which nobody else holds is seen to
+// be free. MLX drops the inputs of evaluated arrays too, unless a transformation goes on with them.
 void release(const Arrays& inputs, Arrays& outputs) {
   for (auto& output : outputs) {
     if (!output.is_tracer() && &output.inputs() != &inputs) {
@@ -24,7 +24,7 @@ void release(const Arrays& inputs, Arrays& outputs) {
   }
 }
 
-// Gives an output the values of an input, and its memory where nothing else holds it.
+// Gives an output the values of an input, and its memory if nothing else holds it.
 void take(const mx::array& input, mx::array& output, mx::Stream stream) {
   if (!input.flags().row_contiguous) {
     output.copy_shared_buffer(contiguous(input, stream));

@@ -15,14 +15,14 @@ struct Heads {
   const float* cosines;  // (dims / 2,), then as many sines; null: no rotation
   bool is_interleaved;   // pairs are neighbours, else halves
   float scale;
-  void* y;  // heads of the type at a distance of
+  void* y;  // heads of `type`, `stride` values apart
   FloatType type;
   size_t stride;
 };
 
-// Query heads that share a key head, on a run of slots.
+// Query heads that share a key head meet a run of slots.
 struct SlotRun {
-  float* scores;  // (heads, slots); the call leaves the weights e^(score - peak), zero if not seen
+  float* scores;  // (heads, slots); the call leaves e^(score - peak) there, or 0 if not seen
   size_t heads, slots, dims;
   Floats values;               // (slots, dims)
   float* sums;                 // (heads, stride), of weight times value
@@ -33,7 +33,7 @@ struct SlotRun {
   size_t tokens = 1;
 };
 
-// What one head has of each run, at a distance of `distance` floats.
+// The parts of one head, one for each run, `distance` floats apart.
 struct RunResults {
   const float *sums, *peaks, *totals;
   size_t runs, distance, dims;
@@ -41,12 +41,12 @@ struct RunResults {
   FloatType type;
 };
 
-// The loops of one instruction set; every set gives the same bits.
+// The loops of one instruction set. Every set gives the same bits.
 struct AttentionStepKernels {
   // scratch: (2 * dims,).
   void (*prepare_heads)(const Heads&, float* scratch);
   void (*weigh)(const SlotRun&);
-  // The mean of the values, each with its weight of all runs; scratch: (dims,).
+  // The weighted mean of the values of all runs. scratch: (dims,).
   void (*merge)(const RunResults&, float* scratch);
 
   template <class Isa, class Dense>

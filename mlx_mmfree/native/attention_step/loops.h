@@ -9,7 +9,7 @@
 #include "runtime/exponential.h"
 #include "runtime/floats.h"
 
-// Attention, but for the scores, which are a dense product.
+// The parts of attention other than the scores, which are a dense product.
 
 namespace mmfree {
 
@@ -52,7 +52,7 @@ void prepare_heads(const Heads& h, float* scratch) {
   }
 }
 
-// Weights from the scores of one head; null: it sees all.
+// Turns the scores of one head into weights. It sees every slot if `seen` is null.
 template <class Isa>
 void soften(float* scores, const bool* seen, size_t count, float* peak, float* total) {
   float most[kScoreLanes], sums[kScoreLanes] = {};
@@ -94,8 +94,8 @@ void soften(float* scores, const bool* seen, size_t count, float* peak, float* t
   }
 }
 
-// The values of the slots [slot, last) for M heads, V vectors of dims from `start`. The sum of each
-// head and dim is one chain, whatever the tile.
+// Adds the values of the slots [slot, last) for M heads and V vectors of dims from `start` on. The
+// sum of each head and dim is one chain, whatever the tile.
 template <class Isa, FloatType type, size_t M, size_t V>
 void add_values(const SlotRun& r, size_t head, size_t slot, size_t last, size_t start) {
   using Vector = typename Isa::Floats;

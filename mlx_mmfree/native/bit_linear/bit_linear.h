@@ -11,11 +11,11 @@
 
 namespace mmfree {
 
-// Packed trits (N, padded D / 16) uint32, scale (1,) or (N,) float32, weight of a norm (D,) or
-// none.
+// Packed trits (N, padded D / 16) uint32, a scale (1,) or (N,) float32, and the weight of a norm
+// (D,) or none.
 using ProjectionArrays = std::tuple<mx::array, mx::array, std::optional<mx::array>>;
 
-// As `bit_linear` takes it.
+// The name by which `bit_linear` takes the activation.
 std::string name_of(Activation activation);
 
 struct BitLinearOptions {
@@ -38,7 +38,8 @@ mx::array bit_linear(const mx::array& x, const std::vector<ProjectionArrays>& pr
                      const std::string& gate, const std::optional<mx::array>& norm,
                      std::optional<float> norm_eps, const std::optional<mx::array>& residual);
 
-// Arguments: x, the norm before the projections, the residual, then weight, scale and norm of each.
+// The arguments are x, the norm before the projections and the residual, then the weight, the scale
+// and the norm of each projection.
 class BitLinear : public Defined<BitLinear, BitLinearOptions> {
  public:
   using Defined::Defined;

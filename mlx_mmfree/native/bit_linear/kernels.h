@@ -9,7 +9,7 @@ namespace mmfree {
 
 enum class Activation { none, silu, relu2, gelu, relu };
 
-// z = RMSNorm(u), of u = x or u = a(x[:dims]) * x[dims:].
+// z = RMSNorm(u) for u = x or, with an activation a, u = a(x[:dims]) * x[dims:].
 struct RowInput {
   Floats x;  // (rows, dims), or (rows, 2 dims) with an activation
   size_t dims;
@@ -18,7 +18,7 @@ struct RowInput {
   float norm_eps;
 };
 
-// What meets the matrix: RMSNorm(z) of one projection's own, and its codes.
+// Makes of z what meets the matrix: RMSNorm(z) with the weight of one projection, and its codes.
 struct RowEncoder {
   size_t dims;
   Floats norm;  // (dims,) or none: no norm
@@ -33,20 +33,20 @@ struct Results {
   const float* scale;  // (outputs,) or one
   bool has_scales;
   const float* input_scales;  // (rows,) or null
-  Floats residual;            // or none; both start at the first output,
-  void* y;                    // of the type, and have rows at a distance of
+  Floats residual;            // (rows, outputs) or none; begins at the first output, as y does
+  void* y;  // (rows, outputs) of `type`; the rows of both are `stride` values apart
   FloatType type;
   size_t stride;
 };
 
-// The loops of one instruction set; every set gives the same bits.
+// The loops of one instruction set. Every set gives the same bits.
 struct BitLinearKernels {
-  // z: (blocks * 256,), filled up with zeros; scratch of the same size.
+  // z: (blocks * 256,), filled up with zeros. scratch: the same size.
   void (*prepare_row)(const RowInput&, size_t row, float* z, float* scratch);
-  // Permuted codes of z, their sum and their scale, NaN where there are no codes.
+  // Writes the permuted codes of z, their sum, and their scale, which is NaN if z has no codes.
   void (*encode_row)(const RowEncoder&, const float* z, float* scratch, int8_t* codes, int32_t* sum,
                      float* scale);
-  // Permuted RMSNorm(z).
+  // Writes RMSNorm(z), permuted.
   void (*normalize_row)(const RowEncoder&, const float* z, float* scratch, float* permuted);
   void (*finish)(const Results&);
 

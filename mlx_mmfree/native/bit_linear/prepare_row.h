@@ -9,7 +9,7 @@
 #include "runtime/floats.h"
 #include "ternary_matmul/permute.h"
 
-// From a row of activations to what meets a ternary matrix.
+// Turns a row of activations into what meets a ternary matrix.
 
 namespace mmfree {
 
@@ -80,7 +80,7 @@ void prepare_row(const RowInput& input, size_t row, float* z, float* scratch) {
   memset(z + dims, 0, (padded(dims) - dims) * sizeof(float));
 }
 
-// values: (padded dims,), may be z; returns the row that meets the matrix
+// Returns the row that meets the matrix, (padded dims,), which may be z itself.
 template <class Isa>
 const float* normalized(const RowEncoder& encoder, const float* z, float* scratch) {
   if (!encoder.norm.data) {

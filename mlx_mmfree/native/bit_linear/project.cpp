@@ -12,24 +12,25 @@ namespace mmfree {
 
 namespace {
 
-// Outputs of a group are whole cache lines; pieces of work are whole groups.
+// The outputs of a group are whole cache lines, and a piece of work is whole groups.
 constexpr size_t kGroup = 16;
-// Weights of one piece: with the activations of one tile they stay in the second-level cache.
+// Weights of one piece. They stay in the second-level cache together with the activations of one
+// tile.
 constexpr size_t kPieceBytes = 128 << 10;
-// Below this much work the caller is done before another thread wakes up.
+// Less work than this is done by the caller alone, because another thread wakes up too late.
 constexpr size_t kSharedBytes = 64 << 10;
 // Encoded activations that are prepared at once.
 constexpr size_t kPanelBytes = 2 << 20;
 // Rows whose sums are finished while they are in the first-level cache.
 constexpr size_t kChunkRows = 24;
-// The start of a share, fetched while the activations are prepared.
+// Bytes at the start of a share that are fetched while the activations are prepared.
 constexpr size_t kEarlyBytes = 8 << 10;
 
 constexpr size_t groups(size_t outputs) {
   return (outputs + kGroup - 1) / kGroup;
 }
 
-// Encoded rows for each projection, or for all of them where they have no norms.
+// The encoded rows of each projection, or of all of them together if they have no norms.
 struct Panel {
   size_t rows, stride;
   bool has_codes;
@@ -85,7 +86,7 @@ class Projector {
   }
 
  private:
-  // Groups of one piece of the products.
+  // The number of groups in one piece of the products.
   size_t piece(size_t rows, size_t threads) const {
     if (groups_ * kGroup * row_bytes_ * rows <= kSharedBytes) {
       return groups_;
@@ -94,8 +95,8 @@ class Projector {
     return std::max<size_t>(std::min(cached, groups_ / (4 * threads)), 1);
   }
 
-  // The activations are prepared by each thread for itself, those of a projection when it comes to
-  // it: that is faster than to wait for others.
+  // Each thread prepares the activations of a projection for itself when it comes to it, which is
+  // faster than waiting for the other threads.
   void run_few() const {
     const size_t count = threads(), step = piece(call_.rows, count);
     const auto cut = [&](Cutter& cutter, Panel& panel, Scratch& scratch) {
@@ -216,7 +217,7 @@ class Projector {
     }
   }
 
-  // The rows [row, row + rows) of the panel, which are those from `y_row` of y.
+  // Computes the rows [row, row + rows) of the panel, which are the rows of y from `y_row` on.
   void multiply(const Panel& panel, size_t p, size_t row, size_t rows, size_t y_row, size_t output,
                 size_t offset, size_t outputs, float* sums) const {
     const Projection& projection = call_.projections[p];

@@ -14,7 +14,7 @@ struct Projection {
   Floats norm;  // (dims,) or none
 };
 
-// y = [product of the codes of RMSNorm_p(z) with matrix p, scaled]_p + residual, z as in
+// y = [scaled product of matrix p and the codes of RMSNorm_p(z)]_p + residual, with z of
 // `RowInput`.
 struct BitLinearCall {
   RowInput input;
@@ -23,12 +23,12 @@ struct BitLinearCall {
   float eps;
   bool half_away, has_codes;
   Floats residual;  // (rows, all outputs) or none
-  void* y;          // (rows, all outputs) of the type
+  void* y;          // (rows, all outputs) of `type`
   FloatType type;
 };
 
-// On plain memory, shared out over the threads. No row of the result depends on the number of rows
-// or threads.
+// Computes on plain memory and shares the work out over the threads. No row of the result depends
+// on the number of rows or threads.
 void project(const BitLinearCall& call);
 
 }  // namespace mmfree

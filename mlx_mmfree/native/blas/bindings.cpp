@@ -18,8 +18,14 @@ void bind_blas(nb::module_& m) {
                          reinterpret_cast<uintptr_t>(&shared_gemm<double>));
       },
       "sgemm"_a, "dgemm"_a,
-      R"(Takes the addresses of cblas_sgemm and cblas_dgemm of a BLAS library that computes with one
-        thread. Returns those of functions that share its products out over the threads.)");
+      R"(Shares the products of a BLAS library out over the threads of this extension.
+
+        Args:
+            sgemm: Address of a cblas_sgemm that computes with one thread.
+            dgemm: Address of its cblas_dgemm.
+
+        Returns:
+            The addresses of two functions with these signatures that share their work out.)");
 }
 
 }  // namespace mmfree

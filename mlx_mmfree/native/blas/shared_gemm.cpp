@@ -13,18 +13,20 @@ namespace {
 
 // The numbers that CBLAS gives to its choices.
 constexpr int kRowMajor = 101, kColumnMajor = 102, kNoTranspose = 111;
-// Multiplications of a piece at least: below, the caller is done before another thread wakes up.
+// The fewest multiplications of a piece. The caller does less work than this alone, because another
+// thread wakes up too late.
 constexpr size_t kPieceProducts = 1 << 20;
-// Rows or columns of a piece at least, and the number that each is a multiple of: every piece
+// The fewest rows or columns of a piece, and their divisor. They are many because every piece
 // arranges the whole other matrix anew.
 constexpr size_t kPieceWidth = 128, kPieceMultiple = 16;
-// Of each thread, so that one that comes late leaves something to take.
+// Pieces of each thread, so that a late one leaves something to take.
 constexpr size_t kPieces = 4;
 
 template <class T>
 std::atomic<Gemm<T>> chosen{nullptr};
 
-// Items of a piece of a product with `items` rows, of `products` multiplications each.
+// The number of items in a piece of a product that has `items` rows of `products` multiplications
+// each.
 size_t piece(size_t items, size_t products) {
   const size_t wanted = (items + kPieces * threads() - 1) / (kPieces * threads());
   const size_t least = (kPieceProducts + products - 1) / std::max<size_t>(products, 1);
@@ -48,7 +50,7 @@ void shared_gemm(int order, int transpose_a, int transpose_b, int m, int n, int 
     return;
   }
   if (order == kColumnMajor) {
-    // the transposed product, row by row
+    // computes the transposed product, row by row
     std::swap(a, b);
     std::swap(lda, ldb);
     std::swap(transpose_a, transpose_b);

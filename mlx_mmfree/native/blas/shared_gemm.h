@@ -11,12 +11,12 @@ template <class T>
 using Gemm = void (*)(int order, int transpose_a, int transpose_b, int m, int n, int k, T alpha,
                       const T* a, int lda, const T* b, int ldb, T beta, T* c, int ldc);
 
-// Sets the product of one thread to which the pieces of `shared_gemm` go.
+// Sets the product of one thread that computes the pieces of `shared_gemm`.
 template <class T>
 void set_gemm(Gemm<T> gemm);
 
-// C = alpha op(A) op(B) + beta C. A thread that does not come is not waited for: others take the
-// pieces that it has not begun. Which pieces there are depends on sizes and number of threads only.
+// C = alpha op(A) op(B) + beta C. Nobody waits for a thread that comes late, because the others
+// take its pieces. The pieces depend on the sizes and on the number of threads only.
 template <class T>
 void shared_gemm(int order, int transpose_a, int transpose_b, int m, int n, int k, T alpha,
                  const T* a, int lda, const T* b, int ldb, T beta, T* c, int ldc);

@@ -8,9 +8,9 @@
 
 namespace mmfree {
 
-// y = x W^T of x (..., D) float32: (..., N) float32. W (N, D) holds any floats; or, with scales and
-// biases, it is in MLX's affine form: codes (N, D * bits / 32) uint32, and scales and biases
-// (N, D / group) of any float type.
+// y = x W^T with x (..., D) and y (..., N), both float32. W (N, D) holds floats of any type. With
+// scales and biases, (N, D / group) of any float type, W is in MLX's affine form and holds codes
+// (N, D * bits / 32) uint32.
 mx::array dense_matmul(const mx::array& x, const mx::array& weight,
                        const std::optional<mx::array>& scales,
                        const std::optional<mx::array>& biases, int bits);
@@ -24,7 +24,7 @@ struct DenseMatmulOptions {
   }
 };
 
-// Arguments: x, W, scales and biases.
+// The arguments are x, W, scales and biases.
 class DenseMatmul : public Defined<DenseMatmul, DenseMatmulOptions> {
  public:
   using Defined::Defined;

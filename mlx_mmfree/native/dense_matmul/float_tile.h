@@ -10,7 +10,7 @@
 //   kRows                  rows of one tile
 //   load<type>(pointer)    kLanes values, widened exactly
 //   multiply_add(x, w, sum), total(sum), zero()
-// Every sum is two chains, of the even and of the odd vectors, whatever the tile.
+// Every sum is two chains, one of the even and one of the odd vectors, whatever the tile.
 
 namespace mmfree {
 
@@ -26,7 +26,7 @@ MMFREE_INLINE inline void prefetch_weights(const void* weights) {
   __builtin_prefetch(static_cast<const char*>(weights) + kPrefetchBytes, 0, 3);
 }
 
-// Up to kLanes values, then zeros.
+// Loads up to kLanes values and fills up with zeros.
 template <class Isa, FloatType type>
 MMFREE_INLINE inline typename Isa::Floats load_some(const uint8_t* bytes, size_t count) {
   if (count == Isa::kLanes) {
@@ -41,7 +41,7 @@ MMFREE_INLINE inline typename Isa::Floats load_some(const uint8_t* bytes, size_t
   }
 }
 
-// M rows times N outputs.
+// Computes N outputs of M rows.
 template <class Isa, FloatType type, size_t M, size_t N>
 void dense_tile(const DenseProduct& p, size_t row, size_t output) {
   constexpr size_t kLanes = Isa::kLanes, kStep = 2 * kLanes;
@@ -94,7 +94,7 @@ void dense_tile(const DenseProduct& p, size_t row, size_t output) {
 template <class Isa, FloatType type, size_t M>
 void dense_rows(const DenseProduct& p, size_t row, size_t first, size_t last) {
   size_t output = first;
-  // few rows in all: the weights come from memory, where they are read as one stream
+  // with few rows the weights come from memory, where they are read as one stream
   if (p.rows > Isa::kRows) {
     for (; output + kTileOutputs <= last; output += kTileOutputs) {
       dense_tile<Isa, type, M, kTileOutputs>(p, row, output);

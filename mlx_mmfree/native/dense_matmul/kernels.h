@@ -11,7 +11,7 @@ namespace mmfree {
 struct DenseProduct {
   const float* x;  // (rows, stride), zeros beyond dims
   size_t rows, stride, dims;
-  const void* weight;  // (outputs, dims) of the type
+  const void* weight;  // (outputs, dims) of `type`
   FloatType type;
   size_t outputs;
   float* y;  // (rows, outputs)
@@ -22,7 +22,7 @@ struct QuantizedProduct {
   uint8_t* x;  // (rows, stride) bytes as `arrange` wrote them
   size_t rows, stride, dims;
   const uint8_t* codes;  // (outputs, dims * bits / 8), lowest bits first
-  const void* scales;    // (outputs, dims / group) of the type
+  const void* scales;    // (outputs, dims / group) of `type`
   const void* biases;
   FloatType type;
   size_t outputs, group;
@@ -30,9 +30,9 @@ struct QuantizedProduct {
   float* y;  // (rows, outputs)
 };
 
-// The loops of one instruction set; no row of a result depends on the others.
+// The loops of one instruction set. No row of a result depends on the others.
 struct DenseMatmulKernels {
-  // Floats that a row of x is padded to a multiple of.
+  // A row of x is padded to a multiple of this many floats.
   size_t padding;
   // Outputs [first, last) of every row.
   void (*multiply)(const DenseProduct&, size_t first, size_t last);

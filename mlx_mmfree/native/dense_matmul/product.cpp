@@ -15,18 +15,18 @@ namespace {
 
 // Activations that are prepared at once.
 constexpr size_t kPanelBytes = 4 << 20;
-// Weights of one piece: they stay in the second-level cache while all rows meet them.
+// Weights of one piece. They stay in the second-level cache while all rows meet them.
 constexpr size_t kPieceBytes = 128 << 10;
-// Below this much work the caller is done before another thread wakes up.
+// Less work than this is done by the caller alone, because another thread wakes up too late.
 constexpr size_t kSharedBytes = 96 << 10;
-// Outputs of a piece are whole cache lines and whole tiles.
+// The outputs of a piece are whole cache lines and whole tiles.
 constexpr size_t kOutputs = 48;
 
 size_t panel_rows(size_t rows, size_t row_bytes) {
   return std::min(rows, std::max<size_t>(kPanelBytes / std::max<size_t>(row_bytes, 1) / 4 * 4, 4));
 }
 
-// Outputs of one piece of a product.
+// The number of outputs in one piece of a product.
 size_t piece(size_t outputs, size_t row_bytes, size_t rows) {
   if (outputs * row_bytes * rows <= kSharedBytes) {
     return std::max<size_t>(outputs, 1);
@@ -36,7 +36,7 @@ size_t piece(size_t outputs, size_t row_bytes, size_t rows) {
   return std::min(cached / kOutputs * kOutputs, even);
 }
 
-// The largest number of rows of which several pieces are worth sharing.
+// The largest number of rows at which pieces are shared out.
 size_t piece_rows(size_t dims) {
   return std::max<size_t>(kSharedBytes / std::max<size_t>(dims, 1) / 4, 1);
 }

@@ -6,11 +6,11 @@
 
 namespace mmfree {
 
-// The products on plain memory, shared out over the threads. No row of a result depends on the
-// number of rows or threads.
+// The products on plain memory. Their work is shared out over the threads, and no row of a result
+// depends on the number of rows or threads.
 
 struct FloatMatrix {
-  const void* values;  // (outputs, dims) of the type
+  const void* values;  // (outputs, dims) of `type`
   FloatType type;
   size_t outputs;
 };
@@ -18,7 +18,7 @@ struct FloatMatrix {
 // W = scale * code + bias, with a scale and a bias for each group of inputs.
 struct QuantizedMatrix {
   const uint8_t* codes;  // (outputs, dims * bits / 8)
-  const void* scales;    // (outputs, dims / group) of the type
+  const void* scales;    // (outputs, dims / group) of `type`
   const void* biases;
   FloatType type;
   size_t outputs, group;

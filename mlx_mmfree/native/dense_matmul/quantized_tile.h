@@ -22,14 +22,14 @@
 namespace mmfree {
 
 constexpr float kLargestCode = 32767.0f;
-// Low numbers of a high one: the rest of the rounding is at most one half of it.
+// How many low numbers make a high one. What rounding leaves is at most one half of a high number.
 constexpr float kLowCodes = 2 * kLargestCode;
-// Adding and subtracting it rounds |x| < 2^22 to a whole number.
+// Added and subtracted again, it rounds |x| < 2^22 to a whole number.
 constexpr float kRound = 12582912.0f;
-// Smaller values count as zeros: their scale would be no normal number.
+// Smaller values count as zeros, because their scale would be no normal number.
 constexpr float kSmallest = 1e-30f;
 
-// How a chunk of codes, one vector of words, lies in memory.
+// The place in memory of a chunk of codes, which is one vector of words.
 template <class Isa, int bits>
 struct Chunk {
   static constexpr size_t kCodes = Isa::template kCodes<bits>;
@@ -42,8 +42,9 @@ struct Chunk {
   }
 };
 
-// An arranged row: 16-bit codes, for each chunk word j of code k at kWords k + j, the high ones of
-// a chunk and then its low ones; the scale and the sum of each group, zeros up to whole vectors.
+// An arranged row. Each chunk has its high 16-bit codes and then its low ones, with word j of code
+// k at kWords k + j. Behind the chunks are the scale and the sum of each group, filled up with
+// zeros to whole vectors.
 template <class Isa>
 struct Row {
   int16_t* codes;
@@ -67,7 +68,8 @@ Row<Isa> arranged_row(uint8_t* memory, size_t dims, size_t group) {
   return Row<Isa>(memory, chunks * Chunk<Isa, bits>::kInputs, dims / group);
 }
 
-// The largest magnitude's bits, which are ordered as the magnitudes are; NaN is beyond infinity.
+// The bits of the largest magnitude. Bits are ordered as the magnitudes are, and NaN is beyond
+// infinity.
 template <class Isa>
 MMFREE_INLINE inline uint32_t largest_bits(const float* values, size_t count) {
   uint32_t largest = 0;
@@ -116,7 +118,7 @@ bool arrange_bits(const float* x, size_t dims, size_t group, uint8_t* memory) {
   return true;
 }
 
-// Up to kLanes values as floats, then zeros.
+// Loads up to kLanes values as floats and fills up with zeros.
 template <class Isa>
 MMFREE_INLINE inline typename Isa::Floats widen(const void* values, FloatType type, size_t first,
                                                 size_t count) {
@@ -131,13 +133,13 @@ MMFREE_INLINE inline typename Isa::Floats widen(const void* values, FloatType ty
   }
 }
 
-// Scales lie apart from the codes, and each output begins with them.
+// Fetches the scales, which lie apart from the codes and are what each output begins with.
 MMFREE_INLINE inline void prefetch_scales(const QuantizedProduct& p, size_t first) {
   prefetch_weights(static_cast<const uint8_t*>(p.scales) + first * float_bytes(p.type));
   prefetch_weights(static_cast<const uint8_t*>(p.biases) + first * float_bytes(p.type));
 }
 
-// M rows times one output.
+// Computes one output of M rows.
 template <class Isa, int bits, size_t group, size_t M>
 void quantized_tile(const QuantizedProduct& p, size_t row, size_t output) {
   using C = Chunk<Isa, bits>;
@@ -159,7 +161,7 @@ void quantized_tile(const QuantizedProduct& p, size_t row, size_t output) {
     prefetch_scales(p, output * groups + start);
     const auto scales = widen<Isa>(p.scales, p.type, output * groups + start, count);
     const auto biases = widen<Isa>(p.biases, p.type, output * groups + start, count);
-    // of weights and activations together, for lanes to pick from
+    // scales of weights and activations together, from which the lanes pick theirs
     typename Isa::Floats factors[M];
     float each[M][kLanes];
     unroll<M>([&](auto m) MMFREE_INLINE {
@@ -169,7 +171,7 @@ void quantized_tile(const QuantizedProduct& p, size_t row, size_t output) {
     });
     const auto add = [&](size_t chunk, const uint8_t* bytes) MMFREE_INLINE {
       auto words = Isa::template load_words<bits>(bytes);
-      // loaded once: lines of weights are seldom aligned
+      // loaded once, because lines of weights are seldom aligned
       keep(words);
       const size_t first = chunk * C::kInputs / group - start;
       typename Isa::Words decoded[C::kCodes];
@@ -238,7 +240,7 @@ void multiply_bits(const QuantizedProduct& p, size_t first, size_t last) {
   }
 }
 
-// call(bits as a constant)
+// Calls `call` with the number of bits as a constant.
 template <class Call>
 MMFREE_INLINE inline auto with_bits(int bits, Call&& call) {
   switch (bits) {

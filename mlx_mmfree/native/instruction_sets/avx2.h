@@ -4,7 +4,7 @@
 
 #include "instruction_sets/kernel_set.h"
 
-// Included by the files that are built for AVX2 and sets beyond it.
+// The files that are built for AVX2 and for sets beyond it include this.
 
 namespace mmfree {
 
@@ -48,7 +48,7 @@ struct Avx2Base {
   using Floats = __m256;
   using Words = __m256i;
 
-  // the permutation looks at the lowest three bits of each word only
+  // the permutation looks only at the lowest three bits of each word
   template <int s>
   MMFREE_INLINE static Floats trits(Words words) {
     const __m256 table = _mm256_setr_ps(-1, 0, 1, 2, -1, 0, 1, 2);

@@ -54,7 +54,7 @@ struct DenseAvx2 {
     if constexpr (bits != 6) {
       return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
     } else {
-      // three bytes, four codes: to words of bytes 0, 1 and 1, 2
+      // three bytes hold four codes: words take bytes 0 and 1, or 1 and 2
       const __m256i packed = _mm256_maskload_epi32(reinterpret_cast<const int*>(bytes),
                                                    _mm256_setr_epi32(-1, -1, -1, -1, -1, -1, 0, 0));
       const __m256i spread = _mm256_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5);
@@ -120,7 +120,7 @@ struct DenseAvx2 {
   }
 };
 
-// Every processor with AVX2 is known to have it.
+// Every known processor with AVX2 has them.
 inline bool has_half_floats() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);

@@ -61,7 +61,7 @@ struct DenseAvx512 {
     if constexpr (bits != 6) {
       return _mm512_loadu_si512(bytes);
     } else {
-      // three bytes, four codes: to words of bytes 0, 1 and 1, 2
+      // three bytes hold four codes: words take bytes 0 and 1, or 1 and 2
       const __m512i packed = _mm512_maskz_loadu_epi32(0x0fff, bytes);
       const __m512i spread = _mm512_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11);
       const __m512i pairs =

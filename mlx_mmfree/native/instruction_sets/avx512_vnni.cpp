@@ -34,7 +34,7 @@ struct Avx512Vnni {
 #if defined(__clang__)
     return _mm512_dpbusd_epi32(sum, codes, x);
 #else
-    // around the intrinsic, GCC copies every sum
+    // GCC copies every sum around the intrinsic
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(x));
     return sum;
 #endif
@@ -66,7 +66,7 @@ struct Avx512Vnni {
   using Floats = __m512;
   using Words = __m512i;
 
-  // the permutation looks at the lowest four bits of each word only
+  // the permutation looks only at the lowest four bits of each word
   template <int s>
   MMFREE_INLINE static Floats trits(Words words) {
     const __m512 table = _mm512_setr_ps(-1, 0, 1, 2, -1, 0, 1, 2, -1, 0, 1, 2, -1, 0, 1, 2);

@@ -19,7 +19,7 @@ struct AvxVnni : Avx2Base {
 #if defined(__clang__)
     return _mm256_dpbusd_avx_epi32(sum, codes, x);
 #else
-    // around the intrinsic, GCC copies every sum
+    // GCC copies every sum around the intrinsic
     asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(codes), "x"(x));
     return sum;
 #endif

@@ -14,9 +14,9 @@ void bind_instruction_sets(nb::module_& m) {
         "Computes with the named instruction set, one of kernel_names().");
 
   m.def("kernel_names", &kernel_names,
-        "The instruction sets that this processor has kernels for, fastest first.");
+        "Returns the instruction sets for which this processor has kernels, fastest first.");
 
-  m.def("kernel_name", &kernel_name, "The instruction set in use.");
+  m.def("kernel_name", &kernel_name, "Returns the name of the instruction set in use.");
 }
 
 }  // namespace mmfree

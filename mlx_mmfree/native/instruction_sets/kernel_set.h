@@ -1,6 +1,6 @@
 #pragma once
 
-// written by the build: includes every loops.h and lists the tables
+// The build writes this file, which includes every loops.h and lists the tables.
 #include "kernel_tables.h"
 
 namespace mmfree {

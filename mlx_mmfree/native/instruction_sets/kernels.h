@@ -5,7 +5,8 @@
 
 namespace mmfree {
 
-// Throws std::invalid_argument, listing the names, where this processor lacks it.
+// Chooses the instruction set of this name. Throws std::invalid_argument with the list of names if
+// this processor lacks it.
 void use_kernels(const std::string& name);
 
 // The instruction set in use.

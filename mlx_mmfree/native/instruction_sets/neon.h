@@ -4,7 +4,7 @@
 
 #include "instruction_sets/kernel_set.h"
 
-// Included by the files that are built for the dot products of Arm.
+// The files that are built for the dot products of Arm include this.
 
 namespace mmfree {
 

@@ -52,7 +52,7 @@ struct DenseNeon {
     if constexpr (bits == 2) {
       return vmovl_u8(vld1_u8(bytes));
     } else if constexpr (bits == 6) {
-      // three bytes, four codes: to words of bytes 0, 1 and 1, 2
+      // three bytes hold four codes: words take bytes 0 and 1, or 1 and 2
       static constexpr uint8_t kPairs[16] = {0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 7, 8, 9, 10, 10, 11};
       uint8_t packed[16] = {};
       memcpy(packed, bytes, 12);

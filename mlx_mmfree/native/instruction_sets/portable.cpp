@@ -10,7 +10,7 @@ using SignedBytes = int8_t __attribute__((vector_size(16)));
 using Shorts = int16_t __attribute__((vector_size(32)));
 using Ints = int32_t __attribute__((vector_size(64)));
 
-// Vectors of the compiler's own: every processor.
+// Vectors that the compiler itself offers, for every processor.
 struct Portable {
   static constexpr size_t kBytes = 16, kStreamRows = 1, kTileRows = 2;
   static constexpr bool kPartialSums = true;

@@ -7,7 +7,7 @@ namespace mmfree {
 
 namespace {
 
-// Vectors of the compiler's own.
+// Vectors that the compiler itself offers.
 struct DensePortable {
   static constexpr size_t kLanes = 4, kRows = 2;
   static constexpr bool kMasks = false;
@@ -40,7 +40,7 @@ struct DensePortable {
       if constexpr (type == FloatType::bfloat16) {
         return (Floats)(bits << 16);
       } else {
-        // scaled from the exponent range of float16; infinity and NaN keep theirs
+        // scaled from the exponent range of float16, but for infinity and NaN
         const Integers magnitude = (bits & 0x7fff) << 13;
         const Integers scaled = (Integers)((Floats)magnitude * 0x1p112f);
         const Integers special = (magnitude >= 0x0f800000) & 0x7f800000;
@@ -67,7 +67,7 @@ struct DensePortable {
       memcpy(&packed, bytes, sizeof(packed));
       words = __builtin_convertvector(packed, Words);
     } else if constexpr (bits == 6) {
-      // three bytes, four codes: to words of bytes 0, 1 and 1, 2
+      // three bytes hold four codes: words take bytes 0 and 1, or 1 and 2
       for (int j = 0; j < 8; ++j) {
         const uint8_t* pair = bytes + j / 2 * 3 + j % 2;
         words[j] = static_cast<uint16_t>(pair[0] | pair[1] << 8);

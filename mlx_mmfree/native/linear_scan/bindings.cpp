@@ -10,15 +10,18 @@ using namespace nb::literals;
 
 void bind_linear_scan(nb::module_& m) {
   m.def("linear_scan", &linear_scan, "f"_a, "i"_a, "s0"_a,
-        R"(s_t = f_t * s_{t-1} + i_t along the length, elementwise, in float32.
+        R"(Runs s_t = f_t * s_{t-1} + i_t along the length, elementwise.
 
         Args:
-            f: Forget factors, (B, L, D).
-            i: Inputs, (B, L, D).
-            s0: State before the first position, (B, D).
+            f: Forget gates, float32 (B, L, D).
+            i: Gated inputs, float32 (B, L, D).
+            s0: The state before the first position, float32 (B, D).
 
         Returns:
-            All states (B, L, D) and the last one (B, D).)");
+            All states, float32 (B, L, D), and the last one, float32 (B, D).
+
+        Raises:
+            ValueError: A shape or dtype does not fit.)");
 }
 
 }  // namespace mmfree

@@ -6,7 +6,7 @@
 #include "mlx/backend/cpu/encoder.h"
 #include "runtime/contiguous.h"
 
-// One portable library whose loops are compiled for several instruction sets and chosen at load.
+// These loops are compiled for several instruction sets, and the loader chooses one.
 #if defined(__x86_64__) && defined(__linux__)
 #define MMFREE_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else

@@ -7,8 +7,8 @@
 
 namespace mmfree {
 
-// s_t = f_t * s_{t-1} + i_t, one multiply and one add per element.
-// f, i: (B, L, D), s0: (B, D), float32. Returns all states (B, L, D) and the last one (B, D).
+// s_t = f_t * s_{t-1} + i_t with f, i (B, L, D) and s0 (B, D), all float32. Each element takes one
+// multiplication and one addition. Returns all states (B, L, D) and the last one (B, D).
 std::pair<mx::array, mx::array> linear_scan(const mx::array& f, const mx::array& i,
                                             const mx::array& s0);
 
@@ -16,7 +16,7 @@ struct LinearScanOptions {
   bool operator==(const LinearScanOptions&) const = default;
 };
 
-// The gradient has a kernel of its own, because that of the definition keeps every step.
+// The gradient has a kernel of its own, because the definition keeps several arrays for each step.
 class LinearScan : public Operation<LinearScan, LinearScanOptions> {
  public:
   using Operation::Operation;
@@ -28,7 +28,8 @@ class LinearScan : public Operation<LinearScan, LinearScanOptions> {
   DEFINE_NAME(LinearScan)
 };
 
-// Inputs f, s0, states, d_states, d_final; outputs d_f, d_i (B, L, D) and d_s0 (B, D).
+// The arguments are f, s0, states, d_states and d_final. Returns d_f and d_i (B, L, D), and d_s0
+// (B, D).
 class LinearScanGradient : public Operation<LinearScanGradient, LinearScanOptions> {
  public:
   using Operation::Operation;

@@ -9,18 +9,18 @@ namespace mmfree {
 struct RecurrenceStep {
   Floats gates;        // (rows, 3 dims): input, forget and output gates
   const float* state;  // (dims,)
-  Floats weight;       // (dims,), of the norm of the output gate
+  Floats weight;       // (dims,); scales the norm of the output gate
   Floats lower_bound;  // (dims,) or none
   const bool* valid;   // (rows,) or null
   size_t rows, dims;
-  const float* inverse;  // (rows,), of `rms_inverse` of the output gates
+  const float* inverse;  // (rows,); what `rms_inverse` gives for the output gates
   void* y;               // (rows, dims) of the type of the gates
   float* last;           // (dims,)
 };
 
-// The loops of one instruction set; every set gives the same bits.
+// The loops of one instruction set. Every set gives the same bits.
 struct MlgruStepKernels {
-  // The channels [first, last) of all rows of one sequence.
+  // Computes the channels [first, last) of all rows of one sequence.
   void (*recur)(const RecurrenceStep&, size_t first, size_t last);
 
   template <class Isa, class Dense>

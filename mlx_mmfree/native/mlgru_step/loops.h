@@ -8,7 +8,7 @@ namespace mmfree {
 
 constexpr size_t kChannels = 64;
 
-// At most kChannels channels from `first`.
+// Computes at most kChannels channels from `first` on.
 template <class Isa>
 void recur_part(const RecurrenceStep& s, size_t first, size_t count) {
   float i[kChannels], f[kChannels], g[kChannels], h[kChannels], weight[kChannels];

@@ -17,9 +17,9 @@ namespace mmfree {
 
 namespace {
 
-// Channels of a piece, a multiple of those that are computed at a time.
+// Channels of a piece. They are a multiple of the channels that are computed at a time.
 constexpr size_t kPieceChannels = 256;
-// Values below which the caller is done before another thread wakes up.
+// Fewer values than these are done by the caller alone, because another thread wakes up too late.
 constexpr size_t kSharedValues = 512;
 
 struct Call {

@@ -18,16 +18,16 @@ struct MlgruOptions {
   }
 };
 
-// f = b + (1 - b) sigmoid(f'), h_t = f h_{t-1} + silu(i') (1 - f), y = RMSNorm(g) silu(h) of gates
-// i', f', g (B, L, 3 E) of any float type, the state (B, E) float32, the norm's weight (E,), b (E,)
-// and valid (B, L) bool. Computed in float32. Returns y (B, L, E) in the dtype of the gates and the
-// last state (B, E) float32.
+// f = b + (1 - b) sigmoid(f'), h_t = f h_{t-1} + silu(i') (1 - f) and y = RMSNorm(g) silu(h),
+// computed in float32. The gates i', f' and g (B, L, 3 E) lie side by side and have any float type.
+// The state is float32 (B, E), the weight of the norm and the lower bound b are (E,), and valid is
+// bool (B, L). Returns y (B, L, E) in the dtype of the gates and the last state, float32 (B, E).
 std::pair<mx::array, mx::array> mlgru_step(const mx::array& gates, const mx::array& state,
                                            const mx::array& weight, float eps,
                                            const std::optional<mx::array>& lower_bound,
                                            const std::optional<mx::array>& valid);
 
-// Arguments: gates, state, weight, lower bound and valid.
+// The arguments are gates, state, weight, lower bound and valid.
 class MlgruStep : public Defined<MlgruStep, MlgruOptions> {
  public:
   using Defined::Defined;

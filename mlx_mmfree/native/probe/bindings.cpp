@@ -10,11 +10,12 @@ using namespace nb::literals;
 
 void bind_probe(nb::module_& m) {
   m.def("read_seconds", &read_seconds, "arrays"_a,
-        "The time to read all of the arrays once and do hardly anything else with them.");
+        "Returns the seconds that reading all of the arrays once takes.");
 
-  m.def("multiply_rate", &multiply_rate, "seconds"_a,
-        "Multiply-accumulates of 8-bit numbers a second at most, measured for about that long; 0 "
-        "where the instruction set has none.");
+  m.def(
+      "multiply_rate", &multiply_rate, "seconds"_a,
+      "Returns the most multiply-accumulates of 8-bit numbers a second, measured for about so many "
+      "seconds, or 0 if the instruction set has none.");
 }
 
 }  // namespace mmfree

@@ -5,13 +5,15 @@
 
 namespace mmfree {
 
-// Loops that show what the processor can do at most.
+// Loops that show the most that the processor can do.
 struct ProbeKernels {
-  // Reads whole vectors of [bytes, bytes + size) and joins them, so that no read can be left out.
+  // Reads the whole vectors of [bytes, bytes + size) and joins them, so that the compiler leaves no
+  // read out.
   uint32_t (*read)(const uint8_t* bytes, size_t size);
-  // `turns` times kChains dot products of 8-bit numbers, which do not wait for each other.
+  // Computes kChains dot products of 8-bit numbers, which do not wait for each other, `turns`
+  // times.
   void (*multiply)(size_t turns);
-  // Multiply-accumulates of one turn; 0 where the set has no such instruction.
+  // Multiply-accumulates of one turn, or 0 if the set has no such instruction.
   size_t turn_macs;
 
   template <class Isa, class Dense>

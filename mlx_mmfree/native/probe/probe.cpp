@@ -13,10 +13,10 @@ namespace mmfree {
 
 namespace {
 
-// What a thread takes at once: it starts at a new place rarely.
+// Bytes that a thread takes at once. They are many, so that it seldom starts at a new place.
 constexpr size_t kPieceBytes = 256 << 10;
 
-// Of the work of one thread, in which arithmetic is measured.
+// Pieces of the work of one thread while arithmetic is measured.
 constexpr size_t kShares = 16;
 
 using Clock = std::chrono::steady_clock;
@@ -64,8 +64,8 @@ double multiply_rate(double seconds) {
   if (set.turn_macs == 0) {
     return 0;
   }
-  // doubled until a run takes long enough; the runs before it wake the threads up, and who comes
-  // late finds work left
+  // The turns are doubled until a run takes long enough. The runs before it wake the threads up,
+  // and a thread that comes late finds work left.
   const size_t shares = kShares * threads();
   for (size_t turns = 1 << 10;; turns *= 2) {
     const auto start = Clock::now();

@@ -7,12 +7,11 @@
 
 namespace mmfree {
 
-// Reads all of the arrays once, each thread a contiguous share of the whole, and returns the
-// seconds.
+// Reads all of the arrays once and returns the seconds. Each thread reads a contiguous share.
 double read_seconds(const std::vector<mlx::core::array>& arrays);
 
-// Multiply-accumulates of bytes a second with all threads, for about `seconds`; 0 where the
-// instruction set has none.
+// The multiply-accumulates of bytes a second that all threads do, measured for about `seconds`, or
+// 0 if the instruction set has none.
 double multiply_rate(double seconds);
 
 }  // namespace mmfree

@@ -12,16 +12,19 @@ using namespace nb::literals;
 void bind_rms_norm_quantize(nb::module_& m) {
   m.def("rms_norm_quantize", &rms_norm_quantize, "x"_a, "weight"_a.none(), "eps"_a.none(),
         "half_away"_a,
-        R"(8-bit codes of each row, after an RMSNorm if eps is given.
+        R"(Quantises each row to 8-bit codes, after an RMSNorm if `eps` is given.
 
         Args:
-            x: Activations, (..., D) of float32, float16 or bfloat16.
+            x: Activations (..., D), float32, float16 or bfloat16.
             weight: Scale of the norm, float32 (D,), or None.
             eps: Epsilon of the norm, or None for no norm.
-            half_away: Whether ties go away from zero, else to even.
+            half_away: Whether ties go away from zero. Otherwise they go to even.
 
         Returns:
-            Codes, float32 (..., D), and their scale, float32 (..., 1).)");
+            The codes, float32 (..., D), and their scale, float32 (..., 1).
+
+        Raises:
+            ValueError: A shape or dtype does not fit, or there is a weight without `eps`.)");
 
   bind_definition<RmsNormQuantize>(m, "define_rms_norm_quantize");
 }

@@ -17,11 +17,11 @@ struct RowQuantizer {
   float* scale;  // (rows,)
 };
 
-// The loops of one instruction set; every set gives the same bits.
+// The loops of one instruction set. Every set gives the same bits.
 struct RmsNormQuantizeKernels {
-  // The rows [first, last).
+  // Computes the rows [first, last).
   void (*quantize_rows)(const RowQuantizer&, size_t first, size_t last);
-  // 1 / sqrt(mean(x^2) + eps) of the `dims` values from `start`; scratch: (dims,).
+  // 1 / sqrt(mean(x^2) + eps) of the `dims` values from `start` on. scratch: (dims,).
   float (*rms_inverse)(const Floats& x, size_t start, size_t dims, float eps, float* scratch);
 
   template <class Isa, class Dense>

@@ -7,17 +7,18 @@
 #include "runtime/floats.h"
 #include "ternary_matmul/float_product.h"
 
-// RMSNorm and 8-bit codes of one row. Built without contraction of a multiply and an add, so that
-// every instruction set gives the bits of the plain operations; the sum of squares has the 64
-// partial sums of `float_product.h`.
+// RMSNorm and 8-bit codes of one row. These loops are built without contraction of a multiply and
+// an add, so that every instruction set gives the bits of the plain operations. The sum of squares
+// has the 64 partial sums of `float_product.h`.
 
 namespace mmfree {
 
 constexpr size_t kSumWidth = 64;
 
-// Adding and subtracting it rounds |x| < 2^22 to a whole number, ties to even.
+// Added and subtracted again, it rounds |x| < 2^22 to a whole number, ties to even.
 constexpr float kRounder = 12582912.0f;
-// The float just below 0.5: added and floored, it rounds ties away from zero and 0.49999997 down.
+// The float just below 0.5. Adding it before the floor rounds ties away from zero, and 0.49999997
+// down.
 constexpr float kBelowHalf = 0.49999997f;
 
 // Calls add(64 values) for the whole row, filled up with zeros.
@@ -48,7 +49,7 @@ float sum_of_squares(const float* values, size_t dims) {
   return total<Isa>(sums);
 }
 
-// max |x|, NaN if there is one.
+// max |x|, or NaN if one of the values is.
 template <class Isa>
 float largest(const float* values, size_t dims) {
   Lanes<Isa> most[4] = {}, nan[4] = {};
@@ -93,7 +94,7 @@ float code_scale(const float* values, size_t dims) {
   return 127.0f / (most < 1e-5f ? 1e-5f : most);
 }
 
-// |scaled| <= 127 up to rounding: there is nothing to clip.
+// There is nothing to clip, because |scaled| <= 127 up to rounding.
 template <class Isa>
 MMFREE_INLINE inline float round_half_away(float scaled) {
   const float raised = fabsf(scaled) + kBelowHalf;

@@ -14,7 +14,8 @@ namespace mmfree {
 
 namespace {
 
-// Values of one piece of work: fewer are done before another thread wakes up.
+// Values of one piece of work. Fewer are done by the caller alone, because another thread wakes up
+// too late.
 constexpr size_t kPieceValues = 16 << 10;
 
 }  // namespace

@@ -9,9 +9,9 @@
 
 namespace mmfree {
 
-// y = x / sqrt(mean(x^2) + eps) * weight, or x without eps; s = 127 / max(max |y|, 1e-5). Returns
-// round(y s), float32 (..., D), and s, float32 (..., 1), for x (..., D) of any float type and
-// weight (D,) float32.
+// y = x / sqrt(mean(x^2) + eps) * weight, or y = x without eps, and s = 127 / max(max |y|, 1e-5). x
+// (..., D) has any float type, and the weight is float32 (D,). Returns round(y s), float32 (...,
+// D), and s, float32 (..., 1).
 std::pair<mx::array, mx::array> rms_norm_quantize(const mx::array& x,
                                                   const std::optional<mx::array>& weight,
                                                   std::optional<float> eps, bool half_away);
@@ -26,7 +26,7 @@ struct RmsNormQuantizeOptions {
   }
 };
 
-// Arguments: x and the weight.
+// The arguments are x and the weight.
 class RmsNormQuantize : public Defined<RmsNormQuantize, RmsNormQuantizeOptions> {
  public:
   using Defined::Defined;

@@ -15,12 +15,12 @@ void bind_runtime(nb::module_& m) {
         mlx::core::set_compile_mode(is_on ? mlx::core::CompileMode::enabled
                                           : mlx::core::CompileMode::no_fuse);
       },
-      "on"_a, "Whether mx.compile, which must be enabled, fuses operations.");
+      "on"_a, "Sets whether mx.compile fuses operations. It must be enabled.");
 
   m.def("set_threads", &set_threads, "count"_a,
         "Sets the number of threads that compute, the calling one included.");
 
-  m.def("threads", &threads, "The number of threads that compute.");
+  m.def("threads", &threads, "Returns the number of threads that compute.");
 }
 
 }  // namespace mmfree

@@ -12,7 +12,7 @@ namespace mx = mlx::core;
 
 namespace {
 
-// Items of the last axis that lie one behind the other are copied at once.
+// The items of the last axis are copied at once if they lie one behind the other.
 void copy(const char* from, char* to, const mx::Shape& shape, const mx::Strides& strides,
           size_t item, size_t count) {
   size_t axes = shape.size(), bytes = item;

@@ -8,10 +8,11 @@
 
 namespace mmfree {
 
-// The array, or a copy whose items lie one behind the other in memory, made when the stream runs.
+// Returns the array itself if its items lie one behind the other in memory, else a copy, which is
+// made when the stream runs.
 mlx::core::array contiguous(const mlx::core::array& x, mlx::core::Stream stream);
 
-// Its floats, or none where there is no array.
+// The floats of `contiguous`, or none if there is no array.
 Floats floats_of(const std::optional<mlx::core::array>& x, mlx::core::Stream stream);
 
 }  // namespace mmfree

@@ -4,12 +4,12 @@
 
 #include "runtime/unroll.h"
 
-// Included by one file for each instruction set; loops over these vectorise, and without
-// contraction every set gives the same bits.
+// One file for each instruction set includes this. Loops over these functions vectorise, and
+// without contraction every set gives the same bits.
 
 namespace mmfree {
 
-// e^x to about two units in the last place for x in [-87, 88], which it is limited to.
+// e^x to about two units in the last place. x is limited to [-87, 88].
 template <class Isa>
 MMFREE_INLINE inline float exponential(float x) {
   constexpr float kRounder = 12582912.0f;

@@ -5,7 +5,7 @@
 
 namespace mmfree {
 
-// Whether the kernels take the array's type.
+// Whether the array has a float type that the kernels take.
 inline bool is_float(const mlx::core::array& x) {
   return x.dtype() == mlx::core::float32 || x.dtype() == mlx::core::float16 ||
          x.dtype() == mlx::core::bfloat16;

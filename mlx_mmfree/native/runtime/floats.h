@@ -6,8 +6,8 @@
 
 #include "runtime/unroll.h"
 
-// Floats of any type, and conversions between float32 and the types of arrays, in loops that the
-// compiler vectorises. Every instruction set gives the same bits.
+// Floats of any type and their conversion from and to float32, in loops that the compiler
+// vectorises. Every instruction set gives the same bits.
 
 namespace mmfree {
 
@@ -42,7 +42,7 @@ void widen(const Floats& x, size_t start, size_t count, float* values) {
     return;
   }
   for (size_t j = 0; j < count; ++j) {
-    // scaled from the exponent range of float16 to that of float32; infinity and NaN keep theirs
+    // scaled from the exponent range of float16 to that of float32, but for infinity and NaN
     const uint32_t magnitude = static_cast<uint32_t>(halves[j] & 0x7fff) << 13;
     uint32_t bits = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, magnitude) * 0x1p112f);
     bits |= magnitude >= 0x0f800000 ? 0x7f800000 : 0;
@@ -71,7 +71,7 @@ void narrow(const float* values, size_t count, FloatType type, void* result) {
     const uint32_t bits = __builtin_bit_cast(uint32_t, values[j]);
     const uint32_t magnitude = bits & 0x7fffffff;
     const uint32_t normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-    // the sum with 0.5 has the half's last bit where a float's is
+    // the sum with 0.5 has the last bit of the half at the place of a float's last bit
     const uint32_t small =
         __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, magnitude) + 0.5f) - 0x3f000000;
     uint32_t half = magnitude < 0x38800000 ? small : normal;

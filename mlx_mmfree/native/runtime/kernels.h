@@ -2,11 +2,12 @@
 
 namespace mmfree {
 
-// The loops of one instruction set: a table of functions for each operation, which its folder
+// The loops of one instruction set. Each operation has a table of functions, which its folder
 // declares in kernels.h and fills in loops.h.
 struct Kernels;
 
-// Those of the fastest set that this processor has, unless another was chosen.
+// The loops in use, which are those of the fastest set that this processor has unless another was
+// chosen.
 const Kernels& kernels();
 
 template <class Table>

@@ -20,7 +20,7 @@ namespace mx = mlx::core;
 
 using Arrays = std::vector<mx::array>;
 using Shapes = std::vector<mx::Shape>;
-// The arrays of a call in the order of its parameters; one that may be left out can be missing.
+// The arrays of a call in the order of its parameters. Those that may be left out can be missing.
 using Arguments = std::vector<std::optional<mx::array>>;
 
 struct OutputForms {
@@ -34,8 +34,9 @@ inline void require(bool condition, const char* message) {
   }
 }
 
-// What all primitives share. `Own` is the primitive itself, which has `eval_cpu` and
-// `OutputForms output_forms(const Arguments&) const`. Options compare with ==.
+// What all primitives share. `Own` is the primitive itself, which has `eval_cpu` and `OutputForms
+// output_forms(const Arguments&) const`. A test compares these forms with those of the definition
+// in Python. Options compare with ==.
 template <class Own, class Options>
 class Operation : public mx::Primitive {
  public:
@@ -71,7 +72,7 @@ class Operation : public mx::Primitive {
     return own().output_forms(arguments(inputs)).shapes;
   }
 
-  // One call for each slice, which has the bits of that call.
+  // Calls the operation once for each slice, whose bits are those of that call.
   std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs,
                                            const std::vector<int>& axes) override {
     int count = 0;
@@ -108,7 +109,7 @@ class Operation : public mx::Primitive {
   }
 
  protected:
-  // The inputs of the primitive in the places that the arguments of its call had.
+  // The inputs of the primitive in the places that they had among the arguments of its call.
   Arguments arguments(const Arrays& inputs) const {
     Arguments result;
     result.reserve(given_.size());
@@ -134,7 +135,7 @@ class Operation : public mx::Primitive {
 };
 
 // An operation whose gradient is that of its definition, which Python gives once. Options have
-// `values()`, a tuple of what the definition takes beside the arguments.
+// `values()`, the tuple that the definition takes beside the arguments.
 template <class Own, class Options>
 class Defined : public Operation<Own, Options> {
  public:

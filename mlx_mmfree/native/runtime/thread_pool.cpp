@@ -24,7 +24,7 @@ namespace {
 
 std::atomic<size_t> wanted{1};
 
-// About 20 microseconds: longer than the pause between two products of one layer.
+// About 20 microseconds, which is longer than the pause between two products of one layer.
 constexpr int kSpins = 1000;
 
 void pause() {
@@ -35,7 +35,7 @@ void pause() {
 #endif
 }
 
-// Waits until value != old; first awake, then asleep.
+// Waits until value != old, first awake and then asleep.
 template <class T>
 void wait_for_change(const std::atomic<T>& value, T old) {
   for (int spin = 0; spin < kSpins; ++spin) {
@@ -47,7 +47,7 @@ void wait_for_change(const std::atomic<T>& value, T old) {
   value.wait(old, std::memory_order_acquire);
 }
 
-// The processors that this process may use, where threads can be bound to them.
+// The processors that this process may use, or none if threads cannot be bound to them.
 std::vector<int> processors() {
   std::vector<int> found;
 #if defined(__linux__)
@@ -94,7 +94,7 @@ class Pool {
       slots_[slot].ticket.notify_one();
     }
     work(0);
-    // who has not come by now is not waited for
+    // a thread that has not come by now is not waited for
     uint32_t inside = gate_.fetch_or(kClosed) & ~kClosed;
     while (inside != 0) {
       wait_for_change(gate_, inside | kClosed);
@@ -140,10 +140,11 @@ class Pool {
         own.thread =
             slot == 0 ? std::thread() : std::thread([this, &own, slot] { serve(own, slot); });
       } catch (const std::system_error&) {
-        // the system gives no more threads: the others take this one's share
+        // the system gives no more threads, and the others take the share of this one
       }
     }
-    // bound only where all processors are ours, so that two small processes do not meet on one
+    // threads are bound only if all processors are ours, so that two small processes do not meet on
+    // one
     cpus_ = processors();
     const bool is_bound = cpus_.size() == count;
     for (size_t slot = 1; slot < count; ++slot) {
@@ -154,7 +155,7 @@ class Pool {
     }
   }
 
-  // Moves the worker away that is bound to the processor on which the caller runs now.
+  // Moves away the worker that is bound to the processor on which the caller runs now.
   void follow_caller() {
 #if defined(__linux__)
     if (cpus_.empty()) {
@@ -212,8 +213,8 @@ class Pool {
 
 namespace {
 
-// Never destroyed: its threads sleep when the process ends. A child of fork has none of them and
-// starts its own.
+// The pool is never destroyed, because its threads sleep when the process ends. A child of fork has
+// none of them and starts its own.
 std::atomic<Pool*> current{nullptr};
 
 void renew() {

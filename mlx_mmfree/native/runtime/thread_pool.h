@@ -13,10 +13,10 @@ class Pool;
 // The pieces of one thread's turn in a parallel region.
 class Claims {
  public:
-  // Takes the next piece, items [first, last). False when none is left.
+  // Takes the next piece, the items [first, last). Returns false if none is left.
   bool next(size_t& first, size_t& last);
 
-  // Which of the computing threads this is; the caller is 0.
+  // The number of this thread among those that compute. The caller is 0.
   size_t thread() const {
     return thread_;
   }
@@ -34,10 +34,10 @@ class Claims {
 };
 
 // Calls function(context, claims) on at most `count` threads, whose claims together are [0, items).
-// Each thread owns a contiguous share, which it walks in pieces of `step` items, a multiple of
-// which each share starts at; who is done takes pieces from the others. Runs on the caller alone
-// while another caller computes. A region of one piece wakes nobody; one of no items, whose `step`
-// may be zero, does nothing.
+// Each thread owns a contiguous share, which starts at a multiple of `step` and is taken in pieces
+// of `step` items. A thread that is done takes pieces from the others. The caller runs alone while
+// another caller computes, or if there is one piece only. A region of no items does nothing, and
+// its `step` may be zero.
 void parallel(size_t items, size_t step, size_t count,
               void (*function)(void* context, Claims& claims), void* context);
 

@@ -10,14 +10,13 @@ template <class F, size_t... I>
   (body(std::integral_constant<size_t, I>{}), ...);
 }
 
-// body(0) ... body(N - 1) with constants for indices, so that arrays indexed by them stay in
-// registers.
+// Calls body(0) to body(N - 1) with constants, so that arrays indexed by them stay in registers.
 template <size_t N, class F>
 [[gnu::always_inline]] inline void unroll(F&& body) {
   unroll_indices(body, std::make_index_sequence<N>{});
 }
 
-// Makes the compiler hold a vector in a register rather than load it again for each use.
+// Makes the compiler hold a vector in a register instead of loading it for each use.
 template <class Vector>
 [[gnu::always_inline]] inline void keep(Vector& vector) {
 #if defined(__x86_64__)

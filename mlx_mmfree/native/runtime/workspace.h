@@ -4,8 +4,8 @@
 
 namespace mmfree {
 
-// Memory of the calling thread, aligned to 64 bytes, that lasts until its next call. It grows to
-// the largest size asked for and is kept, so that repeated products allocate nothing.
+// Memory of the calling thread, aligned to 64 bytes, which lasts until the thread calls again. It
+// grows to the largest size asked for and is kept, so that repeated products allocate nothing.
 void* workspace(size_t bytes);
 
 constexpr size_t round_up(size_t value, size_t multiple) {

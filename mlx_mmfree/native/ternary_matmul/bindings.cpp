@@ -9,7 +9,7 @@ using namespace nb::literals;
 
 void bind_ternary_matmul(nb::module_& m) {
   m.def("ternary_matmul", &ternary_matmul, "x"_a, "weight"_a, "codes"_a,
-        R"(Product with packed trits, x T^T.
+        R"(Multiplies by packed trits, x T^T.
 
         Args:
             x: Activations, float32 (..., D).
@@ -17,7 +17,10 @@ void bind_ternary_matmul(nb::module_& m) {
             codes: Whether x holds whole numbers in [-128, 127] only. A row that does not gives NaN.
 
         Returns:
-            Sums, float32 (..., N).)");
+            The sums, float32 (..., N).
+
+        Raises:
+            ValueError: A shape or dtype does not fit, or there are more inputs than sums can take.)");
 }
 
 }  // namespace mmfree

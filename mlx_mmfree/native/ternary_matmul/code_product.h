@@ -52,7 +52,7 @@ MMFREE_INLINE inline void add_block(Sums<Isa, M, N>& sums, const int8_t* codes, 
   } else {
     for (size_t byte = 0; byte < kBlockBytes; byte += Isa::kBytes) {
       unroll<4>([&](auto k) MMFREE_INLINE {
-        // the packed words are loaded again for each shift: the sums need the registers
+        // the packed words are loaded again for each shift, because the sums need the registers
         asm volatile("" ::: "memory");
         typename Isa::Codes decoded[N];
         unroll<N>([&](auto n) MMFREE_INLINE {
@@ -68,7 +68,7 @@ MMFREE_INLINE inline void add_block(Sums<Isa, M, N>& sums, const int8_t* codes, 
   }
 }
 
-// Calls add(block of codes, block of weights, distance of weight rows) for every block; the last
+// Calls add(block of codes, block of weights, distance of weight rows) for every block. The last
 // one may end before its 64 bytes do and is copied first.
 template <class Isa, size_t N, class Add>
 MMFREE_INLINE inline void each_block(const CodeProduct& p, size_t row, size_t output, Add&& add) {
@@ -106,7 +106,7 @@ MMFREE_INLINE inline void store(const CodeProduct& p, size_t row, size_t output,
   });
 }
 
-// M rows times N weight rows, which are read side by side.
+// Multiplies M rows by N weight rows, which are read side by side.
 template <class Isa, size_t M, size_t N>
 void code_tile(const CodeProduct& p, size_t row, size_t output) {
   Sums<Isa, M, N> sums;
@@ -117,10 +117,11 @@ void code_tile(const CodeProduct& p, size_t row, size_t output) {
   store<Isa, M, N>(p, row, output, sums);
 }
 
-// Bytes that the stream of weights is prefetched ahead: the latency of memory at its full rate.
+// How many bytes the stream of weights is prefetched ahead. They cover the latency of memory at its
+// full rate.
 constexpr size_t kAheadBytes = 8 << 10;
 
-// The address may lie beyond the weights: nothing is read from it.
+// The address may lie beyond the weights, because nothing is read from it.
 MMFREE_INLINE inline void prefetch_ahead(const uint8_t* weight) {
   __builtin_prefetch(
       reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(weight) + kAheadBytes));
@@ -143,8 +144,8 @@ MMFREE_INLINE inline void add_shifts(Sums<Isa, M, 4>& sums, const int8_t* codes,
   }
 }
 
-// M rows times one weight row, with eight chains of sums at least: the dot product has a latency of
-// several cycles. `sums` gets one sum for each row.
+// Multiplies M rows by one weight row and writes one sum for each row. There are eight chains of
+// sums at least, because a dot product has a latency of several cycles.
 template <class Isa, size_t M>
 MMFREE_INLINE inline void stream_row(const CodeProduct& p, size_t row, size_t output,
                                      Sums<Isa, M, 1>& sums) {
@@ -181,8 +182,8 @@ MMFREE_INLINE inline void stream_row(const CodeProduct& p, size_t row, size_t ou
   });
 }
 
-// M rows times one weight row. All weight rows go through the same few instructions: processors
-// learn the distances that each instruction strides, and fetch what they expect.
+// Multiplies M rows by one weight row. All weight rows go through the same few instructions, so
+// that the processor learns the stride of each and fetches ahead.
 template <class Isa, size_t M>
 void code_stream(const CodeProduct& p, size_t row, size_t output) {
   Sums<Isa, M, 1> sums;
@@ -203,7 +204,7 @@ template <class Isa, size_t M>
 void code_rows(const CodeProduct& p, size_t row, size_t first, size_t last) {
   size_t output = first;
   if constexpr (M <= Isa::kStreamRows) {
-    // few rows in all: the weights come from memory; many: from the cache
+    // the weights of few rows come from memory, and those of many from the cache
     if (p.rows <= Isa::kStreamRows) {
       for (; output < last; ++output) {
         code_stream<Isa, M>(p, row, output);

@@ -102,7 +102,8 @@ void multiply_floats(const FloatProduct& p, size_t first, size_t last) {
   }
 }
 
-// Shifts [S, S + kTransposedShifts) of one block of dx, summed over the outputs in their order.
+// Computes the shifts [S, S + kTransposedShifts) of one block of dx. Outputs are summed in their
+// order.
 template <class Isa, size_t M, size_t S>
 void transposed_tile(const TransposedProduct& p, size_t block, size_t row,
                      float (&dx)[M][kBlockWeights]) {

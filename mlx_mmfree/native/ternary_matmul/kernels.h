@@ -5,7 +5,8 @@
 
 namespace mmfree {
 
-// A packed row is read in blocks of 64 bytes, 256 weights; activations are padded to whole blocks.
+// A packed row is read in blocks of 64 bytes, which are 256 weights. Activations are padded to
+// whole blocks.
 constexpr size_t kBlockBytes = 64;
 constexpr size_t kBlockWeights = 4 * kBlockBytes;
 
@@ -13,13 +14,14 @@ constexpr size_t blocks(size_t dims) {
   return (dims + kBlockWeights - 1) / kBlockWeights;
 }
 
-// The packed matrix T, (outputs, row_bytes), lowest bits first, code = trit + 1.
+// The packed matrix T, (outputs, row_bytes). A code is a trit + 1, and the first lies in the lowest
+// bits.
 struct PackedMatrix {
   const uint8_t* bytes;
   size_t outputs, row_bytes;
 };
 
-// y = x T^T for permuted activation codes: code k + 4 b of a block lies at 64 k + b.
+// y = x T^T for permuted activation codes. Code k + 4 b of a block lies at 64 k + b.
 struct CodeProduct {
   const int8_t* codes;  // (rows, blocks * 256)
   const int32_t* sums;  // (rows,) of the codes
@@ -28,7 +30,7 @@ struct CodeProduct {
   float* y;  // (rows, outputs)
 };
 
-// y = x T^T for permuted floats: value s + 16 w of a block lies at 16 s + w.
+// y = x T^T for permuted floats. Value s + 16 w of a block lies at 16 s + w.
 struct FloatProduct {
   const float* x;  // (rows, blocks * 256)
   size_t rows, stride;
@@ -45,18 +47,18 @@ struct TransposedProduct {
   size_t dims;
 };
 
-// The loops of one instruction set; every set gives the same bits.
+// The loops of one instruction set. Every set gives the same bits.
 struct TernaryMatmulKernels {
   size_t transposed_rows;
   // x: (dims,). Returns whether all values are whole numbers in [-128, 127].
   bool (*permute_codes)(const float* x, size_t dims, int8_t* codes, int32_t* sum);
   void (*permute_floats)(const float* x, size_t dims, float* permuted);
-  // Outputs [first, last) of every row.
+  // Computes the outputs [first, last) of every row.
   void (*multiply_codes)(const CodeProduct&, size_t first, size_t last);
   void (*multiply_floats)(const FloatProduct&, size_t first, size_t last);
-  // Block `block` of dx for the rows [first, first + rows), rows <= transposed_rows.
+  // Computes a block of dx for the rows [first, first + rows), where rows <= transposed_rows.
   void (*multiply_transposed)(const TransposedProduct&, size_t block, size_t first, size_t rows);
-  // Rows up to which `multiply_codes` reads the weights as one stream.
+  // The most rows for which `multiply_codes` reads the weights as one stream.
   size_t stream_rows;
 
   template <class Isa, class Dense>

@@ -5,7 +5,7 @@
 #include "runtime/unroll.h"
 #include "ternary_matmul/kernels.h"
 
-// Included by one file for each instruction set: everything is templated on a type local to that
+// One file for each instruction set includes this. Everything is templated on a type local to that
 // file, so that the linker cannot mix the sets.
 
 namespace mmfree {
@@ -46,7 +46,7 @@ bool permute_codes(const float* x, size_t dims, int8_t* permuted, int32_t* sum) 
   return bad == 0;
 }
 
-// Values 16 w + s of a block go to 16 s + w: the weights of one shift of sixteen words.
+// Values 16 w + s of a block go to 16 s + w. They meet the weights of one shift of sixteen words.
 template <class Isa>
 void permute_floats(const float* x, size_t dims, float* permuted) {
   for (size_t start = 0; start < dims; start += kBlockWeights, permuted += kBlockWeights) {

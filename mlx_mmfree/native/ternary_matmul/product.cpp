@@ -14,18 +14,19 @@ namespace {
 
 // Permuted activations that are prepared at once.
 constexpr size_t kPanelBytes = 2 << 20;
-// Weights of one piece: with the activations of one tile they stay in the second-level cache.
+// Weights of one piece. They stay in the second-level cache together with the activations of one
+// tile.
 constexpr size_t kPieceBytes = 128 << 10;
-// Below this much work the caller is done before another thread wakes up.
+// Less work than this is done by the caller alone, because another thread wakes up too late.
 constexpr size_t kSharedBytes = 96 << 10;
-// Outputs of a piece are whole cache lines.
+// The outputs of a piece are whole cache lines.
 constexpr size_t kOutputs = 16;
 
 size_t panel_rows(size_t rows, size_t row_bytes) {
   return std::min(rows, std::max<size_t>(round_up(kPanelBytes / row_bytes, 12), 12));
 }
 
-// Outputs of one piece of a product.
+// The number of outputs in one piece of a product.
 size_t piece(const PackedMatrix& weight, size_t rows) {
   if (weight.outputs * weight.row_bytes * rows <= kSharedBytes) {
     return weight.outputs;
@@ -35,7 +36,7 @@ size_t piece(const PackedMatrix& weight, size_t rows) {
   return std::min(cached / kOutputs * kOutputs, even);
 }
 
-// The largest number of rows of which several pieces are worth sharing.
+// The largest number of rows at which pieces are shared out.
 size_t piece_rows(size_t dims) {
   return std::max<size_t>(kSharedBytes / std::max<size_t>(dims, 1) / 4, 1);
 }
@@ -93,7 +94,7 @@ void transposed_product(const float* dy, size_t rows, size_t dims, const PackedM
   const size_t groups = (rows + set.transposed_rows - 1) / set.transposed_rows;
   const size_t work = weight.outputs * weight.row_bytes * rows;
   const size_t items = groups * blocks(dims);
-  // all groups of a block after another: its weights are in the cache
+  // the groups of a block follow one another, because its weights are in the cache
   parallel_for(items, work <= kSharedBytes ? items : 1, [&](size_t first, size_t last) {
     for (size_t item = first; item < last; ++item) {
       const size_t row = item % groups * set.transposed_rows;

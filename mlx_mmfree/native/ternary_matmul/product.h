@@ -4,8 +4,8 @@
 
 namespace mmfree {
 
-// The products on plain memory, shared out over the threads. Padding codes of the weight meet
-// zeros. No row of a result depends on the number of rows or threads.
+// The products on plain memory. Their work is shared out over the threads, and no row of a result
+// depends on the number of rows or threads. The padding of the weight meets zeros.
 
 // x: (rows, dims), y: (rows, outputs). A row that holds anything but whole numbers in [-128, 127]
 // gives NaN.

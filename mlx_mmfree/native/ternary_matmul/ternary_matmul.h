@@ -8,16 +8,17 @@
 
 namespace mmfree {
 
-// Inputs whose sums of codes fit 32 bits with every instruction set, the way there included.
+// The most inputs for which sums of codes, and what they are made of, fit 32 bits with every
+// instruction set.
 constexpr int kMostCodes = 1 << 22;
 
-// Words of a packed row: rows are padded to whole pairs of words.
+// The words of a packed row, which is padded to whole pairs of words.
 inline int64_t packed_words(int dims) {
   return (static_cast<int64_t>(dims) + 31) / 32 * 2;
 }
 
-// y = x T^T of x (..., D) float32 and packed trits (N, padded D / 16) uint32: (..., N) float32.
-// With `codes`, x holds whole numbers in [-128, 127]; a row of anything else gives NaN.
+// y = x T^T with x (..., D) and y (..., N), both float32, and packed trits (N, padded D / 16)
+// uint32. With `codes`, x holds whole numbers in [-128, 127], and a row of anything else gives NaN.
 mx::array ternary_matmul(const mx::array& x, const mx::array& weight, bool codes);
 
 struct TernaryMatmulOptions {
@@ -41,12 +42,13 @@ class TernaryMatmul : public Operation<TernaryMatmul, TernaryMatmulOptions> {
 };
 
 struct TransposedOptions {
-  int dims;  // of the result, D
+  int dims;  // D, of the result
 
   bool operator==(const TransposedOptions&) const = default;
 };
 
-// dx = dy T of dy (..., N) float32: (..., D) float32.
+// dx = dy T with dy (..., N) and dx (..., D), both float32. The arguments are dy and the packed
+// trits.
 class TernaryMatmulTransposed : public Operation<TernaryMatmulTransposed, TransposedOptions> {
  public:
   using Operation::Operation;

@@ -1,4 +1,4 @@
-"""How many of the library's kernels a decoded token launches on Metal."""
+"""How many of the library's kernels a decoded token and a short prompt launch on Metal."""
 
 from typing import Any
 
@@ -18,20 +18,36 @@ SMALL: dict[str, Any] = {
     "intermediate_size": 48,
     "num_attention_heads": 4,
 }
-# those of a block and those behind the blocks
+# of a block
 LAUNCHES = {
-    "hgrn_bit": (["bit_linear_3", "mlgru_step", *["bit_linear_1"] * 3], ["bit_linear_1"]),
-    "bitnet": (["bit_linear_3", "bit_linear_1", "bit_linear_2", "bit_linear_1"], []),
+    "hgrn_bit": ["bit_linear_3", "mlgru_step", *["bit_linear_1"] * 3],
+    "bitnet": ["bit_linear_3", "bit_linear_1", "bit_linear_2", "bit_linear_1"],
 }
+PROMPT_LAUNCHES = LAUNCHES | {
+    "hgrn_bit": ["bit_linear_3", "linear_scan_forward", "gated_rms_norm", *["bit_linear_1"] * 3],
+}
+# behind the blocks
+HEADS = {"hgrn_bit": ["bit_linear_1"], "bitnet": []}
+
+
+def small_model(model_type: str) -> Any:
+    mx.random.seed(0)
+    module = find(model_type)
+    return pack_linears(module.build(module.config.from_hub(SMALL)))
+
+
+def assert_launches(emulated: Emulator, model_type: str, block: list[str]) -> None:
+    names = [record.kernel.removeprefix("custom_kernel_") for record in emulated.records]
+    expected = [*block * SMALL["num_hidden_layers"], *HEADS[model_type]]
+    assert len(names) == len(expected), names
+    assert all(name.startswith(kernel) for name, kernel in zip(names, expected, strict=True)), names
 
 
 @pytest.mark.metal
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("model_type", LAUNCHES)
 def test_launches_of_a_decoded_token(emulated: Emulator, model_type: str, batch: int) -> None:
-    mx.random.seed(0)
-    module = find(model_type)
-    model = pack_linears(module.build(module.config.from_hub(SMALL)))
+    model = small_model(model_type)
     prompt = mx.random.randint(0, 64, (batch, 9))
     with use_backend("reference"):
         _, state = model(prompt)
@@ -42,10 +58,23 @@ def test_launches_of_a_decoded_token(emulated: Emulator, model_type: str, batch:
     emulated.records.clear()
     logits, state = model(prompt[:, -1:], state)
     mx.eval(logits, state)
-    block, behind = LAUNCHES[model_type]
-    assert len(block) <= 6
-    names = [record.kernel.removeprefix("custom_kernel_") for record in emulated.records]
-    expected = [*block * SMALL["num_hidden_layers"], *behind]
-    assert len(names) == len(expected), names
-    assert all(name.startswith(kernel) for name, kernel in zip(names, expected, strict=True)), names
+    assert len(LAUNCHES[model_type]) <= 6
+    assert_launches(emulated, model_type, LAUNCHES[model_type])
+    assert relative_error(logits, want) <= TOLERANCE[mx.float32]
+
+
+@pytest.mark.metal
+@pytest.mark.parametrize("tokens", [9, 48])
+@pytest.mark.parametrize("model_type", LAUNCHES)
+def test_launches_of_a_short_prompt(emulated: Emulator, model_type: str, tokens: int) -> None:
+    model = small_model(model_type)
+    prompt = mx.random.randint(0, 64, (1, tokens))
+    with use_backend("reference"):
+        want, _ = model(prompt)
+        mx.eval(want)
+    mx.eval(model(prompt))
+    emulated.records.clear()
+    logits, _ = model(prompt)
+    mx.eval(logits)
+    assert_launches(emulated, model_type, PROMPT_LAUNCHES[model_type])
     assert relative_error(logits, want) <= TOLERANCE[mx.float32]

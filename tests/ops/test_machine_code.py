@@ -22,7 +22,8 @@ MOST_INSTRUCTIONS = {
 }
 WEIGHTS_OF_A_STEP = 4 * 16
 # the last words of a row may hold fewer inputs
-OTHER_LOOPS = ("ternary_matmul_decode__3_0_float_",)
+RAGGED = "ternary_matmul_decode__3_0_float_"
+PREFILL = "ternary_matmul_prefill__float16_t_1_float_"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def texts() -> dict[str, str]:
 def loops(texts: dict[str, str]) -> dict[str, compiler.Loop]:
     """The loops over weights of some kernels, by a part of the name."""
     parts = [part.format(rows + 1) for part in MOST_INSTRUCTIONS for rows in range(8)]
-    return hot_loops(texts, (*parts, *OTHER_LOOPS))
+    return hot_loops(texts, (*parts, RAGGED, PREFILL))
 
 
 def hot_loops(texts: dict[str, str], parts: Iterable[str]) -> dict[str, compiler.Loop]:
@@ -67,3 +68,14 @@ def test_instructions_of_a_weight(loops: dict[str, compiler.Loop], kernel: str) 
         count = loops[kernel.format(rows)].count / WEIGHTS_OF_A_STEP
         # far fewer would not be this loop
         assert rows + 1 < count <= most, (rows, count)
+
+
+def test_instructions_of_a_tile(loops: dict[str, compiler.Loop]) -> None:
+    loop = loops[PREFILL]
+    names = [each.split()[0] for each in loop.instructions]
+    # 32 inputs of a tile: 4 x 4 matrices of sums, 4 products for each
+    assert names.count("simdgroup_multiply") == 64
+    assert names.count("simdgroup_load") == 32
+    assert names.count("threadgroup_barrier") == 2
+    # the rest loads, decodes and lays out 16 inputs and 16 weights
+    assert loop.count - 64 - 32 - 2 <= 220

@@ -98,8 +98,12 @@ def unsupported(x: mx.array, projections: tuple[Projection, ...], options: Optio
 
 
 def run(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
-    if not _is_fused(x, projections, options.gate):
-        return reference.run(x, projections, options)
+    product = _fused_product if _is_fused(x, projections, options.gate) else reference.run
+    return product(x, projections, options)
+
+
+def _fused_product(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
+    """One launch for up to four matrices."""
     residual = options.residual
     form = _Form.of(options)
     function = _differentiable(form)

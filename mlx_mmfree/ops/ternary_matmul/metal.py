@@ -306,7 +306,7 @@ def _in_tiles(x: mx.array, weight: mx.array, codes: bool) -> mx.array:
         output_shapes=[(parts, rows, outputs)],
         output_dtypes=[mx.float32],
     )
-    return sums[0] if parts == 1 else sums.sum(axis=0)
+    return sums.reshape(rows, outputs) if parts == 1 else sums.sum(axis=0)
 
 
 def _gradients(

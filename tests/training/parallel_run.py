@@ -138,14 +138,14 @@ def main(task: str, folder: str, results: str, *arguments: str) -> None:
         number = signal.SIGKILL if task == "kill" else signal.SIGSTOP
         train(Path(folder), "dense", processes, int(arguments[0]), number)
         return
-    if task == "wait":
-        result: dict[str, Any] = {"order": after_first(processes, Path(folder))}
-    elif task == "resume":
+    result: dict[str, Any]
+    if task == "resume":
         result = {"dense": train(Path(folder), "dense", processes)}
     else:
         own = Path(folder) / str(processes.rank)
         result = {name: train(own / name, name, processes) for name in MODELS}
         result["raw"] = raw(processes)
+        result["order"] = after_first(processes, Path(folder))
     (Path(results) / f"result-{processes.rank}.json").write_text(json.dumps(result))
 
 

@@ -76,6 +76,8 @@ def test_only_the_first_process_writes(ranks: tuple[Path, list[dict[str, Any]]])
         "0",
         "result-0.json",
         "result-1.json",
+        "done-0",
+        "done-1",
     }
     assert (folder / "0" / "dense" / "checkpoint" / "progress.json").exists()
     environment = read_log(folder / "0" / "dense" / "log.jsonl")[0]
@@ -142,18 +144,10 @@ def test_a_stopped_process_is_not_waited_for_without_end(tmp_path: Path) -> None
     assert progress is not None and progress["step"] == 10
 
 
-def test_the_others_wait_for_long_work_of_the_first(tmp_path: Path) -> None:
-    finish(start_group(tmp_path, 2, *PROGRAM, "wait", str(tmp_path), str(tmp_path)))
-    assert [result["order"] for result in _results(tmp_path)] == [[], ["done-0"]]
-
-
-def test_train_command(config: Path, tmp_path: Path) -> None:
-    processes = start_group(tmp_path, 2, *MMFREE, "train", "--config", str(config))
-    _, second = finish(processes)
-    assert [process.returncode for process in processes] == [0, 0]
-    assert second == ("", "")
-    assert len(_losses(tmp_path / "run")) == 6
-    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+def test_the_others_wait_for_long_work_of_the_first(
+    ranks: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    assert [result["order"] for result in ranks[1]] == [[], ["done-0"]]
 
 
 def test_a_signal_to_one_process_saves_and_ends_both(
@@ -164,7 +158,9 @@ def test_a_signal_to_one_process_saves_and_ends_both(
     while len(_losses(tmp_path / "run")) < 3 and all(p.poll() is None for p in processes):
         time.sleep(0.01)
     processes[1].send_signal(signal.SIGTERM)
-    errors = [error for _, error in finish(processes)]
+    outputs = finish(processes)
+    assert outputs[1][0] == ""
+    errors = [error for _, error in outputs]
     assert [process.returncode for process in processes] == [128 + signal.SIGTERM] * 2
     assert all("[training] SIGTERM stopped the run after step" in error for error in errors)
     progress = read_progress(tmp_path / "run")

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree import native, ops
-from mlx_mmfree.ops.slots import held_positions, next_slots, slots_after
+from mlx_mmfree.ops.slots import held_positions, new_slots, slots_after
 
 if reason := native.unavailable():
     pytest.skip(reason, allow_module_level=True)
@@ -157,7 +157,7 @@ def test_slots_are_those_of_the_definition(window: int | None, sinks: int) -> No
     options = {"num_heads": 1, "window": window, "sinks": sinks}
     with ops.use_backend("native"):
         _, keys, values, after = ops.attention_step(projected, *buffers, positions, **options)
-    slots = mx.arange(room) == next_slots(lengths, window, sinks)[:, None]
+    slots = mx.arange(room) == new_slots(lengths, 1, window, sinks)
     for written in (keys, values):
         assert mx.array_equal(written[:, 0, :, 0], slots.astype(mx.float32))
     count = slots_after(used, 1, window, sinks)

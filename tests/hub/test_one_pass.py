@@ -16,7 +16,7 @@ from mlx_mmfree.cli import main
 from mlx_mmfree.files.checkpoint_files import CONFIG_FILE
 from mlx_mmfree.files.tensor_entry import TensorEntry
 from mlx_mmfree.hub import convert, load, load_model, load_tokenizer, open_checkpoint, save_model
-from mlx_mmfree.hub.checkpoint import pack_cache, skeleton
+from mlx_mmfree.hub.checkpoint import match, pack_cache
 from mlx_mmfree.hub.checkpoint.opened_model import open_model
 from mlx_mmfree.layers import BitLinear, pack_linears
 from mlx_mmfree.models import Decoder, find
@@ -235,13 +235,13 @@ def test_a_copy_of_a_tied_matrix_is_compared_once(
     embedding = mx.load(str(folder / "model.safetensors"))["model.embeddings.weight"]
     edit_tensors(folder / "model.safetensors", lm_head__weight=embedding)
     compared = []
-    check = skeleton._check_tied_copy
+    check = match._check_tied_copy
 
     def counted(copy: TensorEntry, original: TensorEntry) -> None:
         compared.append(copy.name)
         check(copy, original)
 
-    monkeypatch.setattr(skeleton, "_check_tied_copy", counted)
+    monkeypatch.setattr(match, "_check_tied_copy", counted)
     load(folder)
     assert compared == ["lm_head.weight"]
 

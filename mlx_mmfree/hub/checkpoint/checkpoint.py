@@ -15,7 +15,9 @@ from ...files.checkpoint_files import (
     CONFIG_FILE,
     INDEX_FILE,
     SCALES_FILE,
+    TORCH_INDEX_FILE,
     TORCH_PATTERNS,
+    TORCH_WEIGHTS_FILE,
     WEIGHTS_FILE,
 )
 from ...files.json_file import read_json_object
@@ -30,7 +32,7 @@ RUN_MODEL = "model"
 
 _WEIGHT_FILES = (
     (WEIGHTS_FILE, INDEX_FILE),
-    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    (TORCH_WEIGHTS_FILE, TORCH_INDEX_FILE),
 )
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 

@@ -12,7 +12,7 @@ matrices become MLX's affine 2-bit form without loss. All other types give float
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from ...files.gguf.types import (
 from ...files.opening import check_link
 from ...files.replacing import writing
 from ...files.scratch import new_scratch_folder
-from ...files.tensor_entry import TensorEntry, read_tensors
+from ...files.tensor_entry import TensorEntry, read_tensor
 from ...models import find
 from ...models.parts.architecture import GGUFForm
 from ...ops.ternary import packed_width
@@ -86,27 +86,8 @@ def read_gguf_checkpoint(
     config[WRITER_KEY] = {
         key.removeprefix(mark): value for key, value in metadata.items() if key.startswith(mark)
     }
-    tensors: dict[str, TensorEntry] = {}
-    floats = ["lm_head"]
-    affine: dict[str, Any] = {}
-    is_packed = False
-    for part, tensor in stored.values():
-        for entry in _entries(part, tensor, architecture, config):
-            if entry.name in tensors:
-                raise CheckpointError(f"[GGUF] '{file}' repeats tensor {tensor.name!r:.100}.")
-            tensors[entry.name] = entry
-        name = hub_name(tensor.name, architecture).removesuffix(".weight")
-        if f"{name}.scales" in tensors:
-            affine[name] = form(tensor.kind.block, TERNARY_BITS)
-        linear = _LINEAR.fullmatch(hub_name(tensor.name, architecture))
-        if linear is not None and f"{linear[1]}.weight_scale" in tensors:
-            is_packed = True
-        elif linear is not None:
-            floats.append(linear[1])
-    if is_packed:
-        config["quantization_config"] = describe_packing({"modules_to_not_convert": floats})
-    if affine:
-        config["quantization"] = {**next(iter(affine.values())), **affine}
+    tensors, quantization = _hub_tensors(file, stored.values(), architecture, config)
+    config |= quantization
     dtype = FLOAT_TYPES.get(embedding.kind.name, mx.float16)
     if find(config["model_type"]).needs_range and dtype == mx.float16:
         # trained in bfloat16, whose range the squares of ReLU need
@@ -115,14 +96,49 @@ def read_gguf_checkpoint(
     return _folder(file, config, files), config, tensors, dtype
 
 
+def _hub_tensors(
+    file: Path,
+    stored: Iterable[tuple[Path, StoredTensor]],
+    architecture: GGUFForm,
+    config: Mapping[str, Any],
+) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
+    """The tensors by their names on the Hub, and what `config.json` says of how they are stored."""
+    tensors: dict[str, TensorEntry] = {}
+    floats = ["lm_head"]
+    affine: dict[str, Any] = {}
+    is_packed = False
+    for part, tensor in stored:
+        for entry in _entries(part, tensor, architecture, config):
+            if entry.name in tensors:
+                raise CheckpointError(
+                    f"[GGUF] '{file}' must hold each tensor once but repeats {tensor.name!r:.100}. "
+                    "Fetch it again."
+                )
+            tensors[entry.name] = entry
+        name = hub_name(tensor.name, architecture)
+        module = name.removesuffix(".weight")
+        if f"{module}.scales" in tensors:
+            affine[module] = form(tensor.kind.block, TERNARY_BITS)
+        if _LINEAR.fullmatch(name) is not None and f"{module}.weight_scale" in tensors:
+            is_packed = True
+        elif _LINEAR.fullmatch(name) is not None:
+            floats.append(module)
+    quantization: dict[str, Any] = {}
+    if is_packed:
+        described = describe_packing({"modules_to_not_convert": floats})
+        quantization["quantization_config"] = described
+    if affine:
+        quantization["quantization"] = {**next(iter(affine.values())), **affine}
+    return tensors, quantization
+
+
 def _rope_factors(file: Path, tensor: StoredTensor | None) -> np.ndarray | None:
     """A factor for each pair of a head's dims, which belongs to the configuration."""
     if tensor is None:
         return None
     gguf_rotation.check_factors(tensor.shape)
     [entry] = _entries(file, tensor, GGUFForm({}), {})
-    [(_, array)] = read_tensors(file, [entry])
-    return np.asarray(array.astype(mx.float32))
+    return np.asarray(read_tensor(entry).astype(mx.float32))
 
 
 def _entries(

@@ -65,6 +65,12 @@ def read_scaling(
         return None
     if kind == "linear":
         return {"type": "linear", "factor": factor}
+    return _yarn(given, factor, attention, context_length)
+
+
+def _yarn(
+    given: Mapping[str, Any], factor: Any, attention: Any, context_length: Any
+) -> dict[str, Any]:
     scaling = {
         "rope_type": "yarn",
         "factor": factor,
@@ -78,7 +84,7 @@ def read_scaling(
         if type(attention) is not float or type(factor) is not float:
             raise CheckpointError(
                 "[GGUF] 'rope.scaling.attn_factor' and 'rope.scaling.factor' must be numbers but got "
-                f"{attention!r:.40} and {factor!r:.40}."
+                f"{attention!r:.40} and {factor!r:.40}. Fetch the file again."
             )
         scaling["attention_factor"] = attention * yarn_attention_factor(factor)
     return {key: value for key, value in scaling.items() if value is not None}

@@ -5,7 +5,7 @@ from functools import cached_property
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...files.tensor_entry import TensorEntry, read_tensors
+from ...files.tensor_entry import TensorEntry, read_tensor
 from ...layers import PackedLinear
 from ...layers.matrix import Matrix, matrices
 from ...layers.parameters import parameters
@@ -15,7 +15,8 @@ from .checkpoint import Checkpoint
 from .fill import check_finite, check_packed
 from .forms.affine_format import KEYS as AFFINE_KEYS
 from .forms.ternary_values import pack_ternary_values
-from .skeleton import EMBEDDING, build_skeleton
+from .match import EMBEDDING
+from .skeleton import build_skeleton
 
 
 class ParameterReader:
@@ -128,7 +129,7 @@ class ParameterReader:
             CheckpointError: The file changed, or the tensor is damaged.
         """
         entry = self.entry(name)
-        [(_, array)] = read_tensors(entry.file, [entry])
+        array = read_tensor(entry)
         if name in self._forms:
             array = self._forms[name].read(array)
         mx.eval(array)

@@ -14,37 +14,17 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ...errors import CheckpointError
-from ...files.tensor_entry import TensorEntry, read_tensors
+from ...files.tensor_entry import TensorEntry, read_tensor
 from ...layers import PackedLinear, packable
 from ...layers.matrix import matrices
-from ...layers.parameters import kept_names, parameters
 from ...models import Decoder, find
 from ...models.parts.fields import section
 from ...ops.float_dtypes import FLOATS
 from .checkpoint import Checkpoint
 from .forms import affine_format, bitnet_format
 from .forms.packed_format import check_packing
+from .match import EMBEDDING, StoredForm, match
 from .names import WeightNames
-
-EMBEDDING = "embed.weight"
-"""The matrix that a tied head shares, by its name in memory."""
-
-_SHOWN = 5
-
-
-@dataclass(frozen=True)
-class StoredForm:
-    """How a parameter is stored.
-
-    Attributes:
-        shapes: The shapes that the tensor may have.
-        dtypes: The dtypes that it may have.
-        read: Turns the tensor into the parameter.
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[mx.Dtype, ...]
-    read: Callable[[mx.array], mx.array]
 
 
 @dataclass
@@ -103,7 +83,7 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         forms = _bitnet_forms(model, described, names, checkpoint)
     else:
         _check_described(checkpoint)
-    entries = _match(model, names, forms, checkpoint)
+    entries = match(model, names, forms, checkpoint)
     masters = _pack_masters(model, entries) if packed else {}
     return Skeleton(model, names, entries, forms, training, masters, packed)
 
@@ -194,99 +174,5 @@ def _bitnet_forms(
 def _scaled(
     entry: TensorEntry, read_scale: Callable[[mx.array], mx.array], bias: mx.array
 ) -> mx.array:
-    [(_, scale)] = read_tensors(entry.file, [entry])
-    return (bias.astype(mx.float32) * read_scale(scale)).astype(bias.dtype)
-
-
-def _match(
-    model: Decoder, names: WeightNames, forms: dict[str, StoredForm], checkpoint: Checkpoint
-) -> dict[str, TensorEntry]:
-    expected = parameters(model)
-    copies = _scale_copies(model)
-    entries: dict[str, TensorEntry] = {}
-    tied_copies = []
-    unexpected = []
-    for disk_name, entry in checkpoint.tensors.items():
-        name = names.to_memory(disk_name)
-        if name in expected:
-            entries[name] = entry
-        elif name == "head.weight" and getattr(model.config, "tie_word_embeddings", False):
-            tied_copies.append(entry)
-        elif not names.is_unused(disk_name) and name not in copies:
-            unexpected.append(disk_name)
-    missing = [names.to_disk(name) for name in expected if name not in entries]
-    if missing:
-        raise _listing(checkpoint, "lacks", missing)
-    if unexpected:
-        raise _listing(checkpoint, "has unexpected", unexpected)
-    kept = kept_names(model)
-    for name, array in expected.items():
-        allowed = FLOATS if array.dtype in FLOATS and name not in kept else (array.dtype,)
-        form = forms.get(name, StoredForm((array.shape,), allowed, mx.array))
-        _check_entry(entries[name], form)
-        if name.endswith(".biases"):
-            _check_biases(entries[name], entries[name.removesuffix("biases") + "scales"])
-    for entry in tied_copies:
-        _check_tied_copy(entry, entries[EMBEDDING])
-    return entries
-
-
-def _scale_copies(model: Decoder) -> set[str]:
-    """Names of the scales that the affine form repeats, rounded, for each group of inputs."""
-    return {
-        f"{path}.{key}"
-        for path, matrix in matrices(model).items()
-        if matrix.is_ternary and matrix.storage == "trits"
-        for key in ("scales", "biases")
-    }
-
-
-def _listing(checkpoint: Checkpoint, verb: str, names: list[str]) -> CheckpointError:
-    shown = ", ".join(f"{name!r:.100}" for name in sorted(names)[:_SHOWN])
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return CheckpointError(
-        f"[load] '{checkpoint.folder}' {verb} tensors of this architecture: {len(names)}, namely "
-        f"{shown}{more}. Check that config.json and the weights belong together and are complete."
-    )
-
-
-def _check_entry(entry: TensorEntry, form: StoredForm) -> None:
-    if entry.shape not in form.shapes:
-        raise CheckpointError(
-            f"[load] tensor {entry.name!r} in '{entry.file}' must have shape {form.shapes[0]}, as "
-            f"config.json says, but has {entry.shape}."
-        )
-    if entry.dtype not in form.dtypes:
-        known = ", ".join(_name(dtype) for dtype in form.dtypes)
-        raise CheckpointError(
-            f"[load] tensor {entry.name!r} in '{entry.file}' must be {known} but is "
-            f"{_name(entry.dtype)}."
-        )
-
-
-def _check_biases(biases: TensorEntry, scales: TensorEntry) -> None:
-    if biases.dtype != scales.dtype:
-        raise CheckpointError(
-            f"[load] tensor {biases.name!r} in '{biases.file}' must be {_name(scales.dtype)}, as "
-            f"{scales.name!r} is, but is {_name(biases.dtype)}."
-        )
-
-
-def _name(dtype: mx.Dtype) -> str:
-    return str(dtype).removeprefix("mlx.core.")
-
-
-def _check_tied_copy(copy: TensorEntry, embedding: TensorEntry) -> None:
-    """Many writers store a tied head once more; another matrix would change the model."""
-    same = (copy.shape, copy.dtype) == (embedding.shape, embedding.dtype)
-    if not same or not mx.array_equal(_read_bits(copy), _read_bits(embedding)).item():
-        raise CheckpointError(
-            f"[load] tensor {copy.name!r} in '{copy.file}' must equal {embedding.name!r}, since "
-            "config.json sets 'tie_word_embeddings', but differs. Set it to false if the head is "
-            "a matrix of its own."
-        )
-
-
-def _read_bits(entry: TensorEntry) -> mx.array:
-    [(_, array)] = read_tensors(entry.file, [entry])
-    return array.view(mx.uint8)
+    scale = read_scale(read_tensor(entry))
+    return (bias.astype(mx.float32) * scale).astype(bias.dtype)

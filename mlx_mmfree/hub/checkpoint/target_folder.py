@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
-from ...files.checkpoint_files import CONFIG_FILE, GGUF_SUFFIX, SCALES_FILE, TOKENIZER_PATTERNS
+from ...files.checkpoint_files import (
+    CONFIG_FILE,
+    GGUF_SUFFIX,
+    INDEX_FILE,
+    SCALES_FILE,
+    TOKENIZER_PATTERNS,
+    TORCH_INDEX_FILE,
+)
 from ...files.json_file import read_json_object
 from ...files.opening import open_member
 
@@ -17,11 +24,11 @@ _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _CHECKPOINT_FILES = (
     *TOKENIZER_PATTERNS,
     "model*.safetensors",
-    "model.safetensors.index.json",
+    INDEX_FILE,
     SCALES_FILE,
     "pytorch_model*.bin",
-    "pytorch_model.bin.index.json",
-    "*.gguf",
+    TORCH_INDEX_FILE,
+    f"*{GGUF_SUFFIX}",
     "hgrn_bit.py",
     "ternary_transformer.py",
     "adapters.safetensors",

@@ -19,7 +19,7 @@ import mlx.core as mx
 from ...files import safetensors
 from ...files.checkpoint_files import GGUF_SUFFIX
 from ...files.safetensors_writer import METADATA
-from ...files.tensor_entry import TensorEntry, read_tensors
+from ...files.tensor_entry import TensorEntry, read_tensor
 from ...ops.ternary import CODES_PER_WORD, ROUNDING_VERSION
 from ...version import __version__
 from .checkpoint import Checkpoint
@@ -106,8 +106,7 @@ def _weights(checkpoint: Checkpoint, scale: TensorEntry) -> int:
 
 
 def _is_from_16_bits(entry: TensorEntry) -> bool:
-    [(_, array)] = read_tensors(entry.file, [entry])
-    scale = array.astype(mx.float32)
+    scale = read_tensor(entry).astype(mx.float32)
     rounded = (
         way(way(scale).astype(dtype).astype(mx.float32))
         for way in (lambda x: x, mx.reciprocal)

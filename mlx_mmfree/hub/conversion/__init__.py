@@ -1,1 +1,1 @@
-"""Writes a checkpoint in another form, and compares the two."""
+"""Writes checkpoints in other forms, and compares the result with the source."""

@@ -1,4 +1,4 @@
-"""Converts a checkpoint to another form, one tensor at a time, and compares the result."""
+"""Converts a checkpoint to another form, tensor by tensor, and compares the result with its source."""
 
 import os
 from collections.abc import Callable
@@ -29,10 +29,11 @@ from ..checkpoint.writer_record import checked_rounding, record, rounding_of
 from ..publish.model_card import ModelCard, write_model_card
 from ..publish.runtimes import openings
 from .plan import FloatForms, FolderPlan
+from .report import Report
 from .to_gguf import plan_gguf
 from .to_hf import plan_hf
 from .to_mlx import MODEL_FILES, plan_mlx
-from .verify import Report, take_stock, verify
+from .verify import take_stock, verify
 
 Target = Literal["mlx", "hf", "gguf"]
 OnBytes = Callable[[int], object]
@@ -52,26 +53,26 @@ def convert(
     show_progress: bool = False,
     card: ModelCard | None = None,
 ) -> Report:
-    """Writes a checkpoint in another form; ternary weights stay what they are, bit for bit.
+    """Writes a checkpoint in another form. Ternary weights do not change.
 
-    Tensors are read, converted and written one after the other. The folder appears under its name
-    only when it is complete and, with `check`, equal to its source.
+    Tensors are read, converted and written one after the other. The folder appears under its name only
+    when it is complete and, with `check`, was found to be equal to its source.
 
     Args:
         source: The checkpoint.
         path: The folder to make.
         to: The form: MLX's, transformers', or GGUF.
-        gguf_type: Type of ternary tensors in GGUF.
+        gguf_type: The type of ternary tensors in GGUF.
         forms: What becomes of weights that are stored as floats. Default: they stay.
-        max_part_bytes: Split a GGUF model into files with at most so many bytes of tensors, where one
-            tensor is not larger. `None`: one file.
-        check: Read the result again, compare every tensor, and the logits of a fixed sequence.
+        max_part_bytes: The largest number of bytes of tensors in a file of a GGUF model, unless one
+            tensor is larger. `None` writes one file.
+        check: Read the result again, and compare every tensor and the logits of a fixed sequence.
         overwrite: Replace an existing checkpoint folder.
         show_progress: Show a progress bar with bytes on stderr.
-        card: What the model card says of the source; the rest is filled in. `None` writes none.
+        card: What the model card says of the source; the rest is filled in. `None` writes no card.
 
     Returns:
-        What was written and how it compares.
+        What was written, and how it compares with the source.
 
     Raises:
         CheckpointError: The source is damaged, the target exists, the disk is full, or the result
@@ -110,8 +111,8 @@ class _Writer:
     """One planned conversion.
 
     Attributes:
-        nbytes: Bytes to write.
-        write: Writes the files into a folder and tells bytes as they are written.
+        nbytes: The number of bytes to write.
+        write: Writes the files into a folder, and calls a function with the bytes of each tensor.
         check_files: Compares the tokenizers of the source's folder and of the written one.
         scale_dtype: The dtype in which the form holds the scale of a ternary matrix.
     """

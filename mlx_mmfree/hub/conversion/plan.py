@@ -1,4 +1,4 @@
-"""What a conversion to a checkpoint folder writes."""
+"""Plans of conversions: what is written to a checkpoint folder, and what becomes of floats."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +11,13 @@ from ..checkpoint.parameter_reader import ParameterReader
 
 @dataclass
 class FolderPlan:
-    """What a conversion writes.
+    """What a conversion writes to a checkpoint folder.
 
     Attributes:
-        config: `config.json`, without the ids of special tokens.
+        config: The content of `config.json`, without the ids of special tokens.
         tensors: The tensors.
-        scales: Exact scales by their names on disk; they arrive as the tensors are made.
-        model_file: Name of the model's Python file for mlx-lm; `None` where it needs none.
+        scales: The exact scales by their names on disk. It is filled while the tensors are made.
+        model_file: The name of the model's Python file for mlx-lm; `None` if mlx-lm needs none.
     """
 
     config: dict[str, Any]
@@ -31,11 +31,11 @@ class FloatForms:
     """What becomes of weights that are stored as floats.
 
     Attributes:
-        dtype: Their dtype; `None` keeps each.
-        embed_bits: Bits of the embedding in MLX's affine form; `None` leaves it a float matrix.
-        head_bits: The same for the output head.
+        dtype: The dtype of floats; `None` keeps that of each tensor.
+        embed_bits: The bits of the embedding in MLX's affine form; `None` leaves it a float matrix.
+        head_bits: The bits of the output head; `None` leaves it as it is.
         ternarize_groups: Ternarise the linears of the blocks, with a scale for each 128 inputs.
-        keep_masters: Leave master weights of ternary linears as they are, in transformers' form.
+        keep_masters: Write ternary linears as float master weights, in transformers' form.
     """
 
     dtype: mx.Dtype | None = None
@@ -48,7 +48,7 @@ class FloatForms:
 def float_tensor(
     reader: ParameterReader, name: str, dtype: mx.Dtype | None, disk_name: str | None = None
 ) -> PlannedTensors:
-    """A parameter as it is, floats in another dtype if one is given."""
+    """The plan of a parameter that is written as it is, or as floats of another dtype."""
     stored = reader.dtype(name)
     kept = stored if dtype is None or not mx.issubdtype(stored, mx.floating) else dtype
     spec = TensorSpec(disk_name or reader.names.to_disk(name), kept, reader.shapes[name])
@@ -56,7 +56,7 @@ def float_tensor(
 
 
 def written_out(reader: ParameterReader, path: str, dtype: mx.Dtype | None) -> PlannedTensors:
-    """The float matrix of a module that is stored in few bits."""
+    """The plan of the float matrix of a module that is stored in few bits."""
     kept = dtype or reader.matrix_dtype(path)
     name = reader.names.to_disk(f"{path}.weight")
     spec = TensorSpec(name, kept, reader.matrix_shape(path))

@@ -1,6 +1,6 @@
-"""Makes BitNet-style models of dense ones: absmean ternarisation (Ma et al., arXiv 2402.17764).
+"""Makes BitNet-style models of dense ones by absmean ternarisation (Ma et al., arXiv 2402.17764).
 
-The weights that are rounded away are lost: without fine-tuning the model is much worse, or useless.
+The rounding loses most of each weight. Without fine-tuning, the model is much worse or useless.
 """
 
 from dataclasses import replace
@@ -18,10 +18,10 @@ GROUP_SIZE = 128
 
 
 def check_dense(checkpoint: Checkpoint) -> None:
-    """Refuses what is not a dense model of an architecture that has a ternary form.
+    """Refuses a checkpoint that is not a dense model of an architecture with a ternary form.
 
     Raises:
-        UnsupportedModelError: It is of another architecture, or in few bits already.
+        UnsupportedModelError: The model has another architecture, or is quantised already.
     """
     config = checkpoint.config
     model_type = config.get("model_type")
@@ -36,12 +36,12 @@ def check_dense(checkpoint: Checkpoint) -> None:
     if is_described or not has_floats or "BitnetForCausalLM" in config.get("architectures", ()):
         raise UnsupportedModelError(
             f"[convert] 'ternarize' must be left out for '{checkpoint.folder}', which is quantised "
-            "already, but was given."
+            "already, but was given. Convert the float model that it was made from."
         )
 
 
 def ternarized(checkpoint: Checkpoint) -> Checkpoint:
-    """A dense checkpoint read as the master weights of a BitNet model, with one scale a matrix.
+    """A dense checkpoint as the master weights of a BitNet model, with one scale for each matrix.
 
     Raises:
         UnsupportedModelError: As for `check_dense`.
@@ -52,17 +52,21 @@ def ternarized(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def ternarize_groups(weight: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-    """Absmean ternarisation of each group of inputs, in MLX's affine form.
+    r"""Absmean ternarisation of each group of 128 neighbouring inputs, in MLX's affine form.
 
-    `s = max(mean(|W|), 1e-5)` over 128 neighbouring inputs, in float32, rounded to the dtype of the
-    weight; `t = clip(round(W / s), -1, 1)`, ties to even. The weight becomes `t * s`.
+    .. math::
+        s = \max(\operatorname{mean}(|W|),\ 10^{-5}), \qquad
+        t = \operatorname{clip}(\operatorname{round}(W / s),\ -1,\ 1)
+
+    The scale is computed in float32 and rounded to the dtype of the weight. Ties are rounded to even.
+    The weight becomes :math:`t s`.
 
     Args:
         weight: Floats of shape `(N, D)`, D a multiple of 128.
 
     Returns:
-        The packed codes, `uint32` `(N, D / 16)`, and the scales `s` and biases `-s` of the dtype of
-        the weight, `(N, D / 128)`.
+        The packed codes, `uint32` `(N, D / 16)`, and the scales `s` and biases `-s` in the dtype of the
+        weight, `(N, D / 128)`.
     """
     groups = weight.astype(mx.float32).reshape(weight.shape[0], -1, GROUP_SIZE)
     scales = mx.maximum(mx.mean(mx.abs(groups), axis=-1), 1e-5).astype(weight.dtype)

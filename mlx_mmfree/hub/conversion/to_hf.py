@@ -1,4 +1,4 @@
-"""A checkpoint as transformers reads it: BitNet's packing, or the float master weights."""
+"""Plans a folder in transformers' form: BitNet's packing, or the float master weights."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +17,8 @@ from .plan import FloatForms, FolderPlan, float_tensor, written_out
 def plan_hf(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
     """Plans a folder in transformers' form.
 
-    Ternary linears are packed, `uint8` with a scale that multiplies, which stays float32 as all else
-    would round it. With `keep_masters` they stay float master weights, to be trained on.
+    Ternary linears are packed as `uint8` with a scale that multiplies. The scale stays float32, since
+    any other dtype would round it. With `keep_masters` they are float master weights for training.
 
     Args:
         reader: The source.
@@ -67,12 +67,12 @@ def _check(reader: ParameterReader, forms: FloatForms) -> None:
         if getattr(forms, name) is not None:
             raise UnsupportedModelError(
                 f"[convert] '{name}' must be left out for transformers, which has no such form, but "
-                f"got {getattr(forms, name)}."
+                f"got {getattr(forms, name)}. Leave it out, or write MLX's form."
             )
     if forms.ternarize_groups:
         raise UnsupportedModelError(
-            "[convert] 'ternarize' must be 'tensor' for transformers, which has one scale a matrix, "
-            "but got 'group'."
+            "[convert] 'ternarize' must be 'tensor' for transformers, which has one scale for each "
+            "matrix, but got 'group'. Use 'tensor', or write MLX's form."
         )
     if not reader.ternary:
         return
@@ -81,25 +81,27 @@ def _check(reader: ParameterReader, forms: FloatForms) -> None:
         if packed:
             raise UnsupportedModelError(
                 f"[convert] 'keep_masters' must be left out for '{reader.checkpoint.folder}', which "
-                "holds packed weights without their float masters."
+                "holds packed weights without their float masters. Convert the checkpoint that it was "
+                "packed from."
             )
         return
     architecture = architecture_of(reader.model.config)
     if bitnet_format.QUANT_METHOD not in architecture.packed_forms:
         raise UnsupportedModelError(
-            f"[convert] 'keep_masters' must be given for 'model_type' {architecture.name!r} in "
-            "transformers' form, where it has no packed one."
+            f"[convert] 'keep_masters' must be given for 'model_type' {architecture.name!r}, which has "
+            "no packed weights in transformers' form. Give it, or write MLX's form."
         )
     if any("bias" in matrix.layer for matrix in reader.ternary.values()):
         raise UnsupportedModelError(
-            "[convert] ternary linears must have no bias in transformers' form, which would "
-            "multiply it by the scale, but they have one. 'keep_masters' keeps it."
+            "[convert] ternary linears must have no bias in transformers' form, which would multiply "
+            "it by the scale, but have one. Give 'keep_masters', which keeps it."
         )
     for path, module in reader.ternary.items():
         if module.output_dims % bitnet_format.CODES_PER_BYTE:
             raise UnsupportedModelError(
                 f"[convert] the outputs of {reader.names.to_disk(path)!r} must be a multiple of "
-                f"{bitnet_format.CODES_PER_BYTE} in transformers' form but are {module.output_dims}."
+                f"{bitnet_format.CODES_PER_BYTE} in transformers' form but are {module.output_dims}. "
+                "Write MLX's form."
             )
 
 
@@ -119,7 +121,7 @@ def _packed(reader: ParameterReader, path: str) -> PlannedTensors:
 
 
 def _masters(reader: ParameterReader, path: str) -> list[PlannedTensors]:
-    """The master weight in its own dtype: in another, some trits would change."""
+    """The plan of a master weight in its own dtype. Another dtype would change some trits."""
     if reader.is_tied(path):
         return []
     module, name = reader.ternary[path], f"{path}.weight"

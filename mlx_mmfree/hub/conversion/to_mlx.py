@@ -1,7 +1,7 @@
-"""A checkpoint in MLX's own form, which mlx-lm loads without this library.
+"""Plans a folder in MLX's own form, which mlx-lm loads without this library.
 
-Ternary linears are affine 2-bit matrices (`scales` s, `biases` -s). Llama and Qwen3 are known to
-mlx-lm; any other architecture, and sizes that it would refuse, come with a Python file of the model.
+Ternary linears are affine 2-bit matrices with the `scales` s and the `biases` -s. mlx-lm knows Llama and
+Qwen3. Other architectures, and sizes that it would refuse, get a Python file of the model.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,6 @@ from .ternarize import GROUP_SIZE, ternarize_groups
 MODEL_FILES = Path(__file__).parent / "mlx_model_file"
 
 _EMBEDDING_GROUPS = (64, 32)
-
 
 Quantize = Callable[[mx.array], tuple[mx.array, mx.array, mx.array]]
 
@@ -83,10 +82,10 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
 def quantized_forms(
     reader: ParameterReader, forms: FloatForms
 ) -> dict[str, tuple[int, int, Quantize]]:
-    """Group size, bits and the way to them of the float modules that are quantised.
+    """The float modules to quantise, by path: group size, bits, and the function that quantises.
 
     Raises:
-        UnsupportedModelError: There is no such module, or no group divides it.
+        UnsupportedModelError: There is no such module, or no group size divides its inputs.
     """
     found: dict[str, tuple[int, int, Quantize]] = {}
     for place, bits in (("embed", forms.embed_bits), ("head", forms.head_bits)):
@@ -103,7 +102,7 @@ def quantized_forms(
         if group_size is None:
             raise UnsupportedModelError(
                 f"[convert] '{place}_bits' must be left out for this model but got {bits}: no group "
-                f"of {_EMBEDDING_GROUPS[-1]} divides its {dims} dims."
+                f"of {_EMBEDDING_GROUPS[-1]} divides its {dims} dims. Leave it out."
             )
         found[place] = (group_size, bits, partial(mx.quantize, group_size=group_size, bits=bits))
     if forms.ternarize_groups:
@@ -114,16 +113,16 @@ def quantized_forms(
                 raise UnsupportedModelError(
                     f"[convert] 'ternarize' must be 'tensor' for this model but got 'group': "
                     f"{GROUP_SIZE} does not divide the {matrix.input_dims} inputs of "
-                    f"{reader.names.to_disk(path)}."
+                    f"{reader.names.to_disk(path)}. Use 'tensor'."
                 )
             found[path] = (GROUP_SIZE, affine_format.TERNARY_BITS, ternarize_groups)
     return found
 
 
 def ternary_forms(reader: ParameterReader) -> dict[str, tuple[int, int, Quantize]]:
-    """The same of the dense linears whose values are ternary and fit the affine form as they are.
+    """The same for dense linears whose values are ternary and fit the affine form without loss.
 
-    Those that are in it already stay.
+    Linears that are in that form already are left out.
     """
     found: dict[str, tuple[int, int, Quantize]] = {}
     for path, packed in reader.ternary_values.items():
@@ -147,7 +146,7 @@ def _has_equal_groups(scales: mx.array, group_size: int) -> bool:
 def _affine_values(
     weight: mx.array, packed: PackedLinear, group_size: int
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """A matrix of ternary values in the affine form."""
+    """The codes, scales and biases of a matrix of ternary values."""
     groups = mx.ones((weight.shape[0], packed.input_dims // group_size))
     scales = groups * packed.scale[:, None]
     if "input_scale" in packed:
@@ -158,14 +157,14 @@ def _affine_values(
 
 def _why_not(matrix: Matrix | None) -> str:
     if matrix is not None and matrix.is_ternary:
-        return "its head is ternary."
+        return "its head is ternary. Leave it out."
     if matrix is None:
         return "its head is the embedding. Use 'embed_bits'."
-    return "it is stored in few bits already."
+    return "it is stored in few bits already. Leave it out."
 
 
 def mlx_model_file(reader: ParameterReader) -> str | None:
-    """Name of the Python file that mlx-lm needs and has not; `None` where there is none."""
+    """The name of the Python file that mlx-lm needs for the model; `None` if it needs none."""
     config = reader.model.config
     return architecture_of(config).mlx_lm(config, reader.ternary_dims) or None
 

@@ -1,6 +1,6 @@
 """HGRN-bit, the MatMul-free language model (arXiv 2406.02528), for mlx-lm.
 
-mlx-lm runs this file from a model's folder (`--trust-remote-code`). It needs mlx and mlx-lm alone.
+mlx-lm runs this file from a model's folder (`--trust-remote-code`). It needs only mlx and mlx-lm.
 Ternary weights are in MLX's affine 2-bit form; activations stay in floating point.
 """
 
@@ -39,10 +39,10 @@ class ModelArgs(BaseModelArgs):
 
 
 class TernaryLinear(nn.Module):
-    """An RMSNorm and a linear in the 2-bit form; rows are padded to a multiple of 32 inputs.
+    """An RMSNorm and a linear in the 2-bit form, whose rows are padded to a multiple of 32 inputs.
 
-    It is no `nn.QuantizedLinear`: the adapters that mlx-lm puts on those read what lies before the
-    norm. LoRA reads the normed input here, and DoRA is refused.
+    It is not an `nn.QuantizedLinear`, since the adapters that mlx-lm puts on those would read the input
+    of the norm. LoRA reads the normed input here, and DoRA is refused.
     """
 
     def __init__(self, input_dims: int, output_dims: int, group_size: int, bits: int):
@@ -55,7 +55,7 @@ class TernaryLinear(nn.Module):
         self.norm = nn.RMSNorm(input_dims, eps=LINEAR_NORM_EPS)
 
     def product(self, x: mx.array) -> mx.array:
-        """The linear alone, of normed inputs."""
+        """The linear without its norm, applied to normed inputs."""
         dtype = x.dtype
         if self._padding:
             x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, self._padding)])
@@ -121,7 +121,7 @@ class Linear(nn.Linear):
 
 
 class ShortConvolution(nn.Module):
-    """Causal depthwise convolution and SiLU; carries the last inputs."""
+    """A causal depthwise convolution and SiLU, which carries the last inputs."""
 
     def __init__(self, dims: int, size: int):
         super().__init__()
@@ -145,13 +145,13 @@ class ShortConvolution(nn.Module):
         y = nn.silu(sum(taps))
         if lengths is None:
             return y, window[:, length:]
-        # rows end before their padding
+        # each row carries the inputs before its padding
         ends = mx.clip(lengths, 0, length)[:, None] + mx.arange(size - 1)
         return y, mx.take_along_axis(window, ends[..., None], axis=1)
 
 
 def scan(f: mx.array, i: mx.array, hidden: mx.array | None) -> mx.array:
-    """`h[t] = f[t] * h[t - 1] + i[t]` along axis 1, in float32, in a logarithmic number of steps."""
+    """Computes `h[t] = f[t] * h[t - 1] + i[t]` along axis 1, in float32, in log2 of the length steps."""
     f, h = f.astype(mx.float32), i.astype(mx.float32)
     if hidden is not None:
         first = h[:, :1] + f[:, :1] * hidden[:, None]
@@ -241,7 +241,7 @@ class Decoder(nn.Module):
             self.lower_bounds = mx.zeros((args.num_hidden_layers, args.hidden_size))
 
     def _bounds(self, dtype: mx.Dtype) -> list[mx.array | None]:
-        """The least forget gate of each block; the first has none."""
+        """The lower bound of the forget gate of each block; `None` for the first one."""
         if "lower_bounds" not in self:
             return [None] * len(self.layers)
         shares = mx.softmax(self.lower_bounds.astype(mx.float32), axis=0)

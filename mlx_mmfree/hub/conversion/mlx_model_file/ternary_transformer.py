@@ -1,6 +1,6 @@
 """A ternary transformer for mlx-lm: Llama, Qwen3 and BitNet b1.58 with further norms.
 
-mlx-lm runs this file from a model's folder (`--trust-remote-code`). It needs mlx and mlx-lm alone.
+mlx-lm runs this file from a model's folder (`--trust-remote-code`). It needs only mlx and mlx-lm.
 Ternary weights are in MLX's affine 2-bit form; activations stay in floating point.
 """
 
@@ -55,7 +55,7 @@ class ModelArgs(BaseModelArgs):
 
 
 def ternary_product(linear: nn.Module, x: mx.array) -> mx.array:
-    """The product of a linear in the 2-bit form; rows are padded with zeros to its width."""
+    """The product of a linear in the 2-bit form. Inputs are padded with zeros to its width."""
     dtype = x.dtype
     if padding := linear.scales.shape[1] * linear.group_size - x.shape[-1]:
         x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
@@ -74,7 +74,7 @@ def ternary_product(linear: nn.Module, x: mx.array) -> mx.array:
 
 
 class TernaryLinear(nn.QuantizedLinear):
-    """A linear in the 2-bit form; rows are padded to a multiple of 32 inputs."""
+    """A linear in the 2-bit form, whose rows are padded to a multiple of 32 inputs."""
 
     def __init__(self, input_dims: int, output_dims: int, bias: bool, group_size: int, bits: int):
         super().__init__(input_dims + -input_dims % 32, output_dims, bias, group_size, bits)
@@ -90,8 +90,8 @@ class TernaryLinear(nn.QuantizedLinear):
 class NormedTernaryLinear(nn.Module):
     """An RMSNorm and a linear in the 2-bit form.
 
-    It is no `nn.QuantizedLinear`: the adapters that mlx-lm puts on those read what lies before the
-    norm. LoRA reads the normed input here, and DoRA is refused.
+    It is not an `nn.QuantizedLinear`, since the adapters that mlx-lm puts on those would read the input
+    of the norm. LoRA reads the normed input here, and DoRA is refused.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class NormedTernaryLinear(nn.Module):
 
 
 class AdaptedLinear(nn.Module):
-    """A ternary linear and a low-rank one that reads the same input, normed where there is a norm."""
+    """A ternary linear and a low-rank one (LoRA) that reads the same input, behind the norm if any."""
 
     def __init__(self, linear: nn.Module, rank: int, scale: float, dropout: float):
         super().__init__()

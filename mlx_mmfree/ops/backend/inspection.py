@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -24,6 +25,9 @@ from .dispatch import (
     on_cpu,
     use_any_backend,
 )
+
+# arrays of fewer than 8 numbers lie in another address space of Metal
+_DIMS = (32, 4)
 
 
 class Call(NamedTuple):
@@ -175,55 +179,52 @@ def _dense_matmul_calls() -> Iterator[Call]:
 
 
 def _bit_linear_calls(numbers_of_rows: Sequence[int]) -> Iterator[Call]:
-    for rows in numbers_of_rows:
-        for dtype in FLOATS:
-            x, norm = mx.zeros((rows, 32), dtype), mx.ones((32,))
-            weight, scale = mx.zeros((4, packed_width(32)), mx.uint32), mx.ones((1,))
-            plain = (Projection(weight, scale),)
-            yield Call((x, plain, ProjectionOptions()), {})
-            wide = Projection(mx.zeros((8, packed_width(32)), mx.uint32), mx.ones((8,)))
-            yield Call((x, (wide,) * 2, ProjectionOptions()), {})
-            yield Call((x, plain, ProjectionOptions(quantize=False)), {})
-            normed = ProjectionOptions(eps=1e-6, rounding="half_away", norm=norm, norm_eps=1e-6)
-            yield Call((x, (Projection(weight, scale, norm),) * 3, normed), {})
-            down = (Projection(mx.zeros((4, packed_width(16)), mx.uint32), scale),)
-            for gate in ACTIVATIONS:
-                yield Call((x, down, ProjectionOptions(gate=gate, residual=x[:, :4])), {})
+    for rows, dims, dtype in product(numbers_of_rows, _DIMS, FLOATS):
+        x, norm = mx.zeros((rows, dims), dtype), mx.ones((dims,))
+        weight, scale = mx.zeros((4, packed_width(dims)), mx.uint32), mx.ones((1,))
+        plain = (Projection(weight, scale),)
+        yield Call((x, plain, ProjectionOptions()), {})
+        wide = Projection(mx.zeros((8, packed_width(dims)), mx.uint32), mx.ones((8,)))
+        yield Call((x, (wide,) * 2, ProjectionOptions()), {})
+        yield Call((x, plain, ProjectionOptions(quantize=False)), {})
+        normed = ProjectionOptions(eps=1e-6, rounding="half_away", norm=norm, norm_eps=1e-6)
+        yield Call((x, (Projection(weight, scale, norm),) * 3, normed), {})
+        down = (Projection(mx.zeros((4, packed_width(dims // 2)), mx.uint32), scale),)
+        for gate in ACTIVATIONS:
+            yield Call((x, down, ProjectionOptions(gate=gate, residual=x[:, :4])), {})
 
 
 def _gated_rms_norm_calls() -> Iterator[Call]:
-    for dtype in FLOATS:
-        x = mx.zeros((1, 32), dtype)
-        yield Call((x, x, mx.ones((32,))), {"eps": 1e-6})
+    for dims, dtype in product(_DIMS, FLOATS):
+        x = mx.zeros((1, dims), dtype)
+        yield Call((x, x, mx.ones((dims,))), {"eps": 1e-6})
 
 
 def _mlgru_step_calls() -> Iterator[Call]:
-    for dtype in FLOATS:
-        for length in (1, 2):
-            options = GateOptions(eps=1e-6, lower_bound=mx.zeros((32,), dtype))
-            gates = mx.zeros((1, length, 96), dtype)
-            yield Call((gates, mx.zeros((1, 32)), mx.ones((32,)), options), {})
+    for length, dims, dtype in product((1, 2), _DIMS, FLOATS):
+        options = GateOptions(eps=1e-6, lower_bound=mx.zeros((dims,), dtype))
+        gates = mx.zeros((1, length, 3 * dims), dtype)
+        yield Call((gates, mx.zeros((1, dims)), mx.ones((dims,)), options), {})
 
 
 def _linear_scan_calls() -> Iterator[Call]:
-    for dtype in FLOATS:
-        x = mx.zeros((1, 2, 32), dtype)
-        yield Call((x, x, mx.zeros((1, 32))), {})
+    for dims, dtype in product(_DIMS, FLOATS):
+        x = mx.zeros((1, 2, dims), dtype)
+        yield Call((x, x, mx.zeros((1, dims))), {})
 
 
 def _rms_norm_quantize_calls() -> Iterator[Call]:
-    for dtype in FLOATS:
-        x = mx.zeros((1, 32), dtype)
+    for dims, dtype in product(_DIMS, FLOATS):
+        x = mx.zeros((1, dims), dtype)
         for rounding in ("half_even", "half_away"):
             yield Call((x, None), {"eps": None, "rounding": rounding})
-            yield Call((x, mx.ones((32,), dtype)), {"eps": 1e-6, "rounding": rounding})
+            yield Call((x, mx.ones((dims,), dtype)), {"eps": 1e-6, "rounding": rounding})
 
 
 def _ternary_matmul_calls(numbers_of_rows: Sequence[int]) -> Iterator[Call]:
-    for rows in numbers_of_rows:
-        # whole words and not
-        for dims in (32, 33):
-            weight = mx.zeros((4, packed_width(dims)), mx.uint32)
-            for dtype in FLOATS:
-                yield Call((mx.zeros((rows, dims), dtype), weight), {"codes": False})
-            yield Call((mx.zeros((rows, dims)), weight), {"codes": True})
+    # whole words and not
+    for rows, dims in product(numbers_of_rows, (*_DIMS, 33)):
+        weight = mx.zeros((3, packed_width(dims)), mx.uint32)
+        for dtype in FLOATS:
+            yield Call((mx.zeros((rows, dims), dtype), weight), {"codes": False})
+        yield Call((mx.zeros((rows, dims)), weight), {"codes": True})

@@ -19,9 +19,6 @@ from ..ternary import packed_width
 from . import Options, Projection, reference
 from .metal_kernel import KERNELS, MAX_MATRICES, OUTPUTS, SIMD_GROUPS
 
-FUSED_ROWS = 48
-"""Largest number of rows of one launch. Each group of them reads the weights again."""
-
 _GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "relu2": 2, "relu": 3}
 # A smaller array would lie in another address space than the others.
 MIN_WORDS = 8
@@ -119,7 +116,7 @@ def _fused_product(x: mx.array, projections: tuple[Projection, ...], options: Op
 def _is_fused(x: mx.array, projections: Sequence[Projection], gate: Activation | None) -> bool:
     return (
         gate in _GATES
-        and 0 < x.size <= FUSED_ROWS * x.shape[-1]
+        and 0 < x.size <= launch.FEW_ROWS * x.shape[-1]
         and all(weight.size >= MIN_WORDS for weight, *_ in projections)
     )
 

@@ -151,7 +151,7 @@ _SOURCE = """
     for (int row = 0; row < ROWS; row++) sums[row] = float4(0.0f);
     for (int start = 0; start < used_words; start += SLAB) {
         const int filled = min(SLAB, used_words - start);
-        for (int at = index; at < 16 * filled; at += THREADS) {
+        for (uint at = index; at < 16u * filled; at += THREADS) {
             const int k = 16 * start + at;
             const bool inside = k < dims;
             const float weight_of_norm = NORM && inside ? static_cast<float>(norm[k]) : 1.0f;

@@ -13,9 +13,6 @@ from ..backend.self_check import kernel_fault, packed_pattern
 from ..ternary import packed_width
 from . import reference
 
-FEW_ROWS = 48
-"""Largest number of rows that are computed in groups."""
-
 CODES_PER_WORD = 16
 DECODE_GROUPS = 2
 DECODE_OUTPUTS = 4
@@ -233,9 +230,9 @@ def unsupported(x: mx.array, weight: mx.array, *, codes: bool) -> str | None:
         return f"it takes float32, float16, bfloat16 or int8 activations, not {x.dtype}"
     dims = x.shape[-1]
     rows = x.size // dims
-    is_few = rows <= FEW_ROWS
+    is_few = rows <= launch.FEW_ROWS
     is_whole = dims % (CODES_PER_WORD if is_few else PREFILL_DEPTH) == 0
-    checked_rows = launch.rows_of_a_group(rows) if is_few else FEW_ROWS + 1
+    checked_rows = launch.rows_of_a_group(rows) if is_few else launch.FEW_ROWS + 1
     return kernel_fault(
         "ternary_matmul_decode" if is_few else "ternary_matmul_prefill",
         partial(_sums, codes=codes),
@@ -266,7 +263,7 @@ def _reference(x: mx.array, weight: mx.array) -> mx.array:
 def _sums(x: mx.array, weight: mx.array, codes: bool = False) -> mx.array:
     *leading, dims = x.shape
     rows = x.size // dims
-    product = _in_groups if rows <= FEW_ROWS else _in_tiles
+    product = _in_groups if rows <= launch.FEW_ROWS else _in_tiles
     return product(x.reshape(rows, dims), weight, codes).reshape(*leading, weight.shape[0])
 
 

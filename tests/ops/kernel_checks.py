@@ -204,6 +204,40 @@ def check_fused_codes(
             assert_close(found, codes, 1.01 / 127 + TOLERANCE[dtype])
 
 
+# the gate, the epsilons of both norms and the rounding; every pair of values occurs, gates apart
+CODE_OPTIONS = [
+    (None, None, None, "half_even"),
+    (None, 1e-2, 1e-2, "half_away"),
+    ("silu", None, 1e-2, "half_even"),
+    ("silu", 1e-2, None, "half_away"),
+    ("relu2", None, 1e-2, "half_away"),
+    ("relu2", 1e-2, None, "half_even"),
+    ("relu", 1e-2, 1e-2, "half_even"),
+    ("relu", None, None, "half_away"),
+    ("gelu", 1e-2, 1e-2, "half_even"),
+]
+
+
+def check_bad_row(
+    quantize: bool, gate: Activation | None, eps: float | None, backend: str = "metal"
+) -> None:
+    """A row with NaN or infinity spoils its own results alone, and a row of zeros gives zeros."""
+    x = mx.ones((6, 100 if gate is None else 200))
+    x[1, 40], x[3, 99] = mx.nan, mx.inf
+    x[4] = 0
+    norm = None if eps is None else mx.ones((100,))
+    projection = Projection(pack_ternary(random_trits(33, 100)), mx.ones((1,)), norm)
+    with use_backend(backend):
+        got = bit_linear(
+            x, [projection], eps=eps, quantize=quantize, gate=gate, norm=norm, norm_eps=eps
+        )
+    finite = mx.isfinite(got).all(axis=1).tolist()
+    assert [n for n, ok in enumerate(finite) if not ok] == [1, 3]
+    assert not got[4].any()
+    if backend == "metal":
+        assert not mx.isfinite(got[mx.array([1, 3])]).any()
+
+
 def check_fused_ties(rounding: Rounding, backend: str = "metal") -> None:
     """The largest value is 127, so the scale is exactly 1 and the ties survive."""
     x = mx.array([[127.0, 0.5, 2.5, -0.5, -2.5]])

@@ -12,8 +12,10 @@ from mlx_mmfree.ops.bit_linear import Options, chunked
 from mlx_mmfree.ops.rms_norm_quantize import Rounding
 from mlx_mmfree.ops.unpacked import UnpackedMatrices
 from tests.ops.kernel_checks import (
+    CODE_OPTIONS,
     assert_close,
     assert_same,
+    check_bad_row,
     check_fused_codes,
     check_fused_floats,
     check_fused_sums,
@@ -36,18 +38,7 @@ def test_sums_of_codes_are_exact(rows: int, dims: int, outputs: tuple[int, ...])
     check_fused_sums(rows, dims, outputs, mx.float32, backend="chunked")
 
 
-@pytest.mark.parametrize(
-    ("gate", "norm_eps", "eps", "rounding"),
-    [
-        (None, None, None, "half_even"),
-        (None, 1e-2, 1e-2, "half_away"),
-        ("silu", None, 1e-2, "half_even"),
-        ("silu", 1e-2, None, "half_away"),
-        ("relu2", None, 1e-2, "half_away"),
-        ("relu2", 1e-2, None, "half_even"),
-        ("gelu", 1e-2, 1e-2, "half_even"),
-    ],
-)
+@pytest.mark.parametrize(("gate", "norm_eps", "eps", "rounding"), CODE_OPTIONS)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_codes(
     rows: int,
@@ -74,18 +65,7 @@ def test_floats_without_quantisation(dtype: mx.Dtype, gate: Activation | None) -
 @pytest.mark.parametrize("quantize", [True, False])
 @pytest.mark.parametrize(("gate", "eps"), [(None, None), ("silu", 1e-6), ("relu2", None)])
 def test_a_bad_row_stays_alone(quantize: bool, gate: Activation | None, eps: float | None) -> None:
-    x = mx.ones((6, 100 if gate is None else 200))
-    x[1, 40], x[3, 99] = mx.nan, mx.inf
-    x[4] = 0
-    norm = None if eps is None else mx.ones((100,))
-    projection = Projection(pack_ternary(random_trits(33, 100)), mx.ones((1,)), norm)
-    with use_backend("chunked"):
-        got = bit_linear(
-            x, [projection], eps=eps, quantize=quantize, gate=gate, norm=norm, norm_eps=eps
-        )
-    finite = mx.isfinite(got).all(axis=1).tolist()
-    assert [n for n, ok in enumerate(finite) if not ok] == [1, 3]
-    assert not got[4].any()
+    check_bad_row(quantize, gate, eps, backend="chunked")
 
 
 @pytest.mark.parametrize("is_bounded", [True, False])

@@ -15,7 +15,9 @@ from mlx_mmfree.ops.activations import Activation
 from mlx_mmfree.ops.rms_norm_quantize import Rounding
 from tests.emulator.emulator import Emulator
 from tests.ops.kernel_checks import (
+    CODE_OPTIONS,
     assert_close,
+    check_bad_row,
     check_fused_codes,
     check_fused_floats,
     check_fused_sums,
@@ -50,21 +52,7 @@ def test_sums_for_other_matrices(outputs: tuple[int, ...]) -> None:
     check_fused_sums(2, 63, outputs, mx.float32)
 
 
-# every pair of values occurs, gates apart
-@pytest.mark.parametrize(
-    ("gate", "norm_eps", "eps", "rounding"),
-    [
-        (None, None, None, "half_even"),
-        (None, 1e-2, 1e-2, "half_away"),
-        ("silu", None, 1e-2, "half_even"),
-        ("silu", 1e-2, None, "half_away"),
-        ("relu2", None, 1e-2, "half_away"),
-        ("relu2", 1e-2, None, "half_even"),
-        ("relu", 1e-2, 1e-2, "half_even"),
-        ("relu", None, None, "half_away"),
-        ("gelu", 1e-2, 1e-2, "half_even"),
-    ],
-)
+@pytest.mark.parametrize(("gate", "norm_eps", "eps", "rounding"), CODE_OPTIONS)
 def test_codes(
     gate: Activation | None, norm_eps: float | None, eps: float | None, rounding: Rounding
 ) -> None:
@@ -105,19 +93,7 @@ def test_arrays_that_are_not_contiguous() -> None:
 @pytest.mark.parametrize("quantize", [True, False])
 @pytest.mark.parametrize(("gate", "eps"), [(None, None), ("silu", 1e-6), ("relu2", None)])
 def test_a_bad_row_stays_alone(quantize: bool, gate: Activation | None, eps: float | None) -> None:
-    x = mx.ones((6, 100 if gate is None else 200))
-    x[1, 40], x[3, 99] = mx.nan, mx.inf
-    x[4] = 0
-    norm = None if eps is None else mx.ones((100,))
-    projection = Projection(pack_ternary(random_trits(33, 100)), mx.ones((1,)), norm)
-    with use_backend("metal"):
-        got = bit_linear(
-            x, [projection], eps=eps, quantize=quantize, gate=gate, norm=norm, norm_eps=eps
-        )
-    finite = mx.isfinite(got).all(axis=1).tolist()
-    assert [n for n, ok in enumerate(finite) if not ok] == [1, 3]
-    assert not mx.isfinite(got[mx.array([1, 3])]).any()
-    assert not got[4].any()
+    check_bad_row(quantize, gate, eps)
 
 
 @pytest.mark.parametrize("dims", SIZES)

@@ -2,8 +2,8 @@
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as LibraryTokenizer
@@ -39,90 +39,118 @@ FALCON3 = (
 )
 
 
-def published(folder: Path, template: str, *, special: list[str], bos: bool, **config: Any) -> Path:
-    """A byte-level tokenizer whose special tokens, template and configuration are those given."""
-    shutil.copytree(BPE, folder)
-    library = LibraryTokenizer.from_file(str(folder / "tokenizer.json"))
-    data = json.loads(library.to_str())
-    names = ["<|begin_of_text|>", *special] if bos else special
-    data["added_tokens"] = [
-        {"id": 512 + n, "content": name, "special": True, "normalized": False}
-        | {"single_word": False, "lstrip": False, "rstrip": False}
-        for n, name in enumerate(names)
-    ]
-    if not bos:
-        data["post_processor"] = None
-    (folder / "tokenizer.json").write_text(json.dumps(data))
-    settings = {"chat_template": template, "eos_token": config.pop("eos_token")}
-    if bos:
-        settings["bos_token"] = "<|begin_of_text|>"
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    for name, values in config.items():
-        (folder / f"{name}.json").write_text(json.dumps(values))
-    return folder
+@dataclass(frozen=True)
+class Published:
+    """How a published checkpoint lays out a conversation.
+
+    Attributes:
+        template: Its chat template.
+        special: Its special tokens, with the ids from 512 on.
+        ends: The ids that end a turn.
+        laid_out: The special ids of `TALK`, in order.
+        has_bos: Whether the first special token begins every text.
+        files: Further files of its folder by their stems.
+    """
+
+    template: str
+    special: tuple[str, ...]
+    ends: set[int]
+    laid_out: list[int]
+    has_bos: bool
+    files: dict[str, dict[str, int]]
+
+    @property
+    def eos_token(self) -> str:
+        return next(name for name in self.special if name in ("<|end_of_text|>", "<|endoftext|>"))
+
+    def write(self, folder: Path) -> Path:
+        """A byte-level tokenizer with these special tokens, this template and these files."""
+        shutil.copytree(BPE, folder)
+        library = LibraryTokenizer.from_file(str(folder / "tokenizer.json"))
+        data = json.loads(library.to_str())
+        data["added_tokens"] = [
+            {"id": 512 + n, "content": name, "special": True, "normalized": False}
+            | {"single_word": False, "lstrip": False, "rstrip": False}
+            for n, name in enumerate(self.special)
+        ]
+        if not self.has_bos:
+            data["post_processor"] = None
+        (folder / "tokenizer.json").write_text(json.dumps(data))
+        settings = {"chat_template": self.template, "eos_token": self.eos_token}
+        if self.has_bos:
+            settings["bos_token"] = self.special[0]
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        for name, values in self.files.items():
+            (folder / f"{name}.json").write_text(json.dumps(values))
+        return folder
 
 
-def test_llama3_stops_at_the_end_of_a_turn(tmp_path: Path) -> None:
-    folder = published(
-        tmp_path / "llama3",
+PUBLISHED = {
+    "llama3": Published(
         LLAMA3,
-        special=["<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
-        bos=True,
-        eos_token="<|end_of_text|>",
-        config={"bos_token_id": 512, "eos_token_id": 513},
-    )
-    tokenizer = Tokenizer.from_folder(folder)
-    assert tokenizer.eos_token_ids == {513, 516}
+        special=(
+            *("<|begin_of_text|>", "<|end_of_text|>"),
+            *("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        ),
+        ends={513, 516},
+        laid_out=[512, *[514, 515, 516] * 3, 514, 515],
+        has_bos=True,
+        files={"config": {"bos_token_id": 512, "eos_token_id": 513}},
+    ),
+    # its template leaves out the first token
+    "bitnet": Published(
+        BITNET,
+        special=("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"),
+        ends={513, 514},
+        laid_out=[512, 514, 514, 514],
+        has_bos=True,
+        files={"config": {"bos_token_id": 512, "eos_token_id": 513}},
+    ),
+    # it has no first token, though its configuration names one
+    "qwen": Published(
+        CHATML,
+        special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+        ends={512, 514},
+        laid_out=[*[513, 514] * 3, 513],
+        has_bos=False,
+        files={"config": {"bos_token_id": 512, "eos_token_id": 512}},
+    ),
+    "falcon3": Published(
+        FALCON3,
+        special=("<|user|>", "<|assistant|>", "<|endoftext|>"),
+        ends={514},
+        laid_out=[512, 513, 514, 512, 513],
+        has_bos=False,
+        files={"generation_config": {"bos_token_id": 514, "eos_token_id": 514}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_conversation_is_laid_out_as_published(name: str, tmp_path: Path) -> None:
+    case = PUBLISHED[name]
+    tokenizer = Tokenizer.from_folder(case.write(tmp_path / name))
+    assert tokenizer.eos_token_ids == case.ends
     ids = tokenizer.apply_chat_template(TALK)
-    assert [n for n in ids if n >= 512] == [512, *[514, 515, 516] * 3, 514, 515]
+    assert [n for n in ids if n >= 512] == case.laid_out
+    text = tokenizer.apply_chat_template(TALK, tokenize=False)
+    is_begun_by_hand = case.has_bos and not text.startswith(case.special[0])
+    assert tokenizer.decode(ids) == (case.special[0] if is_begun_by_hand else "") + text
 
 
-def test_bitnet_gets_the_first_token_that_its_template_leaves_out(tmp_path: Path) -> None:
-    special = ["<|end_of_text|>", "<|eot_id|>"]
-    config = {"bos_token_id": 512, "eos_token_id": 513}
-    folder = published(
-        tmp_path / "2b-4t", BITNET, special=special, bos=True, eos_token=special[0], config=config
-    )
-    tokenizer = Tokenizer.from_folder(folder)
-    assert tokenizer.eos_token_ids == {513, 514}
+def test_a_first_token_that_the_template_leaves_out_is_put_before_its_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(PUBLISHED["bitnet"].write(tmp_path / "2b-4t"))
     text = tokenizer.apply_chat_template(TALK, tokenize=False)
     assert text == "User: Hi<|eot_id|>Assistant: Well<|eot_id|>User: Bye<|eot_id|>Assistant: "
-    ids = tokenizer.apply_chat_template(TALK)
-    assert tokenizer.decode(ids) == "<|begin_of_text|>" + text
-    assert ids == tokenizer.encode(text)
-    # ends that the configurations list are kept beside those of the template
+    assert tokenizer.apply_chat_template(TALK) == tokenizer.encode(text)
+
+
+def test_ends_that_configurations_list_are_kept_beside_those_of_the_template(
+    tmp_path: Path,
+) -> None:
+    folder = PUBLISHED["bitnet"].write(tmp_path / "2b-4t")
     (folder / "generation_config.json").write_text('{"eos_token_id": [511, 513]}')
     assert Tokenizer.from_folder(folder).eos_token_ids == {511, 513, 514}
-
-
-def test_chatml_has_no_first_token(tmp_path: Path) -> None:
-    folder = published(
-        tmp_path / "qwen",
-        CHATML,
-        special=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        bos=False,
-        eos_token="<|endoftext|>",
-        config={"bos_token_id": 512, "eos_token_id": 512},
-    )
-    tokenizer = Tokenizer.from_folder(folder)
-    assert tokenizer.eos_token_ids == {512, 514}
-    text = tokenizer.apply_chat_template(TALK, tokenize=False)
-    assert tokenizer.decode(tokenizer.apply_chat_template(TALK)) == text
-
-
-def test_falcon3_stops_at_its_end_of_text(tmp_path: Path) -> None:
-    folder = published(
-        tmp_path / "falcon3",
-        FALCON3,
-        special=["<|user|>", "<|assistant|>", "<|endoftext|>"],
-        bos=False,
-        eos_token="<|endoftext|>",
-        generation_config={"bos_token_id": 514, "eos_token_id": 514},
-    )
-    tokenizer = Tokenizer.from_folder(folder)
-    assert tokenizer.eos_token_ids == {514}
-    ids = tokenizer.apply_chat_template(TALK)
-    assert [n for n in ids if n >= 512] == [512, 513, 514, 512, 513]
 
 
 @pytest.mark.parametrize("add_bos", [True, False])

@@ -1,4 +1,4 @@
-"""Arithmetic: pure functions on arrays, each defined once and run by the backend that fits.
+"""Arithmetic: pure functions on arrays. Each is defined once and run by the backend that fits.
 
 Letters used in every shape: B batch, L length, D model dims, H heads, G key/value heads,
 K key dims, V value dims, N output dims, W window.
@@ -35,5 +35,5 @@ from .ternary import ternarize_packed as ternarize_packed
 from .ternary import unpack_ternary as unpack_ternary
 from .ternary_matmul import ternary_matmul as ternary_matmul
 
-# MLX's own BLAS on Linux is slow.
+# the BLAS of MLX on Linux is slow
 _blas.bind()

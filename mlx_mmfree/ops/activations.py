@@ -1,4 +1,4 @@
-"""The activations by which gated units gate, by name."""
+"""The activations of gated units, by name."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -10,7 +10,7 @@ Activation = Literal["silu", "relu2", "gelu", "relu"]
 
 
 def squared_relu(x: mx.array) -> mx.array:
-    """`max(x, 0)` squared, in float32: squares of float16 overflow."""
+    """The square of `max(x, 0)`, in float32 because squares of float16 overflow."""
     return nn.relu(x.astype(mx.float32)).square()
 
 
@@ -23,6 +23,14 @@ ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
 
 
 def gated(x: mx.array, activation: Activation) -> mx.array:
-    """`a(g) * u` of the halves `g`, `u` of the last axis."""
+    """Returns `a(g) * u` for the halves `g` and `u` of the last axis.
+
+    Args:
+        x: `(..., 2D)`, any float dtype.
+        activation: The name of `a`.
+
+    Returns:
+        `(..., D)` in the dtype of `x`, or in float32 for `"relu2"`.
+    """
     gate, up = mx.split(x, 2, axis=-1)
     return ACTIVATIONS[activation](gate) * up

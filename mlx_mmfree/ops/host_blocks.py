@@ -1,7 +1,7 @@
-"""Large matrices of weights on the host, a block at a time that stays in the processor's cache.
+"""Works on large matrices in blocks that stay in the processor's cache.
 
-For work that is done once, when weights are loaded: an operation of MLX passes through memory for the
-whole matrix, and a CPU waits for memory at each of a dozen of them.
+This is for work that is done once, when weights are loaded. Each operation of MLX reads and writes the
+whole matrix, and a CPU would wait for memory in every one of a dozen operations.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,16 +13,17 @@ from ..files.host_array import host_array
 from .long_sums import BLOCK
 
 _NUMBERS = 2**16
-"""Numbers of a block: a few copies of them fit into a second-level cache."""
+"""Numbers of a block. A few copies of them fit into a second-level cache."""
 
-# The largest exponent, which NaN and infinity alone have, in the bits of a float without its sign.
+# the bits of the largest exponent, which only NaN and infinity have
 _EXPONENTS = {mx.float16: 0x7C00, mx.bfloat16: 0x7F80, mx.float32: 0x7F800000}
 
 
 def in_blocks(count: int, width: int, work: Callable[[slice], None]) -> None:
     """Calls `work` with slices of `count` rows of `width` numbers.
 
-    On one thread: others would wait for the interpreter between operations of a few microseconds.
+    One thread does the work, because several would wait for the interpreter between operations of a few
+    microseconds.
     """
     step = max(1, _NUMBERS // max(width, 1))
     # weights may hold infinities, which the caller finds
@@ -32,7 +33,7 @@ def in_blocks(count: int, width: int, work: Callable[[slice], None]) -> None:
 
 
 def all_finite(array: mx.array) -> bool:
-    """Whether an array holds neither NaN nor infinity; whole numbers never do."""
+    """Whether an array holds neither NaN nor infinity. Whole numbers never do."""
     if not mx.issubdtype(array.dtype, mx.floating):
         return True
     exponent = _EXPONENTS[array.dtype]
@@ -58,7 +59,11 @@ def has_code_three(words: mx.array) -> bool:
 
 
 def pack_codes(codes: np.ndarray) -> np.ndarray:
-    """Codes 0 to 3, `uint8` with a multiple of 16 columns, as `uint32` words, the first code lowest."""
+    """Packs codes 0 to 3 into `uint32` words, in which the first code has the lowest bits.
+
+    Args:
+        codes: `uint8` with a multiple of 16 columns.
+    """
     fours = codes.view(np.uint32)
     # four bytes become the four pairs of bits of the lowest one
     fours = fours | fours >> np.uint32(6)
@@ -67,11 +72,11 @@ def pack_codes(codes: np.ndarray) -> np.ndarray:
 
 
 def unpack_codes(weights: Sequence[mx.array], dims: int) -> mx.array:
-    """The trits of packed matrices, one below the other, as float32 `(N, D)`.
+    """Unpacks matrices and puts their trits one below the other, float32 `(N, D)`.
 
     Args:
-        weights: Words of 16 codes, `uint32`, of one width.
-        dims: Columns that are no padding.
+        weights: Words of 16 codes, `uint32`, all of one width.
+        dims: The number of columns that are not padding.
     """
     # the four trits of each byte
     table = (np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3).astype(np.float32) - 1
@@ -89,7 +94,7 @@ def unpack_codes(weights: Sequence[mx.array], dims: int) -> mx.array:
 
 
 def block_sums_of_sizes(weight: mx.array) -> mx.array:
-    """Numbers whose `long_sum` is that of `|weight|`, bit for bit: those of its first round."""
+    """The numbers that the first round of `long_sum` makes of `|weight|`, with the same bits."""
     flat, to_float = _floats(weight.reshape(-1))
     blocks = flat[: flat.size // BLOCK * BLOCK].reshape(BLOCK, -1)
     sums = np.empty(blocks.shape[1], np.float32)
@@ -105,12 +110,15 @@ def block_sums_of_sizes(weight: mx.array) -> mx.array:
 
 
 def pack_rounded(weight: mx.array, inverse: np.ndarray, width: int) -> mx.array:
-    """`clip(round(weight * inverse), -1, 1)` in float32, packed into `width` words a row.
+    """Packs `clip(round(weight * inverse), -1, 1)`, computed in float32, into words.
 
     Args:
         weight: Floats `(N, D)`.
         inverse: The reciprocal of the scale, float32 `(1,)`.
-        width: Words of a row, `packed_width(D)`.
+        width: The number of words of a row, `packed_width(D)`.
+
+    Returns:
+        `uint32` `(N, width)`.
     """
     values, to_float = _floats(weight)
     rows, dims = values.shape
@@ -131,7 +139,7 @@ def pack_rounded(weight: mx.array, inverse: np.ndarray, width: int) -> mx.array:
 
 
 def _floats(array: mx.array) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
-    """The array as NumPy can hold it, and what makes float32 of a part of it."""
+    """The array as NumPy can hold it, and a function that turns a part of it into float32."""
     if array.dtype == mx.bfloat16:
         return np.asarray(array.view(mx.uint16)), _widened
     return np.asarray(array), lambda part: part.astype(np.float32, copy=False)

@@ -1,8 +1,9 @@
 """Sums of many numbers.
 
-MLX adds float32 on a CPU one after another, so that a sum over 82 million numbers of one sign loses a
-third of them. Here numbers are added in blocks, the blocks' sums in blocks again, and so on: the
-relative error stays at a few roundings, however many there are (Higham, SIAM J. Sci. Comput. 14, 1993).
+On a CPU, MLX adds float32 numbers one after another, so that a sum over 82 million numbers of one sign
+loses a third of them. Here numbers are added in blocks, the sums of blocks are added in blocks again,
+and so on. The relative error stays at a few roundings, however many numbers there are (Higham, SIAM J.
+Sci. Comput. 14, 1993).
 """
 
 from typing import Literal
@@ -17,7 +18,7 @@ def long_sum(x: mx.array, axis: Literal[-1] | None = None) -> mx.array:
 
     Args:
         x: Numbers of any shape.
-        axis: `None` sums everything, -1 the last axis.
+        axis: `None` for the sum of everything, or -1 for that of the last axis.
 
     Returns:
         float32 `()`, or `(...)` without the last axis.
@@ -26,7 +27,7 @@ def long_sum(x: mx.array, axis: Literal[-1] | None = None) -> mx.array:
     if axis is None:
         x = x.reshape(-1)
     if not x.shape[-1]:
-        # MLX's reduction of an empty row on a CPU reads sizes out of bounds, and may never end
+        # on a CPU, MLX reads sizes out of bounds when it reduces an empty row, and may never end
         return mx.zeros(x.shape[:-1])
     while (count := x.shape[-1]) > BLOCK:
         whole = count // BLOCK * BLOCK
@@ -41,7 +42,7 @@ def long_mean(x: mx.array) -> mx.array:
 
 
 def long_cumsum(x: mx.array) -> mx.array:
-    """The sum of each number and those before it along the last axis, float32 of the shape of `x`."""
+    """The sums of each number and all before it along the last axis, float32 with the shape of `x`."""
     x = x.astype(mx.float32)
     count = x.shape[-1]
     if count <= BLOCK:
@@ -68,7 +69,7 @@ def logsumexp(x: mx.array) -> mx.array:
 
 
 def log_softmax(x: mx.array) -> mx.array:
-    """Logarithms of the probabilities along the last axis, float32."""
+    """The logarithms of the probabilities along the last axis, float32."""
     return x.astype(mx.float32) - logsumexp(x)[..., None]
 
 

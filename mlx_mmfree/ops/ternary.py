@@ -15,22 +15,26 @@ from .long_sums import long_mean, long_sum
 CODES_PER_WORD = 16
 PADDING_MULTIPLE = 32
 ROUNDING_VERSION = 2
-"""Raised with every change of `ternarize` that moves scales or trits. Version 1 took MLX's mean, which
-on a CPU made the scales of large matrices up to a third too small."""
+"""A number that grows with every change of `ternarize` that moves scales or trits. Version 1 took MLX's
+mean, which on a CPU made the scales of large matrices up to a third too small."""
 MOST_CODES = 2**22
-"""Inputs of a matrix whose sums of 8-bit codes fit 32 bits, the way there included."""
+"""The most inputs for which sums of 8-bit codes, and what they are made of, fit 32 bits."""
 
 
 def packed_width(input_dims: int) -> int:
-    """Number of 32-bit words of one packed row with `input_dims` inputs."""
+    """The number of 32-bit words in a packed row of `input_dims` inputs."""
     return -(-input_dims // PADDING_MULTIPLE) * PADDING_MULTIPLE // CODES_PER_WORD
 
 
 def ternarize(weight: mx.array) -> tuple[mx.array, mx.array]:
-    """Absmean ternarisation of one matrix (Ma et al., arXiv 2402.17764, eq. 1-3).
+    r"""Ternarises one matrix by its mean magnitude (Ma et al., arXiv 2402.17764, eq. 1-3).
 
-    `m = max(mean(|W|), 1e-5)`, `t = clip(round(W / m), -1, 1)`, ties to even, in float32. The weight
-    that the ternary matrix stands for is `t * m`. Not idempotent: never apply it to ternary values.
+    .. math::
+        m = \max(\mathrm{mean}(|W|), 10^{-5}), \quad
+        t = \mathrm{clip}(\mathrm{round}(W / m), -1, 1)
+
+    Computed in float32, with ties to even. The ternary matrix stands for the weight :math:`t\,m`. Values
+    that are ternary already must not be ternarised again, because their mean magnitude is another one.
 
     Args:
         weight: Floats of shape `(N, D)`.
@@ -44,7 +48,7 @@ def ternarize(weight: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def ternarize_packed(weight: mx.array) -> tuple[mx.array, mx.array]:
-    """`pack_ternary` of the trits of `ternarize`, and the scale: the same bits, computed at once.
+    """Ternarises and packs one matrix at once, with the bits of `ternarize` and `pack_ternary`.
 
     Args:
         weight: Floats of shape `(N, D)`.

@@ -1,4 +1,4 @@
-"""Packed matrices that are kept as floats too, four bytes a weight, where memory allows."""
+"""Keeps packed matrices as floats too, with four bytes a weight, if there is memory for them."""
 
 import os
 import threading
@@ -17,24 +17,24 @@ LIMIT = "MLX_MMFREE_UNPACKED_MB"
 """The environment variable that says how many megabytes floats may take."""
 
 SHARE = 0.25
-"""Of the memory that is free when the first matrix is unpacked: the limit where none is given."""
+"""The limit if none is given, as a share of the memory that is free at the first matrix."""
 
 BLOCK_WEIGHTS = 2**18
-"""OpenBLAS multiplies few rows by at most so many weights without a copy of them, on one thread. Larger
-matrices cost it three times the time."""
+"""The most weights that OpenBLAS multiplies by few rows without copying them, on one thread. Larger
+matrices take it three times as long."""
 
 LEAST_BLOCK_OUTPUTS = 16
 
 FEW_ROWS = 16
-"""Rows of activations that are multiplied by blocks; more are multiplied by the whole matrix."""
+"""The most rows of activations that are multiplied by blocks. More meet the whole matrix."""
 
 
 class Floats(NamedTuple):
     """Two views of the same numbers.
 
     Attributes:
-        whole: The trits as float32 `(N, D)`.
-        blocks: The same as `(N / C, D, C)`, small enough for a fast product with few rows.
+        whole: The trits, float32 `(N, D)`.
+        blocks: The same trits, `(N / C, D, C)`, in blocks small enough for a fast product with few rows.
     """
 
     whole: mx.array
@@ -42,10 +42,10 @@ class Floats(NamedTuple):
 
 
 class UnpackedMatrices:
-    """Floats of packed matrices, found by the packed arrays themselves, with which they go.
+    """The floats of packed matrices, which live as long as the packed arrays do.
 
     Args:
-        limit_bytes: The most that they take together.
+        limit_bytes: The most that they may take together.
     """
 
     def __init__(self, limit_bytes: int):
@@ -55,7 +55,7 @@ class UnpackedMatrices:
         self._lock = threading.RLock()
 
     def find(self, weights: Sequence[mx.array], input_dims: int) -> Floats | None:
-        """The trits of matrices, one below the other; `None` where there is no room for them.
+        """The trits of matrices, one below the other, or `None` if there is no room for them.
 
         Args:
             weights: The packed matrices, uint32 `(N_p, packed_width(D))`.
@@ -71,7 +71,7 @@ class UnpackedMatrices:
         try:
             mx.eval(weights)
         except ValueError:
-            # traced: they have no values yet
+            # arrays that are traced have no values yet
             return None
         trits = unpack_codes(weights, input_dims)
         with self._lock:
@@ -88,7 +88,7 @@ class UnpackedMatrices:
         return kept[1]
 
     def _keep_each(self, weights: Sequence[mx.array], trits: mx.array) -> None:
-        """Each matrix alone is a part of them all, so that nothing is kept twice."""
+        """Keeps each matrix as a part of them all, so that no memory is taken twice."""
         start = 0
         for weight in weights:
             part = trits[start : start + weight.shape[0]]
@@ -111,7 +111,7 @@ class UnpackedMatrices:
         self._count(key, floats, 1)
 
     def _count(self, key: tuple[int, ...], floats: Floats, sign: int) -> None:
-        """Counts single matrices; several share their memory."""
+        """Counts single matrices only, because several share the memory of their parts."""
         if len(key) == 1:
             self.size_bytes += sign * floats.whole.nbytes
 
@@ -121,7 +121,7 @@ def _bytes(weight: mx.array, input_dims: int) -> int:
 
 
 def _floats(trits: mx.array, outputs: Sequence[int]) -> Floats:
-    """Views of the trits of matrices with so many outputs each."""
+    """Both views of the trits of matrices that have so many outputs each."""
     dims = trits.shape[1]
     # equal matrices are cut between blocks
     whole = outputs[0] if len(set(outputs)) == 1 else sum(outputs)
@@ -136,10 +136,10 @@ def _floats(trits: mx.array, outputs: Sequence[int]) -> Floats:
 
 @cache
 def unpacked_matrices() -> UnpackedMatrices:
-    """Those of this process.
+    """The unpacked matrices of this process.
 
     Raises:
-        UsageError: The environment variable holds no number of megabytes.
+        UsageError: The environment variable does not hold a number of megabytes.
     """
     if given := os.environ.get(LIMIT):
         if not (given.isdecimal() and len(given) < 10):

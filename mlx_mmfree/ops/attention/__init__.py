@@ -10,17 +10,20 @@ Mask = mx.array | Literal["causal"] | None
 
 
 def attention(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask = None) -> mx.array:
-    r"""Softmax attention; query head `h` reads key and value head :math:`\lfloor h G / H \rfloor`.
+    r"""Softmax attention in which several query heads may share a key and value head.
 
     .. math::
-        y_{t,h} = \sum_j \mathrm{softmax}_j\big(q_{t,h}^\top k_{j,g(h)} / \sqrt{K}\big)\,v_{j,g(h)}
+        y_{t,h} = \sum_j \mathrm{softmax}_j\big(q_{t,h}^\top k_{j,g(h)} / \sqrt{K}\big)\,v_{j,g(h)},
+        \quad g(h) = \lfloor h\,G / H \rfloor
+
+    Computed in float32.
 
     Args:
         queries: `(B, H, L, K)`, any float dtype.
         keys: `(B, G, N, K)`, `G` a divisor of `H`.
         values: `(B, G, N, V)`.
-        mask: What each query sees: booleans that broadcast to `(B, 1, L, N)`, `"causal"` for
-            `j <= t + N - L`, or `None` for everything. A query that sees nothing gives NaN.
+        mask: What each query sees. Booleans broadcast to `(B, 1, L, N)`, `"causal"` stands for
+            `j <= t + N - L`, and `None` for everything. A query that sees nothing gives NaN.
 
     Returns:
         `(B, H, L, V)` in the dtype of the queries.

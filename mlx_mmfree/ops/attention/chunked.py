@@ -1,4 +1,4 @@
-"""`attention` for a few queries at a time; with a causal mask the keys behind them are left out."""
+"""`attention` for a few queries at a time. With a causal mask, the keys behind them are left out."""
 
 import mlx.core as mx
 

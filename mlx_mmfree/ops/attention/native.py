@@ -1,4 +1,4 @@
-"""`attention` on the CPU in C++: tiles of queries meet runs of keys, and no score leaves the cache."""
+"""`attention` on the CPU in C++. Tiles of queries meet runs of keys, and no score leaves the cache."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Definition of `attention` in plain float32 operations; heads that share keys are one product."""
+"""Definition of `attention` in plain float32 operations. Heads that share keys are one product."""
 
 import mlx.core as mx
 

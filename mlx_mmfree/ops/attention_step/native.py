@@ -1,4 +1,4 @@
-"""`attention_step` on the CPU in C++: each key and value is read once for all heads that share it."""
+"""`attention_step` on the CPU in C++. Each key and value is read once for all heads that share it."""
 
 from collections.abc import Sequence
 from typing import Any

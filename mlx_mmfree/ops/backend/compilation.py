@@ -1,4 +1,4 @@
-"""`mx.compile` for a step that is repeated, without what it would build at run time on a CPU."""
+"""Compiles a step that is repeated, without starting a C++ compiler on a CPU."""
 
 import ctypes
 import io
@@ -30,12 +30,12 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a function of arrays, so that MLX repeats its graph without Python.
 
     `mx.compile` also fuses elementwise operations. On a CPU it starts a C++ compiler for that, which
-    takes seconds at the first call, and nothing is fused where there is none; so there it fuses
-    nothing here. After `mx.disable_compile()` the function is returned as it is.
+    takes seconds at the first call, so this function does not let it fuse anything there. After
+    `mx.disable_compile()` the function is returned as it is.
 
     Args:
-        function: Its results depend on its arguments and on arrays that do not change. The shape of
-            the first argument decides those of the others.
+        function: A function whose results depend on its arguments and on arrays that do not change. The
+            shape of its first argument decides the shapes of the others.
     """
     if not can_compile():
         return function
@@ -60,9 +60,9 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fold(*arrays: mx.array) -> None:
-    """Computes arrays that depend on weights alone, so that a step that is repeated does not.
+    """Computes arrays that depend on weights alone, so that a repeated step does not compute them again.
 
-    Outside of `compiled` nothing happens, nor to arrays that depend on its arguments.
+    Nothing happens outside of `compiled`, or to arrays that depend on the arguments of the step.
     """
     if not _is_tracing.get():
         return
@@ -104,7 +104,7 @@ def _without_fusion() -> Iterator[None]:
 
 @cache
 def _fusion_switch() -> Callable[[bool], None] | None:
-    """What turns fusion on and off; `None` where this MLX lets nobody do so."""
+    """A function that turns fusion on and off, or `None` if this MLX does not offer one."""
     if not unavailable():
         switch: Callable[[bool], None] = kernels().set_fusion
         return switch
@@ -129,7 +129,7 @@ def _can_stop_fusion() -> bool:
 
 
 def _fuses() -> bool:
-    """Whether `mx.compile` fuses operations here and now, which a small graph shows."""
+    """Whether `mx.compile` fuses the operations of a small graph here and now."""
     graph = io.StringIO()
     mx.export_to_dot(graph, mx.compile(lambda x: mx.abs(-x) + 1)(mx.array(1.0)))
     return "Compiled" in graph.getvalue()

@@ -1,8 +1,9 @@
-"""Choice of the backend that runs an operation; the only place in `ops` that knows about it.
+"""Chooses the backend that runs an operation.
 
-A backend of the operation `<op>` is the module `ops/<op>/<backend>.py` with functions of the arguments
-that the operation hands on: `run(...)` and, where it cannot run with all of them, `unsupported(...)`,
-the reason in words or `None`. Here alone it is asked on which device they run.
+A backend of the operation `<op>` is the module `ops/<op>/<backend>.py`. Its function `run(...)` takes
+the arguments that the operation hands on. If it cannot run with all of them, a function
+`unsupported(...)` returns the reason in words, or `None`. No other module of `ops` asks on which device
+operations run.
 """
 
 import importlib
@@ -29,7 +30,7 @@ NOT_ON_CPU = "the default device is not the CPU"
 _CPU = mx.Device(mx.cpu)
 
 _forced: ContextVar[str | None] = ContextVar("forced_backend", default=None)
-# of `use_any_backend`: "", of neither: None
+# "" inside `use_any_backend`
 
 
 @cache
@@ -56,7 +57,7 @@ def use_backend(name: str) -> Iterator[None]:
         name: One of `BACKENDS`. An operation that this backend cannot run raises `BackendError`.
 
     Raises:
-        ValueError: There is no backend of this name.
+        ValueError: No backend has this name.
     """
     if name not in BACKENDS:
         raise ValueError(f"[use_backend] 'name' {_rule(name)}")
@@ -81,7 +82,7 @@ def forced_backend() -> str | None:
     """The backend forced by `use_backend` or by the environment, or `None`.
 
     Raises:
-        UsageError: The environment names a backend that there is not.
+        UsageError: The environment names an unknown backend.
     """
     name = _forced.get()
     return environment_backend() if name is None else name or None
@@ -92,7 +93,7 @@ def environment_backend() -> str | None:
     """The backend that the environment names when it is first asked, or `None`.
 
     Raises:
-        UsageError: There is no such backend.
+        UsageError: The environment names an unknown backend.
     """
     name = os.environ.get(ENVIRONMENT_VARIABLE) or None
     if name is not None and name not in BACKENDS:
@@ -105,7 +106,11 @@ def _rule(name: str) -> str:
 
 
 def dispatch(package: str, *args: Any, **kwargs: Any) -> Any:
-    """Runs the operation whose package is named, on the forced or the first fitting backend."""
+    """Runs the operation of a package on the forced backend, or on the first that fits.
+
+    Raises:
+        BackendError: The forced backend cannot run these arguments, or no backend can.
+    """
     backends = _backends(package)
     if forced := forced_backend():
         backend = backends.get(forced)
@@ -119,7 +124,7 @@ def dispatch(package: str, *args: Any, **kwargs: Any) -> Any:
         return backend.run(*args, **kwargs)
     for name, backend in backends.items():
         if _missing(name) is None:
-            # without a call more, which takes time in each decoded token
+            # not by `_unsupported`, because one more call takes time in each decoded token
             unsupported = vars(backend).get("unsupported")
             if unsupported is None or unsupported(*args, **kwargs) is None:
                 return backend.run(*args, **kwargs)
@@ -137,14 +142,14 @@ def device_type() -> mx.DeviceType:
 
 
 def metal_unavailable() -> str | None:
-    """Returns None if Metal kernels can run on the default device, else the reason."""
+    """Returns `None` if Metal kernels can run on the default device, else the reason."""
     if mx.metal.is_available() and not on_cpu():
         return None
     return "no Metal device"
 
 
 def native_unavailable() -> str | None:
-    """Returns None if the compiled kernels can run on the default device, else the reason."""
+    """Returns `None` if the compiled kernels can run on the default device, else the reason."""
     return native.unavailable() if on_cpu() else NOT_ON_CPU
 
 
@@ -172,7 +177,7 @@ def _name(package: str) -> str:
 
 
 def backend_report(package: str, *args: Any, **kwargs: Any) -> dict[str, str | None]:
-    """For each backend the operation has, why it cannot run these arguments (`None`: it can)."""
+    """Why each backend of the operation cannot run these arguments, or `None` if it can."""
     return {
         name: _unsupported(name, backend, args, kwargs)
         for name, backend in _backends(package).items()

@@ -14,17 +14,17 @@ def with_reference_gradient(
 ) -> Function:
     r"""Returns a function with the values of `run` and the gradient of `reference`.
 
-    The result may be used under `mx.grad`, `mx.vmap` and `mx.compile` in any order. Under `mx.vmap`
-    it is called once for each slice; MLX also asks `run` itself for a rule, and raises where it has
-    none: a Metal kernel cannot be mapped.
+    The result may be used under `mx.grad`, `mx.vmap` and `mx.compile` in any order. Under `mx.vmap` it
+    is called once for each slice. MLX also asks `run` itself for a rule of `mx.vmap` and raises an
+    error if it has none, so that a Metal kernel cannot be mapped.
 
     Args:
-        run: Computes from arrays an array or a tuple of arrays. It need not be differentiable. Every
-            array through which a gradient should flow must be an argument: what it captures counts
-            as a constant.
+        run: Computes an array or a tuple of arrays from arrays. It need not be differentiable. Every
+            array through which a gradient should flow must be an argument, because what the function
+            captures counts as a constant.
         reference: The same function in differentiable operations.
-        backward: Computes the gradient faster: called as `backward(inputs, cotangents, outputs)` with
-            sequences of arrays, it returns one gradient for each input; those of inputs that are
+        backward: Computes the gradient faster. It is called as `backward(inputs, cotangents, outputs)`
+            with sequences of arrays and returns one gradient for each input. Those of inputs that are
             not floats are not used. It need not be differentiable either. By default the gradient is
             that of `reference`.
     """

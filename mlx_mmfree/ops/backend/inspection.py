@@ -1,4 +1,4 @@
-"""What would run each operation on this machine, and why the rest would not."""
+"""Tells what runs each operation on this machine, and why other backends do not."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,10 +42,10 @@ class CpuKernels:
     """The compiled CPU kernels.
 
     Attributes:
-        reason: Why they cannot be used, with the way out, or None.
-        instructions: The instruction set in use, or None.
-        choices: All that this processor has kernels for, fastest first.
-        threads: The number of threads that compute, or None.
+        reason: Why they cannot be used, with the way out, or `None`.
+        instructions: The instruction set in use, or `None`.
+        choices: All instruction sets for which this processor has kernels, fastest first.
+        threads: The number of threads that compute, or `None`.
     """
 
     reason: str | None
@@ -63,7 +63,7 @@ def cpu_kernels() -> CpuKernels:
 
 
 def slow_cpu() -> str | None:
-    """Why the CPU computes with plain operations although nobody asked for them, with the way out."""
+    """Why the CPU computes with plain operations that nobody asked for, with the way out, or `None`."""
     if not on_cpu() or forced_backend() is not None:
         return None
     reason = native.unavailable()
@@ -83,13 +83,13 @@ def read_seconds(arrays: Sequence[mx.array]) -> float | None:
 
 
 def multiply_rate(seconds: float = 0.02) -> float | None:
-    """Multiply-accumulates of 8-bit numbers a second that the CPU is capable of at most.
+    """The most multiply-accumulates of 8-bit numbers a second of which the CPU is capable.
 
     Args:
-        seconds: How long it is measured, about.
+        seconds: About how long it is measured.
 
     Returns:
-        The rate of all threads together; `None` without compiled kernels that have such dot products.
+        The rate of all threads together, or `None` if no compiled kernel has such dot products.
     """
     if native.unavailable():
         return None
@@ -97,11 +97,11 @@ def multiply_rate(seconds: float = 0.02) -> float | None:
 
 
 def operation_reports() -> dict[str, dict[str, str | None]]:
-    """For each operation and each backend it has, why it cannot run here (`None`: it can).
+    """Why each backend of each operation cannot run here, or `None` if it can.
 
-    Asks with small arguments of every kind that the layers use, so that every Metal kernel is
-    checked where there is Metal, whatever was found before; a backend that refuses any of them
-    shows its first reason.
+    Every backend is asked with small arguments of each kind that the layers use. Where there is Metal,
+    this checks every Metal kernel again, whatever was found before. A backend that refuses several
+    arguments shows its first reason.
     """
     self_check.check_again()
     found: dict[str, dict[str, str | None]] = {}
@@ -115,7 +115,7 @@ def operation_reports() -> dict[str, dict[str, str | None]]:
 
 
 def metal_kernels() -> dict[str, str | None]:
-    """Returns each Metal kernel checked so far with its fault, None for a sound one."""
+    """Returns each Metal kernel checked so far with its fault, or `None` for a sound one."""
     return self_check.checked_kernels()
 
 

@@ -1,8 +1,8 @@
 """Checks every kernel on the device that is to run it, against the operation's definition.
 
-At its first use a kernel computes one tiny input. If it does not compile, fails or differs, it is
-switched off with one warning, and the work goes to the next backend. The results are kept in the
-library's cache folder, so that the next process does not check again.
+At its first use a kernel computes one tiny input. If it does not compile, fails or differs from the
+definition, it is switched off with one warning, and the next backend does its work. The results are kept
+in the library's cache folder, so that the next process does not check again.
 """
 
 import json
@@ -25,7 +25,7 @@ from . import launch
 from .dispatch import device_type, use_backend
 
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 5e-2}
-"""Largest error allowed, relative to the largest value of the definition, by dtype of the result."""
+"""The largest error allowed for a dtype of results, relative to the definition's largest value."""
 
 Faults = dict[str, str | None]
 
@@ -48,17 +48,17 @@ def kernel_fault(
     make_inputs: Callable[[], Sequence[Any]],
     **variant: Any,
 ) -> str | None:
-    """Returns why a kernel must not be used on the default device, or None.
+    """Returns why a kernel must not be used on the default device, or `None`.
 
-    The answer is kept for each kernel, variant, device, version of MLX and text of the operations;
-    only the first call computes.
+    The answer is kept for each kernel, variant, device, version of MLX and text of the operations, so
+    that only the first call computes.
 
     Args:
         kernel: Name of the kernel.
         run: Runs the kernel.
-        reference: The definition; computed on the CPU.
+        reference: The definition, which is computed on the CPU.
         make_inputs: Makes the arguments of both.
-        variant: All that selects the code that is compiled.
+        variant: Everything that selects the code that is compiled.
     """
     if launch.is_recording():
         run(*make_inputs())
@@ -81,19 +81,19 @@ def kernel_fault(
 
 
 def checked_kernels() -> Faults:
-    """Returns each kernel checked so far with its fault, None for a sound one."""
+    """Returns each kernel checked so far with its fault, or `None` for a sound one."""
     return dict(_checks.values())
 
 
 def check_again() -> None:
-    """Forgets all results on the default device, those kept in the cache folder too."""
+    """Forgets all results of the default device, also those that the cache folder keeps."""
     _checks.clear()
     if file := _file(_device_name(device_type())):
         _kept[file] = {}
 
 
 def packed_pattern(outputs: int, words: int) -> mx.array:
-    """Packed trits of all three kinds, the same in every process; `(outputs, words)`."""
+    """Packed trits of all three kinds, `(outputs, words)`, the same in every process."""
     pattern = mx.arange(outputs * words, dtype=mx.uint32).reshape(outputs, words) * 2654435761
     # no code may be 3
     return pattern - mx.bitwise_and(mx.bitwise_and(pattern, pattern >> 1), 0x55555555)
@@ -131,14 +131,14 @@ def _read(file: Path) -> Faults:
 
 
 def _write(file: Path, faults: Faults) -> None:
-    # a folder that cannot be written costs a check for each process
+    # without a folder to write to, each process checks anew
     with suppress(OSError), new_file(file) as new:
         new.write_text(json.dumps(faults, indent=1))
 
 
 @cache
 def _text_of_operations() -> str:
-    """A digest of all that a kernel is made from and launched by."""
+    """A digest of the code of all kernels and of what launches them."""
     digest = sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(file.read_bytes())

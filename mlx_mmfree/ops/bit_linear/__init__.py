@@ -1,4 +1,4 @@
-"""Ternary projections with everything around them: gating, norms, quantisation, scales, residual."""
+"""Ternary projections with everything around them: gate, norms, quantisation, scales and residual."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Projection(NamedTuple):
     Attributes:
         weight: Packed trits, `uint32` of shape `(N, packed_width(D))`.
         scale: float32, `(1,)` or one for each output, `(N,)`.
-        norm: Scale of the projection's own RMSNorm, `(D,)`; `None` without one.
+        norm: Scale of the RMSNorm of this projection, `(D,)`, or `None` for no norm.
     """
 
     weight: mx.array
@@ -57,19 +57,19 @@ def bit_linear(
         (q_p, s_p) = \mathrm{quantize}(\mathrm{RMSNorm}_p(z)), \quad
         y = \big[(q_p\,T_p^\top)\,m_p / s_p\big]_p + r
 
-    Each norm is left out where its epsilon is `None`; `quantize` is that of `rms_norm_quantize`. The
-    arithmetic is float32. A backend may compute one mean square of `z` for all projections.
+    A norm whose epsilon is `None` is left out, and `quantize` is that of `rms_norm_quantize`. Computed
+    in float32. A backend may compute one mean square of `z` for all projections.
 
     Args:
         x: `(..., D)`, or gate and up halves `(..., 2D)` with `gate`; any float dtype.
-        projections: The matrices; all or none have a norm.
+        projections: The matrices. Either all of them have a norm, or none has.
         eps: Epsilon of the projections' norms.
-        rounding: Ties of the activation codes, as in `rms_norm_quantize`.
-        quantize: `False` multiplies the float activations.
-        gate: The activation of the gate half.
-        norm: Scale of the norm of all of them, `(D,)`.
+        rounding: How ties of the activation codes are rounded, as in `rms_norm_quantize`.
+        quantize: Whether activations are quantised to 8 bits. Otherwise floats are multiplied.
+        gate: The activation of the gate half, or `None` for no gate.
+        norm: Scale of the norm before all projections, `(D,)`.
         norm_eps: Epsilon of that norm.
-        residual: Added to the result, `(..., N)` with the sum of all outputs.
+        residual: What is added to the result, `(..., N)` for N outputs in all.
 
     Returns:
         The results, one behind the other in the last axis, in the dtype of `x`.
@@ -103,14 +103,14 @@ def bit_linear(
         )
     if 0 in shape:
         return mx.zeros(shape, x.dtype)
-    # by position: names of arguments take time in each decoded token
+    # arguments by position, because names take time in each decoded token
     options = Options(eps, rounding, quantize, gate, norm, norm_eps, residual)
     result: mx.array = dispatch(__name__, x, tuple(projections), options)
     return result
 
 
 def _input_dims(x: mx.array, gate: Activation | None, most: int | None) -> int:
-    """`D`, which is at most `most`."""
+    """The number of inputs `D`, which must be `most` at most."""
     shape = x.shape
     if not shape or shape[-1] == 0:
         raise ValueError(

@@ -1,9 +1,9 @@
 """`bit_linear` for the few rows of decoding where the library's kernels cannot run.
 
-On a CPU each of MLX's operations costs more than its arithmetic for one row, so this is the definition
-in as few of them as give the same bits: matrices that share their codes, or have as many outputs, are
-multiplied together, and what depends on weights alone is computed once. Sums of codes are exact in
-float32.
+On a CPU, each of MLX's operations costs more than its arithmetic for one row. This is the definition in
+as few operations as give the same bits. Matrices that share their codes, or have the same number of
+outputs, are multiplied together, and what depends on weights alone is computed once. Sums of codes are
+exact in float32.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def _definition(x: mx.array, projections: tuple[Projection, ...], options: Optio
 
 
 def _groups(projections: tuple[Projection, ...]) -> list[tuple[Projection, ...]]:
-    """Those that one product computes: all, or each alone."""
+    """Groups of projections that one product computes, which are all of them or each alone."""
     first = projections[0]
     if first.norm is None or all(p.weight.shape == first.weight.shape for p in projections):
         return [projections]
@@ -73,7 +73,7 @@ def _groups(projections: tuple[Projection, ...]) -> list[tuple[Projection, ...]]
 
 def _compute(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
     eps, rounding, quantize, gate, norm, norm_eps, residual = options
-    # (P, B, R, D) are the axes: sets of codes, blocks of outputs, rows, inputs
+    # the axes (P, B, R, D) are sets of codes, blocks of outputs, rows and inputs
     u = x.astype(mx.float32).reshape(1, 1, -1, x.shape[-1])
     if gate is not None:
         u = gated(u, gate)
@@ -91,7 +91,7 @@ def _compute(x: mx.array, projections: tuple[Projection, ...], options: Options)
 
 def _normed(u: mx.array, eps: float) -> mx.array:
     """`u` over the root of its mean square, as `mx.fast.rms_norm` computes it."""
-    # of the shapes they meet: MLX broadcasts in an operation of its own
+    # of the shapes that they meet, because MLX broadcasts in an operation of its own
     shape = (*u.shape[:-1], 1)
     share, added = mx.full(shape, 1 / u.shape[-1]), mx.full(shape, eps)
     fold(share, added)
@@ -101,7 +101,7 @@ def _normed(u: mx.array, eps: float) -> mx.array:
 def _product(
     u: mx.array, projections: tuple[Projection, ...], rounding: Rounding, quantize: bool
 ) -> mx.array:
-    """The scaled products of one group, of the size of `(R, N)`, after the norm without its weights."""
+    """The scaled products of one group, `R * N` numbers, of inputs normed without the norm's weight."""
     rows, dims = u.shape[2:]
     norms = [p.norm.astype(mx.float32) for p in projections if p.norm is not None]
     if norms:
@@ -128,7 +128,7 @@ def _blocks(projections: tuple[Projection, ...], sets: int, dims: int) -> mx.arr
 
 
 def _factor(projections: tuple[Projection, ...], sets: int) -> mx.array:
-    """The scales of the matrices, one for each set, `(P, 1, 1, 1)`, or one for each output."""
+    """The scales of the matrices: one for each set, `(P, 1, 1, 1)`, or one for each output."""
     scales = [projection.scale for projection in projections]
     if len(scales) == sets and all(scale.size == 1 for scale in scales):
         return mx.concatenate(scales).reshape(sets, 1, 1, 1)

@@ -1,4 +1,4 @@
-"""`bit_linear` on the CPU in C++: one pass over the weights, everything else in its registers."""
+"""`bit_linear` on the CPU in C++, in one pass over the weights."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -12,13 +12,13 @@ GROUP_SIZES = (32, 64, 128)
 
 
 class AffineForm(NamedTuple):
-    """MLX's affine form: a weight is `scale * code + bias`, with one of each for a group of inputs.
+    """MLX's affine form, in which a weight is `scale * code + bias` with one scale and bias for a group.
 
     Attributes:
         scales: `(N, D / group_size)`, float32, float16 or bfloat16.
-        biases: As `scales`.
+        biases: Of the shape and dtype of `scales`.
         group_size: 32, 64 or 128.
-        bits: Of a code: 2, 4, 6 or 8.
+        bits: The bits of a code: 2, 4, 6 or 8.
     """
 
     scales: mx.array
@@ -28,21 +28,24 @@ class AffineForm(NamedTuple):
 
 
 def dense_matmul(x: mx.array, weight: mx.array, quantization: AffineForm | None = None) -> mx.array:
-    r"""Multiplies by a dense matrix: :math:`y = x\,W^\top`, summed in float32 or better.
+    r"""Multiplies by a dense matrix, as heads with many outputs do for few rows.
 
-    For heads: many outputs, and few rows of `x`. On the CPU a row has the same bits whatever the
-    number of rows. With codes, its activations may be rounded to 16 bits in each group, which costs up
-    to `1e-4` of the largest result, and a row with an infinity or a NaN may give NaN everywhere. The
-    gradient is that of `x` and of a matrix of floats.
+    .. math::
+        y = x\,W^\top
+
+    Sums are float32 or better. On the CPU a row has the same bits whatever the number of rows. With
+    codes, its activations may be rounded to 16 bits in each group, which costs up to `1e-4` of the
+    largest result, and a row with an infinity or a NaN may give NaN everywhere. The gradient is that of
+    `x` and of all floats that make up the matrix.
 
     Args:
         x: Activations `(..., D)`, any float dtype.
-        weight: Floats `(N, D)`; or, with `quantization`, codes as `mx.quantize` packs them, `uint32`
-            of shape `(N, D * bits / 32)`.
-        quantization: What turns the codes into weights.
+        weight: Floats `(N, D)`. With `quantization`, codes as `mx.quantize` packs them, `uint32` of
+            shape `(N, D * bits / 32)`.
+        quantization: What turns codes into weights, or `None` for floats.
 
     Returns:
-        float32 of shape `(..., N)`; on a GPU with the precision of the dtype of `x` and `W`.
+        float32 of shape `(..., N)`. A GPU computes with the precision of the dtypes of `x` and `W`.
 
     Raises:
         ValueError: A shape or dtype does not fit.

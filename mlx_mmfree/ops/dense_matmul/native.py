@@ -1,4 +1,4 @@
-"""`dense_matmul` on the CPU in C++: weights are read as they are, as one stream for each thread."""
+"""`dense_matmul` on the CPU in C++. Weights are read as they are, in one stream for each thread."""
 
 from collections.abc import Sequence
 from typing import Any

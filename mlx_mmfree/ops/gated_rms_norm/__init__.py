@@ -1,4 +1,4 @@
-"""RMSNorm of a gate, times the swish of what it gates."""
+"""An RMSNorm of a gate, times the swish of what it gates."""
 
 import mlx.core as mx
 
@@ -6,7 +6,7 @@ from ..backend.dispatch import dispatch
 
 
 def gated_rms_norm(gate: mx.array, h: mx.array, weight: mx.array, *, eps: float) -> mx.array:
-    r"""Gates by a normed gate.
+    r"""Multiplies a normed gate by the swish of its input.
 
     .. math::
         y = \frac{g}{\sqrt{\mathrm{mean}(g^2) + \epsilon}}\,w \odot \mathrm{silu}(h)

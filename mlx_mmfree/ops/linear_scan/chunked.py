@@ -1,9 +1,9 @@
 r"""`linear_scan` in plain operations, parallel over chunks of steps.
 
-From the state before a chunk, :math:`s_t = p_t\,s + c_t` for each of its steps, with the products
-:math:`p_t` of its gates and the states :math:`c_t` that start from zero. All chunks find these side
-by side; the states before the chunks are a scan themselves, one step for each chunk. Nothing is
-divided and no logarithm is taken, so gates may be zero.
+Let `s` be the state before a chunk. Then :math:`s_t = p_t\,s + c_t` for each step of the chunk, with the
+products :math:`p_t` of its gates and the states :math:`c_t` that start from zero. All chunks compute
+these side by side. The states before the chunks are a scan of their own, with one step for each chunk.
+Gates may be zero, because nothing is divided and no logarithm is taken.
 """
 
 import mlx.core as mx
@@ -16,7 +16,7 @@ CHUNK_STEPS = 32
 
 def unsupported(f: mx.array, i: mx.array, state: mx.array) -> str | None:
     if on_cpu():
-        return "its last bits depend on how a sequence is cut, and on a CPU they must not"
+        return "its last bits depend on how a sequence is cut, which must not be so on a CPU"
     return None
 
 

@@ -1,4 +1,4 @@
-"""`linear_scan` on the CPU in C++: one pass over the sequence, with its own gradient."""
+"""`linear_scan` on the CPU in C++, in one pass over the sequence. Its gradient is a kernel too."""
 
 import mlx.core as mx
 

@@ -26,7 +26,7 @@ def mlgru_step(
     valid: mx.array | None = None,
     starts: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
-    r"""One step or more of the gated recurrence, and its gated output.
+    r"""Runs the gated recurrence of MLGRU over one position or more and gates its output.
 
     .. math::
         f_t &= b + (1 - b) \odot \sigma(\hat f_t) \\
@@ -42,9 +42,10 @@ def mlgru_step(
         state: :math:`h_0`, float32 `(B, E)`.
         weight: Scale of the norm of `g`, `(E,)`.
         eps: Epsilon of that norm.
-        lower_bound: `b`, `(E,)`; `None` means 0.
-        valid: Booleans `(B, L)`; where `False` the state stays as it is.
-        starts: Booleans `(B, L)`; where `True`, and `valid`, the state before counts as zero.
+        lower_bound: `b`, `(E,)`, or `None` for 0.
+        valid: Booleans `(B, L)`. Where one is `False`, the state stays as it is.
+        starts: Booleans `(B, L)`. Where one is `True` and the position is valid, the state before it
+            counts as zero.
 
     Returns:
         `y`, `(B, L, E)` in the dtype of `gates`, and the last state, float32 `(B, E)`.

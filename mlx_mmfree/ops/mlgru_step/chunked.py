@@ -1,6 +1,6 @@
-"""`mlgru_step` on the CPU where the library's kernels cannot run: the definition in few operations.
+"""`mlgru_step` in few operations, on a CPU where the library's kernels cannot run.
 
-There each of MLX's operations costs more than its arithmetic for one token.
+Each of MLX's operations costs more there than its arithmetic for one token.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def run(
     eps, lower_bound, valid, starts = options
     dims = state.shape[1]
     i, f, g = mx.split(gates.astype(mx.float32), 3, axis=-1)
-    # of the shape they meet: MLX broadcasts in an operation of its own
+    # of the shape that it meets, because MLX broadcasts in an operation of its own
     one = mx.ones(f.shape)
     fold(one)
     f = mx.sigmoid(f)

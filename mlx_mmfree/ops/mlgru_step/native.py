@@ -1,4 +1,4 @@
-"""`mlgru_step` on the CPU in C++: gates, state and output in one pass."""
+"""`mlgru_step` on the CPU in C++, with gates, state and output in one pass."""
 
 from collections.abc import Sequence
 from typing import Any

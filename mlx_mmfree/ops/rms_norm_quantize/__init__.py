@@ -23,15 +23,15 @@ def rms_norm_quantize(
         s = \frac{127}{\max(\max|y|, 10^{-5})}, \quad
         q = \mathrm{clip}(\mathrm{round}(y s), -128, 127)
 
-    The gradient is straight-through: that of `y * s` with `s` held constant. Sources: arXiv
-    2402.17764 eq. 4-5 (ties to even), arXiv 2406.02528 sec. 3.2 and its released kernel (norm inside,
-    ties away from zero).
+    The gradient is straight-through, which is the gradient of `y * s` with `s` held constant. Sources:
+    arXiv 2402.17764 eq. 4-5 (ties to even), and arXiv 2406.02528 sec. 3.2 with its released kernel (norm
+    inside, ties away from zero).
 
     Args:
         x: Activations `(..., D)`, any float dtype; computed in float32.
         weight: Scale of the norm, `(D,)`. Only with `eps`.
-        eps: Epsilon of the norm; `None` means no norm.
-        rounding: What happens to exact ties: `"half_even"` or `"half_away"` from zero.
+        eps: Epsilon of the norm, or `None` for no norm.
+        rounding: Where exact ties go: `"half_even"` to even, or `"half_away"` away from zero.
 
     Returns:
         The codes, whole numbers in float32 `(..., D)`, and `s`, float32 `(..., 1)`.

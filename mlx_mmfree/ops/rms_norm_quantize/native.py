@@ -1,4 +1,4 @@
-"""`rms_norm_quantize` on the CPU in C++: a row is read and written once."""
+"""`rms_norm_quantize` on the CPU in C++. A row is read and written once."""
 
 from collections.abc import Sequence
 from typing import Any

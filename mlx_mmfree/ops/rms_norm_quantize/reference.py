@@ -4,8 +4,8 @@ import mlx.core as mx
 
 from ..straight_through import straight_through
 
-# The float32 just below 0.5: |x| + this, floored, rounds half away from zero without rounding
-# 0.49999997 up.
+# The float32 just below 0.5. Added to |x| before the floor, it rounds ties away from zero but does not
+# round 0.49999997 up.
 BELOW_HALF = 0.49999997
 
 

@@ -7,17 +7,20 @@ from ..ternary import MOST_CODES, packed_width
 
 
 def ternary_matmul(x: mx.array, weight: mx.array, *, codes: bool = False) -> mx.array:
-    r"""Multiplies by a packed ternary matrix: :math:`y = x\,T^\top`.
+    r"""Multiplies by a packed ternary matrix.
 
-    With integer activations (the codes of `rms_norm_quantize`) every sum is an exact integer, the
-    same on every backend and for any number of rows, as long as `D <= 2 ** 24 / 128`. Scales are the
-    caller's, applied once to the sums. The gradient is that of `x`.
+    .. math::
+        y = x\,T^\top
+
+    With whole numbers for activations, such as the codes of `rms_norm_quantize`, every sum is an exact
+    whole number, the same on every backend and for any number of rows, as long as `D <= 2 ** 24 / 128`.
+    The caller multiplies the sums by the scale. The gradient is that of `x`.
 
     Args:
         x: Activations `(..., D)`, any float dtype.
         weight: Packed trits, `uint32` of shape `(N, packed_width(D))`; see `ops.ternary`.
-        codes: The caller's word that `x` holds whole numbers in [-128, 127], so that a backend may
-            compute with 8-bit integers. A row with a NaN gives NaN; any other breach of the word is
+        codes: Whether the caller vouches that `x` holds whole numbers in [-128, 127], so that a backend
+            may compute with 8-bit integers. A row with a NaN gives NaN. Results for other values are
             undefined.
 
     Returns:

@@ -1,8 +1,9 @@
 """`ternary_matmul` in MLX's own products, where the library's kernels cannot run.
 
-On a GPU packed words are an affine 2-bit matrix with scale 1 and bias -1. On a CPU MLX is slow with
-such matrices, so they are unpacked: once, where there is memory to keep the floats, or else, from 3
-rows on, some outputs at a time. Activations are float32, so that sums of codes stay exact.
+On a GPU, packed words are an affine 2-bit matrix with scale 1 and bias -1. On a CPU, MLX is slow with
+such matrices, so they are unpacked. This is done once if there is memory to keep the floats. Otherwise
+it is done for some outputs at a time, from 3 rows on. Activations are float32, so that sums of codes
+stay exact.
 """
 
 import mlx.core as mx

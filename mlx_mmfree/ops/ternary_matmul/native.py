@@ -1,4 +1,4 @@
-"""`ternary_matmul` on the CPU in C++: packed words are read as they are, once for many rows."""
+"""`ternary_matmul` on the CPU in C++. Packed words are read as they are, once for many rows."""
 
 import mlx.core as mx
 

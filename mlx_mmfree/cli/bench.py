@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .parts.bench_table import graph_line, report_lines, starting_lines
-from .parts.console import INTERRUPTED, CommandParser, command
+from .parts.command import INTERRUPTED, CommandParser, command
 from .parts.flags import positive
 from .parts.loading import DTYPES, add_latent_flag, check_revision
 from .parts.writable import check_writable

@@ -6,7 +6,7 @@ from pathlib import Path
 from time import perf_counter
 
 from .parts.columns import size_text
-from .parts.console import CommandParser, argument_errors, command
+from .parts.command import CommandParser, argument_errors, command
 from .parts.flags import BYTES_PER_GB, escaped
 from .parts.loading import (
     add_key_value_flags,

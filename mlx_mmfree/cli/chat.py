@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import MMFreeError, UsageError
 from ..platform.terminal import shown
-from .parts.console import CommandParser, argument_errors, command
+from .parts.command import CommandParser, argument_errors, command
 from .parts.flag_names import with_flags
 from .parts.loading import add_key_value_flags, add_memory_flags, add_model_flags, loaded
 from .parts.prompt_writer import add_end_flags, add_prefill_flag, add_template_flags
@@ -126,22 +126,24 @@ class Terminal:
 
     def run(self) -> None:
         read = MessageReader(PROMPT, keeps_history=not self._args.no_history)
-        line = ""
-        while line != "/exit":
+        while True:
             try:
-                line = read()
-                if read.is_quoted:
-                    self._answer(line)
-                else:
-                    self._take(line)
+                text = read()
+                is_command = text.startswith("/") and not read.is_quoted
+                if is_command and text == "/exit":
+                    return
+                if is_command:
+                    self._run_command(text)
+                elif text:
+                    self._answer(text)
             except EOFError:
                 print()
                 return
             except KeyboardInterrupt:
                 print("\n(/exit or Ctrl-D ends the chat)")
 
-    def _take(self, line: str) -> None:
-        name, *words = line.split() or [""]
+    def _run_command(self, line: str) -> None:
+        name, *words = line.split()
         if line == "/reset":
             self._chat.reset()
             self._last = None
@@ -155,14 +157,12 @@ class Terminal:
             print(
                 f"  {QUOTES:17}begins and ends a message of several lines, or one that begins with /"
             )
-        elif line.startswith("/") and line != "/exit":
+        else:
             known = ", ".join(name.split()[0] for name in COMMANDS)
             _print_wrapped(
                 f"The command must be one of {known} but got {name!r:.40}. Write {QUOTES} before and "
                 "after a message that begins with /."
             )
-        elif line and line != "/exit":
-            self._answer(line)
 
     def _set(self, words: Sequence[str]) -> None:
         import mlx.core as mx

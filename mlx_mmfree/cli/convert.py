@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .parts.columns import aligned
-from .parts.console import CommandParser, command
+from .parts.command import CommandParser, command
 from .parts.held_out_text import read_text, text_tokens
 from .parts.loading import DTYPES, add_latent_flag, dtype_of
 from .parts.source_card import model_card
@@ -177,12 +177,14 @@ def _float_forms(args: argparse.Namespace) -> "FloatForms":
 
 def _check(args: argparse.Namespace) -> None:
     if args.text_file is not None and args.ternarize is None:
-        raise UsageError("[convert] 'text_file' must come with 'ternarize' but came alone.")
+        raise UsageError(
+            "[convert] 'text_file' must come with 'ternarize' but came alone. Leave it out."
+        )
     formats = {"gguf_type": "gguf", "split_max_size": "gguf", "keep_masters": "hf"}
     for name, target in formats.items():
         if getattr(args, name) and args.to != target:
             raise UsageError(
-                f"[convert] '{name}' must come with '--to {target}' but got {args.to!r}."
+                f"[convert] '{name}' must come with '--to {target}' but got {args.to!r}. Leave it out."
             )
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .parts.console import CommandParser, command
+from .parts.command import CommandParser, command
 from .parts.flags import BYTES_PER_GB
 
 HELP = "show versions, device, backends and problems"
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         count = write_kernel_files(args.dump_kernels)
         script = shlex.quote(str(args.dump_kernels / SCRIPT))
-        print(f"{count} kernels were written. On a Mac with Xcode compile them with: sh {script}")
+        print(f"Wrote {count} kernels. On a Mac with Xcode, compile them with: sh {script}")
         return 0
     found = examine()
     print(json.dumps(found, indent=2) if args.json else "\n".join(table(found)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..files.replacing import new_file
-from .parts.console import CommandParser, argument_errors, command
+from .parts.command import CommandParser, argument_errors, command
 from .parts.flags import json_object, non_negative, positive, seed
 from .parts.loading import add_memory_flags, add_model_flags, loaded, model_name
 from .parts.writable import check_writable
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_installed()
     if args.include_path is not None and not args.include_path.is_dir():
         raise UsageError(
-            f"[evaluate] 'include_path' must be a folder but '{args.include_path}' is none."
+            f"[evaluate] 'include_path' must be a folder but '{args.include_path}' is not one."
         )
     if args.output_dir is not None:
         check_writable("[evaluate] 'output_dir'", args.output_dir / "results", makes_folder=True)

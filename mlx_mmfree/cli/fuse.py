@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..files.paths import expanded, real_path
-from .parts.console import CommandParser, command
+from .parts.command import CommandParser, command
 from .parts.flags import positive
 from .parts.held_out_text import read_text, text_tokens
 from .parts.loading import add_memory_flags, add_model_flags, dtype_of, loaded
@@ -90,8 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.form == "ternary" and args.data is None:
         raise UsageError(
             "[fuse] 'data' must be given with '--form ternary', which loses part of what was "
-            "learned, so "
-            "that the loss can be measured before and after. Give a text like the training data."
+            "learned, so that the loss can be measured before and after. Give a text like the "
+            "training data."
         )
     if args.form == "peft" and (args.data is not None or args.upload_repo is not None):
         raise UsageError(

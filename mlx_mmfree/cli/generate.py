@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from .parts.console import INTERRUPTED, CommandParser, argument_errors, command
+from .parts.command import INTERRUPTED, CommandParser, argument_errors, command
 from .parts.flags import boolean, escaped, positive
 from .parts.generated import generate_batch, generate_one
 from .parts.loading import (

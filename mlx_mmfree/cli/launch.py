@@ -15,7 +15,8 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..platform.process_group import start_group
-from .parts.console import CommandParser, command, command_names
+from .parts.command import CommandParser, command
+from .parts.console import command_names
 from .parts.flags import positive
 
 HELP = "run a command in several processes on this machine"
@@ -44,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] not in command_names() or words[0] == "launch":
         known = ", ".join(name for name in command_names() if name != "launch")
         given = repr(words[0]) if words else "nothing"
-        raise UsageError(f"[launch] the command must be one of {known} but got {given}.")
+        raise UsageError(
+            f"[launch] the command must be one of {known} but got {given}. An example: mmfree "
+            "launch -n 2 train -c run.yaml"
+        )
     with tempfile.TemporaryDirectory() as folder:
         processes = start_group(
             [sys.executable, "-m", "mlx_mmfree", *words],

@@ -12,7 +12,7 @@ from ..platform.allocator import keep_freed_memory
 from ..training.fine_tune_settings import KINDS, FineTuneSettings, fine_tune_settings
 from ..training.optimizer import OPTIMIZERS
 from ..training.yaml_values import read_mapping
-from .parts.console import CommandParser, command
+from .parts.command import CommandParser, command
 from .parts.flags import BYTES_PER_GB, add_settings_flags
 from .parts.loading import (
     DTYPES,
@@ -142,8 +142,7 @@ def _settings(args: argparse.Namespace) -> FineTuneSettings:
     if args.rebuild_masters and values.get("fine_tune_type") != "full":
         raise UsageError(
             "[lora] 'rebuild_masters' must come with 'fine_tune_type' full, which trains master "
-            "weights, "
-            f"but got {values.get('fine_tune_type', 'lora')!r}."
+            f"weights, but got {values.get('fine_tune_type', 'lora')!r}. Leave it out."
         )
     if args.dtype is None and args.train and values.get("fine_tune_type") == "full":
         args.dtype = "float32"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from .parts.columns import aligned, size_text
-from .parts.console import CommandParser, command
+from .parts.command import CommandParser, command
 
 if TYPE_CHECKING:
     from ..hub.checkpoint.cached_models import CachedModel

@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from .parts.console import CommandParser, argument_errors, command
+from .parts.command import CommandParser, argument_errors, command
 from .parts.flags import BYTES_PER_GB, positive
 from .parts.held_out_text import read_text, text_tokens
 from .parts.loading import add_memory_flags, add_model_flags, loaded, model_name

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..platform.allocator import keep_freed_memory
 from ..training.settings import Settings, read_settings
-from .parts.console import CommandParser, command
+from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
 from .parts.loading import add_latent_flag, add_memory_flags, limited_memory
 from .parts.process_group import quiet_unless_first

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .parts.console import CommandParser, command
+from .parts.command import CommandParser, command
 
 if TYPE_CHECKING:
     from ..hub.publish.upload_plan import UploadPlan

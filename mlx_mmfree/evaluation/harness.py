@@ -1,6 +1,7 @@
 """Runs tasks of lm-evaluation-harness (EleutherAI, package `lm_eval`) on this library's models."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ from ..errors import UsageError
 from ..generation import Sampler
 from ..generation.decode import PREFILL_STEP_SIZE
 from ..models import Decoder
+from .harness_adapter import HarnessAdapter
 
 if TYPE_CHECKING:
     from lm_eval.api.model import TemplateLM
@@ -37,10 +39,7 @@ def harness_model(
     Raises:
         UsageError: The package `lm_eval` is not installed.
     """
-    check_installed()
-    from .harness_adapter import HarnessAdapter
-
-    return HarnessAdapter(
+    return _adapter_class()(
         model,
         tokenizer,
         batch_size=batch_size,
@@ -49,6 +48,15 @@ def harness_model(
         template_variables=dict(template_variables or {}),
         prefill_step_size=prefill_step_size,
     )
+
+
+@cache
+def _adapter_class() -> type:
+    """The adapter as a class of the harness, which exists only where the package is installed."""
+    check_installed()
+    from lm_eval.api.model import TemplateLM
+
+    return type("Adapter", (HarnessAdapter, TemplateLM), {})
 
 
 def evaluate_tasks(

@@ -1,9 +1,8 @@
-"""The adapter between this library's models and lm-evaluation-harness. It imports `lm_eval`."""
+"""The adapter between this library's models and lm-evaluation-harness."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from lm_eval.api.model import TemplateLM
 from tqdm import tqdm
 
 from ..errors import UsageError
@@ -16,8 +15,14 @@ _DEFAULT_MAX_TOKENS = 256
 _KNOWN_OPTIONS = {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "min_p"}
 
 
-class HarnessAdapter(TemplateLM):
-    """A model as the harness asks for it; the arguments are those of `harness_model`."""
+class HarnessAdapter:
+    """The methods that the harness calls, to be put before its class `TemplateLM`.
+
+    The package may not be installed, so that this class cannot inherit from it. The arguments are
+    those of `harness_model`.
+    """
+
+    cache_hook: Any
 
     def __init__(self, model: Decoder, tokenizer: Any, **settings: Any):
         super().__init__()
@@ -114,7 +119,7 @@ class HarnessAdapter(TemplateLM):
     def _answers(self, contexts: list[str], options: Mapping[str, Any]) -> list[str]:
         if unknown := set(options) - _KNOWN_OPTIONS:
             raise UsageError(
-                f"[evaluate] a task's 'generation_kwargs' must be of "
+                f"[evaluate] a task's 'generation_kwargs' may hold only "
                 f"{', '.join(sorted(_KNOWN_OPTIONS))} but got {', '.join(sorted(unknown))}."
             )
         until = options.get("until") or []

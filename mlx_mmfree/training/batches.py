@@ -169,7 +169,9 @@ class SampleBatches:
 
 def _check_samples(samples: Sequence[Sample]) -> None:
     if not samples:
-        raise TrainingError("[data] 'data' must hold at least one sample but holds none.")
+        raise TrainingError(
+            "[data] 'data' must hold at least one sample but has none with anything to learn."
+        )
 
 
 def _filled_batch(rows: Sequence[Sequence[Sample]], length: int, is_packed: bool) -> Batch:

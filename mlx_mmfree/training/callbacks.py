@@ -71,8 +71,7 @@ class WandbReport(Callback):
         except ImportError as error:
             raise TrainingError(
                 "[training] 'report_to' wandb needs the package wandb, which is not installed. "
-                "Install it: "
-                "pip install wandb"
+                "Install it: pip install wandb"
             ) from error
         self._log = wandb.log
         wandb.init(project=project, name=folder.name, dir=str(folder), config=dict(settings))

@@ -163,7 +163,7 @@ class DataParallel:
         if batch_size % self.size:
             raise TrainingError(
                 f"[training] 'batch_size' must be a multiple of the number of processes, {self.size}, "
-                f"but got {batch_size}."
+                f"but got {batch_size}. Change one of the two."
             )
         return self.rank, self.size
 
@@ -209,8 +209,7 @@ class DataParallel:
         message = (
             f"error: [training] process {self.rank} has waited {self._timeout_s:g} s for another of the "
             f"{self.size} processes, which hangs or was stopped. Start all of them again: they go "
-            "on from "
-            "the last checkpoint. 'process_timeout_s' sets how long a process waits."
+            "on from the last checkpoint. 'process_timeout_s' sets how long a process waits."
         )
         sys.stdout.flush()
         os.write(2, f"\n{message}\n".encode())

@@ -90,7 +90,7 @@ def _check_same_tokens(tokenizer: Tokenizer, teacher: Tokenizer) -> None:
         if wanted != got:
             raise TrainingError(
                 f"[distillation] 'teacher' must have the student's tokens but its token {token_id} is "
-                f"{got!r:.80} instead of {wanted!r:.80}."
+                f"{got!r:.80} instead of {wanted!r:.80}. Choose a teacher with the same vocabulary."
             )
 
 

@@ -116,7 +116,6 @@ def named_schedule(description: Mapping[str, Any]) -> Callable[[int], mx.array]:
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise TrainingError(
             "[lora] 'lr_schedule' must have name and arguments, and may have warmup and "
-            "warmup_init, but "
-            f"got {dict(description)}: {error}."
+            f"warmup_init, but got {dict(description)}: {error}."
         ) from error
     return lambda step: mx.array(schedule(mx.array(step)))

@@ -217,7 +217,9 @@ class _Encoder:
 
     def _chat(self, messages: Any, line: Mapping[str, Any]) -> tuple[list[int], int]:
         if not isinstance(messages, list) or not messages:
-            raise _LineError(f"'{self._features.chat}' must be a list of messages.")
+            raise _LineError(
+                f"'{self._features.chat}' must be a list of messages but is {messages!r:.80}."
+            )
         variables = {"tools": line["tools"]} if line.get("tools") is not None else {}
         render: Callable[..., list[int]] = self._tokenizer.apply_chat_template
         tokens = render(messages, add_generation_prompt=False, **variables)

@@ -133,14 +133,12 @@ class Settings:
         if self.init_from is None and not self.model:
             raise TrainingError(
                 "[train] 'model' must describe the architecture, or 'init_from' must name a model "
-                "to begin "
-                "with, but neither is given."
+                "to begin with, but neither is given."
             )
         if self.init_from is not None and (self.model or self.tokenizer is not None):
             raise TrainingError(
                 "[train] 'init_from' must come without 'model' and 'tokenizer', which that model "
-                "brings, "
-                "but one of them is given. Leave it out."
+                "brings, but one of them is given. Leave it out."
             )
 
     def _check(self, name: str, is_sound: bool, rule: str) -> None:
@@ -196,8 +194,7 @@ def read_settings(
         if values.get("init_from") is not None:
             raise TrainingError(
                 "[train] 'linear_class' must be left out with 'init_from', whose model decides it, "
-                "but got "
-                f"{linear_class!r}."
+                f"but got {linear_class!r}."
             )
         values["model"] = {**_mapping(values, "model"), "linear_class": linear_class}
     return _settings(values, path)

@@ -29,7 +29,8 @@ def read_mapping(path: Path, place: str) -> dict[str, Any]:
         raise TrainingError(f"[{place}] '{path}' must be a readable YAML file: {error}") from error
     if not isinstance(values, dict):
         raise TrainingError(
-            f"[{place}] '{path}' must hold a mapping but got {type(values).__name__}."
+            f"[{place}] '{path}' must hold a mapping but got {type(values).__name__}. Write 'name: "
+            "value' on each line."
         )
     return values
 

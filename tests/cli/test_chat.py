@@ -267,11 +267,12 @@ def test_quotes_hold_a_message_of_several_lines(
 def test_a_quoted_message_is_no_command(
     attention_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    (answer,) = expected(attention_folder, ["/stats"])
-    talk(monkeypatch, '"""/stats"""', "/stats")
+    first, second = expected(attention_folder, ["/stats", "/exit"])
+    talk(monkeypatch, '"""/stats"""', '""""""', '"""/exit"""', "/stats")
     assert main(["chat", "--model", str(attention_folder), "-m", "6", *GREEDY]) == 0
-    shown = capsys.readouterr().out
-    assert f"{answer} [--max-tokens]\nConversation: " in shown and shown.count("Conversation:") == 1
+    _, shown = capsys.readouterr().out.split("\n", 1)
+    answers = "".join(f"{answer} [--max-tokens]\n" for answer in (first, second))
+    assert shown.startswith(f"{answers}Conversation: ") and shown.count("Conversation:") == 1
 
 
 class Terminal(io.StringIO):

@@ -157,7 +157,7 @@ def test_kernels_are_written_with_a_script_that_compiles_them(
     assert main(["doctor", "--dump-kernels", str(folder)]) == 0
     files = sorted(folder.glob("*.metal"))
     shown = capsys.readouterr().out
-    assert shown.startswith(f"{len(files)} kernels were written. ")
+    assert shown.startswith(f"Wrote {len(files)} kernels. ")
     command = shown.partition("compile them with: ")[2]
     texts = kernel_texts()
     assert sorted(file.read_text().partition("\n")[2] for file in files) == sorted(texts.values())

@@ -203,6 +203,10 @@ def test_limits_of_memory_are_restored(folder: Path, data: Path) -> None:
         (["--train", "--data", "absent"], "--data must be an existing folder"),
         (["--test", "--adapter-path", "absent"], "--adapter-path must be a folder"),
         (
+            ["--test", "--adapter-path", "/"],
+            "--adapter-path must be a folder with an adapter_config.json",
+        ),
+        (
             ["--train", "--rebuild-masters"],
             "--rebuild-masters must come with --fine-tune-type full",
         ),

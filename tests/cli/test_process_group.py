@@ -79,6 +79,6 @@ def test_rows_must_be_shared_out(split_folder: Path, tmp_path: Path) -> None:
     for _, errors in finish(processes):
         assert errors == (
             "error: [training] --batch-size must be a multiple of the number of processes, 2, but "
-            "got 3.\n"
+            "got 3. Change one of the two.\n"
         )
     assert [process.returncode for process in processes] == [2, 2]

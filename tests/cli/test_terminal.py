@@ -16,7 +16,7 @@ HOSTILE = "\x1b[31m\x1b]0;title\x07\x9b2J\u202eabc\u2066\r\x08\x7f"
 PROGRAM = """
 import sys, warnings
 from tqdm import tqdm
-from mlx_mmfree.cli.parts.console import command
+from mlx_mmfree.cli.parts.command import command
 from mlx_mmfree.errors import CheckpointError
 
 @command

@@ -140,7 +140,7 @@ def test_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert texts == [
         generate(model, tokenizer, q, max_tokens=12, stop=[".", "\n"]) for q in questions
     ]
-    with pytest.raises(UsageError, match=r"'generation_kwargs' must be of .* but got num_beams"):
+    with pytest.raises(UsageError, match=r"'generation_kwargs' may hold only .* but got num_beams"):
         adapter.generate_until([asked("a", {"num_beams": 2})], disable_tqdm=True)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ...platform.allocator import keep_freed_memory
-from .console import argument_errors
+from .command import argument_errors
 from .flags import gigabytes, non_negative, positive
 
 if TYPE_CHECKING:
@@ -139,8 +139,7 @@ def adopt_key_value_settings(args: argparse.Namespace, settings: dict[str, int |
     if not is_known or settings.get("quantized_kv_start", 0) is None:
         raise UsageError(
             "[prompt cache] the settings must be those of this version but are "
-            f"{list(settings)!r:.200}. "
-            "Cache the prompt again."
+            f"{list(settings)!r:.200}. Cache the prompt again."
         )
     for name, value in settings.items():
         given = getattr(args, name)

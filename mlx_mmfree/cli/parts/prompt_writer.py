@@ -83,7 +83,7 @@ class PromptWriter:
         self._uses_template = tokenizer.has_chat_template and not ignore_chat_template
         if system_prompt is not None and not self._uses_template:
             raise UsageError(
-                "[generate] 'system_prompt' must be left out where no chat template is used. Write "
+                "[prompt] 'system_prompt' must be left out where no chat template is used. Write "
                 "the instruction into the prompt."
             )
         self._before = [] if system_prompt is None else [_message("system", system_prompt)]
@@ -123,7 +123,7 @@ class PromptWriter:
         parts = text.split(_MARK)
         if len(parts) != 2:
             raise UsageError(
-                "[generate] the chat template must write a message once but writes it "
+                "[prompt] the chat template must write a message once but writes it "
                 f"{len(parts) - 1} times, so that the prompt cannot be cached. Use "
                 "--ignore-chat-template."
             )

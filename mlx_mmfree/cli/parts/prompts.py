@@ -33,12 +33,13 @@ def read_standard_input() -> str:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"[generate] standard input must be UTF-8 text but byte {error.start} is "
-            f"0x{error.object[error.start]:02x}."
+            f"[prompt] standard input must be UTF-8 text but byte {error.start} is "
+            f"0x{error.object[error.start]:02x}. Convert the text to UTF-8."
         ) from error
     if not text:
         raise UsageError(
-            "[generate] standard input must hold the prompt of '--prompt -' but is empty or closed."
+            "[prompt] standard input must hold the prompt of '--prompt -' but is empty or closed. "
+            "Send a text to the command."
         )
     return text
 
@@ -55,12 +56,14 @@ def read_prompts(file: Path) -> list[str]:
         text = read_file(file, _MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"[generate] 'prompts_file' must be a UTF-8 text file but '{file}' cannot be read: "
+            f"[prompt] 'prompts_file' must be a UTF-8 text file but '{file}' cannot be read: "
             f"{error}."
         ) from error
     lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
-        raise UsageError(f"[generate] 'prompts_file' must hold a prompt but '{file}' is empty.")
+        raise UsageError(
+            f"[prompt] 'prompts_file' must hold a prompt but '{file}' is empty. Write one on each line."
+        )
     for n, line in lines:
         _check_size(len(line.encode()), f"'{file}' line {n}")
     if file.suffix == ".jsonl":
@@ -71,7 +74,7 @@ def read_prompts(file: Path) -> list[str]:
 def _check_size(size: int, place: str) -> None:
     if size > _MAX_PROMPT_BYTES:
         raise UsageError(
-            f"[generate] {place} must have at most {_MAX_PROMPT_BYTES:,} bytes but has more. "
+            f"[prompt] {place} must have at most {_MAX_PROMPT_BYTES:,} bytes but has more. "
             "Shorten the prompt."
         )
 
@@ -85,10 +88,11 @@ def _parsed(line: str, place: str) -> str:
     try:
         value = parse_json(line.encode())
     except ValueError as error:
-        raise UsageError(f"[generate] {place} {error}.") from error
+        raise UsageError(f"[prompt] {place} {error}.") from error
     prompt = value.get("prompt") if isinstance(value, dict) else value
     if not isinstance(prompt, str):
         raise UsageError(
-            f"[generate] {place} must be a string or an object with a string under 'prompt'."
+            f"[prompt] {place} must be a string or an object with a string under 'prompt' but is "
+            f"{line[:80]!r}."
         )
     return prompt

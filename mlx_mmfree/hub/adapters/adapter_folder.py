@@ -36,10 +36,10 @@ def read_adapter(folder: str | os.PathLike[str]) -> Adapter:
             that is not a plain LoRA or DoRA.
     """
     path = expanded(folder)
-    if not path.is_dir():
+    if not (path / CONFIG_FILE).exists():
         raise CheckpointError(
-            f"[adapter] 'adapter_path' must be a folder but got '{path}'. Give the folder that holds "
-            f"{CONFIG_FILE}."
+            f"[adapter] 'adapter_path' must be a folder with an {CONFIG_FILE} but '{path}' is not. Give "
+            "the folder that 'mmfree lora' wrote."
         )
     config = read_json_object(path / CONFIG_FILE)
     if "peft_type" in config:

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from mlx_mmfree.cli.parts.console import CommandParser, command
+from mlx_mmfree.cli.parts.command import CommandParser, command
 
 HELP = "count the tokens of a text"
 

@@ -1,0 +1,171 @@
+"""A command: its parser, and the reporting of what goes wrong by one line and an exit status."""
+
+import argparse
+import io
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import wraps
+from types import FrameType
+from typing import Any, NoReturn, Protocol
+
+from ...errors import MMFreeError, TrainingStopped, UsageError, without_credentials
+from ...platform.terminal import clean_terminal
+from .flag_names import with_flags
+
+
+class Command(Protocol):
+    """Runs with the given arguments, or with those of the process, and returns an exit status."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int: ...
+
+
+USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of one command. It takes no shortened flags, and a mistake raises `UsageError`.
+
+    Args:
+        prog: The name of the command, such as `mmfree chat`.
+        description: The docstring of its file. The name that it begins with is left out of the help.
+        options: Further options of `argparse.ArgumentParser`.
+    """
+
+    def __init__(self, *, prog: str, description: str | None, **options: Any):
+        sentence = (description or "").removeprefix(f"`{prog}`: ").replace("`", "'")
+        super().__init__(
+            prog=prog,
+            description=sentence[:1].upper() + sentence[1:],
+            **{"allow_abbrev": False} | options,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}. See '{self.prog} --help'.")
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help. Unlike the method of argparse, this one reports a failed write."""
+        print(self.format_help(), end="", file=file)
+
+
+@contextmanager
+def argument_errors() -> Iterator[None]:
+    """Raises `UsageError` for a `ValueError` of the library, whose argument came from the user."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def command(main: Callable[[Sequence[str] | None], int]) -> Command:
+    """Makes a command report what the user can mend: by one line on stderr and an exit status.
+
+    This covers the library's own errors, errors of the system (a full disk, a file without write
+    permission, a closed pipe) and Ctrl-C. Other errors keep their traceback.
+    """
+
+    @clean_terminal()
+    @wraps(main)
+    def run(argv: Sequence[str] | None = None) -> int:
+        presses: list[int] = []
+        try:
+            _prepare_streams()
+            try:
+                with _counted_interrupts(presses):
+                    return main(argv)
+            finally:
+                sys.stdout.flush()
+        except MMFreeError as error:
+            build_parser = getattr(sys.modules[main.__module__], "build_parser", None)
+            given = sys.argv[1:] if argv is None else argv
+            _report(with_flags(str(error), build_parser() if build_parser else None, given))
+            return USER_ERROR
+        except TrainingStopped as stop:
+            print(stop, file=sys.stderr)
+            return stop.status
+        except KeyboardInterrupt:
+            _discard_output()
+            print(file=sys.stderr)
+            return INTERRUPTED
+        except BrokenPipeError:
+            _discard_output()
+            return BROKEN_PIPE
+        except OSError as error:
+            _discard_output()
+            _report(without_credentials(f"the system refused: {error}."))
+            return USER_ERROR
+        except Exception as error:
+            if presses and _happened_in_import(error):
+                print(file=sys.stderr)
+                return INTERRUPTED
+            raise
+
+    return run
+
+
+@contextmanager
+def _counted_interrupts(presses: list[int]) -> Iterator[None]:
+    """Records each Ctrl-C inside the `with` block in `presses`, and raises `KeyboardInterrupt`."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> NoReturn:
+        presses.append(number)
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main:
+        signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _happened_in_import(error: BaseException) -> bool:
+    """Whether an import failed: some packages turn Ctrl-C during their import into another error."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, ImportError) or any(
+        frame.f_code.co_name == "<module>" for frame, _ in frames
+    )
+
+
+def _report(message: str) -> None:
+    with suppress(OSError):
+        print("error:", " ".join(message.split()), file=sys.stderr)
+
+
+def _prepare_streams() -> None:
+    """Makes the standard streams accept any text, and replaces those that are closed.
+
+    Raises:
+        UsageError: Standard output is closed.
+    """
+    for name, mode in (("stdin", "r"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        raise UsageError(
+            "[mmfree] standard output must be open but is closed. Send it to /dev/null to see nothing."
+        )
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        # a stream that was already read from cannot be reconfigured
+        if isinstance(stream, io.TextIOWrapper) and stream.errors != "replace":
+            with suppress(io.UnsupportedOperation):
+                # a terminal that is not UTF-8 shows '?' for characters that it lacks
+                stream.reconfigure(errors="replace")
+
+
+def _discard_output() -> None:
+    """Discards output that cannot be written, which would make the interpreter fail at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

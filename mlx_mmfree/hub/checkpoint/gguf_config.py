@@ -160,7 +160,7 @@ def _check_rest(prefix: str, given: Mapping[str, Any]) -> None:
         if value not in (allowed or (0, False, "")):
             rule = f"be {' or '.join(map(str, allowed))}" if allowed else "be absent"
             raise UnsupportedModelError(
-                f"[GGUF] '{prefix}{key:.80}' must {rule} but got {value!r:.80}. What it asks for is "
+                f"[GGUF] {prefix + key!r:.120} must {rule} but got {value!r:.80}. What it asks for is "
                 "not implemented."
             )
 

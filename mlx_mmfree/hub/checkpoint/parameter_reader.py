@@ -11,6 +11,7 @@ from ...layers.matrix import Matrix, matrices
 from ...layers.parameters import parameters
 from ...models import Decoder
 from ...ops import ternarize_packed, unpack_ternary
+from ...ops.float_dtypes import FLOATS
 from .checkpoint import Checkpoint
 from .fill import check_finite, check_packed
 from .forms.affine_format import KEYS as AFFINE_KEYS
@@ -102,8 +103,10 @@ class ParameterReader:
 
     @cached_property
     def activation_dtype(self) -> mx.Dtype:
-        """The dtype in which the loaded model computes."""
-        return self.dtype("embed.scales" if "embed" in self.quantized else "embed.weight")
+        """The dtype of the loaded model: that of its embedding, or of its first floats."""
+        names = ("embed.scales", "embed.weight", *self.shapes)
+        stored = (self.dtype(name) for name in names if name in self._entries)
+        return next(dtype for dtype in stored if dtype in FLOATS)
 
     def is_tied(self, path: str) -> bool:
         """Whether a ternary head is stored as the embedding's master weight."""

@@ -8,6 +8,7 @@ import mlx.core as mx
 from ...errors import CheckpointError
 from ...layers.matrix import matrices
 from ...layers.parameters import converted
+from ...models import architecture_of
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.fill import fill
 from ..checkpoint.forms.affine_format import KEYS, TERNARY_BITS
@@ -19,7 +20,6 @@ from .report import Group, Report
 
 TERNARY, EMBEDDING, REST = "ternary matrices", "embedding and head", "norms and the rest"
 LOGITS_TOLERANCE = 1e-5
-_TOKENS = 24
 
 
 def take_stock(source: ParameterReader, target: ParameterReader) -> Report:
@@ -103,8 +103,8 @@ def _logits(checkpoint: Checkpoint) -> mx.array:
         # in 16 bits MLX rounds the sum of each group, and the two may have other groups
         dtype = mx.float32
     model = converted(model, dtype)
-    tokens = mx.array([[(7 + 7919 * n) % model.vocab_size for n in range(_TOKENS)]], mx.int32)
-    logits = model.predictions(tokens).astype(mx.float32)
+    sample = architecture_of(model.config).sample(model.config)
+    logits = model.predictions(sample).astype(mx.float32)
     mx.eval(logits)
     del model
     mx.clear_cache()

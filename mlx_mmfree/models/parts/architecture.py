@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
+import mlx.core as mx
+
 
 class Config(Protocol):
     """The description of one model."""
@@ -42,6 +44,11 @@ def _no_file(config: Any, ternary_dims: Sequence[int]) -> str | None:
     return None
 
 
+def _sample_tokens(config: Any) -> mx.array:
+    """A fixed text `(1, 24)`, spread over the vocabulary."""
+    return mx.array([[(7 + 7919 * n) % config.vocab_size for n in range(24)]], mx.int32)
+
+
 def _itself(config: Any) -> Any:
     return config
 
@@ -70,6 +77,8 @@ class Architecture:
         as_in_transformers: The same model in the terms of transformers, a description.
         gguf: By its names in GGUF files, what these say.
         gguf_name: From a description, the name under which it is written; `None` if there is none.
+        sample: From a description, an input for `predictions` of the model, by which two copies are
+            compared. Default: token ids.
         tiny: The `config.json` of a model of a few thousand weights, for tests.
         presets: By name, the `config.json` of published models, reduced to what decides the arithmetic.
     """
@@ -87,5 +96,6 @@ class Architecture:
     as_in_transformers: Callable[[Any], Any] = _itself
     gguf: Mapping[str, GGUFForm] = field(default_factory=dict)
     gguf_name: Callable[[Any], str | None] = _no_name
+    sample: Callable[[Any], mx.array] = _sample_tokens
     tiny: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -69,6 +69,6 @@ def refuse_unless(config: Mapping[str, Any], supported: Mapping[str, Any]) -> No
             given != value or isinstance(given, bool) != isinstance(value, bool)
         ):
             raise UnsupportedModelError(
-                f"[config.json] '{key}' must be {value!r} but got {given!r:.100}. Other values are "
+                f"[config.json] {key!r:.100} must be {value!r} but got {given!r:.100}. Other values are "
                 "not implemented."
             )

@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...ops.long_sums import long_sum
+from ...ops.ternary import ROUNDING_VERSION
 from .stack import Stack
 
 
@@ -25,6 +26,10 @@ class ImageClassifier(nn.Module):
         merges: One between each stage and the next, which changes dims and places; `None` where they
             stay.
         config: The architecture's configuration, kept as the attribute `config`.
+
+    Attributes:
+        purpose: What such a model is for, in the words of an error message.
+        rounding: As of `TokenModel`.
 
     Shape:
         `images`: `(B, H, W, C)`; logits `(B, K)`.
@@ -56,6 +61,7 @@ class ImageClassifier(nn.Module):
         self.merges = [nn.Identity() if merge is None else merge for merge in merges]
         self.head = head
         self.config = config
+        self.rounding: int | str | None = ROUNDING_VERSION
 
     def features(self, images: mx.array) -> mx.array:
         """The vectors behind the last stage, `(B, N, D)` or `(B, H', W', D)`."""
@@ -63,6 +69,9 @@ class ImageClassifier(nn.Module):
         for merge, stage in zip([nn.Identity(), *self.merges], self.stages, strict=True):
             x = stage.transform(merge(x))
         return x
+
+    def predictions(self, images: mx.array) -> mx.array:
+        return self(images)
 
     def __call__(self, images: mx.array) -> mx.array:
         x = self.features(images)

@@ -1,0 +1,70 @@
+"""An image architecture: patches instead of tokens, and a head for classes instead of words."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_mmfree.channel_mixers import SwiGLU
+from mlx_mmfree.layers import BitLinear
+from mlx_mmfree.models.parts.architecture import Architecture
+from mlx_mmfree.models.parts.block import Block
+from mlx_mmfree.models.parts.fields import integer
+from mlx_mmfree.models.parts.image_classifier import ImageClassifier
+from mlx_mmfree.models.parts.initialization import draw_weights
+from mlx_mmfree.models.parts.stack import Stack
+from mlx_mmfree.token_mixers import GQA
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes of one model."""
+
+    width: int
+    classes: int
+
+    @classmethod
+    def from_hub(cls, config: Mapping[str, Any]) -> "Config":
+        return cls(integer(config, "width", high=2**17), integer(config, "classes", high=2**24))
+
+    def to_hub(self) -> dict[str, Any]:
+        return {"model_type": "see_classes", **asdict(self)}
+
+
+class Patches(nn.Module):
+    """Squares of 4 by 4 pixels of a grey image, one behind the other."""
+
+    def __init__(self, dims: int):
+        super().__init__()
+        self.proj = nn.Conv2d(1, dims, 4, stride=4)
+
+    def __call__(self, images: mx.array) -> mx.array:
+        y: mx.array = self.proj(images).flatten(1, 2)
+        return y
+
+
+def build(config: Config) -> ImageClassifier:
+    dims, linear = config.width, partial(BitLinear, norm_eps=1e-6)
+    attention = GQA(dims, num_heads=4, linear=linear, is_causal=False)
+    block = Block(dims, attention, SwiGLU(dims, hidden_dims=2 * dims, linear=linear))
+    stage = Stack([block], nn.RMSNorm(dims))
+    head = nn.Linear(dims, config.classes)
+    return draw_weights(ImageClassifier(Patches(dims), [stage], head, config=config), 0.3)
+
+
+ARCHITECTURE = Architecture(
+    name="see_classes",
+    config=Config,
+    build=build,
+    weight_names={
+        "patches": "embed.proj",
+        "stages.{}.layers.{}": "stages.{}.blocks.{}",
+        "stages.{}.norm": "stages.{}.norm",
+        "classes": "head",
+    },
+    sample=lambda config: mx.arange(64.0).reshape(1, 8, 8, 1) / 64,
+    tiny={"width": 32, "classes": 3},
+)

@@ -340,6 +340,7 @@ class TestRefused:
                 "must be yarn for 'rope.scaling.attn_factor'",
             ),
             (f"{prefix}rope.scaling.yarn_log_multiplier", 0.1, "log_multiplier' must be absent"),
+            (f"{prefix}voS*\nEsize", 1, r"voS\*\\nEsize' must be absent"),
             (f"{prefix}rope.dimension_count", 16, "dimension_count' must be 32 but got 16"),
             (f"{prefix}attention.head_count", [4, 8], "one positive number for all blocks"),
             (f"{prefix}block_count", None, "block_count' must be given but is missing"),

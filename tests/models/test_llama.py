@@ -148,6 +148,10 @@ class TestTernaryLinears:
         assert config_of("bitnet").linears == TernaryLinears()
         assert config_of("llama", quantization_config=BITNET).linears == TernaryLinears()
 
+    def test_unknown_keys_are_refused_in_one_line(self) -> None:
+        with pytest.raises(UnsupportedModelError, match=r"'a\\nb' must be None but got 1"):
+            config_of("llama", quantization_config=BITNET | {"a\nb": 1})
+
     def test_head_is_dense_unless_a_list_leaves_it_out(self) -> None:
         null = BITNET | {"modules_to_not_convert": None}
         for described, is_ternary in [

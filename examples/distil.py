@@ -59,9 +59,9 @@ QUICK = Plan(
     train=CORPUS / "valid-storybooks.txt",
     valid=CORPUS / "valid-storybooks.txt",
     dims=32,
-    teacher_steps=10,
-    student_steps=4,
-    valid_tokens=1000,
+    teacher_steps=4,
+    student_steps=2,
+    valid_tokens=300,
 )
 
 

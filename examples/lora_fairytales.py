@@ -32,23 +32,23 @@ def main() -> None:
     )
     quick = parser.parse_args().quick
     keep_freed_memory()
-    iters = 4 if quick else 200
+    iters = 2 if quick else 200
     with tempfile.TemporaryDirectory() as folder:
         for file in QUESTIONS.glob("*.jsonl.xz"):
             packed_lines = lzma.decompress(file.read_bytes()).splitlines(keepends=True)
-            Path(folder, file.stem).write_bytes(b"".join(packed_lines[: 8 if quick else None]))
+            Path(folder, file.stem).write_bytes(b"".join(packed_lines[: 4 if quick else None]))
         settings = FineTuneSettings(
             data=folder,
             adapter_path=f"{folder}/adapters",
             mask_prompt=True,
             lr_schedule={"name": "cosine_decay", "arguments": [2e-3, iters]},
             iters=iters,
-            batch_size=2 if quick else 8,
+            batch_size=1 if quick else 8,
             rank=16,
             scale=2.0,
             dropout=0.1,
             num_layers=-1,
-            val_batches=8,
+            val_batches=1 if quick else 8,
             steps_per_eval=50,
         )
         model, tokenizer = load(demo.path())
@@ -57,7 +57,10 @@ def main() -> None:
         shown = [json.loads(lines[n % len(lines)]) for n in SHOWN]
 
         def answers() -> list[str]:
-            texts = [generate(model, tokenizer, q["prompt"], max_tokens=12) for q in shown]
+            texts = [
+                generate(model, tokenizer, q["prompt"], max_tokens=2 if quick else 12)
+                for q in shown
+            ]
             return [text.split("\n")[0].strip() for text in texts]
 
         before, loss_before = answers(), held_out_loss(model, data["test"], settings)

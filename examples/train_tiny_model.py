@@ -20,8 +20,11 @@ CORPUS = Path(__file__).parent / "demo_corpus"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="train a minimal model for 20 steps")
+    parser.add_argument(
+        "--quick", action="store_true", help="train a minimal model for a few steps"
+    )
     quick = parser.parse_args().quick
+    text = "valid-storybooks.txt" if quick else "train-storybooks.txt.xz"
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
@@ -33,13 +36,13 @@ def main() -> None:
                 "num_hidden_layers": 2,
                 "intermediate_size": 64 if quick else 384,
             },
-            stages=(Stage(1, {str(CORPUS / "train-storybooks.txt.xz"): 1}),),
+            stages=(Stage(1, {str(CORPUS / text): 1}),),
             valid=(str(CORPUS / "valid-storybooks.txt"),),
-            valid_tokens=2048,
-            steps=20 if quick else 400,
+            valid_tokens=256 if quick else 2048,
+            steps=6 if quick else 400,
             batch_size=4 if quick else 16,
             sequence_length=64,
-            warmup_steps=5 if quick else 40,
+            warmup_steps=2 if quick else 40,
         )
         result = train_language_model(settings)
         print({name: round(value, 3) for name, value in result["held_out"].items()})

@@ -37,7 +37,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def parts(tmp_path: Path, source: Path) -> list[Path]:
-    convert(open_checkpoint(source), tmp_path / "m", to="gguf", max_part_bytes=60_000)
+    convert(open_checkpoint(source), tmp_path / "m", to="gguf", max_part_bytes=60_000, check=False)
     return sorted((tmp_path / "m").glob("*.gguf"))
 
 
@@ -68,7 +68,7 @@ def test_tensors_of_any_size_begin_at_aligned_places(tmp_path: Path) -> None:
 def test_parts_give_the_model_of_one_file(tmp_path: Path, source: Path, parts: list[Path]) -> None:
     assert len(parts) > 2
     assert [part.name for part in parts] == part_names(parts[0].name)
-    convert(open_checkpoint(source), tmp_path / "whole", to="gguf")
+    convert(open_checkpoint(source), tmp_path / "whole", to="gguf", check=False)
     want = load_model(tmp_path / "whole")(TOKENS)[0]
     for place in (tmp_path / "m", parts[0], parts[-1]):
         model, tokenizer = load(place)
@@ -133,7 +133,11 @@ def test_repository(tmp_path: Path, parts: list[Path]) -> None:
 
 @pytest.mark.parametrize(
     ("size", "message"),
-    [("3", "must be a whole number with M or G"), ("0G", "must be a whole"), ("-1M", "must be")],
+    [
+        ("3", "must be a whole number followed by M or G"),
+        ("0G", "must be a whole"),
+        ("-1M", "must be"),
+    ],
 )
 def test_impossible_sizes(size: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "m", "--to", "gguf", f"--split-max-size={size}"]) == 2

@@ -1,4 +1,4 @@
-"""Checkpoints and tokenizers: download, read, convert, save."""
+"""Downloads, loads, converts, saves and uploads checkpoints."""
 
 from ..tokenizer.tokenizer import Tokenizer as Tokenizer
 from .checkpoint.checkpoint import Checkpoint as Checkpoint

@@ -237,7 +237,7 @@ class TestRefused:
                 {"rotation": Rotation(scaling="dynamic", factor=8.0, trained_length=64)},
                 FloatForms(),
                 "tq2_0",
-                "stretched dynamically",
+                "scaled dynamically",
             ),
             (
                 {"rotation": Rotation(scaling="yarn", factor=2.0, is_rounded=False)},
@@ -249,7 +249,7 @@ class TestRefused:
                 {"model_type": "qwen3", "rotation": Rotation(scaling="llama3", factor=8.0)},
                 FloatForms(),
                 "tq2_0",
-                "stretched by llama3 in architecture qwen3",
+                "scaled by llama3 in architecture qwen3",
             ),
         ],
         ids=str,

@@ -1,1 +1,1 @@
-"""Reads checkpoints into models and writes models as checkpoints."""
+"""Loads checkpoints into models, and saves models as checkpoints."""

@@ -1,4 +1,4 @@
-"""The models in the caches of this machine: the Hub's, and that of packed forms."""
+"""Lists and removes the models in the caches of this machine, the Hub's and that of packed forms."""
 
 import os
 import shutil
@@ -18,10 +18,10 @@ class CachedModel:
     """A model in the caches.
 
     Attributes:
-        name: Repository of the Hub, or of a packed form without one, its file without the suffix.
-        family: The `model_type` of its configuration; `None` where there is none to read.
-        nbytes: Size in the Hub's cache; 0 for a packed form alone.
-        packed_bytes: Size of its packed forms.
+        name: The repository of the Hub. For a packed form without one, its file name without the suffix.
+        family: The `model_type` of its configuration; `None` if there is no configuration to read.
+        nbytes: The bytes in the Hub's cache; 0 for a packed form alone.
+        packed_bytes: The bytes of its packed forms.
         last_used: When it was last read or written, in seconds since 1970.
         paths: What its removal deletes.
     """
@@ -35,7 +35,7 @@ class CachedModel:
 
 
 def cached_models() -> list[CachedModel]:
-    """All models in the caches, the one used last first."""
+    """All models in the caches. The one that was used last comes first."""
     packed = _packed_files()
     models = list(_repositories(packed))
     for file in packed:
@@ -49,7 +49,7 @@ def remove_model(model: CachedModel) -> None:
     """Deletes a model from the caches, and nothing outside them.
 
     Raises:
-        CheckpointError: Something to delete is a link, lies outside the caches or stays.
+        CheckpointError: Something to delete is a link, lies outside the caches or cannot be deleted.
     """
     for path in model.paths:
         roots = [root.resolve() for root in (_hub_cache(), cache_folder()) if root is not None]
@@ -68,7 +68,7 @@ def remove_model(model: CachedModel) -> None:
 
 
 def _repositories(packed: list[Path]) -> Iterator[CachedModel]:
-    """The models of the Hub's cache; takes their packed forms out of `packed`."""
+    """Yields the models of the Hub's cache, and takes their packed forms out of `packed`."""
     # slow to import
     from huggingface_hub import CacheNotFound, scan_cache_dir
 

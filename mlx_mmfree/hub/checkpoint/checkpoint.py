@@ -1,4 +1,4 @@
-"""A checkpoint on disk: its configuration and where its tensors lie. Nothing is loaded here."""
+"""A checkpoint on disk: its configuration and where its tensors are stored. Nothing is loaded here."""
 
 import os
 import re
@@ -28,7 +28,7 @@ from .forms.latent import with_latent
 from .gguf_checkpoint import read_gguf_checkpoint
 
 RUN_MODEL = "model"
-"""The folder of a training run's model in that of the run."""
+"""The folder of the model in the folder of a training run."""
 
 _WEIGHT_FILES = (
     (WEIGHTS_FILE, INDEX_FILE),
@@ -45,7 +45,7 @@ class Checkpoint:
         folder: The local folder with the small files.
         config: The content of `config.json`.
         tensors: Every tensor by its name on the Hub.
-        dtype: Float dtype to compute in; `None`: each tensor's own.
+        dtype: The float dtype to compute in; `None` keeps that of each tensor.
     """
 
     folder: Path
@@ -55,7 +55,7 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors on disk."""
+        """The number of bytes of all tensors on disk."""
         return sum(entry.nbytes for entry in self.tensors.values())
 
 
@@ -70,12 +70,13 @@ def open_checkpoint(
         path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, or a file
             `owner/name/file.gguf` in one.
         revision: Branch, tag or commit of the repository.
-        latent: Whether float weights of a ternary Llama are masters to be ternarised (`True`) or
-            meant as stored (`False`); `None` reads it from the configuration and the revision.
+        latent: Whether float weights of a ternary Llama are masters to be ternarised (`True`) or are
+            meant as stored (`False`). `None` reads it from the configuration and the revision.
 
     Raises:
         CheckpointError: A file is missing, damaged or inconsistent.
         DownloadError: The Hub does not hand out the repository.
+        UnsupportedModelError: The checkpoint asks for something that is not implemented.
     """
     folder = local_folder(path_or_repo, revision)
     if folder.is_file() or not _has_weights(folder):
@@ -99,7 +100,7 @@ def open_checkpoint(
 
 
 def _place(folder: Path) -> str:
-    """Where the checkpoint may lie that a folder does not hold, in words."""
+    """Where the checkpoint may be that a folder does not hold, in words."""
     if (folder / RUN_MODEL / CONFIG_FILE).exists():
         return f"It is the folder of a run, whose model is '{folder / RUN_MODEL}'."
     return "Give the folder that holds it."
@@ -111,9 +112,9 @@ def _has_weights(folder: Path) -> bool:
 
 
 def read_tensor_entries(folder: Path) -> dict[str, TensorEntry]:
-    """The tensors of a checkpoint folder by name, from the headers of its files.
+    """The tensors of a checkpoint folder by their names, from the headers of its files.
 
-    Safetensors are preferred to PyTorch's files where there are both.
+    If there are safetensors and PyTorch's files, the safetensors are read.
 
     Raises:
         CheckpointError: A file is missing, damaged or inconsistent.
@@ -124,7 +125,10 @@ def read_tensor_entries(folder: Path) -> dict[str, TensorEntry]:
         if (folder / index).exists():
             return _read_shards(folder / index, Path(weights).suffix)
     names = " or ".join(name for names in _WEIGHT_FILES for name in names)
-    raise CheckpointError(f"[load] '{folder}' must hold {names} but has none of them.")
+    raise CheckpointError(
+        f"[load] '{folder}' must hold {names} but has none of them. Give the folder that holds the "
+        "weights, or fetch them again."
+    )
 
 
 def _read_header(file: Path) -> dict[str, TensorEntry]:
@@ -136,7 +140,7 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
 
 
 def _read_scales(folder: Path, others: Collection[str]) -> dict[str, TensorEntry]:
-    """The exact scales that lie beside weights written for mlx-lm, see `packed_format`."""
+    """The exact scales beside weights that were written for mlx-lm, see `forms.packed_format`."""
     file = folder / SCALES_FILE
     if not file.exists():
         return {}
@@ -155,7 +159,8 @@ def _read_shards(index_file: Path, suffix: str) -> dict[str, TensorEntry]:
     shards = read_json_object(index_file).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise CheckpointError(
-            f"[load] '{index_file}' must map tensors to files in 'weight_map' but does not."
+            f"[load] '{index_file}' must map tensors to files in 'weight_map' but does not. Fetch the "
+            "checkpoint again."
         )
     for shard in shards.values():
         if (
@@ -165,7 +170,7 @@ def _read_shards(index_file: Path, suffix: str) -> dict[str, TensorEntry]:
         ):
             raise CheckpointError(
                 f"[load] '{index_file}' must name {suffix} files of its own folder but got "
-                f"{shard!r:.100}."
+                f"{shard!r:.100}. Fetch the checkpoint again."
             )
     tensors: dict[str, TensorEntry] = {}
     for shard in sorted(set(shards.values())):
@@ -173,7 +178,7 @@ def _read_shards(index_file: Path, suffix: str) -> dict[str, TensorEntry]:
             if name in tensors:
                 raise CheckpointError(
                     f"[load] '{folder}' must hold tensor {name!r:.100} once but both "
-                    f"{tensors[name].file.name} and {shard} have it."
+                    f"{tensors[name].file.name} and {shard} have it. Fetch the checkpoint again."
                 )
             tensors[name] = entry
     for name, shard in shards.items():

@@ -1,4 +1,4 @@
-"""Fills a model with its weights, one tensor at a time, packs what is to be packed and checks each."""
+"""Fills a model with its weights tensor by tensor. Each is checked, and packed if it is to be."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ from .skeleton import Skeleton
 
 
 def fill(skeleton: Skeleton) -> Decoder:
-    """The model with its weights, in the dtypes of the file; packs each matrix as it arrives.
+    """Reads the weights into the model, in the dtypes of the file. Each matrix is packed as it arrives.
 
     Raises:
         CheckpointError: A tensor cannot be read, or is damaged.
@@ -52,7 +52,7 @@ def fill(skeleton: Skeleton) -> Decoder:
             modules[path] = _pack_values(model, path, module)
     if packs_values:
         simplify_affine(model)
-    # the memory of float matrices, each of which took that of one before
+    # frees the memory in which one float matrix after the other was read
     mx.clear_cache()
     return model
 
@@ -75,7 +75,7 @@ def _pack(packed: nn.Module, master: mx.array, entry: TensorEntry) -> None:
 
 
 def _pack_values(model: Decoder, path: str, linear: nn.Linear) -> nn.Module:
-    """Packs a dense linear whose values are ternary; any other stays."""
+    """Packs a dense linear whose values are ternary. Any other stays as it is."""
     packed = pack_ternary_values(linear)
     if packed is None:
         return linear
@@ -89,7 +89,7 @@ def check_finite(array: mx.array, entry: TensorEntry) -> None:
     """Refuses NaN and infinity.
 
     Raises:
-        CheckpointError: The tensor holds one.
+        CheckpointError: The tensor holds NaN or infinity.
     """
     # codes of MLX's affine form are whole numbers
     if mx.issubdtype(array.dtype, mx.floating) and not all_finite(array):
@@ -104,9 +104,9 @@ def check_packed(array: mx.array, key: str, input_dims: int, entry: TensorEntry)
 
     Args:
         array: The parameter.
-        key: `"weight"`, or the name of scales.
-        input_dims: Columns of the matrix.
-        entry: Where it was read.
+        key: `"weight"`, or the name of its scales.
+        input_dims: The columns of the matrix.
+        entry: The tensor that was read.
 
     Raises:
         CheckpointError: The parameter is damaged.

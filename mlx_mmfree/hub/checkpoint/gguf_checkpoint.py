@@ -1,13 +1,13 @@
-"""A GGUF file as a checkpoint of the Hub: its configuration, tokenizer files and tensors.
+"""Reads a GGUF file as a checkpoint of the Hub: its configuration, tokenizer files and tensors.
 
-Ternary linears keep their trits and their one scale, in the form of `forms.packed_format`:
+Ternary linears keep their trits and their one scale, in the form of `forms.packed_format`, in two cases:
 
 - I2_S, which bitnet.cpp multiplies with 8-bit activations, in every architecture;
 - TQ1_0, TQ2_0 and Q2_0 in the BitNet architectures, whose activations have 8 bits.
 
-A Llama in TQ1_0 or TQ2_0 says nothing about its activations, so they stay floats and its linears are
-dense with exactly the stored values. Q2_0 and PQ2_0 may have a scale for each block; such
-matrices become MLX's affine 2-bit form without loss. All other types give floats.
+A Llama in TQ1_0 or TQ2_0 says nothing about its activations. So they stay floats, and its linears are
+dense with exactly the stored values. Q2_0 and PQ2_0 may have a scale for each block. Such matrices take
+MLX's affine 2-bit form without loss. All other types become floats.
 """
 
 import json
@@ -55,11 +55,11 @@ _EMBEDDING = "token_embd.weight"
 def read_gguf_checkpoint(
     file: Path, tokenizer_folder: Path | None = None
 ) -> tuple[Path, dict[str, Any], dict[str, TensorEntry], mx.Dtype]:
-    """Reads everything but the data of a file.
+    """Reads everything in a file except the data of its tensors.
 
     Args:
         file: The file.
-        tokenizer_folder: Where tokenizer files may lie that go before the file's own vocabulary.
+        tokenizer_folder: A folder whose tokenizer files, if any, are preferred to the file's vocabulary.
 
     Returns:
         A folder of this process with `config.json` and the tokenizer files, the configuration, the
@@ -133,7 +133,7 @@ def _hub_tensors(
 
 
 def _rope_factors(file: Path, tensor: StoredTensor | None) -> np.ndarray | None:
-    """A factor for each pair of a head's dims, which belongs to the configuration."""
+    """The factor for each pair of a head's dims, which goes into the configuration."""
     if tensor is None:
         return None
     gguf_rotation.check_factors(tensor.shape)
@@ -144,7 +144,7 @@ def _rope_factors(file: Path, tensor: StoredTensor | None) -> np.ndarray | None:
 def _entries(
     file: Path, tensor: StoredTensor, architecture: GGUFForm, config: Mapping[str, Any]
 ) -> list[TensorEntry]:
-    """The tensor as the Hub would store it; a packed linear is two tensors."""
+    """The tensors that the Hub would have for one of the file. A packed linear has two."""
     name = hub_name(tensor.name, architecture)
     linear = _LINEAR.fullmatch(name)
     kind, shape, place = tensor.kind, tensor.shape, (tensor.start, tensor.stop)
@@ -182,7 +182,7 @@ def _entries(
 def _affine_entries(
     file: Path, tensor: StoredTensor, name: str, order: np.ndarray | None
 ) -> list[TensorEntry]:
-    """The matrix in MLX's affine form; the weight is `(code - 1) * scale`."""
+    """The tensors of a matrix in MLX's affine form, whose weight is `(code - 1) * scale`."""
     (rows, inputs), module = tensor.shape, name.removesuffix(".weight")
     parts: dict[str, tuple[mx.Dtype, int, Callable[..., np.ndarray]]] = {
         "weight": (mx.uint32, inputs // 16, affine_words),
@@ -204,12 +204,12 @@ def _affine_entries(
 
 
 def _rows_by_halves(tensor: StoredTensor, heads: Any) -> np.ndarray:
-    """Which stored row is each row of the Hub's matrix, whose heads hold their halves in turn."""
+    """The stored row of each row of the Hub's matrix, whose heads have one half behind the other."""
     rows = tensor.shape[0]
     if type(heads) is not int or heads < 1 or rows % (2 * heads):
         raise CheckpointError(
             f"[GGUF] tensor {tensor.name!r:.100} must have an even number of rows for each of "
-            f"{heads!r:.40} heads but has {rows}."
+            f"{heads!r:.40} heads but has {rows}. Fetch the file again."
         )
     return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(rows)
 
@@ -234,7 +234,7 @@ def _one_scale(tensor: StoredTensor, data: np.ndarray) -> np.ndarray:
 
 
 def _check_link(file: Path) -> None:
-    """A file that was found in a folder, other than one that the user named, must lie in it."""
+    """Refuses a file of a folder that is a link out of it. A file that the user named may be one."""
     try:
         check_link(file)
     except OSError as error:

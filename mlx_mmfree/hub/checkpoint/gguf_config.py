@@ -1,4 +1,4 @@
-"""The metadata of GGUF files as the Hub's configuration and tensor names."""
+"""Translates the metadata and tensor names of GGUF files into those of the Hub, and back."""
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _KEYS = {
     "context_length": "max_position_embeddings",
 }
 _NEEDED = ("embedding_length", "block_count", "feed_forward_length", "attention.head_count")
-# Keys that are checked here or that change nothing that is computed.
+# keys that are checked here, or that change no result
 _CHECKED = {
     "vocab_size",
     "attention.value_length",
@@ -55,16 +55,16 @@ _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(\w+)\.(weight|bias)", re.ASCII)
 
 
 def forms() -> dict[str, GGUFForm]:
-    """What each name in `general.architecture` says, of those that are read."""
+    """The architectures that are read, by their names in `general.architecture`."""
     found = (each.gguf for each in architectures().values())
     return {name: form for names in found for name, form in names.items()}
 
 
 def find_form(metadata: Mapping[str, Any]) -> GGUFForm:
-    """What `general.architecture` names.
+    """The architecture that `general.architecture` names.
 
     Raises:
-        UnsupportedModelError: It is not implemented, or its weights are rotated.
+        UnsupportedModelError: The architecture is not implemented, or the weights are rotated.
     """
     name = metadata.get("general.architecture")
     known = forms()
@@ -89,12 +89,12 @@ def hub_config(
     is_tied: bool,
     rope_factors: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """The keys of the Hub's `config.json`.
+    """The content of the Hub's `config.json`.
 
     Args:
         metadata: The metadata of a file whose architecture is known.
-        vocab_size: Rows of the embedding.
-        is_tied: Whether the file lacks a head.
+        vocab_size: The rows of the embedding.
+        is_tied: Whether the file has no head of its own.
         rope_factors: The values of the tensor `rope_freqs.weight`.
 
     Raises:
@@ -110,7 +110,9 @@ def hub_config(
     }
     for key in _NEEDED:
         if key not in given:
-            raise CheckpointError(f"[GGUF] '{prefix}{key}' must be given but is missing.")
+            raise CheckpointError(
+                f"[GGUF] '{prefix}{key}' must be given but is missing. Fetch the file again."
+            )
     config = dict(form.config) | {_KEYS[key]: given[key] for key in _KEYS if key in given}
     config |= {"vocab_size": vocab_size, "tie_word_embeddings": is_tied}
     _check_rest(prefix, given)
@@ -126,7 +128,7 @@ def hub_config(
 
 
 def _plain(value: Any) -> Any:
-    """The decimal number that was meant by one of 32 bits, and one number for equal ones."""
+    """A value as a plain number: the shortest decimal for 32 bits, and one number for equal ones."""
     if isinstance(value, list) and value and all(entry == value[0] for entry in value):
         return value[0]
     return float(str(np.float32(value))) if isinstance(value, float) else value
@@ -138,13 +140,14 @@ def _check_rest(prefix: str, given: Mapping[str, Any]) -> None:
     if not all(type(size) is int and size > 0 for size in (heads, dims)):
         raise UnsupportedModelError(
             f"[GGUF] '{prefix}embedding_length' and '{prefix}attention.head_count' must be one "
-            f"positive number for all blocks but got {dims!r:.40} and {heads!r:.40}."
+            f"positive number for all blocks but got {dims!r:.40} and {heads!r:.40}. Other models are "
+            "not read."
         )
     head_dim = given.get("attention.key_length", dims // heads)
     if type(head_dim) is not int:
         raise UnsupportedModelError(
             f"[GGUF] '{prefix}attention.key_length' must be one number for all blocks but got "
-            f"{head_dim!r:.40}."
+            f"{head_dim!r:.40}. Other models are not read."
         )
     fixed = {
         "attention.causal": (True,),
@@ -156,17 +159,17 @@ def _check_rest(prefix: str, given: Mapping[str, Any]) -> None:
         allowed = fixed.get(key)
         if allowed is None and (key in _KEYS or key in _CHECKED):
             continue
-        # other entries say something only where they are neither zero nor off
+        # further entries change something only if they are neither zero nor off
         if value not in (allowed or (0, False, "")):
             rule = f"be {' or '.join(map(str, allowed))}" if allowed else "be absent"
             raise UnsupportedModelError(
-                f"[GGUF] {prefix + key!r:.120} must {rule} but got {value!r:.80}. What it asks for is "
-                "not implemented."
+                f"[GGUF] {prefix + key!r:.120} must {rule} but got {value!r:.80}. Other values are not "
+                "implemented; use another checkpoint."
             )
 
 
 def hub_name(name: str, form: GGUFForm) -> str:
-    """The Hub's name of a tensor; one that has none keeps its own."""
+    """The Hub's name of a tensor. A tensor without one keeps its own name."""
     module, _, key = name.rpartition(".")
     if module in _NAMES:
         return f"{_NAMES[module]}.{key}"
@@ -174,13 +177,12 @@ def hub_name(name: str, form: GGUFForm) -> str:
     if match is None:
         return name
     number, module, key = match.groups()
-    names = _BLOCK_NAMES | dict(zip(("attn_sub_norm", "ffn_sub_norm"), form.sub_norms, strict=True))
-    ours = names.get(module)
+    ours = (_BLOCK_NAMES | _sub_norm_names(form)).get(module)
     return f"model.layers.{int(number)}.{ours}.{key}" if ours else name
 
 
 def file_name(name: str, form: GGUFForm) -> str:
-    """The name in the file of a tensor of the Hub, the inverse of `hub_name`.
+    """The name in GGUF files of a tensor of the Hub, the inverse of `hub_name`.
 
     Raises:
         KeyError: The architecture has no such tensor.
@@ -190,12 +192,13 @@ def file_name(name: str, form: GGUFForm) -> str:
         if module == hub:
             return f"{ours}.{key}"
     _, _, number, inner = module.split(".", 3)
-    names = _BLOCK_NAMES | dict(zip(("attn_sub_norm", "ffn_sub_norm"), form.sub_norms, strict=True))
     # a model of 1bitLLM may have the names of transformers' BitNet
-    norms = {
-        hub: ours
-        for each in forms().values()
-        for hub, ours in zip(each.sub_norms, ("attn_sub_norm", "ffn_sub_norm"), strict=True)
-    }
-    ours_by_hub = norms | {hub: ours for ours, hub in names.items()}
+    every_form = (*forms().values(), form)
+    names = (*map(_sub_norm_names, every_form), _BLOCK_NAMES)
+    ours_by_hub = {hub: ours for table in names for ours, hub in table.items()}
     return f"blk.{number}.{ours_by_hub[inner]}.{key}"
+
+
+def _sub_norm_names(form: GGUFForm) -> dict[str, str]:
+    """The names of the norms before the last projections, by their names in GGUF files."""
+    return dict(zip(("attn_sub_norm", "ffn_sub_norm"), form.sub_norms, strict=True))

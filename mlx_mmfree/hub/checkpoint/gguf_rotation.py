@@ -1,8 +1,8 @@
 """Rotary positions in GGUF files: the metadata under `rope.` and the tensor `rope_freqs`.
 
-`rope.scaling.type` is `linear` or `yarn`; Llama 3's scaling is a factor for each pair of dims, in
-`rope_freqs.weight`. llama.cpp multiplies by YaRN's usual attention factor of itself, so the file
-holds the quotient. Other ways to stretch positions have no form in GGUF.
+`rope.scaling.type` is `linear` or `yarn`. Llama 3's scaling is a factor for each pair of dims, in
+`rope_freqs.weight`. llama.cpp itself multiplies by YaRN's usual attention factor, so the file holds the
+quotient. Other kinds of scaling have no form in GGUF.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ KEYS = {
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 }
-"""Metadata that `read_scaling` reads or that changes nothing."""
+"""The metadata that `read_scaling` reads, or that changes no result."""
 
 _WITH_FACTORS = ("llama", "bitnet")
 _MAX_FACTORS = 2**11
@@ -32,15 +32,16 @@ _MAX_FACTORS = 2**11
 def read_scaling(
     given: Mapping[str, Any], factors: np.ndarray | None, context_length: Any
 ) -> dict[str, Any] | None:
-    """The value of `rope_scaling` in `config.json`; `None` if positions are as they are.
+    """The value of `rope_scaling` in `config.json`; `None` if positions are not scaled.
 
     Args:
-        given: Metadata of the architecture, without its prefix.
+        given: The metadata of the architecture, without its prefix.
         factors: The values of `rope_freqs.weight`.
-        context_length: The longest text.
+        context_length: The length of the longest text.
 
     Raises:
-        UnsupportedModelError: Several ways to stretch positions are asked for at once.
+        CheckpointError: A value is not a number.
+        UnsupportedModelError: The file asks for several kinds of scaling at once.
     """
     factor = given.get("rope.scaling.factor")
     kind = given.get("rope.scaling.type", "linear" if factor else "none")
@@ -91,15 +92,15 @@ def _yarn(
 
 
 def check_factors(shape: tuple[int, ...]) -> None:
-    """Refuses impossible sizes before they are read.
+    """Refuses impossible sizes before the tensor is read.
 
     Raises:
-        CheckpointError: The tensor is no short list.
+        CheckpointError: The tensor is not a short list.
     """
     if len(shape) != 1 or shape[0] > _MAX_FACTORS:
         raise CheckpointError(
             f"[GGUF] tensor {FACTORS!r} must be a list of at most {_MAX_FACTORS} numbers but has shape "
-            f"{shape}."
+            f"{shape}. Fetch the file again."
         )
 
 
@@ -124,7 +125,7 @@ def scaling_metadata(rotation: Rotation) -> dict[str, Any]:
 
 
 def scaling_factors(rotation: Rotation, head_dim: int) -> np.ndarray | None:
-    """A factor for each pair of a head's dims, where the scaling is stored so; `None`: it is not."""
+    """The factor for each pair of a head's dims; `None` if the scaling is not stored as factors."""
     stretched = rotation.build(head_dim).wavelengths
     if rotation.scaling not in ("llama3", "longrope") or stretched is None:
         return None
@@ -134,14 +135,12 @@ def scaling_factors(rotation: Rotation, head_dim: int) -> np.ndarray | None:
 def refusal(rotation: Rotation, architecture: str) -> str | None:
     """Why a GGUF file of this architecture cannot hold the rotation; `None` if it can."""
     if rotation.scaling == "dynamic":
-        return "positions must not be stretched dynamically, which GGUF has no form for,"
+        return "positions must not be scaled dynamically, which GGUF has no form for,"
     if rotation.scaling == "yarn" and not rotation.is_rounded:
         return "YaRN must blend from a whole pair of dims ('truncate' true)"
     if rotation.scaling == "longrope" and rotation.attention_factor != 1.0:
         return "longrope must have the attention factor 1"
     has_factors = rotation.scaling in ("llama3", "longrope")
     if has_factors and architecture not in _WITH_FACTORS:
-        return (
-            f"positions must not be stretched by {rotation.scaling} in architecture {architecture}"
-        )
+        return f"positions must not be scaled by {rotation.scaling} in architecture {architecture}"
     return None

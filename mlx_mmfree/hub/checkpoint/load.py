@@ -26,15 +26,15 @@ def load(
         path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, a file
             `owner/name/file.gguf` in one, or an opened checkpoint.
         revision: Branch, tag or commit of the repository.
-        dtype: Float dtype of weights and activations; `None` keeps the checkpoint's. Ternary
+        dtype: The float dtype of weights and activations; `None` keeps that of the checkpoint. Ternary
             weights do not depend on it.
-        packed: Pack ternary matrices to 2 bits a weight, for inference. `False` keeps the float
-            master weights, for training.
-        latent: Whether float weights of a ternary Llama are masters to be ternarised (`True`) or
-            meant as stored (`False`); `None` reads it from the configuration and the revision. An
-            opened checkpoint knows it.
-        rebuild_masters: With `packed=False`, make up masters where the checkpoint is packed without
-            them: the model computes the same, but what its training had before rounding is lost.
+        packed: Pack ternary matrices to 2 bits a weight, for inference. `False` keeps the float master
+            weights, for training.
+        latent: Whether float weights of a ternary Llama are masters to be ternarised (`True`) or are
+            meant as stored (`False`). `None` reads it from the configuration and the revision. An opened
+            checkpoint knows it.
+        rebuild_masters: With `packed=False`, make up masters if the checkpoint is packed without them.
+            The model computes the same, but what its weights were before rounding is lost.
 
     Returns:
         The model and the tokenizer.
@@ -76,7 +76,7 @@ def load_model(
 
 
 def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = None) -> Tokenizer:
-    """Loads a tokenizer without its model; of a repository, only the small files are fetched.
+    """Loads a tokenizer without its model. Of a repository, only the small files are downloaded.
 
     Args:
         path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, or a file
@@ -100,8 +100,12 @@ def needed_bytes(
     packed: bool = True,
     rebuild_masters: bool = False,
 ) -> int:
-    """Bytes of the weights once loaded, from the headers alone. Arguments as `load`.
+    """The number of bytes of the weights once they are loaded, from the headers alone.
 
     Dense weights whose values turn out to be ternary take less.
+
+    Args:
+        checkpoint: The checkpoint.
+        dtype, packed, rebuild_masters: As for `load`.
     """
     return OpenedModel(checkpoint, dtype, packed, rebuild_masters).nbytes

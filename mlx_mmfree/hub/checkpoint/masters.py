@@ -1,7 +1,7 @@
-"""Float master weights for a model whose ternary matrices are packed without them.
+"""Makes float master weights for a model whose ternary matrices are packed without them.
 
-What the masters were before they were rounded is lost. Those that are made up lie in the middle of
-what each trit stands for, so that the model computes the same, and training goes on from there.
+What the masters were before they were rounded is lost. The new ones lie in the middle of what each trit
+stands for. The model computes the same with them, and training goes on from there.
 """
 
 from collections.abc import Mapping
@@ -16,29 +16,29 @@ from ...models import Decoder
 from ...ops import unpack_ternary
 
 MASTERS_FOLDER = "masters"
-"""Where a training run keeps the float weights of its model, beside the packed one."""
+"""The folder of the float weights beside that of the packed model of a training run."""
 
 
 class Masters:
     """The masters that packed linears are to get.
 
     Args:
-        training: By their paths, the training forms of these linears, with the same norms.
+        training: The training forms of these linears by their paths, with the same norms.
 
     Attributes:
-        training: The same.
+        training: The training forms.
     """
 
     def __init__(self, training: Mapping[str, nn.Module]):
         self.training = training
 
     def nbytes(self, dtype: mx.Dtype) -> int:
-        """Bytes of the matrices that `make` makes, in a float dtype."""
+        """The number of bytes of the matrices that `make` makes, in a float dtype."""
         weights = (module.weight for module in self.training.values() if "weight" in module)
         return sum(weight.size * dtype.size for weight in weights)
 
     def make(self, model: Decoder) -> None:
-        """Gives the linears of a model their training form, in place; nothing else changes.
+        """Gives the linears of a model their training form, in place. Nothing else changes.
 
         Raises:
             CheckpointError: The head shares the weight of an embedding in few bits.
@@ -56,7 +56,7 @@ class Masters:
             elif few_bits:
                 raise CheckpointError(
                     "[load] 'rebuild_masters' must be left out for a head that shares an embedding "
-                    "in few bits."
+                    "in few bits, but was given. Load the checkpoint that it was made from."
                 )
             if "bias" in packed:
                 module.bias = packed.bias
@@ -69,8 +69,8 @@ def master_weight(packed: nn.Module) -> mx.array:
     .. math::
         w = t\,m / d
 
-    with the trits :math:`t`, their scale :math:`m` and the share :math:`d` of those that are not zero,
-    so that the mean of :math:`|w|` is :math:`m`, but for the rounding of that mean.
+    with the trits :math:`t`, their scale :math:`m` and the share :math:`d` of trits that are not zero.
+    So the mean of :math:`|w|` is :math:`m`, except for the rounding of that mean.
 
     Returns:
         float32 `(output_dims, input_dims)`.

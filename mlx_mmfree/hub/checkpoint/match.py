@@ -18,6 +18,7 @@ EMBEDDING = "embed.weight"
 """The matrix that a tied head shares, by its name in memory."""
 
 _SHOWN = 5
+_WAY_OUT = "Check that config.json and the weights belong together and are complete."
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def match(
 
 
 def _scale_copies(model: Decoder) -> set[str]:
-    """Names of the scales that the affine form repeats, rounded, for each group of inputs."""
+    """The names of the scales that the affine form repeats, rounded, for each group of inputs."""
     return {
         f"{path}.{key}"
         for path, matrix in matrices(model).items()
@@ -94,7 +95,7 @@ def _listing(checkpoint: Checkpoint, verb: str, names: list[str]) -> CheckpointE
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return CheckpointError(
         f"[load] '{checkpoint.folder}' {verb} tensors of this architecture: {len(names)}, namely "
-        f"{shown}{more}. Check that config.json and the weights belong together and are complete."
+        f"{shown}{more}. {_WAY_OUT}"
     )
 
 
@@ -102,13 +103,13 @@ def _check_entry(entry: TensorEntry, form: StoredForm) -> None:
     if entry.shape not in form.shapes:
         raise CheckpointError(
             f"[load] tensor {entry.name!r} in '{entry.file}' must have shape {form.shapes[0]}, as "
-            f"config.json says, but has {entry.shape}."
+            f"config.json says, but has {entry.shape}. {_WAY_OUT}"
         )
     if entry.dtype not in form.dtypes:
         known = ", ".join(_name(dtype) for dtype in form.dtypes)
         raise CheckpointError(
             f"[load] tensor {entry.name!r} in '{entry.file}' must be {known} but is "
-            f"{_name(entry.dtype)}."
+            f"{_name(entry.dtype)}. {_WAY_OUT}"
         )
 
 
@@ -116,7 +117,7 @@ def _check_biases(biases: TensorEntry, scales: TensorEntry) -> None:
     if biases.dtype != scales.dtype:
         raise CheckpointError(
             f"[load] tensor {biases.name!r} in '{biases.file}' must be {_name(scales.dtype)}, as "
-            f"{scales.name!r} is, but is {_name(biases.dtype)}."
+            f"{scales.name!r} is, but is {_name(biases.dtype)}. {_WAY_OUT}"
         )
 
 
@@ -125,7 +126,7 @@ def _name(dtype: mx.Dtype) -> str:
 
 
 def _check_tied_copy(copy: TensorEntry, embedding: TensorEntry) -> None:
-    """Many writers store a tied head once more; another matrix would change the model."""
+    """Refuses another matrix in place of a tied head, which many writers store once more."""
     same = (copy.shape, copy.dtype) == (embedding.shape, embedding.dtype)
     if not same or not mx.array_equal(_read_bits(copy), _read_bits(embedding)).item():
         raise CheckpointError(

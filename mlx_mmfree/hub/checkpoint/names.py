@@ -1,4 +1,4 @@
-"""The bridge between the names of tensors on disk, which are the Hub's, and the names in memory."""
+"""Translates between the names of tensors on disk, which are the Hub's, and the names in memory."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from ...models import architecture_of
 from ...models.parts.architecture import Config
 
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
-# The scale of a packed linear, as a tensor beside its `weight`.
+# the scale of a packed linear, a tensor beside its `weight`
 _SCALE_ON_DISK, _SCALE_IN_MEMORY = "weight_scale", "scale"
 
 
@@ -18,7 +18,8 @@ class WeightNames:
     An entry that names a tensor covers it; an entry that names a module covers every tensor inside.
 
     Args:
-        table: Pattern on disk to pattern in memory, `{}` a number; `None` marks unused tensors.
+        table: Patterns on disk to patterns in memory. `{}` stands for a number, and `None` marks unused
+            tensors.
     """
 
     def __init__(self, table: Mapping[str, str | None]):
@@ -27,12 +28,12 @@ class WeightNames:
 
     @property
     def layer_prefix(self) -> str:
-        """What stands before the number of a layer on disk, such as `model.layers.`."""
+        """The part of names on disk before the number of a layer, such as `model.layers.`."""
         inside = (hub for ours, hub in self._to_disk.items() if ours.startswith("blocks.{}"))
         return next(inside, "{}").partition("{}")[0]
 
     def in_layer(self, disk_name: str) -> tuple[int, str] | None:
-        """The number of a tensor's or module's layer and its name in it; `None` outside of layers."""
+        """The layer of a tensor or module and its name in the layer; `None` outside of layers."""
         if not disk_name.startswith(self.layer_prefix):
             return None
         number, _, rest = disk_name.removeprefix(self.layer_prefix).partition(".")
@@ -78,7 +79,7 @@ def _template(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _longest_entry(name: str, table: Mapping[str, str | None]) -> tuple[str, str] | None:
-    """The entry that covers the name, and what of the name lies below it."""
+    """The entry that covers a name, and the rest of the name; `None` if there is no entry."""
     pattern, _ = _template(name)
     parts = pattern.split(".")
     for length in range(len(parts), 0, -1):
@@ -103,5 +104,5 @@ def _translate(
 
 
 def weight_names(config: Config) -> WeightNames:
-    """The names of a model that is described so."""
+    """The names for a model with this configuration."""
     return WeightNames(architecture_of(config).weight_names)

@@ -1,8 +1,8 @@
-"""What is said on the way about a checkpoint."""
+"""Notices about checkpoints on standard error."""
 
 import sys
 
 
 def notify(text: str) -> None:
-    """One line on stderr."""
+    """Prints one line on stderr."""
     print(f"[load] {text}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A model between its files and its weights: built once, asked for its size, and filled."""
+"""A model that is built once, tells its size, and then loads its weights."""
 
 import os
 
@@ -20,7 +20,7 @@ Source = str | os.PathLike[str] | Checkpoint
 
 
 class OpenedModel:
-    """A model of which everything is known but its weights.
+    """A model whose weights are not loaded yet.
 
     Args:
         checkpoint: The checkpoint.
@@ -28,8 +28,8 @@ class OpenedModel:
 
     Attributes:
         checkpoint: The checkpoint.
-        nbytes: Bytes of the weights once loaded. Dense weights whose values turn out to be ternary
-            take less.
+        nbytes: The number of bytes of the weights once they are loaded. Dense weights whose values turn
+            out to be ternary take less.
 
     Raises:
         CheckpointError: The tensors do not belong to the configuration, or there are no masters.
@@ -57,7 +57,7 @@ class OpenedModel:
 
     @property
     def model(self) -> Decoder:
-        """The model; its weights are not there before `load`."""
+        """The model. It has no weights before `load`."""
         return self._skeleton.model
 
     def tokenizer(self) -> Tokenizer:
@@ -77,7 +77,7 @@ class OpenedModel:
         return tokenizer
 
     def load(self) -> Decoder:
-        """Reads the weights into the model; to be called once.
+        """Reads the weights into the model. It may be called once.
 
         Raises:
             CheckpointError: A tensor is damaged.
@@ -119,10 +119,19 @@ def open_model(
     latent: bool | None = None,
     rebuild_masters: bool = False,
 ) -> OpenedModel:
-    """Finds a checkpoint and builds its model, without the weights. Arguments and errors as `load`."""
+    """Finds a checkpoint and builds its model without the weights.
+
+    Args:
+        path_or_repo, revision, dtype, packed, latent, rebuild_masters: As for `load`.
+
+    Raises:
+        ValueError: `dtype` is not a float dtype.
+        CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
+    """
     if dtype is not None and dtype not in FLOATS:
         raise ValueError(
-            f"[load] 'dtype' must be float32, float16, bfloat16 or None but got {dtype}."
+            f"[load] 'dtype' must be float32, float16, bfloat16 or None but got {dtype}. Leave it out "
+            "to keep the checkpoint's."
         )
     if not isinstance(path_or_repo, Checkpoint):
         path_or_repo = open_checkpoint(path_or_repo, revision, latent)

@@ -1,9 +1,9 @@
 """Keeps the packed form of 16- and 32-bit checkpoints, so that each is ternarised only once.
 
-The cache is one file a checkpoint in `$HF_HOME/mlx_mmfree`, or where the environment variable
-`MLX_MMFREE_CACHE` says; `MLX_MMFREE_CACHE=0` turns it off. A file serves only the source it was
-made from, byte sizes and modification times included, and each tensor is compared with its
-checksum as it is read. The files can be deleted at any time.
+The cache has one file for each checkpoint, in `$HF_HOME/mlx_mmfree` or in the folder that the variable
+`MLX_MMFREE_CACHE` names. `MLX_MMFREE_CACHE=0` turns it off. A file is used only for the source that it
+was made from, with the same sizes and modification times. Each tensor is compared with its checksum as
+it is read. The files can be deleted at any time.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ _SOURCE, _CHECKSUMS, _VERSION = "mmfree_source", "mmfree_sha256", "mmfree_versio
 
 
 class PackCache:
-    """The place of a checkpoint's packed form in the cache.
+    """The packed form of a checkpoint in the cache.
 
     Args:
         checkpoint: The checkpoint.
@@ -56,7 +56,7 @@ class PackCache:
         self._file = packed_file(checkpoint.folder) if is_large and has_own_files else None
 
     def find(self) -> Checkpoint | None:
-        """The packed form, if a valid one is cached."""
+        """The packed form; `None` if no valid one is cached."""
         if self._file is None or not self._file.exists():
             return None
         try:
@@ -104,12 +104,12 @@ class PackCache:
 
     @staticmethod
     def notify_damage(error: Exception) -> None:
-        """Says that the packed form cannot be used."""
+        """Prints that the packed form cannot be used."""
         notify(f"the cached packed form is made again: {error}")
 
 
 def packed_file(folder: Path) -> Path | None:
-    """Where the packed form of a checkpoint folder is kept, if it is; `None`: the cache is off."""
+    """The file for the packed form of a checkpoint folder; `None` if the cache is off."""
     cache = cache_folder()
     if cache is None:
         return None
@@ -132,7 +132,7 @@ def _fingerprint(checkpoint: Checkpoint) -> str:
         "format": FORMAT_VERSION,
         "rounding": ROUNDING_VERSION,
         "config": checkpoint.config,
-        # the file that a Hub snapshot links to is named for its etag
+        # a snapshot of the Hub links to a file that is named after its etag
         "files": [
             [file.name, file.resolve().name, stat.st_size, stat.st_mtime_ns] for file, stat in stats
         ],

@@ -1,4 +1,4 @@
-"""Reads a checkpoint one parameter at a time, ternary matrices in packed form."""
+"""Reads a checkpoint parameter by parameter, with ternary matrices in packed form."""
 
 from functools import cached_property
 
@@ -21,14 +21,14 @@ from .skeleton import build_skeleton
 
 
 class ParameterReader:
-    """A checkpoint as the packed model that `load` makes of it, without holding its weights.
+    """A checkpoint in terms of the packed model that `load` makes of it. It holds no weights.
 
     Args:
         checkpoint: The checkpoint.
 
     Attributes:
         checkpoint: The checkpoint.
-        model: The model, packed, without weights.
+        model: The packed model, without weights.
         names: Names on disk and in memory.
 
     Raises:
@@ -79,9 +79,9 @@ class ParameterReader:
 
     @cached_property
     def ternary_values(self) -> dict[str, PackedLinear]:
-        """The linears of a dense model whose values are ternary, packed, without their codes.
+        """The linears of a dense model whose values are ternary, by their paths, without their codes.
 
-        They may be stored as floats, packed or in MLX's affine form. Reads every linear once.
+        They may be stored as floats, packed or in MLX's affine form. Each linear is read once for this.
         """
         if self.ternary:
             return {}
@@ -121,7 +121,7 @@ class ParameterReader:
         return self.entry(name).dtype
 
     def entry(self, name: str) -> TensorEntry:
-        """Where a parameter, or the master weight of a ternary linear, is stored."""
+        """The tensor of a parameter, or of the master weight of a ternary linear."""
         path = name.rpartition(".")[0]
         return self._entries[EMBEDDING if self.is_tied(path) else name]
 
@@ -141,12 +141,12 @@ class ParameterReader:
         return array
 
     def matrix_shape(self, path: str) -> tuple[int, int]:
-        """Outputs and inputs of a linear or an embedding, however it is stored."""
+        """The outputs and inputs of a linear or an embedding, in whatever form it is stored."""
         matrix = self.matrices[path]
         return matrix.output_dims, matrix.input_dims
 
     def matrix_dtype(self, path: str) -> mx.Dtype:
-        """The dtype of what `read_matrix` gives."""
+        """The dtype of the result of `read_matrix`."""
         if path in self.packed_dense:
             return self.activation_dtype
         return self.dtype(f"{path}.scales" if path in self.quantized else f"{path}.weight")
@@ -168,7 +168,7 @@ class ParameterReader:
         return weight
 
     def read_ternary(self, path: str) -> tuple[mx.array, mx.array]:
-        """A ternary linear's packed weight and its float32 scale, ternarised if it is stored as floats.
+        """The packed weight and the float32 scale of a ternary linear. Floats are ternarised.
 
         Raises:
             CheckpointError: The file changed, or a tensor is damaged.

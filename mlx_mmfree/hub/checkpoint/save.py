@@ -1,4 +1,4 @@
-"""Writes a model as a checkpoint folder, whole or not at all."""
+"""Writes a model as a checkpoint folder, which appears only when it is complete."""
 
 import os
 from collections.abc import Mapping
@@ -33,13 +33,13 @@ def save_model(
 ) -> None:
     """Writes a model as a checkpoint folder that `load` reads back without loss.
 
-    Packed linears are written packed (see `forms.packed_format`), float ones as they are; names and
-    `config.json` are the Hub's. The folder appears under its name only when it is complete.
+    Packed linears are written packed (see `forms.packed_format`), and float ones as they are. Names and
+    `config.json` are those of the Hub. The folder appears under its name only when it is complete.
 
     Args:
         path: The folder to make.
         model: A model of a known architecture.
-        tokenizer: A loaded tokenizer, or a folder, whose files are copied; `None` writes none.
+        tokenizer: A loaded tokenizer or a folder, whose files are copied; `None` copies none.
         overwrite: Replace an existing checkpoint folder.
 
     Raises:
@@ -89,7 +89,7 @@ def write_tensors(
 
 
 def describe_model(model: Decoder) -> dict[str, Any]:
-    """`config.json` of a model, without the ids of special tokens."""
+    """The content of `config.json` for a model, without the ids of special tokens."""
     config: dict[str, Any] = {**model.config.to_hub(), WRITER_KEY: record(model.rounding)}
     packed = [matrix for matrix in matrices(model).values() if matrix.storage == "trits"]
     if packed:
@@ -108,6 +108,7 @@ def _tokenizer_files(source: Path | None) -> dict[str, Path]:
         return {}
     if not source.is_dir():
         raise CheckpointError(
-            f"[save_model] 'tokenizer' must be a folder with tokenizer files but got '{source}'."
+            f"[save_model] 'tokenizer' must be a folder with tokenizer files but '{source}' is not a "
+            "folder. Give the folder of the checkpoint, or the loaded tokenizer."
         )
     return tokenizer_files(source)

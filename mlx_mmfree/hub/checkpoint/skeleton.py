@@ -1,6 +1,6 @@
-"""A model without its weights, compared with the tensors that a checkpoint holds.
+"""Builds the model of a checkpoint without its weights, in the forms in which they are stored.
 
-MLX is lazy: a model takes no memory for weights that are replaced before they are evaluated, so a
+MLX is lazy: a model takes no memory for weights that are replaced before they are evaluated. So a
 configuration is compared with the file before anything of its size is allocated.
 """
 
@@ -32,14 +32,14 @@ class Skeleton:
     """A model that waits for its weights.
 
     Attributes:
-        model: The model; its linears are packed where the checkpoint's are, or everywhere.
+        model: The model. Its linears are packed where those of the checkpoint are, or everywhere.
         names: Names on disk and in memory.
-        entries: For each parameter that is stored, by its name in memory, its tensor on disk.
-        forms: By the same names, how a parameter is stored where that is not as it is in memory.
-        training: By their paths, the training forms of linears that are stored packed.
-        masters: For each linear that is packed here and not on disk, by its path, the name in memory
-            of its float matrix: its own, or that of the embedding it shares.
-        is_packed: Whether all that can be packed without loss is to be.
+        entries: The tensor on disk of each stored parameter, by its name in memory.
+        forms: How a parameter is stored where that differs from its form in memory, by the same names.
+        training: The training forms of linears that are stored packed, by their paths.
+        masters: The float matrix of each linear that is packed here but not on disk, by its path. It is
+            given by its name in memory and may be the embedding that a tied head shares.
+        is_packed: Whether everything that can be packed without loss is to be packed.
     """
 
     model: Decoder
@@ -56,7 +56,7 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
 
     Args:
         checkpoint: The checkpoint.
-        packed: Pack the ternary linears that it stores as floats.
+        packed: Pack the ternary linears that the checkpoint stores as floats.
 
     Raises:
         UnsupportedModelError: The architecture or an option is not implemented.
@@ -94,7 +94,7 @@ def _pack(model: Decoder, modules: Mapping[str, nn.Module]) -> None:
 
 
 def _pack_masters(model: Decoder, entries: Mapping[str, TensorEntry]) -> dict[str, str]:
-    """Packs what has a training form; gives the name of the float matrix of each."""
+    """Packs the linears in their training form, and gives the names of their float matrices."""
     modules = packable(model)
     _pack(model, modules)
     own = {path: f"{path}.weight" for path in modules}
@@ -102,7 +102,7 @@ def _pack_masters(model: Decoder, entries: Mapping[str, TensorEntry]) -> dict[st
 
 
 def _pack_dense(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> None:
-    """Makes room for dense linears that are stored packed, see `hub.checkpoint.forms.packed_format`."""
+    """Replaces the dense linears that are stored packed, see `forms.packed_format`."""
     replaced = []
     for path, matrix in matrices(model).items():
         if not matrix.is_plain or matrix.is_embedding:
@@ -123,7 +123,7 @@ def _pack_dense(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> N
 
 
 def _check_described(checkpoint: Checkpoint) -> None:
-    """Refuses packed weights whose description is lost, as by quantising them once more."""
+    """Refuses packed weights whose description is lost, for example by quantising them once more."""
     tensors = checkpoint.tensors
     found = sorted(
         name

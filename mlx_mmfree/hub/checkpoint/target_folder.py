@@ -1,4 +1,4 @@
-"""What every command checks of a folder that it is to write, and the small files in it."""
+"""Checks a folder that is to be written, and copies the small files of a checkpoint into it."""
 
 import fnmatch
 import os
@@ -20,7 +20,7 @@ from ...files.json_file import read_json_object
 from ...files.opening import open_member
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-# of this library, mlx-lm, transformers and PEFT; other files may be somebody's own
+# files of this library, mlx-lm, transformers and PEFT; any other file may be the user's own
 _CHECKPOINT_FILES = (
     *TOKENIZER_PATTERNS,
     "model*.safetensors",
@@ -52,17 +52,19 @@ def check_target(
     Args:
         target: The folder to make.
         overwrite: Whether an existing checkpoint folder may be replaced.
-        place: What reports it.
-        sources: Folders and files that are read to make it.
+        place: The command or function that reports it.
+        sources: The folders and files that it is made of.
 
     Raises:
-        CheckpointError: It is a file, a folder with files of its own, or not apart from a source.
+        CheckpointError: The target is a file, a folder with other files, or not apart from a source.
     """
     check_apart(target, sources, place)
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not target.is_dir():
-        raise CheckpointError(f"[{place}] 'path' must be a folder but '{target}' is a file.")
+        raise CheckpointError(
+            f"[{place}] 'path' must be a folder but '{target}' is a file. Choose another name."
+        )
     if not overwrite:
         raise CheckpointError(
             f"[{place}] 'path' must be a new or empty folder but '{target}' has files. Pass "
@@ -84,7 +86,7 @@ def check_apart(target: Path, sources: Iterable[Path | None], place: str) -> Non
     """Refuses a folder that is a source of what is written to it, lies in one, or holds one.
 
     Raises:
-        CheckpointError: It is so, however the paths are written.
+        CheckpointError: The folder and a source are not apart, however their paths are written.
     """
     for source in sources:
         if source is None or not source.exists():
@@ -102,7 +104,7 @@ def check_apart(target: Path, sources: Iterable[Path | None], place: str) -> Non
 
 
 def _contains(folder: Path, path: Path) -> bool:
-    """Whether a folder is a path or lies above it, in letters of either case and through links."""
+    """Whether a folder is a path or lies above it, also through links and on disks that ignore case."""
     real = Path(os.path.realpath(path))
     return folder.exists() and any(
         parent.exists() and os.path.samefile(parent, folder) for parent in (real, *real.parents)
@@ -116,7 +118,7 @@ def _is_replaceable(entry: Path) -> bool:
 
 
 def tokenizer_files(source: Path) -> dict[str, Path]:
-    """The files beside the weights, `config.json` among them, by name."""
+    """The files of a checkpoint apart from its weights, by name. `config.json` is one of them."""
     return {name: source / name for name in TOKENIZER_PATTERNS if (source / name).is_file()}
 
 
@@ -130,7 +132,7 @@ def copy_files(files: dict[str, Path], folder: Path) -> None:
     """Copies files of a checkpoint into a folder under their names.
 
     Raises:
-        OSError: One cannot be read or written, or is a link out of its own folder.
+        OSError: A file cannot be read or written, or is a link out of its own folder.
     """
     for name, file in files.items():
         with open_member(file) as source, open(folder / name, "xb") as copy:

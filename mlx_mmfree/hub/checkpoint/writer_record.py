@@ -1,14 +1,15 @@
-"""What a checkpoint says of the version that wrote it, and whether its ternary weights can be trusted.
+"""Records which version wrote a checkpoint, and tells whether its ternary weights can be trusted.
 
-`config.json` of a written folder has an object `mlx_mmfree`, and GGUF metadata the same two keys:
+The `config.json` of a written folder has an object `mlx_mmfree`, and GGUF metadata have the same keys:
 
-- `version`: that of the library that wrote it;
-- `rounding`: how its ternary weights were made of floats, a number as `ops.ternary.ROUNDING_VERSION`, or
-  `"source"` where they were ternary before. It is left out where that is not known.
+- `version` is that of the library that wrote the folder;
+- `rounding` says how its ternary weights were made of floats. It is a number like
+  `ops.ternary.ROUNDING_VERSION`, or `"source"` if the weights were ternary before. It is left out if
+  that is not known.
 
-Folders that were written before there was a record may hold wrong scales and trits where a matrix has
-more than `MAX_SOUND_WEIGHTS` numbers. What was packed elsewhere is told from them by scales that are
-16-bit floats, or the reciprocals of such, which a mean of absolute values is not.
+Folders without a record may hold wrong scales and trits in matrices of more than `MAX_SOUND_WEIGHTS`
+numbers. Checkpoints that were packed by other programs have scales that are 16-bit floats or reciprocals
+of such floats. A mean of absolute values, which this library computes, is not.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ from .notice import notify
 Rounding = int | str | None
 
 MAX_SOUND_WEIGHTS = 2**20
-"""So large a matrix had a scale that was off by less than 1e-4 in any version."""
+"""The scale of a matrix of up to so many numbers was off by less than 1e-4 in any version."""
 
 _SCALE = ".weight_scale"
 
@@ -42,7 +43,7 @@ def record(rounding: Rounding) -> dict[str, Any]:
 
 
 def read_record(config: Mapping[str, Any]) -> Rounding:
-    """What a configuration says of the rounding; `None` where it does not."""
+    """What a configuration says of the rounding; `None` if it says nothing."""
     described = config.get(WRITER_KEY)
     rounding = described.get("rounding") if isinstance(described, Mapping) else None
     is_known = rounding == "source" or (type(rounding) is int and rounding > 0)
@@ -53,8 +54,8 @@ def rounding_of(checkpoint: Checkpoint) -> Rounding:
     """How the ternary weights of a checkpoint were made of floats.
 
     Returns:
-        A version, also for masters, which are rounded as they are read; `"source"`; or `None` where
-        they may be wrong.
+        A version, which is the present one for masters, since they are rounded as they are read;
+        `"source"`; or `None` if the weights may be wrong.
 
     Raises:
         CheckpointError: A tensor cannot be read.
@@ -72,7 +73,7 @@ def rounding_of(checkpoint: Checkpoint) -> Rounding:
 
 
 def checked_rounding(checkpoint: Checkpoint) -> Rounding:
-    """What `rounding_of` gives; says on stderr where the weights of the checkpoint may be wrong."""
+    """The result of `rounding_of`, with a notice on stderr if the weights may be wrong."""
     rounding = rounding_of(checkpoint)
     if rounding != "source" and not (isinstance(rounding, int) and rounding >= ROUNDING_VERSION):
         notify(
@@ -84,7 +85,7 @@ def checked_rounding(checkpoint: Checkpoint) -> Rounding:
 
 
 def _is_own(checkpoint: Checkpoint) -> bool:
-    """Whether this library rounded the weights, or may have."""
+    """Whether this library may have rounded the weights."""
     described = checkpoint.config.get("quantization_config")
     files = {entry.file for entry in checkpoint.tensors.values()}
     if not isinstance(described, Mapping) or described.get("linear_class") == "linear":
@@ -97,7 +98,7 @@ def _is_own(checkpoint: Checkpoint) -> bool:
 
 
 def _weights(checkpoint: Checkpoint, scale: TensorEntry) -> int:
-    """Numbers of the matrix that a scale belongs to."""
+    """How many numbers the matrix of a scale has."""
     weight = checkpoint.tensors.get(scale.name.removesuffix("_scale"))
     if weight is None or len(weight.shape) != 2:
         return 0

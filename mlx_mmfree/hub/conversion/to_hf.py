@@ -74,8 +74,12 @@ def _check(reader: ParameterReader, forms: FloatForms) -> None:
             "[convert] 'ternarize' must be 'tensor' for transformers, which has one scale for each "
             "matrix, but got 'group'. Use 'tensor', or write MLX's form."
         )
-    if not reader.ternary:
-        return
+    if reader.ternary:
+        _check_ternary(reader, forms)
+
+
+def _check_ternary(reader: ParameterReader, forms: FloatForms) -> None:
+    """Refuses ternary linears that transformers' form cannot hold."""
     if forms.keep_masters:
         packed = [path for path in reader.ternary if not reader.has_masters(path)]
         if packed:

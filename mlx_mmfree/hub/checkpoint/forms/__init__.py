@@ -1,1 +1,1 @@
-"""The forms in which weights are stored, one file each."""
+"""The forms in which checkpoints store weights, one file for each."""

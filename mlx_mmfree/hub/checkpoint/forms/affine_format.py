@@ -1,9 +1,9 @@
 """MLX's affine form of quantised linears and embeddings, as mlx-lm writes it.
 
-A module `X` holds `X.weight`, `uint32` with the codes of 2 to 8 bits, and `X.scales` and `X.biases`,
-one float each for a group of inputs: the weight is `code * scale + bias`. Activations stay floats.
-`config.json` describes it under `quantization`, where a module's own name may hold another form, or
-`false` for none. Ternary Bonsai uses 2 bits with codes below 3 and `bias = -scale`.
+A module `X` has `X.weight`, `uint32` with codes of 2 to 8 bits, and `X.scales` and `X.biases` with one
+float for each group of inputs. The weight is `code * scale + bias`. Activations stay floats.
+`config.json` describes the form under `quantization`. There, the name of a module may hold another form,
+or `false` for none. Ternary Bonsai uses 2 bits with codes below 3 and `bias = -scale`.
 """
 
 from collections.abc import Container, Mapping
@@ -28,7 +28,7 @@ _FORM_KEYS = {"group_size", "bits", "mode"}
 
 
 def form(group_size: int, bits: int) -> dict[str, Any]:
-    """One form, as `config.json` describes it."""
+    """The description of a form in `config.json`."""
     return {"group_size": group_size, "bits": bits, "mode": METHOD}
 
 
@@ -39,7 +39,7 @@ def group_size_of(input_dims: int) -> int:
 
 
 def describe(model: nn.Module, names: WeightNames) -> dict[str, Any] | None:
-    """The value of `quantization` for a model; `None` if it has no such module."""
+    """The value of `quantization` for a model; `None` if no module has this form."""
     forms = {
         path: form(module.group_size, module.bits)
         for path, module in (
@@ -54,7 +54,7 @@ def describe(model: nn.Module, names: WeightNames) -> dict[str, Any] | None:
 
 
 def check_form(described: Any) -> None:
-    """Refuses other modes, widths and groups than those that are read.
+    """Refuses modes, bits and group sizes that are not read.
 
     Raises:
         UnsupportedModelError: The form is not read.
@@ -75,7 +75,7 @@ def check_form(described: Any) -> None:
         ):
             raise UnsupportedModelError(
                 f"[config.json] 'quantization' must be affine with {_listed(BITS)} bits and a group "
-                f"size of {_listed(GROUP_SIZES)} but got {each!r:.200}."
+                f"size of {_listed(GROUP_SIZES)} but got {each!r:.200}. Use a checkpoint in such a form."
             )
 
 
@@ -84,7 +84,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
 
 
 def is_copy(described: Any, quantization: Any) -> bool:
-    """Whether a `quantization_config` only repeats `quantization`, as MLX writes it."""
+    """Whether a `quantization_config` only repeats `quantization`, as mlx-lm writes it."""
     return quantization is not None and not (
         isinstance(described, Mapping) and "quant_method" in described
     )
@@ -96,9 +96,9 @@ def quantize_modules(
     """Replaces the linears and the embedding that a checkpoint stores in this form.
 
     Args:
-        model: The model, dense where it may be replaced.
+        model: The model, dense where modules may be replaced.
         names: Names on disk and in memory.
-        tensors: Names of the checkpoint's tensors.
+        tensors: The names of the checkpoint's tensors.
         described: The value of `quantization`.
 
     Raises:
@@ -117,7 +117,7 @@ def quantize_modules(
         if matrix.input_dims % sizes["group_size"]:
             raise CheckpointError(
                 f"[config.json] 'group_size' must divide the {matrix.input_dims} inputs of {name!r} but "
-                f"got {sizes['group_size']}."
+                f"got {sizes['group_size']}. Take config.json from the original checkpoint."
             )
         replaced.append((path, matrix.in_codes(**sizes)))
     model.update_modules(tree_unflatten(replaced))

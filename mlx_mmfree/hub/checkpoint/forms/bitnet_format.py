@@ -1,15 +1,13 @@
 """How BitNet checkpoints of the Hub store ternary linears, by their `quantization_config`.
 
-With `quant_method` `bitnet` and `quantization_mode` `offline`, the default, a linear `X` of N
-outputs holds
+With `quant_method` `bitnet` and `quantization_mode` `offline`, which is the default, a linear `X` of N
+outputs has
 
 - `X.weight`, `uint8` of shape `(N / 4, inputs)`: the two bits at `2 * i` of row `j` are the code
   `trit + 1` of output `i * N / 4 + j`;
 - `X.weight_scale`, one float: the weight is `trit * weight_scale` if `linear_class` is
-  `autobitlinear`, and `trit / weight_scale` if it is `bitlinear`, the default.
-
-- `X.bias`, where there is one; transformers multiplies it by the scale too if `linear_class` is
-  `autobitlinear`.
+  `autobitlinear`, and `trit / weight_scale` if it is `bitlinear`, the default;
+- `X.bias`, if any: transformers multiplies it by the scale too if `linear_class` is `autobitlinear`.
 
 With `quantization_mode` `online` the weights are float masters.
 """
@@ -29,8 +27,8 @@ QUANT_METHOD = "bitnet"
 CODES_PER_BYTE = 4
 
 _PADDING = 0b01010101
-# Of four neighbouring bytes, a 4 x 4 matrix of codes in a word, these swaps of bits with those so much
-# higher give the transpose: what belongs to one row comes to lie in one byte.
+# Four neighbouring bytes are a 4 x 4 matrix of codes. Swapping the bits of each mask with those at a
+# distance above them transposes it, so that each byte holds the codes of one row.
 _SWAPS = tuple(
     (np.uint32(distance), np.uint32(mask)) for distance, mask in ((6, 0x00CC00CC), (12, 0x0000F0F0))
 )
@@ -43,7 +41,7 @@ _FORMS = {
 
 
 def check_form(described: Mapping[str, Any]) -> None:
-    """Refuses linear classes and modes that do not exist.
+    """Refuses combinations of linear class and mode that do not exist.
 
     Raises:
         UnsupportedModelError: The combination is not known.
@@ -53,7 +51,8 @@ def check_form(described: Mapping[str, Any]) -> None:
         known = ", ".join(" / ".join(pair) for pair in sorted(_FORMS))
         raise UnsupportedModelError(
             "[config.json] 'linear_class' and 'quantization_mode' must be one of "
-            f"{known} but got {form[0]!r:.80} and {form[1]!r:.80}."
+            f"{known} but got {form[0]!r:.80} and {form[1]!r:.80}. Take config.json from the original "
+            "checkpoint."
         )
 
 
@@ -70,7 +69,7 @@ def is_packed(described: Mapping[str, Any]) -> bool:
 
 
 def packed_shape(output_dims: int, input_dims: int) -> tuple[int, int]:
-    """Shape of a packed weight."""
+    """The shape of a packed weight."""
     return -(-output_dims // CODES_PER_BYTE), input_dims
 
 
@@ -79,7 +78,7 @@ def repack(weight: mx.array, output_dims: int) -> mx.array:
 
     Args:
         weight: `uint8` of shape `packed_shape(output_dims, input_dims)`.
-        output_dims: Rows of the matrix.
+        output_dims: The rows of the matrix.
     """
     packed = np.asarray(weight)
     rows, dims = packed.shape
@@ -106,11 +105,11 @@ def repack(weight: mx.array, output_dims: int) -> mx.array:
 
 
 def pack(weight: mx.array, input_dims: int) -> mx.array:
-    """A weight in the layout of `ops.ternary` as BitNet checkpoints pack it, the inverse of `repack`.
+    """A weight in the layout of `ops.ternary`, packed as in BitNet checkpoints: the inverse of `repack`.
 
     Args:
         weight: `uint32` of shape `(N, packed_width(input_dims))`, N a multiple of 4.
-        input_dims: Columns of the matrix.
+        input_dims: The columns of the matrix.
     """
     rows = weight.shape[0]
     packed = mx.contiguous(weight).view(mx.uint8)[..., None]
@@ -120,11 +119,11 @@ def pack(weight: mx.array, input_dims: int) -> mx.array:
 
 
 def scales_bias(described: Mapping[str, Any]) -> bool:
-    """Whether a stored bias is still to be multiplied by the scale."""
+    """Whether a stored bias must still be multiplied by the scale."""
     return _form(described)[0] == "autobitlinear"
 
 
 def scale_of(described: Mapping[str, Any], weight_scale: mx.array) -> mx.array:
-    """What trits are multiplied by, float32 `(1,)`."""
+    """The number that trits are multiplied by, float32 `(1,)`."""
     scale = weight_scale.astype(mx.float32).reshape(1)
     return 1.0 / scale if _form(described)[0] == "bitlinear" else scale

@@ -1,7 +1,7 @@
-"""Whether float weights of a BitNet-style checkpoint are masters to be ternarised, or meant as stored.
+"""Tells whether the float weights of a BitNet-style checkpoint are masters or are meant as stored.
 
-Fine-tuning needs the masters, so they are published too, at times with a configuration that does
-not say so. Used as they are they give gibberish.
+Fine-tuning needs the masters, so they are published too, sometimes with a configuration that does not
+say so. A model that uses them without ternarising them writes gibberish.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,13 +27,13 @@ def with_latent(
 
     Args:
         config: The content of `config.json`.
-        dtypes: Those of the checkpoint's tensors.
-        revision: Branch of the repository; `prequantized` and `bfloat16` are those of Falcon-E.
-        latent: The answer, if the caller has one.
+        dtypes: The dtypes of the checkpoint's tensors.
+        revision: The branch of the repository. Falcon-E has `prequantized` and `bfloat16`.
+        latent: The caller's answer; `None` if there is none.
 
     Raises:
-        CheckpointError: It cannot be told, or the answer contradicts the file.
-        UnsupportedModelError: There is no such question for the architecture.
+        CheckpointError: The files do not tell, or the caller's answer contradicts them.
+        UnsupportedModelError: The architecture leaves no such question.
     """
     described = config.get("quantization_config")
     described = described if isinstance(described, Mapping) else {}
@@ -46,7 +46,7 @@ def with_latent(
     elif revision == _MASTERS:
         latent = True
     elif has_method:
-        # with floats, a packed form cannot be what is stored
+        # floats cannot be a packed form
         if not bitnet_format.is_packed(described):
             return dict(config)
     elif config.get("is_bitnet_config") is not True:
@@ -79,9 +79,9 @@ def _check_answer(config: Mapping[str, Any], has_floats: bool, latent: bool) -> 
     if not _may_hold_masters(config):
         raise UnsupportedModelError(
             f"[load] 'latent' must be left out for 'model_type' {config.get('model_type')!r:.80}, "
-            f"which decides it, but got {latent}."
+            f"which decides it, but got {latent}. Leave it out."
         )
     if not has_floats:
         raise CheckpointError(
-            f"[load] 'latent' must be left out for packed weights but got {latent}."
+            f"[load] 'latent' must be left out for packed weights but got {latent}. Leave it out."
         )

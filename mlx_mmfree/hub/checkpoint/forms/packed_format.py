@@ -1,17 +1,18 @@
-"""The packed form of a checkpoint on disk.
+"""This library's packed form of a checkpoint on disk.
 
-Names and `config.json` are those of the architecture on the Hub, with two differences:
+Names and `config.json` are those of the architecture on the Hub, with two differences.
 
-- each ternary linear `X` holds `X.weight`, `uint32` in the layout of `ops.ternary` (16 neighbouring
-  inputs a word, first in the lowest bits, `code = trit + 1`, rows padded to a multiple of 32 inputs
-  with code 1), and `X.weight_scale`, float32 of shape `(1,)`; the weight is `trit * weight_scale`.
-  Where `linear_class` is `linear`, activations stay floats, and `weight_scale` may have one number
-  for each row, and `X.input_scale`, float32, one for each column, by which it is multiplied too;
-- `config.json` has `quantization_config` as `describe_packing` gives it.
+- Each ternary linear `X` has `X.weight`, `uint32` in the layout of `ops.ternary`, and `X.weight_scale`,
+  float32 of shape `(1,)`. In that layout a word holds 16 neighbouring inputs, the first in the lowest
+  bits, `code = trit + 1`, and rows are padded to a multiple of 32 inputs with code 1. The weight is
+  `trit * weight_scale`. If `linear_class` is `linear`, activations stay floats. Then `weight_scale` may
+  have one number for each row, and the weight is also multiplied by `X.input_scale`, float32, which has
+  one number for each column.
+- `config.json` has the `quantization_config` of `describe_packing`.
 
-What `convert` writes can be read by mlx-lm too. There, `X.scales` and `X.biases` repeat the scale in
-MLX's affine form, rounded to the dtype of the model, `config.json` has `quantization` beside
-`quantization_config`, and the exact scales lie in a file of their own, which mlx-lm does not read.
+mlx-lm can read the folders that `convert` writes. In these, `X.scales` and `X.biases` repeat the scale
+in MLX's affine form, rounded to the dtype of the model. `config.json` has `quantization` too, and the
+exact scales are in a file of their own, which mlx-lm does not read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from . import affine_format, bitnet_format
 QUANT_METHOD = "mmfree"
 FORMAT_VERSION = 1
 WRITER_KEY = "mlx_mmfree"
-"""What `config.json` says of its writer, see `hub.checkpoint.writer_record`."""
+"""The key under which `config.json` describes its writer, see `hub.checkpoint.writer_record`."""
 
 _ROTATION_MARKS = ("hadamard", "rotation", "rotated", "walsh")
 
@@ -38,7 +39,7 @@ def describe_packing(
     """The value of `quantization_config`.
 
     Args:
-        described: That of the checkpoint with float master weights; what it says about the
+        described: The value for the checkpoint with float master weights. What it says about the
             mathematics of the linears stays.
         is_dense: Whether the linears are those of a dense model, whose activations stay floats.
     """
@@ -57,7 +58,8 @@ def check_packing(config: Mapping[str, Any], methods: Sequence[str]) -> None:
         methods: The values of `quant_method` that the architecture reads.
 
     Raises:
-        UnsupportedModelError: Another method, another width, or a newer version.
+        UnsupportedModelError: The checkpoint has another method or other bits, or a newer version of
+            this form.
     """
     _refuse_rotated(config)
     quantization, described = config.get("quantization"), config.get("quantization_config")
@@ -82,12 +84,12 @@ def check_packing(config: Mapping[str, Any], methods: Sequence[str]) -> None:
         )
         raise UnsupportedModelError(
             f"[config.json] 'quantization_config' must be {own}{others}, or absent for this "
-            f"architecture but got {described!r:.200}."
+            f"architecture but got {described!r:.200}. Load the checkpoint that it was made from."
         )
 
 
 def _refuse_rotated(config: Mapping[str, Any]) -> None:
-    """Weights in a rotated basis need the same rotation of the activations, or give gibberish."""
+    """Refuses weights in a rotated basis, which would need the same rotation of the activations."""
     quantization = config.get("quantization")
     keys = [*config, *(quantization if isinstance(quantization, Mapping) else ())]
     rotated = [key for key in keys if any(mark in key.lower() for mark in _ROTATION_MARKS)]
@@ -99,7 +101,7 @@ def _refuse_rotated(config: Mapping[str, Any]) -> None:
 
 
 def has_valid_codes(weight: mx.array, input_dims: int) -> bool:
-    """Whether packed words hold codes 0 to 2 only, and code 1 in the padding."""
+    """Whether packed words hold only the codes 0 to 2, and code 1 in the padding."""
     if has_code_three(weight):
         return False
     shifts = mx.arange(0, 2 * CODES_PER_WORD, 2, dtype=mx.uint32)

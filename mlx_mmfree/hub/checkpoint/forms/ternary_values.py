@@ -1,8 +1,8 @@
-"""Finds weights whose stored floats are already ternary, and packs them without loss.
+"""Finds weights whose stored values are already ternary, and packs them without loss.
 
-TriLM stores `trit * scale` with one scale for each part that a matrix was split into while training:
-blocks of rows in some matrices, of columns in others. The scales are read from the values; nothing is
-rounded. Ternary matrices in MLX's affine 2-bit form are found the same way by their codes and scales.
+TriLM stores `trit * scale`. Training split its matrices into blocks of rows or of columns, each with a
+scale of its own. The scales are read from the values, and nothing is rounded. Ternary matrices in MLX's
+affine 2-bit form are found in the same way, by their codes and scales.
 """
 
 import mlx.core as mx
@@ -18,10 +18,10 @@ _PROBED_ROWS = 2
 
 
 def pack_ternary_values(linear: nn.Linear) -> PackedLinear | None:
-    """The packed form of a dense linear, or `None` if its weight is not ternary."""
+    """The packed form of a dense linear; `None` if its weight is not ternary."""
     weight = linear.weight.astype(mx.float32)
     sizes = mx.abs(weight)
-    # most dense matrices are told apart by a few rows
+    # a few rows are enough to tell that most dense matrices are not ternary
     if not _is_ternary(sizes[:_PROBED_ROWS], 1) and not _is_ternary(sizes[:_PROBED_ROWS], 0):
         return None
     scales = mx.max(sizes)
@@ -32,14 +32,14 @@ def pack_ternary_values(linear: nn.Linear) -> PackedLinear | None:
         if axis == 0 and not _is_ternary(sizes, 0):
             return None
         largest = mx.max(sizes, axis=axis)
-        # rows and columns of zeros take any scale
+        # rows and columns of zeros may have any scale
         scales = mx.where(largest == 0, scales, largest)
         return _packed(linear, weight.shape[1], pack_ternary(mx.sign(weight)), scales, axis)
     return _packed(linear, weight.shape[1], pack_ternary(mx.sign(weight)), scales.reshape(1), 1)
 
 
 def simplify_affine(model: nn.Module) -> None:
-    """Replaces the 2-bit linears that are ternary with one scale for the matrix, a row or a column."""
+    """Packs the 2-bit linears that are ternary with one scale for the matrix, for each row or column."""
     replaced = []
     for path, matrix in matrices(model).items():
         if matrix.storage == "codes" and not matrix.is_embedding:
@@ -74,14 +74,14 @@ def _has_one_size(sizes: mx.array, scale: mx.array) -> bool:
 
 
 def _is_ternary(sizes: mx.array, axis: int) -> bool:
-    """Whether the sizes along an axis are zero or one other number."""
+    """Whether the sizes along an axis are all zero or one other number."""
     return _has_one_size(sizes, mx.max(sizes, axis=axis, keepdims=True))
 
 
 def _packed(
     linear: nn.Module, input_dims: int, weight: mx.array, scales: mx.array, axis: int
 ) -> PackedLinear:
-    """`scales` belong to the whole matrix or its rows (axis 1), or to its columns (axis 0)."""
+    """A packed linear with scales of the whole matrix, its rows (axis 1) or its columns (axis 0)."""
     output_dims = weight.shape[0]
     is_by_column = axis == 0
     packed = PackedLinear(input_dims, output_dims, has_column_scales=is_by_column)

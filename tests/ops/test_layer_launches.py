@@ -85,10 +85,10 @@ def _decoded(model: Decoder, batch: int) -> Any:
 
 
 def _read(model: Decoder, batch: int) -> Any:
-    """A prompt, as the decoding loop reads it."""
+    """A prompt of more rows than one kernel projects, as the decoding loop reads it."""
     each = model.block_arguments()
     mx.eval(each)
-    return model.hidden(mx.ones((batch, 20), mx.int32), block_arguments=each)
+    return model.hidden(mx.ones((batch, 64), mx.int32), block_arguments=each)
 
 
 @pytest.mark.usefixtures("recorded")

@@ -96,7 +96,7 @@ def test_need_is_near_the_measured_peak(batch_size: int) -> None:
 
 def ternary_transformer() -> Decoder:
     linears = TernaryLinears()
-    return pack_linears(llama.build(llama.Config(300, 512, 2, 1408, 8, 2, 64, linears=linears)))
+    return pack_linears(llama.build(llama.Config(300, 256, 2, 704, 4, 1, 64, linears=linears)))
 
 
 def peak_bytes(model: Decoder, length: int, read: int = 0, batch_size: int = 1) -> int:

@@ -90,8 +90,8 @@ SIMD_BARRIER = "simdgroup_barrier(mem_flags::mem_threadgroup);"
 FAULTS: dict[str, tuple[Callable[[], None], str, str, int]] = {
     "decode: stride of words": (decode, "word += 32", "word += 33", 0),
     "decode: a word too many": (decode, "16 * word < dims", "16 * word <= dims + 16", 0),
-    "decode: last inputs left out": (decode, "word + k < dims", "word + k < dims - 1", 0),
-    "decode: an input too many": (decode, "word + k < dims", "word + k <= dims", 0),
+    "decode: last inputs left out": (decode, "start + k >= dims", "start + k >= dims - 1", 0),
+    "decode: inputs beyond the last": (decode, "min(k, dims - 1 - start)", "k", 0),
     "decode: wrong mask": (decode, "3u << (2 * place)", "3u << (2 * place + 1)", 0),
     "decode: half of a code": (decode, "3u << (2 * place)", "1u << (2 * place)", 0),
     "decode: upper places": (decode, "words >> 16", "words >> 14", 0),

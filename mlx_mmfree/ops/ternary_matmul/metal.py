@@ -66,16 +66,18 @@ _decode = mx.fast.metal_kernel(
     for (int n = 0; n < OUTPUTS; n++) word_line[n] = min(n, outputs - 1 - first) * words;
 
     for (int word = lane; 16 * word < dims; word += 32) {
+        const int start = 16 * word;
         uint4 packed;
         #pragma clang loop unroll(full)
         for (int n = 0; n < OUTPUTS; n++) packed[n] = weights[word_line[n] + word];
         #pragma clang loop unroll(full)
         for (int k = 0; k < 16; k++) {
             const float4 trits = trits_at<float4>(under_exponent(packed, k - k % 8), k % 8);
+            const int at = WHOLE_WORDS ? k : min(k, dims - 1 - start);
             #pragma clang loop unroll(full)
             for (int row = 0; row < ROWS; row++) {
-                const float value = WHOLE_WORDS || 16 * word + k < dims
-                    ? static_cast<float>((inputs + (input_line[row] + 16 * word))[k]) : 0.0f;
+                float value = static_cast<float>((inputs + (input_line[row] + start))[at]);
+                if (!WHOLE_WORDS && start + k >= dims) value = 0.0f;
                 sums[row] = fma(float4(value), trits, sums[row]);
             }
         }

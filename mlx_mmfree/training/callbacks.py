@@ -26,7 +26,7 @@ class Callback:
         """Is called when the model has its best validation loss so far."""
 
     def on_save(self, step: int) -> None:
-        """Is called when a checkpoint has been written."""
+        """Is called before a checkpoint is written, with the step that it is of."""
 
 
 class BestWeights(Callback):

@@ -247,8 +247,9 @@ class Trainer:
                 callback.on_best(progress["step"])
 
     def _save(self) -> None:
+        # first what belongs to the checkpoint: a run that is killed in between writes both again
+        for callback in self._callbacks:
+            callback.on_save(self._progress["step"])
         if self._processes.is_first:
             with writing(self._settings.folder):
                 save_checkpoint(self._settings.folder, self.model, self._optimizer, self._progress)
-        for callback in self._callbacks:
-            callback.on_save(self._progress["step"])

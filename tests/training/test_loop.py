@@ -22,7 +22,7 @@ from mlx_mmfree.files.json_reader import MAX_BYTES
 from mlx_mmfree.models import Decoder, hgrn_bit
 from mlx_mmfree.training import Settings
 from mlx_mmfree.training.batches import Batch
-from mlx_mmfree.training.callbacks import BestWeights
+from mlx_mmfree.training.callbacks import BestWeights, Callback
 from mlx_mmfree.training.checkpoint import new_progress, read_progress, save_checkpoint
 from mlx_mmfree.training.corpus import Stage
 from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
@@ -121,6 +121,25 @@ def test_killed_run_resumes_to_the_same_bits(tmp_path: Path, last_step: int) -> 
         for run in ("run", "whole")
     ]
     assert losses[0] == losses[1]
+
+
+def test_what_belongs_to_a_checkpoint_is_there_before_it(tmp_path: Path) -> None:
+    """A run that is killed in between resumes before the step, and so writes both."""
+    settings = _settings(tmp_path)
+    saved: list[int] = []
+
+    class Watch(Callback):
+        def on_save(self, step: int) -> None:
+            progress = read_progress(tmp_path / "run")
+            assert (0 if progress is None else progress["step"]) < step
+            saved.append(step)
+            if saved == [2, 4]:
+                raise _Kill
+
+    with pytest.raises(_Kill):
+        _trainer(_model(), settings, _batches(), callbacks=[Watch()]).train()
+    _trainer(_model(), settings, _batches(), callbacks=[Watch()]).train()
+    assert saved == [2, 4, 4, 6, 7]
 
 
 @pytest.mark.parametrize("is_before", [True, False])

@@ -209,7 +209,7 @@ def test_a_prompt_from_a_closed_input(
     assert main(["generate", "--prompt", "-"]) == 2
     shown = capsys.readouterr().err
     assert "standard input must hold the prompt" in shown and shown.count("\n") == 1
-    # what stands for the closed input
+    # this stands for the closed input
     sys.stdin.close()
 
 

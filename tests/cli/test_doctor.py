@@ -163,7 +163,7 @@ def test_kernels_are_written_with_a_script_that_compiles_them(
     assert sorted(file.read_text().partition("\n")[2] for file in files) == sorted(texts.values())
     include = '#include "mlx/backend/metal/kernels/utils.h"\n'
     assert all(file.read_text().startswith(include) for file in files)
-    # in the place of Xcode: notes what it is to compile, and refuses one of the kernels
+    # it stands in for Xcode: it notes what it is to compile, and refuses one of the kernels
     compiler = tmp_path / "xcrun"
     refusal = f'[ "$8" != "{files[1].name}" ]' if fails else "true"
     compiler.write_text(f'#!/bin/sh\necho "$@" >> "{tmp_path}/calls"\n{refusal}\n')

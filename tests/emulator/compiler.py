@@ -104,7 +104,7 @@ class Loop:
 
     @property
     def slow(self) -> list[str]:
-        """Shifts by amounts that are no constants, divisions and calls."""
+        """The shifts by amounts that are not constants, the divisions and the calls."""
         return [each for each in self.instructions if _SLOW.match(each)]
 
 

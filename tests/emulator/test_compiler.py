@@ -71,7 +71,7 @@ LOOP = """
 )
 def test_count_of_a_loop(body: str, numbers: int) -> None:
     [code] = compiler.machine_codes([TEXT.format(LOOP.format(body))])
-    # an addition, a comparison and a jump lead to the next step, or fewer
+    # at most an addition, a comparison and a jump lead to the next step
     assert compiler.hot_loop(code).count - numbers in (1, 2, 3)
     assert not compiler.hot_loop(code).slow
 

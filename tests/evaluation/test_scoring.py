@@ -1,4 +1,4 @@
-"""Likelihoods of continuations against one text at a time."""
+"""Likelihoods of continuations, compared with those of one text at a time."""
 
 from typing import Any
 

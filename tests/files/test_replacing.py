@@ -117,7 +117,7 @@ class TestFolder:
 
         with pytest.raises(OSError, match="in the meantime"), new_folder(tmp_path / "m") as folder:
             (folder / "a.txt").write_text("new")
-            # after the last look at the target
+            # this comes after the last look at the target
             listing = replacing._listing
             monkeypatch.setattr(replacing, "_listing", lambda f: (listing(f), come(f))[0])
         assert contents(tmp_path) == {"m/thesis.txt": "mine"}

@@ -36,7 +36,7 @@ class Global:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a name."""
+    """A call of something that a pickle names."""
 
     name: str
     arguments: Any

@@ -15,7 +15,7 @@ from mlx_mmfree.errors import MMFreeError
 CASE, TEMPORARY, HOME, OUTSIDE = "case", "tmp", "home", "outside"
 SECRET = "outside-8d1f-not-to-be-read"
 _SECRET_FILE = "secret.txt"
-# said of sound files too: a changed configuration may tell of another writer
+# this is said of sound files too, since a changed configuration may tell of another writer
 _NOTE = re.compile(rb"^\[load\] '[^'\n]*' may hold wrong ternary weights: [^\n]*\n", re.MULTILINE)
 _LONGEST_MESSAGE = 2000
 

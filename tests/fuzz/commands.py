@@ -36,7 +36,7 @@ class Running:
     terminal: int | None = None
 
     def kill(self, delay_s: float) -> None:
-        """Kills it after a while without warning."""
+        """Kills the process after a while without warning."""
         deadline = time.monotonic() + delay_s
         while time.monotonic() < deadline:
             if os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOWAIT | os.WNOHANG):

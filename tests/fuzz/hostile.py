@@ -30,7 +30,7 @@ ODD_VALUES: tuple[Any, ...] = (
     "Sequence",
     "\U0001f600",
 )
-# clear the screen, name the window, colour, go back: what progress bars do not send
+# progress bars clear no screen, name no window, set no colour and never go back
 TERMINAL_CONTROLS = ("\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "\x08", "\x7f")
 CONTROLS = "".join(TERMINAL_CONTROLS) + "\u202e\u2028\r"
 TEXTS = (
@@ -123,7 +123,7 @@ def odd_text(rng: random.Random) -> str:
     """A text of odd pieces and random characters."""
     pieces = [rng.choice(TEXTS) for _ in range(rng.choice((1, 1, 2, 6)))]
     if rng.random() < 0.3:
-        # any character but surrogates
+        # any character may occur but surrogates
         codes = (rng.choice((rng.randrange(128), rng.randrange(0xD800))) for _ in range(30))
         pieces.append("".join(map(chr, codes)))
     return "".join(pieces)

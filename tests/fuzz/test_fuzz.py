@@ -1,4 +1,4 @@
-"""Hostile input gives one clear line or a sound result, quickly and in little memory."""
+"""Hostile input ends in one clear line or a sound result, quickly and in little memory."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -158,7 +158,7 @@ def test_an_interrupted_step_loses_nothing(
     countdown = [fails_at]
 
     def fail(self: Decoding, **options: Any) -> list[int]:
-        # after the state has changed, before the token is known
+        # the state has changed by now, but the token is not known yet
         token = step(self, **options)
         countdown[0] -= 1
         if countdown[0] == -1:

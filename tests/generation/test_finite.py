@@ -31,7 +31,7 @@ def model(request: pytest.FixtureRequest) -> Decoder:
     return MODELS[request.param](3)
 
 
-# all uses look at logits alike
+# all uses must look at the same logits
 @pytest.mark.parametrize(
     ("use", "value"), [*((use, math.nan) for use in USES), ("batch", math.inf), ("batch", 3e38)]
 )

@@ -1,4 +1,4 @@
-"""Stop strings and end tokens."""
+"""Generation ends at stop strings and end tokens."""
 
 import random
 

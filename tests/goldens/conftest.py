@@ -6,7 +6,7 @@ import pytest
 
 from tests.goldens.cases import DEFAULT_FOLDER, Case, find_cases, find_tokenizers, golden
 
-# fixture: the tensor that a case must have for it
+# each fixture, with the tensor that a case must have for it
 _NEEDS = {
     "chunk_case": "chunk_split",
     "gradient_case": "loss",

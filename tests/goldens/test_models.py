@@ -42,7 +42,7 @@ def inputs(tensors: dict[str, mx.array]) -> tuple[mx.array, mx.array]:
 
 
 def only_valid(x: mx.array, valid: mx.array) -> mx.array:
-    """Positions of padding, whose values mean nothing, set to zero."""
+    """The array with zeros at positions of padding, whose values mean nothing."""
     return mx.where(valid[..., None], x, 0.0)
 
 

@@ -44,7 +44,7 @@ def test_pieces_and_texts(tokenizer: Tokenizer, reference: Golden) -> None:
 
 
 def test_special_tokens_in_the_text(tokenizer: Tokenizer, reference: Golden) -> None:
-    """As a library that looks for special tokens in every text, where the file's own does not."""
+    """Special tokens in a text are found, as some libraries do whatever the file says."""
     for item in reference["items"]:
         if "hf_ids" not in item:
             continue

@@ -367,7 +367,7 @@ def _denied(request: Request, name: str) -> Answer | None:
 
 
 def _validate(request: Request) -> Answer:
-    """Front matter must be YAML with a licence in lower case, to have something to refuse."""
+    """Front matter must be YAML with a licence in lower case, so that there is something to refuse."""
     content = request.json()["content"]
     try:
         metadata = yaml.safe_load(content.split("---")[1]) if content.startswith("---") else {}

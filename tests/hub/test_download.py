@@ -61,7 +61,7 @@ def home(source: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def client(hub: HubServer, home: Path) -> Iterator[HubClient]:
-    """Nobody is logged in."""
+    """Makes sure that nobody is logged in."""
     with HubClient(hub.url, home) as client:
         yield client
 

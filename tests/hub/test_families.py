@@ -199,7 +199,7 @@ class TestRefused:
 
 
 class TestLatent:
-    """Float weights of ternary Llamas: masters, or meant as stored."""
+    """Float weights of ternary Llamas are masters, or are meant as they are stored."""
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:

@@ -82,7 +82,7 @@ def test_types_against_the_gguf_package(kind: str) -> None:
     data[:, scale] = np.linspace(0.01, 0.02, 8).astype("<f2").view(np.uint8).reshape(8, 2)
     want = gguf.quants.dequantize(data, number)
     if kind == "TQ1_0":
-        # of the bytes that no writer gives, only those of trits are compared
+        # of bytes with values that no writer gives, only those that hold trits are compared
         data = gguf.quants.quantize(np.sign(want), number)
         want = gguf.quants.dequantize(data, number)
     got = dequantized(TYPES[number], data.reshape(-1), want.shape)

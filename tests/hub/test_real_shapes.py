@@ -96,7 +96,7 @@ def _keep(seen: dict[str, Any], name: str, module: Any, inputs: Any, output: Any
 
 
 def _codes(x: mx.array) -> Codes:
-    """Of one sequence, in the arithmetic of transformers."""
+    """The activation codes of one sequence, in the arithmetic of transformers."""
     values = np.array(x[0])
     scale = np.float32(127) / np.maximum(
         np.abs(values).max(axis=-1, keepdims=True), np.float32(1e-5)

@@ -66,7 +66,7 @@ def test_stored_vectors_are_those_of_mlx(bits: int, group_size: int) -> None:
     assert stored.quantization(DIMS) == Quantization(bits, group_size)
     groups = x.reshape(*x.shape[:-1], -1, group_size)
     error = mx.abs(stored.decode(DIMS) - x).reshape(groups.shape).max(axis=-1)
-    # half a step, but for the ends: MLX moves them so that zero has a code
+    # values move by half a step, but for the ends, which MLX moves so that zero has a code
     assert mx.all(error <= mx.abs(stored.scales)).item()
 
 

@@ -18,7 +18,7 @@ from tests.tolerances import TOLERANCE, relative_error
 Codes = tuple[np.ndarray, np.ndarray]
 
 BOUNDARY = 1e-3
-"""How far beside a rounding boundary a code may be another one, in steps."""
+"""How near to a rounding boundary, in steps, a code may be a neighbouring one."""
 
 
 def force(monkeypatch: pytest.MonkeyPatch, given: Iterable[Codes], one_code: float) -> None:

@@ -33,7 +33,7 @@ class MatMulFreeLM:
         self.at_point = self.loss(self.point)
 
     def derivative(self, name: str, direction: Array, step: float = 1e-6) -> float:
-        """Of the loss along a direction of one parameter, from both sides."""
+        """The slope of the loss along a direction of one parameter, from points on both sides."""
         value = self.point[name]
         ahead, behind = (
             self.loss({**self.point, name: value + sign * step * direction}) for sign in (1, -1)

@@ -83,7 +83,7 @@ def figures(model: Decoder, steps: int) -> dict[str, Any]:
 
 
 def same_products(group: mx.distributed.Group) -> list[bool]:
-    """Whether layers split by inputs give the bits of whole ones, not a number included."""
+    """Whether layers that are split by inputs give the bits of whole ones, NaN included."""
     same = []
     mx.random.seed(4)
     layers: list[tuple[int, dict[str, Any]]] = [

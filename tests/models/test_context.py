@@ -81,7 +81,7 @@ def test_a_layer_more_adds_nothing_that_is_shared(
 
 @pytest.mark.parametrize("name", ["llama", "llama, window", "hgrn_bit, convolutions"])
 def test_what_is_shared_ends_with_the_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without waiting for the collector of cycles, so that no memory is held for longer."""
+    """Memory is freed at once, without waiting for the collector of cycles."""
     made = []
 
     class Watched(Context):

@@ -38,7 +38,7 @@ def build_seeded(**keys: Any) -> Decoder:
     return find("llama").build(config_of(initializer_range=0.2, **keys))
 
 
-# name: model_type, config keys, parameters in millions
+# by name: the model type, keys of the configuration, and parameters in millions
 PUBLISHED: dict[str, tuple[str, dict[str, Any], int]] = {
     "bitnet-b1.58-2B-4T": (
         "bitnet",

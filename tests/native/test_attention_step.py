@@ -187,7 +187,7 @@ def test_not_a_number_stays_in_its_row_and_group() -> None:
     got = run("native", *given, **options)[0]
     assert mx.array_equal(got[0], want[0]) and mx.array_equal(got[1, :, :16], want[1, :, :16])
     assert mx.isnan(got[1, :, 16:]).all()
-    # beyond the slots in use
+    # these lie beyond the slots in use
     given, options = arguments([200], 2, 2, 8)
     want = run("native", *given, **options)[0]
     given[1][:, :, 202:], given[2][:, :, 202:] = mx.nan, mx.nan

@@ -30,7 +30,7 @@ def multiply(x: mx.array, weight: mx.array, form: AffineForm | None = None) -> n
 
 
 def assert_close(got: np.ndarray, want: np.ndarray, tolerance: float) -> None:
-    """Every row by its own largest value."""
+    """Compares every row relative to its own largest value."""
     assert got.shape == want.shape
     error = np.abs(got - want).max(-1)
     assert (error <= tolerance * np.abs(want).max(-1)).all()

@@ -32,7 +32,7 @@ X86 = {
     "instruction_sets/avx_vnni.cpp": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
     "instruction_sets/avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
 }
-# the spelling of the Zig compiler
+# this is how the Zig compiler spells it
 ARM = {
     "instruction_sets/arm_features.cpp": [],
     "instruction_sets/neon_dotprod.cpp": ["-mcpu=generic+v8_2a+dotprod"],
@@ -40,7 +40,7 @@ ARM = {
 }
 
 
-# what neither knows MLX nor Python, for every processor
+# these files know neither MLX nor Python, and hold for every processor
 PORTABLE = [
     file.relative_to(SOURCES).as_posix()
     for file in sources.sources(SOURCES)

@@ -154,7 +154,7 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every source file compiled as it is."""
+    """The object file of every source file, compiled as it is."""
     folder = tmp_path_factory.mktemp("objects")
     units = {name: folder / f"{n}.o" for n, name in enumerate([*PORTABLE, *X86, str(CHECK)])}
     for name, target in units.items():

@@ -19,7 +19,7 @@ from mlx_mmfree.ops.ternary_matmul import native as compiled
 if reason := native.unavailable():
     pytest.skip(reason, allow_module_level=True)
 
-# enough work to be shared out
+# there is enough work to be shared out
 SETUP = """
 import os
 import mlx.core as mx

@@ -38,7 +38,7 @@ def random_trits(outputs: int, dims: int) -> mx.array:
 def check_code_sums(
     rows: int, dims: int, outputs: int, dtype: mx.Dtype, backend: str = "metal"
 ) -> None:
-    """Codes give the same bits as whole numbers, called codes or not."""
+    """Whole numbers give the same bits whether or not they are said to be codes."""
     mx.random.seed(rows * 10007 + dims)
     codes = mx.random.randint(-128, 128, (rows, dims))
     trits = random_trits(outputs, dims)
@@ -63,7 +63,7 @@ def check_float_sums(rows: int, dims: int, outputs: int, dtype: mx.Dtype) -> Non
 def check_codes(
     x: mx.array, weight: mx.array | None, eps: float | None, rounding: Rounding
 ) -> None:
-    """Codes are equal but where the scaled value is within 1e-4 of a rounding boundary."""
+    """Asserts that codes are equal, unless the scaled value is within 1e-4 of a boundary."""
     with use_backend("metal"):
         codes, scale = rms_norm_quantize(x, weight, eps=eps, rounding=rounding)
     with use_backend("reference"):
@@ -77,7 +77,7 @@ def check_codes(
 
 
 def assert_same_codes(got: mx.array, want: mx.array, scaled: mx.array) -> None:
-    """Equal but where the scaled value is within 1e-4 of a rounding boundary; there off by one."""
+    """Codes are equal, but may be off by one within 1e-4 of a rounding boundary."""
     clear = mx.abs(mx.abs(scaled - mx.floor(scaled)) - 0.5) > 1e-4
     assert_same(mx.where(clear, got, 0), mx.where(clear, want, 0))
     assert_close(got, want, 1.01 / 127)

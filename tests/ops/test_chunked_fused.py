@@ -138,7 +138,7 @@ def test_projections_of_one_input_share_their_codes(
     backend: str, eps: float | None, sets: int
 ) -> None:
     norm = None if eps is None else mx.ones((32,))
-    # of unequal sizes, so that those with norms of their own are computed one by one
+    # their sizes differ, so that those with norms of their own are computed one by one
     projections = [
         Projection(pack_ternary(random_trits(outputs, 32)), mx.ones((1,)), norm)
         for outputs in (32, 16, 16)
@@ -146,5 +146,5 @@ def test_projections_of_one_input_share_their_codes(
     graph = io.StringIO()
     with use_backend(backend):
         mx.export_to_dot(graph, bit_linear(mx.ones((1, 32)), projections, eps=eps))
-    # of the largest value in a row
+    # each set computes the largest value in a row once
     assert graph.getvalue().count('"Max"') == sets

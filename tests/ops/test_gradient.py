@@ -28,7 +28,7 @@ def backward(
     x, weight, counts = inputs
     gradient = cotangents[0] + 2 * outputs[0] * cotangents[1][..., None]
     by_weight = gradient * mx.sin(x) * counts
-    # as a kernel would, it hides how it came about
+    # like a kernel, it hides how its values came about
     results = gradient * mx.cos(x) * weight * counts, by_weight.sum(axis=tuple(range(x.ndim - 1)))
     return *(mx.stop_gradient(r) for r in results), None
 

@@ -26,7 +26,7 @@ LAUNCHES = {
 PROMPT_LAUNCHES = LAUNCHES | {
     "hgrn_bit": ["bit_linear_3", "linear_scan_forward", "gated_rms_norm", *["bit_linear_1"] * 3],
 }
-# behind the blocks
+# these come behind the blocks
 HEADS = {"hgrn_bit": ["bit_linear_1"], "bitnet": []}
 
 

@@ -31,7 +31,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense llama": ("llama", {}),
     "qwen3": ("qwen3", {}),
 }
-# of a decoded token, and of a prompt
+# the numbers for a decoded token, and for a prompt
 LAUNCHES = {
     "hgrn_bit": (5, 42),
     "bitnet": (8, 43),

@@ -66,7 +66,7 @@ def test_no_loop_of_any_text_does(texts: dict[str, str]) -> None:
 def test_instructions_of_a_weight(loops: dict[str, compiler.Loop], kernel: str) -> None:
     for rows, most in MOST_INSTRUCTIONS[kernel].items():
         count = loops[kernel.format(rows)].count / WEIGHTS_OF_A_STEP
-        # far fewer would not be this loop
+        # with far fewer instructions it would not be this loop
         assert rows + 1 < count <= most, (rows, count)
 
 
@@ -77,5 +77,5 @@ def test_instructions_of_a_tile(loops: dict[str, compiler.Loop]) -> None:
     assert names.count("simdgroup_multiply") == 64
     assert names.count("simdgroup_load") == 32
     assert names.count("threadgroup_barrier") == 2
-    # the rest loads, decodes and lays out 16 inputs and 16 weights
+    # the other instructions load, decode and lay out 16 inputs and 16 weights
     assert loop.count - 64 - 32 - 2 <= 220

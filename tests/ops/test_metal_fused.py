@@ -144,7 +144,7 @@ def test_a_launch_reads_each_packed_word_once(emulated: Emulator, rows: int, dim
     record = emulated.records[-1]
     for n, count in enumerate(outputs):
         # the last words of a row may hold padding alone; the last output is read in the place of
-        # those that are missing to the last four
+        # these fill up the last four
         assert record.loaded[f"weight{n}"] == -(-count // 4) * 4 * -(-dims // 16) * 4
     # each of 2 + 2 threadgroups reads the input for its statistics and for its codes
     assert record.loaded["x"] == 4 * 2 * rows * dims * 2

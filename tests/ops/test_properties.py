@@ -98,7 +98,7 @@ def test_sums_of_codes_are_exact(op: str, backend: str) -> None:
         x = random.integers(-128, 128, (rows, dims))
         trits = random.integers(-1, 2, (outputs, dims))
         if is_extreme:
-            # as far from zero as sums go, in both directions
+            # the sums are as far from zero as they go, in both directions
             x, trits = np.where(x[:, :1] < 0, -128, 127) + 0 * x, np.sign(trits[:, :1]) + 0 * trits
         got = ops.ternary_matmul(
             laid_out(x, layout, dtype), pack_ternary(mx.array(trits)), codes=codes

@@ -37,7 +37,7 @@ def trits(*shape: int) -> np.ndarray:
 
 
 def error(got: mx.array, want: np.ndarray) -> float:
-    """Largest error over largest reference value, in float64."""
+    """The largest error over the largest reference value, in float64."""
     got = np.array(got.astype(mx.float32), np.float64)
     assert got.shape == want.shape
     return np.abs(got - want).max() / np.abs(want).max()
@@ -91,7 +91,7 @@ def test_norm_of_a_wide_gate() -> None:
 def test_product_with_long_rows(rows: int) -> None:
     weight = trits(96, INNER)
     packed = pack_ternary(mx.array(weight))
-    # all of one sign: sums that are as long as they get
+    # values of one sign make the sums as large as they get
     codes = np.abs(np.round(40 * normal(rows, INNER))).clip(0, 127)
     got = ops.ternary_matmul(mx.array(codes), packed, codes=True)
     assert np.array_equal(np.array(got, np.int64), codes.astype(np.int64) @ weight.T)

@@ -80,7 +80,7 @@ def test_sums_of_codes_are_exact(
     limit_bytes: int, rows: int, inputs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunked, "unpacked_matrices", lambda: UnpackedMatrices(limit_bytes))
-    # several blocks of outputs
+    # the outputs fill several blocks
     monkeypatch.setattr(chunked, "BLOCK_WEIGHTS", 4 * inputs)
     codes, trits = mx.random.randint(-128, 128, (rows, inputs)), drawn(33, inputs)
     weight = pack_ternary(trits)

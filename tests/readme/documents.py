@@ -54,7 +54,7 @@ def sections(file: Path) -> list[Section]:
 
 
 def anchors(file: Path) -> list[str]:
-    """What links to the headings of a README end in."""
+    """The anchors of the headings of a README, as links name them."""
     titles = (section.title.lower() for section in sections(file))
     return [re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles]
 

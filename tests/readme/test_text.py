@@ -137,7 +137,7 @@ def test_what_the_paragraphs_on_adding_name_exists() -> None:
 
 
 def memory(config: dict[str, Any]) -> float:
-    """Gigabytes for a text, as the library estimates them on a Mac, with 16-bit floats."""
+    """The gigabytes that the library estimates for a text on a Mac, with 16-bit floats."""
     architecture = find(config["model_type"])
     model = architecture.build(architecture.config.from_hub(config))
     model.set_dtype(mx.bfloat16)

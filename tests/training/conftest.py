@@ -77,5 +77,5 @@ def config(tmp_path: Path, run_values: dict[str, Any]) -> Path:
 
 @pytest.fixture
 def without_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs draw nothing, which takes longer than they do."""
+    """Runs draw no curve, since drawing takes longer than the run."""
     monkeypatch.setattr(loop, "plot_curve", lambda log, image: True)

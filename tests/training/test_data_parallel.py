@@ -25,7 +25,7 @@ def _losses(folder: Path) -> list[float]:
 
 
 def _results(folder: Path) -> list[dict[str, Any]]:
-    """What each of two processes wrote."""
+    """The results that each of two processes wrote."""
     return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2)]
 
 

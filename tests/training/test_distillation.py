@@ -23,7 +23,7 @@ FORMS = [(1.0, None), (2.5, None), (1.0, 5), (2.5, 5), (1.0, 40)]
 def wanted_divergence(
     logits: np.ndarray, wanted: np.ndarray, temperature: float, top_k: int | None
 ) -> np.ndarray:
-    """Term by term, in float64."""
+    """The definition, computed term by term in float64."""
     q = np.exp(logits / temperature)
     q /= q.sum(-1, keepdims=True)
     p = np.exp(wanted / temperature)

@@ -38,7 +38,7 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
     name = rng.choice(("train.jsonl", "train.jsonl", "train.jsonl", "prompts.txt", "text.xz"))
     lines = [_line(rng) for _ in range(rng.choice((0, 1, 3, 10)))]
     if rng.random() < 0.05:
-        # one line without an end
+        # this is one line without an end
         lines.append('{"text": "' + "a " * rng.choice((100_000, 3_000_000)))
     data = (
         rng.choice(("\n", "\n", "\n", "\r\n", "\r", "\n\n", "\u2028"))
@@ -75,7 +75,7 @@ def _line(rng: random.Random) -> str:
 
 def _compressed(data: bytes, rng: random.Random) -> bytes:
     if rng.random() < 0.2:
-        # small to store, large to read
+        # these are small to store and large to read
         data = bytes(rng.choice((10_000_000, 300_000_000)))
     return lzma.compress(data, preset=0)
 

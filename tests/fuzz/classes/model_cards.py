@@ -33,7 +33,7 @@ _FENCES = ("---\n", "---\n", "---\n", "--- \r\n", "\ufeff---\n", "----\n", "")
 
 
 def make_sources(folder: Path) -> None:
-    """None: the cards are in this file."""
+    """Makes nothing, since the cards are in this file."""
 
 
 def mutate(sources: Path, target: Path, rng: random.Random) -> str:

@@ -61,7 +61,7 @@ _SCALARS = (
 
 
 def make_sources(folder: Path) -> None:
-    """None: the settings are in this file."""
+    """Makes nothing, since the settings are in this file."""
 
 
 def mutate(sources: Path, target: Path, rng: random.Random) -> str:

@@ -1,4 +1,4 @@
-"""Which slot of a key or value buffer holds which token.
+"""The rule by which slots of key and value buffers hold tokens.
 
 Slot `j` of a row holds its token `j`. With a window of W slots behind S sinks, slot `S + j` holds the
 latest token `S + p` with `p % W == j`.
@@ -13,8 +13,8 @@ class Place(NamedTuple):
     """Where one more token goes in buffers that hold these positions.
 
     Attributes:
-        lengths: Number of tokens before it in each row, int32 `(B,)`.
-        slots: Its slot, as `new_slots` gives it.
+        lengths: The number of tokens before it in each row, int32 `(B,)`.
+        slots: Its slot, as `new_slots` returns it.
         positions: The position that each slot in use holds afterwards, int32 `(B, N)`, -1 for none.
         mask: Which slots it sees, booleans `(B, 1, 1, N)`.
     """
@@ -26,13 +26,14 @@ class Place(NamedTuple):
 
 
 def next_place(positions: mx.array, room: int, window: int | None = None, sinks: int = 0) -> Place:
-    """Where one token goes.
+    """Finds the place of the next token.
 
     Args:
         positions: The position that each slot in use holds, int32 `(B, N)`, -1 for none.
-        room: Number of slots there are; a token without one takes the last.
-        window: Slots behind the sinks, the oldest of which is overwritten; `None`: all tokens stay.
-        sinks: Number of first tokens that stay.
+        room: The number of slots. A token for which there is none takes the last.
+        window: The number of slots behind the sinks, of which the oldest is overwritten, or `None` if
+            all tokens stay.
+        sinks: The number of first tokens that stay.
     """
     batch, used = positions.shape
     lengths = mx.max(positions, axis=1) + 1 if used else mx.zeros((batch,), mx.int32)
@@ -49,16 +50,16 @@ def slots_after(used: int, length: int, window: int | None, sinks: int) -> int:
 def new_slots(
     lengths: int | mx.array, length: int, window: int | None = None, sinks: int = 0
 ) -> mx.array:
-    """The slots of the next `length` tokens, one behind the other, in rows of these lengths.
+    """The slots of the next `length` tokens in rows of these lengths.
 
     Args:
         lengths: One number for all rows, or int32 `(B,)`.
-        length: Number of tokens.
-        window: Slots behind the sinks; `None`: all tokens stay.
-        sinks: Number of first tokens that stay.
+        length: The number of tokens, which take slots one behind the other.
+        window: The number of slots behind the sinks, or `None` if all tokens stay.
+        sinks: The number of first tokens that stay.
 
     Returns:
-        int32: the first slot, `(1,)`, where it is the same for all rows; or every slot, `(B, length)`.
+        The first slot, int32 `(1,)`, if it is the same for all rows. Otherwise all, `(B, length)`.
     """
     first = mx.array([lengths], mx.int32) if isinstance(lengths, int) else lengths
     if window is not None:
@@ -67,7 +68,7 @@ def new_slots(
 
 
 def held_positions(lengths: mx.array, slots: int, window: int | None, sinks: int) -> mx.array:
-    """The position that each slot holds in rows of these lengths, `(B, slots)`; -1 for none."""
+    """The position that each slot holds in rows of these lengths, `(B, slots)`, or -1 for none."""
     slot, last = mx.arange(slots), lengths[:, None] - 1
     position = slot
     if window is not None:
@@ -79,7 +80,7 @@ def held_positions(lengths: mx.array, slots: int, window: int | None, sinks: int
 
 
 def write_slots(buffer: mx.array, new: mx.array, slots: mx.array) -> mx.array:
-    """The buffer with `new` written along axis 2 to these slots, as `new_slots` gives them."""
+    """The buffer with `new` written along axis 2 to the slots that `new_slots` returns."""
     if slots.size == 1:
         return mx.slice_update(buffer, new, slots.reshape(1), axes=(2,))
     index = mx.broadcast_to(slots[:, None, :, None], new.shape)

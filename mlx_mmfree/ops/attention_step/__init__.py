@@ -45,8 +45,8 @@ def attention_step(
         y_h &= \sum_j \mathrm{softmax}_j\big(q_h^\top k_{j,g(h)} / \sqrt{K}\big)\,v_{j,g(h)},
         \quad g(h) = \lfloor h\,G / H \rfloor
 
-    with the rotation :math:`R_p` of pairs by :math:`p / \lambda_i` (arXiv 2104.09864). The position
-    `p` of a row is one more than its last. The slots are those of `ops.slots`.
+    Here :math:`R_p` rotates pairs by :math:`p / \lambda_i` (arXiv 2104.09864), and the position `p` of a
+    row is one more than its last. The slots are those of `ops.slots`.
 
     Args:
         projected: Heads of queries :math:`\hat q`, keys :math:`\hat k` and values, one behind the
@@ -56,22 +56,24 @@ def attention_step(
         values: `(B, G, C, K)`.
         positions: The position that each slot in use holds, int32 `(B, N)`, -1 for none. Only the
             last one of a row counts. Where all slots are in use, `N = C`, each row has a free one or
-            its window is full; a token without a slot takes the last.
+            its window is full. A token for which there is no slot takes the last.
         num_heads: `H`, a multiple of `G`.
-        wavelengths: Positions per radian of each pair, :math:`\lambda`, float32 `(K / 2,)`; `None`:
-            no rotation.
-        is_interleaved: Pairs are neighbours `(2i, 2i + 1)` instead of halves `(i, i + K / 2)`.
-        query_norm: Weight of an RMSNorm of each query head, `(K,)`; `None`: no norm.
+        wavelengths: Positions per radian of each pair, :math:`\lambda`, float32 `(K / 2,)`, or `None`
+            for no rotation.
+        is_interleaved: Whether pairs are neighbours `(2i, 2i + 1)`. Otherwise they are
+            `(i, i + K / 2)`.
+        query_norm: Weight of an RMSNorm of each query head, `(K,)`, or `None` for no norm.
         key_norm: Weight of an RMSNorm of each key head, `(K,)`, given together with `query_norm`.
         norm_eps: Epsilon of both norms.
-        window: Slots behind the sinks, the oldest of which is overwritten; `None`: all tokens stay.
-        sinks: Number of first tokens that stay.
-        place: What `next_place` gives for the positions, from a caller who has it of another layer. A
+        window: The number of slots behind the sinks, of which the oldest is overwritten, or `None` if
+            all tokens stay.
+        sinks: The number of first tokens that stay.
+        place: What `next_place` returns for the positions, if another layer has found it already. A
             kernel that finds the place itself does not read it.
 
     Returns:
-        `y`, `(B, 1, H K)` in the dtype of `projected`; the new keys and values, of the shapes and
-        dtypes that they had; the new positions, `(B, N + 1)` or `(B, N)` once all slots are in use.
+        `y`, `(B, 1, H K)` in the dtype of `projected`, the new keys and values with the shapes and
+        dtypes that they had, and the new positions, int32 `(B, N + 1)`, or `(B, N)` once all slots are in use.
 
     Raises:
         ValueError: The shapes do not agree, heads or their dims are missing, there are more positions

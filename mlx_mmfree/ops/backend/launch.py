@@ -10,10 +10,10 @@ import mlx.core as mx
 from ..float_dtypes import FLOATS
 
 SIMD_GROUP = 32
-"""Number of lanes of a SIMD group."""
+"""The number of lanes of a SIMD group."""
 
 MAX_GROUP_ROWS = 8
-"""Largest number of rows for which a kernel reads each packed word once."""
+"""The most rows for which a kernel reads each packed word once."""
 
 FEW_ROWS = 48
 """Largest number of rows that are computed in groups, each of which reads the packed words again."""
@@ -24,10 +24,10 @@ _texts: ContextVar[dict[str, str] | None] = ContextVar("texts", default=None)
 
 @contextmanager
 def recording() -> Iterator[dict[str, str]]:
-    """Inside the `with` block kernels do not run: their outputs are zeros.
+    """Records the texts of kernels inside the `with` block, where their outputs are zeros.
 
     Yields:
-        The texts of the kernels, by their names.
+        The texts of the kernels that would have run, by their names.
     """
     texts: dict[str, str] = {}
     token = _texts.set(texts)
@@ -43,7 +43,7 @@ def is_recording() -> bool:
 
 
 def generated_text(kernel: Any, inputs: Sequence[mx.array], **call: Any) -> tuple[str, str]:
-    """Name and text of what MLX would have Metal compile for a call; no device is needed.
+    """The name and text of what MLX would have Metal compile for a call. No device is needed.
 
     Args:
         kernel: What `mx.fast.metal_kernel` returned.
@@ -62,12 +62,12 @@ def generated_text(kernel: Any, inputs: Sequence[mx.array], **call: Any) -> tupl
 
 
 def rows_of_a_group(rows: int) -> int:
-    """Rows are computed in as few groups as there can be, of sizes as even as they can be."""
+    """The rows of a group, so that groups are as few and of sizes as even as they can be."""
     return -(-rows // -(-rows // MAX_GROUP_ROWS))
 
 
 def not_floats(*arrays: mx.array | None) -> str | None:
-    """Returns why kernels cannot take these arrays, or None if all are floats."""
+    """Returns why kernels cannot take these arrays, or `None` if all are floats."""
     for array in arrays:
         if array is not None and array.dtype not in FLOATS:
             return f"it takes float32, float16 or bfloat16, not {array.dtype}"
@@ -90,12 +90,12 @@ def launch(
     Args:
         kernel: What `mx.fast.metal_kernel` returned.
         inputs: One array for each of the kernel's inputs.
-        grid: Number of threads in each direction.
-        threadgroup: Number of threads of a threadgroup in each direction.
+        grid: The number of threads in each direction.
+        threadgroup: The number of threads of a threadgroup in each direction.
         output_shapes: One shape for each of the kernel's outputs.
         output_dtypes: The dtype of each output.
-        template: Name and value of each template parameter.
-        init_value: What the outputs hold before the kernel runs; by default they are not set.
+        template: The name and value of each template parameter.
+        init_value: What the outputs hold before the kernel runs, or `None` to leave them unset.
 
     Returns:
         The outputs.

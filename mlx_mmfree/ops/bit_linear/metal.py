@@ -1,7 +1,7 @@
-"""`bit_linear` on Metal: one launch for some tens of rows, the operations it is made of for more.
+"""`bit_linear` on Metal, in one launch for some tens of rows.
 
-Those operations also compute what the kernel does not: gating by the exact GELU, and matrices of
-fewer than 8 words.
+More rows are computed by the operations that it is made of. So are gates with the exact GELU and
+matrices of fewer than 8 words, which the kernel does not take.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ from . import Options, Projection, reference
 from .metal_kernel import KERNELS, MAX_MATRICES, OUTPUTS, SIMD_GROUPS
 
 _GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "relu2": 2, "relu": 3}
-# A smaller array would lie in another address space than the others.
+# smaller arrays lie in another address space than the others
 MIN_WORDS = 8
 
 
 class _Form(NamedTuple):
-    """The arguments of a launch that are no arrays."""
+    """The arguments of a launch that are not arrays."""
 
     eps: float | None
     rounding: Rounding
@@ -195,7 +195,7 @@ def _check_inputs(
     # a second slab, and a second threadgroup of the first matrix
     dims = 16 * (128 // rows if rows < 3 else 32) + 40
     outputs = [OUTPUTS + 1, *range(5, 4 + matrices)]
-    # normed and scaled these are whole numbers but for rounding errors, none near a tie
+    # normed and scaled, these are whole numbers but for rounding errors, and none is near a tie
     values = ((mx.arange(rows * dims) * 37 % 255) - 127).astype(mx.float32).reshape(rows, dims)
     norms = [mx.arange(dims) % 2 + 1, mx.arange(dims) // 2 % 2 + 1]
     for dtype, weight in zip((norm, own_norm), norms, strict=True):

@@ -2,8 +2,8 @@
 
 A threadgroup computes 32 outputs of one matrix for a group of rows. It first finds the statistics of
 the rows, then computes the activations of a slab of inputs at a time into threadgroup memory, where
-its SIMD groups multiply them. So each packed word is read once for a group of rows, and `x` and the
-norms by each threadgroup, once for the statistics and once for the activations.
+its SIMD groups multiply them. Each packed word is read once for a group of rows. Each threadgroup reads
+`x` and the norms twice, once for the statistics and once for the activations.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ import mlx.core as mx
 from ..backend.metal_functions import QUANTIZE, SIGMOID, TERNARY
 
 MAX_MATRICES = 4
-"""Largest number of matrices of one launch."""
+"""The most matrices of one launch."""
 
 SIMD_GROUPS = 8
 OUTPUTS_PER_GROUP = 4
@@ -211,7 +211,7 @@ _SOURCE = """
 
 
 def _kernel(matrices: int) -> Any:
-    """The kernel for a number of matrices: each has inputs of its own, chosen by threadgroup."""
+    """The kernel for a number of matrices. Each has inputs of its own, chosen by threadgroup."""
     numbers = range(matrices)
     choice = "".join(
         f"""

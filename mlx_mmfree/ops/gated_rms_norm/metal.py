@@ -1,4 +1,4 @@
-"""`gated_rms_norm` on Metal: one launch, one threadgroup for each row."""
+"""`gated_rms_norm` on Metal, in one launch with a threadgroup for each row."""
 
 from collections.abc import Callable
 from functools import cache, partial

@@ -1,8 +1,8 @@
-"""`linear_scan` on Metal: parallel over channels and, in long sequences, over chunks of steps.
+"""`linear_scan` on Metal, parallel over channels and, in long sequences, over chunks of steps.
 
-A chunk of steps maps the state before it to the state after it by `s -> product * s + sum`. Every
-chunk finds its two numbers; then it starts from the state that the chunks before it lead to. The
-last bits of long sequences therefore depend on how they are cut into calls.
+A chunk of steps maps the state before it to the state after it by `s -> product * s + sum`. Every chunk
+first finds its two numbers. Then it starts from the state to which the chunks before it lead. The last
+bits of long sequences therefore depend on how they are cut into calls.
 """
 
 import math
@@ -69,8 +69,8 @@ _forward = mx.fast.metal_kernel(
     """,
 )
 
-# The same recurrence from the last step to the first: the gradient that reaches step t from above
-# is `f_{t+1} (states_gradient_{t+1} + ...)`.
+# The same recurrence from the last step to the first. The gradient that reaches step t from the next
+# step is `f_{t+1} (states_gradient_{t+1} + ...)`.
 _backward = mx.fast.metal_kernel(
     name="linear_scan_backward",
     # (B, L, D), (B, D), (B, L, D), (B, L, D), (B, D)

@@ -1,6 +1,6 @@
-"""`mlgru_step` on Metal: one launch for one step, with a threadgroup for each sequence.
+"""`mlgru_step` on Metal, in one launch for one step, with a threadgroup for each sequence.
 
-Longer inputs and new samples are computed by the operations that it is made of.
+The operations that it is made of compute longer inputs, and those in which samples start.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,7 +64,7 @@ _kernel = mx.fast.metal_kernel(
 
 
 class _Form(NamedTuple):
-    """The arguments of a launch that are no arrays."""
+    """The arguments of a launch that are not arrays."""
 
     eps: float
     is_bounded: bool

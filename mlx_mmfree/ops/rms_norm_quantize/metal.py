@@ -1,4 +1,4 @@
-"""`rms_norm_quantize` on Metal: one launch, one threadgroup for each row."""
+"""`rms_norm_quantize` on Metal, in one launch with a threadgroup for each row."""
 
 from collections.abc import Callable
 from functools import cache
@@ -87,7 +87,7 @@ def run(
 
 
 def _check_inputs(dtype: mx.Dtype, weight_dtype: mx.Dtype | None) -> tuple[mx.array, ...]:
-    # whole numbers up to 127: without a norm the scale is 1, and the ties stay ties
+    # with whole numbers up to 127 and no norm the scale is 1, so that ties stay ties
     x = (mx.arange(2 * 129) * 37 % 255 - 127).astype(mx.float32).reshape(2, 129)
     x[:, 2:4] = mx.array([0.5, -2.5])
     if weight_dtype is None:

@@ -73,7 +73,8 @@ def attention_step(
 
     Returns:
         `y`, `(B, 1, H K)` in the dtype of `projected`, the new keys and values with the shapes and
-        dtypes that they had, and the new positions, int32 `(B, N + 1)`, or `(B, N)` once all slots are in use.
+        dtypes that they had, and the new positions, int32 `(B, N + 1)`, or `(B, N)` once all slots are
+        in use.
 
     Raises:
         ValueError: The shapes do not agree, heads or their dims are missing, there are more positions

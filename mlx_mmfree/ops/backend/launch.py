@@ -16,7 +16,7 @@ MAX_GROUP_ROWS = 8
 """The most rows for which a kernel reads each packed word once."""
 
 FEW_ROWS = 48
-"""Largest number of rows that are computed in groups, each of which reads the packed words again."""
+"""The most rows that are computed in groups, each of which reads the packed words again."""
 
 
 _texts: ContextVar[dict[str, str] | None] = ContextVar("texts", default=None)

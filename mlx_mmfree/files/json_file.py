@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .json_reader import MAX_BYTES, MAX_VALUES, parse_json
-from .opening import read_member
+from .opening import UNREADABLE, read_member
 
 _WAY_OUT = "Correct the file, or fetch it again."
 
@@ -53,7 +53,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     try:
         text = read_member(file, MAX_BYTES)
     except OSError as error:
-        raise CheckpointError(f"[JSON] '{file}' cannot be read: {error}.") from error
+        raise CheckpointError(f"[JSON] '{file}' cannot be read: {error}. {UNREADABLE}") from error
     return parse_json_object(text, f"'{file}'", unique=False)
 
 

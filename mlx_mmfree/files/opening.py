@@ -13,6 +13,9 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 
+UNREADABLE = "Check the file and its permissions, or fetch it again."
+"""The way out where the system cannot read a file."""
+
 _REPOSITORY = re.compile(r"(models|datasets)--.+", re.DOTALL)
 # several repositories of a cache may share one content
 _SHARED_CONTENT = re.compile(r"[0-9a-f]{2}/[0-9a-f]{64}")

@@ -100,7 +100,10 @@ def writing(place: str, target: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"[{place}] '{target}' cannot be written: {error}.") from error
+        raise CheckpointError(
+            f"[{place}] '{target}' cannot be written: {error}. Check the disk and the permissions, or "
+            "choose another place."
+        ) from error
 
 
 def clear_leftovers(target: Path) -> bool:

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError
 from .json_file import parse_json_object
-from .opening import open_member
+from .opening import UNREADABLE, open_member
 from .tensor_entry import TensorEntry, read_tensors
 
 MAX_HEADER_BYTES = 16_000_000
@@ -103,7 +103,9 @@ def _read_header_bytes(file: Path) -> tuple[bytes, int]:
                 )
             return stream.read(length), file_bytes - 8 - length
     except OSError as error:
-        raise CheckpointError(f"[safetensors] '{file}' cannot be read: {error}.") from error
+        raise CheckpointError(
+            f"[safetensors] '{file}' cannot be read: {error}. {UNREADABLE}"
+        ) from error
 
 
 def read_header(file: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import CheckpointError
 from .host_array import host_array
-from .opening import open_file
+from .opening import UNREADABLE, open_file
 
 _UNSIGNED = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 """The dtypes by their size. Floats are read as these, since NumPy has no bfloat16."""
@@ -72,7 +72,7 @@ def read_tensors(file: Path, entries: Iterable[TensorEntry]) -> Iterator[tuple[s
             for entry in entries:
                 yield entry.name, _read_tensor(stream, entry)
     except OSError as error:
-        raise CheckpointError(f"[load] '{file}' cannot be read: {error}.") from error
+        raise CheckpointError(f"[load] '{file}' cannot be read: {error}. {UNREADABLE}") from error
 
 
 def checksum(data: np.ndarray) -> str:

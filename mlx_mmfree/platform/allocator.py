@@ -3,7 +3,7 @@
 import ctypes
 import sys
 
-# Parameters of mallopt(3).
+# the parameters of mallopt(3)
 _M_MXFAST, _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = 1, -1, -2, -4, -8
 _LARGE_BYTES = 2**31 - 1
 _GROWTH_BYTES = 64 * 2**20

@@ -230,7 +230,9 @@ class Tokenizer:
 
 def _check_text(text: str) -> None:
     if not isinstance(text, str):
-        raise TypeError(f"[Tokenizer] 'text' must be a str but got {type(text).__name__}.")
+        raise TypeError(
+            f"[Tokenizer] 'text' must be a str but got {type(text).__name__}. Decode bytes first."
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -104,7 +104,7 @@ class TokenizerEngine:
 
 def _checked(ids: list[int], text: str) -> list[int]:
     if len(ids) > _MAX_TOKENS + _MAX_TOKENS_A_CHARACTER * len(text):
-        raise ValueError(f"it makes {len(ids)} tokens of {len(text)} characters")
+        raise ValueError(f"it makes {len(ids)} tokens of {len(text)} characters, which is too many")
     return ids
 
 

@@ -79,6 +79,6 @@ def checked_id(vocabulary: Vocabulary, token_id: int) -> int:
     if not has_token(vocabulary, number):
         raise ValueError(
             f"[Tokenizer] 'ids' must be token ids below {vocabulary.vocab_size} that the "
-            f"vocabulary has but got {number}."
+            f"vocabulary has but got {number}. Use the tokenizer that belongs to the ids."
         )
     return number

@@ -255,7 +255,7 @@ class TestRoom:
 
 @pytest.mark.parametrize("error", [OSError("no room"), RuntimeError("no room")])
 def test_a_refusal_is_one_line(error: Exception) -> None:
-    line = r"^\[save\] 'there' cannot be written: no room\.$"
+    line = r"^\[save\] 'there' cannot be written: no room\. Check the disk [^.]*\.$"
     with pytest.raises(CheckpointError, match=line), writing("save", Path("there")):
         raise error
 

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
-from ..opening import open_file
+from ..opening import UNREADABLE, open_file
 from .format import ALIGNMENT, MAGIC, ValueType
 from .types import PQ2_0, Q2_0, TYPES, UNREAD, TensorType
 
@@ -151,7 +151,7 @@ def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         with open_file(file) as stream:
             return _read(_Header(stream, file), file)
     except OSError as error:
-        raise CheckpointError(f"[GGUF] '{file}' cannot be read: {error}.") from error
+        raise CheckpointError(f"[GGUF] '{file}' cannot be read: {error}. {UNREADABLE}") from error
 
 
 def _read(header: _Header, file: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
@@ -161,7 +161,7 @@ def _read(header: _Header, file: Path) -> tuple[dict[str, Any], dict[str, Stored
     if version not in VERSIONS:
         raise UnsupportedModelError(
             f"[GGUF] '{file}' must be of version {' or '.join(map(str, VERSIONS))}, little-endian, "
-            f"but is of version {version}."
+            f"but is of version {version}. Convert the model again with a current program."
         )
     tensor_count, entry_count = header.whole_number("<Q"), header.whole_number("<Q")
     metadata: dict[str, Any] = {}

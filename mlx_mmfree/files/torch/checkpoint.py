@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import CheckpointError
-from ..opening import open_member
+from ..opening import UNREADABLE, open_member
 from ..tensor_entry import TensorEntry
 from .pickle import MAX_PICKLE_BYTES, View, read_views
 from .zip_container import ZipEntry, read_directory
@@ -55,7 +55,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
             except ValueError as error:
                 raise CheckpointError(f"[torch] '{file}' {error}. {_WAY_OUT}.") from error
     except OSError as error:
-        raise CheckpointError(f"[torch] '{file}' cannot be read: {error}.") from error
+        raise CheckpointError(f"[torch] '{file}' cannot be read: {error}. {UNREADABLE}") from error
 
 
 def _read_entries(

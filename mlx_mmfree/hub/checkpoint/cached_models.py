@@ -64,7 +64,9 @@ def remove_model(model: CachedModel) -> None:
             else:
                 path.unlink()
         except OSError as error:
-            raise CheckpointError(f"[models] '{path}' cannot be removed: {error}.") from error
+            raise CheckpointError(
+                f"[models] '{path}' cannot be removed: {error}. Check its permissions, or do it by hand."
+            ) from error
 
 
 def _repositories(packed: list[Path]) -> Iterator[CachedModel]:

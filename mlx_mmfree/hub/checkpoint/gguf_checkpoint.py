@@ -31,7 +31,7 @@ from ...files.gguf.types import (
     ternary_scale,
     ternary_words,
 )
-from ...files.opening import check_link
+from ...files.opening import UNREADABLE, check_link
 from ...files.replacing import writing
 from ...files.scratch import new_scratch_folder
 from ...files.tensor_entry import TensorEntry, read_tensor
@@ -238,7 +238,7 @@ def _check_link(file: Path) -> None:
     try:
         check_link(file)
     except OSError as error:
-        raise CheckpointError(f"[GGUF] '{file}' cannot be read: {error}.") from error
+        raise CheckpointError(f"[GGUF] '{file}' cannot be read: {error}. {UNREADABLE}") from error
 
 
 def _tokenizer_files(folder: Path | None) -> dict[str, bytes]:

@@ -50,7 +50,7 @@ def read_scaling(
     if (factors is not None and not is_plain) or (attention != 1.0 and kind != "yarn"):
         raise UnsupportedModelError(
             f"[GGUF] 'rope.scaling.type' must be yarn for 'rope.scaling.attn_factor' and none beside "
-            f"{FACTORS!r} but got {kind!r:.40}."
+            f"{FACTORS!r} but got {kind!r:.40}. Use another file."
         )
     if factors is not None:
         listed = [float(value) for value in factors]

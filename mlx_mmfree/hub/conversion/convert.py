@@ -66,7 +66,7 @@ def convert(
         forms: What becomes of weights that are stored as floats. Default: they stay.
         max_part_bytes: The largest number of bytes of tensors in a file of a GGUF model, unless one
             tensor is larger. `None` writes one file.
-        check: Read the result again, and compare every tensor and the logits of a fixed sequence.
+        check: Read the result again, and compare every tensor and the logits of a fixed input.
         overwrite: Replace an existing checkpoint folder.
         show_progress: Show a progress bar with bytes on stderr.
         card: What the model card says of the source; the rest is filled in. `None` writes no card.

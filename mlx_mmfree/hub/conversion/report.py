@@ -36,7 +36,7 @@ class Report:
     Attributes:
         groups: The weights by kind.
         is_lossless: Whether no weight differs from the source's and all linears compute alike.
-        logits_difference: The largest difference of a logit for a fixed sequence, divided by the largest
+        logits_difference: The largest difference of a logit for a fixed input, divided by the largest
             logit; `None` if not compared.
         openings: Which programs open the result; empty if that was not asked.
     """

@@ -49,7 +49,7 @@ def verify(
     forms: FloatForms,
     scale_dtype: mx.Dtype = mx.float32,
 ) -> Report:
-    """Reads both checkpoints and compares every tensor, then the logits of a fixed sequence.
+    """Reads both checkpoints and compares every tensor, then the logits of a fixed input.
 
     The codes and scales of ternary matrices must be equal. Other weights must be what the conversion
     makes of the source's.
@@ -92,7 +92,7 @@ def kind_of(name: str, source: ParameterReader, target: ParameterReader) -> str:
 
 
 def compare_logits(source: Checkpoint, target: Checkpoint) -> float:
-    """The largest difference of a logit for a fixed sequence, divided by the largest logit."""
+    """The largest difference of a logit for a fixed input, divided by the largest logit."""
     want, got = (_logits(checkpoint) for checkpoint in (source, target))
     return largest_difference(got, want) / max(largest_difference(want, mx.zeros(())), 1e-30)
 

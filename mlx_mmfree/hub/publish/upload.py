@@ -95,7 +95,9 @@ def _hub_errors(plan: UploadPlan) -> Iterator[None]:
             f"[upload] {place} cannot be reached while HF_HUB_OFFLINE forbids it. Unset it."
         ) from error
     except ValueError as error:
-        raise UploadError(f"[upload] {place} was refused: {one_line(error)}.") from error
+        raise UploadError(
+            f"[upload] {place} was refused: {one_line(error)}. Correct that and try again."
+        ) from error
     except (OSError, errors.HTTPError, RuntimeError) as error:
         # the client wraps the error of one of several files
         reason = one_line(error.__cause__ or error)

@@ -61,7 +61,8 @@ def _copy(value: Any, name: str, change: Callable[[str], str], depth: int) -> An
         return int(value) if isinstance(value, int) else float(value)
     if depth > _MAX_DEPTH:
         raise UsageError(
-            f"[apply_chat_template] '{name}' must be nested at most {_MAX_DEPTH} deep but goes deeper."
+            f"[apply_chat_template] '{name}' must be nested at most {_MAX_DEPTH} deep but goes deeper. "
+            "Make it flatter."
         )
     if isinstance(value, Mapping):
         return {
@@ -72,7 +73,7 @@ def _copy(value: Any, name: str, change: Callable[[str], str], depth: int) -> An
         return [_copy(item, name, change, depth + 1) for item in value]
     raise UsageError(
         f"[apply_chat_template] '{name}' must hold only texts, numbers, lists and dictionaries but got "
-        f"{type(value).__name__}."
+        f"{type(value).__name__}. Convert it first."
     )
 
 
@@ -83,5 +84,5 @@ def _checked_messages(messages: Any) -> list[Any]:
         messages = next(m for m in messages if not (isinstance(m, Mapping) and "role" in m))
     raise UsageError(
         "[apply_chat_template] 'messages' must be a list of at least one object with 'role' and "
-        f"'content' but got {messages!r:.60}."
+        f"'content' but got {messages!r:.60}. Write them as [{{'role': 'user', 'content': '…'}}]."
     )

@@ -187,11 +187,11 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         capsys.readouterr().err
     )
     assert main(["evaluate", "--tasks", "x", "--include-path", str(tmp_path / "none")]) == 2
-    assert "'include_path' must be a folder" in capsys.readouterr().err
+    assert "--include-path must be a folder" in capsys.readouterr().err
     assert main(["evaluate", "--tasks", "x", "--top-k", "3"]) == 2
-    assert "must come with 'temp'" in capsys.readouterr().err
+    assert "--top-p and --top-k must come with --temp" in capsys.readouterr().err
     nameless = SimpleNamespace(eos_token_id=None, bos_token_id=None)
-    with pytest.raises(UsageError, match="must name an end of text"):
+    with pytest.raises(UsageError, match="must name an end-of-text token"):
         _ = harness_model(load(demo.path())[0], nameless).prefix_token_id
 
 

@@ -100,4 +100,4 @@ def test_chat_has_the_same_defaults_but_for_sampling() -> None:
     assert (theirs["--temp"], theirs["--seed"], theirs["--max-tokens"]) == (0.0, 0, 256)
     different = {flag for flag, value in theirs.items() if ours[flag].default != value}
     assert different == {"--model", "--temp", "--top-p", "--seed"}
-    assert "- `chat` draws its answers, `--temp 0.7 --top-p 0.9`" in TABLE.read_text("utf-8")
+    assert "- `chat` samples its answers with `--temp 0.7 --top-p 0.9`" in TABLE.read_text("utf-8")

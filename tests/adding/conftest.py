@@ -1,4 +1,4 @@
-"""The new files are found in these tests and in no other."""
+"""The new files of this folder are found by its own tests and by no others."""
 
 from collections.abc import Iterator
 

@@ -1,6 +1,7 @@
 """Puts the folders beside this file on the search paths of the packages of their names.
 
-A pytest plugin too: `-p tests.adding.search_path` lets any suite find the new files.
+The library then finds the files in them as it finds its own. The module is a plugin of pytest too:
+`-p tests.adding.search_path` lets any of the other tests find the new files.
 """
 
 import importlib
@@ -19,7 +20,7 @@ def extend() -> None:
 
 
 def retract() -> None:
-    """Lets them find their own files alone."""
+    """Lets the packages find nothing but their own files again."""
     for name in PACKAGES:
         importlib.import_module(f"mlx_mmfree.{name}").__path__.remove(
             str(Path(__file__).with_name(name))

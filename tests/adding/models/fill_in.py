@@ -19,7 +19,7 @@ from mlx_mmfree.token_mixers import GQA
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of one model."""
+    """The sizes of one model, read from `config.json` and written back to it."""
 
     vocab_size: int
     width: int

@@ -19,7 +19,7 @@ from mlx_mmfree.token_mixers import MLGRU
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of one model."""
+    """The sizes of one model, read from `config.json` and written back to it."""
 
     vocab_size: int
     width: int
@@ -48,6 +48,7 @@ def build(config: Config) -> Decoder:
     return draw_weights(Decoder(embed, blocks, nn.RMSNorm(dims), None, config), 0.3)
 
 
+# what this record leaves out, such as a name in GGUF, is refused where a command asks for it
 ARCHITECTURE = Architecture(
     name="two_gates",
     config=Config,

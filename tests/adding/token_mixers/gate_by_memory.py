@@ -1,4 +1,4 @@
-"""A mixer with a second sequence."""
+"""A mixer that looks at a second sequence, and carries no state."""
 
 from typing import ClassVar
 

@@ -26,6 +26,7 @@ class LeakyAverage(TokenMixer):
         linear: Makes a projection.
     """
 
+    # the contract asks for what is declared here, and for nothing else
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
 
@@ -49,6 +50,7 @@ class LeakyAverage(TokenMixer):
         keep = mx.broadcast_to(mx.sigmoid(self.decay.astype(mx.float32)), x.shape)
         new = (1 - keep) * self.input_proj(x).astype(mx.float32)
         if valid is not None:
+            # padding leaves the state as it is
             keep = mx.where(valid[..., None], keep, 1.0)
             new = mx.where(valid[..., None], new, 0.0)
         averages, last = linear_scan(keep, new, state.average)

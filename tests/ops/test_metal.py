@@ -82,7 +82,9 @@ def test_a_bad_row_stays_alone(rows: int) -> None:
         got = ternary_matmul(x, weight)
     finite = mx.isfinite(got).all(axis=1).tolist()
     assert [n for n, ok in enumerate(finite) if not ok] == [1, 3]
-    assert not mx.isfinite(got[1]).any()
+    # a trit of zero makes NaN of infinity, the others keep it
+    with use_backend("reference"):
+        assert mx.allclose(got, ternary_matmul(x, weight), equal_nan=True)
 
 
 @pytest.mark.parametrize("rows", [FEW, MANY])
@@ -218,12 +220,14 @@ def test_many_rows_read_weights_once_for_a_tile(
 
 @pytest.mark.parametrize(
     ("dims", "outputs", "parts"),
-    [(1023, 4, 1), (1024, 4, 2), (2049, 4, 4), (2049, 65, 2), (2049, 200, 1)],
+    # the last has five tiles, in parts of two: nothing is left for the last part
+    [(63, 4, 1), (64, 4, 2), (2049, 4, 4), (2049, 65, 2), (2049, 200, 1), (129, 4, 4)],
 )
 def test_few_tiles_are_computed_in_parts(
     emulated: Emulator, monkeypatch: pytest.MonkeyPatch, dims: int, outputs: int, parts: int
 ) -> None:
     monkeypatch.setattr(metal_backend, "MIN_THREADGROUPS", 4)
+    monkeypatch.setattr(metal_backend, "MIN_PART_DIMS", 32)
     rows = 49
     codes = mx.random.randint(-128, 128, (rows, dims)).astype(mx.float16)
     weight = packed_pattern(outputs, packed_width(dims))

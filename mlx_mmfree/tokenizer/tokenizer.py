@@ -128,9 +128,15 @@ class Tokenizer:
             skip_special_tokens: Leave out the special tokens.
 
         Raises:
+            TypeError: The ids are not whole numbers in one list.
             ValueError: The vocabulary lacks one of the ids.
         """
         ids = ids.tolist() if hasattr(ids, "tolist") else ids
+        if not isinstance(ids, Iterable):
+            raise TypeError(
+                f"[Tokenizer] 'ids' must be a list of token ids but got {type(ids).__name__}. Put a "
+                "single id into a list."
+            )
         detokenizer = self.detokenizer(skip_special_tokens)
         return "".join(map(detokenizer.add, ids)) + detokenizer.finalize()
 

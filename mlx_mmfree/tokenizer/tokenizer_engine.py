@@ -39,8 +39,8 @@ class TokenizerEngine:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._mark_special(special)
-        self._usual = self._tokenizer.pre_tokenizer
-        self._later = _without_first_prefix(_state(self._usual))
+        self._first_pre_tokenizer = self._tokenizer.pre_tokenizer
+        self._later_pre_tokenizer = _without_first_prefix(_state(self._first_pre_tokenizer))
 
     def describe(self) -> Description:
         """The description of the file."""
@@ -74,14 +74,14 @@ class TokenizerEngine:
         """
         # both switches belong to the tokenizer, not to a call, so they are set for every text
         self._tokenizer.encode_special_tokens = split_special
-        changes = self._later is not None and not at_start
+        changes = self._later_pre_tokenizer is not None and not at_start
         if changes:
-            self._tokenizer.pre_tokenizer = self._later
+            self._tokenizer.pre_tokenizer = self._later_pre_tokenizer
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         finally:
             if changes:
-                self._tokenizer.pre_tokenizer = self._usual
+                self._tokenizer.pre_tokenizer = self._first_pre_tokenizer
         return _checked(ids, text)
 
     def _mark_special(self, special: list[tuple[str, bool, bool, bool]]) -> None:

@@ -73,9 +73,16 @@ def checked_id(vocabulary: Vocabulary, token_id: int) -> int:
     """A token id as a plain number.
 
     Raises:
+        TypeError: The id is not a whole number.
         ValueError: The vocabulary has no such token.
     """
-    number = operator.index(token_id)
+    try:
+        number = operator.index(token_id)
+    except TypeError as error:
+        raise TypeError(
+            f"[Tokenizer] 'ids' must be whole numbers in one list but got {type(token_id).__name__}. "
+            "Decode the lists of a batch one by one."
+        ) from error
     if not has_token(vocabulary, number):
         raise ValueError(
             f"[Tokenizer] 'ids' must be token ids below {vocabulary.vocab_size} that the "

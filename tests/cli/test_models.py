@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from mlx_mmfree.cli import main
@@ -45,6 +46,21 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file.write_bytes(b"x" * 1_000_000)
     (tmp_path / "packed" / "mine-0123.safetensors").write_bytes(b"x" * 2_000_000)
     return folder
+
+
+def test_a_packed_form_that_goes_meanwhile(
+    hub: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scan = huggingface_hub.scan_cache_dir
+
+    def scan_slowly(folder: Path) -> object:
+        for file in (tmp_path / "packed").iterdir():
+            file.unlink()
+        return scan(folder)
+
+    monkeypatch.setattr(huggingface_hub, "scan_cache_dir", scan_slowly)
+    models = {model.name: model.packed_bytes for model in cached_models.cached_models()}
+    assert models == {"me/tiny": 1_000_000, "me/other": 0, "mine-0123": 2_000_000}
 
 
 def test_what_is_cached(hub: Path, capsys: Captured) -> None:

@@ -266,6 +266,10 @@ def test_bad_arguments(folder: Path) -> None:
     for token_id in (-1, tokenizer.vocab_size, 2**33):
         with pytest.raises(ValueError, match=rf"but got {token_id}\."):
             tokenizer.decode([5, token_id])
+    with pytest.raises(TypeError, match=r"'ids' must be whole numbers .* but got list"):
+        tokenizer.decode(np.array([[5, 6]]))
+    with pytest.raises(TypeError, match=r"'ids' must be a list of token ids but got int"):
+        tokenizer.decode(5)  # type: ignore[arg-type]
 
 
 def test_missing_files(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +39,7 @@ def cached_models() -> list[CachedModel]:
     """All models in the caches. The one that was used last comes first."""
     packed = _packed_files()
     models = list(_repositories(packed))
-    for file in packed:
-        stat = file.stat()
+    for file, stat in packed.items():
         used = max(stat.st_atime, stat.st_mtime)
         models.append(CachedModel(file.stem, None, 0, stat.st_size, used, (file,)))
     return sorted(models, key=lambda model: -model.last_used)
@@ -69,7 +69,7 @@ def remove_model(model: CachedModel) -> None:
             ) from error
 
 
-def _repositories(packed: list[Path]) -> Iterator[CachedModel]:
+def _repositories(packed: dict[Path, os.stat_result]) -> Iterator[CachedModel]:
     """Yields the models of the Hub's cache, and takes their packed forms out of `packed`."""
     # slow to import
     from huggingface_hub import CacheNotFound, scan_cache_dir
@@ -82,14 +82,13 @@ def _repositories(packed: list[Path]) -> Iterator[CachedModel]:
         if repository.repo_type != "model":
             continue
         snapshots = [revision.snapshot_path for revision in repository.revisions]
-        forms = {packed_file(snapshot) for snapshot in snapshots} & set(packed)
-        packed[:] = [file for file in packed if file not in forms]
-        own = sorted(file for file in forms if file is not None)
+        forms = {packed_file(snapshot) for snapshot in snapshots} & packed.keys()
+        own = {file: packed.pop(file) for file in sorted(filter(None, forms))}
         yield CachedModel(
             repository.repo_id,
             _family(snapshots),
             repository.size_on_disk,
-            sum(file.stat().st_size for file in own),
+            sum(stat.st_size for stat in own.values()),
             repository.last_accessed,
             (repository.repo_path, *own),
         )
@@ -101,16 +100,18 @@ def _hub_cache() -> Path:
     return Path(constants.HF_HUB_CACHE)
 
 
-def _packed_files() -> list[Path]:
+def _packed_files() -> dict[Path, os.stat_result]:
+    """The files of packed forms. One that another process removes at this moment is left out."""
     folder = cache_folder()
+    found: dict[Path, os.stat_result] = {}
     if folder is None or not folder.is_dir():
-        return []
+        return found
     with os.scandir(folder) as entries:
-        return sorted(
-            Path(entry)
-            for entry in entries
-            if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False)
-        )
+        for entry in entries:
+            if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False):
+                with suppress(FileNotFoundError):
+                    found[Path(entry)] = entry.stat(follow_symlinks=False)
+    return found
 
 
 def _family(snapshots: Sequence[Path]) -> str | None:

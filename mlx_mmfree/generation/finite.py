@@ -8,8 +8,8 @@ from ..errors import NumericalError
 def are_finite(logits: mx.array) -> mx.array:
     """Whether no logit is infinite or NaN and no row all zero: a boolean `()`, yet to be computed.
 
-    Zeros are what a norm makes of numbers whose squares overflow. Each row's sum of magnitudes tells
-    both, in one pass: beside a step of decoding this costs next to nothing.
+    A norm turns numbers whose squares overflow into zeros, which is why zeros are refused too. Each
+    row's sum of magnitudes tells both in one pass, which costs next to nothing beside a decoding step.
     """
     # 16 bits cannot hold the sum of a vocabulary
     sums = mx.abs(logits.astype(mx.float32)).sum(axis=-1)
@@ -20,7 +20,7 @@ def check_finite(finite: bool) -> None:
     """Raises `NumericalError` unless the numbers of a model were finite."""
     if not finite:
         raise NumericalError(
-            "[model] the model's logits must be finite but hold NaN or infinity, or are zero for "
-            "an overflow before. The weights, the adapter or the prompt cache are damaged, or the "
+            "[model] the model's logits must be finite but hold NaN or infinity, or are all zero "
+            "because a number before them overflowed. The weights, the adapter or the prompt cache are damaged, or the "
             "float type is too small: try '--dtype float32'."
         )

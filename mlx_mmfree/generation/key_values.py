@@ -122,7 +122,10 @@ def fixed_state(
 def growing_state(
     model: Decoder, state: tuple[Any, ...], rooms: tuple[int | None, ...], read: int
 ) -> tuple[Any, ...]:
-    """The state that any number of tokens may follow, after `read` tokens into that of `fixed_state`."""
+    """The ordinary form of a state of `fixed_state`, once `read` tokens were read into it.
+
+    Any number of tokens may follow it.
+    """
     if not rooms:
         return state
     return tuple(

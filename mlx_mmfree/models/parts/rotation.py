@@ -38,16 +38,16 @@ class Rotation:
     Attributes:
         theta: Base of the wavelengths.
         scaling: How the wavelengths are stretched.
-        factor: By how much; of longrope 1.
-        low_freq_factor: Of llama3 scaling, see `llama3_wavelengths`.
-        high_freq_factor: Of llama3 scaling.
-        trained_length: Of llama3, yarn, longrope and dynamic scaling, the longest text before it was
-            stretched.
-        attention_factor: Of yarn and longrope, what rotated queries and keys are multiplied by.
-        beta_fast: Of yarn, see `yarn_wavelengths`.
-        beta_slow: Of yarn.
-        is_rounded: Of yarn.
-        factors: Of longrope, by how much the wavelength of each pair is stretched.
+        factor: By how much they are stretched; 1 for longrope, which has `factors`.
+        low_freq_factor: An argument of `llama3_wavelengths`.
+        high_freq_factor: An argument of `llama3_wavelengths`.
+        trained_length: The longest text of training before positions were stretched; llama3, yarn,
+            longrope and dynamic scaling need it.
+        attention_factor: What yarn and longrope multiply rotated queries and keys by.
+        beta_fast: An argument of `yarn_wavelengths`.
+        beta_slow: An argument of `yarn_wavelengths`.
+        is_rounded: An argument of `yarn_wavelengths`.
+        factors: By how much longrope stretches the wavelength of each pair.
     """
 
     theta: float = 10000.0

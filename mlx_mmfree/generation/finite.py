@@ -21,6 +21,6 @@ def check_finite(finite: bool) -> None:
     if not finite:
         raise NumericalError(
             "[model] the model's logits must be finite but hold NaN or infinity, or are all zero "
-            "because a number before them overflowed. The weights, the adapter or the prompt cache are damaged, or the "
-            "float type is too small: try '--dtype float32'."
+            "because a number before them overflowed. The weights, the adapter or the prompt cache are "
+            "damaged, or the float type is too small: try '--dtype float32'."
         )

@@ -44,7 +44,9 @@ def test_damaged_weights_are_named(model: Decoder, use: str, value: float) -> No
 @pytest.mark.parametrize("use", USES)
 def test_weights_whose_squares_overflow_are_named(model: Decoder, use: str) -> None:
     model.embed.weight = mx.full(model.embed.weight.shape, 3e38)
-    with pytest.raises(NumericalError, match="are all zero because a number before them overflowed"):
+    with pytest.raises(
+        NumericalError, match="are all zero because a number before them overflowed"
+    ):
         USES[use](model)
 
 

@@ -88,7 +88,7 @@ def build(
 
 
 def run(command: list) -> str:
-    process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=1100, check=False)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
 

@@ -16,7 +16,7 @@ def attention(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask = 
         y_{t,h} = \sum_j \mathrm{softmax}_j\big(q_{t,h}^\top k_{j,g(h)} / \sqrt{K}\big)\,v_{j,g(h)},
         \quad g(h) = \lfloor h\,G / H \rfloor
 
-    Computed in float32.
+    Computed in float32, but on a GPU in the dtype of the queries.
 
     Args:
         queries: `(B, H, L, K)`, any float dtype.

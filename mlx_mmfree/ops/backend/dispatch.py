@@ -2,7 +2,7 @@
 
 A backend of the operation `<op>` is the module `ops/<op>/<backend>.py`. Its function `run(...)` takes
 the arguments that the operation hands on. If it cannot run with all of them, a function
-`unsupported(...)` returns the reason in words, or `None`. No other module of `ops` asks on which device
+`unsupported(...)` returns the reason in words, or `None`. Only this module asks MLX on which device
 operations run.
 """
 

@@ -41,7 +41,7 @@ def metal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 @pytest.fixture
 def chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the backend `chunked` run on a CPU too."""
-    monkeypatch.setattr(scan_chunked, "unsupported", lambda *_: None)
+    monkeypatch.setattr(scan_chunked, "ONLY_ON", None)
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 A backend of the operation `<op>` is the module `ops/<op>/<backend>.py`. Its function `run(...)` takes
 the arguments that the operation hands on. If it cannot run with all of them, a function
-`unsupported(...)` returns the reason in words, or `None`. Only this module asks MLX on which device
-operations run.
+`unsupported(...)` returns the reason in words, or `None`. `ONLY_ON` names the kind of device if it runs
+on one alone. Only this module asks MLX on which device operations run.
 """
 
 import importlib
@@ -26,8 +26,8 @@ BACKENDS = ("metal", "native", "chunked", "reference")
 
 ENVIRONMENT_VARIABLE = "MLX_MMFREE_BACKEND"
 
-NOT_ON_CPU = "the default device is not the CPU"
 _CPU = mx.Device(mx.cpu)
+_NOT_ON = {mx.cpu: "the default device is not the CPU", mx.gpu: "the default device is not a GPU"}
 
 _forced: ContextVar[str | None] = ContextVar("forced_backend", default=None)
 # "" inside `use_any_backend`
@@ -123,7 +123,7 @@ def dispatch(package: str, *args: Any, **kwargs: Any) -> Any:
             )
         return backend.run(*args, **kwargs)
     for name, backend in backends.items():
-        if _missing(name) is None:
+        if _missing(name, backend) is None:
             # not by `_unsupported`, because one more call takes time in each decoded token
             unsupported = vars(backend).get("unsupported")
             if unsupported is None or unsupported(*args, **kwargs) is None:
@@ -150,25 +150,28 @@ def metal_unavailable() -> str | None:
 
 def native_unavailable() -> str | None:
     """Returns `None` if the compiled kernels can run on the default device, else the reason."""
-    return native.unavailable() if on_cpu() else NOT_ON_CPU
+    return native.unavailable() if on_cpu() else _NOT_ON[mx.cpu]
 
 
 def _unsupported(
     name: str, backend: ModuleType, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str | None:
     """Why a backend cannot run these arguments here, or `None`."""
-    reason = _missing(name)
+    reason = _missing(name, backend)
     if reason or (unsupported := vars(backend).get("unsupported")) is None:
         return reason
     found: str | None = unsupported(*args, **kwargs)
     return found
 
 
-def _missing(name: str) -> str | None:
+def _missing(name: str, backend: ModuleType) -> str | None:
     """What the default device lacks for a backend, or `None`."""
     if name == "metal":
         return metal_unavailable()
-    return native_unavailable() if name == "native" else None
+    if name == "native":
+        return native_unavailable()
+    only_on: mx.DeviceType | None = vars(backend).get("ONLY_ON")
+    return None if only_on is None or only_on == device_type() else _NOT_ON[only_on]
 
 
 def _name(package: str) -> str:

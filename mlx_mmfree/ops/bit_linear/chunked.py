@@ -12,17 +12,17 @@ import mlx.core as mx
 
 from ..activations import gated
 from ..backend.compilation import fold
-from ..backend.dispatch import NOT_ON_CPU, on_cpu, use_backend
+from ..backend.dispatch import use_backend
 from ..backend.gradient import with_reference_gradient
 from ..rms_norm_quantize import Rounding
 from ..rms_norm_quantize.reference import BELOW_HALF
 from ..unpacked import FEW_ROWS, unpacked_matrices
 from . import Options, Projection, reference
 
+ONLY_ON = mx.cpu
+
 
 def unsupported(x: mx.array, projections: tuple[Projection, ...], options: Options) -> str | None:
-    if not on_cpu():
-        return NOT_ON_CPU
     if x.size > FEW_ROWS * x.shape[-1]:
         return f"there are more than {FEW_ROWS} rows"
     dims = x.shape[-1] // 2 if options.gate else x.shape[-1]

@@ -8,16 +8,11 @@ Gates may be zero, because nothing is divided and no logarithm is taken.
 
 import mlx.core as mx
 
-from ..backend.dispatch import on_cpu
 from . import reference
 
 CHUNK_STEPS = 32
-
-
-def unsupported(f: mx.array, i: mx.array, state: mx.array) -> str | None:
-    if on_cpu():
-        return "its last bits depend on how a sequence is cut, which must not be so on a CPU"
-    return None
+# its last bits depend on how a sequence is cut, which must not be so on a CPU
+ONLY_ON = mx.gpu
 
 
 def run(f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:

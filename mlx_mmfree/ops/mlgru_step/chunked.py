@@ -3,18 +3,13 @@
 Each of MLX's operations costs more there than its arithmetic for one token.
 """
 
-from typing import Any
-
 import mlx.core as mx
 
 from ..backend.compilation import fold
-from ..backend.dispatch import NOT_ON_CPU, on_cpu
 from ..linear_scan import linear_scan
 from . import Options
 
-
-def unsupported(*args: Any, **kwargs: Any) -> str | None:
-    return None if on_cpu() else NOT_ON_CPU
+ONLY_ON = mx.cpu
 
 
 def run(

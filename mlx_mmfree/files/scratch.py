@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from .locks import UNKNOWN, one_at_a_time, own_folders, try_lock
+from .locks import UNKNOWN, own_folders, try_lock
 
 _PREFIX = "mlx_mmfree-scratch-"
 _NAME = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
@@ -20,14 +20,20 @@ def new_scratch_folder() -> Path:
         OSError: There is no room for temporary files.
     """
     parent = Path(tempfile.gettempdir())
-    with one_at_a_time(parent):
-        for folder in own_folders(parent, _NAME):
-            handle = try_lock(folder)
-            if handle is not None and handle != UNKNOWN:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(handle)
-        made = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        # the lock is held until the process ends, in whatever way it ends
-        try_lock(made)
+    for folder in own_folders(parent, _NAME):
+        handle = try_lock(folder)
+        if handle is not None and handle != UNKNOWN:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(handle)
+    made = _locked_folder()
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
+
+
+def _locked_folder() -> Path:
+    """A new folder that stays locked until the process ends, in whatever way it ends."""
+    while True:
+        made = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        # another process may take a folder without a lock for one that was left, and remove it
+        if try_lock(made) is not None and made.exists():
+            return made

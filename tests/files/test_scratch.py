@@ -3,10 +3,12 @@
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from mlx_mmfree.files import scratch
+from mlx_mmfree.files.locks import try_lock
 
 _PROCESS = """
 import sys, tempfile
@@ -47,3 +49,31 @@ def test_folders_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     scratch.new_scratch_folder()
     assert not left.exists()
     assert (tmp_path / "mlx_mmfree-scratch-mine").exists()
+
+
+def test_a_locked_parent_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user of the machine can lock the folder of temporary files."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    handle = try_lock(tmp_path)
+    made: list[Path] = []
+    maker = Thread(target=lambda: made.append(scratch.new_scratch_folder()), daemon=True)
+    maker.start()
+    maker.join(60)
+    assert handle is not None and made and made[0].is_dir()
+
+
+def test_a_folder_that_is_removed_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    removed: list[Path] = []
+
+    def lock_late(folder: Path) -> int | None:
+        if not removed:
+            removed.append(folder)
+            folder.rmdir()
+        return try_lock(folder)
+
+    monkeypatch.setattr(scratch, "try_lock", lock_late)
+    made = scratch.new_scratch_folder()
+    assert made.is_dir() and removed != [made]

@@ -1,6 +1,6 @@
 """Reads and writes the folders of adapters, in mlx-lm's format and in PEFT's.
 
-mlx-lm's are `adapters.safetensors` and `adapter_config.json`.
+In mlx-lm's format they are `adapters.safetensors` and `adapter_config.json`.
 """
 
 import json

@@ -67,7 +67,8 @@ class Part:
     Args:
         file: The file.
         stream: The open part.
-        on_bytes: Called with the number of bytes that were read or written, or less zero, dropped.
+        on_bytes: Called with the number of bytes that were read or written, and with a negative number
+            for those that were dropped.
 
     Attributes:
         file: The file.

@@ -42,7 +42,7 @@ namespace metal {
   inline T max(T a, T b) { return __builtin_elementwise_max(a, b); } \
   inline T min(T a, T b) { return __builtin_elementwise_min(a, b); } \
   inline T clamp(T x, T low, T high) { return min(max(x, low), high); } \
-  inline T select(T a, T b, B which) { return which ? b : a; }
+  T select(T, T, B);
 #define OF_SIGNED(T, B) \
   OF_NUMBERS(T, B) inline T abs(T x) { return __builtin_elementwise_abs(x); }
 #define OF_UNSIGNED(T, B) OF_NUMBERS(T, B) inline T abs(T x) { return x; }

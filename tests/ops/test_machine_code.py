@@ -15,10 +15,11 @@ from tests.emulator import compiler
 if reason := compiler.unavailable():
     pytest.skip(reason, allow_module_level=True)
 
-# for each weight, by number of rows: its trit, products with each row's input, loads and addresses
+# for each weight, by number of rows: its trit, products with each row's input, loads and addresses;
+# a little more than was counted, as compilers differ
 MOST_INSTRUCTIONS = {
-    "bit_linear_1__float16_t_{}_0_0_0_1_0_0_": {1: 3.6, 2: 4.6, 4: 7.0, 8: 11.2},
-    "ternary_matmul_decode__{}_1_float_": {1: 3.6, 2: 4.9, 4: 7.6, 8: 12.9},
+    "bit_linear_1__float16_t_{}_0_0_0_1_0_0_": {1: 3.6, 2: 4.7, 4: 7.1, 8: 11.3},
+    "ternary_matmul_decode__{}_1_float_": {1: 3.7, 2: 5.0, 4: 7.8, 8: 13.1},
 }
 WEIGHTS_OF_A_STEP = 4 * 16
 # the last words of a row may hold fewer inputs

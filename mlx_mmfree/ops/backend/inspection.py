@@ -70,8 +70,8 @@ def slow_cpu() -> str | None:
     if reason is None:
         return None
     return (
-        "Decoding takes 10 to 20 times as long as it could, and ternary weights take 4 bytes each too, "
-        f"in up to a quarter of the free memory: {reason}"
+        "Decoding takes 10 to 20 times as long as it could, and unpacked ternary weights take up to a "
+        f"quarter of the free memory: {reason}"
     )
 
 

@@ -69,14 +69,13 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
         files = {"tokenizer.json": _byte_level(metadata, tokens, types, pattern)}
     else:
         files = {"tokenizer.model": _sentencepiece(metadata, tokens, types)}
-    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    ends += [
+    ends = {_token_id(metadata, name, tokens) for name in ("eos", "eot", "eom")} - {None}
+    ends |= {
         number
         for number, token in enumerate(tokens)
         if token in ENDS_OF_TURN and types[number] == TokenType.CONTROL
-    ]
-    known = sorted({n for n in ends if type(n) is int and 0 <= n < len(tokens)})
-    files["generation_config.json"] = json.dumps({"eos_token_id": known}).encode()
+    }
+    files["generation_config.json"] = json.dumps({"eos_token_id": sorted(ends)}).encode()
     adds_bos = kind == "llama" or pattern == _LLAMA3
     files["tokenizer_config.json"] = json.dumps(_settings(metadata, tokens, adds_bos)).encode()
     return files
@@ -92,6 +91,12 @@ def _list(
             "Fetch the file again."
         )
     return value
+
+
+def _token_id(metadata: Mapping[str, Any], role: str, tokens: Sequence[str]) -> int | None:
+    """The id of the token with a role; `None` if the file names no token that exists."""
+    number = metadata.get(f"tokenizer.ggml.{role}_token_id")
+    return number if type(number) is int and 0 <= number < len(tokens) else None
 
 
 def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
@@ -110,8 +115,8 @@ def _settings(metadata: Mapping[str, Any], tokens: list[str], adds_bos: bool) ->
         "add_eos_token": _flag(metadata, "add_eos_token", False),
     }
     for name in ("bos", "eos"):
-        number = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if type(number) is int and 0 <= number < len(tokens):
+        number = _token_id(metadata, name, tokens)
+        if number is not None:
             settings[f"{name}_token"] = tokens[number]
     template = metadata.get("tokenizer.chat_template")
     if template is not None:
@@ -172,7 +177,7 @@ def _byte_level(
 
 
 def _added_tokens(tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
-    """The tokens that are not cut from text by merging."""
+    """The tokens that merging does not make."""
     return [
         {
             "id": number,
@@ -197,11 +202,10 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
         _field(1, _field(1, token.encode()) + b"\x15" + struct.pack("<f", score) + _number(3, kind))
         for token, score, kind in zip(tokens, scores, types, strict=True)
     )
-    ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _ROLES}
     roles = b"".join(
         _field(field, tokens[number].encode())
         for name, field in _ROLES.items()
-        if type(number := ids[name]) is int and 0 <= number < len(tokens)
+        if (number := _token_id(metadata, name, tokens)) is not None
     )
     trainer = _number(3, 2) + _number(35, int(TokenType.BYTE in types)) + roles
     normalizer = (

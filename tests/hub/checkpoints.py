@@ -9,7 +9,10 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
+from mlx.utils import tree_flatten
 
+from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.hub.checkpoint.names import WeightNames
 from mlx_mmfree.layers import BitLinear, PackedBitLinear
@@ -18,6 +21,24 @@ from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops import ternarize
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+TOKENS = mx.array([[1, 7, 3, 39, 0]])
+
+
+def logits(model: Decoder) -> mx.array:
+    """What a model says to `TOKENS`."""
+    return model(TOKENS)[0]
+
+
+def nbytes(model: Decoder) -> int:
+    """Bytes of the weights of a model."""
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+
+
+def refused(folder: Path, message: str, **arguments: Any) -> None:
+    """Asserts that a folder is not loaded, and that one line says why."""
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_model(folder, **arguments)
+    assert "\n" not in str(caught.value)
 
 
 def tiny_model(**options: Any) -> Decoder:

@@ -12,11 +12,9 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint, save_model
 from mlx_mmfree.layers import PackedLinear
-from mlx_mmfree.models import Decoder
-from tests.hub.checkpoints import edit_json, edit_tensors, tiny_transformer
+from tests.hub.checkpoints import TOKENS, edit_json, edit_tensors, logits, tiny_transformer
 from tests.tolerances import TOLERANCE, relative_error
 
-TOKENS = mx.array([[1, 7, 3, 39, 0]])
 CONFIG = {
     "model_type": "qwen3",
     "vocab_size": 40,
@@ -35,10 +33,6 @@ CONFIG = {
     "sliding_window": None,
 }
 GROUP = 128
-
-
-def logits(model: Decoder) -> mx.array:
-    return model(TOKENS)[0]
 
 
 def ternary_groups(weight: mx.array) -> mx.array:

@@ -9,10 +9,9 @@ import pytest
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.layers import PackedLinear
 from mlx_mmfree.models import Decoder
-from tests.hub.checkpoints import GOLDENS, tiny_transformer
+from tests.hub.checkpoints import GOLDENS, TOKENS, tiny_transformer
 from tests.tolerances import TOLERANCE, relative_error
 
-TOKENS = mx.array([[1, 7, 3, 39, 0]])
 SIZES: dict[str, Any] = {
     "vocab_size": 520,
     "hidden_size": 512,

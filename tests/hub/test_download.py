@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 from huggingface_hub.errors import HTTPError
 
@@ -20,11 +19,9 @@ from mlx_mmfree.hub.remote import download
 from mlx_mmfree.hub.remote.download import local_folder
 from mlx_mmfree.hub.remote.partial_file import Part, RemoteFile
 from tests.files.torch_files import to_torch_checkpoint
-from tests.hub.checkpoints import GOLDENS, tiny_checkpoint
+from tests.hub.checkpoints import GOLDENS, TOKENS, tiny_checkpoint
 from tests.hub.hub_client import HubClient
 from tests.hub.hub_server import COMMIT, TOKEN, Answer, HubServer
-
-TOKENS = mx.array([[1, 7, 3, 39, 0]])
 
 
 @pytest.fixture(scope="module")

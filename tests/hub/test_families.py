@@ -9,23 +9,23 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
+from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint, save_model
 from mlx_mmfree.hub.checkpoint import checkpoint, pack_cache
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
-from mlx_mmfree.models import Decoder
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from tests.hub.checkpoints import (
     GOLDENS,
     edit_json,
     edit_tensors,
+    logits,
+    refused,
     tiny_transformer,
     write_bitnet_checkpoint,
 )
 from tests.tolerances import TOLERANCE, relative_error
 
 FLOAT32 = TOLERANCE[mx.float32]
-TOKENS = mx.array([[1, 7, 3, 39, 0]])
 TRANSFORMERS = sorted(
     path.name for path in GOLDENS.iterdir() if path.name.startswith(("bitnet", "llama", "onebit"))
 )
@@ -38,16 +38,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "inner norms": {"linears": TernaryLinears(1e-6, None)},
     "ternary head": {"linears": TernaryLinears(None, ())},
 }
-
-
-def logits(model: Decoder) -> mx.array:
-    return model(TOKENS)[0]
-
-
-def refused(folder: Path, message: str, **arguments: Any) -> None:
-    with pytest.raises(CheckpointError, match=message) as caught:
-        load_model(folder, **arguments)
-    assert "\n" not in str(caught.value)
 
 
 def weights(folder: Path) -> Path:

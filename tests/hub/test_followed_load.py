@@ -29,7 +29,6 @@ import pytest
 import mlx_mmfree
 from mlx_mmfree.files.tensor_entry import TensorEntry
 from mlx_mmfree.hub import convert, load, open_checkpoint, save_model
-from mlx_mmfree.hub.checkpoint import pack_cache
 from mlx_mmfree.layers import pack_linears
 from tests.files.torch_files import to_torch_checkpoint
 from tests.hub.checkpoints import GOLDENS, tiny_model, tiny_transformer, write_bitnet_checkpoint
@@ -145,12 +144,10 @@ def test_for_training(tmp_path: Path, form: Callable[[Path], Path]) -> None:
     check_once(lambda: load(folder, packed=False, rebuild_masters=form is packed))
 
 
-def test_packed_form_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack_cache, "MIN_SOURCE_BYTES", 0)
-    monkeypatch.setenv("MLX_MMFREE_CACHE", str(tmp_path / "cache"))
+def test_packed_form_in_the_cache(tmp_path: Path, cache: Path) -> None:
     folder = masters(tmp_path / "model")
     load(folder)
-    assert list((tmp_path / "cache").iterdir())
+    assert list(cache.iterdir())
     check_once(lambda: load(folder))
 
 

@@ -21,7 +21,7 @@ from mlx_mmfree.layers import PackedBitLinear, PackedLinear, pack_linears
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.ops import pack_ternary
-from tests.hub.checkpoints import GOLDENS, tiny_transformer
+from tests.hub.checkpoints import GOLDENS, logits, tiny_transformer
 from tests.hub.gguf_files import (
     byte_level_metadata,
     i2_s,
@@ -35,7 +35,6 @@ from tests.hub.hub_client import HubClient
 from tests.hub.hub_server import HubServer
 from tests.tolerances import TOLERANCE, relative_error
 
-TOKENS = mx.array([[1, 7, 3, 39, 0]])
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -51,10 +50,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "bitnet": {"has_sub_norms": True, "tie_word_embeddings": True},
     "llama": {},
 }
-
-
-def logits(model: Decoder) -> mx.array:
-    return model(TOKENS)[0]
 
 
 def half_precision(model: Decoder) -> Decoder:

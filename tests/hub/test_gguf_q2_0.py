@@ -16,11 +16,10 @@ from mlx_mmfree.files.gguf.types import Q2_0, TYPES, affine_scales, dequantized
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.ops import ternarize
-from tests.hub.checkpoints import GOLDENS, tiny_transformer
+from tests.hub.checkpoints import GOLDENS, TOKENS, tiny_transformer
 from tests.hub.gguf_files import Stored, metadata_of, tensors_of, with_pairs_together, write_gguf
 from tests.tolerances import TOLERANCE, relative_error
 
-TOKENS = mx.array([[1, 7, 3, 39, 0]])
 SIZES: dict[str, Any] = {
     "vocab_size": 520,
     "hidden_size": 256,

@@ -15,31 +15,17 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import load, load_model, needed_bytes, open_checkpoint, save_model
 from mlx_mmfree.layers import BitLinear, PackedBitLinear, pack_linears
-from mlx_mmfree.models import Decoder
 from tests.hub.checkpoints import (
     GOLDENS,
     edit_json,
     edit_tensors,
     golden_checkpoint,
+    logits,
+    nbytes,
+    refused,
     tiny_checkpoint,
     tiny_model,
 )
-
-TOKENS = mx.array([[1, 7, 3, 39, 0]])
-
-
-def logits(model: Decoder) -> mx.array:
-    return model(TOKENS)[0]
-
-
-def nbytes(model: Decoder) -> int:
-    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
-
-
-def refused(folder: Path, message: str, **arguments: Any) -> None:
-    with pytest.raises(CheckpointError, match=message) as caught:
-        load_model(folder, **arguments)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.fixture

@@ -13,18 +13,13 @@ from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.layers import PackedBitLinear, PackedLinear
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.ops import pack_ternary
-from tests.hub.checkpoints import edit_json, tiny_transformer
+from tests.hub.checkpoints import TOKENS, edit_json, logits, tiny_transformer
 from tests.hub.published import write_published
 from tests.tolerances import TOLERANCE, relative_error
 
-TOKENS = mx.array([[1, 7, 3, 39, 0]])
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
 # mlx-lm itself cannot read Llama3-8B-1.58: it takes the dense head for a packed one
 PACKED = ["bitnet-b1.58-2B-4T", "Falcon3-1.58bit", "Falcon-E"]
-
-
-def logits(model: Decoder) -> mx.array:
-    return model(TOKENS)[0]
 
 
 def convert(

@@ -16,19 +16,15 @@ from mlx_mmfree.cli import main
 from mlx_mmfree.files.checkpoint_files import CONFIG_FILE
 from mlx_mmfree.files.tensor_entry import TensorEntry
 from mlx_mmfree.hub import convert, load, load_model, load_tokenizer, open_checkpoint, save_model
-from mlx_mmfree.hub.checkpoint import match, pack_cache
+from mlx_mmfree.hub.checkpoint import match
 from mlx_mmfree.hub.checkpoint.opened_model import open_model
 from mlx_mmfree.layers import BitLinear, pack_linears
 from mlx_mmfree.models import Decoder, find
-from tests.hub.checkpoints import GOLDENS, edit_tensors, tiny_checkpoint, tiny_model
+from tests.hub.checkpoints import GOLDENS, edit_tensors, nbytes, tiny_checkpoint, tiny_model
 from tests.training.conftest import run_values, without_curve  # noqa: F401
 
 TOKENIZER = GOLDENS / "tokenizer_bpe"
 VOCABULARY = 518
-
-
-def nbytes(model: Decoder) -> int:
-    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
 
 
 @pytest.fixture
@@ -66,13 +62,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     save_model(root / "own masters", model, own)
     save_model(root / "own packed", pack_linears(model), own)
     return {folder.name: folder for folder in root.iterdir()}
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(pack_cache, "MIN_SOURCE_BYTES", 0)
-    monkeypatch.setenv("MLX_MMFREE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture

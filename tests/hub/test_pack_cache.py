@@ -11,21 +11,7 @@ import pytest
 
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.hub.checkpoint import pack_cache
-from mlx_mmfree.models import Decoder
-from tests.hub.checkpoints import edit_json, tiny_checkpoint, tiny_model
-
-TOKENS = mx.array([[1, 7, 3, 39, 0]])
-
-
-def logits(model: Decoder) -> mx.array:
-    return model(TOKENS)[0]
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(pack_cache, "MIN_SOURCE_BYTES", 0)
-    monkeypatch.setenv("MLX_MMFREE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+from tests.hub.checkpoints import edit_json, logits, tiny_checkpoint, tiny_model
 
 
 @pytest.fixture

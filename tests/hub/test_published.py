@@ -14,10 +14,10 @@ from mlx_mmfree.layers import PackedBitLinear, PackedLinear
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.ops import ternarize
 from mlx_mmfree.ops.ternary import unpack_ternary
+from tests.hub.checkpoints import TOKENS
 from tests.hub.published import FAMILIES, Written, write_published
 from tests.tolerances import TOLERANCE, relative_error
 
-TOKENS = mx.array([[1, 7, 3, 39, 0]])
 # configurations that do not tell whether floats are masters: the caller or the revision does
 ASKED = {"Falcon-E prequantized": True, "Falcon-E bfloat16": False}
 TRILM = [name for name in FAMILIES if name.startswith("TriLM")]

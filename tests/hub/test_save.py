@@ -16,9 +16,8 @@ from mlx_mmfree.files import safetensors_writer
 from mlx_mmfree.hub import Tokenizer, load, load_model, save_model
 from mlx_mmfree.hub.checkpoint import save
 from mlx_mmfree.layers import pack_linears
-from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_model
+from tests.hub.checkpoints import GOLDENS, TOKENS, tiny_checkpoint, tiny_model
 
-TOKENS = mx.array([[1, 7, 3, 39, 0]])
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"tie_word_embeddings": True},

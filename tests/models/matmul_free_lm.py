@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tests.models.published_hgrn_bit import sigmoid, silu
+
 Array = np.ndarray
 EPS = 1e-6
 
@@ -141,14 +143,6 @@ def ternarized(weight: Array) -> Array:
 
 def rms_norm(x: Array, weight: Array) -> Array:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * weight
-
-
-def sigmoid(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))
-
-
-def silu(x: Array) -> Array:
-    return x * sigmoid(x)
 
 
 def convolution(x: Array, weight: Array) -> Array:

@@ -1,0 +1,82 @@
+"""Reports of machines, and the files by which GitHub asks for them."""
+
+import json
+import runpy
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mlx_mmfree.cli import main
+from mlx_mmfree.cli.parts.console import command_names
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / ".github/report_table.py"
+FIGURE = {
+    "name": "ternary 256 x 512, 1 row",
+    "threads": 2,
+    "limit": "plain read",
+    "fraction_of_limit": 0.84,
+    "gb_per_second": 98.76,
+    "rate": 1234.5,
+    "unit": "rows",
+}
+
+
+def _run(*files: Path) -> None:
+    runpy.run_path(str(SCRIPT))["main"]([str(file) for file in files])
+
+
+def test_reports_become_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    report["device"]["name"] = "Apple M9"
+    report["metal_kernels"] = {"sound": None, "bit_linear": "it computes wrong values"}
+    doctor, bench = tmp_path / "doctor.json", tmp_path / "bench.json"
+    doctor.write_text(json.dumps(report))
+    bench.write_text(json.dumps({"machine": {"device": "Apple M9"}, "figures": [FIGURE]}))
+    _run(doctor, bench)
+    machines, figures = capsys.readouterr().out.strip().split("\n\n")
+    assert "| doctor.json | Apple M9 (" in machines
+    assert "| bit_linear: it computes wrong values | " in machines
+    assert (
+        "| Apple M9 | ternary 256 x 512, 1 row | 2 | 98.8 | 84% of plain read | 1234.5 rows/s |"
+        in (figures)
+    )
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}"])
+def test_other_files_are_named(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(content)
+    with pytest.raises(SystemExit):
+        _run(file)
+    assert f"'{file}' must" in capsys.readouterr().err
+
+
+def _steps() -> list[str]:
+    """The lines that the workflows run."""
+    lines = []
+    for file in (ROOT / ".github/workflows").glob("*.yml"):
+        (job,) = yaml.safe_load(file.read_text())["jobs"].values()
+        lines += [line for step in job["steps"] for line in step.get("run", "").splitlines()]
+    return lines
+
+
+@pytest.mark.parametrize("line", _steps())
+def test_workflows_run_what_is_there(line: str) -> None:
+    words = shlex.split(line)
+    if "mmfree" in words:
+        assert words[words.index("mmfree") + 1] in command_names()
+    files = [word for word in words if word.endswith((".py", "/run"))]
+    assert all((ROOT / file).is_file() for file in files)
+
+
+def test_the_form_asks_for_what_the_commands_print() -> None:
+    form: dict[str, Any] = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/machine.yml").read_text())
+    labels = [part["attributes"].get("label") for part in form["body"]]
+    assert {"mmfree doctor --json", "mmfree bench --json"} <= set(labels)

@@ -25,6 +25,12 @@ QUESTIONS = Path(__file__).parent / "fairytale_questions"
 SHOWN = (0, 30, 100)
 
 
+def decompress_questions(folder: Path, limit: int | None) -> None:
+    for file in QUESTIONS.glob("*.jsonl.xz"):
+        lines = lzma.decompress(file.read_bytes()).splitlines(keepends=True)
+        (folder / file.stem).write_bytes(b"".join(lines[:limit]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
@@ -34,9 +40,7 @@ def main() -> None:
     keep_freed_memory()
     iters = 2 if quick else 200
     with tempfile.TemporaryDirectory() as folder:
-        for file in QUESTIONS.glob("*.jsonl.xz"):
-            packed_lines = lzma.decompress(file.read_bytes()).splitlines(keepends=True)
-            Path(folder, file.stem).write_bytes(b"".join(packed_lines[: 4 if quick else None]))
+        decompress_questions(Path(folder), 4 if quick else None)
         settings = FineTuneSettings(
             data=folder,
             adapter_path=f"{folder}/adapters",

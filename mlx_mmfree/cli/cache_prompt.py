@@ -8,13 +8,9 @@ from time import perf_counter
 from .parts.columns import size_text
 from .parts.command import CommandParser, argument_errors, command
 from .parts.flags import BYTES_PER_GB, escaped
-from .parts.loading import (
-    add_key_value_flags,
-    add_memory_flags,
-    add_model_flags,
-    key_value_settings,
-    loaded,
-)
+from .parts.key_value_cache import add_key_value_flags, key_value_settings
+from .parts.loading import add_model_flags, loaded
+from .parts.memory import add_memory_flags
 from .parts.prompt_writer import PromptWriter, add_prefill_flag, add_template_flags
 from .parts.prompts import given_prompt, max_token_count
 from .parts.terminal.reading_bar import ReadingBar

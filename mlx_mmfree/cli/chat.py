@@ -12,7 +12,9 @@ from ..errors import MMFreeError, UsageError
 from ..platform.terminal import shown
 from .parts.command import CommandParser, argument_errors, command
 from .parts.flag_names import with_flags
-from .parts.loading import add_key_value_flags, add_memory_flags, add_model_flags, loaded
+from .parts.key_value_cache import add_key_value_flags
+from .parts.loading import add_model_flags, loaded
+from .parts.memory import add_memory_flags
 from .parts.prompt_writer import add_end_flags, add_prefill_flag, add_template_flags
 from .parts.sampling import add_sampling_flags, sampler_from
 from .parts.terminal.interruption import Interruption

@@ -119,9 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     _check(args)
     text = None if args.text_file is None else read_text(args.text_file, _TEXT)
-
     from ..hub import convert, open_checkpoint
-    from ..hub.adapters.adapter_folder import CONFIG_FILE as ADAPTER_CONFIG
+    from ..hub.adapters.adapter_folder import holds_adapter
     from ..hub.conversion.ternarize import check_dense, ternarized
     from ..hub.publish.upload import upload
     from ..hub.publish.upload_plan import check_repository, plan_upload
@@ -149,10 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.ternarize is not None:
         _warn_of_losses(args.mlx_path, checkpoint, text)
     print(f"Wrote {args.mlx_path}. Programs that open it:")
-    width = max(len(each.runtime) for each in report.openings)
-    for each in report.openings:
-        print(f"  {each.runtime.ljust(width)}  {each}")
-    if (checkpoint.folder / ADAPTER_CONFIG).exists():
+    print("\n".join(f"  {line}" for line in _openings(report)))
+    if holds_adapter(checkpoint.folder):
         print(
             "note: the model's folder also holds an adapter, which was not converted. Merge it first "
             "with 'mmfree fuse'.",
@@ -241,6 +238,12 @@ def _table(report: "Report") -> str:
             f"{report.logits_difference:.3g} of the largest logit.",
         ]
     )
+
+
+def _openings(report: "Report") -> list[str]:
+    """A line for each program that may open the result."""
+    width = max(len(each.runtime) for each in report.openings)
+    return [f"{each.runtime.ljust(width)}  {each}" for each in report.openings]
 
 
 def _warn_of_losses(target: str, checkpoint: "Checkpoint", text: str | None) -> None:

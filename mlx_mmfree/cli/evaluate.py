@@ -10,7 +10,8 @@ from ..errors import UsageError
 from ..files.replacing import new_file
 from .parts.command import CommandParser, argument_errors, command
 from .parts.flags import json_object, non_negative, positive, seed
-from .parts.loading import add_memory_flags, add_model_flags, loaded, model_name
+from .parts.loading import add_model_flags, loaded, model_name
+from .parts.memory import add_memory_flags
 from .parts.writable import check_writable
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from ..files.paths import expanded, real_path
 from .parts.command import CommandParser, command
 from .parts.flags import positive
 from .parts.held_out_text import read_text, text_tokens
-from .parts.loading import add_memory_flags, add_model_flags, dtype_of, loaded
+from .parts.loading import add_model_flags, dtype_of, loaded
+from .parts.memory import add_memory_flags
 from .parts.source_card import model_card
 
 if TYPE_CHECKING:
@@ -87,17 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(arguments)
-    if args.form == "ternary" and args.data is None:
-        raise UsageError(
-            "[fuse] 'data' must be given with '--form ternary', which loses part of what was "
-            "learned, so that the loss can be measured before and after. Give a text like the "
-            "training data."
-        )
-    if args.form == "peft" and (args.data is not None or args.upload_repo is not None):
-        raise UsageError(
-            "[fuse] 'data' and 'upload_repo' must be left out with '--form peft', which writes the "
-            "adapter as it is. Upload it with 'hf upload'."
-        )
+    _check(args)
     import mlx.core as mx
 
     from ..hub.adapters.fuse import check_form, fuse, save_peft_adapter, save_with_adapter
@@ -132,6 +123,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.upload_repo is not None:
         print(f"Uploaded to {upload(plan_upload(args.save_path, args.upload_repo))}")
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.form == "ternary" and args.data is None:
+        raise UsageError(
+            "[fuse] 'data' must be given with '--form ternary', which loses part of what was "
+            "learned, so that the loss can be measured before and after. Give a text like the "
+            "training data."
+        )
+    if args.form == "peft" and (args.data is not None or args.upload_repo is not None):
+        raise UsageError(
+            "[fuse] 'data' and 'upload_repo' must be left out with '--form peft', which writes the "
+            "adapter as it is. Upload it with 'hf upload'."
+        )
 
 
 def _measure(

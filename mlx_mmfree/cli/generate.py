@@ -10,14 +10,9 @@ from ..errors import UsageError
 from .parts.command import INTERRUPTED, CommandParser, argument_errors, command
 from .parts.flags import boolean, escaped, positive
 from .parts.generated import generate_batch, generate_one
-from .parts.loading import (
-    add_key_value_flags,
-    add_memory_flags,
-    add_model_flags,
-    adopt_key_value_settings,
-    dtype_of,
-    loaded,
-)
+from .parts.key_value_cache import add_key_value_flags, adopt_key_value_settings
+from .parts.loading import add_model_flags, dtype_of, loaded
+from .parts.memory import add_memory_flags
 from .parts.process_group import (
     add_tensor_parallel_flag,
     common_seed,

@@ -14,14 +14,8 @@ from ..training.optimizer import OPTIMIZERS
 from ..training.yaml_values import read_mapping
 from .parts.command import CommandParser, command
 from .parts.flags import BYTES_PER_GB, add_settings_flags
-from .parts.loading import (
-    DTYPES,
-    add_latent_flag,
-    add_memory_flags,
-    dtype_of,
-    limited_memory,
-    model_source,
-)
+from .parts.loading import DTYPES, add_latent_flag, dtype_of, model_source
+from .parts.memory import add_memory_flags, limited_memory
 from .parts.process_group import quiet_unless_first
 from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 

@@ -9,7 +9,8 @@ from ..platform.allocator import keep_freed_memory
 from ..training.settings import Settings, read_settings
 from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
-from .parts.loading import add_latent_flag, add_memory_flags, limited_memory
+from .parts.loading import add_latent_flag
+from .parts.memory import add_memory_flags, limited_memory
 from .parts.process_group import quiet_unless_first
 from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 

@@ -203,7 +203,7 @@ def _prompt_ids(
     args: argparse.Namespace, model: "Decoder", tokenizer: "Tokenizer", prompts: list[str]
 ) -> list[list[int]]:
     """The token ids of each prompt."""
-    from ..generation.text import prompt_tokens
+    from ..generation.prompt_ids import prompt_tokens
 
     write = PromptWriter(
         tokenizer,

@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 from ..errors import UsageError
 from ..generation import Sampler, batch_generate, make_sampler
-from ..generation.text import encode_once_begun
+from ..generation.prompt_ids import encode_once_begun
 from ..models import Decoder
 from .scoring import score_continuations
 

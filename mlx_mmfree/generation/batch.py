@@ -9,19 +9,14 @@ import mlx.core as mx
 import numpy as np
 
 from ..models import Decoder
+from .completion import Completion, FinishReason
 from .decode import PREFILL_STEP_SIZE, Decoding, check_max_tokens
+from .known_tokens import with_known_tokens
 from .penalties import LogitsProcessor
+from .prompt_ids import Prompt, prompt_tokens
 from .samplers import Sampler, greedy
 from .stop import end_tokens
-from .text import (
-    BYTES_PER_GB,
-    Completion,
-    FinishReason,
-    Prompt,
-    prompt_tokens,
-    rate,
-    with_known_tokens,
-)
+from .text import BYTES_PER_GB, rate
 
 BatchProgress = Callable[[int, int], bool]
 

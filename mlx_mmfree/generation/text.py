@@ -3,23 +3,23 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from ..models import Decoder
-from ..models.parts.tokens import check_tokens, token_array
+from ..models.parts.tokens import token_array
+from .completion import Completion, FinishReason
 from .decode import PREFILL_STEP_SIZE, Decoding, Progress, check_max_tokens
+from .known_tokens import with_known_tokens
 from .penalties import LogitsProcessor
+from .prompt_ids import Prompt, prompt_tokens
 from .samplers import Sampler, greedy
 from .speculative import NUM_DRAFT_TOKENS, DraftStats, SpeculativeDecoding
-from .stop import StopStrings, end_tokens
+from .stop import end_tokens
 
 if TYPE_CHECKING:
     from .batch import BatchStats
-
-Prompt = str | Sequence[int]
-FinishReason = Literal["stop", "length"]
 
 BYTES_PER_GB = 1e9
 
@@ -52,113 +52,6 @@ class GenerationResponse:
     finish_reason: FinishReason | None = None
     from_draft: bool = False
     draft: DraftStats | None = None
-
-
-class Completion:
-    """The text of one prompt as it grows.
-
-    Args:
-        tokenizer: Turns tokens into text.
-        stop: Strings that end the text.
-        end: Tokens that end the text.
-        max_tokens: How many tokens there may be.
-    """
-
-    def __init__(self, tokenizer: Any, stop: Sequence[str], end: Collection[int], max_tokens: int):
-        self.tokens: list[int] = []
-        self.finish_reason: FinishReason | None = None
-        self._detokenizer = tokenizer.detokenizer()
-        self._stop = StopStrings(stop)
-        self._end = end
-        self._max_tokens = max_tokens
-        self._parts: list[str] = []
-
-    @property
-    def text(self) -> str:
-        return "".join(self._parts)
-
-    @property
-    def remaining(self) -> int:
-        """How many tokens may follow."""
-        return self._max_tokens - len(self.tokens)
-
-    def add(self, token: int) -> str:
-        """Takes a token and returns the text that it adds."""
-        self.tokens.append(token)
-        if token in self._end:
-            self.finish_reason = "stop"
-            text = self._detokenizer.finalize()
-        else:
-            text = self._detokenizer.add(token)
-            if not self.remaining:
-                self.finish_reason = "length"
-                text += self._detokenizer.finalize()
-        text = self._stop.add(text)
-        if self._stop.is_met:
-            self.finish_reason = "stop"
-        elif self.finish_reason:
-            text += self._stop.finalize()
-        self._parts.append(text)
-        return text
-
-
-class _KnownTokens:
-    """Keeps out the rows of an embedding that is larger than the tokenizer's vocabulary."""
-
-    def __init__(self, count: int):
-        self._count = count
-
-    def start(self, tokens: mx.array, valid: mx.array | None, vocab_size: int) -> tuple[()]:
-        return ()
-
-    def __call__(self, logits: mx.array, state: tuple[()]) -> mx.array:
-        return mx.where(mx.arange(logits.shape[-1]) < self._count, logits, -mx.inf)
-
-    def update(self, state: tuple[()], tokens: mx.array) -> tuple[()]:
-        return ()
-
-
-def with_known_tokens(
-    model: Decoder, tokenizer: Any, processors: Sequence[LogitsProcessor]
-) -> list[LogitsProcessor]:
-    """The processors, and one before them where the tokenizer has no text for some token."""
-    if tokenizer.vocab_size >= model.vocab_size:
-        return list(processors)
-    return [_KnownTokens(tokenizer.vocab_size), *processors]
-
-
-def prompt_tokens(tokenizer: Any, prompt: Prompt, vocab_size: int) -> list[int]:
-    """The ids of a prompt.
-
-    Args:
-        tokenizer: Encodes a text, with the special tokens that the model expects.
-        prompt: A text or ids.
-        vocab_size: Every id is below it.
-
-    Raises:
-        ValueError: The prompt is empty, no Unicode text, or has a token outside the vocabulary.
-    """
-    ids = encode_once_begun(tokenizer, prompt) if isinstance(prompt, str) and prompt else prompt
-    check_not_empty(ids, "generate")
-    check_tokens(ids, vocab_size)
-    return [int(token) for token in ids]
-
-
-def check_not_empty(prompt: Prompt, place: str) -> None:
-    """Refuses a prompt without a word or token.
-
-    Raises:
-        ValueError: It is empty.
-    """
-    if len(prompt) == 0:
-        raise ValueError(f"[{place}] 'prompt' must not be empty. Give at least one word or token.")
-
-
-def encode_once_begun(tokenizer: Any, text: str, parse_special: bool | None = None) -> list[int]:
-    """The ids of a text with its first token once, though a chat template may have spelled it."""
-    ids: list[int] = tokenizer.encode(text, parse_special=parse_special)
-    is_twice = len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id
-    return ids[1:] if is_twice else ids
 
 
 def stream_generate(

@@ -13,7 +13,7 @@ from mlx_mmfree.generation import (
     prefill,
     stream_generate,
 )
-from mlx_mmfree.generation.text import Completion
+from mlx_mmfree.generation.completion import Completion
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, hgrn_bit

@@ -100,7 +100,7 @@ class PromptWriter:
 
     def opening(self, prompt: str) -> list[int]:
         """The token ids of a prompt that will be followed by more text of the same message."""
-        from ...generation.text import encode_once_begun
+        from ...generation.prompt_ids import encode_once_begun
 
         if not self._uses_template:
             ids: list[int] = self._tokenizer.encode(prompt)

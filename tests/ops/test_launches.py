@@ -5,10 +5,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlx_mmfree.generation.key_values import fixed_state
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import find
 from mlx_mmfree.ops import use_backend
+from mlx_mmfree.ops.backend import compilation, launch, self_check
 from tests.emulator.emulator import Emulator
+from tests.graph import stand_in
 from tests.tolerances import TOLERANCE, relative_error
 
 SMALL: dict[str, Any] = {
@@ -78,3 +81,35 @@ def test_launches_of_a_short_prompt(emulated: Emulator, model_type: str, tokens:
     mx.eval(logits)
     assert_launches(emulated, model_type, PROMPT_LAUNCHES[model_type])
     assert relative_error(logits, want) <= TOLERANCE[mx.float32]
+
+
+@pytest.mark.metal
+@pytest.mark.parametrize("model_type", HEADS)
+def test_kernels_are_checked_while_the_step_is_traced(
+    emulated: Emulator, model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emulator computes the checks; what depends on the traced token has no values to compute."""
+    model = small_model(model_type)
+    with use_backend("reference"):
+        _, state = model(mx.zeros((1, 9), mx.int32))
+        mx.eval(state)
+    state, _ = fixed_state(model, state)
+    self_check.check_again()
+    monkeypatch.setattr(compilation, "on_cpu", lambda: False)
+    traced = []
+
+    def launch_or_trace(kernel: Any, **call: Any) -> list[mx.array]:
+        try:
+            mx.eval(call["inputs"])
+        except ValueError:
+            traced.append(kernel)
+            return stand_in(call["output_shapes"], call["output_dtypes"], *call["inputs"])
+        return emulated.launch(kernel, **call)
+
+    monkeypatch.setattr(launch, "launch", launch_or_trace)
+    step = compilation.compiled(model.hidden)
+    step(mx.zeros((1, 1), mx.int32), state)
+    layers = SMALL["num_hidden_layers"]
+    assert len(traced) == layers * len(LAUNCHES[model_type])
+    assert emulated.records
+    assert set(self_check.checked_kernels().values()) == {None}

@@ -61,6 +61,7 @@ bfloat rint(bfloat), round(bfloat), floor(bfloat);
 half exp(half);
 bfloat exp(bfloat);
 float exp(float);
+#define INFINITY __builtin_inff()
 bool isnan(half), isnan(bfloat), isnan(float);
 namespace precise {
 float exp(float), rsqrt(float);

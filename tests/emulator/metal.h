@@ -122,6 +122,7 @@ inline float floor(float x) { return __builtin_floorf(x); }
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float4 fma(float4 a, float4 b, float4 c) { return __builtin_elementwise_fma(a, b, c); }
 inline float exp(float x) { return __builtin_expf(x); }
+#define INFINITY __builtin_inff()
 inline bool isnan(float x) { return __builtin_isnan(x); }
 namespace precise {
 inline float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }

@@ -22,5 +22,9 @@ if __name__ == "__main__":
         "-W",
         "ignore::pytest.PytestUnraisableExceptionWarning",
     ]
-    files = ["tests/ops/test_metal.py", "tests/ops/test_metal_fused.py"]
+    files = [
+        "tests/ops/test_metal.py",
+        "tests/ops/test_metal_fused.py",
+        "tests/ops/test_metal_tiles.py",
+    ]
     sys.exit(pytest.main([*files, *quiet, *sys.argv[1:]]))

@@ -219,10 +219,14 @@ CODE_OPTIONS = [
 
 
 def check_bad_row(
-    quantize: bool, gate: Activation | None, eps: float | None, backend: str = "metal"
+    quantize: bool,
+    gate: Activation | None,
+    eps: float | None,
+    backend: str = "metal",
+    rows: int = 6,
 ) -> None:
     """A row with NaN or infinity spoils its own results alone, and a row of zeros gives zeros."""
-    x = mx.ones((6, 100 if gate is None else 200))
+    x = mx.ones((rows, 100 if gate is None else 200))
     x[1, 40], x[3, 99] = mx.nan, mx.inf
     x[4] = 0
     norm = None if eps is None else mx.ones((100,))
@@ -238,14 +242,14 @@ def check_bad_row(
         assert not mx.isfinite(got[mx.array([1, 3])]).any()
 
 
-def check_fused_ties(rounding: Rounding, backend: str = "metal") -> None:
+def check_fused_ties(rounding: Rounding, backend: str = "metal", rows: int = 1) -> None:
     """The largest value is 127, so the scale is exactly 1 and the ties survive."""
-    x = mx.array([[127.0, 0.5, 2.5, -0.5, -2.5]])
+    x = mx.array([[127.0, 0.5, 2.5, -0.5, -2.5]] * rows)
     weight = pack_ternary(mx.eye(5).astype(mx.int32))
     with use_backend(backend):
         got = bit_linear(x, [Projection(weight, mx.ones((1,)))], rounding=rounding)
     ties = {"half_even": [0, 2, 0, -2], "half_away": [1, 3, -1, -3]}[rounding]
-    assert_same(got, mx.array([[127.0, *ties]]))
+    assert_same(got, mx.array([[127.0, *ties]] * rows))
 
 
 def check_fused_floats(

@@ -22,6 +22,7 @@ def test_every_metal_kernel_is_checked(metal: None) -> None:
     for start in (
         "bit_linear(matrices=1, rows=1, gate=silu, ",
         "bit_linear(matrices=3, rows=1, gate=None, ",
+        "bit_linear_tiles(matrices=1, rows=65, gate=silu, ",
         "gated_rms_norm(gate=bfloat16, ",
         "linear_scan_forward(",
         "linear_scan_backward(",

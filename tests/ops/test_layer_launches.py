@@ -33,9 +33,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # the numbers for a decoded token, and for a prompt
 LAUNCHES = {
-    "hgrn_bit": (5, 42),
-    "bitnet": (8, 43),
-    "ternary llama": (8, 41),
+    "hgrn_bit": (5, 18),
+    "bitnet": (8, 15),
+    "ternary llama": (8, 15),
     "dense llama": (20, 23),
     "qwen3": (23, 25),
 }

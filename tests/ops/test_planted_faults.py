@@ -8,6 +8,7 @@ import pytest
 from mlx_mmfree.ops.backend import self_check
 from tests.emulator.emulator import Emulator, KernelError
 from tests.ops.kernel_checks import (
+    check_bad_row,
     check_code_sums,
     check_codes,
     check_fused_codes,
@@ -62,6 +63,24 @@ def fused_ties() -> None:
     check_fused_ties("half_away")
 
 
+def tiles() -> None:
+    # the second matrix ends within its second tile
+    check_fused_sums(70, 100, (33, 70), mx.float32)
+
+
+def many_codes() -> None:
+    check_fused_codes(49, 300, mx.float32, gate="silu", norm_eps=1e-2, eps=5e-2)
+    check_fused_ties("half_away", rows=49)
+
+
+def sets_in_tiles() -> None:
+    check_fused_codes(49, 100, mx.float32, eps=5e-2)
+
+
+def many_bad_rows() -> None:
+    check_bad_row(True, None, None, rows=49)
+
+
 def step() -> None:
     check_step(3, 100, mx.float32)
 
@@ -80,6 +99,10 @@ KERNELS = {
     fused_groups: "bit_linear_2",
     fused_codes: "bit_linear_2",
     fused_ties: "bit_linear_1",
+    tiles: "bit_linear_tiles_2",
+    sets_in_tiles: "bit_linear_tiles_2",
+    many_codes: "bit_linear_codes",
+    many_bad_rows: "bit_linear_codes",
     step: "mlgru_step",
     gated_norm: "gated_rms_norm",
 }
@@ -127,7 +150,7 @@ FAULTS: dict[str, tuple[Callable[[], None], str, str, int]] = {
     "prefill: a part of another size": (prefill, "min(start + depth, dims)", "dims", 0),
     "prefill: stored to the first part": (prefill, "static_cast<size_t>(part) * rows", "0", 0),
     "prefill: inputs beyond the last": (prefill, "four + n < dims", "four + n <= dims", 0),
-    "prefill: rows beyond the last": (prefill, "row < rows && n", "row <= rows && n", 0),
+    "prefill: rows beyond the last": (prefill, "row < rows && output", "row <= rows && output", 0),
     "prefill: inputs beyond the last row": (prefill, "+ 16 * i, rows - 1)", "+ 16 * i, rows)", 0),
     "prefill: words beyond the last": (prefill, "outputs - 1))", "outputs))", 0),
     "prefill: tile of another group": (prefill, "x_tile + tile_row * LINE", "x_tile", 0),
@@ -174,7 +197,7 @@ FAULTS: dict[str, tuple[Callable[[], None], str, str, int]] = {
     "fused: barrier after products": (fused_sums, BARRIER, "", 2),
     "fused: outputs beyond the last": (fused_sums, "&& first + n < outputs", "", 0),
     "fused: lanes not summed": (fused_sums, "simd_sum(sums[row][n])", "(sums[row][n])", 0),
-    "fused: wrong matrix": (fused_sums, "block >= blocks_of", "block > blocks_of", 0),
+    "fused: wrong matrix": (fused_sums, "block >= (outputs", "block > (outputs", 0),
     "fused: outputs of matrices before": (fused_sums, "before += outputs", "before += 32", 0),
     "fused: scale of another output": (fused_sums, "[0] == 1 ? 0 : output", "[0] == 1 ? 0 : 0", 1),
     "fused: scale of another matrix": (fused_sums, "scale0[", "scale1[", 0),
@@ -203,6 +226,78 @@ FAULTS: dict[str, tuple[Callable[[], None], str, str, int]] = {
     "fused: gated by a neighbour": (fused_codes, "+ dims + k]", "+ dims + k - 1]", 0),
     "fused: half of a row": (fused_codes, "rows - 1) * width", "rows - 1) * dims", 0),
     "fused: ties": (fused_ties, "half_away ? round", "half_away ? rint", 0),
+    "tiles: barrier before tiles are reused": (tiles, BARRIER, "", 0),
+    "tiles: barrier before products": (tiles, BARRIER, "", 1),
+    "tiles: codes of another place": (tiles, "? first[n", "? second[n", 0),
+    "tiles: codes not centred": (tiles, "half(1152.0f)", "half(1151.0f)", 0),
+    "tiles: codes of the tile before": (tiles, "x_at[i] += DEPTH / 4", "x_at[i] += DEPTH / 8", 0),
+    "tiles: codes of another row": (
+        tiles,
+        "(first_scale + row) * code_words",
+        "first_scale * code_words",
+        0,
+    ),
+    "tiles: scale of codes of another set": (
+        sets_in_tiles,
+        "code_scales[first_scale + row]",
+        "code_scales[row]",
+        0,
+    ),
+    "tiles: codes of another set": (sets_in_tiles, "(first_scale + row)", "(0 + row)", 0),
+    "tiles: last inputs": (tiles, "stop = 4 * code_words", "stop = 4 * code_words - 32", 0),
+    "tiles: outputs beyond the last": (tiles, "row < rows && output < outputs", "row < rows", 0),
+    "tiles: rows beyond the last": (tiles, "row < rows && output", "row <= rows && output", 0),
+    "tiles: wrong matrix": (tiles, "block >= (outputs", "block > (outputs", 0),
+    "tiles: blocks of the first matrix": (tiles, "block -= (outputs", "block -= 0 * (outputs", 0),
+    "tiles: outputs of matrices before": (tiles, "before += outputs", "before += 32", 0),
+    "tiles: scale of another matrix": (tiles, "scale0[", "scale1[", 0),
+    "tiles: scale of another output": (tiles, "[0] == 1 ? 0 : output", "[0] == 1 ? 0 : 0", 1),
+    "tiles: residual of another row": (tiles, "residual[at]", "residual[output]", 0),
+    "tiles: residual left out": (tiles, "if (RESIDUAL)", "if (false)", 0),
+    "many codes: barrier": (many_codes, BARRIER, "", 0),
+    "many codes: ties": (many_codes, "half_away ? round", "half_away ? rint", 0),
+    "many codes: gate": (many_codes, "value * sigmoid(value) * up", "sigmoid(value) * up", 0),
+    "many codes: gated by a neighbour": (many_codes, "+ dims + k]", "+ dims + k - 1]", 1),
+    "many codes: input of another row": (many_codes, "static_cast<size_t>(row) * width", "0", 0),
+    "many codes: first norm": (many_codes, "if (NORM) factor", "if (false) factor", 0),
+    "many codes: norm weight": (many_codes, "if (NORM && inside)", "if (false)", 0),
+    "many codes: largest without norm": (
+        many_codes,
+        "NORM ? value * static_cast<float>(norm[k]) : value",
+        "value",
+        0,
+    ),
+    "many codes: largest without own norm": (many_codes, "? normed * ", "? normed + 0 * ", 0),
+    "many codes: own norm of another matrix": (many_codes, "own_norm0[k]", "own_norm1[k]", 1),
+    "many codes: epsilon of another norm": (many_codes, "epsilons[1]", "epsilons[0]", 0),
+    "many codes: squares of another norm": (
+        many_codes,
+        "squares / size + epsilons[0]",
+        "normed_squares / size + epsilons[0]",
+        0,
+    ),
+    "many codes: largest of another set": (
+        many_codes,
+        "largest[chosen] * factor",
+        "largest[0] * factor",
+        0,
+    ),
+    "many codes: largest of one SIMD group": (
+        many_codes,
+        "statistics[16 * (2 + chosen) + lane]",
+        "statistics[16 * (2 + chosen)]",
+        0,
+    ),
+    "many codes: scale of another row": (many_codes, "chosen * rows + row]", "chosen * rows]", 0),
+    "many codes: set of another matrix": (
+        many_codes,
+        "static_cast<size_t>(chosen) * rows",
+        "static_cast<size_t>(0) * rows",
+        0,
+    ),
+    "many codes: an input too many": (many_codes, "inside = k < dims", "inside = k <= dims", 0),
+    "many codes: places": (many_codes, "16 * (n % 2) + 8 * (n / 2)", "8 * n", 0),
+    "many codes: NaN": (many_bad_rows, "isnan(weighted) ? INFINITY", "false ? INFINITY", 0),
     "step: barrier": (step, BARRIER, "", 0),
     "step: bound": (step, "bound + (1.0f - bound) * f", "bound + f", 0),
     "step: mask": (step, "stays ? old", "false ? old", 0),

@@ -12,13 +12,11 @@ from ..backend.metal_functions import TERNARY
 from ..backend.self_check import kernel_fault, packed_pattern
 from ..ternary import packed_width
 from . import reference
+from .metal_tiles import DEPTH, THREADS, TILE, product_of_tiles
 
 CODES_PER_WORD = 16
 DECODE_GROUPS = 2
 DECODE_OUTPUTS = 4
-PREFILL_THREADS = 128
-PREFILL_TILE = 64
-PREFILL_DEPTH = 32
 # Fewer threadgroups leave units of a GPU idle: then the inputs are computed in parts, of a size for
 # which the sum of the parts costs little.
 MIN_THREADGROUPS = 128
@@ -95,29 +93,18 @@ _decode = mx.fast.metal_kernel(
     """,
 )
 
-# A threadgroup computes a tile of 64 rows and 64 outputs over a part of the inputs, each of its 4 SIMD
-# groups a quarter of it. 32 inputs at a time are laid out in threadgroup memory, the weights as trits;
-# while they are multiplied, the next 32 are on their way.
 _prefill = mx.fast.metal_kernel(
     name="ternary_matmul_prefill",
     input_names=["x", "weight"],  # (rows, D), (N, W)
     output_names=["out"],  # (parts, rows, N)
     header=TERNARY,
-    source="""
-    constexpr uint TILE = 64, DEPTH = 32;
-    // lines of the tiles, in fours, are longer by one, to spread them over memory banks
-    constexpr uint LINE = DEPTH / 4 + 1;
-    typedef vec<TileType, 4> Four;
-    threadgroup Four x_tile[TILE * LINE];
-    threadgroup Four trits_tile[TILE * LINE];
-
+    source=product_of_tiles(
+        task="""
     const uint rows = x_shape[0];
     const uint dims = x_shape[1];
     const uint outputs = weight_shape[0];
     const uint words = weight_shape[1];
-    const uint index = thread_index_in_threadgroup;
-    const uint lane = thread_index_in_simdgroup;
-    const uint group = simdgroup_index_in_threadgroup;
+    const auto weights = weight;  // of either address space
     const uint first_output = threadgroup_position_in_grid.x * TILE;
     const uint first_row = threadgroup_position_in_grid.y * TILE;
     const uint part = threadgroup_position_in_grid.z;
@@ -125,38 +112,10 @@ _prefill = mx.fast.metal_kernel(
     const uint depth = (tiles + threadgroups_per_grid.z - 1) / threadgroups_per_grid.z * DEPTH;
     const uint start = min(part * depth, dims);
     const uint stop = min(start + depth, dims);
-
-    // a thread loads 4 inputs of 4 rows and the 16 trits of a word; places behind the last row or
-    // output hold what the last one does
-    const uint four = index % 8;
-    size_t x_at[4];
-    #pragma clang loop unroll(full)
-    for (uint i = 0; i < 4; i++) {
-        const uint row = min(first_row + index / 8 + 16 * i, rows - 1);
-        x_at[i] = static_cast<size_t>(row) * dims + start + 4 * four;
-    }
-    size_t word_at = static_cast<size_t>(min(first_output + index / 2, outputs - 1)) * words
-        + start / 16 + index % 2;
-    Four inputs[4];
-    uint word = 0;
-
-    const uint tile_row = 32 * (group / 2);
-    const uint tile_output = 32 * (group % 2);
-    const threadgroup TileType* left_tile =
-        reinterpret_cast<const threadgroup TileType*>(x_tile + tile_row * LINE);
-    const threadgroup TileType* right_tile =
-        reinterpret_cast<const threadgroup TileType*>(trits_tile + tile_output * LINE);
-    simdgroup_matrix<float, 8, 8> sums[4][4];
-    #pragma clang loop unroll(full)
-    for (uint i = 0; i < 4; i++) {
-        #pragma clang loop unroll(full)
-        for (uint j = 0; j < 4; j++) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    }
-    // each step loads from device memory what the next one multiplies
-    for (uint k = start; k < stop + DEPTH; k += DEPTH) {
-        if (k < stop) {
-            #pragma clang loop unroll(full)
-            for (uint i = 0; i < 4; i++) {
+        """,
+        loaded="Four",
+        place="static_cast<size_t>(row) * dims + start + 4 * four",
+        load="""
                 #pragma clang loop unroll(full)
                 for (uint n = 0; n < 4; n++) {
                     inputs[i][n] = WHOLE_TILES || k + 4 * four + n < dims
@@ -164,66 +123,13 @@ _prefill = mx.fast.metal_kernel(
                         : static_cast<TileType>(0.0f);
                 }
                 x_at[i] += DEPTH;
-            }
-            word = weight[word_at];
-            word_at += DEPTH / 16;
-        }
-        if (k > start) {
-            #pragma clang loop unroll(full)
-            for (uint at = 0; at < DEPTH; at += 8) {
-                simdgroup_matrix<TileType, 8, 8> left[4];
-                simdgroup_matrix<TileType, 8, 8> right[4];
-                #pragma clang loop unroll(full)
-                for (uint i = 0; i < 4; i++) {
-                    simdgroup_load(left[i], left_tile + 32 * LINE * i + at, 4 * LINE);
-                    simdgroup_load(right[i], right_tile + 32 * LINE * i + at, 4 * LINE, 0, true);
-                }
-                #pragma clang loop unroll(full)
-                for (uint i = 0; i < 4; i++) {
-                    #pragma clang loop unroll(full)
-                    for (uint j = 0; j < 4; j++) {
-                        simdgroup_multiply_accumulate(sums[i][j], left[i], right[j], sums[i][j]);
-                    }
-                }
-            }
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (k < stop) {
-            #pragma clang loop unroll(full)
-            for (uint i = 0; i < 4; i++) {
-                x_tile[(index / 8 + 16 * i) * LINE + four] = inputs[i];
-            }
-            #pragma clang loop unroll(full)
-            for (uint place = 0; place < 16; place += 4) {
-                const uint codes = under_exponent(word, place - place % 8);
-                Four trits;
-                #pragma clang loop unroll(full)
-                for (uint n = 0; n < 4; n++) {
-                    trits[n] = static_cast<TileType>(trits_at<float>(codes, place % 8 + n));
-                }
-                trits_tile[index / 2 * LINE + index % 2 * 4 + place / 4] = trits;
-            }
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
-    // 8 rows and 32 outputs at a time, in the memory of the first tile
-    threadgroup float* strip = reinterpret_cast<threadgroup float*>(x_tile) + group * 8 * 32;
-    #pragma clang loop unroll(full)
-    for (uint i = 0; i < 4; i++) {
-        #pragma clang loop unroll(full)
-        for (uint j = 0; j < 4; j++) simdgroup_store(sums[i][j], strip + 8 * j, 32);
-        simdgroup_barrier(mem_flags::mem_threadgroup);
-        #pragma clang loop unroll(full)
-        for (uint r = 0; r < 8; r++) {
-            const uint row = first_row + tile_row + 8 * i + r;
-            const uint n = first_output + tile_output + lane;
-            if (row < rows && n < outputs) {
-                out[(static_cast<size_t>(part) * rows + row) * outputs + n] = strip[r * 32 + lane];
-            }
-        }
-        simdgroup_barrier(mem_flags::mem_threadgroup);
-    }
-    """,
+        """,
+        laid_out="inputs[i]",
+        finish="",
+        store="""
+                out[(static_cast<size_t>(part) * rows + row) * outputs + output] = sum;
+        """,
+    ),
 )
 
 
@@ -233,7 +139,7 @@ def unsupported(x: mx.array, weight: mx.array, *, codes: bool) -> str | None:
     dims = x.shape[-1]
     rows = x.size // dims
     is_few = rows <= launch.FEW_ROWS
-    is_whole = dims % (CODES_PER_WORD if is_few else PREFILL_DEPTH) == 0
+    is_whole = dims % (CODES_PER_WORD if is_few else DEPTH) == 0
     checked_rows = launch.rows_of_a_group(rows) if is_few else launch.FEW_ROWS + 1
     return kernel_fault(
         "ternary_matmul_decode" if is_few else "ternary_matmul_prefill",
@@ -290,7 +196,7 @@ def _in_groups(x: mx.array, weight: mx.array, codes: bool) -> mx.array:
 def _in_tiles(x: mx.array, weight: mx.array, codes: bool) -> mx.array:
     """Tiles of rows and outputs, multiplied by the units for small matrices."""
     (rows, dims), outputs = x.shape, weight.shape[0]
-    tiles = -(-outputs // PREFILL_TILE), -(-rows // PREFILL_TILE)
+    tiles = -(-outputs // TILE), -(-rows // TILE)
     parts = max(min(MIN_THREADGROUPS // math.prod(tiles), dims // MIN_PART_DIMS), 1)
     (sums,) = launch.launch(
         _prefill,
@@ -298,10 +204,10 @@ def _in_tiles(x: mx.array, weight: mx.array, codes: bool) -> mx.array:
         template=[
             # codes are exact in half, whatever type holds them
             ("TileType", mx.float16 if codes else _TILE_TYPES[x.dtype]),
-            ("WHOLE_TILES", dims % PREFILL_DEPTH == 0),
+            ("WHOLE_TILES", dims % DEPTH == 0),
         ],
-        grid=(tiles[0] * PREFILL_THREADS, tiles[1], parts),
-        threadgroup=(PREFILL_THREADS, 1, 1),
+        grid=(tiles[0] * THREADS, tiles[1], parts),
+        threadgroup=(THREADS, 1, 1),
         output_shapes=[(parts, rows, outputs)],
         output_dtypes=[mx.float32],
     )

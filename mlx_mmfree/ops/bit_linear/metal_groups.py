@@ -1,4 +1,4 @@
-"""The Metal kernel of `bit_linear` for some tens of rows.
+"""`bit_linear` on Metal for some tens of rows, in one launch.
 
 A threadgroup computes 32 outputs of one matrix for a group of rows. It first finds the statistics of
 the rows, then computes the activations of a slab of inputs at a time into threadgroup memory, where
@@ -10,40 +10,31 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..backend.metal_functions import QUANTIZE, SIGMOID, TERNARY
-
-MAX_MATRICES = 4
-"""The most matrices of one launch."""
+from ..backend import launch
+from ..backend.metal_functions import QUANTIZE, TERNARY
+from .metal_form import GATES, Form, epsilons
+from .metal_texts import (
+    GATED,
+    MAX_MATRICES,
+    all_outputs,
+    choice_of_matrix,
+    input_of_row,
+    scale_of_output,
+    weight_of_own_norm,
+)
 
 SIMD_GROUPS = 8
 OUTPUTS_PER_GROUP = 4
 OUTPUTS = SIMD_GROUPS * OUTPUTS_PER_GROUP
 """Outputs of a threadgroup."""
 
-_HEADER = (
-    f"""
+_HEADER = f"""
     {TERNARY}
-    {SIGMOID}
+    {GATED}
     {QUANTIZE}
     constant constexpr int SIMD_GROUPS = {SIMD_GROUPS};
     constant constexpr int OUTPUTS = {OUTPUTS_PER_GROUP};
 """
-    + """
-    inline int blocks_of(int outputs) {
-        return (outputs + OUTPUTS * SIMD_GROUPS - 1) / (OUTPUTS * SIMD_GROUPS);
-    }
-
-    // an input, or a gate and an input
-    template <int GATE>
-    inline float gated(float value, float up) {
-        if (GATE == 0) return value;
-        if (GATE == 1) return value * sigmoid(value) * up;
-        // NaN is not less than zero, and stays
-        const float positive = value < 0.0f ? 0.0f : value;
-        return (GATE == 2 ? positive * positive : positive) * up;
-    }
-"""
-)
 
 _SOURCE = """
     constexpr int THREADS = 32 * SIMD_GROUPS;
@@ -64,11 +55,6 @@ _SOURCE = """
     const int lane = thread_index_in_simdgroup;
     const int group = simdgroup_index_in_threadgroup;
 
-    int block = threadgroup_position_in_grid.x;
-    int chosen = 0;  // the matrix
-    int before = 0;  // outputs of the matrices before
-    int outputs = weight0_shape[0];
-    const device uint* weight = weight0;  // (outputs, words)
     <choice of the matrix>
     const int first = OUTPUTS * (SIMD_GROUPS * block + group);
     const int first_row = ROWS * threadgroup_position_in_grid.y;
@@ -144,7 +130,7 @@ _SOURCE = """
         }
     }
 
-    const device uint* first_line = weight + static_cast<size_t>(first) * words;
+    const device uint* first_line = weights + static_cast<size_t>(first) * words;
     threadgroup float* values = reinterpret_cast<threadgroup float*>(slab);
     float4 sums[ROWS];  // of 4 outputs
     #pragma clang loop unroll(full)
@@ -212,34 +198,17 @@ _SOURCE = """
 
 def _kernel(matrices: int) -> Any:
     """The kernel for a number of matrices. Each has inputs of its own, chosen by threadgroup."""
-    numbers = range(matrices)
-    choice = "".join(
-        f"""
-    if (chosen == {n - 1} && block >= blocks_of(outputs)) {{
-        block -= blocks_of(outputs);
-        before += outputs;
-        chosen = {n};
-        outputs = weight{n}_shape[0];
-        weight = weight{n};
-    }}"""
-        for n in numbers[1:]
-    )
-    up = "GATE == 0 ? 0.0f : static_cast<float>(x[input_line[row] + dims + k])"
-    values = {
-        "<input k of a row>": f"gated<GATE>(static_cast<float>(x[input_line[row] + k]), {up})",
-        "<choice of the matrix>": choice.strip(),
-        "<own_norm[k]>": _chosen([f"own_norm{n}[k]" for n in numbers]),
-        "<scale of the output>": _chosen(
-            [f"scale{n}[scale{n}_shape[0] == 1 ? 0 : output]" for n in numbers]
-        ),
-        "<all outputs>": f"({' + '.join(f'weight{n}_shape[0]' for n in numbers)})",
-    }
-    source = _SOURCE
-    for name, text in values.items():
+    source = _SOURCE.replace("<choice of the matrix>", choice_of_matrix(matrices, OUTPUTS, "int"))
+    for name, text in {
+        "<input k of a row>": input_of_row("input_line[row]"),
+        "<own_norm[k]>": weight_of_own_norm(matrices),
+        "<scale of the output>": scale_of_output(matrices),
+        "<all outputs>": all_outputs(matrices),
+    }.items():
         source = source.replace(name, text)
     # (rows, D) or (rows, 2D), (D,), (rows, N), (2,)
     input_names = ["x", "norm", "residual", "epsilons"]
-    for n in numbers:
+    for n in range(matrices):
         input_names += [f"weight{n}", f"scale{n}", f"own_norm{n}"]  # (N_n, W), (1,) or (N_n,), (D,)
     return mx.fast.metal_kernel(
         name=f"bit_linear_{matrices}",
@@ -250,9 +219,44 @@ def _kernel(matrices: int) -> Any:
     )
 
 
-def _chosen(values: list[str]) -> str:
-    chain = [f"chosen == {n} ? static_cast<float>({value})" for n, value in enumerate(values[:-1])]
-    return f"({' : '.join([*chain, f'static_cast<float>({values[-1]})'])})"
+_KERNELS = {matrices: _kernel(matrices) for matrices in range(1, MAX_MATRICES + 1)}
 
 
-KERNELS = {matrices: _kernel(matrices) for matrices in range(1, MAX_MATRICES + 1)}
+def in_groups(form: Form, *arrays: mx.array) -> mx.array:
+    """The results for up to four matrices."""
+    x, projections, norm, residual = form.nested(arrays)
+    *leading, width = x.shape
+    rows = x.size // width
+    group_rows = launch.rows_of_a_group(rows)
+    x = x.reshape(rows, width)
+    outputs = [weight.shape[0] for weight, *_ in projections]
+    # x stands in for what the kernel does not read
+    inputs = [
+        x,
+        x if norm is None else norm,
+        x if residual is None else residual.reshape(rows, sum(outputs)),
+        epsilons(form.norm_eps, form.eps),
+    ]
+    for weight, scale, own_norm in projections:
+        inputs += [weight, scale, x if own_norm is None else own_norm]
+    threads = launch.SIMD_GROUP * SIMD_GROUPS
+    blocks = sum(-(-count // OUTPUTS) for count in outputs)
+    (result,) = launch.launch(
+        _KERNELS[len(projections)],
+        inputs=inputs,
+        template=[
+            ("T", x.dtype),
+            ("ROWS", group_rows),
+            ("GATE", GATES[form.gate]),
+            ("NORM", norm is not None),
+            ("OWN_NORM", form.eps is not None),
+            ("QUANTIZED", form.quantize),
+            ("HALF_AWAY", form.rounding == "half_away"),
+            ("RESIDUAL", residual is not None),
+        ],
+        grid=(threads * blocks, -(-rows // group_rows), 1),
+        threadgroup=(threads, 1, 1),
+        output_shapes=[(rows, sum(outputs))],
+        output_dtypes=[x.dtype],
+    )
+    return result.reshape(*leading, sum(outputs))

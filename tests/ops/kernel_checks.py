@@ -289,16 +289,24 @@ def check_step(
     *,
     is_bounded: bool = True,
     is_masked: bool = True,
+    has_starts: bool = False,
+    length: int = 1,
     backend: str = "metal",
 ) -> None:
     mx.random.seed(batch * 10007 + dims)
-    gates = mx.random.normal((batch, 1, 3 * dims)).astype(dtype)
+    gates = mx.random.normal((batch, length, 3 * dims)).astype(dtype)
     state, weight = mx.random.normal((batch, dims)), 1 + 0.1 * mx.random.normal((dims,))
     options = {
         "eps": 1e-3,
         "lower_bound": mx.random.uniform(shape=(dims,)) if is_bounded else None,
-        "valid": mx.arange(batch)[:, None] % 3 != 1 if is_masked else None,
+        "valid": None,
     }
+    # a row without valid positions, and gaps in the others
+    rows, positions = mx.arange(batch)[:, None], mx.arange(length)
+    if is_masked:
+        options["valid"] = (rows % 3 != 1) & (positions % 5 != 4)
+    if has_starts:
+        options["starts"] = (positions + rows) % 7 == 3
     with use_backend(backend):
         got = mlgru_step(gates, state, weight, **options)
     with use_backend("reference"):

@@ -26,6 +26,7 @@ def test_every_metal_kernel_is_checked(metal: None) -> None:
         "gated_rms_norm(gate=bfloat16, ",
         "linear_scan_forward(",
         "linear_scan_backward(",
+        "mlgru_scan(gates=float16, ",
         "mlgru_step(gates=float16, ",
         "rms_norm_quantize(x=float32, norm=True, ",
         "rms_norm_quantize(x=float32, norm=False, ",

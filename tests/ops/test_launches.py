@@ -27,7 +27,7 @@ LAUNCHES = {
     "bitnet": ["bit_linear_3", "bit_linear_1", "bit_linear_2", "bit_linear_1"],
 }
 PROMPT_LAUNCHES = LAUNCHES | {
-    "hgrn_bit": ["bit_linear_3", "linear_scan_forward", "gated_rms_norm", *["bit_linear_1"] * 3],
+    "hgrn_bit": ["bit_linear_3", "mlgru_scan", "gated_rms_norm", *["bit_linear_1"] * 3],
 }
 # these come behind the blocks
 HEADS = {"hgrn_bit": ["bit_linear_1"], "bitnet": []}

@@ -33,7 +33,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # the numbers for a decoded token, and for a prompt
 LAUNCHES = {
-    "hgrn_bit": (5, 18),
+    "hgrn_bit": (5, 10),
     "bitnet": (8, 15),
     "ternary llama": (8, 15),
     "dense llama": (20, 23),

@@ -26,6 +26,7 @@ from tests.ops.kernel_checks import (
     check_step,
     random_trits,
 )
+from tests.tolerances import GRADIENT_TOLERANCE
 
 pytestmark = [pytest.mark.metal, pytest.mark.usefixtures("metal")]
 
@@ -109,6 +110,50 @@ def test_step_without_bound_or_mask(is_bounded: bool, is_masked: bool) -> None:
     check_step(2, 100, mx.float32, is_bounded=is_bounded, is_masked=is_masked)
 
 
+@pytest.mark.parametrize(("length", "dims"), [(2, 1), (5, 100), (64, 33), (130, 31), (200, 65)])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_positions(length: int, dims: int, dtype: mx.Dtype) -> None:
+    check_step(2, dims, dtype, length=length, has_starts=True)
+
+
+@pytest.mark.parametrize("dims", [2048, 2560])
+def test_positions_of_published_models(dims: int) -> None:
+    check_step(1, dims, mx.float16, length=9, is_masked=False)
+
+
+@pytest.mark.parametrize("is_bounded", [True, False])
+@pytest.mark.parametrize("is_masked", [True, False])
+@pytest.mark.parametrize("has_starts", [True, False])
+def test_positions_without_some_arrays(is_bounded: bool, is_masked: bool, has_starts: bool) -> None:
+    check_step(
+        *(2, 40, mx.float32),
+        length=70,
+        is_bounded=is_bounded,
+        is_masked=is_masked,
+        has_starts=has_starts,
+    )
+
+
+def test_gradient_of_positions() -> None:
+    mx.random.seed(0)
+    gates = mx.random.normal((2, 70, 3 * 40))
+    state, weight = mx.random.normal((2, 40)), 1 + 0.1 * mx.random.normal((40,))
+    bound = mx.random.uniform(shape=(40,))
+    places = mx.arange(2 * 70).reshape(2, 70)
+    given = {"valid": places % 5 != 1, "starts": places % 9 == 4, "eps": 1e-3}
+
+    def loss(gates: mx.array, state: mx.array, weight: mx.array, bound: mx.array) -> mx.array:
+        y, last = mlgru_step(gates, state, weight, lower_bound=bound, **given)
+        return y.square().sum() + (last * mx.arange(40)).sum()
+
+    found = {}
+    for backend in ("metal", "reference"):
+        with use_backend(backend):
+            found[backend] = mx.grad(loss, argnums=(0, 1, 2, 3))(gates, state, weight, bound)
+    for got, want in zip(*found.values(), strict=True):
+        assert_close(got, want, GRADIENT_TOLERANCE)
+
+
 @pytest.mark.parametrize("dims", SIZES)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_gated_norm(dims: int, dtype: mx.Dtype) -> None:
@@ -133,6 +178,7 @@ def test_the_order_of_threads_does_not_matter(emulated: Emulator, seed: int) -> 
     check_fused_sums(3, 1100, (33, 5), mx.float32)
     check_fused_codes(2, 300, mx.float32, gate="silu", norm_eps=1e-2, eps=1e-2)
     check_step(3, 100, mx.float32)
+    check_step(2, 40, mx.float32, length=130, has_starts=True)
     check_gated_norm(*mx.random.normal((2, 2, 300)), mx.ones((300,)))
 
 
@@ -167,6 +213,19 @@ def test_traffic_of_a_step(emulated: Emulator) -> None:
     assert record.loaded["gates"] == 3 * 4 * 100 * 2
     assert record.loaded["state"] == 3 * 100 * 4
     assert record.stored == {"out": 3 * 100 * 2, "last": 3 * 100 * 4}
+
+
+def test_traffic_of_positions(emulated: Emulator) -> None:
+    check_step(2, 40, mx.float16, length=130, is_masked=False)
+    scan, output = emulated.records[-2:]
+    places = 2 * 130 * 40
+    # the gates of the first of two chunks are read once more, for what it does to a state
+    assert scan.loaded["gates"] == (places + 2 * 65 * 40) * 2 * 2
+    assert scan.stored == {"states": places * 4, "last": 2 * 40 * 4}
+    # the output gate is read once more, for its norm
+    assert output.loaded["gate"] == places * 2 * 2
+    assert output.loaded["h"] == places * 4
+    assert output.stored == {"out": places * 2}
 
 
 def test_traffic_of_a_gated_norm(emulated: Emulator) -> None:

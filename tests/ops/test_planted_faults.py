@@ -85,6 +85,15 @@ def step() -> None:
     check_step(3, 100, mx.float32)
 
 
+def positions() -> None:
+    # two chunks
+    check_step(2, 40, mx.float32, length=130, has_starts=True)
+
+
+def positions_output() -> None:
+    check_step(2, 40, mx.float32, length=3)
+
+
 def gated_norm() -> None:
     check_gated_norm(*mx.random.normal((2, 3, 300), key=mx.random.key(0)), mx.ones((300,)))
 
@@ -104,6 +113,8 @@ KERNELS = {
     many_codes: "bit_linear_codes",
     many_bad_rows: "bit_linear_codes",
     step: "mlgru_step",
+    positions: "mlgru_scan",
+    positions_output: "gated_rms_norm",
     gated_norm: "gated_rms_norm",
 }
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
@@ -307,6 +318,26 @@ FAULTS: dict[str, tuple[Callable[[], None], str, str, int]] = {
     "step: old state": (step, "f * old +", "old +", 0),
     "step: new value": (step, "* (1.0f - f);", ";", 0),
     "step: last channel": (step, "k < dims;", "k < dims - 1;", 1),
+    "positions: barrier": (positions, BARRIER, "", 0),
+    "positions: bound": (positions, "bound + (1.0f - bound) * gate", "bound + gate", 0),
+    "positions: bound of another channel": (positions, "lower_bound[channel]", "lower_bound[0]", 0),
+    "positions: mask": (positions, "if (MASKED &&", "if (false &&", 1),
+    "positions: mask of a chunk's product": (positions, "if (MASKED &&", "if (false &&", 0),
+    "positions: value of a masked position": (positions, "input = 0;", "", 1),
+    "positions: starts": (positions, "if (STARTS &&", "if (false &&", 1),
+    "positions: starts at masked positions": (positions, "gate = 1;", "", 1),
+    "positions: place": (positions, "* length + t;", "* length + t + 1;", 1),
+    "positions: forget gate": (positions, "gates[inputs + dims]", "gates[inputs]", 1),
+    "positions: new value": (positions, "* (1.0f - gate);", ";", 1),
+    "positions: swish": (positions, "candidate * sigmoid", "sigmoid", 1),
+    "positions: state of another row": (positions, "state[row]", "state[channel]", 0),
+    "positions: last state": (positions, "chunk + 1 == chunks", "chunk == 0", 0),
+    "gated norm: gate behind others": (
+        positions_output,
+        "(row + 1) * gate_shape[1] - dims",
+        "row * gate_shape[1]",
+        0,
+    ),
     "gated norm: barrier": (gated_norm, BARRIER, "", 0),
     "gated norm: gate": (gated_norm, "normed * value * sigmoid", "normed * sigmoid", 0),
     "gated norm: epsilon left out": (gated_norm, "dims) + eps", "dims)", 0),

@@ -205,6 +205,9 @@ def _mlgru_step_calls() -> Iterator[Call]:
         options = GateOptions(eps=1e-6, lower_bound=mx.zeros((dims,), dtype))
         gates = mx.zeros((1, length, 3 * dims), dtype)
         yield Call((gates, mx.zeros((1, dims)), mx.ones((dims,)), options), {})
+        places = mx.ones((1, length), mx.bool_)
+        options = GateOptions(eps=1e-6, valid=places, starts=places)
+        yield Call((gates, mx.zeros((1, dims)), mx.ones((dims,)), options), {})
 
 
 def _linear_scan_calls() -> Iterator[Call]:

@@ -17,7 +17,8 @@ INPUTS_PER_THREAD = 4
 
 _kernel = mx.fast.metal_kernel(
     name="gated_rms_norm",
-    input_names=["gate", "h", "weight", "eps"],  # (rows, D), (rows, D), (D,), ()
+    # (rows, D), or (rows, more) of which the last D count, (rows, D), (D,), ()
+    input_names=["gate", "h", "weight", "eps"],
     output_names=["out"],  # (rows, D)
     header=SIGMOID + SUM_OF_THREADGROUP,
     source="""
@@ -26,18 +27,20 @@ _kernel = mx.fast.metal_kernel(
     const uint lane = thread_index_in_simdgroup;
     const uint group = simdgroup_index_in_threadgroup;
     const uint groups = simdgroups_per_threadgroup;
-    const size_t start = static_cast<size_t>(threadgroup_position_in_grid.x) * dims;
+    const size_t row = threadgroup_position_in_grid.x;
+    const size_t start = row * dims;
+    const size_t gate_start = (row + 1) * gate_shape[1] - dims;
     threadgroup float group_squares[32];
 
     float squares = 0;
     for (uint k = index; k < dims; k += 32 * groups) {
-        const float value = static_cast<float>(gate[start + k]);
+        const float value = static_cast<float>(gate[gate_start + k]);
         squares += value * value;
     }
     squares = sum_of_threadgroup(squares, group_squares, lane, group, groups);
     const float factor = precise::rsqrt(squares / static_cast<float>(dims) + eps);
     for (uint k = index; k < dims; k += 32 * groups) {
-        const float normed = static_cast<float>(gate[start + k]) * factor
+        const float normed = static_cast<float>(gate[gate_start + k]) * factor
             * static_cast<float>(weight[k]);
         const float value = static_cast<float>(h[start + k]);
         out[start + k] = static_cast<T>(normed * value * sigmoid(value));
@@ -52,7 +55,7 @@ def unsupported(gate: mx.array, h: mx.array, weight: mx.array, *, eps: float) ->
     dtypes = {"gate": gate.dtype, "h": h.dtype, "weight": weight.dtype}
     return kernel_fault(
         "gated_rms_norm",
-        partial(_gated, eps),
+        partial(gated, eps),
         partial(_reference, eps),
         partial(_check_inputs, **dtypes),
         **dtypes,
@@ -76,23 +79,24 @@ def _reference(eps: float, *arrays: mx.array) -> mx.array:
     return reference.run(*arrays, eps=eps)
 
 
-def _gated(eps: float, gate: mx.array, h: mx.array, weight: mx.array) -> mx.array:
-    dims = gate.shape[-1]
-    rows = gate.size // dims
+def gated(eps: float, gate: mx.array, h: mx.array, weight: mx.array) -> mx.array:
+    """The results, `(..., D)`, for a gate that is the last `D` numbers of each row of `gate`."""
+    *leading, dims = h.shape
+    rows = h.size // dims
     groups = -(-dims // (launch.SIMD_GROUP * INPUTS_PER_THREAD))
     threads = min(launch.SIMD_GROUP * groups, MAX_THREADS)
     (y,) = launch.launch(
         _kernel,
-        inputs=[gate.reshape(rows, dims), h.reshape(rows, dims), weight, mx.array(eps, mx.float32)],
+        inputs=[gate.reshape(rows, -1), h.reshape(rows, dims), weight, mx.array(eps, mx.float32)],
         template=[("T", gate.dtype)],
         grid=(threads * rows, 1, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(rows, dims)],
         output_dtypes=[gate.dtype],
     )
-    return y.reshape(gate.shape)
+    return y.reshape(*leading, dims)
 
 
 @cache
 def _differentiable(eps: float) -> Callable[..., Any]:
-    return with_reference_gradient(partial(_gated, eps), partial(_reference, eps))
+    return with_reference_gradient(partial(gated, eps), partial(_reference, eps))

@@ -1,0 +1,90 @@
+"""A linear recurrence on Metal, parallel over channels and, in long sequences, over chunks of steps.
+
+A chunk of steps maps the state before it to the state after it by `s -> product * s + sum`. Every chunk
+first finds its two numbers. Then it starts from the state to which the chunks before it lead. The last
+bits of long sequences therefore depend on how they are cut into calls.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from ..backend import launch
+
+CHUNK_STEPS = 64
+MAX_CHUNKS = 16
+
+# A SIMD group runs one chunk of 32 neighbouring channels, of `length` steps of `dims` channels.
+PLACE = """
+    const int lane = thread_index_in_simdgroup;
+    const int chunk = simdgroup_index_in_threadgroup;
+    const int chunks = simdgroups_per_threadgroup;
+    const int channel = threadgroup_position_in_grid.x * 32 + lane;
+    const int steps = (length + chunks - 1) / chunks;
+    const int start = min(chunk * steps, length);
+    const int stop = channel < dims ? min(start + steps, length) : start;
+    const size_t row = static_cast<size_t>(threadgroup_position_in_grid.y) * dims + channel;
+    // of this channel at step 0
+    const size_t origin =
+        static_cast<size_t>(threadgroup_position_in_grid.y) * length * dims + channel;
+    threadgroup float products[16 * 32];
+    threadgroup float sums[16 * 32];
+    float product = 1;
+    float sum = 0;
+"""
+
+_FORWARD = """
+    if (chunk + 1 < chunks) {
+        for (int t = start; t < stop; t++) {
+            const size_t at = origin + static_cast<size_t>(t) * dims;
+            <load>
+            product *= gate;
+            sum = gate * sum + input;
+        }
+    }
+    products[chunk * 32 + lane] = product;
+    sums[chunk * 32 + lane] = sum;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    float value = channel < dims ? static_cast<float>(state[row]) : 0.0f;
+    for (int c = 0; c < chunk; c++) value = products[c * 32 + lane] * value + sums[c * 32 + lane];
+    for (int t = start; t < stop; t++) {
+        const size_t at = origin + static_cast<size_t>(t) * dims;
+        <load>
+        value = gate * value + input;
+        states[at] = value;
+    }
+    if (channel < dims && chunk + 1 == chunks) last[row] = value;
+"""
+
+
+def forward_scan(shape: str, load: str) -> str:
+    """The source of a kernel that computes all `states` and the `last` from a `state`.
+
+    Args:
+        shape: Sets `length` and `dims`.
+        load: Sets `gate` and `input` of step `t`, which stand at place `at` of `(B, length, dims)`.
+    """
+    return shape + PLACE + _FORWARD.replace("<load>", load.strip())
+
+
+def launch_scan(
+    kernel: Any,
+    inputs: Sequence[mx.array],
+    shapes: Sequence[tuple[int, ...]],
+    template: Sequence[tuple[str, bool]] = (),
+) -> list[mx.array]:
+    """Launches a kernel of which the first of the output's `shapes` is `(B, length, dims)`."""
+    batch, length, dims = shapes[0]
+    chunks = min(max(length // CHUNK_STEPS, 1), MAX_CHUNKS)
+    threads = launch.SIMD_GROUP * chunks
+    return launch.launch(
+        kernel,
+        inputs=inputs,
+        template=template,
+        grid=(-(-dims // launch.SIMD_GROUP) * threads, batch, 1),
+        threadgroup=(threads, 1, 1),
+        output_shapes=shapes,
+        output_dtypes=[mx.float32] * len(shapes),
+    )

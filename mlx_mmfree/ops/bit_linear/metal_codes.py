@@ -14,7 +14,6 @@ from ..backend.metal_functions import QUANTIZE
 from .metal_form import GATES, Form, epsilons
 from .metal_texts import GATED, MAX_MATRICES, input_of_row, weight_of_own_norm
 
-CODES_PER_WORD = 4
 MAX_THREADS = 512
 
 _SOURCE = """

@@ -186,6 +186,10 @@ def _bit_linear_calls(numbers_of_rows: Sequence[int]) -> Iterator[Call]:
         yield Call((x, plain, ProjectionOptions()), {})
         wide = Projection(mx.zeros((8, packed_width(dims)), mx.uint32), mx.ones((8,)))
         yield Call((x, (wide,) * 2, ProjectionOptions()), {})
+        if rows > launch.FEW_ROWS:
+            shared = ProjectionOptions(norm=norm, norm_eps=1e-6)
+            for matrices in (3, 4):
+                yield Call((x, (wide,) * matrices, shared), {})
         yield Call((x, plain, ProjectionOptions(quantize=False)), {})
         normed = ProjectionOptions(eps=1e-6, rounding="half_away", norm=norm, norm_eps=1e-6)
         yield Call((x, (Projection(weight, scale, norm),) * 3, normed), {})

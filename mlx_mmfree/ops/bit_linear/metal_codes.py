@@ -66,7 +66,7 @@ _SOURCE = """
     float factor = 1;  // of both norms
     if (NORM) factor = precise::rsqrt(squares / size + epsilons[0]);
     if (OWN_NORM) {
-        // of a row whose squares overflow nothing is left
+        // where squares overflow, the factor is zero: the row becomes zero, not NaN
         const float square = factor == 0.0f ? 0.0f : factor * factor * normed_squares;
         factor *= precise::rsqrt(square / size + epsilons[1]);
     }

@@ -121,7 +121,7 @@ _SOURCE = """
             const float size = static_cast<float>(dims);
             if (NORM) factors[row] = precise::rsqrt(squares[row] / size + epsilons[0]);
             if (OWN_NORM) {
-                // of a row whose squares overflow nothing is left
+                // where squares overflow, the factor is zero: the row becomes zero, not NaN
                 const float square = factors[row] == 0.0f
                     ? 0.0f : factors[row] * factors[row] * normed_squares[row];
                 factors[row] *= precise::rsqrt(square / size + epsilons[1]);

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mlx_mmfree import native
-from mlx_mmfree.ops.backend.dispatch import environment_backend
+from mlx_mmfree.ops.backend.dispatch import environment_backend, forget_candidates
 
 
 def pytest_configure() -> None:
@@ -43,7 +43,9 @@ def unfused(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def backend_of_the_environment() -> Iterator[None]:
-    """A process reads its environment once; here each test has one of its own."""
+    """A process reads its environment and its devices once; here each test has its own."""
     environment_backend.cache_clear()
+    forget_candidates()
     yield
     environment_backend.cache_clear()
+    forget_candidates()

@@ -136,6 +136,6 @@ def test_a_window_and_sinks_of_billions_are_a_window_and_sinks() -> None:
     keys = mx.ones((1, 1, 4, 2))
     positions = mx.array([[0, 1]], mx.int32)
     outputs = KERNELS.attention_step(
-        mx.ones((1, 1, 6)), keys, keys, positions, 1, None, False, None, None, 1e-6, 2**31 - 1, 9
+        mx.ones((1, 1, 6)), keys, keys, positions, 1, None, False, None, None, 1e-6, 2**31 - 10, 9
     )
     assert outputs[3].tolist() == [[0, 1, 2]]

@@ -1,6 +1,7 @@
 #include "attention_step/attention_step.h"
 
 #include <cstring>
+#include <limits>
 
 #include "attention_step/attend.h"
 #include "attention_step/slots.h"
@@ -45,7 +46,8 @@ std::tuple<mx::array, mx::array, mx::array, mx::array> attention_step(
     const mx::array& projected, const mx::array& keys, const mx::array& values,
     const mx::array& positions, int num_heads, const std::optional<mx::array>& wavelengths,
     bool is_interleaved, const std::optional<mx::array>& query_norm,
-    const std::optional<mx::array>& key_norm, float norm_eps, int window, int sinks) {
+    const std::optional<mx::array>& key_norm, float norm_eps, std::optional<int> window,
+    int sinks) {
   require(keys.ndim() == 4 && keys.size() > 0 && keys.shape() == values.shape(),
           "[attention_step] 'keys' and 'values' must be (B, G, C, K).");
   const int batch = keys.shape(0), groups = keys.shape(1), dims = keys.shape(3);
@@ -59,7 +61,11 @@ std::tuple<mx::array, mx::array, mx::array, mx::array> attention_step(
           "[attention_step] 'projected', 'keys' and 'values' must be floats.");
   require(positions.ndim() == 2 && positions.shape(0) == batch && positions.dtype() == mx::int32,
           "[attention_step] 'positions' must be int32 (B, N).");
-  require(window >= 0 && sinks >= 0, "[attention_step] 'window' and 'sinks' must not be negative.");
+  require(
+      window.value_or(1) > 0 && sinks >= 0 &&
+          int64_t{window.value_or(0)} + sinks <= std::numeric_limits<int>::max(),
+      "[attention_step] 'window' must be positive, 'sinks' not negative, and both together below "
+      "2**31.");
   require(!wavelengths || (dims % 2 == 0 && wavelengths->dtype() == mx::float32 &&
                            wavelengths->shape() == mx::Shape{dims / 2}),
           "[attention_step] 'wavelengths' must be float32 (K / 2,).");
@@ -73,7 +79,7 @@ std::tuple<mx::array, mx::array, mx::array, mx::array> attention_step(
           "[attention_step] 'positions' must be of at most C slots.");
   const auto outputs =
       AttentionStep::call({projected, keys, values, positions, wavelengths, query_norm, key_norm},
-                          {num_heads, is_interleaved, norm_eps, window, sinks});
+                          {num_heads, is_interleaved, norm_eps, window.value_or(0), sinks});
   return {outputs[0], outputs[1], outputs[2], outputs[3]};
 }
 

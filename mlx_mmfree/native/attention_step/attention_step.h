@@ -29,7 +29,7 @@ std::tuple<mx::array, mx::array, mx::array, mx::array> attention_step(
     const mx::array& projected, const mx::array& keys, const mx::array& values,
     const mx::array& positions, int num_heads, const std::optional<mx::array>& wavelengths,
     bool is_interleaved, const std::optional<mx::array>& query_norm,
-    const std::optional<mx::array>& key_norm, float norm_eps, int window, int sinks);
+    const std::optional<mx::array>& key_norm, float norm_eps, std::optional<int> window, int sinks);
 
 // The arguments are projected, keys, values, positions, wavelengths, query norm and key norm.
 class AttentionStep : public Defined<AttentionStep, AttentionStepOptions> {

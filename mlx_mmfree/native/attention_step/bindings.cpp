@@ -11,7 +11,7 @@ using namespace nb::literals;
 void bind_attention_step(nb::module_& m) {
   m.def("attention_step", &attention_step, "projected"_a, "keys"_a, "values"_a, "positions"_a,
         "num_heads"_a, "wavelengths"_a.none(), "is_interleaved"_a, "query_norm"_a.none(),
-        "key_norm"_a.none(), "norm_eps"_a, "window"_a, "sinks"_a,
+        "key_norm"_a.none(), "norm_eps"_a, "window"_a.none(), "sinks"_a,
         R"(Attention of one token to the slots of a state, which takes its key and value.
 
         Args:
@@ -25,7 +25,7 @@ void bind_attention_step(nb::module_& m) {
             query_norm: Weight of an RMSNorm of each query head, (K,), or None.
             key_norm: Weight of an RMSNorm of each key head, (K,), or None.
             norm_eps: Epsilon of both norms.
-            window: Slots behind the sinks, or 0 for as many as there are tokens.
+            window: Slots behind the sinks, or None for as many as there are tokens.
             sinks: Slots of the first tokens, which stay.
 
         Returns:

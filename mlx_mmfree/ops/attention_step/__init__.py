@@ -80,6 +80,23 @@ def attention_step(
         ValueError: The shapes do not agree, heads or their dims are missing, there are more positions
             than slots, or sinks and window together are not below `2 ** 31`.
     """
+    options = Options(
+        num_heads, wavelengths, is_interleaved, query_norm, key_norm, norm_eps, window, sinks, place
+    )
+    if keys.size == 0:
+        check(projected, keys, values, positions, options)
+        used = min(slots_after(positions.shape[1], 1, window, sinks), keys.shape[2])
+        y = mx.zeros((0, 1, num_heads * keys.shape[3]), projected.dtype)
+        return y, keys, values, mx.zeros((0, used), mx.int32)
+    y, keys, values, positions = dispatch(__name__, projected, keys, values, positions, options)
+    return y, keys, values, positions
+
+
+def check(
+    projected: mx.array, keys: mx.array, values: mx.array, positions: mx.array, options: Options
+) -> None:
+    """Refuses what `attention_step` cannot compute, with `ValueError`."""
+    num_heads, window, sinks = options.num_heads, options.window, options.sinks
     if keys.ndim != 4 or num_heads < 1 or 0 in (keys.shape[1], keys.shape[3]):
         raise ValueError(
             "[attention_step] 'keys' must have shape (B, G, C, K) with heads of one dim at least but "
@@ -101,18 +118,9 @@ def attention_step(
             "[attention_step] 'keys' and 'values' must have a slot for each of 'positions', and one "
             f"at least, but got shapes {keys.shape}, {values.shape} and {positions.shape}."
         )
-    if (query_norm is None) != (key_norm is None):
+    if (options.query_norm is None) != (options.key_norm is None):
         raise ValueError("[attention_step] 'query_norm' and 'key_norm' must be given together.")
     if positions.ndim != 2 or positions.shape[0] != batch:
         raise ValueError(
             f"[attention_step] 'positions' must have shape ({batch}, N) but got {positions.shape}."
         )
-    if batch == 0:
-        used = min(slots_after(positions.shape[1], 1, window, sinks), room)
-        y = mx.zeros((0, 1, num_heads * dims), projected.dtype)
-        return y, keys, values, mx.zeros((0, used), mx.int32)
-    options = Options(
-        num_heads, wavelengths, is_interleaved, query_norm, key_norm, norm_eps, window, sinks, place
-    )
-    y, keys, values, positions = dispatch(__name__, projected, keys, values, positions, options)
-    return y, keys, values, positions

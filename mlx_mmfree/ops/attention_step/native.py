@@ -9,6 +9,8 @@ from ..backend.native_kernel import Arrays, native_kernel
 from ..float_dtypes import FLOATS
 from . import Options, reference
 
+CHECKS_ARGUMENTS = True
+
 
 def unsupported(
     projected: mx.array,
@@ -34,7 +36,7 @@ def run(
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     *others, window, sinks, _ = options
     y, keys, values, positions = _kernel()(
-        projected, keys, values, positions, *others, window or 0, sinks
+        projected, keys, values, positions, *others, window, sinks
     )
     return y, keys, values, positions
 

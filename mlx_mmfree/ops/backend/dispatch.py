@@ -4,17 +4,21 @@ A backend of the operation `<op>` is the module `ops/<op>/<backend>.py`. Its fun
 the arguments that the operation hands on. If it cannot run with all of them, a function
 `unsupported(...)` returns the reason in words, or `None`. `ONLY_ON` names the kind of device if it runs
 on one alone. Only this module asks MLX on which device operations run.
+
+A function `check(...)` of the package `ops/<op>` raises `ValueError` where arguments do not fit. It is
+called before a backend, but for one with `CHECKS_ARGUMENTS`: that one refuses such arguments itself, in
+less time, and `check` only finds the words.
 """
 
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -111,24 +115,80 @@ def dispatch(package: str, *args: Any, **kwargs: Any) -> Any:
     Raises:
         BackendError: The forced backend cannot run these arguments, or no backend can.
     """
-    backends = _backends(package)
     if forced := forced_backend():
-        backend = backends.get(forced)
-        reason: str | None = "it is not written"
-        if backend is not None:
-            reason = _unsupported(forced, backend, args, kwargs)
-        if backend is None or reason:
-            raise BackendError(
-                f"[{_name(package)}] the forced backend '{forced}' cannot run: {reason}."
-            )
-        return backend.run(*args, **kwargs)
-    for name, backend in backends.items():
-        if _missing(name, backend) is None:
-            # not by `_unsupported`, because one more call takes time in each decoded token
-            unsupported = vars(backend).get("unsupported")
-            if unsupported is None or unsupported(*args, **kwargs) is None:
-                return backend.run(*args, **kwargs)
+        return _run_forced(forced, package, args, kwargs)
+    for run, unsupported, check, explain in _candidates(package, on_cpu()):
+        if check is not None:
+            check(*args, **kwargs)
+        if unsupported is None or unsupported(*args, **kwargs) is None:
+            try:
+                return run(*args, **kwargs)
+            except (TypeError, ValueError):
+                if explain is not None:
+                    explain(*args, **kwargs)
+                raise
     raise BackendError(f"[{_name(package)}] no backend can run these arguments.")
+
+
+class _Candidate(NamedTuple):
+    """A backend that the default device has; `None` for functions that it does not have or need.
+
+    Attributes:
+        run: Computes.
+        unsupported: Why it cannot run with some arguments.
+        check: Refuses wrong arguments before it runs.
+        explain: Refuses wrong arguments, in words, that it has refused itself.
+    """
+
+    run: Callable[..., Any]
+    unsupported: Callable[..., str | None] | None
+    check: Callable[..., None] | None
+    explain: Callable[..., None] | None
+
+
+@cache
+def _candidates(package: str, on_cpu: bool) -> list[_Candidate]:
+    """The backends that a kind of device has, in order of preference.
+
+    They are found once, because each decoded token asks for them some hundred times.
+    """
+    check = _check(package)
+    return [
+        _Candidate(
+            backend.run,
+            vars(backend).get("unsupported"),
+            None if _checks_arguments(backend) else check,
+            check if _checks_arguments(backend) else None,
+        )
+        for name, backend in _backends(package).items()
+        if _missing(name, backend) is None
+    ]
+
+
+def forget_candidates() -> None:
+    """Looks again for the backends that devices have, as a test needs that changes them."""
+    _candidates.cache_clear()
+
+
+def _check(package: str) -> Callable[..., None] | None:
+    """What refuses wrong arguments of the operation."""
+    return vars(importlib.import_module(package)).get("check")
+
+
+def _checks_arguments(backend: ModuleType) -> bool:
+    return bool(vars(backend).get("CHECKS_ARGUMENTS"))
+
+
+def _run_forced(name: str, package: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if (check := _check(package)) is not None:
+        check(*args, **kwargs)
+    backend = _backends(package).get(name)
+    reason: str | None = "it is not written"
+    if backend is not None:
+        reason = _unsupported(name, backend, args, kwargs)
+    if backend is None or reason:
+        raise BackendError(f"[{_name(package)}] the forced backend '{name}' cannot run: {reason}.")
+    return backend.run(*args, **kwargs)
 
 
 def on_cpu() -> bool:

@@ -78,10 +78,25 @@ def bit_linear(
         ValueError: A matrix does not fit the input, the norms do not agree with their epsilons, or
             `D` is zero or, with `quantize`, above `2 ** 22`.
     """
+    matrices = tuple(projections)
+    # arguments by position, because names take time in each decoded token
+    options = Options(eps, rounding, quantize, gate, norm, norm_eps, residual)
+    if x.size == 0 or not matrices or matrices[0].weight.size == 0:
+        check(x, matrices, options)
+        shape = _result_shape(x, matrices)
+        if 0 in shape:
+            return mx.zeros(shape, x.dtype)
+    result: mx.array = dispatch(__name__, x, matrices, options)
+    return result
+
+
+def check(x: mx.array, projections: tuple[Projection, ...], options: Options) -> None:
+    """Refuses what `bit_linear` cannot compute, with `ValueError`."""
+    eps, _, quantize, gate, norm, norm_eps, residual = options
     dims = _input_dims(x, gate, MOST_CODES if quantize else None)
     if not projections:
         raise ValueError("[bit_linear] 'projections' must hold one matrix at least but is empty.")
-    width, outputs = packed_width(dims), 0
+    width = packed_width(dims)
     for weight, _, own_norm in projections:
         shape = weight.shape
         if weight.dtype != mx.uint32 or len(shape) != 2 or shape[1] != width:
@@ -93,20 +108,17 @@ def bit_linear(
             raise ValueError(
                 "[bit_linear] 'projections' must have a norm if 'eps' is given, else none."
             )
-        outputs += shape[0]
     if (norm is None) != (norm_eps is None):
         raise ValueError("[bit_linear] 'norm' and 'norm_eps' must be given together.")
-    shape = (*x.shape[:-1], outputs)
+    shape = _result_shape(x, projections)
     if residual is not None and residual.shape != shape:
         raise ValueError(
             f"[bit_linear] 'residual' must have shape {shape} but got {residual.shape}."
         )
-    if 0 in shape:
-        return mx.zeros(shape, x.dtype)
-    # arguments by position, because names take time in each decoded token
-    options = Options(eps, rounding, quantize, gate, norm, norm_eps, residual)
-    result: mx.array = dispatch(__name__, x, tuple(projections), options)
-    return result
+
+
+def _result_shape(x: mx.array, projections: tuple[Projection, ...]) -> tuple[int, ...]:
+    return *x.shape[:-1], sum(weight.shape[0] for weight, _, _ in projections)
 
 
 def _input_dims(x: mx.array, gate: Activation | None, most: int | None) -> int:

@@ -10,6 +10,8 @@ from ..float_dtypes import FLOATS
 from ..rms_norm_quantize import Rounding
 from . import Options, Projection, reference
 
+CHECKS_ARGUMENTS = True
+
 
 def unsupported(x: mx.array, projections: tuple[Projection, ...], options: Options) -> str | None:
     if x.dtype not in FLOATS:

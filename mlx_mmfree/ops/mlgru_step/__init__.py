@@ -53,14 +53,19 @@ def mlgru_step(
     Raises:
         ValueError: The shapes do not agree, or `E` is zero.
     """
+    options = Options(eps, lower_bound, valid, starts)
+    if gates.size == 0:
+        check(gates, state, weight, options)
+        return mx.zeros((*gates.shape[:2], state.shape[1]), gates.dtype), state.astype(mx.float32)
+    y, last = dispatch(__name__, gates, state, weight, options)
+    return y, last
+
+
+def check(gates: mx.array, state: mx.array, weight: mx.array, options: Options) -> None:
+    """Refuses what `mlgru_step` cannot compute, with `ValueError`."""
     fits = gates.ndim == 3 and state.shape == (gates.shape[0], gates.shape[2] // 3)
     if not fits or gates.shape[2] != 3 * state.shape[1] or state.shape[1] == 0:
         raise ValueError(
             "[mlgru_step] 'gates' and 'state' must have shapes (B, L, 3E) and (B, E) with E > 0 but "
             f"got {gates.shape} and {state.shape}."
         )
-    if gates.size == 0:
-        return mx.zeros((*gates.shape[:2], state.shape[1]), gates.dtype), state.astype(mx.float32)
-    options = Options(eps, lower_bound, valid, starts)
-    y, last = dispatch(__name__, gates, state, weight, options)
-    return y, last

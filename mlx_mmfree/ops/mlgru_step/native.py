@@ -9,6 +9,8 @@ from ..backend.native_kernel import Arrays, native_kernel
 from ..float_dtypes import FLOATS
 from . import Options, reference
 
+CHECKS_ARGUMENTS = True
+
 
 def unsupported(gates: mx.array, state: mx.array, weight: mx.array, options: Options) -> str | None:
     if gates.dtype not in FLOATS:

@@ -71,9 +71,11 @@ def xtc(probability: float, threshold: float, exempt: Sequence[int] = ()) -> Fil
         dropped = probabilities > mx.min(likely, axis=-1, keepdims=True)
         if exempt:
             ids = mx.arange(logits.shape[-1])[:, None]
-            dropped = dropped & ~mx.any(ids == mx.array(list(exempt)), axis=-1)
+            is_exempt = mx.any(ids == mx.array(list(exempt)), axis=-1)
+            # not `&`, which MLX maps wrongly
+            dropped = mx.logical_and(dropped, mx.logical_not(is_exempt))
         is_filtered = mx.random.uniform(shape=(*logits.shape[:-1], 1)) < probability
-        return mx.where(is_filtered & dropped, -mx.inf, logits)
+        return mx.where(mx.logical_and(is_filtered, dropped), -mx.inf, logits)
 
     return keep
 

@@ -13,7 +13,7 @@ def are_finite(logits: mx.array) -> mx.array:
     """
     # 16 bits cannot hold the sum of a vocabulary
     sums = mx.abs(logits.astype(mx.float32)).sum(axis=-1)
-    return ((sums > 0) & (sums < mx.inf)).all()
+    return mx.logical_and(sums > 0, sums < mx.inf).all()
 
 
 def check_finite(finite: bool) -> None:

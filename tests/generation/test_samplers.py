@@ -85,6 +85,12 @@ def test_xtc_keeps_only_the_least_of_the_likely_tokens() -> None:
     assert kept(filters.xtc(1.0, 0.1, exempt=[1]), logits).tolist()[0] == [False] + [True] * 4
 
 
+def test_xtc_of_mapped_rows() -> None:
+    logits = mx.log(mx.array([[0.4, 0.3, 0.2, 0.07, 0.03], [0.2, 0.3, 0.4, 0.07, 0.03]]))
+    keep = filters.xtc(1.0, 0.1, exempt=[1])
+    assert mx.array_equal(mx.vmap(keep)(logits), keep(logits))
+
+
 def test_xtc_filters_as_often_as_asked() -> None:
     mx.random.seed(2)
     logits = np.tile(np.log(np.array([[0.6, 0.4]], np.float32)), (DRAWS, 1))

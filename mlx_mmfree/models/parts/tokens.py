@@ -65,6 +65,6 @@ def known_rows(embedding: nn.Module, tokens: mx.array) -> mx.array:
             "[Decoder] 'tokens' must have the two axes (batch, length) but got shape "
             f"{tokens.shape}.{way_out}"
         )
-    is_known = (tokens >= 0) & (tokens < embedding.weight.shape[0])
+    is_known = mx.logical_and(tokens >= 0, tokens < embedding.weight.shape[0])
     rows = embed_tokens(embedding, mx.where(is_known, tokens, mx.zeros_like(tokens)))
     return mx.where(is_known[..., None], rows, mx.array(mx.nan, rows.dtype))

@@ -56,7 +56,8 @@ def _from_affine(matrix: Matrix) -> PackedLinear | None:
         return None
     fits = module.weight.shape[1] == packed_width(input_dims)
     scales = module.scales.astype(mx.float32)
-    is_ternary = mx.array_equal(-scales, module.biases.astype(mx.float32)) & mx.all(scales > 0)
+    is_negated = mx.array_equal(-scales, module.biases.astype(mx.float32))
+    is_ternary = mx.logical_and(is_negated, mx.all(scales > 0))
     if not fits or not is_ternary.item() or not has_valid_codes(module.weight, input_dims):
         return None
     if mx.all(scales == scales[:, :1]).item():

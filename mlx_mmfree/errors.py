@@ -70,5 +70,9 @@ class NumericalError(MMFreeError):
     """A model computes numbers that are not finite."""
 
 
+class MeasurementError(MMFreeError):
+    """A process that measures for the benchmark has failed."""
+
+
 class UsageError(MMFreeError):
     """The arguments of a command do not fit together, or a variable of the environment is wrong."""

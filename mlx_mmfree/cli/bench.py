@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import MeasurementError, UsageError
 from .parts.bench_table import graph_line, report_lines, starting_lines
-from .parts.command import INTERRUPTED, CommandParser, command
+from .parts.command import CommandParser, command
 from .parts.flags import positive
 from .parts.loading import DTYPES, add_latent_flag, check_revision
 from .parts.writable import check_writable
@@ -23,6 +23,8 @@ HELP = "measure the speed of this machine and of models on it"
 _SETTINGS = ("processes", "rounds", "prompt_tokens", "positions", "decoded_tokens")
 _HEAD_BITS = (4, 6, 8, 16)
 
+_CONFIG_HELP = "models to measure with random weights: {}, or a config.json"
+
 _OPTIONAL_PACKAGES = (
     ("plot", "matplotlib", "matplotlib"),
     ("compare", "llama_cpp", "llama-cpp-python"),
@@ -31,8 +33,19 @@ _OPTIONAL_PACKAGES = (
 """Flags, the modules that they need, and the packages of those."""
 
 
+class _Parser(CommandParser):
+    """Names the configurations in its help alone: to know them, the architectures are imported."""
+
+    def format_help(self) -> str:
+        from ..evaluation.benchmark_weights import presets
+
+        config = next(action for action in self._actions if action.dest == "config")
+        config.help = _CONFIG_HELP.format(", ".join(sorted(presets())))
+        return super().format_help()
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree bench", description=__doc__)
+    parser = _Parser(prog="mmfree bench", description=__doc__)
     _add_model_flags(parser.add_argument_group("models"))
     _add_amount_flags(parser.add_argument_group("amount"))
     output = parser.add_argument_group("output")
@@ -50,8 +63,7 @@ def _add_model_flags(group: Any) -> None:
         "--config",
         nargs="+",
         default=[],
-        help="models to measure with random weights: mmfreelm-370m, mmfreelm-1.3b, mmfreelm-2.7b, "
-        "bitnet-2b-4t, falcon3-1b, or a config.json",
+        help=_CONFIG_HELP,
     )
     group.add_argument(
         "--head-bits",
@@ -136,15 +148,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         models=_models(args),
         compare=args.compare is not None,
     )
-    interrupts: list[BaseException] = []
-    whole = join(_until_interrupted(reports, interrupts), _ignore if args.json else _show)
+    stops: list[BaseException] = []
+    whole = join(_until_stopped(reports, stops), _ignore if args.json else _show)
     if args.plot is not None and whole.figures:
         from ..evaluation.benchmark_plot import plot_roofline
 
         plot_roofline(whole, args.plot)
     if args.json:
-        print(json.dumps(whole.to_json() | {"is_complete": not interrupts}))
-    return INTERRUPTED if interrupts else 0
+        print(json.dumps(whole.to_json() | {"is_complete": not stops}))
+    for stop in stops:
+        raise stop
+    return 0
 
 
 def _host(args: argparse.Namespace) -> int:
@@ -160,14 +174,12 @@ def _host(args: argparse.Namespace) -> int:
     return 0
 
 
-def _until_interrupted(
-    reports: "Iterator[Report]", interrupts: list[BaseException]
-) -> "Iterator[Report]":
-    """Yields the reports up to Ctrl-C, which it adds to `interrupts`: what was measured is kept."""
+def _until_stopped(reports: "Iterator[Report]", stops: list[BaseException]) -> "Iterator[Report]":
+    """Yields the reports up to Ctrl-C or a failure, which `stops` gets: what was measured is kept."""
     try:
         yield from reports
-    except KeyboardInterrupt as interrupt:
-        interrupts.append(interrupt)
+    except (KeyboardInterrupt, MeasurementError) as stop:
+        stops.append(stop)
 
 
 def _check(args: argparse.Namespace) -> None:

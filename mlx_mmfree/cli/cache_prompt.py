@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
+from ..platform.units import BYTES_PER_GB
 from .parts.columns import size_text
 from .parts.command import CommandParser, argument_errors, command
-from .parts.flags import BYTES_PER_GB, escaped
+from .parts.flags import escaped
 from .parts.key_value_cache import add_key_value_flags, key_value_settings
 from .parts.loading import add_model_flags, loaded
 from .parts.memory import add_memory_flags

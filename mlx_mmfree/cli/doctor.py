@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..platform.units import BYTES_PER_GB
 from .parts.command import CommandParser, command
-from .parts.flags import BYTES_PER_GB
 
 HELP = "show versions, device, backends and problems"
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..platform.allocator import keep_freed_memory
+from ..platform.units import BYTES_PER_GB
 from ..training.fine_tune_settings import KINDS, FineTuneSettings, fine_tune_settings
 from ..training.optimizer import OPTIMIZERS
 from ..training.yaml_values import read_mapping
 from .parts.command import CommandParser, command
-from .parts.flags import BYTES_PER_GB, add_settings_flags
+from .parts.flags import add_settings_flags
 from .parts.loading import DTYPES, add_latent_flag, dtype_of, model_source
 from .parts.memory import add_memory_flags, limited_memory
 from .parts.process_group import quiet_unless_first

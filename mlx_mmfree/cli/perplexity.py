@@ -8,8 +8,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from ..platform.units import BYTES_PER_GB
 from .parts.command import CommandParser, argument_errors, command
-from .parts.flags import BYTES_PER_GB, positive
+from .parts.flags import positive
 from .parts.held_out_text import read_text, text_tokens
 from .parts.loading import add_model_flags, loaded, model_name
 from .parts.memory import add_memory_flags

@@ -137,7 +137,7 @@ def benchmark(
         compare: Whether to measure llama.cpp in the shape of BitNet-2B-4T, in turn with this library.
 
     Raises:
-        RuntimeError: A process failed.
+        MeasurementError: A process failed.
     """
     yield Report(machine=_describe())
     if products:

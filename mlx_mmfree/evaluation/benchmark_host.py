@@ -5,6 +5,7 @@ layers and operations of a model, and not on its dims.
 """
 
 import resource
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ import mlx.core as mx
 from ..generation.key_values import fixed_state
 from ..models import Decoder
 from ..ops.backend.compilation import can_compile, compiled
-from .benchmark_process import child_environment
+from .benchmark_process import check_ending, child_environment
 from .benchmark_weights import random_model
 
 _PROGRAMS = {
@@ -106,6 +107,14 @@ def start_seconds(rounds: int) -> dict[str, float]:
 def _child_seconds(arguments: tuple[str, ...], environment: Mapping[str, str]) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, *arguments]
-    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    process = subprocess.run(
+        command,
+        env=environment,
+        check=False,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    check_ending(shlex.join(command), process.returncode, process.stderr)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from ..errors import MeasurementError
 from .benchmark_limits import Limits, limits
 from .benchmark_record import MULTIPLY, READ, Record, median
 from .benchmark_rounds import elapsed, in_turn
@@ -115,7 +116,7 @@ def _open(file: str, threads: int, longest: int) -> Feed:
     settings.n_threads = settings.n_threads_batch = threads
     context = llama_cpp.llama_init_from_model(model, settings)
     if not context:
-        raise RuntimeError(f"[bench] llama.cpp cannot load '{file}'.")
+        raise MeasurementError(f"[bench] llama.cpp cannot load '{file}'.")
 
     def feed(count: int, forget: bool) -> None:
         if forget:
@@ -123,7 +124,7 @@ def _open(file: str, threads: int, longest: int) -> Feed:
         if count:
             tokens = (llama_cpp.llama_token * count)(*range(1, count + 1))
             if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(tokens, count)):
-                raise RuntimeError(f"[bench] llama.cpp cannot decode with '{file}'.")
+                raise MeasurementError(f"[bench] llama.cpp cannot decode with '{file}'.")
             llama_cpp.llama_synchronize(context)
 
     return feed

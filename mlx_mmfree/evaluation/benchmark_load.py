@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..errors import MeasurementError
 from ..generation.decode import generate_tokens
 from ..layers import pack_linears
 from ..models import find
@@ -80,7 +81,10 @@ def _seconds(process: subprocess.Popen) -> float:
         raise RuntimeError("[bench] a process has no pipes.")
     process.stdin.write("\n")
     process.stdin.flush()
-    return float(process.stdout.readline())
+    line = process.stdout.readline()
+    if not line:
+        raise MeasurementError("[bench] a process ended before it had measured anything.")
+    return float(line)
 
 
 def _work(task: str) -> None:

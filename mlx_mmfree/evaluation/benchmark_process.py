@@ -3,11 +3,15 @@
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import traceback
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from ..errors import MeasurementError, MMFreeError
 from .benchmark_record import Record
 
 _TASKS = {
@@ -16,6 +20,7 @@ _TASKS = {
     "training": "benchmark_training",
     "llama.cpp": "benchmark_llama",
 }
+_MAX_MESSAGE = 1000
 
 
 def measure(task: str, arguments: dict[str, Any], threads: int) -> tuple[list[Record], dict]:
@@ -27,7 +32,7 @@ def measure(task: str, arguments: dict[str, Any], threads: int) -> tuple[list[Re
         threads: Number of threads that compute in the process.
 
     Raises:
-        RuntimeError: The process failed. The message holds the end of its output.
+        MeasurementError: The task failed, or its process ended before.
     """
     process = subprocess.run(
         [sys.executable, "-m", __name__],
@@ -35,14 +40,31 @@ def measure(task: str, arguments: dict[str, Any], threads: int) -> tuple[list[Re
         env=child_environment(threads),
         capture_output=True,
         text=True,
+        errors="replace",
         check=False,
     )
-    if process.returncode:
-        raise RuntimeError(
-            f"[bench] the measurement of {task} ended with status {process.returncode}: "
-            f"{process.stderr[-2000:]}"
-        )
+    check_ending(f"the measurement of {task}", process.returncode, process.stderr)
     return read_result(process.stdout.splitlines()[-1])
+
+
+def check_ending(what: str, status: int, errors: str) -> None:
+    """Checks how a process has ended.
+
+    Args:
+        what: What it was for.
+        status: Its status as `subprocess` tells it.
+        errors: What it wrote to standard error.
+
+    Raises:
+        MeasurementError: It did not end well. The message holds the last line of `errors`.
+    """
+    if not status:
+        return
+    ending = f"status {status}" if status > 0 else f"the signal {signal.Signals(-status).name}"
+    if -status == signal.SIGKILL:
+        ending += ", which the system sends when memory is short"
+    lines = errors.strip().splitlines() or ["It did not say why."]
+    raise MeasurementError(f"[bench] {what} ended with {ending}. {lines[-1][:_MAX_MESSAGE]}")
 
 
 def child_environment(threads: int | None = None) -> dict[str, str]:
@@ -54,8 +76,14 @@ def child_environment(threads: int | None = None) -> dict[str, str]:
 
 
 def read_result(text: str) -> tuple[list[Record], dict]:
-    """The records and notes that a process has printed as JSON."""
+    """The records and notes that a process has printed as JSON.
+
+    Raises:
+        MeasurementError: It has printed why the task failed.
+    """
     found = json.loads(text)
+    if "failure" in found:
+        raise MeasurementError(found["failure"])
     records = [
         Record(**r | {name: tuple(r[name]) for name in ("seconds", "limit_seconds")})
         for r in found["records"]
@@ -70,5 +98,18 @@ def run_task(task: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"records": [asdict(record) for record in records], "notes": notes}
 
 
+def result_or_failure(task: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The result of `run_task`, or one line on why it failed, under `failure`."""
+    try:
+        return run_task(task, arguments)
+    except MMFreeError as error:
+        return {"failure": str(error)}
+    except Exception as error:
+        *_, place = traceback.extract_tb(error.__traceback__)
+        what = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
+        reason = " ".join(str(error).split())[:_MAX_MESSAGE]
+        return {"failure": f"[bench] the measurement of {task} failed: {what}: {reason}"}
+
+
 if __name__ == "__main__":
-    print(json.dumps(run_task(**json.loads(sys.stdin.read()))))
+    print(json.dumps(result_or_failure(**json.loads(sys.stdin.read()))))

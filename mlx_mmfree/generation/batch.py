@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..models import Decoder
+from ..platform.units import BYTES_PER_GB
 from .completion import Completion, FinishReason
 from .decode import PREFILL_STEP_SIZE, Decoding, check_max_tokens
 from .known_tokens import with_known_tokens
@@ -16,7 +17,7 @@ from .penalties import LogitsProcessor
 from .prompt_ids import Prompt, prompt_tokens
 from .samplers import Sampler, greedy
 from .stop import end_tokens
-from .text import BYTES_PER_GB, rate
+from .text import rate
 
 BatchProgress = Callable[[int, int], bool]
 

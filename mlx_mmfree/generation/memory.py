@@ -17,6 +17,7 @@ from ..models import Decoder
 from ..ops.backend.dispatch import backend_report, forced_backend
 from ..ops.ternary import packed_width
 from ..platform.device import DeviceInfo, device_info
+from ..platform.units import BYTES_PER_GB
 from .decode import PREFILL_STEP_SIZE
 from .key_values import blank_state
 
@@ -166,7 +167,7 @@ def check_memory(need: MemoryNeed, device: DeviceInfo | None = None) -> str | No
 
 
 def _gb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.3g} GB"
+    return f"{size_bytes / BYTES_PER_GB:.3g} GB"
 
 
 @contextmanager

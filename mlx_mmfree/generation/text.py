@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from ..models import Decoder
 from ..models.parts.tokens import token_array
+from ..platform.units import BYTES_PER_GB
 from .completion import Completion, FinishReason
 from .decode import PREFILL_STEP_SIZE, Decoding, Progress, check_max_tokens
 from .known_tokens import with_known_tokens
@@ -20,8 +21,6 @@ from .stop import end_tokens
 
 if TYPE_CHECKING:
     from .batch import BatchStats
-
-BYTES_PER_GB = 1e9
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from mlx_mmfree.cli import main
 from mlx_mmfree.evaluation import benchmark
 from mlx_mmfree.evaluation.benchmark import Report
 from mlx_mmfree.evaluation.benchmark_process import read_result, run_task
+from mlx_mmfree.evaluation.benchmark_weights import presets
 
 CONFIG = {
     "model_type": "hgrn_bit",
@@ -107,6 +108,34 @@ def test_ctrl_c_keeps_what_was_measured(
     assert main(["bench", "--quick", "--json"]) == 130
     shown = json.loads(capsys.readouterr().out)
     assert shown["machine"] == {"device": "a processor"} and shown["is_complete"] is False
+
+
+def test_a_failed_process_is_one_line_and_what_was_measured_is_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(task: str, arguments: dict[str, Any], threads: int) -> Any:
+        found = (
+            run_task(task, arguments) if task == "products" else {"failure": "[bench] no memory."}
+        )
+        return read_result(json.dumps(found))
+
+    monkeypatch.setattr(benchmark, "measure", measure)
+    assert main(["bench", "--quick", "--json", "--threads", "1"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err == "error: [bench] no memory.\n"
+    found = json.loads(shown.out)
+    assert found["is_complete"] is False
+    assert "ternary 256 x 512, 1 row" in [figure["name"] for figure in found["figures"]]
+
+
+def test_help_names_the_configurations(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"random weights: {', '.join(sorted(presets()))}, or a config.json" in shown
 
 
 def test_a_picture_that_cannot_be_written_is_refused_first(

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
+from mlx_mmfree.errors import CheckpointError, MeasurementError, UnsupportedModelError
 from mlx_mmfree.evaluation import benchmark, benchmark_process
 from mlx_mmfree.evaluation.benchmark import QUICK, ModelChoice, Report
 from mlx_mmfree.evaluation.benchmark_limits import held_arrays
@@ -300,11 +302,46 @@ def test_a_fresh_process_measures() -> None:
     [found], notes = benchmark_process.measure("products", arguments, 3)
     assert (found.threads, len(found.seconds), len(found.limit_seconds)) == (3, 2, 2)
     assert notes["bytes_per_second"] > 0
-    with pytest.raises(
-        RuntimeError,
-        match=r"\[bench\] the measurement of products ended with status 1: (.|\n)*TypeError",
-    ):
+    with pytest.raises(MeasurementError) as failure:
         benchmark_process.measure("products", {**arguments, "rounds": "x"}, 1)
+    assert str(failure.value).startswith("[bench] the measurement of products failed: TypeError in")
+    assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            {"length": "x"},
+            r"\[bench\] the measurement of training failed: TypeError in \S+, line \d+: ",
+        ),
+        ({"config": {"model_type": "no"}}, r"\[\w+\] .*'no'"),
+    ],
+)
+def test_a_task_that_fails_says_why_in_one_line(arguments: dict[str, Any], line: str) -> None:
+    given = {"name": "a", "config": HGRN, "batch_size": 1, "length": 2, "rounds": 1} | arguments
+    found = json.dumps(benchmark_process.result_or_failure("training", given))
+    with pytest.raises(MeasurementError, match=f"^{line}"):
+        read_result(found)
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("import sys; sys.exit('first\\nthe reason')", "status 1. the reason"),
+        ("import sys; sys.exit(3)", "status 3. It did not say why."),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            "SIGKILL, which the system sends when memory is short",
+        ),
+        ("import os; os.kill(os.getpid(), 15)", "the signal SIGTERM. It did not"),
+    ],
+)
+def test_how_a_process_ended(code: str, line: str) -> None:
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    with pytest.raises(MeasurementError, match=r"^\[bench\] a test ended with ") as failure:
+        benchmark_process.check_ending("a test", process.returncode, process.stderr)
+    assert line in str(failure.value)
 
 
 def test_llama_cpp_file_has_the_shape(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from ...platform.units import BYTES_PER_GB
+
 
 def aligned(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
     """The lines of a table whose columns are as wide as their widest cell.
@@ -23,6 +25,6 @@ def aligned(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
 
 def size_text(nbytes: int) -> str:
     """A number of bytes in kB, MB or GB."""
-    if nbytes >= 1e9:
-        return f"{nbytes / 1e9:.2f} GB"
+    if nbytes >= BYTES_PER_GB:
+        return f"{nbytes / BYTES_PER_GB:.2f} GB"
     return f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:.1f} kB"

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ...files.json_reader import parse_json
+from ...platform.units import BYTES_PER_GB
 
-BYTES_PER_GB = 10**9
 _MAX_SHOWN = 80
 
 
@@ -64,7 +64,7 @@ def gigabytes(text: str) -> int:
 
 def size_bytes(text: str) -> int:
     """A size such as 500MB, 2GB or a number of bytes, returned in bytes."""
-    units = {"": 1, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
+    units = {"": 1, "M": 10**6, "MB": 10**6, "G": BYTES_PER_GB, "GB": BYTES_PER_GB}
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", text.strip().upper(), re.ASCII)
     if match is None or match[2] not in units:
         raise ArgumentTypeError(

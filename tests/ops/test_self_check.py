@@ -1,7 +1,10 @@
 """A kernel that does not compute what it should is switched off, with one warning that names it."""
 
 import json
+import platform
+import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,7 +19,7 @@ from mlx_mmfree.ops import (
     ternary_matmul,
     use_backend,
 )
-from mlx_mmfree.ops.backend import dispatch, self_check
+from mlx_mmfree.ops.backend import dispatch, kept_results, self_check
 from mlx_mmfree.ops.bit_linear import chunked as fused_chunked
 from mlx_mmfree.ops.ternary_matmul import reference
 from tests.emulator.emulator import Emulator
@@ -119,13 +122,13 @@ def test_other_kernels_take_over_from_a_fused_one(device: Emulator) -> None:
 def kept(device: Emulator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The folder in which results are kept."""
     monkeypatch.setenv("MLX_MMFREE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(self_check, "_kept", {})
+    monkeypatch.setattr(kept_results, "_kept", {})
     return tmp_path / "cache" / "kernel_checks"
 
 
 def start_process() -> None:
     self_check._checks.clear()
-    self_check._kept.clear()
+    kept_results._kept.clear()
 
 
 def launches(device: Emulator) -> int:
@@ -139,7 +142,8 @@ def test_another_process_does_not_check_again(device: Emulator, kept: Path) -> N
     start_process()
     assert launches(device) == 1
     [file] = kept.iterdir()
-    assert list(json.loads(file.read_text()).values()) == [None]
+    [results] = json.loads(file.read_text()).values()
+    assert list(results.values()) == [None]
     self_check.check_again()
     assert launches(device) == 2
 
@@ -153,19 +157,73 @@ def test_a_kept_fault_warns_in_another_process(device: Emulator, kept: Path) -> 
         assert launches(device) == 0
 
 
-@pytest.mark.parametrize("fact", ["_device_name", "_mlx_version", "_text_of_operations"])
+def failing(message: str, kind: type[Exception]) -> Callable[[str], str]:
+    """Stands in for Metal's compiler, or for what else may fail."""
+
+    def edit(text: str) -> str:
+        raise kind(message)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "lasts"),
+    [
+        (
+            "[metal::Device] Unable to build metal library from source\nprogram_source:9:1: "
+            "error: expected expression\n",
+            *(RuntimeError, True),
+        ),
+        ("[metal::Device] Unable to load kernel: XPC_ERROR_CONNECTION", RuntimeError, False),
+        ("[METAL] Command buffer execution failed: Insufficient Memory", RuntimeError, False),
+        ("[metal::malloc] Resource limit (499000) exceeded.", RuntimeError, False),
+        ("", MemoryError, False),
+    ],
+)
+def test_a_failure_that_may_pass_is_tried_again_in_another_process(
+    device: Emulator, kept: Path, message: str, kind: type[Exception], lasts: bool
+) -> None:
+    device.edit = failing(message, kind)
+    with pytest.warns(RuntimeWarning, match="ternary_matmul_decode.*does not run"):
+        assert launches(device) == 0
+    device.edit = lambda text: text
+    # in the same process it stays off
+    assert launches(device) == 0
+    start_process()
+    if lasts:
+        with pytest.warns(RuntimeWarning, match="ternary_matmul_decode.*does not run"):
+            assert launches(device) == 0
+    else:
+        assert launches(device) == 2
+
+
+@pytest.mark.parametrize(
+    "fact", ["_device_name", "_system_version", "mlx_version", "_text_of_operations"]
+)
 def test_what_a_kept_result_holds_for(
     device: Emulator, kept: Path, fact: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert launches(device) == 2
     start_process()
-    monkeypatch.setattr(self_check, fact, lambda *_: "another")
+    monkeypatch.setattr(kept_results, fact, lambda *_: "another")
     assert launches(device) == 2
     assert len(list(kept.iterdir())) == 2
 
 
+def test_a_damaged_result_is_found_again(device: Emulator, kept: Path) -> None:
+    assert launches(device) == 2
+    [file] = kept.iterdir()
+    sound = file.read_bytes()
+    file.write_bytes(sound.replace(b"null", b"[]"))
+    start_process()
+    assert launches(device) == 2
+    assert file.read_bytes() == sound
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"[1]", b'{"ternary', b"\xff\xfe", b"[" * 100_000, b'{"a": {}}'], ids=repr
+    "content",
+    [b"", b"[1]", b'{"kernels', b"\xff\xfe", b"[" * 100_000, b'{"kernels": 1}'],
+    ids=repr,
 )
 def test_damaged_results_are_ignored(device: Emulator, kept: Path, content: bytes) -> None:
     assert launches(device) == 2
@@ -196,7 +254,32 @@ def test_a_cache_that_is_turned_off(
     assert not kept.exists()
 
 
+def test_threads_that_ask_at_once_check_once(device: Emulator) -> None:
+    found: list[str | None] = []
+
+    def ask() -> None:
+        found.append(backend_report(OP, X, WEIGHT, codes=False)["metal"])
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [None] * 4
+    assert len(device.records) == 1
+
+
 def test_without_metal_the_reason_says_so() -> None:
     if mx.metal.is_available():
         pytest.skip("this machine has Metal")
     assert backend_report(OP, X, WEIGHT, codes=False)["metal"] == "no Metal device"
+
+
+def test_the_version_of_the_system_has_its_release_and_its_build(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(platform, "mac_ver", lambda: ("15.1", ("", "", ""), "arm64"))
+    monkeypatch.setattr(platform, "version", lambda: "Darwin Kernel Version 24.1.0: xnu-11215.41.3")
+    found = kept_results._system_version.__wrapped__()
+    assert found.startswith("15.1 ")
+    assert found.endswith("xnu-11215.41.3")

@@ -2,34 +2,28 @@
 
 At its first use a kernel computes one tiny input. If it does not compile, fails or differs from the
 definition, it is switched off with one warning, and the next backend does its work. The results are kept
-in the library's cache folder, so that the next process does not check again.
+in the library's cache folder, so that the next process does not check again. A failure that may pass,
+such as too little memory, is not kept.
 """
 
-import json
+import re
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import cache
-from hashlib import sha256
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ...files.json_reader import parse_json
-from ...files.opening import read_file
-from ...files.replacing import new_file
-from ...platform.cache_folder import cache_folder
-from . import launch
-from .dispatch import device_type, use_backend
+from . import kept_results, launch
+from .dispatch import use_backend
 
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 5e-2}
 """The largest error allowed for a dtype of results, relative to the definition's largest value."""
 
 Faults = dict[str, str | None]
 
-_MAX_RESULT_BYTES = 1_000_000
+_SECTION = "kernels"
+# a compiler names the line of a text that it refuses
+_REFUSED_TEXT = re.compile(r":\d+:\d+: (?:fatal )?error: ")
 
 
 class _Check(NamedTuple):
@@ -38,7 +32,6 @@ class _Check(NamedTuple):
 
 
 _checks: dict[tuple[Any, ...], _Check] = {}
-_kept: dict[Path, Faults] = {}
 
 
 def kernel_fault(
@@ -50,8 +43,8 @@ def kernel_fault(
 ) -> str | None:
     """Returns why a kernel must not be used on the default device, or `None`.
 
-    The answer is kept for each kernel, variant, device, version of MLX and text of the operations, so
-    that only the first call computes.
+    The answer is kept for each kernel, variant, device, system, version of MLX and text of the
+    operations, so that only the first call computes. Several threads may ask.
 
     Args:
         kernel: Name of the kernel.
@@ -63,21 +56,23 @@ def kernel_fault(
     if launch.is_recording():
         run(*make_inputs())
         return None
-    device = _device_name(device_type())
+    device = kept_results.device_name()
     key = (device, kernel, *variant.values())
     if key not in _checks:
-        values = ", ".join(f"{name}={value}" for name, value in variant.items())
-        name = f"{kernel}({values})".replace("mlx.core.", "")
-        fault = _kept_or_new_fault(device, name, lambda: _difference(run, reference, make_inputs()))
-        _checks[key] = _Check(name, fault)
-        if fault:
-            warnings.warn(
-                f"[mlx_mmfree] The Metal kernel {name} is switched off on {device} with MLX "
-                f"{_mlx_version()}: {fault}. Other code does its work, slower.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        with kept_results.LOCK:
+            if key not in _checks:
+                name = variant_name(kernel, variant)
+                fault = _kept_or_new_fault(name, lambda: _difference(run, reference, make_inputs()))
+                _checks[key] = _Check(name, fault)
+                if fault:
+                    _warn(name, device, fault)
     return _checks[key].fault
+
+
+def variant_name(name: str, variant: dict[str, Any]) -> str:
+    """A name with everything that selects a variant, for people and as a key of kept results."""
+    values = ", ".join(f"{key}={value}" for key, value in variant.items())
+    return f"{name}({values})".replace("mlx.core.", "")
 
 
 def checked_kernels() -> Faults:
@@ -87,9 +82,9 @@ def checked_kernels() -> Faults:
 
 def check_again() -> None:
     """Forgets all results of the default device, also those that the cache folder keeps."""
-    _checks.clear()
-    if file := _file(_device_name(device_type())):
-        _kept[file] = {}
+    with kept_results.LOCK:
+        _checks.clear()
+        kept_results.forget()
 
 
 def packed_pattern(outputs: int, words: int) -> mx.array:
@@ -99,65 +94,37 @@ def packed_pattern(outputs: int, words: int) -> mx.array:
     return pattern - mx.bitwise_and(mx.bitwise_and(pattern, pattern >> 1), 0x55555555)
 
 
-def _kept_or_new_fault(device: str, name: str, check: Callable[[], str | None]) -> str | None:
-    file = _file(device)
-    if file is None:
-        return check()
-    if file not in _kept:
-        _kept[file] = _read(file)
-    known = _kept[file]
-    if name not in known:
-        known[name] = check()
-        _write(file, known)
-    return known[name]
+def _warn(name: str, device: str, fault: str) -> None:
+    warnings.warn(
+        f"[mlx_mmfree] The Metal kernel {name} is switched off on {device} with MLX "
+        f"{kept_results.mlx_version()}: {fault}. Other code does its work, slower.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
-def _file(device: str) -> Path | None:
-    folder = cache_folder()
-    if folder is None:
-        return None
-    facts = "\0".join((device, _mlx_version(), _text_of_operations()))
-    return folder / "kernel_checks" / f"{sha256(facts.encode()).hexdigest()[:16]}.json"
+def _kept_or_new_fault(name: str, check: Callable[[], "_Finding"]) -> str | None:
+    known = kept_results.kept(_SECTION)
+    fault = known.get(name, 0)
+    if fault is None or isinstance(fault, str):
+        return fault
+    found = check()
+    if found.lasts:
+        known[name] = found.fault
+        kept_results.keep()
+    return found.fault
 
 
-def _read(file: Path) -> Faults:
-    try:
-        found = parse_json(read_file(file, _MAX_RESULT_BYTES))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {name: fault for name, fault in found.items() if fault is None or isinstance(fault, str)}
+class _Finding(NamedTuple):
+    """What a check found, and whether another process would find the same."""
 
-
-def _write(file: Path, faults: Faults) -> None:
-    # without a folder to write to, each process checks anew
-    with suppress(OSError), new_file(file) as new:
-        new.write_text(json.dumps(faults, indent=1))
-
-
-@cache
-def _text_of_operations() -> str:
-    """A digest of the code of all kernels and of what launches them."""
-    digest = sha256()
-    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-@cache
-def _device_name(kind: mx.DeviceType) -> str:
-    return str(mx.device_info(mx.Device(kind))["device_name"])
-
-
-@cache
-def _mlx_version() -> str:
-    return version("mlx")
+    fault: str | None
+    lasts: bool = True
 
 
 def _difference(
     run: Callable[..., Any], reference: Callable[..., Any], inputs: Sequence[Any]
-) -> str | None:
+) -> _Finding:
     with mx.stream(mx.cpu), use_backend("reference"):
         wanted = _as_list(reference(*inputs))
         mx.eval(wanted)
@@ -165,17 +132,18 @@ def _difference(
         got = _as_list(run(*inputs))
         mx.eval(got)
     # what MLX raises when a kernel does not compile or cannot be launched
-    except (RuntimeError, ValueError) as failure:
+    except (RuntimeError, ValueError, MemoryError) as failure:
         message = " ".join(str(failure).split())
-        return f"it does not run ({message[:400]})"
+        is_refused = _REFUSED_TEXT.search(message) is not None
+        return _Finding(f"it does not run ({message[:400]})", is_refused)
     with mx.stream(mx.cpu):
         for result, expected in zip(got, wanted, strict=True):
             largest = float(mx.abs(expected).max().item())  # type: ignore[arg-type]
             error = float(mx.abs(result - expected).max().item())  # type: ignore[arg-type]
             # written so that NaN fails too
             if not error <= TOLERANCE[result.dtype] * largest:
-                return f"it computes wrong values (off by {error:.3g} of {largest:.3g})"
-    return None
+                return _Finding(f"it computes wrong values (off by {error:.3g} of {largest:.3g})")
+    return _Finding(None)
 
 
 def _as_list(results: Any) -> list[mx.array]:

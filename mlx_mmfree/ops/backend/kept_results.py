@@ -1,0 +1,106 @@
+"""Results about kernels, kept in the library's cache folder from process to process.
+
+They hold for one device, version of the system, version of MLX and text of the operations, and lie in a
+file of their own for each of these.
+"""
+
+import json
+import platform
+import threading
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ...files.json_reader import parse_json
+from ...files.opening import read_file
+from ...files.replacing import new_file
+from ...platform.cache_folder import cache_folder
+from .dispatch import device_type
+
+LOCK = threading.RLock()
+"""Held by whoever reads, changes or writes results, and by whoever finds a new one."""
+
+Sections = dict[str, dict[str, Any]]
+
+_MAX_BYTES = 1_000_000
+
+_kept: dict[Path, Sections] = {}
+
+
+def kept(section: str) -> dict[str, Any]:
+    """The kept results of a section by their names, as they came from the file, to read and to change."""
+    file = _file()
+    if file is None:
+        return {}
+    if file not in _kept:
+        _kept[file] = _read(file)
+    return _kept[file].setdefault(section, {})
+
+
+def keep() -> None:
+    """Writes what was put into the sections."""
+    file = _file()
+    if file is None:
+        return
+    # without a folder to write to, each process finds its own results
+    with suppress(OSError), new_file(file) as new:
+        new.write_text(json.dumps(_kept.get(file, {}), indent=1))
+
+
+def forget() -> None:
+    """Empties all sections of the default device. The file stays as it is until the next `keep`."""
+    if file := _file():
+        _kept[file] = {}
+
+
+def device_name() -> str:
+    """The name of the default device."""
+    return _device_name(device_type())
+
+
+@cache
+def mlx_version() -> str:
+    return version("mlx")
+
+
+def _file() -> Path | None:
+    folder = cache_folder()
+    if folder is None:
+        return None
+    facts = "\0".join((device_name(), _system_version(), mlx_version(), _text_of_operations()))
+    return folder / "kernel_checks" / f"{sha256(facts.encode()).hexdigest()[:16]}.json"
+
+
+def _read(file: Path) -> Sections:
+    try:
+        found = parse_json(read_file(file, _MAX_BYTES))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: section for name, section in found.items() if isinstance(section, dict)}
+
+
+@cache
+def _text_of_operations() -> str:
+    """A digest of the code of all kernels and of what launches them."""
+    digest = sha256()
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _device_name(kind: mx.DeviceType) -> str:
+    return str(mx.device_info(mx.Device(kind))["device_name"])
+
+
+@cache
+def _system_version() -> str:
+    """The version of the system, which brings Metal's compiler, and of its build."""
+    return f"{platform.mac_ver()[0]} {platform.release()} {platform.version()}"

@@ -43,7 +43,7 @@ def assert_seen(
         return fault.old.join(before) + fault.new + fault.old.join(after)
 
     # the check of users' machines would see most of these first
-    monkeypatch.setattr(self_check, "_difference", lambda *_: None)
+    monkeypatch.setattr(self_check, "_difference", lambda *_: self_check._Finding(None))
     monkeypatch.setattr(self_check, "_checks", {})
     emulated.edit = edit
     with pytest.raises((AssertionError, KernelError)):

@@ -33,7 +33,7 @@ _kept: dict[Path, Sections] = {}
 
 
 def kept(section: str) -> dict[str, Any]:
-    """The kept results of a section by their names, as they came from the file, to read and to change."""
+    """The kept results of a section by their names, as the file has them, to read and to change."""
     file = _file()
     if file is None:
         return {}

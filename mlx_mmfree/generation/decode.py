@@ -1,21 +1,18 @@
 """The decoding loop: token ids in, token ids out."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import mlx.core as mx
 from mlx.utils import tree_map
 
 from ..models import Decoder, check_causal
 from ..models.parts.tokens import token_array
-from ..ops.backend.compilation import can_compile, compiled
-from .finite import are_finite, check_finite
-from .key_values import fixed_state, growing_state
+from .finite import check_finite
 from .penalties import LogitsProcessor
+from .reader import Reader, State
 from .samplers import Sampler, greedy
 
-State = Any
 Progress = Callable[[int, int], None]
 """Takes how many positions of a prompt are read, and how many there are."""
 
@@ -59,15 +56,6 @@ def prefill(
     return state
 
 
-def _next_logits(
-    model: Decoder, block_arguments: list[dict[str, mx.array]], tokens: mx.array, state: State
-) -> tuple[mx.array, mx.array, State]:
-    """The logits `(B, V)` after tokens `(B,)`, whether all are finite, and the state."""
-    hidden, state = model.hidden(tokens[:, None], state, block_arguments=block_arguments)
-    logits = model.logits(hidden).squeeze(1).astype(mx.float32)
-    return logits, are_finite(logits), state
-
-
 class Decoding:
     """A batch in the middle of decoding: while one step's tokens are read, the next is computed.
 
@@ -98,45 +86,32 @@ class Decoding:
         progress: Progress | None = None,
     ):
         check_causal(model)
-        self._model = model
         self._sampler = sampler
         self._processors = processors
         self._steps = 0
         self._finite: mx.array
         self._is_on_cpu = mx.default_device() == mx.Device(mx.cpu)
-        self._block_arguments = model.block_arguments()
-        mx.eval(self._block_arguments)
         before = None if valid is None else valid[:, :-1]
         state = model.init_state(tokens.shape[0]) if state is None else state
-        self._state = prefill(
+        read = prefill(
             model, tokens[:, :-1], state, before, step_size=prefill_step_size, progress=progress
         )
-        self._prepare()
+        self._reader = Reader(model, read)
+        # memory that nothing else holds is written in place
+        del read
         self._seen = [p.start(tokens, valid, model.vocab_size) for p in processors]
-        self._tokens = self._queue(tokens[:, -1])
+        # the dtype that samplers choose in, so that the same graph reads on
+        self._tokens = self._queue(tokens[:, -1].astype(mx.uint32))
         self._start()
 
     @property
     def state(self) -> State:
         """What the model has read: the prompt and the tokens of all steps, save one with `is_last`."""
-        return growing_state(self._model, self._state, self._rooms, self._read)
-
-    def _prepare(self) -> None:
-        """Gives the state shapes that stay, where it can, so that each step is the same graph."""
-        self._read = 0
-        self._rooms: tuple[int | None, ...] = ()
-        if can_compile():
-            self._state, self._rooms = fixed_state(self._model, self._state)
-        logits = partial(_next_logits, self._model, self._block_arguments)
-        self._logits = compiled(logits) if self._rooms else logits
+        return self._reader.state
 
     def _queue(self, tokens: mx.array) -> mx.array:
         """The tokens that follow `tokens` `(B,)`, and the state after these, yet to be computed."""
-        if self._read in self._rooms:
-            self._state = self.state
-            self._prepare()
-        logits, self._finite, self._state = self._logits(tokens, self._state)
-        self._read += 1
+        logits, self._finite = self._reader.read(tokens)
         for process, seen in zip(self._processors, self._seen, strict=True):
             logits = process(logits, seen)
         chosen = self._sampler(logits)
@@ -149,8 +124,8 @@ class Decoding:
     def _start(self) -> None:
         if self._is_on_cpu:
             # apart, so that the state can be waited for while the logits are computed
-            mx.async_eval(self._state)
-        mx.async_eval(self._tokens, self._finite, self._state, self._seen)
+            mx.async_eval(self._reader.arrays)
+        mx.async_eval(self._tokens, self._finite, self._reader.arrays, self._seen)
 
     def step(self, *, is_last: bool = False) -> list[int]:
         """The next token of each row.
@@ -163,7 +138,7 @@ class Decoding:
         """
         tokens, finite = self._tokens, self._finite
         if not is_last:
-            before = self._state
+            before = self._reader.arrays
             self._tokens = self._queue(tokens)
             if self._is_on_cpu:
                 # its memory is written to in place once nothing is to compute it any more
@@ -179,9 +154,8 @@ class Decoding:
     def keep(self, rows: Sequence[int]) -> None:
         """Drops all rows of the batch but these."""
         index = mx.array(list(rows))
-        self._tokens, self._state, self._seen = tree_map(
-            lambda array: array[index], (self._tokens, self._state, self._seen)
-        )
+        self._reader.keep(index)
+        self._tokens, self._seen = tree_map(lambda array: array[index], (self._tokens, self._seen))
 
 
 def generate_tokens(

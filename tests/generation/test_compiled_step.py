@@ -1,0 +1,119 @@
+"""How often a decoding step's graph is built in Python: once for each shape, not for each token."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_mmfree.generation import (
+    Chat,
+    batch_generate,
+    cache_prompt,
+    generate_tokens,
+    load_prompt_cache,
+    save_prompt_cache,
+)
+from mlx_mmfree.hub import Tokenizer
+from mlx_mmfree.layers import key_value_state
+from mlx_mmfree.models import Decoder, hgrn_bit, llama
+from mlx_mmfree.ops.backend.compilation import can_compile, compiled
+from tests.generation.models import MODELS
+
+PROMPT = [3, 1, 4, 1, 5]
+FIXED = ["recurrent", "attention"]
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "initializer_range": 0.3,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiles() -> None:
+    if not can_compile():
+        pytest.skip("MLX cannot compile here")
+    # MLX traces the first function of a process twice
+    compiled(lambda x: -x)(mx.array(1))
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shape `(B, L)` of each call of the head in Python; reading a prompt calls none."""
+    shapes: list[tuple[int, ...]] = []
+    head = Decoder.logits
+
+    def recorded(self: Decoder, hidden: mx.array) -> mx.array:
+        shapes.append(hidden.shape[:-1])
+        return head(self, hidden)
+
+    monkeypatch.setattr(Decoder, "logits", recorded)
+    return shapes
+
+
+def for_tokenizer(kind: str, tokenizer: Tokenizer) -> Decoder:
+    mx.random.seed(8)
+    if kind == "recurrent":
+        config = hgrn_bit.Config(vocab_size=tokenizer.vocab_size, linear_class="dense", **SIZES)
+        return hgrn_bit.build(config)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    return llama.build(llama.Config(vocab_size=tokenizer.vocab_size, **SIZES, **heads))
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_one_text(name: str, built: list[tuple[int, ...]]) -> None:
+    assert len(list(generate_tokens(MODELS[name](1), PROMPT, max_tokens=12))) == 12
+    assert built == [(1, 1)]
+
+
+def test_again_where_the_room_for_keys_and_values_grows(
+    built: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_value_state, "GROWTH_STEP", 8)
+    list(generate_tokens(MODELS["attention"](1), PROMPT, max_tokens=30))
+    # the last token is not read
+    assert len(built) == -(-(len(PROMPT) + 29) // 8)
+
+
+@pytest.mark.parametrize("name", ["window", "quantised"])
+def test_a_state_without_fixed_shapes_takes_a_graph_a_token(
+    name: str, built: list[tuple[int, ...]]
+) -> None:
+    list(generate_tokens(MODELS[name](1), PROMPT, max_tokens=12))
+    assert len(built) == 12
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "attention"])
+def test_a_batch_once_for_each_number_of_rows(
+    kind: str, tokenizer: Tokenizer, built: list[tuple[int, ...]]
+) -> None:
+    model, prompts = for_tokenizer(kind, tokenizer), [[5], [7, 8, 9, 10], [11, 12]]
+    texts = batch_generate(model, tokenizer, prompts, max_tokens=12).tokens
+    assert [len(row) for row in texts] == [12, 12, 12]
+    assert built == [(3, 1)]
+    built.clear()
+    # a token that ends one row before the others
+    end = next(t for row in texts for t in row if sum(t in other for other in texts) == 1)
+    texts = batch_generate(model, tokenizer, prompts, max_tokens=12, extra_eos_tokens=[end]).tokens
+    assert sorted(map(len, texts))[1:] == [12, 12] and min(map(len, texts)) < 12
+    assert built == [(3, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "attention"])
+def test_a_conversation_once_a_turn(
+    kind: str, tokenizer: Tokenizer, built: list[tuple[int, ...]]
+) -> None:
+    chat = Chat(for_tokenizer(kind, tokenizer), tokenizer, max_tokens=9)
+    for turn in range(1, 4):
+        assert len(list(chat.answer("The dog"))) == 9
+        assert built == [(1, 1)] * turn
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_saved_prompt(name: str, built: list[tuple[int, ...]], tmp_path: Path) -> None:
+    model, file = MODELS[name](1), tmp_path / "prompt.safetensors"
+    save_prompt_cache(file, model, cache_prompt(model, PROMPT))
+    state = load_prompt_cache(file, model).state
+    assert len(list(generate_tokens(model, [4, 2], state=state, max_tokens=12))) == 12
+    assert built == [(1, 1)]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ... import native
+from ...platform.gpu_time import queued_seconds
 from ..activations import ACTIVATIONS
 from ..attention_step import Options as AttentionOptions
 from ..bit_linear import Options as ProjectionOptions
@@ -16,7 +17,7 @@ from ..dense_matmul import BITS, AffineForm
 from ..float_dtypes import FLOATS
 from ..mlgru_step import Options as GateOptions
 from ..ternary import packed_width
-from . import launch, self_check
+from . import dispatch, launch, plain_read, self_check
 from .dispatch import (
     backend_module,
     backend_report,
@@ -76,7 +77,17 @@ def slow_cpu() -> str | None:
 
 
 def read_seconds(arrays: Sequence[mx.array]) -> float | None:
-    """The time in which the threads of the compiled kernels read the arrays, or `None` without them."""
+    """The time in which kernels of this library read the arrays, or `None` without them.
+
+    On the CPU the threads of the compiled kernels read, each a contiguous share. On Metal a kernel with
+    the grid of a ternary product reads each array of 8 words and more, all of them queued.
+    """
+    if dispatch.metal_unavailable() is None:
+        if plain_read.fault():
+            return None
+        matrices = plain_read.as_words(arrays)
+        mx.eval(matrices)
+        return queued_seconds(lambda: [plain_read.plain_read(matrix) for matrix in matrices])
     if native_unavailable():
         return None
     return float(native.kernels().read_seconds(list(arrays)))
@@ -122,7 +133,8 @@ def metal_kernels() -> dict[str, str | None]:
 def kernel_texts() -> dict[str, str]:
     """Returns the texts of all Metal kernels by their names, as MLX hands them to Metal's compiler.
 
-    These are the kernels that `operation_reports` checks, for every number of rows and every dtype.
+    These are the kernels that `operation_reports` checks, for every number of rows and every dtype, and
+    the plain read of the benchmark.
     No Metal device is needed.
     """
     with launch.recording() as texts, use_any_backend():
@@ -133,6 +145,7 @@ def kernel_texts() -> dict[str, str]:
                 if "unsupported" in vars(backend):
                     backend.unsupported(*call.args, **call.kwargs)
                 backend.run(*call.args, **call.kwargs)
+        plain_read.plain_read(mx.zeros((4, 4), mx.uint32))
     return texts
 
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/attend.h"
+#include "attention_gradient_check.h"
 #include "check.h"
 #include "runtime/thread_pool.h"
 
@@ -19,7 +20,8 @@ struct QueriesProblem {
   static constexpr size_t kBatch = 2;
   enum class Mask { none, causal, drawn };
 
-  // Heads lie side by side in the queries, tokens in keys and values, which have room behind them.
+  // Heads lie side by side in the queries, tokens in keys and values, which
+  // have room behind them.
   QueriesProblem(size_t heads, size_t groups, size_t length, size_t count, size_t dims,
                  size_t value_dims, Mask mask)
       : queries(kBatch * heads * length * dims),
@@ -27,6 +29,7 @@ struct QueriesProblem {
         values(kBatch * groups * (count + 1) * value_dims),
         seen(kBatch * length * count),
         y(kBatch * length * heads * value_dims),
+        log_totals(kBatch * heads * length),
         call{kBatch,
              heads,
              groups,
@@ -49,7 +52,8 @@ struct QueriesProblem {
              length * count,
              count,
              1,
-             y.data()} {
+             y.data(),
+             log_totals.data()} {
     std::normal_distribution<float> normal;
     for (auto* buffer : {&queries, &keys, &values}) {
       for (size_t i = 0; i < buffer->size; ++i) {
@@ -94,11 +98,15 @@ struct QueriesProblem {
       require(total > 0 ? std::abs(got - want) <= 2e-5 * (1 + std::abs(want)) : std::isnan(got),
               "attention is wrong", where);
     }
+    const double got = log_totals[(batch * call.heads + head) * call.length + token];
+    require(total > 0 ? std::abs(got - std::log(total)) <= 2e-5 * (1 + std::abs(got))
+                      : !std::isfinite(got),
+            "sum of attention is wrong", where);
   }
 
   Buffer<float> queries, keys, values;
   Buffer<bool> seen;
-  Buffer<float> y;
+  Buffer<float> y, log_totals;
   QueriesCall call;
 };
 
@@ -126,12 +134,13 @@ std::vector<float> check_attention(const std::string& name) {
         }
       }
       // one query alone
-      Buffer<float> alone(s.heads * s.value_dims);
+      Buffer<float> alone(s.heads * s.value_dims), log_totals(s.heads);
       QueriesCall last = p.call;
       last.batch = last.length = 1;
       last.queries.data = p.queries.data() + (s.length - 1) * s.heads * s.dims;
       last.mask = p.call.mask ? p.seen.data() + (s.length - 1) * s.count : nullptr;
       last.y = alone.data();
+      last.log_totals = log_totals.data();
       set_threads(1);
       attend(last);
       set_threads(2);
@@ -140,6 +149,7 @@ std::vector<float> check_attention(const std::string& name) {
               "attention of a query depends on the others", where);
     }
   }
+  check_attention_gradient(name);
   // the bits are those of each set alone
   return {};
 }

@@ -101,6 +101,25 @@ FAULTS = {
     "hidden keys with a weight": Fault(
         "attention_step/loops.h", "seen[j] ? scores[j] : 0.0f", "scores[j]"
     ),
+    "gradients of the wrong side": Fault(
+        "attention/loops.h", "gradients[key] - delta", "gradients[key] + delta"
+    ),
+    "gradient of hidden scores": Fault(
+        "attention/loops.h", "seen[key] ? gradients[key] : 0.0f", "gradients[key]"
+    ),
+    "product without the sum before": Fault("attention/loops.h", "if (p.adds) {", "if (false) {"),
+    "queries before their keys": Fault(
+        "attention/attend_gradient.cpp",
+        "? first + c.length - c.count : 0",
+        "? first + c.length - c.count + 1 : 0",
+        "attention/attend_gradient.cpp",
+    ),
+    "a part of the keys left out": Fault(
+        "attention/attend_gradient.cpp",
+        "for (size_t part = 1; part < parts_; ++part)",
+        "for (size_t part = 2; part < parts_; ++part)",
+        "attention/attend_gradient.cpp",
+    ),
     "angles of another position": Fault(
         "attention_step/attend.cpp",
         "static_cast<float>(position) * (1.0f",

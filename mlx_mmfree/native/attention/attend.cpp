@@ -104,7 +104,8 @@ class Queries {
       const size_t at = ((batch * c.length + token) * c.heads + head) * c.value_dims;
       const float* peaks = tile.runs + rows * value_stride_ + row;
       loops_.merge({tile.runs + row * value_stride_, peaks, peaks + rows, runs, run_, c.value_dims,
-                    static_cast<char*>(c.y) + at * size_of(c.queries.type), c.queries.type},
+                    static_cast<char*>(c.y) + at * size_of(c.queries.type), c.queries.type,
+                    c.log_totals + (batch * c.heads + head) * c.length + token},
                    tile.scratch);
     }
   }

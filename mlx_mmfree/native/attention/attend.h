@@ -18,7 +18,8 @@ struct QueriesCall {
   bool is_causal;
   const bool* mask;  // what a query sees, (batch, length, count), or null
   size_t mask_batch, mask_token, mask_key;
-  void* y;  // (batch, length, heads, value_dims) of the type of the queries
+  void* y;            // (batch, length, heads, value_dims) of the type of the queries
+  float* log_totals;  // (batch, heads, length), log of the sum of e^score
 };
 
 void attend(const QueriesCall& call);

@@ -24,14 +24,30 @@ struct AttentionOptions {
   }
 };
 
-// The arguments are queries, keys, values and the mask (B, 1, L, N).
-class Attention : public Defined<Attention, AttentionOptions> {
+// The arguments are queries, keys, values and the mask (B, 1, L, N). Beside the result it returns
+// the log of the sum of e^score of each query, float32 (B, H, L), from which the gradient makes the
+// weights anew.
+class Attention : public Operation<Attention, AttentionOptions> {
+ public:
+  using Operation::Operation;
+
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+             const Arrays& outputs) override;
+  OutputForms output_forms(const Arguments& arguments) const;
+  DEFINE_NAME(Attention)
+};
+
+// The arguments are queries, keys, values, the mask, the two results and the gradient of the first
+// one, all in float32 but the mask. Returns the gradients of queries, keys and values. Its own
+// gradient is that of the definition.
+class AttentionGradient : public Defined<AttentionGradient, AttentionOptions> {
  public:
   using Defined::Defined;
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
   OutputForms output_forms(const Arguments& arguments) const;
-  DEFINE_NAME(Attention)
+  DEFINE_NAME(AttentionGradient)
 };
 
 }  // namespace mmfree

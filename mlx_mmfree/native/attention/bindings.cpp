@@ -25,7 +25,7 @@ void bind_attention(nb::module_& m) {
         Raises:
             ValueError: A shape or dtype does not fit, or an array is empty.)");
 
-  bind_definition<Attention>(m, "define_attention");
+  bind_definition<AttentionGradient>(m, "define_attention");
 }
 
 }  // namespace mmfree

@@ -39,6 +39,7 @@ struct RunResults {
   size_t runs, distance, dims;
   void* y;  // (dims,)
   FloatType type;
+  float* log_total = nullptr;  // takes the log of the sum of e^score, or null
 };
 
 // The loops of one instruction set. Every set gives the same bits.

@@ -193,6 +193,9 @@ void merge(const RunResults& r, float* scratch) {
   for (size_t d = 0; d < r.dims; ++d) {
     scratch[d] /= total;
   }
+  if (r.log_total) {
+    *r.log_total = peak + logf(total);
+  }
   narrow<Isa>(scratch, r.dims, r.type, r.y);
 }
 

@@ -1,4 +1,8 @@
-"""`attention` on the CPU in C++. Tiles of queries meet runs of keys, and no score leaves the cache."""
+"""`attention` on the CPU in C++. Tiles of queries meet runs of keys, and no score leaves the cache.
+
+This holds for the gradient too, which makes the weights of each tile anew. A query that sees nothing
+adds nothing to it.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,9 +31,15 @@ def run(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.a
     return y
 
 
-def _definition(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
-    queries, keys, values, mask = arrays
-    return [chunked.run(queries, keys, values, "causal" if options[0] else mask)]
+def _gradient(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
+    """The definition of the gradient, which has a kernel too, so that it can be differentiated."""
+    queries, keys, values, mask, _, _, cotangent = arrays
+
+    def definition(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
+        return chunked.run(queries, keys, values, "causal" if options[0] else mask)
+
+    gradients: list[mx.array] = mx.vjp(definition, [queries, keys, values], [cotangent])[1]
+    return gradients
 
 
-_kernel = native_kernel("attention", _definition)
+_kernel = native_kernel("attention", _gradient)

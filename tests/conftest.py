@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mlx_mmfree import native
+from mlx_mmfree.ops.backend.choice import environment_candidate
 from mlx_mmfree.ops.backend.dispatch import environment_backend, forget_candidates
 
 
@@ -42,10 +43,12 @@ def unfused(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def backend_of_the_environment() -> Iterator[None]:
+def choices_of_the_environment() -> Iterator[None]:
     """A process reads its environment and its devices once; here each test has its own."""
     environment_backend.cache_clear()
+    environment_candidate.cache_clear()
     forget_candidates()
     yield
     environment_backend.cache_clear()
+    environment_candidate.cache_clear()
     forget_candidates()

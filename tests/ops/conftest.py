@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.ops.backend import dispatch, launch
+from mlx_mmfree.ops.backend import choice, dispatch, kept_results, launch
 from mlx_mmfree.ops.linear_scan import chunked as scan_chunked
 from tests.emulator import emulator
 
@@ -19,8 +19,8 @@ STRICT = "MLX_MMFREE_STRICT_EMULATOR"
 
 @pytest.fixture
 def metal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Lets the backend `metal` run; every process checks the kernels anew."""
-    monkeypatch.setenv("MLX_MMFREE_CACHE", "0")
+    """Lets the backend `metal` run; every process checks the kernels anew, and times nothing."""
+    _keep_nothing(monkeypatch)
     if dispatch.metal_unavailable() is None:
         yield
         return
@@ -49,11 +49,17 @@ def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Lets the backend `metal` run in the emulator."""
     if reason := emulator.unavailable():
         pytest.skip(reason)
-    monkeypatch.setenv("MLX_MMFREE_CACHE", "0")
+    _keep_nothing(monkeypatch)
     machine = emulator.Emulator(_kernel_cache(request))
     monkeypatch.setattr(dispatch, "metal_unavailable", lambda: None)
     monkeypatch.setattr(launch, "launch", machine.launch)
     return machine
+
+
+def _keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_MMFREE_CACHE", "0")
+    monkeypatch.setenv(choice.ENVIRONMENT_VARIABLE, choice.DEFAULT)
+    monkeypatch.setattr(kept_results, "_kept", {})
 
 
 def _kernel_cache(request: pytest.FixtureRequest) -> Path:

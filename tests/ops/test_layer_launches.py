@@ -20,7 +20,7 @@ from mlx_mmfree.ops import (
     rms_norm_quantize,
     ternary_matmul,
 )
-from mlx_mmfree.ops.backend import dispatch, launch
+from mlx_mmfree.ops.backend import choice, dispatch, launch
 from tests import graph
 
 TERNARY = {"quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear"}}
@@ -43,7 +43,8 @@ LAUNCHES = {
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the backend `metal` build graphs of stand-ins."""
+    """Lets the backend `metal` build graphs of stand-ins, of what is chosen without timing."""
+    monkeypatch.setenv(choice.ENVIRONMENT_VARIABLE, choice.DEFAULT)
     monkeypatch.setattr(dispatch, "metal_unavailable", lambda: None)
     monkeypatch.setattr(dispatch, "native_unavailable", lambda: "it is left out")
     monkeypatch.setattr(launch, "launch", _launch)

@@ -29,16 +29,15 @@ Sections = dict[str, dict[str, Any]]
 
 _MAX_BYTES = 1_000_000
 
-_kept: dict[Path, Sections] = {}
+# of `None` where nothing is kept beyond this process
+_kept: dict[Path | None, Sections] = {}
 
 
 def kept(section: str) -> dict[str, Any]:
     """The kept results of a section by their names, as the file has them, to read and to change."""
     file = _file()
-    if file is None:
-        return {}
     if file not in _kept:
-        _kept[file] = _read(file)
+        _kept[file] = {} if file is None else _read(file)
     return _kept[file].setdefault(section, {})
 
 
@@ -49,13 +48,12 @@ def keep() -> None:
         return
     # without a folder to write to, each process finds its own results
     with suppress(OSError), new_file(file) as new:
-        new.write_text(json.dumps(_kept.get(file, {}), indent=1))
+        new.write_text(json.dumps(_kept[file], indent=1))
 
 
-def forget() -> None:
-    """Empties all sections of the default device. The file stays as it is until the next `keep`."""
-    if file := _file():
-        _kept[file] = {}
+def forget(section: str) -> None:
+    """Empties a section. The file stays as it is until the next `keep`."""
+    kept(section).clear()
 
 
 def device_name() -> str:

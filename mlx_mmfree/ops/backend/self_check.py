@@ -81,10 +81,10 @@ def checked_kernels() -> Faults:
 
 
 def check_again() -> None:
-    """Forgets all results of the default device, also those that the cache folder keeps."""
+    """Forgets all checks of the default device, also those that the cache folder keeps."""
     with kept_results.LOCK:
         _checks.clear()
-        kept_results.forget()
+        kept_results.forget(_SECTION)
 
 
 def packed_pattern(outputs: int, words: int) -> mx.array:

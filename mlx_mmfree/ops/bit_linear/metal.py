@@ -1,18 +1,30 @@
-"""`bit_linear` on Metal: in one launch for some tens of rows, in two for more.
+"""`bit_linear` on Metal: in one launch for some tens of rows, in two for more, or in plain operations.
 
-The operations that it is made of compute what these do not take: many rows that are not quantised, gates
-with the exact GELU, and matrices of fewer than 8 words.
+Which of these is fastest is timed. Plain operations also compute what our kernels do not take: many rows
+that are not quantised, gates with the exact GELU, and matrices of fewer than 8 words.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
 
 from ..backend import launch
+from ..backend.choice import choose, use
 from ..backend.gradient import with_reference_gradient
 from ..backend.self_check import kernel_fault
+from ..ternary_matmul import quantized
+from ..ternary_matmul.metal_choice import (
+    GROUPS,
+    MLX,
+    MOST_TIMED_ROWS,
+    TILES,
+    candidates,
+    shape_class,
+    timed_shape,
+)
 from ..ternary_matmul.metal_tiles import TILE
 from . import Options, Projection, reference
 from .metal_form import GATES, Form, check_inputs
@@ -30,19 +42,64 @@ def unsupported(x: mx.array, projections: tuple[Projection, ...], options: Optio
     own_norms = [projection.norm for projection in projections]
     if reason := launch.not_floats(x, options.norm, options.residual, *own_norms):
         return reason
-    product = _product(x, projections, options)
-    if product is None:
-        return None
-    for matrices in {len(part) for part in _parts(projections)}:
-        if fault := _fault(product, x, matrices, own_norms[0], options):
-            return fault
-    return None
+    return _fault(_way(x, projections, options), x, projections, options)
 
 
 def run(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
-    product = _product(x, projections, options)
+    return _results(_way(x, projections, options), x, projections, options)
+
+
+def _way(x: mx.array, projections: tuple[Projection, ...], options: Options) -> str | None:
+    """The name of what computes the products, or `None` where `ternary_matmul` may choose."""
+    fits = options.gate in GATES and all(weight.size >= MIN_WORDS for weight, *_ in projections)
+    width = x.shape[-1]
+    rows = x.size // width
+    if not fits or rows == 0:
+        return None
+    names = candidates(rows)
+    dims = width if options.gate is None else width // 2
+    if not quantized.is_exact(mx.float32, dims, options.quantize):
+        names.remove(MLX)
+    outputs = sum(weight.shape[0] for weight, *_ in projections)
+
+    def results(name: str) -> mx.array:
+        few = x.reshape(rows, width)[:MOST_TIMED_ROWS]
+        residual = options.residual
+        if residual is not None:
+            residual = residual.reshape(rows, outputs)[:MOST_TIMED_ROWS]
+        if fault := _fault(name, x, projections, options):
+            raise RuntimeError(fault)
+        return _results(name, few, projections, options._replace(residual=residual))
+
+    chosen = choose(
+        "bit_linear",
+        names,
+        results,
+        x,
+        # codes may differ where a value lies between two
+        must_agree=False,
+        facts=timed_shape(rows, dims, outputs),
+        task=shape_class(rows, dims, outputs)
+        | {
+            "matrices": len(projections),
+            "x": x.dtype,
+            "gate": options.gate,
+            "quantize": options.quantize,
+            "own_norms": options.eps is not None,
+        },
+    )
+    # a kept choice may be one that does not run in this process
+    is_sound = chosen == names[0] or _fault(chosen, x, projections, options) is None
+    return chosen if is_sound else names[0]
+
+
+def _results(
+    way: str | None, x: mx.array, projections: tuple[Projection, ...], options: Options
+) -> mx.array:
+    product = _product(way, options)
     if product is None:
-        return reference.run(x, projections, options)
+        with nullcontext() if way is None else use(way):
+            return reference.run(x, projections, options)
     residual = options.residual
     form = Form.of(options)
     function = _differentiable(product, form)
@@ -55,15 +112,11 @@ def run(x: mx.array, projections: tuple[Projection, ...], options: Options) -> m
     return results[0] if len(results) == 1 else mx.concatenate(results, axis=-1)
 
 
-def _product(x: mx.array, projections: Sequence[Projection], options: Options) -> _Product | None:
+def _product(way: str | None, options: Options) -> _Product | None:
     """What computes the results for up to four matrices, or `None` for plain operations."""
-    fits = options.gate in GATES and all(weight.size >= MIN_WORDS for weight, *_ in projections)
-    rows = x.size // x.shape[-1]
-    if not fits or rows == 0:
-        return None
-    if rows <= launch.FEW_ROWS:
+    if way == GROUPS:
         return in_groups
-    return in_tiles if options.quantize else None
+    return in_tiles if way == TILES and options.quantize else None
 
 
 def _parts(projections: Sequence[Projection]) -> list[Sequence[Projection]]:
@@ -71,9 +124,22 @@ def _parts(projections: Sequence[Projection]) -> list[Sequence[Projection]]:
 
 
 def _fault(
-    product: _Product, x: mx.array, matrices: int, own_norm: mx.array | None, options: Options
+    way: str | None, x: mx.array, projections: tuple[Projection, ...], options: Options
 ) -> str | None:
     """Why kernels must not be used."""
+    product = _product(way, options)
+    if product is None:
+        return None
+    own_norm = projections[0].norm
+    for matrices in {len(part) for part in _parts(projections)}:
+        if fault := _fault_of_kernel(product, x, matrices, own_norm, options):
+            return fault
+    return None
+
+
+def _fault_of_kernel(
+    product: _Product, x: mx.array, matrices: int, own_norm: mx.array | None, options: Options
+) -> str | None:
     form = Form.of(options)
     dtypes: dict[str, Any] = {"x": x.dtype}
     for name, array in (

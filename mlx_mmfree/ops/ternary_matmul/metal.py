@@ -1,17 +1,27 @@
-"""`ternary_matmul` on Metal: a kernel for some tens of rows and one for more."""
+"""`ternary_matmul` on Metal: a kernel for some tens of rows, one for more, and that of MLX."""
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
 
 import mlx.core as mx
 
 from ..backend import launch
+from ..backend.choice import choose
 from ..backend.gradient import with_reference_gradient
 from ..backend.metal_functions import TERNARY
 from ..backend.self_check import kernel_fault, packed_pattern
 from ..ternary import packed_width
-from . import reference
+from . import quantized, reference
+from .metal_choice import (
+    GROUPS,
+    MLX,
+    MOST_TIMED_ROWS,
+    candidates,
+    shape_class,
+    timed_shape,
+)
 from .metal_tiles import DEPTH, THREADS, TILE, product_of_tiles
 
 CODES_PER_WORD = 16
@@ -136,27 +146,59 @@ _prefill = mx.fast.metal_kernel(
 def unsupported(x: mx.array, weight: mx.array, *, codes: bool) -> str | None:
     if x.dtype not in _TILE_TYPES:
         return f"it takes float32, float16, bfloat16 or int8 activations, not {x.dtype}"
-    dims = x.shape[-1]
+    return _fault(_way(x, weight, codes), x, codes)
+
+
+def run(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:
+    result: mx.array = _function(_way(x, weight, codes), codes)(x, weight)
+    return result
+
+
+def _way(x: mx.array, weight: mx.array, codes: bool) -> str:
+    """The name of what computes the sums."""
+    (outputs, _), dims = weight.shape, x.shape[-1]
     rows = x.size // dims
-    is_few = rows <= launch.FEW_ROWS
+    names = candidates(rows)
+    if not quantized.is_exact(x.dtype, dims, codes):
+        names.remove(MLX)
+
+    def sums(name: str) -> mx.array:
+        if fault := _fault(name, x, codes):
+            raise RuntimeError(fault)
+        return _sums(x.reshape(rows, dims)[:MOST_TIMED_ROWS], weight, name, codes)
+
+    chosen = choose(
+        "ternary_matmul",
+        names,
+        sums,
+        x,
+        must_agree=codes,
+        facts=timed_shape(rows, dims, outputs),
+        task=shape_class(rows, dims, outputs) | {"x": x.dtype, "codes": codes},
+    )
+    # a kept choice may be one that does not run in this process
+    return chosen if chosen == names[0] or _fault(chosen, x, codes) is None else names[0]
+
+
+def _fault(name: str, x: mx.array, codes: bool) -> str | None:
+    """Why one of our kernels must not be used."""
+    if name == MLX:
+        return None
+    dims = x.shape[-1]
+    is_few = name == GROUPS
     is_whole = dims % (CODES_PER_WORD if is_few else DEPTH) == 0
-    checked_rows = launch.rows_of_a_group(rows) if is_few else launch.FEW_ROWS + 1
+    rows = launch.rows_of_a_group(x.size // dims) if is_few else launch.FEW_ROWS + 1
     return kernel_fault(
         "ternary_matmul_decode" if is_few else "ternary_matmul_prefill",
-        partial(_sums, codes=codes),
+        partial(_sums, name=name, codes=codes),
         _reference,
         # more words than lanes
-        lambda: _check_inputs(checked_rows, 544 if is_whole else 520, x.dtype),
-        rows=checked_rows,
+        lambda: _check_inputs(rows, 544 if is_whole else 520, x.dtype),
+        rows=rows,
         is_whole=is_whole,
         x=x.dtype,
         codes=codes,
     )
-
-
-def run(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:
-    result: mx.array = (_code_product if codes else _product)(x, weight)
-    return result
 
 
 def _check_inputs(rows: int, dims: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
@@ -168,11 +210,13 @@ def _reference(x: mx.array, weight: mx.array) -> mx.array:
     return reference.run(x, weight, codes=False)
 
 
-def _sums(x: mx.array, weight: mx.array, codes: bool = False) -> mx.array:
+def _sums(x: mx.array, weight: mx.array, name: str, codes: bool) -> mx.array:
     *leading, dims = x.shape
-    rows = x.size // dims
-    product = _in_groups if rows <= launch.FEW_ROWS else _in_tiles
-    return product(x.reshape(rows, dims), weight, codes).reshape(*leading, weight.shape[0])
+    if name == MLX:
+        return quantized.product(x.astype(mx.float32), weight)
+    product = _in_groups if name == GROUPS else _in_tiles
+    sums = product(x.reshape(x.size // dims, dims), weight, codes)
+    return sums.reshape(*leading, weight.shape[0])
 
 
 def _in_groups(x: mx.array, weight: mx.array, codes: bool) -> mx.array:
@@ -218,12 +262,11 @@ def _gradients(
     inputs: Sequence[mx.array], cotangents: Sequence[mx.array], outputs: Sequence[mx.array]
 ) -> tuple[mx.array | None, ...]:
     x, weight = inputs
-    ones = mx.ones((weight.shape[0], weight.shape[1] // 2))
-    gradient = mx.quantized_matmul(
-        cotangents[0], weight, ones, -ones, transpose=False, group_size=32, bits=2
-    )
-    return gradient[..., : x.shape[-1]].astype(x.dtype), None
+    gradient = quantized.product_with_transpose(cotangents[0], weight, x.shape[-1])
+    return gradient.astype(x.dtype), None
 
 
-_product = with_reference_gradient(_sums, _reference, _gradients)
-_code_product = with_reference_gradient(partial(_sums, codes=True), _reference, _gradients)
+@cache
+def _function(name: str, codes: bool) -> Callable[..., Any]:
+    sums = partial(_sums, name=name, codes=codes)
+    return with_reference_gradient(sums, _reference, _gradients)

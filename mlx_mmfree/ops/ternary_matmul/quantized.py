@@ -1,0 +1,48 @@
+"""The product in MLX's own kernels: packed words are an affine 2-bit matrix with scale 1 and bias -1."""
+
+from functools import lru_cache
+
+import mlx.core as mx
+
+from ..ternary import CODES_PER_WORD
+
+GROUP_SIZES = (128, 64, 32)
+_MOST_CODES = 2**24 // 256
+"""The most 8-bit codes of which all sums are exact. MLX adds up codes times 0, 1 or 2."""
+
+
+def is_exact(dtype: mx.Dtype, dims: int, codes: bool) -> bool:
+    """Whether sums of codes are exact on every GPU, and products of floats as exact as in float32.
+
+    On GPUs with matrix units MLX multiplies float32 as TF32, whose 11 bits hold codes and halves.
+    """
+    return dims <= _MOST_CODES if codes else dtype in (mx.float16, mx.bfloat16)
+
+
+def product(x: mx.array, weight: mx.array) -> mx.array:
+    """Float32 sums of `x`, float32 of shape `(..., D)`, and packed trits."""
+    width = weight.shape[1] * CODES_PER_WORD
+    if width != x.shape[-1]:
+        x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
+    group_size = next(size for size in GROUP_SIZES if width % size == 0)
+    scales, biases = _ones(weight.shape[0], width // group_size)
+    return mx.quantized_matmul(x, weight, scales, biases, group_size=group_size, bits=2)
+
+
+def product_with_transpose(x: mx.array, weight: mx.array, dims: int) -> mx.array:
+    """Sums of `x`, float32 of shape `(..., N)`, and the transposed matrix, `(..., dims)`."""
+    scales, biases = _ones(weight.shape[0], weight.shape[1] // 2)
+    found = mx.quantized_matmul(
+        x, weight, scales, biases, transpose=False, group_size=GROUP_SIZES[-1], bits=2
+    )
+    return found[..., :dims]
+
+
+@lru_cache(maxsize=16)
+def _ones(outputs: int, groups: int) -> tuple[mx.array, mx.array]:
+    """Scales and biases of as many groups, made once for all matrices of a shape."""
+    ones = mx.ones((outputs, groups))
+    pair = ones, -ones
+    # a lazy array belongs to the thread that made it
+    mx.eval(pair)
+    return pair

@@ -99,8 +99,8 @@ def test_what_is_hardly_faster_is_not_chosen(clock: Clock) -> None:
 def test_short_runs_are_repeated(clock: Clock) -> None:
     clock.costs = {"first": choice.BUDGET / 4, "second": choice.BUDGET * 2}
     assert choose(clock, candidates=("first", "second")) == "first"
-    # one whose results are compared, one that compiles, one that is timed, and as many as fit
-    assert clock.runs == ["first"] * (3 + 4) + ["second"] * 3
+    # the results are compared; then by turns one is timed, and as many as fit
+    assert clock.runs == ["first", "second"] + (["first"] * (1 + 4) + ["second"]) * choice.ROUNDS
     [found] = choice.kept_choices().values()
     assert found["seconds"] == {"first": choice.BUDGET / 4 / 4, "second": choice.BUDGET * 2}
 

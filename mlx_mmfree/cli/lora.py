@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..platform.allocator import keep_freed_memory
 from ..platform.units import BYTES_PER_GB
-from ..training.fine_tune_settings import KINDS, FineTuneSettings, fine_tune_settings
+from ..training.fine_tune_settings import (
+    KINDS,
+    LOSS_TYPES,
+    TRAIN_MODES,
+    FineTuneSettings,
+    fine_tune_settings,
+)
 from ..training.optimizer import OPTIMIZERS
 from ..training.yaml_values import read_mapping
 from .parts.command import CommandParser, command
@@ -22,7 +28,6 @@ from .parts.reports import add_report_flags, check_report_flags, report_callback
 
 if TYPE_CHECKING:
     from ..hub import Tokenizer
-    from ..hub.checkpoint.opened_model import OpenedModel
     from ..models import Decoder
     from ..training.data_parallel import DataParallel
     from ..training.samples import Samples
@@ -36,6 +41,8 @@ _NOT_FLAGS = (
     "completion_feature",
     "chat_feature",
     "text_feature",
+    "chosen_feature",
+    "rejected_feature",
 )
 _COMMAND_KEYS = ("model", "train", "test", "report_to", "project_name", "rebuild_masters")
 
@@ -57,7 +64,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--test", action="store_true", default=None, help="print the loss on test.jsonl at the end"
     )
-    choices = {"fine_tune_type": KINDS, "optimizer": tuple(OPTIMIZERS)}
+    choices = {
+        "fine_tune_type": KINDS,
+        "optimizer": tuple(OPTIMIZERS),
+        "train_mode": TRAIN_MODES,
+        "loss_type": LOSS_TYPES,
+    }
     add_settings_flags(parser, FineTuneSettings, _NOT_FLAGS, choices)
     add_report_flags(parser)
     parser.add_argument(
@@ -83,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = _settings(args)
     from ..hub.checkpoint.opened_model import open_model
     from ..models import check_causal
+    from ..training.companion import load_companion
     from ..training.data_parallel import DataParallel
     from ..training.fine_tune import read_data
     from ..training.run_folder import make_run_folder
@@ -98,8 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         rebuild_masters=bool(args.rebuild_masters),
     )
     check_causal(opened.model)
-    teacher = None if settings.teacher is None else open_model(settings.teacher)
-    model_bytes = opened.nbytes + (0 if teacher is None else teacher.nbytes)
+    other = settings.teacher or settings.reference_model_path
+    companion = None if other is None else open_model(other)
+    model_bytes = opened.nbytes + (0 if companion is None else companion.nbytes)
     if args.train:
         make_run_folder(Path(settings.adapter_path))
     processes = DataParallel(timeout_s=settings.process_timeout_s)
@@ -116,6 +130,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, samples in data.items():
             print(f"{name}: {samples.summary()}")
         if args.train:
+            _prepare(model, settings)
+        loaded = None if companion is None else load_companion(companion, tokenizer)
+        if settings.train_mode == "dpo":
+            reference = model if loaded is None else loaded
+            data = _referenced(args, data, reference, settings, processes)
+        if args.train:
+            teacher = None if settings.teacher is None else loaded
             _train(args, model, tokenizer, data, settings, teacher, processes)
         if args.test and processes.is_first:
             _test(args, model, data, settings)
@@ -144,32 +165,54 @@ def _settings(args: argparse.Namespace) -> FineTuneSettings:
     return fine_tune_settings(values, "the flags" if args.config is None else f"'{args.config}'")
 
 
-def _train(
-    args: argparse.Namespace,
-    model: "Decoder",
-    tokenizer: "Tokenizer",
-    data: "dict[str, Samples]",
-    settings: FineTuneSettings,
-    opened_teacher: "OpenedModel | None",
-    processes: "DataParallel",
-) -> None:
-    from ..training.distillation import load_teacher
-    from ..training.fine_tune import fine_tune, prepare
+def _prepare(model: "Decoder", settings: FineTuneSettings) -> None:
+    from ..training.fine_tune import prepare
     from ..training.trainable import trained_parameters
 
     names = prepare(model, settings)
     trained, total = trained_parameters(model)
-    is_full = settings.fine_tune_type == "full"
     print(
         f"Training {trained:,} of {total:,} parameters ({trained / total:.3%}) in {len(names)} "
-        f"{'tensors' if is_full else 'layers'}: {settings.fine_tune_type}."
+        f"{'tensors' if settings.fine_tune_type == 'full' else 'layers'}: {settings.fine_tune_type}."
     )
+
+
+def _referenced(
+    args: argparse.Namespace,
+    data: "dict[str, Samples[Any]]",
+    reference: "Decoder",
+    settings: FineTuneSettings,
+    processes: "DataParallel",
+) -> "dict[str, Samples[Any]]":
+    """The pairs that the command uses, with their log-probabilities under the reference model."""
+    from ..training.reference import with_reference
+
+    used = [*(("train", "valid") if args.train else ()), *(("test",) if args.test else ())]
+    return with_reference(
+        {name: samples for name, samples in data.items() if name in used},
+        reference,
+        batch_size=settings.batch_size,
+        folder=Path(settings.adapter_path) if args.train else None,
+        processes=processes,
+    )
+
+
+def _train(
+    args: argparse.Namespace,
+    model: "Decoder",
+    tokenizer: "Tokenizer",
+    data: "dict[str, Samples[Any]]",
+    settings: FineTuneSettings,
+    teacher: "Decoder | None",
+    processes: "DataParallel",
+) -> None:
+    from ..training.fine_tune import fine_tune
+
     if "valid" not in data:
         print(
             "Without a valid.jsonl, nothing is measured during training. The last weights are kept."
         )
     folder = Path(settings.adapter_path)
-    teacher = None if opened_teacher is None else load_teacher(opened_teacher, tokenizer)
     progress = fine_tune(
         model,
         tokenizer,
@@ -179,7 +222,7 @@ def _train(
         processes=processes,
         callbacks=report_callbacks(args, folder, settings.record(), processes),
     )
-    _print_results(model, progress, folder, is_full)
+    _print_results(model, progress, folder, settings.fine_tune_type == "full")
 
 
 def _print_results(
@@ -209,14 +252,21 @@ def _print_results(
 def _test(
     args: argparse.Namespace,
     model: "Decoder",
-    data: "dict[str, Samples]",
+    data: "dict[str, Samples[Any]]",
     settings: FineTuneSettings,
 ) -> None:
     from ..hub.adapters.adapter import attach
     from ..hub.adapters.adapter_folder import read_adapter
-    from ..training.fine_tune import held_out_loss
+    from ..training.fine_tune import held_out_figures
 
     if not args.train and settings.adapter_path and settings.fine_tune_type != "full":
         attach(model, read_adapter(settings.adapter_path))
-    loss = held_out_loss(model, data["test"], settings)
-    print(f"Test loss {loss:.4f}, test perplexity {math.exp(loss):.3f}.")
+    figures = held_out_figures(model, data["test"], settings)
+    loss = figures["loss"]
+    if settings.learns_preferences:
+        print(
+            f"Test loss {loss:.4f}; the chosen answer is preferred in {figures['accuracy']:.1%} of the "
+            f"pairs, with a mean margin of {figures['margin']:.4f}."
+        )
+    else:
+        print(f"Test loss {loss:.4f}, test perplexity {math.exp(loss):.3f}.")

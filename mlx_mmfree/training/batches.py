@@ -1,13 +1,14 @@
 """Batches of samples, in an order that depends only on the seed and the step."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, cast
 
 import numpy as np
 
 from ..errors import TrainingError
-from .samples import Sample
+from .samples import Item, Sample
 
 PADDED_TO = 32
 """The lengths of padded batches are multiples of this, so that few shapes are compiled."""
@@ -41,20 +42,25 @@ class Batch:
         """Number of learned tokens."""
         return int(self.weights.sum())
 
+    @property
+    def terms(self) -> int:
+        """How many losses are summed: that of each learned token, unless a subclass says otherwise."""
+        return self.tokens
+
 
 def padded_batch(samples: Sequence[Sample], length: int | None = None) -> Batch:
     """A batch with one sample in each row, padded to `length` or to the longest sample, rounded up."""
-    longest = max(len(sample.tokens) for sample in samples) - 1
+    longest = max(sample.length for sample in samples) - 1
     length = -(-longest // PADDED_TO) * PADDED_TO if length is None else length
     return _filled_batch([[sample] for sample in samples], length, is_packed=False)
 
 
-def packed_rows(samples: Sequence[Sample], length: int) -> list[list[Sample]]:
+def packed_rows(samples: Sequence[Item], length: int) -> list[list[Item]]:
     """Packs samples into rows of at most `length` inputs, the longest first, by first fit."""
-    rows: list[list[Sample]] = []
+    rows: list[list[Item]] = []
     room: list[int] = []
-    for sample in sorted(samples, key=lambda sample: -len(sample.tokens)):
-        needed = len(sample.tokens) - 1
+    for sample in sorted(samples, key=lambda sample: -sample.length):
+        needed = sample.length - 1
         place = next((n for n, left in enumerate(room) if left >= needed), None)
         if place is None:
             rows.append([])
@@ -66,38 +72,44 @@ def packed_rows(samples: Sequence[Sample], length: int) -> list[list[Sample]]:
 
 
 def evaluation_batches(
-    samples: Sequence[Sample], batch_size: int, limit: int = -1, seed: int = 0
+    samples: Sequence[Item],
+    batch_size: int,
+    limit: int = -1,
+    seed: int = 0,
+    make: Callable[[Sequence[Any]], Batch] = padded_batch,
 ) -> list[Batch]:
     """Batches with each sample once, one in each row, and samples of similar lengths together.
 
     Args:
         samples: The samples.
-        batch_size: Number of rows in a batch.
+        batch_size: Number of samples in a batch.
         limit: Largest number of batches, which are drawn at random; -1 takes all.
         seed: Seed of the draw.
+        make: Makes a batch of samples.
 
     Raises:
         TrainingError: There are no samples.
     """
     _check_samples(samples)
-    in_order = sorted(samples, key=lambda sample: len(sample.tokens))
+    in_order = sorted(samples, key=lambda sample: sample.length)
     starts = np.arange(0, len(in_order), batch_size)
     if limit != -1:
         random = np.random.Generator(np.random.Philox(key=[seed, 0]))
         starts = np.sort(random.permutation(starts)[:limit])
-    return [padded_batch(in_order[start : start + batch_size]) for start in starts]
+    return [make(in_order[start : start + batch_size]) for start in starts]
 
 
-class SampleBatches:
+class SampleBatches(Generic[Item]):
     """The batch of samples of each step. Every epoch contains each sample at least once.
 
     Args:
-        samples: The samples.
-        batch_size: Number of rows in a batch.
+        samples: The samples, or pairs of them.
+        batch_size: Number of rows, or of pairs, in a batch.
         seed: Seed of the order.
         packed_length: Pack samples into rows of this many inputs; `None` pads one sample in each row,
             with samples of similar lengths together.
         shard: Rank of this process and number of processes. Each takes its own rows of every batch.
+        make: Makes a batch of the samples of rows that are not packed.
 
     Raises:
         TrainingError: There are no samples.
@@ -107,11 +119,12 @@ class SampleBatches:
 
     def __init__(
         self,
-        samples: Sequence[Sample],
+        samples: Sequence[Item],
         batch_size: int,
         seed: int,
         packed_length: int | None = None,
         shard: tuple[int, int] = (0, 1),
+        make: Callable[[Sequence[Any]], Batch] = padded_batch,
     ):
         _check_samples(samples)
         if batch_size < shard[1]:
@@ -124,7 +137,8 @@ class SampleBatches:
         self._seed = seed
         self._packed_length = packed_length
         self._shard = shard
-        self._epoch: tuple[int, list[list[list[Sample]]]] = (-1, [])
+        self._make = make
+        self._epoch: tuple[int, list[list[list[Item]]]] = (-1, [])
         self._first_steps = [0]
 
     def batch(self, step: int) -> Batch:
@@ -141,22 +155,23 @@ class SampleBatches:
         """The number of steps in the first epoch."""
         return len(self._batches(0))
 
-    def _batch_of(self, rows: list[list[Sample]]) -> Batch:
+    def _batch_of(self, rows: list[list[Item]]) -> Batch:
         if self._packed_length is not None:
-            return _filled_batch(rows, self._packed_length, is_packed=True)
-        return padded_batch([sample for row in rows for sample in row])
+            of_samples = cast("list[list[Sample]]", rows)
+            return _filled_batch(of_samples, self._packed_length, is_packed=True)
+        return self._make([sample for row in rows for sample in row])
 
-    def _batches(self, epoch: int) -> list[list[list[Sample]]]:
+    def _batches(self, epoch: int) -> list[list[list[Item]]]:
         """The rows of every batch of an epoch."""
         if self._epoch[0] == epoch:
             return self._epoch[1]
         random = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
         shuffled = [self._samples[n] for n in random.permutation(len(self._samples))]
-        rows: list[list[Sample]] = []
+        rows: list[list[Item]] = []
         for start in range(0, len(shuffled), self._WINDOW):
             window = shuffled[start : start + self._WINDOW]
             if self._packed_length is None:
-                rows += [[s] for s in sorted(window, key=lambda sample: len(sample.tokens))]
+                rows += [[s] for s in sorted(window, key=lambda sample: sample.length)]
             else:
                 rows += packed_rows(window, self._packed_length)
         size = self._batch_size
@@ -167,7 +182,7 @@ class SampleBatches:
         return self._epoch[1]
 
 
-def _check_samples(samples: Sequence[Sample]) -> None:
+def _check_samples(samples: Sequence[Item]) -> None:
     if not samples:
         raise TrainingError(
             "[data] 'data' must hold at least one sample but has none with anything to learn."
@@ -182,7 +197,7 @@ def _filled_batch(rows: Sequence[Sequence[Sample]], length: int, is_packed: bool
     for row, samples in enumerate(rows):
         at = 0
         for sample in samples:
-            size = len(sample.tokens) - 1
+            size = sample.length - 1
             inputs[row, at : at + size] = sample.tokens[:-1]
             targets[row, at : at + size] = sample.tokens[1:]
             weights[row, at + max(sample.prompt - 1, 0) : at + size] = 1

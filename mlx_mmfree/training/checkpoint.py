@@ -30,7 +30,7 @@ def new_progress(record: Mapping[str, Any]) -> dict[str, Any]:
         "best_loss": math.inf,
         "best_step": 0,
         "validations_since_best": 0,
-        "unreported": {"loss": 0.0, "tokens": 0},
+        "unreported": {"loss": 0.0, "terms": 0},
         "settings": record,
     }
 
@@ -67,11 +67,19 @@ def read_progress(run: Path) -> dict[str, Any] | None:
     try:
         # the best loss is infinite before the first validation
         text = read_member(folder / _PROGRESS, MAX_BYTES)
-        progress: dict[str, Any] = parse_json(text, finite=False)
+        progress: dict[str, Any] = _with_terms(parse_json(text, finite=False))
         if not _is_like(progress, new_progress({})):
             raise ValueError(f"{_PROGRESS} must hold the numbers of a run but does not")
     except (OSError, ValueError) as error:
         raise _damaged(folder, error) from error
+    return progress
+
+
+def _with_terms(progress: Any) -> Any:
+    """The progress of a run that was begun when every loss was a mean over tokens."""
+    sums = progress.get("unreported") if isinstance(progress, dict) else None
+    if isinstance(sums, dict) and "tokens" in sums:
+        sums["terms"] = sums.pop("tokens")
     return progress
 
 

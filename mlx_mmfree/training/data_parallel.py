@@ -65,26 +65,26 @@ class DataParallel:
         return self.rank == 0
 
     def sums(
-        self, loss: mx.array, tokens: mx.array, gradient: Any
+        self, loss: mx.array, counts: mx.array, gradient: Any
     ) -> tuple[mx.array, mx.array, Any]:
-        """Sums loss, tokens and gradients over all processes, in float32.
+        """Sums loss, counts and gradients over all processes, in float32.
 
         Args:
             loss: Sum of the losses of this process, float32 `()`.
-            tokens: Number of learned tokens of this process, int32 `()`.
+            counts: Whole numbers of this process, such as that of its learned tokens, int32.
             gradient: A tree with the sums of the gradients of this process, of any float dtypes.
 
         Raises:
             TrainingError: Another process has ended.
         """
         if self.size == 1:
-            return loss, tokens, gradient
+            return loss, counts, gradient
         gradients: dict[str, mx.array] = dict(tree_flatten(gradient))
         # float32 holds the sums of these two halves exactly
-        halves = mx.stack([tokens // 4096, tokens % 4096])
+        halves = mx.stack([counts // 4096, counts % 4096])
         loss, halves, *summed = self._summed([loss, halves, *gradients.values()])
-        tokens = halves[0] * 4096 + halves[1]
-        return loss, tokens, tree_unflatten(list(zip(gradients, summed, strict=True)))
+        counts = halves[0] * 4096 + halves[1]
+        return loss, counts, tree_unflatten(list(zip(gradients, summed, strict=True)))
 
     def of_first(self, tree: Tree) -> Tree:
         """Gives all processes the first one's tree of float arrays or numbers, in float32 precision."""

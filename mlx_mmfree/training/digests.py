@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -25,13 +26,14 @@ def stream_digest(stream: TokenStream) -> str:
     return hashlib.sha256(stream.tokens.tobytes()).hexdigest()
 
 
-def samples_digest(data: Mapping[str, Samples]) -> str:
+def samples_digest(data: Mapping[str, Samples[Any]]) -> str:
     """The digest of the training and validation samples."""
     digest = hashlib.sha256()
     for name in ("train", "valid"):
         for sample in data[name].samples if name in data else ():
-            digest.update(f"{len(sample.tokens)} {sample.prompt} ".encode())
-            digest.update(sample.tokens.tobytes())
+            for text in sample.texts:
+                digest.update(f"{len(text.tokens)} {text.prompt} ".encode())
+                digest.update(text.tokens.tobytes())
         digest.update(b"|")
     return digest.hexdigest()
 

@@ -5,8 +5,6 @@ import math
 import mlx.core as mx
 
 from ..errors import TrainingError
-from ..hub import Tokenizer
-from ..hub.checkpoint.opened_model import OpenedModel
 from ..models import Decoder
 from ..ops import cross_entropy, log_softmax, long_sum
 from .batches import Batch
@@ -65,33 +63,6 @@ def distillation_loss(
         return long_sum(losses * mx.array(batch.weights))
 
     return loss
-
-
-def load_teacher(opened: OpenedModel, tokenizer: Tokenizer) -> Decoder:
-    """Loads a teacher for a student with the given tokenizer.
-
-    Raises:
-        TrainingError: The teacher has another vocabulary.
-        CheckpointError: The teacher cannot be loaded.
-    """
-    _check_same_tokens(tokenizer, opened.tokenizer())
-    return opened.load()
-
-
-def _check_same_tokens(tokenizer: Tokenizer, teacher: Tokenizer) -> None:
-    count = tokenizer.vocab_size
-    if teacher.vocab_size != count:
-        raise TrainingError(
-            f"[distillation] 'teacher' must have the student's {count} tokens but has "
-            f"{teacher.vocab_size}. Choose a teacher with the same vocabulary."
-        )
-    for token_id in range(count):
-        wanted, got = tokenizer.piece(token_id), teacher.piece(token_id)
-        if wanted != got:
-            raise TrainingError(
-                f"[distillation] 'teacher' must have the student's tokens but its token {token_id} is "
-                f"{got!r:.80} instead of {wanted!r:.80}. Choose a teacher with the same vocabulary."
-            )
 
 
 def divergence(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import TrainingError
 from ..hub import Tokenizer
@@ -12,7 +13,7 @@ from ..hub.adapters.adapter_folder import load_adapter_weights
 from ..hub.checkpoint.target_folder import check_apart
 from ..hub.remote.download import dataset_folder
 from ..models import Decoder, check_causal
-from .batches import Batch, SampleBatches, evaluation_batches
+from .batches import Batch, SampleBatches, evaluation_batches, padded_batch
 from .callbacks import Callback
 from .data_parallel import DataParallel
 from .digests import samples_digest, weights_digest
@@ -22,29 +23,30 @@ from .gradient_checkpoint import checkpoint_blocks
 from .loop import Trainer
 from .loss import Loss, next_token_loss
 from .optimizer import named_optimizer, named_schedule
+from .pairs import pair_batch, read_pairs
+from .preference_loss import is_mode, preference_loss, preferences
+from .reference import reference_digest
 from .results import AdapterFiles, TrainedModel
 from .samples import Samples, find_splits, read_samples
 from .trainable import adapt_layers, unfreeze_layers
 
 
-def read_data(settings: FineTuneSettings, tokenizer: Tokenizer) -> dict[str, Samples]:
-    """Reads the samples of each split that `settings.data` has.
+def read_data(settings: FineTuneSettings, tokenizer: Tokenizer) -> dict[str, Samples[Any]]:
+    """Reads the samples of each split that `settings.data` has: pairs for preferences.
 
     Raises:
         TrainingError: There is no such data, or a line cannot be used.
         DownloadError: The dataset cannot be downloaded from the Hub.
     """
     splits = find_splits(dataset_folder(settings.data))
-    return {
-        name: read_samples(
-            file,
-            tokenizer,
-            max_length=settings.max_seq_length,
-            mask_prompt=settings.mask_prompt,
-            features=settings.features,
-        )
-        for name, file in splits.items()
+    options: dict[str, Any] = {
+        "max_length": settings.max_seq_length,
+        "features": settings.features,
     }
+    if settings.learns_preferences:
+        return {name: read_pairs(file, tokenizer, **options) for name, file in splits.items()}
+    options["mask_prompt"] = settings.mask_prompt
+    return {name: read_samples(file, tokenizer, **options) for name, file in splits.items()}
 
 
 def prepare(model: Decoder, settings: FineTuneSettings) -> list[str]:
@@ -81,7 +83,7 @@ def prepare(model: Decoder, settings: FineTuneSettings) -> list[str]:
 def fine_tune(
     model: Decoder,
     tokenizer: Tokenizer,
-    data: Mapping[str, Samples],
+    data: Mapping[str, Samples[Any]],
     settings: FineTuneSettings,
     *,
     teacher: Decoder | None = None,
@@ -99,7 +101,7 @@ def fine_tune(
     Args:
         model: The model, after `prepare`. In the first process it has the best weights at the end.
         tokenizer: The tokenizer of the model. Its files are copied beside a fully tuned model.
-        data: The samples, from `read_data`.
+        data: The samples, from `read_data`; for DPO, with what `reference.with_reference` adds.
         settings: The run.
         teacher: A model whose predictions the loss compares too. Validation does not.
         processes: The processes that train together, each on its share of the rows of a batch; `None`
@@ -136,6 +138,8 @@ def fine_tune(
         "samples": samples_digest(data),
         "teacher": None if teacher is None else weights_digest(teacher),
     }
+    if settings.train_mode == "dpo":
+        record["reference"] = reference_digest(data)
     progress = Trainer(
         model,
         settings.loop(record),
@@ -147,7 +151,7 @@ def fine_tune(
         _rate(settings),
         batches,
         _validation(data, settings),
-        loss=next_token_loss if teacher is None else _distillation(teacher, model, settings),
+        loss=_loss(settings) if teacher is None else _distillation(teacher, model, settings),
         processes=processes,
         callbacks=[result, *callbacks],
     ).train()
@@ -157,7 +161,7 @@ def fine_tune(
 
 
 def _batches(
-    samples: Samples, settings: FineTuneSettings, share: tuple[int, int]
+    samples: Samples[Any], settings: FineTuneSettings, share: tuple[int, int]
 ) -> Callable[[int], list[Batch]]:
     """Maps a step to this process' share of its rows, in one batch for each forward pass."""
     in_order = SampleBatches(
@@ -166,6 +170,7 @@ def _batches(
         settings.seed,
         settings.max_seq_length - 1 if settings.pack else None,
         share,
+        _maker(settings),
     )
     parts = settings.grad_accumulation_steps
     return lambda step: [in_order.batch(step * parts + part) for part in range(parts)]
@@ -181,31 +186,81 @@ def _distillation(teacher: Decoder, student: Decoder, settings: FineTuneSettings
     )
 
 
+def _loss(settings: FineTuneSettings) -> Loss:
+    mode = settings.train_mode
+    return preference_loss(mode, **_options(settings)) if is_mode(mode) else next_token_loss
+
+
+def _options(settings: FineTuneSettings) -> dict[str, Any]:
+    return {"beta": settings.beta, "loss_type": settings.loss_type}
+
+
+def _maker(settings: FineTuneSettings) -> Callable[[Sequence[Any]], Batch]:
+    return pair_batch if settings.learns_preferences else padded_batch
+
+
 def mean_loss(model: Decoder, batches: Sequence[Batch]) -> float:
     """The mean cross-entropy of the learned tokens of some batches, in nats."""
-    total, tokens = 0.0, 0
-    for batch in batches:
-        total += float(next_token_loss(model, batch))
-        tokens += batch.tokens
-    return total / tokens
+    total = sum(float(next_token_loss(model, batch)) for batch in batches)
+    return total / sum(batch.tokens for batch in batches)
 
 
-def held_out_loss(model: Decoder, samples: Samples, settings: FineTuneSettings) -> float:
-    """The mean cross-entropy of the learned tokens of held-out samples, in nats."""
+def held_out_loss(model: Decoder, samples: Samples[Any], settings: FineTuneSettings) -> float:
+    """The mean loss of the learned tokens, or of the pairs, of held-out samples, in nats."""
+    return held_out_figures(model, samples, settings)["loss"]
+
+
+def held_out_figures(
+    model: Decoder, samples: Samples[Any], settings: FineTuneSettings
+) -> dict[str, float]:
+    """How well a model does on held-out samples.
+
+    Returns:
+        `loss`, the mean of the learned tokens or of the pairs, in nats. For preferences also
+        `accuracy`, the share of pairs whose chosen answer has the larger reward, and `margin`, the mean
+        difference of the rewards.
+    """
     model.eval()
-    batches = evaluation_batches(samples.samples, settings.batch_size, settings.test_batches)
-    return mean_loss(model, batches)
+    batches = evaluation_batches(
+        samples.samples, settings.batch_size, settings.test_batches, make=_maker(settings)
+    )
+    return _figures(model, batches, settings)
+
+
+def _figures(
+    model: Decoder, batches: Sequence[Batch], settings: FineTuneSettings
+) -> dict[str, float]:
+    mode = settings.train_mode
+    if not is_mode(mode):
+        return {"loss": mean_loss(model, batches)}
+    parts = [preferences(model, batch, mode, **_options(settings)) for batch in batches]
+    losses = np.concatenate([np.array(part.losses) for part in parts])
+    margins = np.concatenate([np.array(part.margins) for part in parts])
+    return {
+        "loss": float(losses.mean(dtype=np.float64)),
+        "accuracy": float((margins > 0).mean()),
+        "margin": float(margins.mean(dtype=np.float64)),
+    }
 
 
 def _validation(
-    data: Mapping[str, Samples], settings: FineTuneSettings
+    data: Mapping[str, Samples[Any]], settings: FineTuneSettings
 ) -> Callable[[Decoder], dict[str, float]] | None:
     if "valid" not in data:
         return None
     batches = evaluation_batches(
-        data["valid"].samples, settings.batch_size, settings.val_batches, settings.seed
+        data["valid"].samples,
+        settings.batch_size,
+        settings.val_batches,
+        settings.seed,
+        _maker(settings),
     )
-    return lambda model: {"valid_loss": mean_loss(model, batches)}
+
+    def validate(model: Decoder) -> dict[str, float]:
+        figures = _figures(model, batches, settings)
+        return {f"valid_{name}": figure for name, figure in figures.items()}
+
+    return validate
 
 
 def _rate(settings: FineTuneSettings) -> Callable[[int], mx.array]:

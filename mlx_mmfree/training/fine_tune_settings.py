@@ -4,16 +4,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ..errors import TrainingError
 from .data_parallel import DEFAULT_TIMEOUT_S
 from .loop_settings import LoopSettings
 from .optimizer import OPTIMIZERS, SCHEDULES
+from .preference_loss import LossType, TrainMode
 from .samples import Features
 from .yaml_values import check_keys, checked_values
 
 KINDS = ("lora", "dora", "full")
+TRAIN_MODES = ("sft", *get_args(TrainMode))
+LOSS_TYPES = get_args(LossType)
 
 _POSITIVE = (
     "batch_size",
@@ -27,7 +30,9 @@ _POSITIVE = (
     "teacher_weight",
     "teacher_temperature",
     "process_timeout_s",
+    "beta",
 )
+_OF_PREFERENCES = ("train_mode", "beta", "loss_type", "chosen_feature", "rejected_feature")
 _WITHOUT_INFLUENCE = (
     "data",
     "adapter_path",
@@ -41,6 +46,7 @@ _WITHOUT_INFLUENCE = (
     "clear_cache_threshold",
     "grad_checkpoint",
     "process_timeout_s",
+    "reference_model_path",
 )
 
 
@@ -54,6 +60,13 @@ class FineTuneSettings:
             curve.
         fine_tune_type: What is trained: lora or dora adapters, or with full the weights themselves.
             Ternary weights are trained through float master weights.
+        train_mode: What is learned: the samples themselves with sft, or with dpo and orpo to prefer
+            the chosen to the rejected answers of pairs.
+        beta: With dpo, how closely the model stays to the reference; with orpo, the weight of the odds
+            ratio.
+        loss_type: The loss of dpo.
+        reference_model_path: Folder or Hub repository of the reference model of dpo. Default: the model
+            as it is when the run begins.
         optimizer: Name of the optimizer.
         optimizer_config: Further options, by the name of the optimizer.
         learning_rate: Learning rate, unless the YAML file has a schedule.
@@ -95,11 +108,17 @@ class FineTuneSettings:
         completion_feature: Key of the completion.
         chat_feature: Key of the messages.
         text_feature: Key of the text.
+        chosen_feature: Key of the answer that is preferred.
+        rejected_feature: Key of the other answer.
     """
 
     data: str
     adapter_path: str = "adapters"
     fine_tune_type: str = "lora"
+    train_mode: str = "sft"
+    beta: float = 0.1
+    loss_type: str = "sigmoid"
+    reference_model_path: str | None = None
     optimizer: str = "adam"
     optimizer_config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     learning_rate: float = 1e-5
@@ -136,6 +155,8 @@ class FineTuneSettings:
     completion_feature: str = "completion"
     chat_feature: str = "messages"
     text_feature: str = "text"
+    chosen_feature: str = "chosen"
+    rejected_feature: str = "rejected"
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
@@ -148,6 +169,8 @@ class FineTuneSettings:
         self._check("max_seq_length", self.max_seq_length >= 2, "at least 2")
         self._check("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
         self._check("fine_tune_type", self.fine_tune_type in KINDS, "one of " + ", ".join(KINDS))
+        for name, values in (("train_mode", TRAIN_MODES), ("loss_type", LOSS_TYPES)):
+            self._check(name, getattr(self, name) in values, "one of " + ", ".join(values))
         known = ", ".join(OPTIMIZERS)
         self._check("optimizer", self.optimizer in OPTIMIZERS, f"one of {known}")
         if self.lr_schedule is not None:
@@ -163,6 +186,33 @@ class FineTuneSettings:
                 "adapter. Give the folder of the model to begin with as 'model'."
             )
 
+        self._check_preferences()
+
+    def _check_preferences(self) -> None:
+        """Refuses settings of preferences without them, and what does not go with them."""
+        if self.learns_preferences and (self.pack or self.teacher is not None):
+            name = "pack" if self.pack else "teacher"
+            raise TrainingError(
+                f"[lora] '{name}' must be left out with 'train_mode' {self.train_mode} but was given. "
+                "It goes with 'train_mode' sft."
+            )
+        for name, modes in (
+            ("beta", ("dpo", "orpo")),
+            ("loss_type", ("dpo",)),
+            ("reference_model_path", ("dpo",)),
+        ):
+            default = FineTuneSettings.__dataclass_fields__[name].default
+            if self.train_mode not in modes and getattr(self, name) != default:
+                raise TrainingError(
+                    f"[lora] '{name}' must come with 'train_mode' {' or '.join(modes)} but got "
+                    f"{self.train_mode!r}. Leave it out."
+                )
+
+    @property
+    def learns_preferences(self) -> bool:
+        """Whether the samples are pairs of answers."""
+        return self.train_mode != "sft"
+
     def _check(self, name: str, is_sound: bool, rule: str) -> None:
         if not is_sound:
             raise TrainingError(f"[lora] '{name}' must be {rule} but got {getattr(self, name)!r}.")
@@ -175,6 +225,8 @@ class FineTuneSettings:
             completion=self.completion_feature,
             chat=self.chat_feature,
             text=self.text_feature,
+            chosen=self.chosen_feature,
+            rejected=self.rejected_feature,
         )
 
     def loop(self, record: dict[str, Any]) -> LoopSettings:
@@ -197,7 +249,7 @@ class FineTuneSettings:
     def record(self) -> dict[str, Any]:
         """All plain values that decide the course of the run."""
         record = asdict(self)
-        for name in _WITHOUT_INFLUENCE:
+        for name in (*_WITHOUT_INFLUENCE, *(() if self.learns_preferences else _OF_PREFERENCES)):
             del record[name]
         return record
 

@@ -164,7 +164,7 @@ class Trainer:
             progress["step"] += 1
             progress["tokens"] += result.tokens
             progress["unreported"]["loss"] += result.loss
-            progress["unreported"]["tokens"] += result.tokens
+            progress["unreported"]["terms"] += result.terms
             clock.tokens += result.tokens
             bar.update()
             if self._is_due(settings.steps_per_report):
@@ -209,13 +209,13 @@ class Trainer:
         record = {
             "step": progress["step"],
             "tokens": progress["tokens"],
-            "loss": sums["loss"] / sums["tokens"],
+            "loss": sums["loss"] / sums["terms"],
             "learning_rate": result.learning_rate,
             "gradient_norm": result.gradient_norm,
             "tokens_per_second": clock.rate(),
             "peak_memory_bytes": mx.get_peak_memory(),
         }
-        progress["unreported"] = {"loss": 0.0, "tokens": 0}
+        progress["unreported"] = {"loss": 0.0, "terms": 0}
         log.write(**record)
         for callback in self._callbacks:
             callback.on_train(record)

@@ -33,12 +33,14 @@ class StepResult(NamedTuple):
 
     Attributes:
         loss: Sum of the losses.
+        terms: How many losses these are: one for each learned token or pair.
         tokens: Number of learned tokens.
         gradient_norm: Norm of the mean gradient before clipping.
         learning_rate: The learning rate of the step.
     """
 
     loss: float
+    terms: int
     tokens: int
     gradient_norm: float
     learning_rate: float
@@ -47,8 +49,8 @@ class StepResult(NamedTuple):
 class OptimizerStep:
     r"""Changes the trainable parameters of a model in place, step by step.
 
-    With :math:`g` the sum of the gradients of a step's :math:`n` learned tokens, over its batches and
-    over all processes, the optimizer gets
+    With :math:`g` the sum of the gradients of a step's :math:`n` learned tokens (or pairs), over its
+    batches and over all processes, the optimizer gets
 
     .. math::
         \frac{g}{n} \min\!\left(1, \frac{c}{\lVert g / n \rVert + 10^{-6}}\right)
@@ -93,14 +95,14 @@ class OptimizerStep:
             TrainingError: The loss or the gradient is not finite. The weights are unchanged then.
         """
         with _quantization_warmup(self._model, step, self._settings.quantization_warmup):
-            loss, tokens, gradient = self._summed(step)
-        norm = float(gradient_norm(gradient)) / tokens
+            loss, terms, tokens, gradient = self._summed(step)
+        norm = float(gradient_norm(gradient)) / terms
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise TrainingError(
-                f"[training] the loss is {loss / tokens} and the gradient norm {norm} at step {step}; "
+                f"[training] the loss is {loss / terms} and the gradient norm {norm} at step {step}; "
                 f"{kept_state(self._settings.folder)}. Lower 'learning_rate' or 'clip_norm'."
             )
-        scale = min(1.0, (self._settings.clip_norm or math.inf) / (norm + 1e-6)) / tokens
+        scale = min(1.0, (self._settings.clip_norm or math.inf) / (norm + 1e-6)) / terms
         # a float32 gradient would turn 16-bit weights into float32 ones
         gradient = tree_map(
             lambda g, weight: (g.astype(mx.float32) * scale).astype(weight.dtype),
@@ -114,21 +116,22 @@ class OptimizerStep:
         limit = self._settings.clear_cache_bytes
         if limit is not None and mx.get_cache_memory() > limit:
             mx.clear_cache()
-        return StepResult(loss, tokens, norm, float(rate))
+        return StepResult(loss, terms, tokens, norm, float(rate))
 
-    def _summed(self, step: int) -> tuple[float, int, Any]:
-        """The sums of losses, learned tokens and gradients over batches and processes."""
-        total, tokens, gradient = mx.zeros(()), 0, None
+    def _summed(self, step: int) -> tuple[float, int, int, Any]:
+        """The sums of losses, their number, tokens and gradients over batches and processes."""
+        total, counts, gradient = mx.zeros(()), np.zeros(2, np.int32), None
         for part, batch in enumerate(self._batches(step)):
             # dropout depends only on the position in the run, so that a resumed run repeats it
             mx.random.seed(_mixed_seed(self._settings.seed, step, part, self._processes.rank))
             loss, added = self._loss_and_gradient(self._model, batch)
             total = total + loss
-            tokens += batch.tokens
+            counts += (batch.terms, batch.tokens)
             gradient = added if gradient is None else tree_map(mx.add, gradient, added)
             mx.eval(total, gradient)
-        total, count, gradient = self._processes.sums(total, mx.array(tokens, mx.int32), gradient)
-        return float(total), int(count), gradient
+        total, summed, gradient = self._processes.sums(total, mx.array(counts), gradient)
+        terms, tokens = np.array(summed).astype(int).tolist()
+        return float(total), terms, tokens, gradient
 
 
 def gradient_norm(gradient: Any) -> mx.array:

@@ -1,10 +1,10 @@
 """Reads fine-tuning samples from JSON lines: texts, prompts with completions, or conversations."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -48,6 +48,33 @@ class Sample:
     tokens: np.ndarray
     prompt: int = 0
 
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def texts(self) -> tuple["Sample", ...]:
+        return (self,)
+
+
+class Example(Protocol):
+    """What a batch is made of: a sample, or a pair of them.
+
+    Attributes:
+        length: Tokens of its longest text.
+        texts: Its texts.
+    """
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def texts(self) -> tuple[Sample, ...]: ...
+
+
+Item = TypeVar("Item", bound=Example)
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True)
 class Features:
@@ -58,32 +85,37 @@ class Features:
         completion: Key of the completion.
         chat: Key of the messages.
         text: Key of the text.
+        chosen: Key of the answer that is preferred.
+        rejected: Key of the other answer.
     """
 
     prompt: str = "prompt"
     completion: str = "completion"
     chat: str = "messages"
     text: str = "text"
+    chosen: str = "chosen"
+    rejected: str = "rejected"
 
 
 @dataclass
-class Samples:
+class Samples(Generic[Item]):
     """The samples of one file.
 
     Attributes:
-        samples: The samples, in the file's order.
+        samples: The samples or pairs, in the file's order.
         truncated: Number of samples that were cut to the maximum length.
         dropped: Number of samples that were left out, since they had nothing to learn.
     """
 
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[Item] = field(default_factory=list)
     truncated: int = 0
     dropped: int = 0
 
     def summary(self) -> str:
         """The numbers of samples and tokens in words."""
-        tokens = sum(len(sample.tokens) for sample in self.samples)
-        learned = sum(len(s.tokens) - max(s.prompt, 1) for s in self.samples)
+        texts = [text for sample in self.samples for text in sample.texts]
+        tokens = sum(len(text.tokens) for text in texts)
+        learned = sum(len(text.tokens) - max(text.prompt, 1) for text in texts)
         words = f"{len(self.samples)} samples, {tokens:,} tokens, {learned:,} of them learned"
         if self.truncated:
             words += f"; {self.truncated} cut to the maximum length"
@@ -111,7 +143,7 @@ def read_samples(
     max_length: int = 2048,
     mask_prompt: bool = False,
     features: Features | None = None,
-) -> Samples:
+) -> Samples[Sample]:
     """Reads and encodes a file with one JSON object on each line.
 
     A line holds `prompt` and `completion`, or `messages` (with `tools` if the chat template takes
@@ -128,24 +160,41 @@ def read_samples(
     Raises:
         TrainingError: A line cannot be used. The message names the file and the line.
     """
-    encode = _Encoder(tokenizer, mask_prompt, features or Features())
-    found = Samples()
-    for number, line in _lines(path):
-        try:
-            tokens, prompt = encode(_parsed(line))
-        except (MMFreeError, ValueError, _LineError) as error:
-            raise TrainingError(f"[data] '{path}' line {number}: {error}") from error
+    encode = SampleEncoder(tokenizer, mask_prompt, features or Features())
+    found: Samples[Sample] = Samples()
+    for tokens, prompt in read_lines(path, encode):
         if len(tokens) > max_length:
             found.truncated += 1
-            tokens = tokens[:max_length]
-        if len(tokens) < 2 or prompt >= len(tokens):
+        sample = cut(tokens, prompt, max_length)
+        if sample is None:
             found.dropped += 1
-            continue
-        found.samples.append(Sample(np.array(tokens, np.int32), prompt))
+        else:
+            found.samples.append(sample)
     return found
 
 
-class _LineError(Exception):
+def cut(tokens: Sequence[int], prompt: int, max_length: int) -> Sample | None:
+    """A sample of at most `max_length` tokens, or `None` if it has nothing to learn."""
+    tokens = tokens[:max_length]
+    if len(tokens) < 2 or prompt >= len(tokens):
+        return None
+    return Sample(np.array(tokens, np.int32), prompt)
+
+
+def read_lines(path: Path, encode: Callable[[dict[str, Any]], Result]) -> Iterator[Result]:
+    """What `encode` makes of each JSON object of a file.
+
+    Raises:
+        TrainingError: A line cannot be used. The message names the file and the line.
+    """
+    for number, line in _lines(path):
+        try:
+            yield encode(_parsed(line))
+        except (MMFreeError, ValueError, LineError) as error:
+            raise TrainingError(f"[data] '{path}' line {number}: {error}") from error
+
+
+class LineError(Exception):
     """What is wrong with a line."""
 
 
@@ -171,13 +220,13 @@ def _parsed(line: bytes) -> dict[str, Any]:
         # columns that are not read may hold NaN
         value = parse_json(line, max_bytes=MAX_LINE_BYTES, finite=False)
     except ValueError as error:
-        raise _LineError(f"it {error}.") from error
+        raise LineError(f"it {error}.") from error
     if not isinstance(value, dict):
-        raise _LineError(f"it must be a JSON object but is {type(value).__name__}.")
+        raise LineError(f"it must be a JSON object but is {type(value).__name__}.")
     return value
 
 
-class _Encoder:
+class SampleEncoder:
     """Maps a line to its token ids and the number of those that are read but not learned."""
 
     def __init__(self, tokenizer: SampleTokenizer, mask_prompt: bool, features: Features):
@@ -188,56 +237,70 @@ class _Encoder:
     def __call__(self, line: Mapping[str, Any]) -> tuple[list[int], int]:
         keys = self._features
         if keys.prompt in line and keys.completion in line:
-            return self._completion(_text(line, keys.prompt), _text(line, keys.completion), line)
+            return self.completion(text_of(line, keys.prompt), text_of(line, keys.completion), line)
         if keys.chat in line:
-            return self._chat(line[keys.chat], line)
+            return self.chat(line[keys.chat], line)
         if keys.text not in line:
-            raise _LineError(
+            raise LineError(
                 f"it must have '{keys.prompt}' and '{keys.completion}', or '{keys.chat}', or "
                 f"'{keys.text}' but has {', '.join(map(repr, line))[:200] or 'no keys'}."
             )
         if self._mask_prompt:
-            raise _LineError(
+            raise LineError(
                 "it must have a prompt for 'mask_prompt' but holds a text. Leave 'mask_prompt' out."
             )
-        return self._ended(self._tokenizer.encode(_text(line, keys.text))), 0
+        return self.ended(text_of(line, keys.text)), 0
 
-    def _completion(
+    def completion(
         self, prompt: str, completion: str, line: Mapping[str, Any]
     ) -> tuple[list[int], int]:
+        """A prompt and its completion, in the chat template or joined."""
         if self._tokenizer.has_chat_template:
             messages = [
                 {"role": "user", "content": prompt},
                 {"role": "assistant", "content": completion},
             ]
-            return self._chat(messages, line)
+            return self.chat(messages, line)
         before = self._tokenizer.encode(prompt)
         after = self._tokenizer.encode(completion, add_special_tokens=False)
         return self._ended(before + after), len(before) if self._mask_prompt else 0
 
-    def _chat(self, messages: Any, line: Mapping[str, Any]) -> tuple[list[int], int]:
+    def chat(
+        self, messages: Any, line: Mapping[str, Any], answers: int = 1
+    ) -> tuple[list[int], int]:
+        """A conversation, whose last `answers` messages are learned where the prompt is not."""
         if not isinstance(messages, list) or not messages:
-            raise _LineError(
+            raise LineError(
                 f"'{self._features.chat}' must be a list of messages but is {messages!r:.80}."
             )
         variables = {"tools": line["tools"]} if line.get("tools") is not None else {}
         render: Callable[..., list[int]] = self._tokenizer.apply_chat_template
         tokens = render(messages, add_generation_prompt=False, **variables)
-        if not self._mask_prompt or len(messages) == 1:
+        if not self._mask_prompt or len(messages) <= answers:
             return tokens, 0
-        answers = isinstance(messages[-1], Mapping) and messages[-1].get("role") == "assistant"
-        prompt = render(messages[:-1], add_generation_prompt=answers, **variables)
+        first = messages[-answers]
+        is_answer = isinstance(first, Mapping) and first.get("role") == "assistant"
+        prompt = render(messages[:-answers], add_generation_prompt=is_answer, **variables)
         # a template may begin an answer otherwise than it writes a last message
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(tokens, prompt, strict=False))
-        return tokens, sum(1 for _ in same)
+        return tokens, common_length(tokens, prompt)
+
+    def ended(self, text: str) -> list[int]:
+        """The tokens of a text and the one that ends it."""
+        return self._ended(self._tokenizer.encode(text))
 
     def _ended(self, tokens: list[int]) -> list[int]:
         ends = self._tokenizer.eos_token_ids
         return tokens if not ends or (tokens and tokens[-1] in ends) else [*tokens, min(ends)]
 
 
-def _text(line: Mapping[str, Any], key: str) -> str:
+def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """How many values at the beginning of two sequences are the same."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def text_of(line: Mapping[str, Any], key: str) -> str:
+    """The text under a key of a line."""
     value = line[key]
     if not isinstance(value, str):
-        raise _LineError(f"'{key}' must be text but is {type(value).__name__}.")
+        raise LineError(f"'{key}' must be text but is {type(value).__name__}.")
     return value

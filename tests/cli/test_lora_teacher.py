@@ -80,7 +80,10 @@ def test_refused(
     (other / "tokenizer.json").write_text(json.dumps(content))
     for flags, reason in (
         (("--teacher", str(tmp_path / "larger")), "518 tokens but has 520"),
-        (("--teacher", str(other)), "must have the student's tokens but its token"),
+        (
+            ("--teacher", str(other)),
+            "must have the tokens of the model that is trained but its token",
+        ),
         (("--teacher", str(folder), "--teacher-top-k", "1"), "--teacher-top-k must be from 2"),
         (("--teacher-top-k", "4"), "--teacher-top-k must come with --teacher"),
         (("--teacher", str(folder), "--teacher-weight", "0"), "--teacher-weight must be positive"),

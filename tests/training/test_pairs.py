@@ -1,0 +1,134 @@
+"""Reading preferences: their forms, what is learned of them, and bad lines."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.hub import Tokenizer
+from mlx_mmfree.training.pairs import Pair, pair_batch, read_pairs
+from mlx_mmfree.training.samples import Features, Samples
+from tests.training.test_samples import _changed_template
+
+GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+QUESTION = {"role": "user", "content": "Who?"}
+CAT, DOG = ({"role": "assistant", "content": f"The {name}."} for name in ("cat", "dog"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_folder(GOLDENS / "tokenizer_bpe")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer without a chat template."""
+    folder = tmp_path_factory.mktemp("tokenizer") / "plain"
+    return Tokenizer.from_folder(_changed_template(folder, None))
+
+
+def _read(tmp_path: Path, tokenizer: Tokenizer, *lines: Any, **options: Any) -> Samples[Pair]:
+    file = tmp_path / "train.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return read_pairs(file, tokenizer, **options)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"prompt": "Who?", "chosen": "The cat.", "rejected": "The dog."},
+        {"prompt": [QUESTION], "chosen": [CAT], "rejected": [DOG]},
+        {"prompt": [QUESTION], "chosen": "The cat.", "rejected": "The dog."},
+        {"prompt": "Who?", "chosen": [CAT], "rejected": [DOG]},
+        {"chosen": [QUESTION, CAT], "rejected": [QUESTION, DOG]},
+        {"prompt": [QUESTION], "chosen": [QUESTION, CAT], "rejected": [QUESTION, DOG]},
+        {"prompt": "Who?", "chosen": [QUESTION, CAT], "rejected": [QUESTION, DOG]},
+    ],
+    ids=["texts", "messages", "mixed", "text-messages", "implicit", "repeated", "repeated-text"],
+)
+def test_conversations(tmp_path: Path, tokenizer: Tokenizer, line: dict[str, Any]) -> None:
+    [pair] = _read(tmp_path, tokenizer, line).samples
+    for sample, answer in zip(pair.texts, (CAT, DOG), strict=True):
+        wanted = tokenizer.apply_chat_template([QUESTION, answer], add_generation_prompt=False)
+        assert sample.tokens.tolist() == wanted
+        begun = tokenizer.apply_chat_template([QUESTION], add_generation_prompt=True)
+        assert sample.tokens[: sample.prompt].tolist() == begun
+    assert pair.reference is None
+
+
+def test_several_messages_of_an_answer_are_learned(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    more = [CAT, {"role": "user", "content": "Why?"}, DOG]
+    [pair] = _read(
+        tmp_path, tokenizer, {"prompt": [QUESTION], "chosen": more, "rejected": [DOG]}
+    ).samples
+    assert pair.chosen.prompt == pair.rejected.prompt
+    assert "cat" in tokenizer.decode(pair.chosen.tokens[pair.chosen.prompt :].tolist())
+
+
+def test_texts_without_a_template_are_joined(tmp_path: Path, plain: Tokenizer) -> None:
+    line = {"prompt": "Who?", "chosen": " The cat.", "rejected": " The dog sat."}
+    [pair] = _read(tmp_path, plain, line).samples
+    prompt = plain.encode("Who?")
+    answer = plain.encode(" The cat.", add_special_tokens=False)
+    assert pair.chosen.tokens.tolist() == [*prompt, *answer, min(plain.eos_token_ids)]
+    assert pair.chosen.prompt == pair.rejected.prompt == len(prompt)
+
+
+def test_what_texts_share_is_their_prompt(tmp_path: Path, plain: Tokenizer) -> None:
+    line = {"chosen": "Who? The cat.", "rejected": "Who? The dog sat."}
+    [pair] = _read(tmp_path, plain, line).samples
+    shared = pair.chosen.prompt
+    assert shared == pair.rejected.prompt > 0
+    assert pair.chosen.tokens[:shared].tolist() == pair.rejected.tokens[:shared].tolist()
+    assert pair.chosen.tokens[shared] != pair.rejected.tokens[shared]
+
+
+def test_other_keys(tmp_path: Path, plain: Tokenizer) -> None:
+    features = Features(prompt="question", chosen="good", rejected="bad")
+    line = {"question": "Who?", "good": "Cat.", "bad": "Dog."}
+    assert len(_read(tmp_path, plain, line, features=features).samples) == 1
+
+
+def test_long_answers_are_cut_and_counted(tmp_path: Path, plain: Tokenizer) -> None:
+    lines = [
+        {"prompt": "Who?", "chosen": "The cat." * 9, "rejected": "The dog."},
+        {"prompt": "Who?" * 9, "chosen": "The cat.", "rejected": "The dog."},
+    ]
+    found = _read(tmp_path, plain, *lines, max_length=12)
+    assert (len(found.samples), found.truncated, found.dropped) == (1, 2, 1)
+    assert found.samples[0].length == 12
+    assert found.summary().startswith("1 samples, ")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            {"prompt": "Who?", "chosen": "Cat."},
+            "must have 'chosen' and 'rejected' but has 'prompt'",
+        ),
+        ({"prompt": "Who?", "chosen": 3, "rejected": "Dog."}, "'chosen' must be text but is int"),
+        ({"prompt": 3, "chosen": "Cat.", "rejected": "Dog."}, "'prompt' must be text but is int"),
+        ({"prompt": 3, "chosen": [CAT], "rejected": [DOG]}, "must be text or a list of messages"),
+        ({"prompt": [QUESTION], "chosen": [], "rejected": [DOG]}, "must be different texts"),
+        ({"chosen": [CAT], "rejected": [CAT]}, "must be different texts"),
+        ({"prompt": [QUESTION], "chosen": 3, "rejected": [DOG]}, "must be different texts"),
+        ({"chosen": [CAT], "rejected": "Dog."}, "'chosen' must be text but is list"),
+    ],
+)
+def test_bad_lines(tmp_path: Path, tokenizer: Tokenizer, line: Any, reason: str) -> None:
+    with pytest.raises(TrainingError, match=rf"train.jsonl' line 1: .*{reason}"):
+        _read(tmp_path, tokenizer, line)
+
+
+def test_batches_hold_chosen_answers_first(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    lines = [{"prompt": f"{n}?", "chosen": "A" * n, "rejected": "B"} for n in (1, 9)]
+    pairs = _read(tmp_path, tokenizer, *lines).samples
+    batch = pair_batch(pairs)
+    rows = [pairs[0].chosen, pairs[1].chosen, pairs[0].rejected, pairs[1].rejected]
+    for row, sample in zip(batch.inputs, rows, strict=True):
+        assert row[: sample.length - 1].tolist() == sample.tokens[:-1].tolist()
+    assert batch.reference is None and batch.terms == 2
+    assert batch.tokens == sum(sample.length - sample.prompt for sample in rows)

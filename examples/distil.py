@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 
 from mlx_mmfree.evaluation import measure_perplexity
 from mlx_mmfree.hub import Tokenizer, convert, load, load_model, open_checkpoint
@@ -33,7 +34,10 @@ from mlx_mmfree.hub.conversion.ternarize import ternarized
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.platform.allocator import keep_freed_memory
 from mlx_mmfree.training import Settings, train_language_model
-from mlx_mmfree.training.corpus import END_OF_TEXT, Stage, TokenStream, tokenize
+from mlx_mmfree.training.corpus.documents import read_documents
+from mlx_mmfree.training.corpus.mixture import Stage
+from mlx_mmfree.training.corpus.token_file import TokenFile, open_token_file
+from mlx_mmfree.training.corpus.tokenize import write_token_file
 from mlx_mmfree.training.fine_tune import fine_tune, prepare
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
 from mlx_mmfree.training.samples import Sample, Samples
@@ -90,18 +94,17 @@ def train_teacher(folder: Path, plan: Plan) -> None:
     train_language_model(settings)
 
 
-def read(file: Path, tokenizer: Tokenizer) -> TokenStream:
-    [end_of_text] = tokenizer.encode(END_OF_TEXT, add_special_tokens=False, parse_special=True)
-
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False, parse_special=False)
-
-    return tokenize(file, encode, end_of_text)
+def read(file: Path, tokenizer: Tokenizer, folder: Path) -> TokenFile:
+    """The tokens of a text, which are kept in a folder."""
+    made = folder / f"{file.name}.tokens"
+    write_token_file(read_documents(file), made, tokenizer)
+    return open_token_file(made)
 
 
-def windows(stream: TokenStream) -> Samples:
-    starts = range(0, len(stream.tokens) - LENGTH, LENGTH)
-    return Samples([Sample(stream.tokens[start : start + LENGTH + 1]) for start in starts])
+def windows(file: TokenFile) -> Samples:
+    tokens = file.tokens.astype(np.int32)
+    starts = range(0, len(tokens) - LENGTH, LENGTH)
+    return Samples([Sample(tokens[start : start + LENGTH + 1]) for start in starts])
 
 
 class Comparison:
@@ -113,8 +116,8 @@ class Comparison:
         if not (teacher / "model").exists():
             train_teacher(teacher, plan)
         self.teacher, self.tokenizer = load(teacher / "model")
-        self.held_out = read(plan.valid, self.tokenizer)
-        self.samples = windows(read(plan.train, self.tokenizer))
+        self.held_out = read(plan.valid, self.tokenizer, folder)
+        self.samples = windows(read(plan.train, self.tokenizer, folder))
         # the float matrices become master weights of ternary ones
         source = ternarized(open_checkpoint(teacher / "model"))
         convert(source, folder / "ternary", to="hf", forms=FloatForms(keep_masters=True))
@@ -122,7 +125,9 @@ class Comparison:
     def loss(self, model: Decoder) -> float:
         """The held-out cross-entropy in nats a token."""
         tokens = self.held_out.tokens[: self.plan.valid_tokens + 1]
-        return measure_perplexity(model, tokens, self.held_out.size_bytes, length=LENGTH).loss
+        return measure_perplexity(
+            model, tokens, self.held_out.header.size_bytes, length=LENGTH
+        ).loss
 
     def ternary_teacher(self) -> Decoder:
         return load_model(self.folder / "ternary", packed=False)

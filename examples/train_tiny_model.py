@@ -13,7 +13,7 @@ from pathlib import Path
 from mlx_mmfree import generate, load
 from mlx_mmfree.platform.allocator import keep_freed_memory
 from mlx_mmfree.training import Settings, train_language_model
-from mlx_mmfree.training.corpus import Stage
+from mlx_mmfree.training.corpus.mixture import Stage
 
 CORPUS = Path(__file__).parent / "demo_corpus"
 

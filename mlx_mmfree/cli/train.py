@@ -1,4 +1,4 @@
-"""`mmfree train`: trains a language model from text files."""
+"""`mmfree train`: trains a language model from texts or token files."""
 
 import argparse
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from ..platform.allocator import keep_freed_memory
+from ..training.corpus.mixture import ORDERS
 from ..training.settings import Settings, read_settings
 from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
@@ -14,7 +15,7 @@ from .parts.memory import add_memory_flags, limited_memory
 from .parts.process_group import quiet_unless_first
 from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 
-HELP = "train a language model from text files"
+HELP = "train a language model from texts or token files"
 
 _NOT_FLAGS = ("model", "stages", "valid", "betas", "root", "latent")
 
@@ -29,7 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-c", "--config", required=True, type=Path, help="YAML file with the settings"
     )
-    add_settings_flags(parser, Settings, _NOT_FLAGS)
+    add_settings_flags(parser, Settings, _NOT_FLAGS, {"order": ORDERS})
     parser.add_argument(
         "--linear-class",
         choices=("ternary", "dense"),

@@ -119,7 +119,8 @@ def measure_perplexity(
         group = rows[first : first + group_size]
         width = len(group[0])
         # the last window may be shorter: its row is padded, and the padding is not counted
-        batch = mx.array(np.stack([np.pad(row, (0, width - len(row))) for row in group]))
+        padded = [np.pad(row, (0, width - len(row))) for row in group]
+        batch = mx.array(np.stack(padded).astype(np.int32, copy=False))
         counted = mx.array([[len(row) - 1] for row in group]) > mx.arange(width - 1)
         hidden, new_state = model.hidden(batch[:, :-1], state)
         losses = _losses(model, hidden, batch[:, 1:])[np.array(counted).reshape(-1)]

@@ -11,7 +11,6 @@ import numpy as np
 
 from ..files.opening import open_file
 from ..layers.parameters import parameters
-from .corpus import TokenStream
 from .samples import Samples
 
 
@@ -19,11 +18,6 @@ def file_digest(path: Path) -> str:
     """The digest of a file's content."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def stream_digest(stream: TokenStream) -> str:
-    """The digest of a text's tokens, which depends on the text and on the tokenizer."""
-    return hashlib.sha256(stream.tokens.tobytes()).hexdigest()
 
 
 def samples_digest(data: Mapping[str, Samples[Any]]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TrainingError
-from .corpus import Stage
+from .corpus.mixture import ORDERS, Stage
 from .data_parallel import DEFAULT_TIMEOUT_S
 from .loop_settings import LoopSettings
 from .yaml_values import check_keys, checked_values, finite, read_mapping
@@ -57,12 +57,15 @@ class Settings:
             which are rounded to ternary. Default: as its configuration says.
         rebuild_masters: Make float master weights from the ternary weights of that model, if it is
             packed without them. What had been rounded away stays lost.
-        stages: Mixtures of training files, one for each stage.
-        valid: Held-out text files, measured at the end. Without any, the last weights are kept.
+        stages: Mixtures of training files, one for each stage: texts, or token files that `mmfree
+            tokenize` wrote.
+        order: How sequences are drawn. `random` cuts each one at a random place, `epochs` takes every
+            one of a file once before any of them comes again.
+        valid: Held-out files, measured at the end. Without any, the last weights are kept.
         valid_tokens: Number of tokens of the first held-out file on which validations measure the
             loss that picks the best weights.
-        tokenizer: Folder with a tokenizer. Default: a vocabulary is trained on the files of the first
-            stage.
+        tokenizer: Folder with a tokenizer. Default: the one beside the first token file of the first
+            stage, or a vocabulary that is trained on its text files.
         steps: Number of optimizer steps.
         batch_size: Number of sequences in a forward pass.
         accumulation_steps: Number of forward passes in an optimizer step.
@@ -91,6 +94,7 @@ class Settings:
     latent: bool | None = None
     rebuild_masters: bool = False
     stages: tuple[Stage, ...]
+    order: str = "random"
     valid: tuple[str, ...] = ()
     valid_tokens: int = 32768
     tokenizer: str | None = None
@@ -124,6 +128,7 @@ class Settings:
         self._check("warmup_steps", 0 <= self.warmup_steps < self.steps, rule)
         is_sound = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         self._check("betas", is_sound, "two numbers of at least 0 and below 1")
+        self._check("order", self.order in ORDERS, f"one of {', '.join(ORDERS)}")
         ends = [stage.until for stage in self.stages]
         if not ends or ends != sorted(ends) or ends[-1] != 1:
             raise TrainingError(

@@ -9,7 +9,7 @@ from ..files.json_reader import MAX_BYTES, parse_json
 from ..files.opening import read_member
 from ..files.replacing import new_folder
 from ..tokenizer.train_vocabulary import train_vocabulary
-from .corpus import read_documents
+from .corpus.documents import read_documents
 from .digests import file_digest
 from .run_folder import writing
 

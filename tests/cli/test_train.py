@@ -1,5 +1,6 @@
 """`mmfree train` on a tiny corpus, from text files to a model that writes."""
 
+import json
 import os
 import shutil
 import signal
@@ -198,10 +199,17 @@ def test_a_tokenizer_without_an_end_of_documents_is_refused(
     config: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _change(config, tokenizer=str(GOLDENS / "tokenizer_bpe"), model=LLAMA | {"vocab_size": 518})
-    assert main(["--config", str(config)]) == 2
+    folder = config.parent / "tokenizer"
+    shutil.copytree(GOLDENS / "tokenizer_bpe", folder)
+    _change(config, tokenizer="tokenizer", model=LLAMA | {"vocab_size": 518})
+    assert main(["--config", str(config), "--steps", "3"]) == 0
+    file = folder / "tokenizer_config.json"
+    kept = json.loads(file.read_text())
+    del kept["eos_token"]
+    file.write_text(json.dumps(kept))
+    assert main(["--config", str(config), "--output", "second"]) == 2
     shown = capsys.readouterr().err
-    assert "must have the token <|endoftext|>, which ends a document" in shown
+    assert "must have the token <|endoftext|> or a token for the end of a text" in shown
 
 
 def test_a_run_ends_when_nothing_gets_better(

@@ -9,7 +9,7 @@ import yaml
 
 from mlx_mmfree.hub import save_model
 from tests.hub.checkpoints import GOLDENS, tiny_model, tiny_transformer, write_bitnet_checkpoint
-from tests.readme.documents import ROOT
+from tests.readme.documents import ROOT, sections
 from tests.training.conftest import write_corpus
 
 VOCABULARY = 518
@@ -57,6 +57,9 @@ def write_working_folder(folder: Path) -> None:
         shutil.copyfile(ROOT / name, folder / name)
     for name in ("text.txt", "book.txt", "prompts.txt"):
         (folder / name).write_text("The queen gave a robe to Ryn Jin.\nHe wore it.\n" * 3)
+    (folder / "corpus").mkdir()
+    write_corpus(folder / "corpus" / "texts.txt", 1, documents=200)
+    (folder / "large.yaml").write_text(_recipe_of_large_corpora())
     data = folder / "data"
     data.mkdir()
     for name in ("train", "valid"):
@@ -81,3 +84,10 @@ def write_working_folder(folder: Path) -> None:
         "warmup_steps": 2,
     }
     (recipe / "train.yaml").write_text(yaml.safe_dump(values))
+
+
+def _recipe_of_large_corpora() -> str:
+    """The YAML file that the page on training shows beside its commands."""
+    found = sections(ROOT / "mlx_mmfree" / "training" / "README.md")
+    [text] = next(part for part in found if part.title == "Large corpora").blocks("yaml")
+    return text

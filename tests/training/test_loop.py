@@ -24,7 +24,7 @@ from mlx_mmfree.training import Settings
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.callbacks import BestWeights, Callback
 from mlx_mmfree.training.checkpoint import new_progress, read_progress, save_checkpoint
-from mlx_mmfree.training.corpus import Stage
+from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
 from mlx_mmfree.training.log import read_log
 from mlx_mmfree.training.loop import Trainer

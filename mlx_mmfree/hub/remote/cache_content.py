@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from http.client import PARTIAL_CONTENT
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...errors import DownloadError
@@ -29,7 +29,11 @@ _WAIT_S, _MAX_WAIT_S = 0.2, 8
 
 
 def fetch_missing(
-    repository: str, revision: str | None, patterns: tuple[str, ...], repo_type: str | None
+    repository: str,
+    revision: str | None,
+    patterns: tuple[str, ...],
+    repo_type: str | None,
+    has_folders: bool = False,
 ) -> None:
     """Downloads the files that match a pattern and are missing in the Hub's cache.
 
@@ -40,6 +44,7 @@ def fetch_missing(
         revision: Branch, tag or commit.
         patterns: Names of files of the top folder.
         repo_type: `"dataset"`; `None` for a model.
+        has_folders: Whether files in folders match too.
 
     Raises:
         DownloadError: A file does not have the hash that the Hub lists.
@@ -47,7 +52,7 @@ def fetch_missing(
     """
     from huggingface_hub.utils import are_progress_bars_disabled, tqdm
 
-    files = _missing_files(repository, revision, patterns, repo_type)
+    files = _missing_files(repository, revision, patterns, repo_type, has_folders)
     if not files:
         return
     folder = files[0].content.parent
@@ -81,7 +86,11 @@ def fetch_missing(
 
 
 def _missing_files(
-    repository: str, revision: str | None, patterns: tuple[str, ...], repo_type: str | None
+    repository: str,
+    revision: str | None,
+    patterns: tuple[str, ...],
+    repo_type: str | None,
+    has_folders: bool,
 ) -> list[RemoteFile]:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
     from huggingface_hub.errors import DryRunError
@@ -93,7 +102,7 @@ def _missing_files(
             repository,
             revision=revision,
             allow_patterns=list(patterns),
-            ignore_patterns=["*/*"],
+            ignore_patterns=None if has_folders else ["*/*"],
             repo_type=repo_type,
             dry_run=True,
             tqdm_class=silent_bar(),
@@ -108,8 +117,9 @@ def _missing_files(
         metadata = patiently(partial(get_hf_file_metadata, url), f"[load] '{file.filename}'")
         etag, nbytes = metadata.etag or "", metadata.size
         if is_hash(etag) and nbytes is not None and nbytes <= MAX_BYTES:
-            # <repository>/snapshots/<commit>/<file>
-            content = Path(file.local_path).parents[2] / "blobs" / etag
+            # <repository>/snapshots/<commit>/<file>, where the file's name may hold folders
+            depth = len(PurePosixPath(file.filename).parts)
+            content = Path(file.local_path).parents[1 + depth] / "blobs" / etag
             files[etag] = RemoteFile(file.filename, url, nbytes, etag, content)
     return list(files.values())
 

@@ -118,7 +118,7 @@ def dataset_folder(path_or_repo: str, revision: str | None = None) -> Path:
             "[data] 'data' must be an existing folder with train.jsonl or a Hub dataset 'owner/name' "
             f"but got {path_or_repo!r:.200}, which is neither. Check the spelling."
         )
-    found = Path(_ask_hub(path_or_repo, revision, DATASET_FILES, repo_type="dataset"))
+    found = Path(ask_hub(path_or_repo, revision, DATASET_FILES, repo_type="dataset"))
     if not any((found / name).is_file() for name in DATASET_FILES):
         raise DownloadError(
             f"[data] the dataset '{path_or_repo}' must hold {', '.join(DATASET_FILES)} but has none; "
@@ -130,21 +130,38 @@ def dataset_folder(path_or_repo: str, revision: str | None = None) -> Path:
 
 def _listed(repository: str, revision: str | None, patterns: tuple[str, ...]) -> list[str]:
     """The names of the files of a repository that match a pattern. Nothing is downloaded."""
-    found = _ask_hub(repository, revision, patterns, dry_run=True)
+    found = ask_hub(repository, revision, patterns, dry_run=True)
     return sorted(file.filename for file in found)
 
 
 def _download(repository: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
-    return Path(_ask_hub(repository, revision, patterns))
+    return Path(ask_hub(repository, revision, patterns))
 
 
-def _ask_hub(
+def ask_hub(
     repository: str,
     revision: str | None,
     patterns: tuple[str, ...],
     dry_run: bool = False,
     repo_type: str | None = None,
+    has_folders: bool = False,
 ) -> Any:
+    """Downloads the files of a repository that match a pattern, or only lists them.
+
+    Args:
+        repository: The repository id `owner/name`.
+        revision: Branch, tag or commit.
+        patterns: Names of the files.
+        dry_run: Only list the files, as `huggingface_hub` describes them.
+        repo_type: `"dataset"`; `None` for a model.
+        has_folders: Whether files in folders match too.
+
+    Returns:
+        The folder of the files in the Hub's cache, or the list.
+
+    Raises:
+        DownloadError: The Hub does not hand out the repository.
+    """
     # slow to import, and not needed for a local folder
     import huggingface_hub
 
@@ -153,12 +170,12 @@ def _ask_hub(
     check_login("load", DownloadError)
     with _hub_errors(place, f"https://huggingface.co/{kind}{repository}"):
         if not dry_run:
-            fetch_missing(repository, revision, patterns, repo_type)
+            fetch_missing(repository, revision, patterns, repo_type, has_folders)
         return huggingface_hub.snapshot_download(
             repository,
             revision=revision,
             allow_patterns=list(patterns),
-            ignore_patterns=["*/*"],
+            ignore_patterns=None if has_folders else ["*/*"],
             dry_run=dry_run,
             repo_type=repo_type,
             tqdm_class=silent_bar(),

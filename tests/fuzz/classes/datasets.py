@@ -10,7 +10,7 @@ from typing import Any
 
 from mlx_mmfree.cli.parts.prompts import read_prompts
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
-from mlx_mmfree.training.corpus import read_documents
+from mlx_mmfree.training.corpus.documents import read_documents
 from mlx_mmfree.training.samples import Features, find_splits, read_samples
 from tests.fuzz.case import OUTSIDE, FuzzClass
 from tests.fuzz.hostile import ODD_VALUES, damage_bytes, odd_entry, odd_text, with_raw_json
@@ -88,9 +88,11 @@ def exercise(folder: Path, rng: random.Random) -> None:
         features = rng.choice((None, None, Features(text="content", prompt="text")))
         read_samples(file, tokenizer, max_length=64, mask_prompt=masks, features=features)
         read_prompts(file)
-    for name in ("prompts.txt", "text.xz"):
-        if (folder / name).exists():
-            (read_prompts if name == "prompts.txt" else read_documents)(folder / name)
+        all(read_documents(file))
+    if (folder / "prompts.txt").exists():
+        read_prompts(folder / "prompts.txt")
+    if (folder / "text.xz").exists():
+        all(read_documents(folder / "text.xz"))
 
 
 CLASS = FuzzClass(make_sources, mutate, exercise)

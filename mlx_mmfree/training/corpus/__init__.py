@@ -1,0 +1,1 @@
+"""Corpora: documents of files and of the Hub, token files made of them, and batches drawn from these."""

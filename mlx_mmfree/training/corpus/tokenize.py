@@ -1,0 +1,174 @@
+"""Turns documents into token files: a corpus into a folder of them, or one text into one file."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from tqdm import tqdm
+
+from ...errors import TrainingError
+from ...files.checkpoint_files import CONFIG_FILE
+from ...files.replacing import new_folder
+from ...hub.checkpoint.target_folder import copy_files, tokenizer_files
+from ...tokenizer.digest import tokenizer_digest
+from ...tokenizer.document_encoder import encode_documents
+from ...tokenizer.tokenizer import Tokenizer
+from ...tokenizer.train_vocabulary import train_vocabulary
+from .documents import END_OF_TEXT, TEXT_COLUMN
+from .held_out import is_held_out
+from .sources import SourceFile, read_sources
+from .token_file import SUFFIX, Header
+from .token_file_writer import TokenFileWriter
+
+TRAINING_FILE, HELD_OUT_FILE = f"train{SUFFIX}", f"valid{SUFFIX}"
+TOKENIZER_FOLDER = "tokenizer"
+_VOCABULARY_BYTES = 200_000_000
+
+
+def tokenize(
+    sources: Sequence[SourceFile],
+    output: Path,
+    tokenizer: Path | None = None,
+    *,
+    vocab_size: int | None = None,
+    text_column: str = TEXT_COLUMN,
+    held_out: float = 0.0,
+    processes: int = 1,
+) -> dict[str, Header]:
+    """Writes a folder with the token ids of a corpus, which is read file by file and never held.
+
+    The folder gets `train.tokens`, `valid.tokens` if documents are held out, and `tokenizer/`. It
+    appears when it is complete. Its content depends on neither the number of processes nor the time.
+
+    Args:
+        sources: The files of the corpus.
+        output: A new or empty folder.
+        tokenizer: Folder with the tokenizer.
+        vocab_size: Train a vocabulary of this size instead, on about 200 MB of the corpus.
+        text_column: The key or column of the text in JSON lines and parquet.
+        held_out: About what part of the documents goes to `valid.tokens`, chosen by a hash of their
+            text.
+        processes: Number of processes.
+
+    Returns:
+        The header of each token file by its name.
+
+    Raises:
+        TrainingError: A file cannot be read, the folder is not empty, or a part has no documents.
+        CheckpointError: The tokenizer cannot be read, or cannot encode a text.
+        OSError: The folder cannot be written.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise TrainingError(
+            f"[tokenize] 'output' must be a new or empty folder but '{output}' is not. Choose another "
+            "name, or remove it."
+        )
+    if not 0 <= held_out < 1:
+        raise TrainingError(
+            f"[tokenize] 'valid_fraction' must be at least 0 and below 1 but got {held_out}."
+        )
+    if (tokenizer is None) is (vocab_size is None):
+        raise TrainingError(
+            "[tokenize] one of 'tokenizer' and 'vocab_size' must be given, and only one."
+        )
+    size_bytes = sum(source.size_bytes for source in sources)
+    with new_folder(output, needed_bytes=size_bytes // 2) as folder:
+        own = folder / TOKENIZER_FOLDER
+        if vocab_size is None:
+            own.mkdir()
+            copied = tokenizer_files(Path(str(tokenizer)))
+            copied.pop(CONFIG_FILE, None)
+            copy_files(copied, own)
+        else:
+            share = min(1.0, _VOCABULARY_BYTES / max(size_bytes, 1)) * (1 - held_out)
+            with _bar(size_bytes, "vocabulary") as bar:
+                documents = read_sources(sources, text_column, bar.update)
+                sample = _between(documents, held_out, held_out + share)
+                train_vocabulary(sample, vocab_size, own)
+        with _bar(size_bytes, "tokenizing") as bar:
+            documents = read_sources(sources, text_column, bar.update)
+            headers = write_token_file(
+                documents,
+                folder / TRAINING_FILE,
+                Tokenizer.from_folder(own),
+                held_out_file=folder / HELD_OUT_FILE if held_out else None,
+                held_out=held_out,
+                processes=processes,
+            )
+    return dict(zip((TRAINING_FILE, HELD_OUT_FILE), headers, strict=False))
+
+
+def write_token_file(
+    documents: Iterable[str],
+    file: Path,
+    tokenizer: Tokenizer,
+    *,
+    held_out_file: Path | None = None,
+    held_out: float = 0.0,
+    processes: int = 1,
+) -> list[Header]:
+    """Writes one token file, or two between which documents are split.
+
+    Args:
+        documents: The texts.
+        file: The file, in a folder that appears only when it is complete.
+        tokenizer: The tokenizer.
+        held_out_file: The file for held-out documents.
+        held_out: About what part of the documents it gets.
+        processes: Number of processes.
+
+    Returns:
+        The headers of the files.
+
+    Raises:
+        TrainingError: A file would get no document.
+        CheckpointError: The tokenizer cannot encode a text.
+        OSError: A file cannot be written.
+    """
+    end, digest = end_of_text(tokenizer), tokenizer_digest(tokenizer)
+    files = [file] if held_out_file is None else [file, held_out_file]
+    with ExitStack() as stack:
+        streams = [stack.enter_context(open(path, "wb")) for path in files]
+        writers = [TokenFileWriter(s, tokenizer.vocab_size, end, digest) for s in streams]
+        for encoded in encode_documents(documents, tokenizer, end, processes):
+            sides = np.array([is_held_out(text, held_out) for text in encoded.documents])
+            for side, writer in enumerate(writers):
+                texts = [t for t, s in zip(encoded.documents, sides, strict=True) if s == side]
+                writer.add(encoded.ids[np.repeat(sides == side, encoded.lengths)], texts)
+        if len(writers) > 1 and writers[0].documents and not writers[1].documents:
+            raise TrainingError(
+                "[tokenize] 'valid_fraction' must hold out one of the documents but holds out none of "
+                f"{writers[0].documents:,} with {held_out}. Choose a larger one, or 0."
+            )
+        return [writer.finish() for writer in writers]
+
+
+def end_of_text(tokenizer: Tokenizer) -> int:
+    """The id that ends a document: that of `<|endoftext|>` or else of the end of a text.
+
+    Raises:
+        TrainingError: The tokenizer has neither.
+    """
+    ids = tokenizer.encode(END_OF_TEXT, add_special_tokens=False, parse_special=True)
+    if len(ids) == 1:
+        return ids[0]
+    if tokenizer.eos_token_id is None:
+        raise TrainingError(
+            f"[data] the tokenizer in '{tokenizer.folder}' must have the token {END_OF_TEXT} or a token "
+            "for the end of a text, which ends a document, but has neither. Use another tokenizer."
+        )
+    return tokenizer.eos_token_id
+
+
+def _bar(size_bytes: int, name: str) -> "tqdm[NoReturn]":
+    # disable=None shows no bar where stderr is not a terminal
+    return tqdm(total=size_bytes, unit="B", unit_scale=True, desc=name, disable=None)
+
+
+def _between(documents: Iterable[str], low: float, high: float) -> Iterator[str]:
+    """The documents that are held out with one fraction but not with another."""
+    for document in documents:
+        if is_held_out(document, high) and not is_held_out(document, low):
+            yield document

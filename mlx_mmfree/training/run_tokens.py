@@ -1,0 +1,123 @@
+"""The token files of a run: those that its settings name, and those made of the texts that they name."""
+
+import hashlib
+from pathlib import Path
+
+from ..errors import TrainingError
+from ..files.replacing import new_file
+from ..hub import load_tokenizer
+from ..platform.threads import thread_count
+from ..tokenizer.digest import tokenizer_digest
+from ..tokenizer.tokenizer import Tokenizer
+from .corpus.documents import FORMATS, file_format, read_documents
+from .corpus.token_file import SUFFIX, TokenFile, open_token_file
+from .corpus.tokenize import TOKENIZER_FOLDER, write_token_file
+from .digests import file_digest
+from .run_folder import writing
+from .settings import Settings
+from .vocabulary import own_vocabulary
+
+_FOLDER = "tokens"
+# below this, other processes take longer to start than to encode
+_ALONE_BYTES = 16_000_000
+
+
+def tokenizer_folder(settings: Settings, vocab_size: int, *, is_resumed: bool) -> Path:
+    """The folder of the tokenizer of a run without a model to begin with.
+
+    Args:
+        settings: The run.
+        vocab_size: Size of a vocabulary that is trained.
+        is_resumed: Whether a checkpoint of the run belongs to the vocabulary that is there.
+
+    Raises:
+        TrainingError: There is no tokenizer beside the token files, or a text cannot be read.
+    """
+    if settings.tokenizer is not None:
+        return settings.path(settings.tokenizer)
+    paths = [settings.path(name) for name in settings.stages[0].weights]
+    made = next((path for path in paths if path.suffix == SUFFIX), None)
+    if made is None:
+        return own_vocabulary(settings.path(settings.output), paths, vocab_size, keeps=is_resumed)
+    folder = made.with_name(TOKENIZER_FOLDER)
+    if not folder.is_dir():
+        raise TrainingError(
+            f"[train] 'tokenizer' must name the folder of the tokenizer that made '{made}', since "
+            f"there is no '{folder}', but is not given."
+        )
+    return folder
+
+
+def open_tokens(settings: Settings, folder: Path, vocab_size: int) -> dict[str, TokenFile]:
+    """Opens the token files of a run by the names in its settings. Texts are tokenised first.
+
+    The token files of texts lie in the run's folder, so that a later start finds them there.
+
+    Args:
+        settings: The run.
+        folder: Folder of its tokenizer.
+        vocab_size: Size of the model's vocabulary.
+
+    Raises:
+        TrainingError: A file cannot be read, does not belong to the tokenizer, or is too short.
+    """
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.vocab_size > vocab_size:
+        raise TrainingError(
+            f"[train] 'vocab_size' must cover the tokenizer's {tokenizer.vocab_size} tokens but got "
+            f"{vocab_size}. Set it to at least that number."
+        )
+    digest = tokenizer_digest(tokenizer)
+    names = {name for stage in settings.stages for name in stage.weights} | set(settings.valid)
+    found = {}
+    for name in sorted(names):
+        path = settings.path(name)
+        if path.suffix == SUFFIX:
+            file = open_token_file(path)
+        else:
+            file = _of_text(path, settings.path(settings.output), tokenizer, digest)
+        _check(file, name, settings, folder, digest)
+        found[name] = file
+    return found
+
+
+def _of_text(path: Path, run: Path, tokenizer: Tokenizer, digest: str) -> TokenFile:
+    if file_format(path.name) != FORMATS[0]:
+        raise TrainingError(
+            f"[train] '{path}' must be a text file or a token file. Make one of it: mmfree tokenize "
+            f"--data '{path}' --output DIR"
+        )
+    origin = hashlib.sha256(f"{_text_digest(path)} {digest}".encode()).hexdigest()
+    target = run / _FOLDER / f"{origin}{SUFFIX}"
+    try:
+        return open_token_file(target)
+    except TrainingError:
+        # it is missing, or was damaged since it was made
+        processes = thread_count() if path.stat().st_size > _ALONE_BYTES else 1
+    with writing(run), new_file(target) as new:
+        write_token_file(read_documents(path), new, tokenizer, processes=processes)
+    return open_token_file(target)
+
+
+def _text_digest(path: Path) -> str:
+    try:
+        return file_digest(path)
+    except OSError as error:
+        raise TrainingError(
+            f"[data] '{path}' must be a readable UTF-8 text file: {error}"
+        ) from error
+
+
+def _check(file: TokenFile, name: str, settings: Settings, folder: Path, digest: str) -> None:
+    if file.header.tokenizer != digest:
+        raise TrainingError(
+            f"[train] '{name}' must hold the ids of the run's tokenizer but was made with another one "
+            f"than that in '{folder}'. Give its own as 'tokenizer', or write it again with `mmfree "
+            "tokenize --model`."
+        )
+    if len(file.tokens) <= settings.sequence_length:
+        raise TrainingError(
+            f"[train] '{name}' must have more tokens than 'sequence_length', "
+            f"{settings.sequence_length}, but has {len(file.tokens)}. Lower 'sequence_length' or "
+            "give a longer text."
+        )

@@ -11,6 +11,7 @@ from typing import Any
 
 _MACHINES = ("file", "device", "memory", "MLX", "system", "kernels switched off", "problems")
 _FIGURES = ("device", "measurement", "threads", "GB/s", "of its limit", "rate")
+_RATIOS = ("device", "measurement", "compared with", "times as fast", "by the best")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -20,7 +21,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     reports = {file: _read(parser, file) for file in files}
     machines = [_machine(file, r) for file, r in reports.items() if "versions" in r]
     figures = [row for r in reports.values() if "figures" in r for row in _figures(r)]
-    tables = [(_MACHINES, machines), (_FIGURES, figures)]
+    ratios = [row for r in reports.values() for row in _ratios(r)]
+    tables = [(_MACHINES, machines), (_FIGURES, figures), (_RATIOS, ratios)]
     print("\n\n".join(_table(head, rows) for head, rows in tables if rows))
 
 
@@ -54,12 +56,25 @@ def _figures(report: dict[str, Any]) -> list[tuple[str, ...]]:
         (
             device,
             figure["name"],
-            str(figure["threads"]),
+            str(figure["threads"] or "GPU"),
             f"{figure['gb_per_second']:.1f}",
             f"{figure['fraction_of_limit']:.0%} of {figure['limit']}",
             f"{figure['rate']:.1f} {figure['unit']}/s" if figure["unit"] else "",
         )
         for figure in report["figures"]
+    ]
+
+
+def _ratios(report: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (
+            report["machine"]["device"],
+            ratio["name"],
+            ratio["other"],
+            f"{ratio['median']:.2f}",
+            f"{ratio['best']:.2f}",
+        )
+        for ratio in report.get("ratios", [])
     ]
 
 

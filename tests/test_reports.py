@@ -23,6 +23,7 @@ FIGURE = {
     "rate": 1234.5,
     "unit": "rows",
 }
+RATIO = {"name": FIGURE["name"], "other": "MLX 2-bit", "median": 1.234, "best": 1.3}
 
 
 def _run(*files: Path) -> None:
@@ -36,15 +37,18 @@ def test_reports_become_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str
     report["metal_kernels"] = {"sound": None, "bit_linear": "it computes wrong values"}
     doctor, bench = tmp_path / "doctor.json", tmp_path / "bench.json"
     doctor.write_text(json.dumps(report))
-    bench.write_text(json.dumps({"machine": {"device": "Apple M9"}, "figures": [FIGURE]}))
+    figures = [FIGURE, FIGURE | {"threads": 0}]
+    bench.write_text(
+        json.dumps({"machine": {"device": "Apple M9"}, "figures": figures, "ratios": [RATIO]})
+    )
     _run(doctor, bench)
-    machines, figures = capsys.readouterr().out.strip().split("\n\n")
+    machines, shown, ratios = capsys.readouterr().out.strip().split("\n\n")
     assert "| doctor.json | Apple M9 (" in machines
     assert "| bit_linear: it computes wrong values | " in machines
-    assert (
-        "| Apple M9 | ternary 256 x 512, 1 row | 2 | 98.8 | 84% of plain read | 1234.5 rows/s |"
-        in (figures)
-    )
+    for threads in ("2", "GPU"):
+        row = f"| ternary 256 x 512, 1 row | {threads} | 98.8 | 84% of plain read | 1234.5 rows/s |"
+        assert row in shown
+    assert "| Apple M9 | ternary 256 x 512, 1 row | MLX 2-bit | 1.23 | 1.30 |" in ratios
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}"])

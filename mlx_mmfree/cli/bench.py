@@ -92,7 +92,10 @@ def _add_model_flags(group: Any) -> None:
 
 def _add_amount_flags(group: Any) -> None:
     group.add_argument(
-        "--threads", type=positive, nargs="+", help="numbers of threads (1 and all processors)"
+        "--threads",
+        type=positive,
+        nargs="+",
+        help="numbers of threads of a CPU (1 and all processors)",
     )
     group.add_argument(
         "--processes", type=positive, help="number of fresh processes for each figure (8)"
@@ -137,12 +140,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.host:
         return _host(args)
     from ..evaluation.benchmark import benchmark, join
-    from ..platform.threads import thread_count
 
-    all_threads = thread_count()
     reports = benchmark(
         _settings(args),
-        args.threads or sorted({1, all_threads}),
+        _threads(args),
         products=args.products,
         training=args.training,
         models=_models(args),
@@ -159,6 +160,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stop in stops:
         raise stop
     return 0
+
+
+def _threads(args: argparse.Namespace) -> list[int]:
+    """The numbers of threads to measure with, 0 for a GPU."""
+    from ..ops.backend.dispatch import on_cpu
+    from ..platform.threads import thread_count
+
+    if on_cpu():
+        return args.threads or sorted({1, thread_count()})
+    if args.threads:
+        raise UsageError(
+            f"[bench] 'threads' must be left out where a GPU computes but got {args.threads[0]}."
+        )
+    return [0]
 
 
 def _host(args: argparse.Namespace) -> int:

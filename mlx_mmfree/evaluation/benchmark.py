@@ -1,7 +1,7 @@
 """The benchmark: which measurements are made. Each is made in several fresh processes, in turn."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -9,10 +9,11 @@ from typing import Any
 import mlx.core as mx
 
 from ..ops import backend_report
+from ..ops.backend.dispatch import on_cpu
 from ..platform.device import device_info
 from ..version import __version__
 from .benchmark_process import measure
-from .benchmark_record import Figure, Record, figures, median
+from .benchmark_record import Figure, Ratio, Record, beside, figures
 from .benchmark_weights import random_packed
 
 SHAPES = ((6912, 2560), (2560, 6912), (11264, 2048))
@@ -28,7 +29,8 @@ class BenchmarkSettings:
         rounds: Number of measurements in each process.
         walk_bytes: Smallest number of bytes that the copies of one matrix take together.
         shapes: Output and input dims of the ternary matrices.
-        rows: Numbers of tokens multiplied at a time.
+        rows: Numbers of tokens multiplied at a time on a CPU.
+        gpu_rows: The same on a GPU.
         heads: Output and input dims of the heads.
         head_bits: Bits of the heads' weights.
         prompt_tokens: Lengths of the prompts whose reading is timed.
@@ -43,6 +45,7 @@ class BenchmarkSettings:
     walk_bytes: int = 2**29
     shapes: tuple[tuple[int, int], ...] = SHAPES
     rows: tuple[int, ...] = (1, 128)
+    gpu_rows: tuple[int, ...] = (1, 8, 32, 128)
     heads: tuple[tuple[int, int], ...] = ((128256, 2560),)
     head_bits: tuple[int, ...] = (4, 6, 8, 16)
     prompt_tokens: tuple[int, ...] = (128, 512)
@@ -58,6 +61,7 @@ QUICK = BenchmarkSettings(
     walk_bytes=2**20,
     shapes=((256, 512),),
     rows=(1, 8),
+    gpu_rows=(1, 8),
     heads=((512, 256),),
     prompt_tokens=(8,),
     positions=(2, 8),
@@ -100,20 +104,20 @@ class Report:
         machine: What the machine is and what its limits are.
         figures: The figures in the order of measurement.
         memory: The memory use of each model in each process.
-        ratios: Speed in relation to another program, by the medians of all processes and by the best.
+        ratios: Speed in relation to other programs and libraries.
     """
 
     machine: dict[str, Any] = field(default_factory=dict)
     figures: list[Figure] = field(default_factory=list)
     memory: list[dict[str, Any]] = field(default_factory=list)
-    ratios: dict[str, dict[str, float]] = field(default_factory=dict)
+    ratios: list[Ratio] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "machine": self.machine,
             "figures": [figure.to_json() for figure in self.figures],
             "memory": self.memory,
-            "ratios": self.ratios,
+            "ratios": [asdict(ratio) for ratio in self.ratios],
         }
 
 
@@ -130,7 +134,7 @@ def benchmark(
 
     Args:
         settings: How much is measured.
-        threads: Numbers of threads to measure with. Models and training use the last of them.
+        threads: Numbers of threads to measure with, 0 for a GPU. Models and training use the last.
         products: Whether to measure ternary products and heads.
         training: Whether to measure a training step.
         models: The models to measure.
@@ -143,7 +147,8 @@ def benchmark(
     if products:
         tasks = [("products", _products(settings), count) for count in threads]
         found, notes = _in_turn(tasks, settings.processes)
-        yield Report(_best(notes), figures(found))
+        measured = figures(found)
+        yield Report(_best(notes), measured, ratios=beside(measured))
     if training:
         task = ("training", _training(settings), threads[-1])
         yield Report(figures=figures(_in_turn([task], settings.processes)[0]))
@@ -189,14 +194,18 @@ def _best(notes: Sequence[dict[str, Any]]) -> dict[str, Any]:
         best = by_threads.setdefault(str(note["threads"]), {})
         for name in ("bytes_per_second", "macs_per_second"):
             best[name] = max(best.get(name) or 0, note[name] or 0) or None
-        best["read_method"] = note["read_method"]
-    return {"limits": by_threads}
+        best |= {name: note[name] for name in ("read_method", "arithmetic")}
+    found: dict[str, Any] = {"limits": by_threads}
+    for name in ("left_out", "switched_off"):
+        if facts := {key: fact for note in notes for key, fact in note.get(name, {}).items()}:
+            found[name] = facts
+    return found
 
 
 def _products(settings: BenchmarkSettings) -> dict[str, Any]:
     return {
         "shapes": settings.shapes,
-        "rows": settings.rows,
+        "rows": settings.rows if on_cpu() else settings.gpu_rows,
         "heads": settings.heads,
         "head_bits": settings.head_bits,
         "walk_bytes": settings.walk_bytes,
@@ -249,14 +258,13 @@ def _compare(settings: BenchmarkSettings, threads: int) -> Report:
         tasks = [("model", ours, threads), ("llama.cpp", theirs, threads)]
         records, notes = _in_turn(tasks, settings.processes)
     found = figures(records)
-    # all processes count, since memory may be slow for those of one program only
-    seconds = {f.records[0].name: [median(r.seconds) for r in f.records] for f in found}
-    ratios = {}
-    for name, own in seconds.items():
-        other = seconds.get(name.replace("ours, ", "llama.cpp, ", 1))
-        if name.startswith("ours, ") and other is not None:
-            both = {"median": median(other) / median(own), "best": min(other) / min(own)}
-            ratios[name.split(": ")[-1]] = both
+    by_name = {figure.records[0].name: figure for figure in found}
+    ratios = [
+        Ratio.of(name.split(": ")[-1], own, "llama.cpp with TQ2_0", other)
+        for name, own in by_name.items()
+        if name.startswith("ours, ")
+        and (other := by_name.get(name.replace("ours, ", "llama.cpp, ", 1)))
+    ]
     return Report(figures=found, memory=notes, ratios=ratios)
 
 
@@ -268,5 +276,5 @@ def join(reports: Iterator[Report], show: Callable[[Report], None]) -> Report:
         whole.machine |= report.machine
         whole.figures += report.figures
         whole.memory += report.memory
-        whole.ratios |= report.ratios
+        whole.ratios += report.ratios
     return whole

@@ -6,8 +6,9 @@ from pathlib import Path
 import mlx.core as mx
 
 from ..errors import MeasurementError
+from ..platform.threads import thread_count
 from .benchmark_limits import Limits, limits
-from .benchmark_record import MULTIPLY, READ, Record, median
+from .benchmark_record import READ, Record, median
 from .benchmark_rounds import elapsed, in_turn
 
 _SHORTEST_CONTEXT = 256
@@ -40,7 +41,7 @@ def run(
     longest = max(*prompt_tokens, *(p + decoded_tokens for p in positions), _SHORTEST_CONTEXT)
     records = []
     with limits() as found:
-        feed = _open(file, found.threads, longest)
+        feed = _open(file, thread_count(), longest)
         for length in prompt_tokens:
             title = f"{name}: prefill of {length}"
             records.append(_measure_prompt(found, feed, title, size, macs, length, rounds))
@@ -60,12 +61,12 @@ def _measure_prompt(
         return elapsed(lambda: feed(length, False))
 
     own, limit = in_turn(
-        rounds, lambda: _limit_seconds(found, MULTIPLY, size, macs * length), prompt_seconds
+        rounds, lambda: _limit_seconds(found, found.arithmetic, size, macs * length), prompt_seconds
     )
     return Record(
         title,
-        threads=found.threads,
-        limit=MULTIPLY,
+        threads=thread_count(),
+        limit=found.arithmetic,
         bytes=size,
         macs=macs * length,
         seconds=own,
@@ -93,7 +94,7 @@ def _measure_decode(
     own, limit = in_turn(rounds, lambda: _limit_seconds(found, READ, size, 0), token_seconds)
     return Record(
         title,
-        threads=found.threads,
+        threads=thread_count(),
         limit=READ,
         bytes=size,
         macs=macs,
@@ -131,7 +132,7 @@ def _open(file: str, threads: int, longest: int) -> Feed:
 
 
 def _limit_seconds(found: Limits, kind: str, size: int, macs: int) -> float:
-    rate = found.multiply_rate() if kind == MULTIPLY else None
+    rate = found.multiply_rate() if kind == found.arithmetic else None
     if rate:
         return macs / rate
     buffer = mx.full((2**26,), 1, mx.uint32)

@@ -13,7 +13,7 @@ from ..models import Decoder
 from ..platform.allocator import keep_freed_memory
 from ..platform.resident_memory import peak_resident_bytes
 from .benchmark_limits import Limits, held_arrays, limits
-from .benchmark_record import MULTIPLY, READ, Record, median
+from .benchmark_record import READ, Record, median
 from .benchmark_rounds import elapsed, in_turn
 from .benchmark_weights import head_macs, random_model, read_weights, ternary_macs
 
@@ -86,7 +86,7 @@ def _tokens(model: Decoder, length: int) -> mx.array:
 def _measure_prompt(found: Limits, model: Decoder, name: str, length: int, rounds: int) -> Record:
     macs = ternary_macs(model) * length + head_macs(model)
     weights = sum(array.nbytes for array in read_weights(model))
-    kind = READ if found.multiply_rate() is None else MULTIPLY
+    kind = READ if found.multiply_rate() is None else found.arithmetic
 
     def limit_seconds() -> float:
         rate = found.multiply_rate()
@@ -133,10 +133,8 @@ def _measure_decode(
 
     def limit_seconds() -> float:
         weights = read_weights(model)
-        size = read_bytes(weights)
-        # reading small arrays takes mostly overhead, so that the large ones stand for them
-        large = [array for array in weights if array.nbytes * len(weights) >= size]
-        return found.read_seconds(large) * size / sum(array.nbytes for array in large)
+        size = sum(array.nbytes for array in weights)
+        return found.read_seconds(weights) * read_bytes(weights) / size
 
     own, limit = in_turn(
         rounds, limit_seconds, lambda: _token_seconds(model, state, decoded_tokens)

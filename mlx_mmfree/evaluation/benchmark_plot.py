@@ -11,10 +11,11 @@ from .picture import COLOURS, label_points, save_picture
 _DECADES = (0.5, 5000.0)
 _KINDS = {
     "ternary": ("ternary product", "o"),
+    "MLX": ("product of MLX", "D"),
     "head": ("head", "s"),
     "prefill": ("reading a prompt", "^"),
     "decode": ("decoding", "v"),
-    "training": ("training step", "D"),
+    "training": ("training step", "P"),
 }
 _LINES = ("-", "--", "-.", ":")
 
@@ -79,7 +80,7 @@ def _draw_points(axes: Any, measured: Sequence[Figure]) -> list[tuple[float, flo
         title, marker = _KINDS.get(kind, ("other", "x"))
         colour = COLOURS[[*_KINDS, ""].index(kind)]
         point = (record.macs / record.bytes, record.macs / figure.seconds / 1e9)
-        fill = colour if record.threads > 1 or marker == "x" else "white"
+        fill = "white" if record.threads == 1 and marker != "x" else colour
         style = {"color": colour, "markerfacecolor": fill, "markersize": 5}
         axes.plot([point[0]], [point[1]], marker, **style)
         if kind not in seen:
@@ -98,4 +99,4 @@ def _kind(figure: Figure) -> str:
 
 
 def _threads(count: int) -> str:
-    return f"{count} thread{'s' if count > 1 else ''}"
+    return f"{count} thread{'s' if count > 1 else ''}" if count else "the GPU"

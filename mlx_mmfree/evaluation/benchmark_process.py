@@ -29,7 +29,7 @@ def measure(task: str, arguments: dict[str, Any], threads: int) -> tuple[list[Re
     Args:
         task: `products`, `model`, `training` or `llama.cpp`.
         arguments: The arguments of the function `run` of the task's module, as JSON values.
-        threads: Number of threads that compute in the process.
+        threads: Number of threads that compute in the process, 0 on a GPU.
 
     Raises:
         MeasurementError: The task failed, or its process ended before.
@@ -37,7 +37,7 @@ def measure(task: str, arguments: dict[str, Any], threads: int) -> tuple[list[Re
     process = subprocess.run(
         [sys.executable, "-m", __name__],
         input=json.dumps({"task": task, "arguments": arguments}),
-        env=child_environment(threads),
+        env=child_environment(threads or None),
         capture_output=True,
         text=True,
         errors="replace",

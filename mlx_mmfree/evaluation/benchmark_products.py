@@ -1,20 +1,27 @@
 """Products of ternary layers and heads with weights in cold memory, beside plain reads of them."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import PackedBitLinear, apply_head
+from ..ops.backend.dispatch import on_cpu
+from ..ops.backend.inspection import metal_kernels
 from ..platform.allocator import keep_freed_memory
+from ..platform.gpu_time import queued_seconds
 from .benchmark_limits import Limits, held_arrays, limits
-from .benchmark_record import MULTIPLY, READ, Record
+from .benchmark_peers import mlx_lm_missing, peers
+from .benchmark_record import READ, TERNARY, Record
 from .benchmark_rounds import elapsed, in_turn
 from .benchmark_weights import random_head, random_packed
 
 # as in a model, a few products are queued together and share the overhead of an evaluation
 _GROUP = 8
+_WORDS_OF_A_ROW = 640
 
 
 def run(
@@ -26,6 +33,9 @@ def run(
     rounds: int,
 ) -> tuple[list[Record], dict]:
     """Measures products, including the quantisation of their input and the start of the threads.
+
+    On a GPU, products of other libraries with the same shapes come beside the ternary ones, activations
+    are bfloat16, and a measurement queues many products.
 
     Args:
         shapes: Output and input dims of ternary matrices.
@@ -40,74 +50,121 @@ def run(
     keep_freed_memory()
     records = []
     with limits() as found:
-        buffer = mx.full((max(walk_bytes // 4, 1),), 1, mx.uint32)
-        plain = [found.read_seconds([buffer]) for _ in range(rounds + 1)][1:]
-        notes = {
-            "bytes_per_second": buffer.nbytes / min(plain),
-            "macs_per_second": found.multiply_rate(),
-            "read_method": found.read_method(),
-        }
-        del buffer
-        for outputs, inputs in shapes:
-            weight = random_packed(outputs, inputs)
-            layers: list[nn.Module] = [
-                _ternary(outputs, inputs, weight) for _ in range(_copies(weight, walk_bytes))
-            ]
-            for count in rows:
-                name = f"ternary {outputs} x {inputs}, {_rows(count)}"
-                records.append(
-                    _measure(found, name, layers, _call, count, outputs * inputs, inputs, rounds)
-                )
-            del layers
-        for outputs, inputs in heads:
-            for bits in head_bits:
-                head = random_head(outputs, inputs, bits)
-                copies = _copies(head.weight, walk_bytes)
-                layers = [head, *(random_head(outputs, inputs, bits) for _ in range(copies - 1))]
-                name = f"head {outputs} x {inputs}, {bits} bits, 1 row"
-                records.append(
-                    _measure(found, name, layers, apply_head, 1, outputs * inputs, inputs, rounds)
-                )
-                del head, layers
+        notes = _limit_notes(found, walk_bytes, rounds)
+        for product in _products(shapes, rows, heads, head_bits):
+            first = product.make()
+            copies = max(2, math.ceil(walk_bytes / first.weight.nbytes))
+            layers = [first, *(product.make() for _ in range(copies - 1))]
+            for count in product.rows:
+                records.append(_measure(found, product, layers, count, rounds))
+            del first, layers
+    # what a kernel's fault has slowed down is no measure of it
+    notes["switched_off"] = {name: fault for name, fault in metal_kernels().items() if fault}
     return records, notes
 
 
+class _Product(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        name: What the names of its records begin with.
+        weights: The number of weights of a matrix.
+        input_dims: The number of inputs.
+        rows: Numbers of tokens multiplied at a time.
+        make: Makes a layer.
+        apply: Applies a layer to rows of inputs.
+    """
+
+    name: str
+    weights: int
+    input_dims: int
+    rows: Sequence[int]
+    make: Callable[[], nn.Module]
+    apply: Callable[[nn.Module, mx.array], mx.array]
+
+
+def _products(
+    shapes: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    heads: Sequence[Sequence[int]],
+    head_bits: Sequence[int],
+) -> Iterator[_Product]:
+    make: Callable[[], nn.Module]
+    others = [] if on_cpu() else peers()
+    for outputs, inputs in shapes:
+        title, weights = f"{outputs} x {inputs}", outputs * inputs
+        make = partial(_ternary, outputs, inputs, random_packed(outputs, inputs))
+        yield _Product(f"{TERNARY} {title}", weights, inputs, rows, make, _call)
+        for peer in others:
+            make = partial(peer.make, outputs, inputs, _dtype())
+            yield _Product(f"{peer.name} {title}", weights, inputs, rows, make, _call)
+    for outputs, inputs in heads:
+        for bits in head_bits:
+            title = f"head {outputs} x {inputs}, {bits} bits"
+            make = partial(random_head, outputs, inputs, bits, _dtype())
+            yield _Product(title, outputs * inputs, inputs, (1,), make, apply_head)
+
+
+def _limit_notes(found: Limits, walk_bytes: int, rounds: int) -> dict:
+    rows = max(walk_bytes // 4 // _WORDS_OF_A_ROW, 1)
+    buffer = mx.full((rows, _WORDS_OF_A_ROW), 1, mx.uint32)
+    plain = [found.read_seconds([buffer]) for _ in range(rounds + 1)][1:]
+    notes = {
+        "bytes_per_second": buffer.nbytes / min(plain),
+        "macs_per_second": found.multiply_rate(),
+        "read_method": found.read_method(),
+        "arithmetic": found.arithmetic,
+    }
+    missing = None if on_cpu() else mlx_lm_missing()
+    return notes if missing is None else notes | {"left_out": {"MLX LM": missing}}
+
+
 def _measure(
-    found: Limits,
-    name: str,
-    layers: Sequence[nn.Module],
-    call: Callable[[nn.Module, mx.array], mx.array],
-    rows: int,
-    weights: int,
-    inputs: int,
-    rounds: int,
+    found: Limits, product: _Product, layers: Sequence[nn.Module], rows: int, rounds: int
 ) -> Record:
-    x = mx.random.normal((rows, inputs))
+    x = mx.random.normal((rows, product.input_dims)).astype(_dtype())
     mx.eval(x)
     rate = found.multiply_rate() if rows > 1 else None
 
     def limit_seconds() -> float:
         if rate is not None:
-            return weights * rows / (found.multiply_rate() or rate)
+            return product.weights * rows / (found.multiply_rate() or rate)
         arrays = [array for layer in layers for array in held_arrays(layer)]
         return found.read_seconds(arrays) / len(layers)
 
-    def call_all() -> None:
-        for first in range(0, len(layers), _GROUP):
-            mx.eval([call(layer, x) for layer in layers[first : first + _GROUP]])
-
-    own, limit = in_turn(rounds, limit_seconds, lambda: elapsed(call_all) / len(layers))
+    own, limit = in_turn(
+        rounds, limit_seconds, lambda: _seconds(product.apply, layers, x) / len(layers)
+    )
     return Record(
-        name,
+        f"{product.name}, {_rows(rows)}",
         threads=found.threads,
-        limit=READ if rate is None else MULTIPLY,
+        limit=READ if rate is None else found.arithmetic,
         bytes=sum(array.nbytes for array in held_arrays(layers[0])),
-        macs=weights * rows,
+        macs=product.weights * rows,
         seconds=own,
         limit_seconds=limit,
         unit="rows",
         count=rows,
     )
+
+
+def _seconds(
+    apply: Callable[[nn.Module, mx.array], mx.array], layers: Sequence[nn.Module], x: mx.array
+) -> float:
+    """The seconds that all layers take together."""
+    if not on_cpu():
+        return queued_seconds(lambda: [apply(layer, x) for layer in layers])
+
+    def apply_all() -> None:
+        for first in range(0, len(layers), _GROUP):
+            mx.eval([apply(layer, x) for layer in layers[first : first + _GROUP]])
+
+    return elapsed(apply_all)
+
+
+def _dtype() -> mx.Dtype:
+    """The dtype of activations: on a GPU that of published checkpoints."""
+    return mx.float32 if on_cpu() else mx.bfloat16
 
 
 def _call(layer: nn.Module, x: mx.array) -> mx.array:
@@ -120,10 +177,6 @@ def _ternary(outputs: int, inputs: int, weight: mx.array) -> PackedBitLinear:
     layer.weight = mx.bitwise_or(weight, mx.array(0, mx.uint32))
     mx.eval(layer.parameters())
     return layer
-
-
-def _copies(weight: mx.array, walk_bytes: int) -> int:
-    return max(2, math.ceil(walk_bytes / weight.nbytes))
 
 
 def _rows(count: int) -> str:

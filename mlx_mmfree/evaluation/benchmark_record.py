@@ -6,7 +6,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 READ, MULTIPLY, BLAS = "plain read", "8-bit arithmetic", "float32 products"
-"""The limits: reading the same memory, the processor's arithmetic, and the same products by BLAS."""
+"""Limits: reading the same memory, the processor's arithmetic, and the same products in float32."""
+
+HALF = "float16 products"
+"""The limit of arithmetic on a GPU: how fast MLX multiplies large float16 matrices."""
+
+TERNARY = "ternary"
+"""What the names of this library's own products begin with."""
 
 SLOW_SHARE = 0.8
 """A process counts if its limit reaches this share of the fastest. Others had slow memory."""
@@ -18,7 +24,7 @@ class Record:
 
     Attributes:
         name: What was measured.
-        threads: Number of threads that computed.
+        threads: Number of threads that computed, 0 on a GPU.
         limit: The limit that the seconds are compared with.
         bytes: Number of bytes of weights and state that must be read.
         macs: Number of multiply-accumulates.
@@ -95,12 +101,54 @@ class Figure:
         }
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as fast something is as something else.
+
+    All processes count, since memory may be slow for those of one only.
+
+    Attributes:
+        name: What was measured.
+        other: What it is compared with.
+        median: The ratio of the medians of all processes.
+        best: The ratio of the best processes.
+    """
+
+    name: str
+    other: str
+    median: float
+    best: float
+
+    @classmethod
+    def of(cls, name: str, own: Figure, other_name: str, other: Figure) -> "Ratio":
+        """Compares two figures."""
+        ours, theirs = (
+            [median(record.seconds) for record in figure.records] for figure in (own, other)
+        )
+        return cls(name, other_name, median(theirs) / median(ours), min(theirs) / min(ours))
+
+
 def figures(records: Iterable[Record]) -> list[Figure]:
     """A figure for each name, number of threads and limit, in the order of their first records."""
     groups: dict[tuple[str, int, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record.name, record.threads, record.limit), []).append(record)
     return [Figure(tuple(group)) for group in groups.values()]
+
+
+def beside(measured: Sequence[Figure]) -> list[Ratio]:
+    """Ternary products in relation to those of other libraries with the same shape and rows."""
+    found = []
+    for own in measured:
+        name = own.records[0].name
+        if not name.startswith(TERNARY):
+            continue
+        for other in measured:
+            full = other.records[0].name
+            title = full.removesuffix(name.removeprefix(TERNARY))
+            if title not in (TERNARY, full):
+                found.append(Ratio.of(name, own, title, other))
+    return found
 
 
 def median(values: Iterable[float] | Sequence[float]) -> float:

@@ -10,7 +10,7 @@ from ..layers.matrix import matrices
 from ..models import find
 from ..ops import cross_entropy, long_mean
 from ..platform.allocator import keep_freed_memory
-from ..platform.threads import thread_count
+from .benchmark_limits import computing_threads
 from .benchmark_record import BLAS, Record
 from .benchmark_rounds import elapsed, in_turn
 
@@ -43,7 +43,7 @@ def run(
     )
     record = Record(
         f"{name}: training step",
-        threads=thread_count(),
+        threads=computing_threads(),
         limit=BLAS,
         bytes=0,
         macs=macs,

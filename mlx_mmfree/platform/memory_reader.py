@@ -10,6 +10,7 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 
+from .gpu_time import queued_seconds
 from .threads import thread_count
 
 METHOD_ON_CPU = "NumPy's maximum over the buffer, each thread a contiguous share"
@@ -43,9 +44,7 @@ class MemoryReader:
 
     def _read(self, arrays: Sequence[mx.array]) -> float:
         if self._pool is None:
-            start = time.perf_counter()
-            mx.eval([mx.max(array) for array in arrays])
-            return time.perf_counter() - start
+            return queued_seconds(lambda: [mx.max(array) for array in arrays])
         shares = _shares([_words(array) for array in arrays], self.threads)
         start = time.perf_counter()
         list(self._pool.map(_read_all, shares))

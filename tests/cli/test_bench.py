@@ -97,6 +97,14 @@ def test_mistakes_are_one_line(
     assert reason in shown.err and shown.err.count("\n") == 1
 
 
+def test_threads_are_those_of_a_cpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_mmfree.ops.backend.dispatch.on_cpu", lambda: False)
+    assert main(["bench", "--quick", "--threads", "2"]) == 2
+    assert "[bench] --threads must be left out where a GPU computes" in capsys.readouterr().err
+
+
 def test_ctrl_c_keeps_what_was_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

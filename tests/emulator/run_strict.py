@@ -26,5 +26,6 @@ if __name__ == "__main__":
         "tests/ops/test_metal.py",
         "tests/ops/test_metal_fused.py",
         "tests/ops/test_metal_tiles.py",
+        "tests/ops/test_plain_read.py",
     ]
     sys.exit(pytest.main([*files, *quiet, *sys.argv[1:]]))

@@ -23,10 +23,16 @@ def report_lines(report: "Report") -> list[str]:
         lines += _limit_lines(threads, limit)
     lines += [_figure_line(figure) for figure in report.figures]
     lines += _memory_lines(report.memory)
-    for name, ratio in report.ratios.items():
+    for ratio in report.ratios:
         lines.append(
-            f"{name}: {ratio['median']:.2f} times as fast as llama.cpp with TQ2_0 by the medians of "
-            f"all processes, {ratio['best']:.2f} times by the best"
+            f"{ratio.name}: {ratio.median:.2f} times as fast as {ratio.other} by the medians of all "
+            f"processes, {ratio.best:.2f} times by the best"
+        )
+    for name, reason in report.machine.get("left_out", {}).items():
+        lines.append(f"{name} was not measured: {reason}")
+    for name, fault in report.machine.get("switched_off", {}).items():
+        lines.append(
+            f"The Metal kernel {name} is switched off and slower code did its work: {fault}"
         )
     return lines
 
@@ -47,13 +53,18 @@ _HEADER = f"\n{_row(*_NAMES)}  of limit in each process (not counted)"
 
 def _limit_lines(threads: str, limit: dict[str, Any]) -> list[str]:
     rate = f"{limit['bytes_per_second'] / 1e9:.1f}"
-    cells = ("limit: fastest plain read", threads, "", rate, "", "", "", "")
+    shown = _threads(int(threads))
+    cells = ("limit: fastest plain read", shown, "", rate, "", "", "", "")
     lines = [_row(*cells).rstrip()]
     if limit["macs_per_second"]:
         rate = f"{limit['macs_per_second'] / 1e9:.0f}"
-        cells = ("limit: fastest 8-bit arithmetic", threads, "", "", rate, "", "", "")
+        cells = (f"limit: fastest {limit['arithmetic']}", shown, "", "", rate, "", "", "")
         lines.append(_row(*cells).rstrip())
     return lines
+
+
+def _threads(count: int) -> str:
+    return str(count) if count else "GPU"
 
 
 def _figure_line(figure: "Figure") -> str:
@@ -66,7 +77,7 @@ def _figure_line(figure: "Figure") -> str:
     )
     cells = (
         first.name,
-        f"{first.threads}",
+        _threads(first.threads),
         f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms",
         f"{shown['gb_per_second']:.1f}" if first.bytes else "",
         f"{shown['gmac_per_second']:.0f}",

@@ -1,0 +1,3 @@
+"""What the tests of measurements share."""
+
+from tests.ops.conftest import emulated as emulated

@@ -56,6 +56,7 @@ def choose(clock: Clock, x: mx.array = X, rows: int = 1, **options: Any) -> str:
     return choice.choose(
         "product",
         options.get("candidates", CANDIDATES),
+        options.get("others", ()),
         options.get("run", clock.run),
         x,
         task={"rows": rows},
@@ -96,13 +97,14 @@ def test_what_is_hardly_faster_is_not_chosen(clock: Clock) -> None:
     assert choose(clock) == "first"
 
 
-def test_short_runs_are_repeated(clock: Clock) -> None:
-    clock.costs = {"first": choice.BUDGET / 4, "second": choice.BUDGET * 2}
+def test_short_runs_are_repeated(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "BUDGET", 1.0)
+    clock.costs = {"first": 0.25, "second": 2.0}
     assert choose(clock, candidates=("first", "second")) == "first"
     # the results are compared; then by turns one is timed, and as many as fit
     assert clock.runs == ["first", "second"] + (["first"] * (1 + 4) + ["second"]) * choice.ROUNDS
     [found] = choice.kept_choices().values()
-    assert found["seconds"] == {"first": choice.BUDGET / 4 / 4, "second": choice.BUDGET * 2}
+    assert found["seconds"] == {"first": 0.25 / 4, "second": 2.0}
 
 
 @pytest.mark.parametrize("name", ["groups", "tiles", choice.DEFAULT])
@@ -113,6 +115,7 @@ def test_nothing_is_timed_where_one_is_forced(
     assert choose(clock, candidates=("mlx", "tiles")) == ("tiles" if name == "tiles" else "mlx")
     with choice.use("mlx"):
         assert choose(clock, candidates=("tiles", "mlx")) == "mlx"
+        assert choose(clock, candidates=("tiles",), others=("mlx",)) == "mlx"
     assert not clock.runs
     assert choice.kept_choices() == {}
 
@@ -203,20 +206,24 @@ def test_choices_outlast_a_new_check(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "names"),
+    ("rows", "timed", "others"),
     [
-        (1, ["groups", "mlx"]),
-        (16, ["groups", "mlx"]),
-        (17, ["groups", "tiles", "mlx"]),
-        (48, ["groups", "tiles", "mlx"]),
-        (49, ["tiles", "groups", "mlx"]),
-        (64, ["tiles", "groups", "mlx"]),
-        (65, ["tiles", "mlx"]),
-        (9999, ["tiles", "mlx"]),
+        (1, ["groups"], ["tiles", "mlx"]),
+        (8, ["groups"], ["tiles", "mlx"]),
+        (9, ["groups", "mlx"], ["tiles"]),
+        (16, ["groups", "mlx"], ["tiles"]),
+        (17, ["groups", "tiles", "mlx"], []),
+        (48, ["groups", "tiles", "mlx"], []),
+        (49, ["tiles", "groups", "mlx"], []),
+        (64, ["tiles", "groups", "mlx"], []),
+        (65, ["tiles", "mlx"], ["groups"]),
+        (9999, ["tiles", "mlx"], ["groups"]),
     ],
 )
-def test_what_comes_into_question(rows: int, names: list[str]) -> None:
-    assert candidates(rows) == names
+def test_what_comes_into_question(rows: int, timed: list[str], others: list[str]) -> None:
+    assert candidates(rows, True) == (timed, others)
+    inexact = [[name for name in names if name != "mlx"] for names in (timed, others)]
+    assert candidates(rows, False) == tuple(inexact)
 
 
 @pytest.mark.metal
@@ -324,9 +331,9 @@ def test_floats_are_not_multiplied_as_less_than_float32(timed: Clock) -> None:
 def test_more_codes_than_have_exact_sums_are_not_given_to_mlx(timed: Clock) -> None:
     dims = 2**16 + 32
     weight = mx.full((1, dims // 16), 0x55555555, mx.uint32)
-    ternary_matmul(mx.zeros((1, dims)), weight, codes=True)
+    ternary_matmul(mx.zeros((9, dims)), weight, codes=True)
     assert set(timed.runs) == {"ternary_matmul_decode"}
-    ternary_matmul(mx.zeros((1, 32)), weight[:, :2], codes=True)
+    ternary_matmul(mx.zeros((9, 32)), weight[:, :2], codes=True)
     assert "mlx" in timed.runs
 
 

@@ -1,10 +1,13 @@
 """The inspection checks every Metal kernel and keeps the reason of a broken one."""
 
+import re
+from typing import Any
+
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.ops.backend import self_check
-from mlx_mmfree.ops.backend.inspection import metal_kernels, operation_reports
+from mlx_mmfree.ops.backend import dispatch, launch, self_check
+from mlx_mmfree.ops.backend.inspection import kernel_texts, metal_kernels, operation_reports
 from tests.emulator.emulator import Emulator
 
 
@@ -14,8 +17,9 @@ def nothing_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.metal
-def test_every_metal_kernel_is_checked(metal: None) -> None:
-    reports = operation_reports()
+def test_metal_kernels_pass_their_checks(metal: None) -> None:
+    # other numbers of rows are computed in tests of values
+    reports = operation_reports(rows=(1, 64))
     assert [report["metal"] for report in reports.values()] == [None] * len(reports)
     checked = metal_kernels()
     assert set(checked.values()) == {None}
@@ -24,6 +28,7 @@ def test_every_metal_kernel_is_checked(metal: None) -> None:
         "bit_linear(matrices=3, rows=1, gate=None, ",
         "bit_linear_tiles(matrices=1, rows=65, gate=silu, ",
         "gated_rms_norm(gate=bfloat16, ",
+        "bit_linear(matrices=4, rows=1, gate=None, ",
         "linear_scan_forward(",
         "linear_scan_backward(",
         "mlgru_scan(gates=float16, ",
@@ -36,10 +41,40 @@ def test_every_metal_kernel_is_checked(metal: None) -> None:
         assert any(kernel.startswith(start) for kernel in checked), start
 
 
+def _variant(name: str) -> tuple[str, ...]:
+    """A kernel and the numbers that select its variant, without the types of its arrays."""
+    kernel, *rest = re.split("__|_(?=b?float)", name.removeprefix("custom_kernel_"), maxsplit=1)
+    return kernel, *(part for part in rest[0].split("_") if part.isdigit())
+
+
+def test_every_variant_of_every_kernel_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: dict[str, str] = {}
+
+    def note(run: Any, reference: Any, inputs: Any) -> self_check._Finding:
+        with launch.recording() as texts:
+            run(*inputs)
+        launched.update(texts)
+        return self_check._Finding(None)
+
+    monkeypatch.setenv("MLX_MMFREE_CACHE", "0")
+    monkeypatch.setattr(dispatch, "metal_unavailable", lambda: None)
+    monkeypatch.setattr(self_check, "_difference", note)
+    steps = []
+    operation_reports(progress=lambda *step: steps.append(step))
+    written = {_variant(name) for name in kernel_texts()}
+    assert {_variant(name) for name in launched} == written
+    for matrices in range(1, 5):
+        for rows in range(1, 9):
+            start = f"bit_linear(matrices={matrices}, rows={rows}, gate=None, quantize=True, "
+            assert any(kernel.startswith(start) for kernel in metal_kernels()), start
+    # of all that was asked
+    assert steps == [(n, len(steps)) for n in range(1, len(steps) + 1)]
+
+
 def test_one_broken_kernel_is_the_reason(emulated: Emulator) -> None:
     emulated.edit = lambda text: text.replace("word < dims; word += 32", "word < dims; word += 31")
     with pytest.warns(RuntimeWarning, match="ternary_matmul_decode"):
-        reports = operation_reports()
+        reports = operation_reports(rows=(1,))
     report = reports["ternary_matmul"]
     assert "it computes wrong values" in (report["metal"] or "")
     assert report["reference"] is None

@@ -57,6 +57,7 @@ def use(name: str) -> Iterator[None]:
 def choose(
     operation: str,
     candidates: Sequence[str],
+    others: Sequence[str],
     run: Callable[[str], mx.array],
     x: mx.array,
     *,
@@ -68,7 +69,8 @@ def choose(
 
     Args:
         operation: The name of what they compute.
-        candidates: Names, the default first.
+        candidates: The names of those that are timed, the default first.
+        others: The names of those that are only chosen where they are forced.
         run: Gives the results of a candidate, yet to be computed. It raises what MLX raises where a
             candidate cannot run, which leaves it out.
         x: What the results depend on. Nothing is timed where it has no values because it is traced.
@@ -82,7 +84,7 @@ def choose(
     default = candidates[0]
     forced = _forced.get() or environment_candidate()
     if forced is not None:
-        return forced if forced in candidates else default
+        return forced if forced in (*candidates, *others) else default
     if len(candidates) == 1 or launch.is_recording():
         return default
     key = (kept_results.device_name(), operation, *candidates, *task.values())

@@ -18,7 +18,6 @@ from ..backend.self_check import kernel_fault
 from ..ternary_matmul import quantized
 from ..ternary_matmul.metal_choice import (
     GROUPS,
-    MLX,
     MOST_TIMED_ROWS,
     TILES,
     candidates,
@@ -56,10 +55,8 @@ def _way(x: mx.array, projections: tuple[Projection, ...], options: Options) -> 
     rows = x.size // width
     if not fits or rows == 0:
         return None
-    names = candidates(rows)
     dims = width if options.gate is None else width // 2
-    if not quantized.is_exact(mx.float32, dims, options.quantize):
-        names.remove(MLX)
+    names, others = candidates(rows, quantized.is_exact(mx.float32, dims, options.quantize))
     outputs = sum(weight.shape[0] for weight, *_ in projections)
 
     def results(name: str) -> mx.array:
@@ -74,19 +71,13 @@ def _way(x: mx.array, projections: tuple[Projection, ...], options: Options) -> 
     chosen = choose(
         "bit_linear",
         names,
+        others,
         results,
         x,
         # codes may differ where a value lies between two
         must_agree=False,
         facts=timed_shape(rows, dims, outputs),
-        task=shape_class(rows, dims, outputs)
-        | {
-            "matrices": len(projections),
-            "x": x.dtype,
-            "gate": options.gate,
-            "quantize": options.quantize,
-            "own_norms": options.eps is not None,
-        },
+        task=shape_class(rows, dims, outputs) | {"x": x.dtype, "quantize": options.quantize},
     )
     # a kept choice may be one that does not run in this process
     is_sound = chosen == names[0] or _fault(chosen, x, projections, options) is None

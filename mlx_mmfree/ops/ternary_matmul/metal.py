@@ -158,9 +158,7 @@ def _way(x: mx.array, weight: mx.array, codes: bool) -> str:
     """The name of what computes the sums."""
     (outputs, _), dims = weight.shape, x.shape[-1]
     rows = x.size // dims
-    names = candidates(rows)
-    if not quantized.is_exact(x.dtype, dims, codes):
-        names.remove(MLX)
+    names, others = candidates(rows, quantized.is_exact(x.dtype, dims, codes))
 
     def sums(name: str) -> mx.array:
         if fault := _fault(name, x, codes):
@@ -170,6 +168,7 @@ def _way(x: mx.array, weight: mx.array, codes: bool) -> str:
     chosen = choose(
         "ternary_matmul",
         names,
+        others,
         sums,
         x,
         must_agree=codes,

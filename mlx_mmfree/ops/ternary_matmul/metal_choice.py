@@ -4,9 +4,14 @@
 - `tiles`: our kernel for tiles of 64 rows and 64 outputs
 - `mlx`: `mx.quantized_matmul`
 
-Which one is fastest is timed, see `backend.choice`. Two are left out by counts. Tiles compute 64 rows
-whatever their number, so for up to 16 rows they would compute at least four times as many products as
-there are. Groups decode each word again for 8 rows, so for more than 64 rows they would do so 9 times.
+Which one is fastest is timed, see `backend.choice`, but for three that counts leave out:
+
+- For up to 8 rows, groups read each word once, in one launch with all around the product. MLX's own
+  product takes launches for codes and scales beside its own, and reads a quarter more: two floats for
+  128 weights.
+- Tiles compute 64 rows whatever their number. For up to 16 rows they would compute at least four times
+  as many products as there are.
+- Groups decode each word again for 8 rows, for more than 64 rows at least 9 times.
 """
 
 from bisect import bisect_left
@@ -22,14 +27,22 @@ _MOST_IN_GROUPS = 64
 _FEWEST_IN_TILES = 17
 
 
-def candidates(rows: int) -> list[str]:
-    """The names of the ways for a number of rows, the default first."""
-    names = [TILES, GROUPS, MLX] if rows > launch.FEW_ROWS else [GROUPS, TILES, MLX]
-    if rows > _MOST_IN_GROUPS:
-        names.remove(GROUPS)
-    if rows < _FEWEST_IN_TILES:
-        names.remove(TILES)
-    return names
+def candidates(rows: int, are_exact: bool) -> tuple[list[str], list[str]]:
+    """The names of the ways that are timed, the default first, and of the others.
+
+    Args:
+        rows: The number of rows.
+        are_exact: Whether MLX's product is as exact as the others.
+    """
+    default = GROUPS if rows <= launch.FEW_ROWS else TILES
+    is_timed = {
+        GROUPS: rows <= _MOST_IN_GROUPS,
+        TILES: rows >= _FEWEST_IN_TILES,
+        MLX: rows > launch.MAX_GROUP_ROWS and are_exact,
+    }
+    timed = sorted((name for name in is_timed if is_timed[name]), key=lambda name: name != default)
+    others = [name for name in is_timed if name not in timed and (name != MLX or are_exact)]
+    return timed, others
 
 
 def shape_class(rows: int, dims: int, outputs: int) -> dict[str, Any]:

@@ -1,0 +1,132 @@
+"""Small arguments for the backends of each operation, which select every kernel."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from ..activations import ACTIVATIONS
+from ..attention_step import Options as AttentionOptions
+from ..bit_linear import Options as ProjectionOptions
+from ..bit_linear import Projection
+from ..bit_linear.metal_texts import MAX_MATRICES
+from ..dense_matmul import BITS, AffineForm
+from ..float_dtypes import FLOATS
+from ..mlgru_step import Options as GateOptions
+from ..ternary import packed_width
+from . import launch
+
+ROWS = (*range(1, launch.MAX_GROUP_ROWS + 1), launch.FEW_ROWS + 16)
+"""Numbers of rows that select every variant of a product: a group of each size, and tiles."""
+
+# arrays of fewer than 8 numbers lie in another address space of Metal
+_DIMS = (32, 4)
+
+
+class Call(NamedTuple):
+    """The arguments that an operation hands to its backends."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def example_calls(rows: Sequence[int]) -> dict[str, Iterator[Call]]:
+    """Small arguments of each kind that the layers use, by the names of the operations.
+
+    Args:
+        rows: The numbers of rows of products.
+    """
+    return {
+        "attention": _attention_calls(),
+        "attention_step": _attention_step_calls(),
+        "bit_linear": _bit_linear_calls(rows),
+        "dense_matmul": _dense_matmul_calls(),
+        "gated_rms_norm": _gated_rms_norm_calls(),
+        "linear_scan": _linear_scan_calls(),
+        "mlgru_step": _mlgru_step_calls(),
+        "rms_norm_quantize": _rms_norm_quantize_calls(),
+        "ternary_matmul": _ternary_matmul_calls(rows),
+    }
+
+
+def _attention_calls() -> Iterator[Call]:
+    for dtype in FLOATS:
+        x = mx.zeros((1, 1, 2, 64), dtype)
+        yield Call((x, x, x, "causal"), {})
+
+
+def _attention_step_calls() -> Iterator[Call]:
+    options = AttentionOptions(num_heads=2, wavelengths=mx.ones((32,)))
+    for dtype in FLOATS:
+        buffer = mx.zeros((1, 1, 2, 64), dtype)
+        projected, positions = mx.zeros((1, 1, 4 * 64), dtype), mx.zeros((1, 1), mx.int32)
+        yield Call((projected, buffer, buffer, positions, options), {})
+
+
+def _dense_matmul_calls() -> Iterator[Call]:
+    for dtype in FLOATS:
+        x, weight = mx.zeros((1, 128), dtype), mx.zeros((4, 128), dtype)
+        yield Call((x, weight, None), {})
+        for bits in BITS:
+            group = mx.zeros((4, 2), dtype)
+            codes = mx.zeros((4, 4 * bits), mx.uint32)
+            yield Call((x, codes, AffineForm(group, group, 64, bits)), {})
+
+
+def _bit_linear_calls(numbers_of_rows: Sequence[int]) -> Iterator[Call]:
+    for rows, dims, dtype in product(numbers_of_rows, _DIMS, FLOATS):
+        x, norm = mx.zeros((rows, dims), dtype), mx.ones((dims,))
+        weight, scale = mx.zeros((4, packed_width(dims)), mx.uint32), mx.ones((1,))
+        plain = (Projection(weight, scale),)
+        yield Call((x, plain, ProjectionOptions()), {})
+        wide = Projection(mx.zeros((8, packed_width(dims)), mx.uint32), mx.ones((8,)))
+        yield Call((x, (wide,) * 2, ProjectionOptions()), {})
+        shared = ProjectionOptions(norm=norm, norm_eps=1e-6)
+        for matrices in range(3, MAX_MATRICES + 1):
+            yield Call((x, (wide,) * matrices, shared), {})
+        yield Call((x, plain, ProjectionOptions(quantize=False)), {})
+        normed = ProjectionOptions(eps=1e-6, rounding="half_away", norm=norm, norm_eps=1e-6)
+        yield Call((x, (Projection(weight, scale, norm),) * 3, normed), {})
+        down = (Projection(mx.zeros((4, packed_width(dims // 2)), mx.uint32), scale),)
+        for gate in ACTIVATIONS:
+            yield Call((x, down, ProjectionOptions(gate=gate, residual=x[:, :4])), {})
+
+
+def _gated_rms_norm_calls() -> Iterator[Call]:
+    for dims, dtype in product(_DIMS, FLOATS):
+        x = mx.zeros((1, dims), dtype)
+        yield Call((x, x, mx.ones((dims,))), {"eps": 1e-6})
+
+
+def _mlgru_step_calls() -> Iterator[Call]:
+    for length, dims, dtype in product((1, 2), _DIMS, FLOATS):
+        options = GateOptions(eps=1e-6, lower_bound=mx.zeros((dims,), dtype))
+        gates = mx.zeros((1, length, 3 * dims), dtype)
+        yield Call((gates, mx.zeros((1, dims)), mx.ones((dims,)), options), {})
+        places = mx.ones((1, length), mx.bool_)
+        options = GateOptions(eps=1e-6, valid=places, starts=places)
+        yield Call((gates, mx.zeros((1, dims)), mx.ones((dims,)), options), {})
+
+
+def _linear_scan_calls() -> Iterator[Call]:
+    for dims, dtype in product(_DIMS, FLOATS):
+        x = mx.zeros((1, 2, dims), dtype)
+        yield Call((x, x, mx.zeros((1, dims))), {})
+
+
+def _rms_norm_quantize_calls() -> Iterator[Call]:
+    for dims, dtype in product(_DIMS, FLOATS):
+        x = mx.zeros((1, dims), dtype)
+        for rounding in ("half_even", "half_away"):
+            yield Call((x, None), {"eps": None, "rounding": rounding})
+            yield Call((x, mx.ones((dims,), dtype)), {"eps": 1e-6, "rounding": rounding})
+
+
+def _ternary_matmul_calls(numbers_of_rows: Sequence[int]) -> Iterator[Call]:
+    # whole words and not
+    for rows, dims in product(numbers_of_rows, (*_DIMS, 33)):
+        weight = mx.zeros((3, packed_width(dims)), mx.uint32)
+        for dtype in FLOATS:
+            yield Call((mx.zeros((rows, dims), dtype), weight), {"codes": False})
+        yield Call((mx.zeros((rows, dims)), weight), {"codes": True})

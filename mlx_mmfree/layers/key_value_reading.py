@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from ..ops.attention import Mask
 from ..ops.slots import held_positions, new_slots, slots_after, write_slots
-from .key_value_state import Buffer, KeyValueState, each, length_of
+from .key_value_state import Buffer, KeyValueState, each, length_of, padded
 from .quantized_array import QuantizedArray
 from .sample_starts import sample_begins
 
@@ -196,7 +196,13 @@ def extend(
         source = reading.source[:, None, :, None]
         keys, values = each(lambda buffer: mx.take_along_axis(buffer, source, axis=2), both)
         return *_exact(both, dims), KeyValueState(keys, values, reading.positions)
-    state = state.with_room(length_of(new[0]), window, sinks)
+    length = length_of(new[0])
+    free = state.room_for(length, window, sinks) - length
+    if used == 0 and free > 0:
+        # the first tokens take the first slots
+        kept = padded(new, free)
+        return *_exact(new, dims), KeyValueState(kept[0], kept[1], reading.positions)
+    state = state.with_room(length, window, sinks)
     slots = cast(mx.array, reading.slots)
     kept = each(lambda buffer, own: write_slots(buffer, own, slots), state[:2], new)
     attended = new

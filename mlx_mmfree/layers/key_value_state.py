@@ -69,13 +69,19 @@ class KeyValueState(NamedTuple):
 
     def with_room(self, length: int, window: int | None = None, sinks: int = 0) -> "KeyValueState":
         """The state with room for `length` more tokens."""
+        added = self.room_for(length, window, sinks) - self.room
+        if not added:
+            return self
+        keys, values = padded((self.keys, self.values), added)
+        return self._replace(keys=keys, values=values)
+
+    def room_for(self, length: int, window: int | None = None, sinks: int = 0) -> int:
+        """The number of slots once there is room for `length` more tokens."""
         room, slots = self.room, slots_after(self.used, length, window, sinks)
         if slots <= room:
-            return self
+            return room
         grown = -(-slots // GROWTH_STEP) * GROWTH_STEP
-        grown = grown if window is None else min(grown, sinks + window)
-        keys, values = _padded((self.keys, self.values), grown - room)
-        return self._replace(keys=keys, values=values)
+        return grown if window is None else min(grown, sinks + window)
 
     def without_last(self, count: int) -> "KeyValueState":
         """The state before the last `count` tokens of every row; not once slots have rotated."""
@@ -84,7 +90,7 @@ class KeyValueState(NamedTuple):
     def blank(self, length: int, window: int | None = None, sinks: int = 0) -> "KeyValueState":
         """What this empty state becomes after `length` tokens, without room, keys and values zero."""
         slots = slots_after(0, length, window, sinks)
-        keys, values = _padded((self.keys, self.values), slots)
+        keys, values = padded((self.keys, self.values), slots)
         ends = mx.full((self.positions.shape[0],), length, mx.int32)
         return KeyValueState(keys, values, held_positions(ends, slots, window, sinks))
 
@@ -121,7 +127,7 @@ def length_of(buffer: Buffer) -> int:
     return array.shape[2]
 
 
-def _padded(buffers: tuple[Buffer, Buffer], count: int) -> Any:
+def padded(buffers: tuple[Buffer, Buffer], count: int) -> Any:
     """The buffers with so many more slots, of zeros."""
     padding = [(0, 0), (0, 0), (0, count), (0, 0)]
     return each(lambda buffer: mx.pad(buffer, padding), buffers)

@@ -11,19 +11,20 @@ from ..layers.arguments import check_optional_sizes, check_sequences, check_size
 from ..layers.attention_options import AttentionNorms, KeyValueCache, takes_single_arguments
 from ..layers.context import Context
 from ..layers.key_value_kind import KeyValueKind
-from ..layers.key_value_reading import Reading, extend, read, read_whole, sink_places
 from ..layers.key_value_state import FixedKeyValueState, KeyValueState
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.padding import RealTokens, padding_last
 from ..layers.quantized_array import Quantization
 from ..layers.rope import RoPE
+from ..layers.sequence_attention import Heads, attend
 from ..layers.state_kind import StateKind
 from ..layers.token_mixer import TokenMixer
-from ..ops import attention, attention_step
+from ..ops import attention_step
 from ..ops.slots import next_place
 
 S = TypeVar("S", KeyValueState, FixedKeyValueState)
-GQAState = KeyValueState | FixedKeyValueState | tuple[()]
+GrowingState = KeyValueState | tuple[()]
+GQAState = GrowingState | FixedKeyValueState
 
 
 class GQA(TokenMixer):
@@ -213,57 +214,75 @@ class GQA(TokenMixer):
         norm: nn.Module | None = None,
         residual: mx.array | None = None,
     ) -> tuple[mx.array, GQAState]:
-        """`_attend`, in two parts where the state is to be quantised between them."""
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
-        if self._cache.quantization is None or not isinstance(state, KeyValueState):
-            return self._attend(x, state, context, tokens, norm, residual)
+        # items, since attributes of a module are slow to find
+        inner = (self["query_proj"], self["key_proj"], self["value_proj"])
+        projected = project(x, inner, norm=norm)
+        y, state = self._attend(projected, state, context, tokens)
+        output_norm = self.get("output_norm")
+        return project(y, (self["output_proj"],), norm=output_norm, residual=residual), state
+
+    def _attend(
+        self, projected: mx.array, state: GQAState, context: Context, tokens: RealTokens
+    ) -> tuple[mx.array, GQAState]:
+        """Attention between the projections."""
+        if isinstance(state, FixedKeyValueState):
+            is_plain = tokens.counts is None and tokens.starts is None
+            if not is_plain or projected.shape[1] != 1:
+                raise ValueError(
+                    "[GQA] 'x' must hold one token of each row, without 'valid' and 'starts', while "
+                    "the state has fixed shapes. Make it ordinary by 'growing' of its kind."
+                )
+            return self._step(projected, state, context)
+        if self._cache.quantization is not None and isinstance(state, KeyValueState):
+            return self._attend_and_quantize(projected, state, context, tokens)
+        return self._attend_growing(projected, state, context, tokens)
+
+    def _attend_and_quantize(
+        self, projected: mx.array, state: KeyValueState, context: Context, tokens: RealTokens
+    ) -> tuple[mx.array, GrowingState]:
+        """Attention in two parts where the state is to be quantised between them."""
         kind = self._key_values
         first = kind.left_exact(state)
-        if first is None:
-            return self._attend(x, state, context, tokens, norm, residual)
+        if first is None or first >= projected.shape[1]:
+            return self._attend_growing(projected, state, context, tokens)
         if tokens.starts is not None:
             raise ValueError(
                 "[GQA] 'starts' must be None while the state is still to be quantised but got "
                 f"{tokens.starts.shape}. Set 'quantization_start' to 0 or leave out the quantization."
             )
-        if first == 0:
-            return self._attend(x, kind.quantized(state), context, tokens, norm, residual)
-        if first >= x.shape[1]:
-            return self._attend(x, state, context, tokens, norm, residual)
-        parts = []
+        parts, new = [], cast(GrowingState, state)
         for part in (slice(0, first), slice(first, None)):
-            added = None if residual is None else residual[:, part]
-            y, state = self._read(x[:, part], state, context, tokens.part(part), norm, added)
+            if part.start == first:
+                new = kind.quantized(cast(KeyValueState, new))
+            if part.stop == 0:
+                continue
+            y, new = self._attend_growing(projected[:, part], new, context, tokens.part(part))
             parts.append(y)
-        return mx.concatenate(parts, axis=1), state
+        return mx.concatenate(parts, axis=1), new
 
-    def _attend(
+    def _attend_growing(
         self,
-        x: mx.array,
-        state: GQAState,
+        projected: mx.array,
+        state: GrowingState,
         context: Context,
         tokens: RealTokens,
-        norm: nn.Module | None,
-        residual: mx.array | None,
-    ) -> tuple[mx.array, GQAState]:
-        # items, since attributes of a module are slow to find
-        inner = (self["query_proj"], self["key_proj"], self["value_proj"])
-        projected = project(x, inner, norm=norm)
+    ) -> tuple[mx.array, GrowingState]:
+        """Attention with a state of the ordinary form, or none."""
         is_plain = tokens.counts is None and tokens.starts is None
-        if isinstance(state, FixedKeyValueState):
-            if not is_plain or x.shape[1] != 1:
-                raise ValueError(
-                    "[GQA] 'x' must hold one token of each row, without 'valid' and 'starts', while "
-                    "the state has fixed shapes. Make it ordinary by 'growing' of its kind."
-                )
-            y, state = self._step(projected, state, context)
-        elif is_plain and x.shape[1] == 1 and self._key_values.takes_step(state):
+        if is_plain and projected.shape[1] == 1 and self._key_values.takes_step(state):
             roomy = state.with_room(1, self._cache.window, self._cache.sinks)
-            y, state = self._step(projected, roomy, context)
-        else:
-            y, state = self._mix(projected, state, context, tokens)
-        output_norm = self.get("output_norm")
-        return project(y, (self["output_proj"],), norm=output_norm, residual=residual), state
+            return self._step(projected, roomy, context)
+        norms = (self.get("query_norm"), self.get("key_norm"))
+        heads = Heads(
+            self.num_heads,
+            self.num_kv_heads,
+            self._cache,
+            *norms,
+            self._query_scale,
+            self.get("rope"),
+        )
+        return attend(projected, state, heads, context, tokens)
 
     def _step(self, projected: mx.array, state: S, context: Context) -> tuple[mx.array, S]:
         """Attention of one token, with exact keys and values and room for it."""
@@ -277,13 +296,13 @@ class GQA(TokenMixer):
             options["query_norm"] = self.query_norm.weight
             options["key_norm"] = self.key_norm.weight
             options["norm_eps"] = self.query_norm.eps
-        sharpness = self._sharpness
-        if sharpness != 1.0:
+        scale = self._query_scale
+        if scale != 1.0:
             if "query_norm" in self:
-                options["query_norm"] = self.query_norm.weight * sharpness
+                options["query_norm"] = self.query_norm.weight * scale
             else:
                 queries, others = mx.split(projected, [self.num_heads * self.head_dim], axis=-1)
-                projected = mx.concatenate([queries * sharpness, others], axis=-1)
+                projected = mx.concatenate([queries * scale, others], axis=-1)
         used, room = positions.shape[1], keys.shape[2]
         place = context.once(
             ("place", used, room, self._cache.window, self._cache.sinks),
@@ -294,92 +313,11 @@ class GQA(TokenMixer):
         )
         return y, type(state)(*new)
 
-    def _mix(
-        self,
-        projected: mx.array,
-        state: KeyValueState | tuple[()],
-        context: Context,
-        tokens: RealTokens,
-    ) -> tuple[mx.array, GQAState]:
-        """Attention of any number of tokens."""
-        length, (counts, starts) = projected.shape[1], tokens
-        kv_dims = self.num_kv_heads * self.head_dim
-        query, key, value = mx.split(projected, [-2 * kv_dims, -kv_dims], axis=-1)
-        plain = self._heads(query, "query_norm")
-        if self._sharpness != 1.0:
-            plain = plain * self._sharpness
-        keys, values = self._heads(key, "key_norm"), self._heads(value)
-        if isinstance(state, KeyValueState):
-            limits = (self._cache.window, self._cache.sinks)
-            which = (state.used, length, *limits)
-            before = state.positions
-            reading = context.once(
-                ("reading", *which), lambda: read(before, length, counts, starts, *limits)
-            )
-            queries, keys = self._rotate((plain, keys), reading.offset, which, context)
-            keys, values, state = extend(state, keys, values, reading, *limits)
-            mask = reading.mask
-            if self._cache.sinks and "rope" in self and not isinstance(mask, str | None):
-                queries, keys = self._near_sinks(plain, queries, keys, reading, which, context)
-        else:
-            window = self._cache.window
-            offset, mask = context.once(
-                ("whole", length, window), lambda: read_whole(length, counts, starts, window)
-            )
-            queries, keys = self._rotate((plain, keys), offset, ("whole", length), context)
-        y = attention(queries, keys, values, mask)
-        return y.swapaxes(1, 2).reshape(*projected.shape[:2], -1).astype(projected.dtype), state
-
     @property
-    def _sharpness(self) -> float:
+    def _query_scale(self) -> float:
         """What queries are multiplied by, instead of queries and keys by its root."""
         factor: float = self["rope"].attention_factor if "rope" in self else 1.0
         return factor**2
-
-    def _heads(self, x: mx.array, norm: str = "") -> mx.array:
-        """`(B, L, heads * K)` to `(B, heads, L, K)`, normed if there is such a norm."""
-        x = x.reshape(*x.shape[:2], -1, self.head_dim).swapaxes(1, 2)
-        return self[norm](x) if norm in self else x
-
-    def _rotate(
-        self,
-        heads: tuple[mx.array, ...],
-        offset: int | mx.array,
-        which: tuple[Any, ...],
-        context: Context,
-    ) -> tuple[mx.array, ...]:
-        """Heads `(B, heads, L, K)`, rotated; `which` tells the offsets of a call apart."""
-        if "rope" not in self:
-            return heads
-        rope, length = self["rope"], heads[0].shape[2]
-        rotation = context.once(
-            ("rotation", id(rope), *which), lambda: rope.rotation(offset, length)
-        )
-        return tuple(rope.rotate(x, rotation) for x in heads)
-
-    def _near_sinks(
-        self,
-        plain: mx.array,
-        queries: mx.array,
-        keys: mx.array,
-        reading: Reading,
-        which: tuple[Any, ...],
-        context: Context,
-    ) -> tuple[mx.array, mx.array]:
-        """Queries and keys of twice the dims: for sinks, a query stands right behind a full window."""
-        count, sinks = keys.shape[2], self._cache.sinks
-        batch = plain.shape[0]
-        farthest = sinks + (self._cache.window or 0) - 1
-        at, is_sink = context.once(
-            ("sinks", *which), lambda: sink_places(reading, batch, count, sinks, farthest)
-        )
-        (near,) = self._rotate((plain,), at, ("sinks", *which), context)
-        zero = mx.zeros((), keys.dtype)
-        others = mx.where(is_sink, zero, keys)
-        of_sinks = mx.where(is_sink, keys, zero)
-        # twice the dims would halve the scale's square
-        queries = mx.concatenate([queries, near], axis=-1) * 2**0.5
-        return queries, mx.concatenate([others, of_sinks], axis=-1)
 
 
 def _check_heads(dims: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:

@@ -34,10 +34,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 # the numbers for a decoded token, and for a prompt
 LAUNCHES = {
     "hgrn_bit": (5, 10),
-    "bitnet": (8, 15),
-    "ternary llama": (8, 15),
-    "dense llama": (20, 23),
-    "qwen3": (23, 25),
+    "bitnet": (8, 12),
+    "ternary llama": (8, 12),
+    "dense llama": (20, 20),
+    "qwen3": (23, 23),
 }
 
 

@@ -1,0 +1,143 @@
+"""Attention of any number of tokens, between the projections."""
+
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..ops import attention
+from .attention_options import KeyValueCache
+from .context import Context
+from .key_value_reading import Reading, extend, read, read_whole, sink_places
+from .key_value_state import KeyValueState
+from .padding import RealTokens
+from .rope import RoPE
+
+
+class Heads(NamedTuple):
+    """What attention does with the heads of projected tokens.
+
+    Attributes:
+        num_heads: Query heads `H`.
+        num_kv_heads: Key and value heads `G`.
+        cache: Which tokens are seen.
+        query_norm: Norm of each query; `None`: there is none.
+        key_norm: Norm of each key; `None`: there is none.
+        query_scale: What queries are multiplied by before the root of their dims divides them.
+        rope: Rotates queries and keys; `None`: they stay.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    cache: KeyValueCache
+    query_norm: nn.Module | None = None
+    key_norm: nn.Module | None = None
+    query_scale: float = 1.0
+    rope: RoPE | None = None
+
+    def split(self, projected: mx.array) -> tuple[tuple[mx.array, ...], mx.array]:
+        """Queries and keys, and values, of projected tokens `(B, L, (H + 2G) K)`.
+
+        Returns:
+            Queries `(B, H, L, K)` and keys `(B, G, L, K)` with their norms, in one array where nothing
+            is done to one of them alone; and values `(B, G, L, K)`.
+        """
+        count = self.num_heads + self.num_kv_heads
+        tokens = projected.reshape(*projected.shape[:2], count + self.num_kv_heads, -1)
+        both, values = mx.split(tokens.swapaxes(1, 2), [count], axis=1)
+        if self.query_norm is None and self.key_norm is None and self.query_scale == 1.0:
+            return (both,), values
+        queries, keys = self.apart((both,))
+        queries = queries if self.query_norm is None else self.query_norm(queries)
+        keys = keys if self.key_norm is None else self.key_norm(keys)
+        queries = queries if self.query_scale == 1.0 else queries * self.query_scale
+        return (queries, keys), values
+
+    def apart(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, mx.array]:
+        """Queries and keys of one array or two."""
+        queries, keys = (
+            mx.split(arrays[0], [self.num_heads], axis=1) if len(arrays) == 1 else arrays
+        )
+        return queries, keys
+
+    def rotated(
+        self,
+        arrays: tuple[mx.array, ...],
+        offset: int | mx.array,
+        which: tuple[Any, ...],
+        context: Context,
+    ) -> tuple[mx.array, ...]:
+        """Arrays `(B, heads, L, K)`, rotated; `which` tells the offsets of a call apart."""
+        rope, length = self.rope, arrays[0].shape[2]
+        if rope is None:
+            return arrays
+        rotation = context.once(
+            ("rotation", id(rope), *which), lambda: rope.rotation(offset, length)
+        )
+        return tuple(rope.rotate(x, rotation) for x in arrays)
+
+
+def attend(
+    projected: mx.array,
+    state: KeyValueState | tuple[()],
+    heads: Heads,
+    context: Context,
+    tokens: RealTokens,
+) -> tuple[mx.array, KeyValueState | tuple[()]]:
+    """Attention of tokens to those before them, or without a state to the whole sequence.
+
+    Args:
+        projected: Heads of queries, keys and values, one behind the other, `(B, L, (H + 2G) K)`.
+        state: The tokens before; `()` where attention is not causal.
+        heads: What is done with the heads.
+        context: The call.
+        tokens: Those of the call that are no padding.
+
+    Returns:
+        `(B, L, H K)` and the state.
+    """
+    length, (counts, starts) = projected.shape[1], tokens
+    window, sinks = heads.cache.window, heads.cache.sinks
+    plain, values = heads.split(projected)
+    if isinstance(state, KeyValueState):
+        which, before = (state.used, length, window, sinks), state.positions
+        reading = context.once(
+            ("reading", *which), lambda: read(before, length, counts, starts, window, sinks)
+        )
+        queries, keys = heads.apart(heads.rotated(plain, reading.offset, which, context))
+        keys, values, state = extend(state, keys, values, reading, window, sinks)
+        mask = reading.mask
+        if sinks and heads.rope is not None and not isinstance(mask, str | None):
+            near = heads.apart(plain)[0]
+            queries, keys = _near_sinks(heads, near, queries, keys, reading, which, context)
+    else:
+        offset, mask = context.once(
+            ("whole", length, window), lambda: read_whole(length, counts, starts, window)
+        )
+        queries, keys = heads.apart(heads.rotated(plain, offset, ("whole", length), context))
+    y = attention(queries, keys, values, mask)
+    return y.swapaxes(1, 2).reshape(*projected.shape[:2], -1).astype(projected.dtype), state
+
+
+def _near_sinks(
+    heads: Heads,
+    plain: mx.array,
+    queries: mx.array,
+    keys: mx.array,
+    reading: Reading,
+    which: tuple[Any, ...],
+    context: Context,
+) -> tuple[mx.array, mx.array]:
+    """Queries and keys of twice the dims: for sinks, a query stands right behind a full window."""
+    batch, count, sinks = plain.shape[0], keys.shape[2], heads.cache.sinks
+    farthest = sinks + (heads.cache.window or 0) - 1
+    at, is_sink = context.once(
+        ("sinks", *which), lambda: sink_places(reading, batch, count, sinks, farthest)
+    )
+    (near,) = heads.rotated((plain,), at, ("sinks", *which), context)
+    zero = mx.zeros((), keys.dtype)
+    others = mx.where(is_sink, zero, keys)
+    of_sinks = mx.where(is_sink, keys, zero)
+    # twice the dims would halve the scale's square
+    queries = mx.concatenate([queries, near], axis=-1) * 2**0.5
+    return queries, mx.concatenate([others, of_sinks], axis=-1)

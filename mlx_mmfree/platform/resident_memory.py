@@ -3,16 +3,43 @@
 import resource
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 STATUS = Path("/proc/self/status")
+
+
+class ResidentMemory(NamedTuple):
+    """What a process has in memory at this moment.
+
+    Attributes:
+        anonymous_bytes: Memory of its own, which the system can only move to a swap disk.
+        mapped_bytes: Pages of mapped files, programs among them, which the system drops when it needs
+            room, and reads again.
+    """
+
+    anonymous_bytes: int
+    mapped_bytes: int
+
+
+def resident_memory() -> ResidentMemory | None:
+    """What this process has in memory, or `None` where the system does not tell the kinds apart."""
+    fields = _status()
+    if "RssAnon" not in fields or "RssFile" not in fields:
+        return None
+    return ResidentMemory(fields["RssAnon"], fields["RssFile"])
 
 
 def peak_resident_bytes() -> int:
     """The most memory that was resident at once since this program began."""
     # getrusage on Linux begins with the peak of the program that started this one
-    if STATUS.exists():
-        fields = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
-        if "VmHWM" in fields:
-            return int(fields["VmHWM"].split()[0]) * 1024
+    if "VmHWM" in (fields := _status()):
+        return fields["VmHWM"]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _status() -> dict[str, int]:
+    """The sizes in bytes that Linux lists for this process; none elsewhere."""
+    lines = STATUS.read_text().splitlines() if STATUS.exists() else []
+    sizes = (line.split() for line in lines if line.endswith(" kB"))
+    return {name.rstrip(":"): int(size) * 1024 for name, size, _ in sizes}

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from ..errors import TrainingError, TrainingStopped
 from ..layers import set_quantization_strength
 from ..models import Decoder
+from ..platform.resident_memory import resident_memory
 from .callbacks import Callback
 from .checkpoint import (
     check_record,
@@ -206,6 +207,7 @@ class Trainer:
     def _report(self, log: RunLog, clock: Clock, result: StepResult) -> dict[str, Any]:
         progress = self._progress
         sums = progress["unreported"]
+        memory = resident_memory()
         record = {
             "step": progress["step"],
             "tokens": progress["tokens"],
@@ -214,6 +216,7 @@ class Trainer:
             "gradient_norm": result.gradient_norm,
             "tokens_per_second": clock.rate(),
             "peak_memory_bytes": mx.get_peak_memory(),
+            **({} if memory is None else memory._asdict()),
         }
         progress["unreported"] = {"loss": 0.0, "terms": 0}
         log.write(**record)

@@ -10,6 +10,15 @@ from pathlib import Path
 from typing import Any
 
 _MACHINES = ("file", "device", "memory", "MLX", "system", "kernels switched off", "problems")
+_KERNELS = (
+    "device",
+    "kernel",
+    "inputs x outputs",
+    "rows",
+    "microseconds",
+    "GB/s",
+    "of a plain read",
+)
 _FIGURES = ("device", "measurement", "threads", "GB/s", "of its limit", "rate")
 _RATIOS = ("device", "measurement", "compared with", "times as fast", "by the best")
 
@@ -22,7 +31,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     machines = [_machine(file, r) for file, r in reports.items() if "versions" in r]
     figures = [row for r in reports.values() if "figures" in r for row in _figures(r)]
     ratios = [row for r in reports.values() for row in _ratios(r)]
-    tables = [(_MACHINES, machines), (_FIGURES, figures), (_RATIOS, ratios)]
+    kernels = [row for r in reports.values() for row in _kernels(r)]
+    tables = [
+        *((_MACHINES, machines), (_KERNELS, kernels)),
+        *((_FIGURES, figures), (_RATIOS, ratios)),
+    ]
     print("\n\n".join(_table(head, rows) for head, rows in tables if rows))
 
 
@@ -48,6 +61,21 @@ def _machine(file: Path, report: dict[str, Any]) -> tuple[str, ...]:
         "; ".join(faults) or "none",
         str(len(report["problems"])),
     )
+
+
+def _kernels(report: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (
+            report["device"]["name"],
+            time["kernel"],
+            f"{time['inputs']} x {time['outputs']}",
+            str(time["rows"]),
+            f"{time['seconds'] * 1e6:.1f}",
+            f"{time['bytes_per_second'] / 1e9:.1f}",
+            "" if time["share_of_read"] is None else f"{time['share_of_read']:.0%}",
+        )
+        for time in report.get("kernel_times", [])
+    ]
 
 
 def _figures(report: dict[str, Any]) -> list[tuple[str, ...]]:

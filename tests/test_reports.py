@@ -23,6 +23,15 @@ FIGURE = {
     "rate": 1234.5,
     "unit": "rows",
 }
+TIME = {
+    "kernel": "bit_linear, groups",
+    "rows": 1,
+    "inputs": 2560,
+    "outputs": 6912,
+    "seconds": 6.54e-5,
+    "bytes_per_second": 67.6e9,
+    "share_of_read": 0.68,
+}
 RATIO = {"name": FIGURE["name"], "other": "MLX 2-bit", "median": 1.234, "best": 1.3}
 
 
@@ -35,6 +44,7 @@ def test_reports_become_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str
     report = json.loads(capsys.readouterr().out)
     report["device"]["name"] = "Apple M9"
     report["metal_kernels"] = {"sound": None, "bit_linear": "it computes wrong values"}
+    report["kernel_times"] = [TIME, TIME | {"rows": 8, "share_of_read": None}]
     doctor, bench = tmp_path / "doctor.json", tmp_path / "bench.json"
     doctor.write_text(json.dumps(report))
     figures = [FIGURE, FIGURE | {"threads": 0}]
@@ -42,9 +52,12 @@ def test_reports_become_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str
         json.dumps({"machine": {"device": "Apple M9"}, "figures": figures, "ratios": [RATIO]})
     )
     _run(doctor, bench)
-    machines, shown, ratios = capsys.readouterr().out.strip().split("\n\n")
+    machines, kernels, shown, ratios = capsys.readouterr().out.strip().split("\n\n")
     assert "| doctor.json | Apple M9 (" in machines
     assert "| bit_linear: it computes wrong values | " in machines
+    for rows, share in (("1", "68%"), ("8", "")):
+        row = f"| Apple M9 | bit_linear, groups | 2560 x 6912 | {rows} | 65.4 | 67.6 | {share} |"
+        assert row in kernels
     for threads in ("2", "GPU"):
         row = f"| ternary 256 x 512, 1 row | {threads} | 98.8 | 84% of plain read | 1234.5 rows/s |"
         assert row in shown

@@ -4,13 +4,16 @@ import argparse
 import json
 import shlex
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..platform.units import BYTES_PER_GB
 from .parts.command import CommandParser, command
+
+Progress = Callable[[str, int, int], None]
 
 HELP = "show versions, device, backends and problems"
 
@@ -41,19 +44,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         script = shlex.quote(str(args.dump_kernels / SCRIPT))
         print(f"Wrote {count} kernels. On a Mac with Xcode, compile them with: sh {script}")
         return 0
-    found = examine()
+    from .parts.terminal.task_bars import TaskBars
+
+    with TaskBars() as bars:
+        found = examine(bars)
     print(json.dumps(found, indent=2) if args.json else "\n".join(table(found)))
     return 0
 
 
-def examine() -> dict[str, Any]:
-    """Collects all facts as values that JSON can hold. This takes a few seconds.
+def examine(progress: Progress | None = None) -> dict[str, Any]:
+    """Collects all facts as values that JSON can hold. This takes a few seconds, with Metal longer.
+
+    Args:
+        progress: Called with a task, how much of it is done and how much there is.
 
     Raises:
         UsageError: An environment variable has an unknown value.
     """
+    from ..ops.backend.choice import kept_choices
     from ..ops.backend.dispatch import forced_backend
     from ..ops.backend.inspection import cpu_kernels, metal_kernels, operation_reports
+    from ..ops.backend.kernel_times import kernel_times
     from ..platform import blas, host
     from ..platform.bandwidth import read_bandwidth
     from ..platform.device import device_info
@@ -63,7 +74,8 @@ def examine() -> dict[str, Any]:
     with warnings.catch_warnings():
         # the list of problems names these kernels
         warnings.filterwarnings("ignore", r"\[mlx_mmfree\] The Metal kernel", RuntimeWarning)
-        reports = operation_reports()
+        reports = operation_reports(progress=_part(progress, "Checking kernels"))
+        times = kernel_times(progress=_part(progress, "Timing kernels"))
     found: dict[str, Any] = {
         "versions": _versions(),
         "device": asdict(device_info()),
@@ -77,8 +89,14 @@ def examine() -> dict[str, Any]:
             for op, report in reports.items()
         },
         "metal_kernels": metal_kernels(),
+        "kernel_times": [time._asdict() for time in times],
+        "choices": kept_choices(),
     }
     return found | {"problems": [*host.problems(), *_problems(found)]}
+
+
+def _part(progress: Progress | None, task: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else partial(progress, task)
 
 
 def _versions() -> dict[str, str]:
@@ -150,6 +168,10 @@ def table(found: dict[str, Any]) -> list[str]:
         lines += _section(op, rows)
     kernels = {name: fault or "sound" for name, fault in found["metal_kernels"].items()}
     lines += _section("Metal kernels", kernels or {"none checked": "there is no Metal device"})
+    if found["kernel_times"]:
+        lines += _section("times of Metal kernels", dict(map(_time, found["kernel_times"])))
+    if found["choices"]:
+        lines += _section("chosen by timing", dict(map(_chosen, found["choices"].items())))
     lines.append("problems" if found["problems"] else "no problems found")
     return [*lines, *(f"  - {problem}" for problem in found["problems"])]
 
@@ -166,6 +188,19 @@ def _machine(found: dict[str, Any]) -> dict[str, str]:
     bound = f"OpenBLAS, {len(binding['symbols'])} functions of MLX bound to it"
     rows["BLAS"] = bound if binding["symbols"] else f"MLX's own ({binding['reason']})"
     return rows
+
+
+def _time(time: dict[str, Any]) -> tuple[str, str]:
+    shape = f"{time['kernel']}, {time['inputs']} x {time['outputs']}, rows: {time['rows']}"
+    rate = f"{time['seconds'] * 1e6:.1f} us, {time['bytes_per_second'] / BYTES_PER_GB:.1f} GB/s"
+    share = time["share_of_read"]
+    return shape, rate if share is None else f"{rate}, {share:.0%} of a plain read"
+
+
+def _chosen(item: tuple[str, dict[str, Any]]) -> tuple[str, str]:
+    task, choice = item
+    times = (f"{name} {seconds * 1e6:.1f} us" for name, seconds in choice["seconds"].items())
+    return task, f"{choice['chosen']} ({', '.join(times)})"
 
 
 def _cpu_kernels(cpu: dict[str, Any]) -> dict[str, str]:

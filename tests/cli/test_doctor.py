@@ -1,7 +1,9 @@
 """`mmfree doctor` shows the facts, and each problem with its way out."""
 
 import json
+import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ import pytest
 
 from mlx_mmfree import __version__, native, ops
 from mlx_mmfree.cli import main
+from mlx_mmfree.cli.doctor import examine
+from mlx_mmfree.cli.parts.terminal.task_bars import TaskBars
 from mlx_mmfree.native import loader
-from mlx_mmfree.ops.backend import self_check
+from mlx_mmfree.ops.backend import choice, kernel_times, self_check
 from mlx_mmfree.ops.backend.inspection import kernel_texts
+from mlx_mmfree.ops.backend.kernel_times import KernelTime
 from mlx_mmfree.platform import bandwidth, blas, host
 
 on_cpu = pytest.mark.skipif(
@@ -147,6 +152,51 @@ def test_switched_off_metal_kernels_are_problems(
     shown = capsys.readouterr().out
     assert "Metal kernels\n  good  sound\n  bad   it computes wrong values\n" in shown
     assert "  - The Metal kernel bad is switched off: it computes wrong values. " in shown
+
+
+def test_times_and_choices_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = [
+        KernelTime("bit_linear, tiles", 64, 2048, 6912, 1.234e-4, 56.78e9, 0.5),
+        KernelTime("linear_scan", 1, 2048, 2048, 2e-6, 9e9, None),
+    ]
+    kept = {"bit_linear(rows=64)": {"chosen": "mlx", "seconds": {"tiles": 3e-4, "mlx": 2e-4}}}
+    monkeypatch.setattr(kernel_times, "kernel_times", lambda progress: times)
+    monkeypatch.setattr(choice, "kept_choices", lambda: kept)
+    found = report(capsys)
+    assert found["kernel_times"] == [time._asdict() for time in times]
+    assert found["choices"] == kept
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    product = "bit_linear, tiles, 2048 x 6912, rows: 64  123.4 us, 56.8 GB/s, 50% of a plain read\n"
+    assert f"\ntimes of Metal kernels\n  {product}" in shown
+    assert "  linear_scan, 2048 x 2048, rows: 1         2.0 us, 9.0 GB/s\n" in shown
+    assert (
+        "\nchosen by timing\n  bit_linear(rows=64)  mlx (tiles 300.0 us, mlx 200.0 us)\n" in shown
+    )
+
+
+def test_progress_of_checks_and_timings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_times, "kernel_times", lambda progress: progress(1, 1) or [])
+    steps: list[tuple[str, int, int]] = []
+    examine(lambda *step: steps.append(step))
+    count = len(steps) - 1
+    checks = [("Checking kernels", done, count) for done in range(1, count + 1)]
+    assert steps == [*checks, ("Timing kernels", 1, 1)]
+
+
+def test_a_terminal_shows_a_bar_for_each_task(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with TaskBars() as bars:
+        bars("One", 1, 4)
+        bars("One", 4, 4)
+        bars("Two", 0, 2)
+    shown = capsys.readouterr().err
+    assert re.search(r"One: +\d+%.*/4", shown)
+    assert re.search(r"Two: +0%.*/2", shown)
 
 
 @pytest.mark.parametrize("fails", [False, True])

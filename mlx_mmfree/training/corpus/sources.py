@@ -10,7 +10,7 @@ from pathlib import Path
 from ...errors import TrainingError
 from ...files.opening import check_link
 from ...files.paths import expanded
-from ...hub.remote.dataset_files import DatasetFile, dataset_files
+from ...hub.remote.dataset_files import dataset_files
 from .documents import FORMATS, file_format, read_documents
 from .pieces import COMPRESSED, OnBytes
 
@@ -64,7 +64,8 @@ def find_sources(
             found.append(SourceFile(str(path), path.stat().st_size, partial(Path, path)))
             continue
         else:
-            files = [_of_dataset(file, name) for file in dataset_files(name, revision, READABLE)]
+            listed = dataset_files(name, revision, tuple(include) or READABLE)
+            files = [SourceFile(file.name, file.size_bytes, file.fetch) for file in listed]
         found += _chosen(files, name, include)
     return found
 
@@ -96,10 +97,6 @@ def _folder_files(folder: Path) -> list[SourceFile]:
                     raise TrainingError(f"[data] '{path}' cannot be read: {error}.") from error
                 found.append(SourceFile(name, size, partial(Path, path)))
     return sorted(found, key=lambda file: file.name)
-
-
-def _of_dataset(file: DatasetFile, dataset: str) -> SourceFile:
-    return SourceFile(file.name, file.size_bytes, file.fetch)
 
 
 def _chosen(files: list[SourceFile], name: str, include: Collection[str]) -> list[SourceFile]:

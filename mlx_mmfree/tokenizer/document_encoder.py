@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -39,7 +39,7 @@ class EncodedDocuments(NamedTuple):
 
 def encode_documents(
     documents: Iterable[str], tokenizer: Tokenizer, end_of_text: int, processes: int = 1
-) -> Iterator[EncodedDocuments]:
+) -> Generator[EncodedDocuments, None, None]:
     """Encodes documents as plain text, many at a time.
 
     The ids do not depend on the number of processes. Only a few documents are held at a time. A program

@@ -1,7 +1,7 @@
 """Turns documents into token files: a corpus into a folder of them, or one text into one file."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NoReturn
 
@@ -132,7 +132,8 @@ def write_token_file(
     with ExitStack() as stack:
         streams = [stack.enter_context(open(path, "wb")) for path in files]
         writers = [TokenFileWriter(s, tokenizer.vocab_size, end, digest) for s in streams]
-        for encoded in encode_documents(documents, tokenizer, end, processes):
+        parts = stack.enter_context(closing(encode_documents(documents, tokenizer, end, processes)))
+        for encoded in parts:
             sides = np.array([is_held_out(text, held_out) for text in encoded.documents])
             for side, writer in enumerate(writers):
                 texts = [t for t, s in zip(encoded.documents, sides, strict=True) if s == side]

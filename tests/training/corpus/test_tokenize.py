@@ -1,7 +1,12 @@
 """Folders of token files: their content, the held-out part, the same bytes from several processes."""
 
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +137,71 @@ def test_a_folder_with_files_is_not_touched(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="must hold a document"):
         tokenize(find_sources([str(tmp_path / "empty.txt")]), tmp_path / "out", TOKENIZER)
     assert not (tmp_path / "out").exists()
+
+
+KILLED = """
+def main():
+    import os, signal, sys
+    from multiprocessing import active_children
+    from pathlib import Path
+    from mlx_mmfree.tokenizer import document_encoder
+    from mlx_mmfree.training.corpus import tokenize as module
+    from mlx_mmfree.training.corpus.sources import find_sources
+
+    encode = module.encode_documents
+
+    def ends(*arguments):
+        for number, part in enumerate(encode(*arguments)):
+            if number == 3:
+                print(*(child.pid for child in active_children()), flush=True)
+                os.kill(os.getpid(), getattr(signal, sys.argv[4]))
+            yield part
+
+    document_encoder._BATCH_CHARACTERS = 1000
+    module.encode_documents = ends
+    data, output, tokenizer = map(Path, sys.argv[1:4])
+    module.tokenize(find_sources([str(data)]), output, tokenizer, processes=2)
+
+# the processes that it starts import this file
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("kind", ["SIGKILL", "SIGINT"])
+def test_a_stop_leaves_no_process_and_the_next_start_begins_anew(tmp_path: Path, kind: str) -> None:
+    documents = _documents(400)
+    data = _write(tmp_path / "data", documents)
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = [sys.executable, "killed.py", data, tmp_path / "out", TOKENIZER, kind]
+    finished = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert finished.returncode == -getattr(signal, kind), finished.stderr
+    children = [int(number) for number in finished.stdout.split()]
+    assert len(children) == 2
+    deadline = time.monotonic() + 120
+    while any(_is_alive(child) for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not (tmp_path / "out").exists()
+    left = list(tmp_path.glob(".out.*"))
+    assert len(left) == (kind == "SIGKILL")
+    _tokenize(data, tmp_path / "out")
+    assert _texts(tmp_path / "out/train.tokens") == documents
+    assert not list(tmp_path.glob(".out.*"))
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{process}/stat")
+    # a process that nobody has waited for is dead too
+    return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")

@@ -212,7 +212,8 @@ def test_choices_outlast_a_new_check(clock: Clock) -> None:
         (8, ["groups"], ["tiles", "mlx"]),
         (9, ["groups", "mlx"], ["tiles"]),
         (16, ["groups", "mlx"], ["tiles"]),
-        (17, ["groups", "tiles", "mlx"], []),
+        (32, ["groups", "mlx"], ["tiles"]),
+        (33, ["groups", "tiles", "mlx"], []),
         (48, ["groups", "tiles", "mlx"], []),
         (49, ["tiles", "groups", "mlx"], []),
         (64, ["tiles", "groups", "mlx"], []),
@@ -285,13 +286,13 @@ def codes(rows: int) -> mx.array:
 )
 def test_ternary_matmul_takes_the_fastest(timed: Clock, costs: Any, kernel: str) -> None:
     timed.costs = costs
-    x = codes(20)
+    x = codes(40)
     want = x @ TRITS.T.astype(mx.float32)
     assert mx.array_equal(ternary_matmul(x, WEIGHT, codes=True), want)
     assert set(timed.runs) == {"ternary_matmul_decode", "ternary_matmul_prefill", "mlx"}
     timed.runs.clear()
     # of the same class
-    assert mx.array_equal(ternary_matmul(x[:19], WEIGHT, codes=True), want[:19])
+    assert mx.array_equal(ternary_matmul(x[:38], WEIGHT, codes=True), want[:38])
     assert timed.runs == [kernel]
 
 
@@ -320,11 +321,11 @@ def test_bit_linear_takes_the_fastest(timed: Clock, costs: Any, kernels: list[st
 
 
 def test_floats_are_not_multiplied_as_less_than_float32(timed: Clock) -> None:
-    ternary_matmul(codes(20) / 7, WEIGHT)
-    bit_linear(codes(20), [Projection(WEIGHT, mx.array([0.5]))], quantize=False)
+    ternary_matmul(codes(40) / 7, WEIGHT)
+    bit_linear(codes(40), [Projection(WEIGHT, mx.array([0.5]))], quantize=False)
     assert len(choice.kept_choices()) == 2
     assert "mlx" not in timed.runs
-    ternary_matmul(codes(20).astype(mx.float16), WEIGHT)
+    ternary_matmul(codes(40).astype(mx.float16), WEIGHT)
     assert "mlx" in timed.runs
 
 
@@ -341,7 +342,7 @@ def test_a_choice_that_does_not_run_gives_way_to_the_default(
     timed: Clock, emulated: Emulator
 ) -> None:
     timed.costs = {"ternary_matmul_prefill": 0.5}
-    x = codes(20)
+    x = codes(40)
     want = x @ TRITS.T.astype(mx.float32)
     ternary_matmul(x, WEIGHT, codes=True)
     start_process()
@@ -357,6 +358,6 @@ def test_an_unsound_kernel_is_not_chosen(timed: Clock, emulated: Emulator) -> No
     timed.costs = {"ternary_matmul_prefill": 0.5}
     emulated.edit = lambda text: text.replace("simdgroup_store(", "if (false) simdgroup_store(")
     with pytest.warns(RuntimeWarning, match="ternary_matmul_prefill.*is switched off"):
-        ternary_matmul(codes(20), WEIGHT, codes=True)
+        ternary_matmul(codes(40), WEIGHT, codes=True)
     [found] = choice.kept_choices().values()
     assert set(found["seconds"]) == {"groups", "mlx"}

@@ -7,6 +7,8 @@ import mlx.core as mx
 from ...errors import CheckpointError
 from ...layers.parameters import converted, kept_names, parameters
 from ...models import Decoder
+from ...ops.backend.early_checks import check_early
+from ...ops.backend.launch import MAX_GROUP_ROWS
 from ...ops.float_dtypes import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
 from .checkpoint import Checkpoint, open_checkpoint
@@ -82,11 +84,27 @@ class OpenedModel:
         Raises:
             CheckpointError: A tensor is damaged.
         """
+        if self._skeleton.is_packed:
+            check_early(self._build_graphs)
         self._fill()
         model = self.model
         self._masters.make(model)
         model.rounding = checked_rounding(self.checkpoint)
         return converted(model, self._dtype)
+
+    def _build_graphs(self) -> None:
+        """Builds the graphs of a decoded token, and of a prompt that is read in the largest groups.
+
+        The parameters get the dtypes that they will have. They take no memory, as nothing reads them.
+        """
+        modules = dict(self.model.named_modules())
+        for name, array in parameters(self.model).items():
+            if name not in self._kept:
+                path, _, key = name.rpartition(".")
+                dtype = self._dtype or self._skeleton.entries[name].dtype
+                setattr(modules[path], key, array.astype(dtype))
+        self.model(mx.zeros((1, 1), mx.int32))
+        self.model.hidden(mx.zeros((1, MAX_GROUP_ROWS), mx.int32))
 
     def _fill(self) -> None:
         if self._is_cached:

@@ -9,8 +9,8 @@ Which one is fastest is timed, see `backend.choice`, but for three that counts l
 - For up to 8 rows, groups read each word once, in one launch with all around the product. MLX's own
   product takes launches for codes and scales beside its own, and reads a quarter more: two floats for
   128 weights.
-- Tiles compute 64 rows whatever their number. For up to 16 rows they would compute at least four times
-  as many products as there are.
+- Tiles compute 64 rows whatever their number, and groups of 8 take 11 instructions for 8 products, so
+  that tiles take more up to 32 rows, see `tests/ops/test_machine_code.py`.
 - Groups decode each word again for 8 rows, for more than 64 rows at least 9 times.
 """
 
@@ -24,7 +24,7 @@ GROUPS, TILES, MLX = "groups", "tiles", "mlx"
 _CLASSES_OF_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 128, 256, 512)
 MOST_TIMED_ROWS = _CLASSES_OF_ROWS[-1]
 _MOST_IN_GROUPS = 64
-_FEWEST_IN_TILES = 17
+_FEWEST_IN_TILES = 33
 
 
 def candidates(rows: int, are_exact: bool) -> tuple[list[str], list[str]]:

@@ -5,7 +5,7 @@ from typing import ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import ChannelMixer, project
+from ..layers import ChannelMixer, project_apart, project_gated
 from ..layers.arguments import check_features, check_optional_sizes, check_sizes
 from ..layers.linear_factory import Linears, factory_of
 from ..ops.activations import Activation
@@ -74,10 +74,10 @@ class GatedLinearUnit(ChannelMixer):
             inner: tuple[nn.Module, ...] = (self["gate_up_proj"],)
         else:
             inner = (self["gate_proj"], self["up_proj"])
-        return project(
-            project(x, inner, norm=norm),
-            (self["down_proj"],),
-            gate=self.activation,
+        return project_gated(
+            project_apart(x, inner, norm=norm),
+            self["down_proj"],
+            self.activation,
             norm=self.get("hidden_norm"),
             residual=residual,
         )

@@ -10,6 +10,8 @@ from .channel_mixer import ChannelMixer as ChannelMixer
 from .dense_head import apply_head as apply_head
 from .packed_linear import PackedLinear as PackedLinear
 from .projection import project as project
+from .projection import project_apart as project_apart
+from .projection import project_gated as project_gated
 from .rope import DynamicRoPE as DynamicRoPE
 from .rope import RoPE as RoPE
 from .short_convolution import ShortConvolution as ShortConvolution

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops import bit_linear, gated
+from ..ops import bit_linear, gated, gated_activation
 from ..ops.activations import Activation
 from .arguments import check_features
 from .bit_linear import PackedBitLinear
@@ -60,6 +60,38 @@ def project(
     results = [linear(x) for linear in linears]
     y = results[0] if len(results) == 1 else mx.concatenate(results, axis=-1)
     return (y if residual is None else residual + y).astype(dtype)
+
+
+def project_apart(
+    x: mx.array, linears: Sequence[nn.Module], *, norm: nn.Module | None = None
+) -> tuple[mx.array, ...]:
+    """As `project`, but without copying results to lie side by side.
+
+    Returns:
+        The result of each linear, or where one operation computes them, the one that holds them all.
+    """
+    if len(linears) == 1 or _is_fused(linears, norm):
+        return (project(x, linears, norm=norm),)
+    dtype = x.dtype
+    if norm is not None:
+        x = norm(x)
+    return tuple(linear(x).astype(dtype) for linear in linears)
+
+
+def project_gated(
+    parts: tuple[mx.array, ...],
+    linear: nn.Module,
+    gate: Activation,
+    *,
+    norm: nn.Module | None = None,
+    residual: mx.array | None = None,
+) -> mx.array:
+    """`project` by one linear of what `project_apart` returned for a gate and what it gates."""
+    if len(parts) == 1 or _is_fused((linear,), norm):
+        x = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
+        return project(x, (linear,), gate=gate, norm=norm, residual=residual)
+    y = project(gated_activation(*parts, gate), (linear,), norm=norm, residual=residual)
+    return y.astype(parts[0].dtype)
 
 
 def _is_fused(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:

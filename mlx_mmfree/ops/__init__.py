@@ -6,7 +6,6 @@ K key dims, V value dims, N output dims, W window.
 
 from ..platform import blas as _blas
 from .activations import ACTIVATIONS as ACTIVATIONS
-from .activations import gated as gated
 from .attention import attention as attention
 from .attention_step import attention_step as attention_step
 from .backend.dispatch import BACKENDS as BACKENDS
@@ -14,11 +13,13 @@ from .backend.dispatch import backend_report as backend_report
 from .backend.dispatch import use_backend as use_backend
 from .bit_linear import Projection as Projection
 from .bit_linear import bit_linear as bit_linear
+from .cross_entropy import cross_entropy as cross_entropy
 from .dense_matmul import AffineForm as AffineForm
 from .dense_matmul import dense_matmul as dense_matmul
+from .gated_activation import gated as gated
+from .gated_activation import gated_activation as gated_activation
 from .gated_rms_norm import gated_rms_norm as gated_rms_norm
 from .linear_scan import linear_scan as linear_scan
-from .long_sums import cross_entropy as cross_entropy
 from .long_sums import log_softmax as log_softmax
 from .long_sums import logsumexp as logsumexp
 from .long_sums import long_cumsum as long_cumsum

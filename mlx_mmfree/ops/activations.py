@@ -20,17 +20,3 @@ ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
     "gelu": nn.gelu,
     "relu": nn.relu,
 }
-
-
-def gated(x: mx.array, activation: Activation) -> mx.array:
-    """Returns `a(g) * u` for the halves `g` and `u` of the last axis.
-
-    Args:
-        x: `(..., 2D)`, any float dtype.
-        activation: The name of `a`.
-
-    Returns:
-        `(..., D)` in the dtype of `x`, or in float32 for `"relu2"`.
-    """
-    gate, up = mx.split(x, 2, axis=-1)
-    return ACTIVATIONS[activation](gate) * up

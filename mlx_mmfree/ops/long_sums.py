@@ -73,21 +73,6 @@ def log_softmax(x: mx.array) -> mx.array:
     return x.astype(mx.float32) - logsumexp(x)[..., None]
 
 
-def cross_entropy(logits: mx.array, targets: mx.array) -> mx.array:
-    """The negative log-likelihood of each target, in nats.
-
-    Args:
-        logits: Floats of shape `(..., V)`.
-        targets: Integers of shape `(...)`.
-
-    Returns:
-        float32 `(...)`.
-    """
-    logits = logits.astype(mx.float32)
-    chosen = mx.take_along_axis(logits, targets[..., None], axis=-1).squeeze(-1)
-    return logsumexp(logits) - chosen
-
-
 def _blocks(x: mx.array, padding: float) -> mx.array:
     """The last axis in blocks, `(..., ceil(N / BLOCK), BLOCK)`."""
     missing = -x.shape[-1] % BLOCK

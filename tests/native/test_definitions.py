@@ -66,12 +66,22 @@ def bit_linear() -> Call:
     return lambda: ops.bit_linear(x, projections, eps=eps, gate=gate)
 
 
+def cross_entropy() -> Call:
+    logits = batched(number())
+    return lambda: ops.cross_entropy(logits, mx.zeros(logits.shape[:-1], mx.int32))
+
+
 def dense_matmul() -> Call:
     weight, x = zeros(number(), 64), batched(64)
     if random.random() < 0.5:
         return lambda: ops.dense_matmul(x, weight)
     codes, scales, biases = mx.quantize(weight, group_size=32, bits=4)
     return lambda: ops.dense_matmul(x, codes, ops.AffineForm(scales, biases, 32, 4))
+
+
+def gated_activation() -> Call:
+    gate, name = batched(number()), random.choice(["silu", "relu2", "gelu", "relu"])
+    return lambda: ops.gated_activation(gate, mx.zeros_like(gate), name)
 
 
 def linear_scan() -> Call:
@@ -103,7 +113,9 @@ CALLS = [
     attention,
     attention_step,
     bit_linear,
+    cross_entropy,
     dense_matmul,
+    gated_activation,
     linear_scan,
     mlgru_step,
     rms_norm_quantize,

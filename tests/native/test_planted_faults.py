@@ -120,6 +120,24 @@ FAULTS = {
         "for (size_t part = 2; part < parts_; ++part)",
         "attention/attend_gradient.cpp",
     ),
+    "slope of the value alone": Fault(
+        "gated_activation/loops.h", "share + value * (1.0f - share)", "share"
+    ),
+    "gradients of gate and up exchanged": Fault(
+        "gated_activation/loops.h", "slope[j] *= up[j] * d_y[j];", "slope[j] *= gate[j] * d_y[j];"
+    ),
+    "rows side by side": Fault("gated_activation/loops.h", "row * g.up.stride", "row * g.dims"),
+    "maximum of the last part": Fault(
+        "cross_entropy/loops.h", "most = own > most ? own : most;", "most = own;"
+    ),
+    "gradient without its target": Fault(
+        "cross_entropy/loops.h", "values[target - start] -= factor;", "values[0] -= 0.0f;"
+    ),
+    "target of another class": Fault(
+        "cross_entropy/loops.h",
+        "target < 0 ? target + static_cast<int64_t>(classes)",
+        "target < 0 ? 0",
+    ),
     "angles of another position": Fault(
         "attention_step/attend.cpp",
         "static_cast<float>(position) * (1.0f",

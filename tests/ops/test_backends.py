@@ -46,6 +46,11 @@ def _with_float_positions(results: tuple[mx.array, ...]) -> tuple[mx.array, ...]
 
 
 CASES = {
+    "cross_entropy": Case(
+        lambda n, dtype: (_normal(5, n + 1, dtype=dtype), mx.random.randint(0, n + 1, (5,))),
+        ops.cross_entropy,
+        1,
+    ),
     "dense_matmul": Case(
         lambda n, dtype: (_normal(5, n, dtype=dtype), _normal(33, n, dtype=dtype)),
         ops.dense_matmul,
@@ -98,6 +103,13 @@ CASES = {
         ),
         4,
         keeps_dtype=True,
+    ),
+    "gated_activation": Case(
+        lambda n, dtype: (_normal(5, n, dtype=dtype), _normal(5, n, dtype=dtype)),
+        lambda gate, up: ops.gated_activation(gate, up, "silu"),
+        2,
+        keeps_dtype=True,
+        metal_keeps_dtype=True,
     ),
     "gated_rms_norm": Case(
         lambda n, dtype: (

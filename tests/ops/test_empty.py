@@ -53,6 +53,19 @@ CASES = {
         lambda sizes, x, weight: ops.dense_matmul(x, weight),
         lambda R, D, N: [(R, N)],
     ),
+    "cross_entropy": Case(
+        {"R": 2, "V": 7},
+        lambda R, V: [(R, V)],
+        lambda sizes, x: ops.cross_entropy(x, mx.zeros((sizes["R"],), mx.int32)),
+        lambda R, V: [(R,)],
+        refused=("V",),
+    ),
+    "gated_activation": Case(
+        {"R": 2, "D": 32},
+        lambda R, D: [(R, D), (R, D)],
+        lambda sizes, gate, up: ops.gated_activation(gate, up, "silu"),
+        lambda R, D: [(R, D)],
+    ),
     "dense_matmul, quantised": Case(
         ROWS,
         lambda R, D, N: [(R, D)],

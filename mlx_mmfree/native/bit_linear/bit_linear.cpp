@@ -17,21 +17,6 @@ namespace {
 // Where the arguments of the first projection begin, and how many each has.
 constexpr size_t kFirst = 3, kEach = 3;
 
-constexpr std::pair<const char*, Activation> kActivations[] = {{"", Activation::none},
-                                                               {"silu", Activation::silu},
-                                                               {"relu2", Activation::relu2},
-                                                               {"gelu", Activation::gelu},
-                                                               {"relu", Activation::relu}};
-
-Activation activation(const std::string& name) {
-  for (const auto& [known, value] : kActivations) {
-    if (name == known) {
-      return value;
-    }
-  }
-  throw std::invalid_argument("[bit_linear] 'gate' is unknown.");
-}
-
 bool is_vector(const std::optional<mx::array>& x, int dims) {
   return !x || (x->shape() == mx::Shape{dims} && is_float(*x));
 }
@@ -77,15 +62,6 @@ void check(const Arguments& arguments, const BitLinearOptions& options) {
 
 }  // namespace
 
-std::string name_of(Activation activation) {
-  for (const auto& [name, value] : kActivations) {
-    if (activation == value) {
-      return name;
-    }
-  }
-  return "";
-}
-
 mx::array bit_linear(const mx::array& x, const std::vector<ProjectionArrays>& projections,
                      std::optional<float> eps, bool half_away, bool has_codes,
                      const std::string& gate, const std::optional<mx::array>& norm,
@@ -103,7 +79,8 @@ mx::array bit_linear(const mx::array& x, const std::vector<ProjectionArrays>& pr
     arguments.emplace_back(scale);
     arguments.push_back(own_norm);
   }
-  const BitLinearOptions options{eps, half_away, has_codes, activation(gate), norm_eps};
+  const BitLinearOptions options{eps, half_away, has_codes,
+                                 activation_of(gate, "[bit_linear] 'gate' is unknown."), norm_eps};
   check(arguments, options);
   return BitLinear::call(std::move(arguments), options)[0];
 }

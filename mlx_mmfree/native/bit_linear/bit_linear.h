@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bit_linear/kernels.h"
+#include "gated_activation/activations.h"
 #include "mlx/array.h"
 #include "runtime/operation.h"
 
@@ -14,9 +15,6 @@ namespace mmfree {
 // Packed trits (N, padded D / 16) uint32, a scale (1,) or (N,) float32, and the weight of a norm
 // (D,) or none.
 using ProjectionArrays = std::tuple<mx::array, mx::array, std::optional<mx::array>>;
-
-// The name by which `bit_linear` takes the activation.
-std::string name_of(Activation activation);
 
 struct BitLinearOptions {
   std::optional<float> eps;  // of the projections' norms

@@ -3,11 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "gated_activation/kernels.h"
 #include "runtime/floats.h"
 
 namespace mmfree {
-
-enum class Activation { none, silu, relu2, gelu, relu };
 
 // z = RMSNorm(u) for u = x or, with an activation a, u = a(x[:dims]) * x[dims:].
 struct RowInput {

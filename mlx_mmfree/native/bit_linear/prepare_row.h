@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "bit_linear/kernels.h"
+#include "gated_activation/loops.h"
 #include "rms_norm_quantize/loops.h"
-#include "runtime/exponential.h"
 #include "runtime/floats.h"
 #include "ternary_matmul/permute.h"
 
@@ -15,36 +15,6 @@ namespace mmfree {
 
 MMFREE_INLINE inline size_t padded(size_t dims) {
   return blocks(dims) * kBlockWeights;
-}
-
-// gate = a(gate)
-template <class Isa>
-void activate(Activation activation, float* gate, size_t dims) {
-  switch (activation) {
-    case Activation::silu:
-      for (size_t j = 0; j < dims; ++j) {
-        gate[j] = gate[j] * sigmoid<Isa>(gate[j]);
-      }
-      return;
-    case Activation::relu2:
-      for (size_t j = 0; j < dims; ++j) {
-        const float positive = gate[j] < 0.0f ? 0.0f : gate[j];
-        gate[j] = positive * positive;
-      }
-      return;
-    case Activation::gelu:
-      for (size_t j = 0; j < dims; ++j) {
-        gate[j] = gate[j] * (1.0f + erff(gate[j] * 0.70710678f)) * 0.5f;
-      }
-      return;
-    case Activation::relu:
-      for (size_t j = 0; j < dims; ++j) {
-        gate[j] = gate[j] < 0.0f ? 0.0f : gate[j];
-      }
-      return;
-    case Activation::none:
-      return;
-  }
 }
 
 // result = values * inverse * weight; scratch and result: (dims,)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from ..activations import gated
 from ..backend.compilation import fold
 from ..backend.dispatch import use_backend
 from ..backend.gradient import with_reference_gradient
+from ..gated_activation import gated
 from ..rms_norm_quantize import Rounding
 from ..rms_norm_quantize.reference import BELOW_HALF
 from ..unpacked import FEW_ROWS, unpacked_matrices

@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from ..activations import gated
+from ..gated_activation import gated
 from ..rms_norm_quantize import rms_norm_quantize
 from ..ternary_matmul import ternary_matmul
 from . import Options, Projection

@@ -1,0 +1,135 @@
+#include "gated_activation/gated_activation.h"
+
+#include <algorithm>
+
+#include "mlx/allocator.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "runtime/contiguous.h"
+#include "runtime/float_type.h"
+#include "runtime/kernels.h"
+#include "runtime/thread_pool.h"
+#include "runtime/workspace.h"
+
+namespace mmfree {
+
+namespace {
+
+// Values of one piece of work. Fewer are done by the caller alone, because another thread wakes up
+// too late.
+constexpr size_t kPieceValues = 16 << 10;
+
+// The distance of the rows if they all lie at one distance from the next and their values side by
+// side, else 0.
+size_t row_distance(const mx::array& x) {
+  const int last = x.ndim() - 1;
+  if (x.shape(last) > 1 && x.strides(last) != 1) {
+    return 0;
+  }
+  int64_t distance = 0, rows = 1;
+  for (int axis = last - 1; axis >= 0; --axis) {
+    if (x.shape(axis) == 1) {
+      continue;
+    }
+    if (rows > 1 && x.strides(axis) != rows * distance) {
+      return 0;
+    }
+    distance = rows > 1 ? distance : x.strides(axis);
+    rows *= x.shape(axis);
+  }
+  return rows > 1 ? std::max<int64_t>(distance, 0) : x.shape(last);
+}
+
+FloatRows rows_of(const mx::array& x, mx::Stream stream) {
+  if (const size_t distance = row_distance(x)) {
+    return {{x.data<void>(), float_type(x.dtype())}, distance};
+  }
+  return {floats_of(x, stream), static_cast<size_t>(x.shape(-1))};
+}
+
+void allocate(Arrays& outputs) {
+  for (auto& output : outputs) {
+    output.set_data(mx::allocator::malloc(output.nbytes()));
+  }
+}
+
+// Calls body(first, last, scratch) for all rows, with so many rows of scratch.
+template <class F>
+void share(size_t rows, size_t dims, size_t scratch_rows, F&& body) {
+  const size_t own = round_up(scratch_rows * dims, 16);
+  auto* scratch = static_cast<float*>(workspace(threads() * own * sizeof(float)));
+  parallel_region(rows, std::max<size_t>(kPieceValues / dims, 1), threads(), [&](Claims& claims) {
+    for (size_t first, last; claims.next(first, last);) {
+      body(first, last, scratch + claims.thread() * own);
+    }
+  });
+}
+
+}  // namespace
+
+mx::array gated_activation(const mx::array& gate, const mx::array& up,
+                           const std::string& activation) {
+  require(gate.ndim() >= 1 && gate.shape(-1) > 0 && gate.shape() == up.shape(),
+          "[gated_activation] 'gate' and 'up' must be (..., D) with D > 0.");
+  require(is_float(gate) && gate.dtype() == up.dtype(),
+          "[gated_activation] 'gate' and 'up' must be floats of one dtype.");
+  const Activation chosen =
+      activation_of(activation, "[gated_activation] 'activation' is unknown.");
+  require(chosen != Activation::none, "[gated_activation] 'activation' is unknown.");
+  return GatedActivation::call({gate, up}, {chosen})[0];
+}
+
+void GatedActivation::eval_cpu(const Arrays& inputs, Arrays& outputs) {
+  allocate(outputs);
+  const mx::array& y = outputs[0];
+  const GatedRows rows{rows_of(inputs[0], stream()),     rows_of(inputs[1], stream()),
+                       static_cast<size_t>(y.shape(-1)), options_.activation,
+                       outputs[0].data<void>(),          float_type(y.dtype())};
+  mx::cpu::get_command_encoder(stream()).dispatch([rows, count = y.size() / rows.dims]() {
+    const auto& set = table<GatedActivationKernels>(kernels());
+    share(count, rows.dims, 2, [&](size_t first, size_t last, float* scratch) {
+      set.compute(rows, first, last, scratch);
+    });
+  });
+}
+
+Arrays GatedActivation::vjp(const Arrays& primals, const Arrays& cotangents,
+                            const std::vector<int>& argnums, const Arrays& outputs) {
+  const auto gradients =
+      GatedActivationGradient::call({primals[0], primals[1], cotangents[0]}, options_, stream());
+  Arrays wanted;
+  for (int argnum : argnums) {
+    wanted.push_back(gradients[argnum]);
+  }
+  return wanted;
+}
+
+OutputForms GatedActivation::output_forms(const Arguments& arguments) const {
+  const auto& gate = *arguments[0];
+  return {{gate.shape()}, {options_.activation == Activation::relu2 ? mx::float32 : gate.dtype()}};
+}
+
+void GatedActivationGradient::eval_cpu(const Arrays& inputs, Arrays& outputs) {
+  allocate(outputs);
+  const auto rows = [&](size_t n) { return rows_of(inputs[n], stream()); };
+  const GatedGradientRows all{rows(0),
+                              rows(1),
+                              rows(2),
+                              static_cast<size_t>(inputs[0].shape(-1)),
+                              options_.activation,
+                              outputs[0].data<void>(),
+                              outputs[1].data<void>()};
+  const size_t count = inputs[0].size() / all.dims;
+  mx::cpu::get_command_encoder(stream()).dispatch([all, count]() {
+    const auto& set = table<GatedActivationKernels>(kernels());
+    share(count, all.dims, 4, [&](size_t first, size_t last, float* scratch) {
+      set.differentiate(all, first, last, scratch);
+    });
+  });
+}
+
+OutputForms GatedActivationGradient::output_forms(const Arguments& arguments) const {
+  const auto &gate = *arguments[0], &up = *arguments[1];
+  return {{gate.shape(), up.shape()}, {gate.dtype(), up.dtype()}};
+}
+
+}  // namespace mmfree

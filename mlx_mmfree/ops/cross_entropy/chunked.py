@@ -1,0 +1,3 @@
+"""`cross_entropy` by the operations that it is made of."""
+
+from .reference import run as run

@@ -1,0 +1,3 @@
+"""`cross_entropy` by MLX's own kernels."""
+
+from .reference import run as run

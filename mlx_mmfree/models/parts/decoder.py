@@ -49,6 +49,19 @@ class Decoder(TokenModel):
     def predictions(self, tokens: mx.array) -> mx.array:
         return self(tokens)[0]
 
+    def known_hidden(
+        self,
+        tokens: mx.array,
+        state: tuple[State, ...] | None = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+    ) -> tuple[mx.array, tuple[State, ...]]:
+        """As `hidden`, for tokens that nobody has checked: one without a row makes its row NaN."""
+        x = known_rows(self.embed, tokens)
+        state = self.init_state(x.shape[0]) if state is None else state
+        return self.run(x, state, Context(valid, starts=starts))
+
     def __call__(
         self,
         tokens: mx.array,
@@ -57,7 +70,5 @@ class Decoder(TokenModel):
         *,
         starts: mx.array | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
-        x = known_rows(self.embed, tokens)
-        state = self.init_state(x.shape[0]) if state is None else state
-        x, state = self.run(x, state, Context(valid, starts=starts))
+        x, state = self.known_hidden(tokens, state, valid, starts=starts)
         return self.logits(x), state

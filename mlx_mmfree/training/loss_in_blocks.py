@@ -1,0 +1,88 @@
+"""Losses of many tokens over a large vocabulary, block by block, so that logits are never held whole."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map
+
+
+def losses_in_blocks(
+    modules: Sequence[nn.Module],
+    loss: Callable[[mx.array, mx.array], mx.array],
+    hidden: mx.array,
+    targets: mx.array,
+    rows: int,
+) -> mx.array:
+    """The losses of all tokens. Their gradients compute each block again, one after the other.
+
+    Args:
+        modules: The modules whose trainable parameters the loss uses.
+        loss: Maps hidden values `(R, D)` and targets `(R,)` to losses `(R,)`.
+        hidden: The hidden values `(T, D)`.
+        targets: The targets `(T,)`.
+        rows: The number of tokens in a block.
+
+    Returns:
+        float32 `(T,)`.
+    """
+    high, low = cast(Any, mx.random.state)[0].tolist()
+    own = [module.trainable_parameters() for module in modules]
+    blocks = [slice(start, start + rows) for start in range(0, targets.size, rows)]
+
+    def of_block(parameters: Any, hidden: mx.array, targets: mx.array, start: int) -> mx.array:
+        # dropout must drop the same numbers in both passes
+        mx.random.seed((high << 32 | low) + start)
+        _update(modules, parameters)
+        return loss(hidden, targets)
+
+    def forward(parameters: Any, hidden: mx.array, targets: mx.array) -> mx.array:
+        parts: list[mx.array] = []
+        for block in blocks:
+            values = _after([hidden[block]], parts[-1:])[0]
+            parts.append(of_block(parameters, values, targets[block], block.start))
+        return mx.concatenate(parts)
+
+    def backward(primals: Any, cotangent: mx.array, outputs: Any) -> Any:
+        parameters, hidden, targets = primals
+        flat = [array for _, array in cast(Any, tree_flatten(parameters))]
+        sums = [mx.zeros_like(array) for array in flat]
+        of_hidden: list[mx.array] = []
+        for block in blocks:
+            # a block waits for the gradients of the one before
+            inputs = _after([*flat, hidden[block]], [cotangent, *sums, *of_hidden[-1:]])
+
+            def of_inputs(*arrays: mx.array, block: slice = block) -> mx.array:
+                known = _like(parameters, arrays[:-1])
+                return of_block(known, arrays[-1], targets[block], block.start)
+
+            *added, last = mx.vjp(of_inputs, inputs, [cotangent[block]])[1]
+            sums = [total + part for total, part in zip(sums, added, strict=True)]
+            of_hidden.append(last)
+        _update(modules, parameters)
+        return _like(parameters, sums), mx.concatenate(of_hidden), mx.zeros_like(targets)
+
+    # parameters are given to the function, so that they get gradients
+    function: Any = mx.custom_function(forward)
+    function.vjp(backward)
+    losses: mx.array = function(own, hidden, targets)
+    _update(modules, own)
+    return losses
+
+
+def _update(modules: Sequence[nn.Module], parameters: Sequence[Any]) -> None:
+    for module, own in zip(modules, parameters, strict=True):
+        module.update(own)
+
+
+def _after(arrays: list[mx.array], others: list[mx.array]) -> list[mx.array]:
+    """The arrays, which are computed after the others."""
+    after: Any = mx.depends(arrays, others) if others else arrays
+    return list(after)
+
+
+def _like(tree: Any, arrays: Sequence[mx.array]) -> Any:
+    """The arrays in the structure of a tree."""
+    following = iter(arrays)
+    return tree_map(lambda _: next(following), tree)

@@ -88,10 +88,11 @@ def project_gated(
 ) -> mx.array:
     """`project` by one linear of what `project_apart` returned for a gate and what it gates."""
     if len(parts) == 1 or _is_fused((linear,), norm):
-        x = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
+        x = parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=-1)
         return project(x, (linear,), gate=gate, norm=norm, residual=residual)
-    y = project(gated_activation(*parts, gate), (linear,), norm=norm, residual=residual)
-    return y.astype(parts[0].dtype)
+    values, ups = parts
+    y = project(gated_activation(values, ups, gate), (linear,), norm=norm, residual=residual)
+    return y.astype(values.dtype)
 
 
 def _is_fused(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:

@@ -1,7 +1,9 @@
 """`bit_linear` on Metal for many rows, in two launches: codes, and their products with all matrices.
 
 The products are those of tiles of 64 rows and 64 outputs. They are scaled, added to the residual and
-stored in the dtype of `x` where they are summed.
+stored in the dtype of `x` where they are summed. Where there are few tiles, the inputs are not split:
+their parts could be scaled only in another launch, after one that zeroes or gathers them, while MLX's
+product, which splits them, is timed beside this one.
 """
 
 from typing import Any

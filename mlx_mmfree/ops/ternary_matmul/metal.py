@@ -28,7 +28,9 @@ CODES_PER_WORD = 16
 DECODE_GROUPS = 2
 DECODE_OUTPUTS = 4
 # Fewer threadgroups leave units of a GPU idle: then the inputs are computed in parts, of a size for
-# which the sum of the parts costs little.
+# which the sum of the parts costs little. It takes a second launch, and so would adding them up where
+# they are computed: MLX zeroes outputs in a launch of its own. Sums of floats would have no fixed order,
+# and those of codes would take a third launch that scales them.
 MIN_THREADGROUPS = 128
 MIN_PART_DIMS = 512
 
@@ -41,7 +43,8 @@ _TILE_TYPES = {
 }
 
 # A SIMD group computes 4 outputs of a group of rows. Lane l reads words l, l + 32, ... of their
-# weights, so that neighbouring lanes read neighbouring words.
+# weights, so that neighbouring lanes read neighbouring words. It loads one input at a time, a load for
+# each 4 products, since rows of an array need not lie where four can be loaded at once.
 _decode = mx.fast.metal_kernel(
     name="ternary_matmul_decode",
     input_names=["x", "weight"],  # (rows, D), (N, W)

@@ -169,6 +169,20 @@ def test_what_fails_is_left_out(clock: Clock, failure: type[Exception]) -> None:
     assert list(choice.kept_choices()) == ["product(rows=1)"]
 
 
+@pytest.mark.parametrize(("name", "chosen"), [("second", "third"), ("first", "first")])
+def test_what_fails_while_it_is_timed_is_left_out(clock: Clock, name: str, chosen: str) -> None:
+    def run(candidate: str) -> mx.array:
+        # it has been compared, and timed once
+        if candidate == name and clock.runs.count(name) == 2:
+            raise MemoryError
+        return clock.run(candidate)
+
+    clock.costs = {"second": 0.1, "third": 0.5}
+    assert choose(clock, run=run) == chosen
+    kept = [set(found["seconds"]) for found in choice.kept_choices().values()]
+    assert kept == ([{"first", "third"}] if name == "second" else [])
+
+
 def test_results_that_differ_are_left_out(clock: Clock) -> None:
     clock.costs = {"second": 0.1, "third": 0.5}
     bad = mx.array([float("nan"), 1])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
@@ -38,6 +38,8 @@ GAIN = 1.05
 """How many times as fast as the default a candidate must be, as timings vary."""
 
 _SECTION = "choices"
+
+_Result = TypeVar("_Result")
 
 _clock = time.perf_counter
 _forced: ContextVar[str | None] = ContextVar("forced_candidate", default=None)
@@ -152,6 +154,35 @@ def _has_values(x: mx.array) -> bool:
     return True
 
 
+def _sound(
+    candidates: Sequence[str], run: Callable[[str], mx.array], must_agree: bool
+) -> Iterator[str]:
+    """The candidates that run, and whose results are those of the default where they must be."""
+
+    def is_sound(candidate: str) -> bool:
+        # this also compiles
+        found = run(candidate)
+        mx.eval(found)
+        wanted.append(found)
+        return not must_agree or bool(mx.array_equal(found, wanted[0], equal_nan=True))
+
+    wanted: list[mx.array] = []
+    for candidate in candidates:
+        if _attempt(partial(is_sound, candidate)):
+            yield candidate
+        elif candidate == candidates[0]:
+            return
+
+
+def _attempt(compute: Callable[[], _Result]) -> _Result | None:
+    """What is computed, or `None` if that fails."""
+    try:
+        return compute()
+    # what MLX raises when there is no memory, or a kernel fails
+    except (RuntimeError, ValueError, MemoryError):
+        return None
+
+
 def _time(
     name: str,
     candidates: Sequence[str],
@@ -159,30 +190,20 @@ def _time(
     facts: dict[str, Any],
     must_agree: bool,
 ) -> str:
-    sound: list[str] = []
-    timings: dict[str, float] = {}
-    wanted: mx.array | None = None
-    for candidate in candidates:
-        try:
-            # this also compiles
-            found = run(candidate)
-            mx.eval(found)
-            wanted = found if wanted is None else wanted
-            if must_agree and not mx.array_equal(found, wanted, equal_nan=True):
-                continue
-        # what MLX raises when there is no memory, or a kernel fails
-        except (RuntimeError, ValueError, MemoryError):
-            if candidate == candidates[0]:
-                return candidate
-            continue
-        sound.append(candidate)
+    default = candidates[0]
+    rounds: dict[str, list[float]] = {each: [] for each in _sound(candidates, run, must_agree)}
     # by turns, because a GPU takes its time to reach its clock
     for _ in range(ROUNDS):
-        for candidate in sound:
-            time_of_round = _one_round(partial(run, candidate))
-            timings[candidate] = min(timings.get(candidate, time_of_round), time_of_round)
+        for candidate in list(rounds):
+            seconds = _attempt(partial(_one_round, partial(run, candidate)))
+            if seconds is None:
+                del rounds[candidate]
+            else:
+                rounds[candidate].append(seconds)
+    timings = {candidate: min(found) for candidate, found in rounds.items()}
+    if default not in timings:
+        return default
     fastest = min(timings, key=lambda candidate: timings[candidate])
-    default = candidates[0]
     chosen = fastest if timings[fastest] * GAIN <= timings[default] else default
     kept_results.kept(_SECTION)[name] = facts | {"chosen": chosen, "seconds": timings}
     kept_results.keep()

@@ -1,4 +1,4 @@
-"""The model that a run from text files begins with: with random weights or those of a checkpoint."""
+"""The model that a run from a corpus begins with: with random weights or those of a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import fields

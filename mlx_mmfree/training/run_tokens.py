@@ -6,9 +6,9 @@ from pathlib import Path
 from ..errors import TrainingError
 from ..files.replacing import new_file
 from ..hub import load_tokenizer
-from ..platform.threads import thread_count
 from ..tokenizer.digest import tokenizer_digest
 from ..tokenizer.tokenizer import Tokenizer
+from .corpus.byte_bar import byte_bar
 from .corpus.documents import FORMATS, file_format, read_documents
 from .corpus.token_file import SUFFIX, TokenFile, open_token_file
 from .corpus.tokenize import TOKENIZER_FOLDER, write_token_file
@@ -18,8 +18,6 @@ from .settings import Settings
 from .vocabulary import own_vocabulary
 
 _FOLDER = "tokens"
-# below this, other processes take longer to start than to encode
-_ALONE_BYTES = 16_000_000
 
 
 def tokenizer_folder(settings: Settings, vocab_size: int, *, is_resumed: bool) -> Path:
@@ -93,9 +91,9 @@ def _of_text(path: Path, run: Path, tokenizer: Tokenizer, digest: str) -> TokenF
         return open_token_file(target)
     except TrainingError:
         # it is missing, or was damaged since it was made
-        processes = thread_count() if path.stat().st_size > _ALONE_BYTES else 1
-    with writing(run), new_file(target) as new:
-        write_token_file(read_documents(path), new, tokenizer, processes=processes)
+        bar = byte_bar(path.stat().st_size, f"tokenizing {path.name}")
+    with writing(run), new_file(target) as new, bar:
+        write_token_file(read_documents(path, on_bytes=bar.update), new, tokenizer)
     return open_token_file(target)
 
 

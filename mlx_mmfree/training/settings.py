@@ -1,4 +1,4 @@
-"""The settings of a training run from text files."""
+"""The settings of a training run from texts or token files."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ _NOT_NEGATIVE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One run from text files: the keys of the YAML file, most of which are flags of `mmfree train` too.
+    """One run from a corpus: the keys of the YAML file, most of which are flags of `mmfree train` too.
 
     Attributes:
         output: Folder of the run, for the log, the loss curve, the checkpoint and the finished model.

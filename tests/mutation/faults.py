@@ -56,6 +56,36 @@ FAULTS = {
         "return float(asked[:9])",
         ("hub/test_patience.py",),
     ),
+    "corpus: an id of a token file may be one too large": Fault(
+        "training/corpus/token_file.py",
+        "if largest >= header.vocab_size:",
+        "if largest > header.vocab_size:",
+        ("training/corpus/test_token_file.py",),
+    ),
+    "corpus: damaged ids are read": Fault(
+        "training/corpus/token_file.py",
+        "if left or digest.hexdigest() != header.checksum:",
+        "if left:",
+        ("training/corpus/test_token_file.py",),
+    ),
+    "corpus: ids of another tokenizer are learned": Fault(
+        "training/run_tokens.py",
+        "if file.header.tokenizer != digest:",
+        "if not file.header.tokenizer:",
+        ("training/test_run_tokens.py",),
+    ),
+    "corpus: a stage draws again what an earlier one drew": Fault(
+        "training/corpus/epoch_mixture.py",
+        "_Shares(shares, seed, number), dict(drawn))",
+        "_Shares(shares, seed, number), dict.fromkeys(tokens, 0))",
+        ("training/corpus/test_mixture.py",),
+    ),
+    "corpus: held-out documents are learned too": Fault(
+        "training/corpus/tokenize.py",
+        "texts = [t for t, s in zip(encoded.documents, sides, strict=True) if s == side]",
+        "texts = encoded.documents",
+        ("training/corpus/test_tokenize.py",),
+    ),
     "locks: a busy folder passes for one without locks": Fault(
         "files/locks.py",
         "return None if isinstance(error, BlockingIOError) else UNKNOWN",

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from ...errors import TrainingError
 from ...files.json_reader import parse_json
 from ...files.opening import open_file
+from .byte_bar import byte_bar
 
 SUFFIX = ".tokens"
 HEADER_BYTES = 4096
@@ -155,10 +155,7 @@ def _header(values: Any) -> Header:
 def _check_ids(stream: BufferedReader, header: Header, path: Path) -> None:
     digest = hashlib.sha256()
     left = header.tokens * header.dtype.itemsize
-    # shown only where it takes longer than a second
-    with tqdm(
-        total=left, unit="B", unit_scale=True, desc=f"checking {path.name}", disable=None, delay=1
-    ) as bar:
+    with byte_bar(left, f"checking {path.name}") as bar:
         while left and (piece := stream.read(min(_PIECE_BYTES, left))):
             digest.update(piece)
             largest = int(np.frombuffer(piece, header.dtype).max())

@@ -3,10 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
-from tqdm import tqdm
 
 from ...errors import TrainingError
 from ...files.checkpoint_files import CONFIG_FILE
@@ -16,6 +14,7 @@ from ...tokenizer.digest import tokenizer_digest
 from ...tokenizer.document_encoder import encode_documents
 from ...tokenizer.tokenizer import Tokenizer
 from ...tokenizer.train_vocabulary import train_vocabulary
+from .byte_bar import byte_bar
 from .documents import END_OF_TEXT, TEXT_COLUMN
 from .held_out import is_held_out
 from .sources import SourceFile, read_sources
@@ -83,11 +82,11 @@ def tokenize(
             copy_files(copied, own)
         else:
             share = min(1.0, _VOCABULARY_BYTES / max(size_bytes, 1)) * (1 - held_out)
-            with _bar(size_bytes, "vocabulary") as bar:
+            with byte_bar(size_bytes, "vocabulary") as bar:
                 documents = read_sources(sources, text_column, bar.update)
                 sample = _between(documents, held_out, held_out + share)
                 train_vocabulary(sample, vocab_size, own)
-        with _bar(size_bytes, "tokenizing") as bar:
+        with byte_bar(size_bytes, "tokenizing") as bar:
             documents = read_sources(sources, text_column, bar.update)
             headers = write_token_file(
                 documents,
@@ -161,11 +160,6 @@ def end_of_text(tokenizer: Tokenizer) -> int:
             "for the end of a text, which ends a document, but has neither. Use another tokenizer."
         )
     return tokenizer.eos_token_id
-
-
-def _bar(size_bytes: int, name: str) -> "tqdm[NoReturn]":
-    # disable=None shows no bar where stderr is not a terminal
-    return tqdm(total=size_bytes, unit="B", unit_scale=True, desc=name, disable=None)
 
 
 def _between(documents: Iterable[str], low: float, high: float) -> Iterator[str]:

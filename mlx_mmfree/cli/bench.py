@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MeasurementError, UsageError
-from .parts.bench_table import graph_line, report_lines, starting_lines
+from .parts.bench_table import graph_lines, report_lines, starting_lines
 from .parts.command import CommandParser, command
 from .parts.flags import positive
 from .parts.loading import DTYPES, add_latent_flag, check_revision
@@ -124,7 +124,7 @@ def _add_amount_flags(group: Any) -> None:
         "--host",
         action="store_true",
         help="measure only what Python costs: building the graph of a token for each --config, and "
-        "starting a program",
+        "starting a program; also counts the kernel texts that Metal compiles",
     )
     group.add_argument(
         "--quick",
@@ -185,7 +185,8 @@ def _host(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"graphs": [cost.to_json() for cost in costs], "starts": starts}))
     else:
-        print("\n".join([*map(graph_line, costs), *starting_lines(starts)]))
+        graphs = [line for cost in costs for line in graph_lines(cost)]
+        print("\n".join([*graphs, *starting_lines(starts)]))
     return 0
 
 

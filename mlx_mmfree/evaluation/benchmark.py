@@ -196,7 +196,7 @@ def _best(notes: Sequence[dict[str, Any]]) -> dict[str, Any]:
             best[name] = max(best.get(name) or 0, note[name] or 0) or None
         best |= {name: note[name] for name in ("read_method", "arithmetic")}
     found: dict[str, Any] = {"limits": by_threads}
-    for name in ("left_out", "switched_off"):
+    for name in ("left_out", "chosen", "switched_off"):
         if facts := {key: fact for note in notes for key, fact in note.get(name, {}).items()}:
             found[name] = facts
     return found

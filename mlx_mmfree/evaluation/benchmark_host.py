@@ -20,6 +20,7 @@ from ..generation.key_values import fixed_state
 from ..models import Decoder
 from ..ops.backend.compilation import can_compile, compiled
 from .benchmark_process import check_ending, child_environment
+from .benchmark_texts import KernelTexts, kernel_texts
 from .benchmark_weights import random_model
 
 _PROGRAMS = {
@@ -40,12 +41,14 @@ class GraphCost:
         layers: Number of its blocks.
         seconds: Seconds without compilation.
         compiled_seconds: Seconds of the compiled graph, or `None` where MLX cannot compile.
+        kernel_texts: How many texts Metal would compile, on a Mac or not.
     """
 
     model: str
     layers: int
     seconds: float
     compiled_seconds: float | None
+    kernel_texts: KernelTexts
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -66,14 +69,13 @@ def graph_cost(name: str, config: Mapping[str, Any], rounds: int) -> GraphCost:
     mx.eval(block_arguments, tokens, state)
     step = partial(_step, model, block_arguments)
     plain = _least_seconds(lambda: step(tokens, state), rounds)
-    fixed, _ = fixed_state(model, state)
-    if not can_compile():
-        return GraphCost(name, len(model.blocks), plain, None)
-    whole = compiled(step)
-    mx.eval(fixed, whole(tokens, fixed))
-    return GraphCost(
-        name, len(model.blocks), plain, _least_seconds(lambda: whole(tokens, fixed), rounds)
-    )
+    least = None
+    if can_compile():
+        fixed, _ = fixed_state(model, state)
+        whole = compiled(step)
+        mx.eval(fixed, whole(tokens, fixed))
+        least = _least_seconds(lambda: whole(tokens, fixed), rounds)
+    return GraphCost(name, len(model.blocks), plain, least, kernel_texts(model))
 
 
 def _step(
@@ -86,6 +88,8 @@ def _step(
 def _least_seconds(build: Callable[[], object], rounds: int) -> float:
     """The least processor time of a call, over several measurements of a few calls each."""
     build()
+    # no thread of MLX is busy with what was computed before
+    mx.synchronize()
     least, count = float("inf"), 4
     for _ in range(rounds):
         start = process_time()

@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import PackedBitLinear, apply_head
+from ..ops.backend.choice import kept_choices
 from ..ops.backend.dispatch import on_cpu
 from ..ops.backend.inspection import metal_kernels
 from ..platform.allocator import keep_freed_memory
@@ -58,6 +59,7 @@ def run(
             for count in product.rows:
                 records.append(_measure(found, product, layers, count, rounds))
             del first, layers
+    notes["chosen"] = {name: facts["chosen"] for name, facts in kept_choices().items()}
     # what a kernel's fault has slowed down is no measure of it
     notes["switched_off"] = {name: fault for name, fault in metal_kernels().items() if fault}
     return records, notes

@@ -177,9 +177,12 @@ def test_what_python_costs(capsys: pytest.CaptureFixture[str], config: Path) -> 
     [graph] = shown["graphs"]
     assert graph["layers"] == 2 and graph["seconds"] > 0
     assert graph["compiled_seconds"] is None or graph["compiled_seconds"] > 0
+    texts = graph["kernel_texts"]
+    assert texts["decode"] <= texts["chat"] <= texts["every_length"]
     assert shown["starts"]["mmfree --help"] > 0
     assert main(["bench", "--quick", "--host", "--config", str(config)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert " us a layer" in lines[0] and lines[-1].endswith("ms  import mlx.nn")
+    assert " us a layer" in lines[0] and " for a chat (" in lines[1]
+    assert lines[-1].endswith("ms  import mlx.nn")
     assert main(["bench", "--host", "--model", "x"]) == 2
     assert "--host must come with --config alone" in capsys.readouterr().err

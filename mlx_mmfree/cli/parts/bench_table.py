@@ -102,8 +102,8 @@ def _memory_lines(notes: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def graph_line(cost: "GraphCost") -> str:
-    """What it costs to build the graph of a decoded token."""
+def graph_lines(cost: "GraphCost") -> list[str]:
+    """What it costs to build the graph of a decoded token, and how many texts Metal compiles."""
     layers = cost.layers
     kinds = {"uncompiled": cost.seconds, "compiled": cost.compiled_seconds}
     parts = [
@@ -111,7 +111,13 @@ def graph_line(cost: "GraphCost") -> str:
         for kind, seconds in kinds.items()
         if seconds is not None
     ]
-    return f"{cost.model}, {layers} layers, building the graph: {'; '.join(parts)}"
+    texts = cost.kernel_texts
+    return [
+        f"{cost.model}, {layers} layers, building the graph: {'; '.join(parts)}",
+        f"{cost.model}, kernel texts that Metal compiles: {texts.chat} for a chat ({texts.decode} to "
+        f"decode, {texts.prompt} to read long prompts), {texts.every_length} with prompts of every "
+        "length",
+    ]
 
 
 def starting_lines(seconds: dict[str, float]) -> list[str]:

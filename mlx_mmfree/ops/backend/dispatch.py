@@ -24,6 +24,7 @@ import mlx.core as mx
 
 from ... import native
 from ...errors import BackendError, UsageError
+from . import launch
 
 BACKENDS = ("metal", "native", "chunked", "reference")
 """The known backends in order of preference."""
@@ -202,8 +203,11 @@ def device_type() -> mx.DeviceType:
 
 
 def metal_unavailable() -> str | None:
-    """Returns `None` if Metal kernels can run on the default device, else the reason."""
-    if mx.metal.is_available() and not on_cpu():
+    """Returns `None` if Metal kernels can run on the default device, else the reason.
+
+    Where their texts are only recorded, they can on every device.
+    """
+    if launch.is_recording() or (mx.metal.is_available() and not on_cpu()):
         return None
     return "no Metal device"
 

@@ -61,7 +61,7 @@ def examine(progress: Progress | None = None) -> dict[str, Any]:
     Raises:
         UsageError: An environment variable has an unknown value.
     """
-    from ..ops.backend.choice import kept_choices
+    from ..ops.backend.choice import environment_candidate, kept_choices
     from ..ops.backend.dispatch import forced_backend
     from ..ops.backend.inspection import cpu_kernels, metal_kernels, operation_reports
     from ..ops.backend.kernel_times import kernel_times
@@ -70,7 +70,7 @@ def examine(progress: Progress | None = None) -> dict[str, Any]:
     from ..platform.device import device_info
     from ..platform.threads import thread_count
 
-    forced = forced_backend()
+    forced, forced_product = forced_backend(), environment_candidate()
     with warnings.catch_warnings():
         # the list of problems names these kernels
         warnings.filterwarnings("ignore", r"\[mlx_mmfree\] The Metal kernel", RuntimeWarning)
@@ -84,6 +84,7 @@ def examine(progress: Progress | None = None) -> dict[str, Any]:
         "blas": blas.bind()._asdict(),
         "cpu_kernels": asdict(cpu_kernels()),
         "forced_backend": forced,
+        "forced_product": forced_product,
         "operations": {
             op: {"runs_on": _choice(report, forced), "backends": report}
             for op, report in reports.items()
@@ -139,6 +140,11 @@ def _problems(found: dict[str, Any]) -> Iterator[str]:
     if forced := found["forced_backend"]:
         yield (
             f"Every operation is forced to the backend '{forced}'. Unset MLX_MMFREE_BACKEND to let "
+            "the fastest one run."
+        )
+    if product := found["forced_product"]:
+        yield (
+            f"Every ternary product on Metal is forced to '{product}'. Unset MLX_MMFREE_PRODUCT to let "
             "the fastest one run."
         )
     for op, facts in found["operations"].items():

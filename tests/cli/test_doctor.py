@@ -28,7 +28,8 @@ on_cpu = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     """No forced backend, and a reading that takes no time."""
-    monkeypatch.delenv("MLX_MMFREE_BACKEND", raising=False)
+    for name in ("MLX_MMFREE_BACKEND", "MLX_MMFREE_PRODUCT"):
+        monkeypatch.delenv(name, raising=False)
     read = bandwidth.read_bandwidth
     monkeypatch.setattr(bandwidth, "read_bandwidth", lambda: read(2**20))
 
@@ -103,6 +104,17 @@ def test_forced_backend_is_a_problem(
     found = report(capsys)
     assert {facts["runs_on"] for facts in found["operations"].values()} == {"reference"}
     assert any("Unset MLX_MMFREE_BACKEND" in text for text in found["problems"])
+
+
+def test_forced_product_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(capsys)["forced_product"] is None
+    monkeypatch.setenv("MLX_MMFREE_PRODUCT", "tiles")
+    choice.environment_candidate.cache_clear()
+    found = report(capsys)
+    assert found["forced_product"] == "tiles"
+    assert any("Unset MLX_MMFREE_PRODUCT" in text for text in found["problems"])
 
 
 def test_operations_that_the_forced_backend_cannot_run_are_problems(

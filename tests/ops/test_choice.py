@@ -13,6 +13,8 @@ from mlx_mmfree.ops.backend import choice, dispatch, kept_results, launch, self_
 from mlx_mmfree.ops.ternary_matmul.metal_choice import candidates
 from tests.emulator.emulator import Emulator
 from tests.ops.kernel_checks import check_code_sums, check_fused_codes, check_fused_sums
+from tests.ops.test_launches import small_model
+from tests.tolerances import TOLERANCE, relative_error
 
 X = mx.ones((2,))
 CANDIDATES = ("first", "second", "third")
@@ -375,3 +377,28 @@ def test_an_unsound_kernel_is_not_chosen(timed: Clock, emulated: Emulator) -> No
         ternary_matmul(codes(40), WEIGHT, codes=True)
     [found] = choice.kept_choices().values()
     assert set(found["seconds"]) == {"groups", "mlx"}
+
+
+@pytest.mark.parametrize("kernel", ["ternary_matmul_prefill", "mlx"])
+def test_gradients_do_not_depend_on_the_choice(timed: Clock, kernel: str) -> None:
+    timed.costs = {kernel: 0.5}
+    weights = mx.arange(40).astype(mx.float32)
+    gradient = mx.grad(lambda x: (ternary_matmul(x, WEIGHT, codes=True) * weights).sum())(codes(40))
+    want = mx.broadcast_to(weights @ TRITS.astype(mx.float32), (40, 32))
+    assert mx.array_equal(gradient, want)
+    [found] = choice.kept_choices().values()
+    assert found["chosen"] == {"ternary_matmul_prefill": "tiles"}.get(kernel, "mlx")
+
+
+@pytest.mark.metal
+@pytest.mark.usefixtures("metal")
+@pytest.mark.parametrize("name", ["groups", "tiles", "mlx"])
+@pytest.mark.parametrize("model_type", ["hgrn_bit", "bitnet"])
+def test_a_model_says_the_same_whatever_is_chosen(model_type: str, name: str) -> None:
+    model = small_model(model_type)
+    prompt = mx.arange(2 * 20).reshape(2, 20)
+    with dispatch.use_backend("reference"):
+        want = model(prompt)[0]
+        mx.eval(want)
+    with choice.use(name):
+        assert relative_error(model(prompt)[0], want) <= TOLERANCE[mx.float32]

@@ -41,7 +41,9 @@ def example_calls(rows: Sequence[int]) -> dict[str, Iterator[Call]]:
         "attention": _attention_calls(),
         "attention_step": _attention_step_calls(),
         "bit_linear": _bit_linear_calls(rows),
+        "cross_entropy": _cross_entropy_calls(),
         "dense_matmul": _dense_matmul_calls(),
+        "gated_activation": _gated_activation_calls(),
         "gated_rms_norm": _gated_rms_norm_calls(),
         "linear_scan": _linear_scan_calls(),
         "mlgru_step": _mlgru_step_calls(),
@@ -62,6 +64,17 @@ def _attention_step_calls() -> Iterator[Call]:
         buffer = mx.zeros((1, 1, 2, 64), dtype)
         projected, positions = mx.zeros((1, 1, 4 * 64), dtype), mx.zeros((1, 1), mx.int32)
         yield Call((projected, buffer, buffer, positions, options), {})
+
+
+def _cross_entropy_calls() -> Iterator[Call]:
+    for dtype in FLOATS:
+        yield Call((mx.zeros((1, 32), dtype), mx.zeros((1,), mx.int32)), {})
+
+
+def _gated_activation_calls() -> Iterator[Call]:
+    for activation, dtype in product(ACTIVATIONS, FLOATS):
+        x = mx.zeros((1, 32), dtype)
+        yield Call((x, x, activation), {})
 
 
 def _dense_matmul_calls() -> Iterator[Call]:

@@ -57,8 +57,13 @@ def project(
         x = gated(x, gate)
     if norm is not None:
         x = norm(x)
-    results = [linear(x) for linear in linears]
-    y = results[0] if len(results) == 1 else mx.concatenate(results, axis=-1)
+    if len(linears) == 1:
+        y = first(x)
+    elif _are_plain(linears) and x.size > x.shape[-1] ** 2:
+        # with more rows than columns, the weights are less to copy than the results
+        y = x @ mx.concatenate([linear["weight"] for linear in linears]).T
+    else:
+        y = mx.concatenate([linear(x) for linear in linears], axis=-1)
     return (y if residual is None else residual + y).astype(dtype)
 
 
@@ -104,3 +109,11 @@ def _is_fused(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
         if linear.activations != linears[0].activations:
             return False
     return True
+
+
+def _are_plain(linears: Sequence[nn.Module]) -> bool:
+    """Whether all are matrices of floats of one dtype, and nothing else."""
+    dtypes = {linear["weight"].dtype for linear in linears if type(linear) is nn.Linear}
+    return len(dtypes) == 1 and not any(
+        type(linear) is not nn.Linear or "bias" in linear for linear in linears
+    )

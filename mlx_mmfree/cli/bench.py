@@ -98,7 +98,9 @@ def _add_amount_flags(group: Any) -> None:
         help="numbers of threads of a CPU (1 and all processors)",
     )
     group.add_argument(
-        "--processes", type=positive, help="number of fresh processes for each figure (8)"
+        "--processes",
+        type=positive,
+        help="number of fresh processes for each figure (8, on a GPU 3)",
     )
     group.add_argument("--rounds", type=positive, help="number of measurements in each process (5)")
     group.add_argument(
@@ -216,14 +218,16 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _settings(args: argparse.Namespace) -> "BenchmarkSettings":
-    from ..evaluation.benchmark import QUICK, BenchmarkSettings
+    from ..evaluation.benchmark import ON_GPU, QUICK, BenchmarkSettings
+    from ..ops.backend.dispatch import on_cpu
 
+    usual = BenchmarkSettings() if on_cpu() else ON_GPU
     given: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name in _SETTINGS
         if (value := getattr(args, name)) is not None
     }
-    return replace(QUICK if args.quick else BenchmarkSettings(), **given)
+    return replace(QUICK if args.quick else usual, **given)
 
 
 def _models(args: argparse.Namespace) -> list["ModelChoice"]:

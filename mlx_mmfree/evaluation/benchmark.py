@@ -9,7 +9,6 @@ from typing import Any
 import mlx.core as mx
 
 from ..ops import backend_report
-from ..ops.backend.dispatch import on_cpu
 from ..platform.device import device_info
 from ..version import __version__
 from .benchmark_process import measure
@@ -29,8 +28,7 @@ class BenchmarkSettings:
         rounds: Number of measurements in each process.
         walk_bytes: Smallest number of bytes that the copies of one matrix take together.
         shapes: Output and input dims of the ternary matrices.
-        rows: Numbers of tokens multiplied at a time on a CPU.
-        gpu_rows: The same on a GPU.
+        rows: Numbers of tokens multiplied at a time.
         heads: Output and input dims of the heads.
         head_bits: Bits of the heads' weights.
         prompt_tokens: Lengths of the prompts whose reading is timed.
@@ -45,7 +43,6 @@ class BenchmarkSettings:
     walk_bytes: int = 2**29
     shapes: tuple[tuple[int, int], ...] = SHAPES
     rows: tuple[int, ...] = (1, 128)
-    gpu_rows: tuple[int, ...] = (1, 8, 32, 128)
     heads: tuple[tuple[int, int], ...] = ((128256, 2560),)
     head_bits: tuple[int, ...] = (4, 6, 8, 16)
     prompt_tokens: tuple[int, ...] = (128, 512)
@@ -55,13 +52,15 @@ class BenchmarkSettings:
     is_small: bool = False
 
 
+ON_GPU = BenchmarkSettings(processes=3, rows=(1, 8, 32, 128))
+"""What is measured on a GPU, by fewer processes, as each measures for longer."""
+
 QUICK = BenchmarkSettings(
     processes=1,
     rounds=1,
     walk_bytes=2**20,
     shapes=((256, 512),),
     rows=(1, 8),
-    gpu_rows=(1, 8),
     heads=((512, 256),),
     prompt_tokens=(8,),
     positions=(2, 8),
@@ -205,7 +204,7 @@ def _best(notes: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _products(settings: BenchmarkSettings) -> dict[str, Any]:
     return {
         "shapes": settings.shapes,
-        "rows": settings.rows if on_cpu() else settings.gpu_rows,
+        "rows": settings.rows,
         "heads": settings.heads,
         "head_bits": settings.head_bits,
         "walk_bytes": settings.walk_bytes,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from mlx_mmfree.cli import main
 from mlx_mmfree.evaluation import benchmark
-from mlx_mmfree.evaluation.benchmark import Report
+from mlx_mmfree.evaluation.benchmark import ON_GPU, BenchmarkSettings, Report
 from mlx_mmfree.evaluation.benchmark_process import read_result, run_task
 from mlx_mmfree.evaluation.benchmark_weights import presets
 
@@ -103,6 +104,20 @@ def test_threads_are_those_of_a_cpu(
     monkeypatch.setattr("mlx_mmfree.ops.backend.dispatch.on_cpu", lambda: False)
     assert main(["bench", "--quick", "--threads", "2"]) == 2
     assert "[bench] --threads must be left out where a GPU computes" in capsys.readouterr().err
+
+
+def test_flags_win_over_what_is_usual_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def measured(settings: BenchmarkSettings, threads: list[int], **_: object) -> Iterator[Report]:
+        asked.append((settings, threads))
+        yield Report()
+
+    monkeypatch.setattr("mlx_mmfree.ops.backend.dispatch.on_cpu", lambda: False)
+    monkeypatch.setattr(benchmark, "benchmark", measured)
+    assert main(["bench"]) == 0
+    assert main(["bench", "--processes", "5"]) == 0
+    assert asked == [(ON_GPU, [0]), (replace(ON_GPU, processes=5), [0])]
 
 
 def test_ctrl_c_keeps_what_was_measured(

@@ -33,7 +33,7 @@ SETTINGS = BenchmarkSettings(
     rounds=1,
     walk_bytes=1,
     shapes=((OUTPUTS, INPUTS),),
-    gpu_rows=(1, 3),
+    rows=(1, 3),
     heads=((70, 64),),
     head_bits=(4, 16),
 )
@@ -42,7 +42,7 @@ SETTINGS = BenchmarkSettings(
 @pytest.fixture
 def on_gpu(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     """A GPU whose own kernels and those of mlx-lm are emulated, and each queue a single pass."""
-    for module in (benchmark, benchmark_limits, benchmark_products):
+    for module in (benchmark_limits, benchmark_products):
         monkeypatch.setattr(module, "on_cpu", lambda: False)
     monkeypatch.setattr(self_check, "_checks", {})
     monkeypatch.setattr(gpu_time, "LEAST_SECONDS", 0.0)

@@ -36,8 +36,8 @@ LAUNCHES = {
     "hgrn_bit": (5, 10),
     "bitnet": (8, 12),
     "ternary llama": (8, 12),
-    "dense llama": (20, 20),
-    "qwen3": (23, 23),
+    "dense llama": (19, 17),
+    "qwen3": (22, 20),
 }
 
 

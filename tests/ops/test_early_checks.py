@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from mlx_mmfree.generation import decode, reader
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.hub.checkpoint import opened_model
 from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.layers.parameters import parameters
 from mlx_mmfree.models import find
+from mlx_mmfree.models.parts.architectures import known_model_types
 from mlx_mmfree.ops import ternary_matmul, use_backend
 from mlx_mmfree.ops.backend import dispatch, early_checks, self_check
 from tests.emulator.emulator import Emulator
@@ -44,10 +46,10 @@ def wait() -> None:
             thread.join()
 
 
-def checkpoint(folder: Path, model_type: str) -> Path:
+def checkpoint(folder: Path, model_type: str, config: Mapping[str, Any] = SMALL) -> Path:
     mx.random.seed(0)
     module = find(model_type)
-    model = pack_linears(module.build(module.config.from_hub(SMALL)))
+    model = pack_linears(module.build(module.config.from_hub(config)))
     mx.eval(model.parameters())
     save_model(folder, model)
     return folder
@@ -81,6 +83,20 @@ def test_a_chat_checks_what_it_uses(
     assert len(list(decode.generate_tokens(model, range(1, 33), max_tokens=3))) == 3
     assert set(self_check.checked_kernels()) == early
     assert {record.kernel for record in device.records} == texts
+
+
+@pytest.mark.parametrize("model_type", known_model_types())
+@pytest.mark.parametrize("dtype", [None, mx.bfloat16])
+def test_the_graphs_of_every_architecture_are_built(
+    model_type: str, dtype: mx.Dtype | None, tmp_path: Path
+) -> None:
+    """What fails to be built would be checked at its first use alone."""
+    folder = checkpoint(tmp_path / "model", model_type, find(model_type).tiny)
+    opened = opened_model.open_model(folder, dtype=dtype)
+    opened._build_graphs()
+    built = {name: array.dtype for name, array in parameters(opened.model).items()}
+    loaded = parameters(opened.load())
+    assert built == {name: array.dtype for name, array in loaded.items()}
 
 
 def test_values_do_not_depend_on_the_checks(device: Emulator, tmp_path: Path) -> None:

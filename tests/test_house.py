@@ -12,6 +12,8 @@ ROOT = Path(mlx_mmfree.__file__).parent
 FOLDERS = sorted(file.parent for file in ROOT.rglob("__init__.py"))
 MOST_FILES = 15
 """Files of one floor that a newcomer can look over."""
+CATALOGUES = {"channel_mixers", "cli", "models", "token_mixers"}
+"""Folders in which each file is one of a kind, which a newcomer finds by its name."""
 
 
 def _imports(file: Path) -> set[Path]:
@@ -43,7 +45,7 @@ def _name(folder: Path) -> str:
     return folder.relative_to(ROOT.parent).as_posix()
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=_name)
+@pytest.mark.parametrize("folder", [f for f in FOLDERS if f.name not in CATALOGUES], ids=_name)
 def test_a_folder_is_not_crowded(folder: Path) -> None:
     assert max(_floors(folder).values(), default=0) <= MOST_FILES
 

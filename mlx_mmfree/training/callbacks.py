@@ -6,7 +6,6 @@ from typing import Any
 
 import mlx.nn as nn
 
-from ..errors import TrainingError
 from ..files.replacing import new_file
 from ..hub.checkpoint.save import write_tensors
 from .checkpoint import trainable
@@ -15,6 +14,9 @@ from .run_folder import writing
 
 class Callback:
     """Is called by the loop. A method does nothing unless it is overridden."""
+
+    def on_begin(self, step: int) -> None:
+        """Is called when the run begins, with 0, or goes on, with the step of its checkpoint."""
 
     def on_train(self, record: Mapping[str, Any]) -> None:
         """Takes a record of training: step, tokens, loss, learning rate, speed and memory."""
@@ -27,6 +29,9 @@ class Callback:
 
     def on_save(self, step: int) -> None:
         """Is called before a checkpoint is written, with the step that it is of."""
+
+    def on_end(self) -> None:
+        """Is called when the run ends, is stopped or fails."""
 
 
 class BestWeights(Callback):
@@ -51,33 +56,3 @@ class BestWeights(Callback):
     def on_save(self, step: int) -> None:
         if not self._has_validation:
             self.on_best(step)
-
-
-class WandbReport(Callback):
-    """Sends the records to Weights & Biases.
-
-    Args:
-        project: Name of the project; `None` leaves it to wandb.
-        folder: Folder of the run, which names the run.
-        settings: The settings, which are sent with the run.
-
-    Raises:
-        TrainingError: wandb is not installed.
-    """
-
-    def __init__(self, project: str | None, folder: Path, settings: Mapping[str, Any]):
-        try:
-            import wandb
-        except ImportError as error:
-            raise TrainingError(
-                "[training] 'report_to' wandb needs the package wandb, which is not installed. "
-                "Install it: pip install wandb"
-            ) from error
-        self._log = wandb.log
-        wandb.init(project=project, name=folder.name, dir=str(folder), config=dict(settings))
-
-    def on_train(self, record: Mapping[str, Any]) -> None:
-        self._log(dict(record), step=record["step"])
-
-    def on_validation(self, record: Mapping[str, Any]) -> None:
-        self._log(dict(record), step=record["step"])

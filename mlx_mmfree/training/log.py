@@ -1,7 +1,6 @@
-"""The log of a training run, as JSON lines, and the loss curve drawn from it."""
+"""The log of a training run, as JSON lines."""
 
 import json
-import math
 import platform
 import time
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..evaluation.picture import COLOURS, save_picture
 from ..files.json_reader import parse_json
 from ..files.opening import read_member
 from ..files.replacing import new_file
@@ -61,42 +59,6 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             break
         records.append(record)
     return records
-
-
-def plot_curve(log: Path, image: Path) -> bool:
-    """Draws training and validation loss over tokens as PNG. Returns `False` without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    records = read_log(log)
-    size, unit = token_unit(max((r["tokens"] for r in records if "tokens" in r), default=0))
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    title = f"Loss of the run '{log.resolve().parent.name}'"
-    series = (("loss", "training", "-"), ("valid_loss", "validation", "o-"))
-    for colour, (key, name, style) in zip(COLOURS, series, strict=False):
-        points = [
-            (r["tokens"] / size, r[key]) for r in records if math.isfinite(r.get(key, math.nan))
-        ]
-        if points:
-            axes.plot(*zip(*points, strict=True), style, label=name, color=colour, markersize=4)
-        if points and key == "valid_loss":
-            tokens, loss = min(points, key=lambda point: point[1])
-            title += f": on validation text {loss:.3f} at best, after {tokens:.3g} {unit}"
-    axes.set(xlabel=f"{unit} learned from", ylabel="loss (nats per token)", title=title)
-    axes.grid(alpha=0.3)
-    if axes.lines:
-        axes.legend()
-    save_picture(figure, image)
-    return True
-
-
-def token_unit(most: int) -> tuple[float, str]:
-    """The unit in which numbers up to `most` have one to four digits."""
-    units = {1: "tokens", 1e3: "thousand tokens", 1e6: "million tokens", 1e9: "billion tokens"}
-    size = max((size for size in units if most >= 2 * size), default=1)
-    return size, units[size]
 
 
 class Clock:

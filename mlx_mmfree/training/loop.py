@@ -26,13 +26,15 @@ from .checkpoint import (
 )
 from .data_parallel import DataParallel
 from .interruption import StopRequest
-from .log import Clock, RunLog, environment, plot_curve
+from .log import Clock, RunLog, environment, read_log
 from .loop_settings import LoopSettings
 from .loss import Loss, next_token_loss
 from .optimizer_step import Batches, LearningRate, OptimizerStep, StepResult
+from .reports.curve import plot_run
+from .reports.ternary_weights import TernaryWeights
 from .run_folder import writing
 
-Validation = Callable[[Decoder], dict[str, float]]
+Validation = Callable[[Decoder], dict[str, Any]]
 """Maps the model to figures by name. The figure `valid_loss` decides which weights are the best."""
 
 
@@ -96,6 +98,8 @@ class Trainer:
             model, settings, optimizer, schedule, batches, loss, self._processes
         )
         self._callbacks = callbacks if self._processes.is_first else ()
+        # before a checkpoint is restored, so that a resumed run compares with the same weights
+        self._ternary = TernaryWeights(model)
         self._is_extended = False
         self._progress = new_progress(settings.record)
 
@@ -125,16 +129,23 @@ class Trainer:
             # disable=None shows no bar where stderr is not a terminal
             disable=None if is_first else True,
         )
-        with bar, StopRequest(is_quiet=not is_first) as request:
-            self._run(log, bar, request)
+        for callback in self._callbacks:
+            callback.on_begin(self._progress["step"])
+        try:
+            with bar, StopRequest(is_quiet=not is_first) as request:
+                self._run(log, bar, request)
+        finally:
+            for callback in self._callbacks:
+                callback.on_end()
         if is_first and self._progress["step"] < self._settings.steps:
             print(
                 f"The run ends after step {self._progress['step']} of {self._settings.steps}: "
                 f"{self._settings.patience} validations in a row gave no better loss.",
                 file=sys.stderr,
             )
-        curve = self._settings.folder / "curve.png"
-        if is_first and not plot_curve(self._settings.folder / "log.jsonl", curve):
+        folder = self._settings.folder
+        curve = folder / "curve.png"
+        if is_first and not plot_run(read_log(folder / "log.jsonl"), folder.resolve().name, curve):
             print(
                 "No loss curve was drawn, because matplotlib is not installed. Install it: pip install "
                 "'mlx-mmfree[plot]'",
@@ -149,7 +160,14 @@ class Trainer:
         mx.reset_peak_memory()
         if step == 0:
             processes = self._processes.size
-            log.write(step=0, **environment(), processes=processes, settings=settings.record)
+            ternary = {"ternary_layers": self._ternary.names} if self._ternary.names else {}
+            log.write(
+                step=0,
+                **environment(),
+                processes=processes,
+                settings=settings.record,
+                **ternary,
+            )
             if settings.validates_first:
                 self._validate(log)
         elif self._is_extended:
@@ -229,7 +247,7 @@ class Trainer:
             return
         progress = self._progress
         self.model.eval()
-        figures = self._processes.of_first(self._validation(self.model))
+        figures = self._processes.of_first(self._validation(self.model) | self._ternary.figures())
         self.model.train()
         if not math.isfinite(figures["valid_loss"]):
             raise TrainingError(

@@ -148,7 +148,7 @@ def test_messages_name_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--draft-model", "no such draft", "-m", "1"]) == 2
     assert "[load] --draft-model must be an existing folder" in capsys.readouterr().err
     assert main(["lora", "--train", "--report-to", "seed"]) == 2
-    assert "--report-to must be wandb but got 'seed'." in capsys.readouterr().err
+    assert "--report-to must be wandb or tensorboard but got 'seed'." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--seed", "--max-tokens", "--top-k", "--wired-limit"])

@@ -170,16 +170,18 @@ def test_killed_process_resumes_to_the_same_log(masters: Path, data: Path) -> No
 
 def test_records_go_to_wandb(folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    module = SimpleNamespace(
-        init=lambda **options: calls.append(options),
+    run = SimpleNamespace(
         log=lambda record, step: calls.append((step, record)),
+        finish=lambda: calls.append((None, {})),
     )
+    module = SimpleNamespace(init=lambda **options: calls.append(options) or run)
     monkeypatch.setitem(sys.modules, "wandb", module)
     reports = ["--report-to", "wandb", "--project-name", "cats"]
     assert main([*_flags(folder, data), *QUICK, "--train", *reports]) == 0
     assert (calls[0]["project"], calls[0]["name"]) == ("cats", "run")
     assert [step for step, record in calls[1:] if "loss" in record] == [1, 2, 3, 4]
     assert [step for step, record in calls[1:] if "valid_loss" in record] == [0, 2, 4]
+    assert calls[-1] == (None, {})
 
 
 def test_limits_of_memory_are_restored(folder: Path, data: Path) -> None:
@@ -197,7 +199,10 @@ def test_limits_of_memory_are_restored(folder: Path, data: Path) -> None:
         ([], "--train or --test must be given"),
         (["--train", "--keys", "q_proj"], "got 'q_proj'. The model has attn.f_proj"),
         (["--train", "--rank", "0"], "--rank must be positive but got 0"),
-        (["--train", "--report-to", "swanlab"], "--report-to must be wandb but got 'swanlab'"),
+        (
+            ["--train", "--report-to", "swanlab"],
+            "--report-to must be wandb or tensorboard but got 'swanlab'",
+        ),
         (["--train", "--clear-cache-threshold", "much"], "must be a size such as 500MB or 2GB"),
         (["--train", "--data", "absent"], "--data must be an existing folder"),
         (["--test", "--adapter-path", "absent"], "--adapter-path must be a folder"),

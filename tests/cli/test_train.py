@@ -243,7 +243,9 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(
         if step == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    module = SimpleNamespace(init=lambda **options: None, log=log)
+    ended = []
+    run = SimpleNamespace(log=log, finish=lambda: ended.append(True))
+    module = SimpleNamespace(init=lambda **options: run)
     monkeypatch.setitem(sys.modules, "wandb", module)
     assert main(["--config", str(config), "--report-to", "wandb"]) == 130
     error = capsys.readouterr().err.splitlines()[-1]
@@ -251,6 +253,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(
         "[training] SIGINT stopped the run after step 2 of 6; its state is kept in"
     )
     assert error.endswith("Repeat the command to go on from there.")
+    assert ended
     assert main(["--config", str(config)]) == 0
 
 
@@ -262,7 +265,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(
         (["--learning-rate", "fast"], "invalid float value"),
         (["--patience", "-1"], "--patience must be at least 0 but got -1"),
         (["--process-timeout-s", "0"], "--process-timeout-s must be positive but got 0.0"),
-        (["--report-to", "swanlab"], "--report-to must be wandb but got 'swanlab'"),
+        (["--report-to", "swanlab"], "--report-to must be wandb or tensorboard but got 'swanlab'"),
         (["--init-from", "x"], "--init-from must come without 'model' and --tokenizer"),
         (["--output", "train.txt/run"], "train.txt/run' cannot be written: Not a directory"),
     ],

@@ -1,4 +1,4 @@
-"""The flags of the training commands that send the log to another service as well."""
+"""The flags of the training commands that send the log to other services as well."""
 
 import argparse
 from collections.abc import Mapping
@@ -11,30 +11,48 @@ if TYPE_CHECKING:
     from ...training.callbacks import Callback
     from ...training.data_parallel import DataParallel
 
+_SERVICES = ("wandb", "tensorboard")
+
 
 def add_report_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--report-to", help="service that the log is also sent to: wandb (Weights & Biases)"
+        "--report-to",
+        help="where the log also goes: wandb (Weights & Biases), tensorboard, or both with a comma",
     )
-    parser.add_argument("--project-name", help="name of the project at that service")
+    parser.add_argument("--project-name", help="name of the project at Weights & Biases")
 
 
 def check_report_flags(args: argparse.Namespace, command: str) -> None:
     """Refuses an unknown service, in the name of a command.
 
     Raises:
-        UsageError: The service is not wandb.
+        UsageError: The service is unknown.
     """
-    if args.report_to not in (None, "wandb"):
-        raise UsageError(f"[{command}] 'report_to' must be wandb but got {args.report_to!r}.")
+    for name in _chosen(args):
+        if name not in _SERVICES:
+            raise UsageError(
+                f"[{command}] 'report_to' must be {' or '.join(_SERVICES)} but got {name!r:.80}."
+            )
 
 
 def report_callbacks(
     args: argparse.Namespace, folder: Path, record: Mapping[str, Any], processes: "DataParallel"
 ) -> "list[Callback]":
     """The callbacks that the flags ask for. Only the first process has any."""
-    from ...training.callbacks import WandbReport
+    from ...training.reports.services import TensorBoardReport, WandbReport
 
-    if args.report_to != "wandb" or not processes.is_first:
+    chosen = _chosen(args) if processes.is_first else []
+    callbacks: list[Callback] = []
+    if "wandb" in chosen:
+        callbacks.append(WandbReport(args.project_name, folder, record))
+    if "tensorboard" in chosen:
+        callbacks.append(TensorBoardReport(folder, record))
+    return callbacks
+
+
+def _chosen(args: argparse.Namespace) -> list[str]:
+    """The services that the flag or the file names."""
+    given = args.report_to
+    if given is None:
         return []
-    return [WandbReport(args.project_name, folder, record)]
+    return [name.strip() for name in given.split(",")] if isinstance(given, str) else [given]

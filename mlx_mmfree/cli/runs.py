@@ -1,0 +1,97 @@
+"""`mmfree runs`: compares the logs of training runs, in a table and in a picture."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from .parts.columns import aligned, size_text
+from .parts.command import CommandParser, command
+
+if TYPE_CHECKING:
+    from ..training.reports.runs import RunSummary
+
+HELP = "compare the logs of training runs, in a table and in a picture"
+
+_MAX_SETTING = 40
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(prog="mmfree runs", description=__doc__)
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or its log"
+    )
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw the losses of all runs into a PNG file"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
+    return parser
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    from ..training.reports.curve import plot_runs
+    from ..training.reports.runs import differing_settings, distinct_names, read_run
+
+    runs = [read_run(path) for path in args.runs]
+    names = distinct_names(args.runs, runs)
+    settings = differing_settings(runs)
+    if args.json:
+        print(json.dumps({name: _plain(run) for name, run in zip(names, runs, strict=True)}))
+    else:
+        print("\n".join(aligned([_HEADING, *map(_row, names, runs)])))
+        if settings:
+            print("\nSettings that differ:")
+            cells = {key: map(_shortened, values) for key, values in settings.items()}
+            print("\n".join(aligned([["", *names], *([key, *cells[key]] for key in cells)])))
+    if args.picture is not None:
+        records = {name: run.records for name, run in zip(names, runs, strict=True)}
+        try:
+            drawn = plot_runs(records, args.picture)
+        except OSError as error:
+            raise UsageError(
+                f"[runs] 'picture' must be a file that can be written but '{args.picture}' cannot: "
+                f"{error.strerror or error}."
+            ) from error
+        if not drawn:
+            raise UsageError(
+                "[runs] 'picture' needs the package matplotlib, which is not installed. Install it: "
+                "pip install 'mlx-mmfree[plot]'"
+            )
+    return 0
+
+
+_HEADING = ("run", "steps", "tokens", "loss", "best valid", "at step", "tokens/s", "memory")
+
+
+def _row(name: str, run: "RunSummary") -> list[str]:
+    return [
+        name,
+        str(run.steps),
+        f"{run.tokens:,}",
+        _text(run.loss, "{:.4f}"),
+        _text(run.best_loss, "{:.4f}"),
+        _text(run.best_step, "{}"),
+        _text(run.tokens_per_second, "{:,.0f}"),
+        "-" if run.peak_memory_bytes is None else size_text(run.peak_memory_bytes),
+    ]
+
+
+def _text(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_SETTING else text[: _MAX_SETTING - 1] + "…"
+
+
+def _plain(run: "RunSummary") -> dict[str, Any]:
+    values = asdict(run)
+    del values["records"], values["name"]
+    return values

@@ -1,0 +1,1 @@
+"""What shows how a run goes on, or went: pictures, figures of ternary weights, and other services."""

@@ -1,0 +1,180 @@
+"""The pictures of training runs: one run with all that was logged, or several runs in one."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...evaluation.picture import COLOURS, save_picture
+
+Records = Sequence[Mapping[str, Any]]
+
+_PANELS = (
+    ("loss", "loss (nats)"),
+    ("learning_rate", "learning rate"),
+    ("gradient_norm", "norm of the gradient"),
+    ("tokens_per_second", "tokens a second"),
+    ("zero_trits", "share of zero trits"),
+    ("flipped_trits", "share of trits changed\nsince the beginning"),
+)
+_SHARES = ("zero_trits", "flipped_trits")
+
+
+def plot_run(records: Records, name: str, image: Path) -> bool:
+    """Draws all that a run has logged, over tokens, as PNG.
+
+    There is a panel for the losses, the learning rate, the norm of the gradient, the speed and, of
+    models that train ternary weights, the shares of zero and of changed trits in each layer.
+
+    Args:
+        records: The log of the run.
+        name: The name of the run, for the title.
+        image: The file.
+
+    Returns:
+        `False` without matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    panels = [panel for panel in _PANELS if panel[0] == "loss" or _points(records, panel[0])]
+    rows = -(-len(panels) // 2)
+    figure = Figure(figsize=(10, 1 + 2.6 * rows), dpi=120, layout="constrained")
+    all_axes = figure.subplots(rows, min(len(panels), 2), squeeze=False, sharex=True)
+    scale, unit = _token_scale([records])
+    for axes, (key, label) in zip(all_axes.flat, panels, strict=False):
+        if key in _SHARES:
+            _draw_layers(figure, axes, records, key, scale)
+        elif key == "loss":
+            _draw_losses(axes, records, scale)
+        else:
+            axes.plot(*_scaled(_points(records, key), scale), color=COLOURS[0], linewidth=1)
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.3)
+    for axes in list(all_axes.flat)[len(panels) :]:
+        axes.set_axis_off()
+    for axes in all_axes[-1]:
+        axes.set_xlabel(f"{unit} learned from")
+    figure.suptitle(_title(records, name))
+    save_picture(figure, image)
+    return True
+
+
+def plot_runs(runs: Mapping[str, Records], image: Path) -> bool:
+    """Draws the losses of several runs over tokens in one picture, as PNG.
+
+    Args:
+        runs: Their logs by their names.
+        image: The file.
+
+    Returns:
+        `False` without matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(10, 4.5), dpi=120, layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    scale, unit = _token_scale(list(runs.values()))
+    for axes, (key, label) in zip(
+        panels, (("loss", "training"), ("valid_loss", "validation")), strict=True
+    ):
+        for number, (name, records) in enumerate(runs.items()):
+            points = _points(records, key)
+            style = ("-", "--", ":", "-.")[number // len(COLOURS) % 4]
+            marker = "o" if key == "valid_loss" else ""
+            colour = COLOURS[number % len(COLOURS)]
+            if points:
+                axes.plot(
+                    *_scaled(points, scale),
+                    style,
+                    marker=marker,
+                    markersize=3,
+                    label=name,
+                    color=colour,
+                    linewidth=1,
+                )
+        axes.set(xlabel=f"{unit} learned from", title=f"{label} loss")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize="small")
+    panels[0].set_ylabel("loss (nats)")
+    save_picture(figure, image)
+    return True
+
+
+def _draw_losses(axes: Any, records: Records, scale: float) -> None:
+    for colour, (key, label, style) in zip(
+        COLOURS, (("loss", "training", "-"), ("valid_loss", "validation", "o-")), strict=False
+    ):
+        if points := _points(records, key):
+            axes.plot(
+                *_scaled(points, scale), style, label=label, color=colour, markersize=4, linewidth=1
+            )
+    if axes.lines:
+        axes.legend()
+
+
+def _draw_layers(figure: Any, axes: Any, records: Records, key: str, scale: float) -> None:
+    """A line for each layer, in the colour of its depth."""
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    points = _points(records, key)
+    layers = min(len(shares) for _, shares in points)
+    colours, depth = colormaps["viridis"], Normalize(1, max(layers, 2))
+    tokens = [at / scale for at, _ in points]
+    for layer in range(layers):
+        shares = [values[layer] for _, values in points]
+        axes.plot(
+            tokens, shares, ".-", color=colours(depth(layer + 1)), linewidth=0.8, markersize=3
+        )
+    figure.colorbar(ScalarMappable(depth, colours), ax=axes, label="matrix, first to last")
+
+
+def _points(records: Records, key: str) -> list[tuple[int, Any]]:
+    """Tokens and values of the records that have such a value, or a list of them."""
+    return [
+        (record["tokens"], record[key])
+        for record in records
+        if _is_number(record.get("tokens")) and _is_drawable(record.get(key))
+    ]
+
+
+def _is_drawable(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(map(_is_number, value))
+    return _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _scaled(points: Sequence[tuple[int, Any]], scale: float) -> tuple[list[float], list[Any]]:
+    return [tokens / scale for tokens, _ in points], [value for _, value in points]
+
+
+def _token_scale(runs: Sequence[Records]) -> tuple[float, str]:
+    tokens = [record.get("tokens", 0) for records in runs for record in records]
+    return token_unit(max([at for at in tokens if _is_number(at)], default=0))
+
+
+def _title(records: Records, name: str) -> str:
+    title = f"Run '{name}'"
+    measured = _points(records, "valid_loss")
+    if measured:
+        tokens, loss = min(measured, key=lambda point: point[1])
+        scale, unit = _token_scale([records])
+        title += f": validation loss {loss:.3f} at best, after {tokens / scale:.3g} {unit}"
+    return title
+
+
+def token_unit(most: int) -> tuple[float, str]:
+    """The unit in which numbers up to `most` have one to four digits."""
+    units = {1: "tokens", 1e3: "thousand tokens", 1e6: "million tokens", 1e9: "billion tokens"}
+    size = max((size for size in units if most >= 2 * size), default=1)
+    return size, units[size]

@@ -1,0 +1,95 @@
+"""Callbacks that send the log of a run to Weights & Biases or to TensorBoard as well."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import TrainingError
+from ..callbacks import Callback
+
+
+class WandbReport(Callback):
+    """Sends the records to Weights & Biases.
+
+    Args:
+        project: Name of the project; `None` leaves it to wandb.
+        folder: Folder of the run, which names the run.
+        settings: The settings, which are sent with the run.
+
+    Raises:
+        TrainingError: wandb is not installed.
+    """
+
+    def __init__(self, project: str | None, folder: Path, settings: Mapping[str, Any]):
+        try:
+            import wandb
+        except ImportError as error:
+            raise _missing("wandb", "wandb") from error
+        self._run = wandb.init(
+            project=project, name=folder.name, dir=str(folder), config=dict(settings)
+        )
+
+    def on_train(self, record: Mapping[str, Any]) -> None:
+        self._run.log(_numbers(record), step=record["step"])
+
+    def on_validation(self, record: Mapping[str, Any]) -> None:
+        self.on_train(record)
+
+    def on_end(self) -> None:
+        self._run.finish()
+
+
+class TensorBoardReport(Callback):
+    """Writes the records as events that TensorBoard shows: `tensorboard --logdir FOLDER`.
+
+    Args:
+        folder: Folder of the run; the events go into its folder `tensorboard`.
+        settings: The settings, which are shown as text.
+
+    Raises:
+        TrainingError: tensorboardX is not installed.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]):
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError as error:
+            raise _missing("tensorboard", "tensorboardX") from error
+        self._make = SummaryWriter
+        self._folder = folder / "tensorboard"
+        self._settings = settings
+
+    def on_begin(self, step: int) -> None:
+        # a resumed run repeats what came after its checkpoint
+        self._writer = self._make(str(self._folder), purge_step=step + 1 if step else None)
+        rows = [f"| {name} | {value} |" for name, value in self._settings.items()]
+        self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *rows]), 0)
+
+    def on_train(self, record: Mapping[str, Any]) -> None:
+        for name, value in _numbers(record).items():
+            self._writer.add_scalar(name, value, record["step"])
+        self._writer.flush()
+
+    def on_validation(self, record: Mapping[str, Any]) -> None:
+        self.on_train(record)
+
+    def on_end(self) -> None:
+        self._writer.close()
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of a record; those of each layer under a name of their own."""
+    numbers: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, list):
+            numbers |= {f"{name}/{layer:03}": each for layer, each in enumerate(value)}
+        elif name != "step":
+            numbers[name] = value
+    return numbers
+
+
+def _missing(service: str, package: str) -> TrainingError:
+    return TrainingError(
+        f"[training] 'report_to' {service} needs the package {package}, which is not installed. "
+        f"Install it: pip install {package}"
+    )

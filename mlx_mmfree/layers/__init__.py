@@ -1,5 +1,6 @@
 """Parts that mixers and models are built from."""
 
+from .apply_norm import apply_norm as apply_norm
 from .bit_linear import BitLinear as BitLinear
 from .bit_linear import PackedBitLinear as PackedBitLinear
 from .bit_linear import TiedBitLinear as TiedBitLinear

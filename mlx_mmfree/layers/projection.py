@@ -7,6 +7,7 @@ import mlx.nn as nn
 
 from ..ops import bit_linear, gated, gated_activation
 from ..ops.activations import Activation
+from .apply_norm import apply_norm
 from .arguments import check_features
 from .bit_linear import PackedBitLinear
 from .sharded_linear import ShardedToAllBitLinear
@@ -56,7 +57,7 @@ def project(
     if gate is not None:
         x = gated(x, gate)
     if norm is not None:
-        x = norm(x)
+        x = apply_norm(norm, x)
     if len(linears) == 1:
         y = first(x)
     elif _are_plain(linears) and x.size > x.shape[-1] ** 2:
@@ -79,7 +80,7 @@ def project_apart(
         return (project(x, linears, norm=norm),)
     dtype = x.dtype
     if norm is not None:
-        x = norm(x)
+        x = apply_norm(norm, x)
     return tuple(linear(x).astype(dtype) for linear in linears)
 
 

@@ -26,6 +26,7 @@ from .long_sums import long_cumsum as long_cumsum
 from .long_sums import long_mean as long_mean
 from .long_sums import long_sum as long_sum
 from .mlgru_step import mlgru_step as mlgru_step
+from .rms_norm import rms_norm as rms_norm
 from .rms_norm_quantize import rms_norm_quantize as rms_norm_quantize
 from .straight_through import straight_through as straight_through
 from .ternary import pack_ternary as pack_ternary

@@ -97,6 +97,12 @@ def mlgru_step() -> Call:
     return lambda: ops.mlgru_step(gates, state, mx.ones(dims), eps=1e-6, **options)
 
 
+def rms_norm() -> Call:
+    dims = number()
+    x, weight = batched(dims), perhaps(zeros(dims))
+    return lambda: ops.rms_norm(x, weight, eps=1e-6)
+
+
 def rms_norm_quantize() -> Call:
     dims, eps = number(), perhaps(1e-6)
     x, weight = batched(dims), perhaps(zeros(dims)) if eps else None
@@ -118,6 +124,7 @@ CALLS = [
     gated_activation,
     linear_scan,
     mlgru_step,
+    rms_norm,
     rms_norm_quantize,
     ternary_matmul,
 ]

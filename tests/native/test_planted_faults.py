@@ -138,6 +138,12 @@ FAULTS = {
         "target < 0 ? target + static_cast<int64_t>(classes)",
         "target < 0 ? 0",
     ),
+    "norm without its mean": Fault(
+        "rms_norm/loops.h", "(d_y[j] - x[j] * mean) * inverse", "d_y[j] * inverse"
+    ),
+    "gradient of a weight by itself": Fault(
+        "rms_norm/loops.h", "d_weight[j] += d_y[j] * x[j];", "d_weight[j] = d_y[j] * x[j];"
+    ),
     "angles of another position": Fault(
         "attention_step/attend.cpp",
         "static_cast<float>(position) * (1.0f",

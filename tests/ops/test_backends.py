@@ -74,9 +74,18 @@ CASES = {
         ops.ternary_matmul,
         1,
     ),
+    "rms_norm": Case(
+        lambda n, dtype: (_normal(5, n, dtype=dtype), 1.0 + 0.1 * _normal(n, dtype=dtype)),
+        # the norm of one value hardly has a gradient, were this small
+        lambda x, weight: ops.rms_norm(x, weight, eps=0.1),
+        2,
+        keeps_dtype=True,
+        metal_keeps_dtype=True,
+    ),
     "rms_norm_quantize": Case(
         lambda n, dtype: (_normal(5, n, dtype=dtype), 1.0 + 0.1 * _normal(n, dtype=dtype)),
-        lambda x, weight: ops.rms_norm_quantize(x, weight, eps=1e-6, rounding="half_away"),
+        # as for `rms_norm`
+        lambda x, weight: ops.rms_norm_quantize(x, weight, eps=0.1, rounding="half_away"),
         2,
     ),
     "bit_linear": Case(

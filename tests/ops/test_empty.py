@@ -66,6 +66,13 @@ CASES = {
         lambda sizes, gate, up: ops.gated_activation(gate, up, "silu"),
         lambda R, D: [(R, D)],
     ),
+    "rms_norm": Case(
+        {"R": 2, "D": 32},
+        lambda R, D: [(R, D), (D,)],
+        lambda sizes, x, weight: ops.rms_norm(x, weight, eps=1e-6),
+        lambda R, D: [(R, D)],
+        refused=("D",),
+    ),
     "dense_matmul, quantised": Case(
         ROWS,
         lambda R, D, N: [(R, D)],

@@ -6,6 +6,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...layers import apply_norm
 from ...layers.context import Context
 from ...layers.token_mixer import State
 from .block import Block
@@ -89,7 +90,7 @@ class Stack(nn.Module):
         for block, arguments, old in zip(self.blocks, each, state, strict=True):
             x, new = self.run_block(block, x, old, context, **arguments)
             new_state.append(new)
-        return self.norm(x), tuple(new_state)
+        return apply_norm(self.norm, x), tuple(new_state)
 
     def transform(self, x: mx.array, context: Context | None = None) -> mx.array:
         """The normed residual stream after all blocks, of sequences that begin and end with the call."""

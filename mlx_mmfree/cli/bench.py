@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MeasurementError, UsageError
+from .parts import bench_train
 from .parts.bench_table import graph_lines, report_lines, starting_lines
 from .parts.command import CommandParser, command
 from .parts.flags import positive
@@ -46,6 +48,18 @@ class _Parser(CommandParser):
 
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="mmfree bench", description=__doc__)
+    train = bench_train.build_parser()
+    others = parser.add_subparsers(
+        title="other measurements", metavar="train", parser_class=CommandParser
+    )
+    others.add_parser(
+        "train",
+        prog=train.prog,
+        description=train.description,
+        help="training steps, beside PyTorch if wanted",
+        parents=[train],
+        add_help=False,
+    )
     _add_model_flags(parser.add_argument_group("models"))
     _add_amount_flags(parser.add_argument_group("amount"))
     output = parser.add_argument_group("output")
@@ -137,7 +151,10 @@ def _add_amount_flags(group: Any) -> None:
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    if given[:1] == ["train"]:
+        return bench_train.main(given[1:])
+    args = build_parser().parse_args(given)
     _check(args)
     if args.host:
         return _host(args)

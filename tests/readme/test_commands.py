@@ -24,7 +24,12 @@ from tests.readme.stand_ins import write_repositories, write_working_folder
 
 RUN_BY_CI = ("pip ", "python3 -m venv ")
 # lm-evaluation-harness and its datasets are not at hand, and a measurement takes minutes
-ONLY_PARSED = ("mmfree evaluate ", "mmfree bench --config ", "mmfree bench --host ")
+ONLY_PARSED = (
+    "mmfree evaluate ",
+    "mmfree bench --config ",
+    "mmfree bench --host ",
+    "mmfree bench train ",
+)
 # a shell goes on where a command between $( ) fails
 COMPLAINTS = ("Traceback", "command not found", "No module named")
 TYPED = "Hello\n/exit\n"

@@ -224,7 +224,7 @@ def _model_options(
 ) -> dict[str, Any]:
     """The arguments of `stream_generate` that need the model or its tokenizer."""
     from ..generation import load_prompt_cache, with_key_values
-    from ..generation.speculative import check_draft, check_draft_tokenizer
+    from ..generation.draft_checks import check_draft, check_draft_tokenizer
     from ..generation.stop import end_tokens
     from ..hub import load
 

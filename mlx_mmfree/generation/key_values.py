@@ -85,26 +85,10 @@ def counted(model: Decoder, state: tuple[Any, ...]) -> list[mx.array]:
     ]
 
 
-def can_rewind(model: Decoder, state: tuple[Any, ...], count: int) -> bool:
-    """Whether a state can be shortened again to what it is now after up to `count` more tokens."""
-    return all(
-        block.token_mixer.state_kind.can_rewind(old, count)
-        for block, old in zip(model.blocks, state, strict=True)
-    )
-
-
-def rewound(model: Decoder, state: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    """The state before its last `count` tokens, where `can_rewind` promised it."""
-    return tuple(
-        block.token_mixer.state_kind.rewound(old, count)
-        for block, old in zip(model.blocks, state, strict=True)
-    )
-
-
 def fixed_state(
-    model: Decoder, state: tuple[Any, ...]
+    model: Decoder, state: tuple[Any, ...], count: int = 1
 ) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
-    """The state in a form whose shapes stay while tokens are read one by one.
+    """The state in a form whose shapes stay while tokens are read, and with room for `count`.
 
     Returns:
         The state, and for each block the number of tokens after which it must grow, `None` for never;
@@ -112,7 +96,7 @@ def fixed_state(
     """
     fixed = []
     for block, old in zip(model.blocks, state, strict=True):
-        pair = block.token_mixer.state_kind.fixed(old)
+        pair = block.token_mixer.state_kind.fixed(old, count)
         if pair is None:
             return state, ()
         fixed.append(pair)

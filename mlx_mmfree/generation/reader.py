@@ -18,33 +18,49 @@ class Reader:
     """Reads tokens and gives the logits after them.
 
     The state takes a form whose shapes stay, where the model has one. MLX then repeats the graph that
-    was built in Python for the first tokens, until the room for keys and values grows.
+    was built in Python for the first tokens of a shape, until the room for keys and values grows.
 
     Args:
         model: Gives the logits.
         state: What it has read of each row.
+
+    Attributes:
+        arrays: The state as it is, for MLX to compute.
     """
 
     def __init__(self, model: Decoder, state: State):
         self._model = model
         self._block_arguments = model.block_arguments()
         mx.eval(self._block_arguments)
-        self._prepare(state)
+        self._prepare(state, 1)
 
     @property
     def state(self) -> State:
         """What the model has read, in the ordinary form, which any number of tokens may follow."""
-        return growing_state(self._model, self.arrays, self._rooms, self._read)
+        return growing_state(self._model, self.arrays, self._rooms, self._size)
 
-    def _prepare(self, state: State) -> None:
-        self._read = 0
+    def _prepare(self, state: State, count: int) -> None:
+        self._size = 0
         self._rooms: tuple[int | None, ...] = ()
         self.arrays = state
-        """The state as it is, for MLX to compute."""
         if can_compile():
-            self.arrays, self._rooms = fixed_state(self._model, state)
-        step = partial(_logits_after, self._model, self._block_arguments)
+            self.arrays, self._rooms = fixed_state(self._model, state, count)
+        self._room = min((room for room in self._rooms if room is not None), default=None)
+        step = partial(self._run, self._model, self._block_arguments)
         self._step = compiled(step) if self._rooms else step
+
+    def _make_room(self, count: int) -> None:
+        """Lets the state take so many more tokens in the form that it has."""
+        if self._room is not None and self._size + count > self._room:
+            self._prepare(self.state, count)
+
+    @staticmethod
+    def _run(
+        model: Decoder, block_arguments: list[dict[str, mx.array]], tokens: mx.array, state: State
+    ) -> tuple[mx.array, mx.array, State]:
+        hidden, state = model.hidden(tokens[:, None], state, block_arguments=block_arguments)
+        logits = model.logits(hidden).squeeze(1).astype(mx.float32)
+        return logits, are_finite(logits), state
 
     def read(self, tokens: mx.array) -> tuple[mx.array, mx.array]:
         """Reads tokens `(B,)`.
@@ -52,20 +68,11 @@ class Reader:
         Returns:
             The logits after them, float32 `(B, V)`, and whether all are finite, yet to be computed.
         """
-        if self._read in self._rooms:
-            self._prepare(self.state)
+        self._make_room(1)
         logits, finite, self.arrays = self._step(tokens, self.arrays)
-        self._read += 1
+        self._size += 1
         return logits, finite
 
     def keep(self, rows: mx.array) -> None:
         """Drops all rows of the batch but these."""
         self.arrays = tree_map(lambda array: array[rows], self.arrays)
-
-
-def _logits_after(
-    model: Decoder, block_arguments: list[dict[str, mx.array]], tokens: mx.array, state: State
-) -> tuple[mx.array, mx.array, State]:
-    hidden, state = model.hidden(tokens[:, None], state, block_arguments=block_arguments)
-    logits = model.logits(hidden).squeeze(1).astype(mx.float32)
-    return logits, are_finite(logits), state

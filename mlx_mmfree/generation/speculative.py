@@ -13,11 +13,12 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from ..models import Decoder
-from ..ops import log_softmax
+from .acceptance import accept_chosen, accept_drawn
 from .decode import PREFILL_STEP_SIZE, Progress, prefill
-from .finite import are_finite, check_finite
-from .key_values import can_rewind, rewound
+from .draft_checks import check_draft
+from .finite import check_finite
 from .penalties import LogitsProcessor
+from .rewinding import RewindingReader
 from .samplers import Draw, Sampler, greedy
 
 NUM_DRAFT_TOKENS = 3
@@ -41,63 +42,6 @@ class DraftStats:
         return self.accepted / self.proposed if self.proposed else 0.0
 
 
-def check_draft(model: Decoder, draft_model: Decoder) -> None:
-    """Refuses a draft model whose logits are not about the same tokens.
-
-    Raises:
-        ValueError: The vocabularies differ in size.
-    """
-    if draft_model.vocab_size != model.vocab_size:
-        raise ValueError(
-            f"[speculative] 'draft_model' must have the model's vocabulary of {model.vocab_size} "
-            f"tokens but has {draft_model.vocab_size}. Choose a smaller model of the same family."
-        )
-
-
-def check_draft_tokenizer(tokenizer: Any, draft_tokenizer: Any) -> None:
-    """Refuses a draft model whose tokens have other texts.
-
-    Raises:
-        ValueError: The tokenizers differ.
-    """
-    count = tokenizer.vocab_size
-    if draft_tokenizer.vocab_size == count:
-        pieces, drafted = (
-            [_piece(given, n) for n in range(count)] for given in (tokenizer, draft_tokenizer)
-        )
-        different = next((n for n in range(count) if pieces[n] != drafted[n]), None)
-        if different is None:
-            return
-        found = f"token {different} is {drafted[different]!r:.40}, not {pieces[different]!r:.40}"
-    else:
-        found = f"it has {draft_tokenizer.vocab_size} tokens, not {count}"
-    raise ValueError(
-        f"[speculative] 'draft_model' must come with the tokenizer of the model but {found}. Choose "
-        "a smaller model of the same family."
-    )
-
-
-def _piece(tokenizer: Any, token: int) -> str | None:
-    try:
-        return str(tokenizer.piece(token))
-    except ValueError:
-        return None
-
-
-class _Reader:
-    """A model, what it has read, and the tokens that it is yet to read."""
-
-    def __init__(self, model: Decoder, state: Any, pending: list[int]):
-        self.model = model
-        self.state = state
-        self.pending = pending
-
-    def read(self, tokens: mx.array, outputs: int) -> mx.array:
-        """The logits `(outputs, V)` behind the last of the tokens `(1, L)`."""
-        hidden, self.state = self.model.hidden(tokens, self.state)
-        return self.model.logits(hidden[:, -outputs:])[0].astype(mx.float32)
-
-
 class SpeculativeDecoding:
     """One text in the middle of decoding with a draft model; steps as `Decoding` does.
 
@@ -107,9 +51,8 @@ class SpeculativeDecoding:
     other sampler, greedy included, chooses from the model's logits, and proposed tokens are kept as
     long as they are its choices.
 
-    A state that attention can shorten is shortened by the tokens that were refused. Any other is
-    kept as it was before the proposal, and the tokens that were kept are read again, with the next
-    proposal as long as they are few.
+    The model reads every proposal in one call, which is compiled where its state has a form of fixed
+    shapes, and so are the steps of the draft model. Tokens that were refused are taken back.
 
     Args:
         model: Gives the logits.
@@ -147,24 +90,17 @@ class SpeculativeDecoding:
         self._count = num_draft_tokens
         self._sampler = sampler
         self._processors = processors
-        last = [int(tokens[0, -1])]
+        options: dict[str, Any] = {"step_size": prefill_step_size, "progress": progress}
         self._target, self._draft = (
-            _Reader(
-                reader,
-                prefill(
-                    reader,
-                    tokens[:, :-1],
-                    before,
-                    step_size=prefill_step_size,
-                    progress=progress,
-                ),
-                list(last),
-            )
+            RewindingReader(reader, prefill(reader, tokens[:, :-1], before, **options), self._count)
             for reader, before in (
                 (model, model.init_state(1) if state is None else state),
                 (draft_model, draft_model.init_state(1)),
             )
         )
+        self._last = int(tokens[0, -1])
+        # behind the last token that the draft model has read
+        self._pending = [self._last]
         self._seen: Any = [p.start(tokens, None, model.vocab_size) for p in processors]
         self._ready: deque[tuple[int, bool]] = deque()
         self.stats = DraftStats()
@@ -183,82 +119,55 @@ class SpeculativeDecoding:
 
     def _round(self, count: int) -> list[tuple[int, bool]]:
         """Proposes tokens and gives those that were kept and the one that follows them."""
-        drafts, scores, seen, states = self._propose(count)
-        target = self._target
-        tokens = mx.concatenate([mx.array(target.pending, mx.int32), *drafts])[None]
-        is_shortened = can_rewind(target.model, target.state, tokens.shape[1])
-        before = None if is_shortened else target.state
-        logits = target.read(tokens, count + 1)
-        finite = are_finite(logits)
+        drafts, scores, seen = self._propose(count)
+        tokens = mx.concatenate([mx.array([self._last], mx.int32), *drafts])
+        logits, finite = self._target.read(tokens[None])
         # the positions are rows of a batch
         rows = tree_map(lambda *arrays: mx.concatenate(list(arrays)), *seen)
         logits = self._process(logits, rows)
         if isinstance(self._sampler, Draw):
-            kept, new = _accept_drawn(self._sampler.scores(logits), scores, drafts)
+            kept, new = accept_drawn(self._sampler.scores(logits), scores, drafts)
         else:
-            kept, new = _accept_chosen(self._sampler(logits), drafts)
+            kept, new = accept_chosen(self._sampler(logits), drafts)
         numbers = cast(list[int], mx.concatenate([kept, new, *drafts]).tolist())
         check_finite(cast(bool, finite.item()))
-        accepted, token, proposed = numbers[0], numbers[1], numbers[2:]
-        fresh = [*proposed[:accepted], token]
-        self._settle(count - accepted, fresh, before)
-        self._settle_draft(accepted, proposed, token, states)
+        accepted, self._last, proposed = numbers[0], numbers[1], numbers[2:]
+        self._target.take_back(count - accepted)
+        self._settle_draft(accepted, proposed)
         self._seen = self._update(seen[accepted], new)
-        mx.eval(target.state, self._draft.state, self._seen)
+        mx.eval(self._target.arrays, self._draft.arrays, self._seen)
         self.stats = DraftStats(self.stats.proposed + count, self.stats.accepted + accepted)
+        fresh = [*proposed[:accepted], self._last]
         return [(number, n < accepted) for n, number in enumerate(fresh)]
 
-    def _propose(self, count: int) -> tuple[list[mx.array], list[mx.array], list[Any], list[Any]]:
-        """Tokens `(1,)`, their scores `(1, V)`, the penalties before each and after the last, and
-        the draft's states, all or only the last if it can be shortened."""
-        draft, seen = self._draft, [self._seen]
+    def _propose(self, count: int) -> tuple[list[mx.array], list[mx.array], list[Any]]:
+        """Tokens `(1,)`, their scores `(1, V)`, and the penalties before each and after the last."""
+        seen = [self._seen]
         drafts: list[mx.array] = []
         scores: list[mx.array] = []
-        states: list[Any] = []
-        tokens = mx.array(draft.pending, mx.int32)[None]
-        keeps_all = not can_rewind(draft.model, draft.state, tokens.shape[1] + count)
+        tokens = mx.array(self._pending, mx.int32)
         for _ in range(count):
-            logits = self._process(draft.read(tokens, 1), seen[-1])
+            logits, _ = self._draft.read(tokens[None])
+            logits = self._process(logits[-1:], seen[-1])
             if isinstance(self._sampler, Draw):
                 scores.append(self._sampler.scores(logits))
                 chosen = mx.random.categorical(scores[-1])
             else:
                 chosen = self._sampler(logits)
-            chosen = chosen.astype(mx.int32)
-            states = [*states, draft.state] if keeps_all else [draft.state]
-            seen.append(self._update(seen[-1], chosen))
-            drafts.append(chosen)
-            tokens = chosen[None]
-        return drafts, scores, seen, states
+            tokens = chosen.astype(mx.int32)
+            seen.append(self._update(seen[-1], tokens))
+            drafts.append(tokens)
+        return drafts, scores, seen
 
-    def _settle(self, refused: int, fresh: list[int], before: Any) -> None:
-        """Takes the refused tokens back from the model's state."""
-        target = self._target
-        if not refused or before is None:
-            if refused:
-                target.state = rewound(target.model, target.state, refused)
-            target.pending = fresh[-1:]
-            return
-        target.state, target.pending = before, target.pending + fresh
-        if len(target.pending) > self._count + 1:
-            again = mx.array(target.pending[:-1], mx.int32)[None]
-            target.state = prefill(target.model, again, before)
-            target.pending = target.pending[-1:]
-
-    def _settle_draft(
-        self, accepted: int, proposed: list[int], token: int, states: list[Any]
-    ) -> None:
-        """The draft has not read its last token."""
-        draft, count = self._draft, len(proposed)
+    def _settle_draft(self, accepted: int, proposed: list[int]) -> None:
+        """Takes refused tokens back; the draft model has not read its last one."""
+        count = len(proposed)
         if not count:
-            draft.pending = [*draft.pending, token]
+            self._pending.append(self._last)
             return
         read = min(accepted, count - 1)
-        if len(states) == count:
-            draft.state = states[read]
-        else:
-            draft.state = rewound(draft.model, draft.state, count - 1 - read)
-        draft.pending = [*proposed[read:accepted], token]
+        self._draft.take_back(count - 1 - read)
+        self._pending = [*proposed[read:accepted], self._last]
 
     def _process(self, logits: mx.array, seen: Any) -> mx.array:
         for process, state in zip(self._processors, seen, strict=True):
@@ -270,32 +179,3 @@ class SpeculativeDecoding:
             process.update(state, tokens)
             for process, state in zip(self._processors, seen, strict=True)
         ]
-
-
-def _accept_chosen(chosen: mx.array, drafts: list[mx.array]) -> tuple[mx.array, mx.array]:
-    """How many tokens are the choices themselves `(1,)`, and the choice behind them `(1,)`."""
-    chosen = chosen.astype(mx.int32)
-    if not drafts:
-        return mx.zeros((1,), mx.int32), chosen
-    is_same = (mx.concatenate(drafts) == chosen[:-1]).astype(mx.int32)
-    kept = mx.cumprod(is_same).sum(keepdims=True)
-    return kept, chosen[kept]
-
-
-def _accept_drawn(
-    scores: mx.array, draft_scores: list[mx.array], drafts: list[mx.array]
-) -> tuple[mx.array, mx.array]:
-    """How many tokens are kept `(1,)`, and a token drawn from what they leave over `(1,)`."""
-    p = mx.exp(log_softmax(scores))
-    # nothing was proposed behind the last token
-    q = mx.concatenate([*(mx.exp(log_softmax(row)) for row in draft_scores), mx.zeros_like(p[:1])])
-    kept = mx.zeros((1,), mx.int32)
-    if drafts:
-        at = mx.concatenate(drafts)[:, None]
-        p_at, q_at = (mx.take_along_axis(x[:-1], at, axis=-1)[:, 0] for x in (p, q))
-        is_kept = mx.random.uniform(shape=p_at.shape) * q_at < p_at
-        kept = mx.cumprod(is_kept.astype(mx.int32)).sum(keepdims=True)
-    left = mx.maximum(p[kept] - q[kept], 0.0)
-    # rounding may leave nothing where both are equal
-    left = mx.where(left.sum(axis=-1, keepdims=True) > 0, left, p[kept])
-    return kept, mx.random.categorical(mx.log(left)).astype(mx.int32)

@@ -124,6 +124,21 @@ class KeyValueCache:
         )
 
 
+def check_heads(dims: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:
+    """Refuses heads that a model of these dims cannot have, with `ValueError`."""
+    check_sizes("GQA", dims=dims, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    check_optional_sizes("GQA", head_dim=head_dim)
+    if head_dim is None and dims % num_heads:
+        raise ValueError(
+            f"[GQA] 'num_heads' must divide 'dims' unless 'head_dim' is given but got {num_heads} "
+            f"for {dims} dims."
+        )
+    if num_heads % num_kv_heads:
+        raise ValueError(
+            f"[GQA] 'num_kv_heads' must divide 'num_heads' but got {num_kv_heads} for {num_heads}."
+        )
+
+
 # Arguments that were given one by one before they were grouped: the group and the name in it.
 _SINGLE = {
     "qk_norm_eps": ("norms", "qk_eps"),

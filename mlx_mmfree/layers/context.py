@@ -18,6 +18,8 @@ class Context:
         starts: Booleans `(B, L)`, `True` where another sample begins in the row; padding begins none.
         memory: A second sequence, `(B, M, D)`.
         memory_valid: Booleans `(B, M)`, `False` where that one is padded.
+        by_position: Whether the caller may take the last tokens back, so that a mixer whose state is not
+            shortened gives the one after each token.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class Context:
         starts: mx.array | None = None,
         memory: mx.array | None = None,
         memory_valid: mx.array | None = None,
+        by_position: bool = False,
     ):
         if starts is not None and valid is not None:
             starts = mx.logical_and(starts, valid)
@@ -34,6 +37,7 @@ class Context:
         self.starts = starts
         self.memory = memory
         self.memory_valid = memory_valid
+        self.by_position = by_position
         self._made: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -50,4 +54,15 @@ class Context:
         """The same call with another array in place of the second sequence."""
         other = Context(self.valid, memory=memory, memory_valid=self.memory_valid)
         other.starts, other._made = self.starts, self._made
+        other.by_position = self.by_position
         return other
+
+    def at(self, position: int) -> "Context":
+        """That of one token of the call, which follows those before it."""
+        return self.once(("position", position), lambda: self._at(slice(position, position + 1)))
+
+    def _at(self, part: slice) -> "Context":
+        valid, starts = (
+            None if each is None else each[:, part] for each in (self.valid, self.starts)
+        )
+        return Context(valid, starts=starts, memory=self.memory, memory_valid=self.memory_valid)

@@ -39,7 +39,7 @@ class KeyValueKind(StateKind):
         quantization = self._cache.quantization
         return state if quantization is None else state.quantized(quantization)
 
-    def left_exact(self, state: AnyKeyValueState) -> int | None:
+    def left_exact(self, state: Any) -> int | None:
         """How many more tokens the state takes before it is quantised; `None`: any number."""
         exact = self._cache.exact_slots
         if exact is None or not isinstance(state, KeyValueState) or state.is_quantized:
@@ -57,26 +57,31 @@ class KeyValueKind(StateKind):
         return (state.positions,)
 
     def can_rewind(self, state: AnyKeyValueState, count: int) -> bool:
-        if self._cache.window is not None or not isinstance(state, KeyValueState):
+        if self._cache.window is not None:
             return False
+        if isinstance(state, FixedKeyValueState):
+            return True
         exact = self._cache.exact_slots
         return exact is None or state.is_quantized or state.used + count <= exact
 
-    def rewound(self, state: KeyValueState, count: int) -> KeyValueState:
-        return state.without_last(count)
+    def rewound(self, state: Any, count: int) -> AnyKeyValueState:
+        rewound: AnyKeyValueState = state.without_last(count)
+        return rewound
 
     def takes_step(self, state: Any) -> TypeGuard[KeyValueState]:
         """Whether `attention_step` can read a token into this state."""
         is_exact = isinstance(state, KeyValueState) and not state.is_quantized
         return is_exact and self._takes_steps
 
-    def fixed(self, state: AnyKeyValueState) -> tuple[FixedKeyValueState, int | None] | None:
+    def fixed(
+        self, state: AnyKeyValueState, count: int = 1
+    ) -> tuple[FixedKeyValueState, int | None] | None:
         if self._cache.quantization is not None or not self.takes_step(state):
             return None
         cache = self._cache
-        fixed = FixedKeyValueState.of(state.with_room(1, cache.window, cache.sinks))
+        fixed = FixedKeyValueState.of(state.with_room(count, cache.window, cache.sinks))
         room = fixed.positions.shape[1]
         return fixed, None if room == cache.capacity else room - state.used
 
     def growing(self, state: FixedKeyValueState, unread: int | None) -> KeyValueState:
-        return KeyValueState(*state).without_last(unread or 0)
+        return KeyValueState(*state).without_slots(unread or 0)

@@ -85,6 +85,10 @@ class KeyValueState(NamedTuple):
 
     def without_last(self, count: int) -> "KeyValueState":
         """The state before the last `count` tokens of every row; not once slots have rotated."""
+        return self._replace(positions=_before_last(self.positions, count)).without_slots(count)
+
+    def without_slots(self, count: int) -> "KeyValueState":
+        """The state in which the last `count` slots are free, since no row has a token there."""
         return self._replace(positions=self.positions[:, : self.used - count])
 
     def blank(self, length: int, window: int | None = None, sinks: int = 0) -> "KeyValueState":
@@ -114,6 +118,21 @@ class FixedKeyValueState(NamedTuple):
         keys, values = cast(tuple[mx.array, mx.array], state[:2])
         free = state.room - state.used
         return cls(keys, values, mx.pad(state.positions, [(0, 0), (0, free)], constant_values=-1))
+
+    @property
+    def used(self) -> int:
+        """Number of slots, all of which count as in use."""
+        return self.positions.shape[1]
+
+    def without_last(self, count: int) -> "FixedKeyValueState":
+        """The state before the last `count` tokens of every row; not once slots have rotated."""
+        return self._replace(positions=_before_last(self.positions, count))
+
+
+def _before_last(positions: mx.array, count: int) -> mx.array:
+    """The positions `(B, N)` without the last `count` of each row."""
+    last = mx.max(positions, axis=1, keepdims=True) - count
+    return mx.where(positions > last, -1, positions)
 
 
 def each(function: Callable[..., mx.array], *buffers: Any) -> Any:

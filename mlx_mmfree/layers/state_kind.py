@@ -1,12 +1,22 @@
 """What can be done with the states of a mixer, beside reading on."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 State = Any
 """A tree of arrays, each with the batch on axis 0; `()` where a mixer carries nothing."""
+
+
+class StatesByPosition(NamedTuple):
+    """What a mixer carried after each token of a call, where it cannot take tokens back.
+
+    Attributes:
+        states: One state for each position, first to last.
+    """
+
+    states: tuple[State, ...]
 
 
 class StateKind:
@@ -43,8 +53,14 @@ class StateKind:
         """The state before its last `count` tokens, where `can_rewind` promised it."""
         raise NotImplementedError
 
-    def fixed(self, state: State) -> tuple[State, int | None] | None:
-        """The state in a form whose shapes stay while tokens are read one by one.
+    def fixed(self, state: State, count: int = 1) -> tuple[State, int | None] | None:
+        """The state in a form whose shapes stay while tokens are read.
+
+        Several tokens at a time may follow it where `can_rewind` says that they can be taken back.
+
+        Args:
+            state: In the ordinary form.
+            count: The least number of tokens that there shall be room for.
 
         Returns:
             The state and the number of tokens that it has room for, `None` for any; or `None` where

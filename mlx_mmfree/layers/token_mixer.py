@@ -10,7 +10,7 @@ from .context import Context
 from .linear_factory import LinearFactory as LinearFactory
 from .quantized_array import Quantization
 from .state_kind import State as State
-from .state_kind import StateKind
+from .state_kind import StateKind, StatesByPosition
 
 
 class TokenMixer(nn.Module):
@@ -115,3 +115,29 @@ class TokenMixer(nn.Module):
             arguments |= {"memory": context.memory, "memory_valid": context.memory_valid}
         y, state = self(x if norm is None else norm(x), state, context.valid, **arguments)
         return x + y, state
+
+    def residual_by_position(
+        self,
+        x: mx.array,
+        norm: nn.Module | None,
+        state: State,
+        context: Context,
+        **arguments: Any,
+    ) -> tuple[mx.array, State | StatesByPosition]:
+        """As `residual`, for a caller that may take the last tokens back.
+
+        A mixer overrides it to project all tokens together even so.
+
+        Returns:
+            `(B, L, D)`, and the state after each token; or only the last one where `can_rewind` of its
+            kind says that the tokens can be taken back from it.
+        """
+        if self.state_kind.can_rewind(state, x.shape[1]):
+            return self.residual(x, norm, state, context, **arguments)
+        parts, states = [], []
+        for n in range(x.shape[1]):
+            one = x[:, n : n + 1]
+            y, state = self.residual(one, norm, state, context.at(n), **arguments)
+            parts.append(y)
+            states.append(state)
+        return mx.concatenate(parts, axis=1), StatesByPosition(tuple(states))

@@ -7,8 +7,13 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
-from ..layers.attention_options import AttentionNorms, KeyValueCache, takes_single_arguments
+from ..layers.arguments import check_sequences
+from ..layers.attention_options import (
+    AttentionNorms,
+    KeyValueCache,
+    check_heads,
+    takes_single_arguments,
+)
 from ..layers.context import Context
 from ..layers.key_value_kind import KeyValueKind
 from ..layers.key_value_state import FixedKeyValueState, KeyValueState
@@ -16,15 +21,13 @@ from ..layers.linear_factory import Linears, factory_of
 from ..layers.padding import RealTokens, padding_last
 from ..layers.quantized_array import Quantization
 from ..layers.rope import RoPE
-from ..layers.sequence_attention import Heads, attend
-from ..layers.state_kind import StateKind
+from ..layers.sequence_attention import GQAState, Heads, attend
+from ..layers.state_kind import StateKind, StatesByPosition
 from ..layers.token_mixer import TokenMixer
 from ..ops import attention_step
 from ..ops.slots import next_place
 
 S = TypeVar("S", KeyValueState, FixedKeyValueState)
-GrowingState = KeyValueState | tuple[()]
-GQAState = GrowingState | FixedKeyValueState
 
 
 class GQA(TokenMixer):
@@ -84,7 +87,7 @@ class GQA(TokenMixer):
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        _check_heads(dims, num_heads, num_kv_heads, head_dim)
+        check_heads(dims, num_heads, num_kv_heads, head_dim)
         head_dim = dims // num_heads if head_dim is None else head_dim
         self._dims = dims
         self.num_heads = num_heads
@@ -205,6 +208,26 @@ class GQA(TokenMixer):
         y = mx.take_along_axis(y, back[..., None], axis=1)
         return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), state
 
+    def residual_by_position(
+        self,
+        x: mx.array,
+        norm: nn.Module | None,
+        state: GQAState | None,
+        context: Context,
+        **arguments: Any,
+    ) -> tuple[mx.array, GQAState | StatesByPosition]:
+        state = self.init_state(x.shape[0], x.dtype) if state is None else state
+        if self.state_kind.can_rewind(state, x.shape[1]):
+            return self.residual(x, norm, state, context, **arguments)
+        check_sequences("GQA", x, self._dims)
+        projected, parts, states = self._project(x, norm), [], []
+        for n in range(x.shape[1]):
+            tokens = RealTokens.all_of(context.at(n))
+            y, state = self._attend(projected[:, n : n + 1], state, context.at(n), tokens)
+            parts.append(y)
+            states.append(state)
+        return self._output(mx.concatenate(parts, axis=1), x), StatesByPosition(tuple(states))
+
     def _read(
         self,
         x: mx.array,
@@ -215,35 +238,35 @@ class GQA(TokenMixer):
         residual: mx.array | None = None,
     ) -> tuple[mx.array, GQAState]:
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
+        y, state = self._attend(self._project(x, norm), state, context, tokens)
+        return self._output(y, residual), state
+
+    def _project(self, x: mx.array, norm: nn.Module | None) -> mx.array:
         # items, since attributes of a module are slow to find
         inner = (self["query_proj"], self["key_proj"], self["value_proj"])
-        projected = project(x, inner, norm=norm)
-        y, state = self._attend(projected, state, context, tokens)
+        return project(x, inner, norm=norm)
+
+    def _output(self, y: mx.array, residual: mx.array | None) -> mx.array:
         output_norm = self.get("output_norm")
-        return project(y, (self["output_proj"],), norm=output_norm, residual=residual), state
+        return project(y, (self["output_proj"],), norm=output_norm, residual=residual)
 
     def _attend(
         self, projected: mx.array, state: GQAState, context: Context, tokens: RealTokens
     ) -> tuple[mx.array, GQAState]:
         """Attention between the projections."""
+        is_plain = tokens.counts is None and tokens.starts is None
+        is_one = is_plain and projected.shape[1] == 1
         if isinstance(state, FixedKeyValueState):
-            is_plain = tokens.counts is None and tokens.starts is None
-            if not is_plain or projected.shape[1] != 1:
-                raise ValueError(
-                    "[GQA] 'x' must hold one token of each row, without 'valid' and 'starts', while "
-                    "the state has fixed shapes. Make it ordinary by 'growing' of its kind."
-                )
-            return self._step(projected, state, context)
-        if self._cache.quantization is not None and isinstance(state, KeyValueState):
-            return self._attend_and_quantize(projected, state, context, tokens)
-        return self._attend_growing(projected, state, context, tokens)
-
-    def _attend_and_quantize(
-        self, projected: mx.array, state: KeyValueState, context: Context, tokens: RealTokens
-    ) -> tuple[mx.array, GrowingState]:
-        """Attention in two parts where the state is to be quantised between them."""
-        kind = self._key_values
-        first = kind.left_exact(state)
+            if is_one:
+                return self._step(projected, state, context)
+            if is_plain and self._cache.window is None:
+                return attend(projected, state, self._heads, context, tokens)
+            raise ValueError(
+                "[GQA] 'x' must come without 'valid' and 'starts', and hold one token of each row if "
+                "there is a window, while the state has fixed shapes. Make it ordinary by 'growing' "
+                "of its kind."
+            )
+        first = None if self._cache.quantization is None else self._key_values.left_exact(state)
         if first is None or first >= projected.shape[1]:
             return self._attend_growing(projected, state, context, tokens)
         if tokens.starts is not None:
@@ -251,38 +274,31 @@ class GQA(TokenMixer):
                 "[GQA] 'starts' must be None while the state is still to be quantised but got "
                 f"{tokens.starts.shape}. Set 'quantization_start' to 0 or leave out the quantization."
             )
-        parts, new = [], cast(GrowingState, state)
+        parts = []
         for part in (slice(0, first), slice(first, None)):
             if part.start == first:
-                new = kind.quantized(cast(KeyValueState, new))
-            if part.stop == 0:
-                continue
-            y, new = self._attend_growing(projected[:, part], new, context, tokens.part(part))
-            parts.append(y)
-        return mx.concatenate(parts, axis=1), new
+                state = self._key_values.quantized(cast(KeyValueState, state))
+            if part.stop != 0:
+                one = tokens.part(part)
+                y, state = self._attend_growing(projected[:, part], state, context, one)
+                parts.append(y)
+        return mx.concatenate(parts, axis=1), state
 
     def _attend_growing(
-        self,
-        projected: mx.array,
-        state: GrowingState,
-        context: Context,
-        tokens: RealTokens,
-    ) -> tuple[mx.array, GrowingState]:
+        self, projected: mx.array, state: GQAState, context: Context, tokens: RealTokens
+    ) -> tuple[mx.array, GQAState]:
         """Attention with a state of the ordinary form, or none."""
         is_plain = tokens.counts is None and tokens.starts is None
         if is_plain and projected.shape[1] == 1 and self._key_values.takes_step(state):
             roomy = state.with_room(1, self._cache.window, self._cache.sinks)
             return self._step(projected, roomy, context)
+        return attend(projected, state, self._heads, context, tokens)
+
+    @property
+    def _heads(self) -> Heads:
         norms = (self.get("query_norm"), self.get("key_norm"))
-        heads = Heads(
-            self.num_heads,
-            self.num_kv_heads,
-            self._cache,
-            *norms,
-            self._query_scale,
-            self.get("rope"),
-        )
-        return attend(projected, state, heads, context, tokens)
+        numbers = (self.num_heads, self.num_kv_heads)
+        return Heads(*numbers, self._cache, *norms, self._query_scale, self.get("rope"))
 
     def _step(self, projected: mx.array, state: S, context: Context) -> tuple[mx.array, S]:
         """Attention of one token, with exact keys and values and room for it."""
@@ -318,17 +334,3 @@ class GQA(TokenMixer):
         """What queries are multiplied by, instead of queries and keys by its root."""
         factor: float = self["rope"].attention_factor if "rope" in self else 1.0
         return factor**2
-
-
-def _check_heads(dims: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:
-    check_sizes("GQA", dims=dims, num_heads=num_heads, num_kv_heads=num_kv_heads)
-    check_optional_sizes("GQA", head_dim=head_dim)
-    if head_dim is None and dims % num_heads:
-        raise ValueError(
-            f"[GQA] 'num_heads' must divide 'dims' unless 'head_dim' is given but got {num_heads} "
-            f"for {dims} dims."
-        )
-    if num_heads % num_kv_heads:
-        raise ValueError(
-            f"[GQA] 'num_kv_heads' must divide 'num_heads' but got {num_kv_heads} for {num_heads}."
-        )

@@ -1,5 +1,6 @@
 """How often a decoding step's graph is built in Python: once for each shape, not for each token."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mlx_mmfree.generation import (
     load_prompt_cache,
     save_prompt_cache,
 )
+from mlx_mmfree.generation.speculative import SpeculativeDecoding
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.layers import key_value_state
 from mlx_mmfree.models import Decoder, hgrn_bit, llama
@@ -117,3 +119,35 @@ def test_a_saved_prompt(name: str, built: list[tuple[int, ...]], tmp_path: Path)
     state = load_prompt_cache(file, model).state
     assert len(list(generate_tokens(model, [4, 2], state=state, max_tokens=12))) == 12
     assert built == [(1, 1)]
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_speculation_once_for_each_number_of_tokens(
+    name: str, built: list[tuple[int, ...]]
+) -> None:
+    model, draft = MODELS[name](1), MODELS[name](2)
+    want = list(generate_tokens(model, PROMPT, max_tokens=25))
+    built.clear()
+    decoding = SpeculativeDecoding(model, draft, mx.array([PROMPT]), num_draft_tokens=4)
+    got = [decoding.step(is_last=n == 25)[0] for n in range(1, 26)]
+    assert got == want
+    assert decoding.stats.proposed > 4 * 4
+    count = Counter(built)
+    assert count[1, 5] == 1
+    # the draft's steps, and the model's last
+    assert count[1, 1] == 2
+    # behind a round in which all were kept, the draft has two to read
+    assert count[1, 2] <= 1 and count.total() <= 4
+
+
+@pytest.mark.parametrize("names", [("attention", "recurrent"), ("recurrent", "attention")])
+def test_room_grows_while_tokens_are_proposed(
+    names: tuple[str, str], built: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_value_state, "GROWTH_STEP", 16)
+    model, draft = (MODELS[name](1) for name in names)
+    want = list(generate_tokens(model, PROMPT, max_tokens=60))
+    built.clear()
+    decoding = SpeculativeDecoding(model, draft, mx.array([PROMPT]), num_draft_tokens=3)
+    assert [decoding.step()[0] for _ in range(60)] == want
+    assert 5 <= len(built) <= 12

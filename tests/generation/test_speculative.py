@@ -14,12 +14,10 @@ from mlx_mmfree.generation import (
     stream_generate,
     with_key_values,
 )
+from mlx_mmfree.generation.acceptance import accept_drawn
+from mlx_mmfree.generation.draft_checks import check_draft_tokenizer
 from mlx_mmfree.generation.samplers import Draw, greedy
-from mlx_mmfree.generation.speculative import (
-    SpeculativeDecoding,
-    _accept_drawn,
-    check_draft_tokenizer,
-)
+from mlx_mmfree.generation.speculative import SpeculativeDecoding
 from mlx_mmfree.hub import Tokenizer, load_tokenizer
 from mlx_mmfree.models import Decoder, llama
 from tests.generation.conftest import GOLDENS
@@ -116,7 +114,7 @@ def test_what_is_kept_and_drawn_has_the_models_distribution(
         d2 = mx.random.categorical(q2)
         target = mx.concatenate([first, second[d1], second[d2]])
         drafts = [d1.astype(mx.int32), d2.astype(mx.int32)]
-        kept, new = _accept_drawn(sampler.scores(target), [q1, q2], drafts)
+        kept, new = accept_drawn(sampler.scores(target), [q1, q2], drafts)
         results.append(mx.concatenate([kept, new, *drafts]))
     for kept, new, d1, d2 in mx.stack(results).tolist():
         kept_sum += kept

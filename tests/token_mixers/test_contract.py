@@ -15,7 +15,9 @@ from mlx.utils import tree_flatten, tree_map
 
 import mlx_mmfree.token_mixers as package
 from mlx_mmfree.layers import BitLinear, DynamicRoPE, RoPE
+from mlx_mmfree.layers.context import Context
 from mlx_mmfree.layers.quantized_array import Quantization
+from mlx_mmfree.layers.state_kind import StatesByPosition
 from mlx_mmfree.layers.token_mixer import TokenMixer
 from mlx_mmfree.token_mixers import AttentionNorms, KeyValueCache
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
@@ -153,6 +155,29 @@ def test_whole_equals_pieces_equals_steps(
             parts.append(y)
         _equal(mx.concatenate(parts, axis=1), whole)
         _equal(state, last)
+
+
+@by_case(CAUSAL)
+def test_tokens_can_be_taken_back(
+    name: str, linear: str, options: dict[str, object], x: mx.array
+) -> None:
+    mixer, norm, read, more = _build(name, linear, options), nn.RMSNorm(DIMS), 6, 3
+    kind, beside = mixer.state_kind, _beside(mixer)
+    before = mixer(x[:, :read], None, None, **beside)[1]
+    part = x[:, read : read + more]
+    context = Context(**beside, by_position=True)
+    y, after = mixer.residual_by_position(part, norm, before, context)
+    want, _ = mixer.residual(part, norm, before, Context(**beside))
+    _equal(y, want)
+    rest = x[:, read + more :]
+    for kept in range(1, more + 1):
+        if isinstance(after, StatesByPosition):
+            state = after.states[kept - 1]
+        else:
+            assert kind.can_rewind(before, more)
+            state = kind.rewound(after, more - kept)
+        _, want = mixer.residual(part[:, :kept], norm, before, Context(**beside))
+        _equal(mixer(rest, state, **beside)[0], mixer(rest, want, **beside)[0])
 
 
 @by_case(CAUSAL)

@@ -122,8 +122,35 @@ def test_several_tokens_follow_a_fixed_state(window: dict[str, int], steps: int)
     assert relative_error(y, want[:, 4 + steps :]) <= FLOAT32
 
 
-def test_a_fixed_state_takes_single_tokens_only() -> None:
+@pytest.mark.parametrize("batch", [1, 3])
+def test_tokens_are_read_into_a_fixed_state_and_taken_back(batch: int) -> None:
+    mixer, x = _mixer(), mx.random.normal((batch, 12, 16))
+    valid = mx.arange(6) >= mx.arange(batch)[:, None]
+    _, state = mixer(x[:, :6], None, valid)
+    kind = mixer.state_kind
+    fixed, _ = kind.fixed(state, 6)
+    shapes = [array.shape for array in fixed]
+    for first, taken_back in ((6, 3), (7, 0), (11, 1)):
+        part = x[:, first : first + 4]
+        want, state = mixer(part, state)
+        assert kind.can_rewind(fixed, part.shape[1])
+        got, fixed = mixer(part, fixed)
+        assert relative_error(got, want) <= FLOAT32
+        if taken_back:
+            state, fixed = (kind.rewound(each, taken_back) for each in (state, fixed))
+        assert [array.shape for array in fixed] == shapes
+        assert mx.array_equal(fixed.positions[:, : state.used], state.positions)
+        assert mx.all(fixed.positions[:, state.used :] == -1).item()
+
+
+def test_a_fixed_state_gets_the_room_that_is_asked_for() -> None:
     mixer = _mixer()
+    _, state = mixer(mx.zeros((1, GROWTH_STEP - 2, 16)))
+    assert [mixer.state_kind.fixed(state, n)[1] for n in (1, 2, 3)] == [2, 2, GROWTH_STEP + 2]
+
+
+def test_a_fixed_state_with_a_window_takes_single_tokens_only() -> None:
+    mixer = _mixer(window=5)
     _, state = mixer(mx.zeros((1, 3, 16)))
     fixed, _ = mixer.state_kind.fixed(state)
     with pytest.raises(ValueError, match="without 'valid' and 'starts'"):

@@ -102,7 +102,10 @@ class Block(nn.Module):
         self, name: str, x: mx.array, state: State, context: Context, **arguments: Any
     ) -> tuple[mx.array, State]:
         mixer: TokenMixer = self[name + "_mixer"]
+        residual = mixer.residual
+        if context.by_position and name == "token":
+            residual = mixer.residual_by_position
         if self._is_post:
-            x, state = mixer.residual(x, None, state, context, **arguments)
+            x, state = residual(x, None, state, context, **arguments)
             return self[name + "_norm"](x), state
-        return mixer.residual(x, self.get(name + "_norm"), state, context, **arguments)
+        return residual(x, self.get(name + "_norm"), state, context, **arguments)

@@ -35,16 +35,18 @@ class Decoder(TokenModel):
         *,
         starts: mx.array | None = None,
         block_arguments: Sequence[dict[str, mx.array]] | None = None,
+        by_position: bool = False,
     ) -> tuple[mx.array, tuple[State, ...]]:
         """The normed residual stream before the head, `(B, L, D)`, and the new state.
 
         The tokens are taken as they are: their caller has checked them on the host, as a generator
         does. `block_arguments` are those of `block_arguments()`, from a caller who has computed them
-        before.
+        before. With `by_position`, the new state is as `residual_by_position` of the mixers gives it.
         """
         state = self.init_state(tokens.shape[0]) if state is None else state
         x = embed_tokens(self.embed, tokens)
-        return self.run(x, state, Context(valid, starts=starts), block_arguments)
+        context = Context(valid, starts=starts, by_position=by_position)
+        return self.run(x, state, context, block_arguments)
 
     def predictions(self, tokens: mx.array) -> mx.array:
         return self(tokens)[0]

@@ -60,13 +60,20 @@ def write_working_folder(folder: Path) -> None:
     (folder / "corpus").mkdir()
     write_corpus(folder / "corpus" / "texts.txt", 1, documents=200)
     (folder / "large.yaml").write_text(_recipe_of_large_corpora())
-    data = folder / "data"
-    data.mkdir()
-    for name in ("train", "valid"):
-        lines = [{"prompt": f"Number {n}?", "completion": f"It is {n}."} for n in range(4)]
-        (data / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    answers = {"completion": "It is {}."}
+    preferred = {"chosen": "It is {}.", "rejected": "No, {}."}
+    for name, texts in (("data", answers), ("preferences", preferred)):
+        (folder / name).mkdir()
+        for split in ("train", "valid"):
+            lines = [
+                {"prompt": f"Number {n}?"} | {key: text.format(n) for key, text in texts.items()}
+                for n in range(4)
+            ]
+            (folder / name / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     recipe = folder / "examples" / "demo_model"
     recipe.mkdir(parents=True)
+    for name in ("log.jsonl", "log-dense.jsonl"):
+        shutil.copyfile(ROOT / "examples" / "demo_model" / name, recipe / name)
     write_corpus(recipe / "train.txt", 0)
     values = {
         "output": "../../runs/demo",

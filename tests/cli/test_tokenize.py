@@ -86,7 +86,7 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
         (data / f"data/{name}.jsonl").write_text(json.dumps({"text": f"number {n}"}))
     (data / "train.txt").write_text("the same")
     (data / "README.md").write_text("no")
-    with HubServer({"me/data": data}) as server:
+    with HubServer(dict.fromkeys(("me/data", "me/gated", "me/broken"), data)) as server:
         yield server
 
 
@@ -105,9 +105,21 @@ def test_a_dataset_of_the_hub(hub: HubServer, tmp_path: Path) -> None:
         flags[4] = str(tmp_path / "again")
         assert client.call("command", *flags, "--include", "data/train-*")[0] == 0
         assert hub.downloaded() == ["train-0.jsonl", "train-1.jsonl"]
-        flags[2], flags[4] = "me/absent", str(tmp_path / "third")
-        status, _, error = client.call("command", *flags)
-        assert status == 2 and error.count("\n") == 1 and "me/absent" in error
     one, two = (tmp_path / name / "train.tokens" for name in ("out", "again"))
     assert one.read_bytes() == two.read_bytes()
     assert open_token_file(one).header.documents == 2
+
+
+def test_datasets_that_cannot_be_listed_say_why(hub: HubServer, tmp_path: Path) -> None:
+    flags = ["tokenize", "--output", str(tmp_path / "out"), "--data"]
+    with HubClient(hub.url, tmp_path / "home") as client:
+        for name, message in (
+            ("me/absent", "'me/absent' is neither a local folder nor a repository of the Hub"),
+            ("me/gated", "Ask for access on https://huggingface.co/datasets/me/gated"),
+            ("me/broken", "the Hub did not hand out 'me/broken'"),
+        ):
+            status, _, error = client.call("command", *flags, name)
+            assert status == 2 and error.count("\n") == 1 and message in error, error
+        hub.close()
+        status, _, error = client.call("command", *flags, "me/data")
+        assert status == 2 and "and the Hub cannot be reached. Check the network" in error, error

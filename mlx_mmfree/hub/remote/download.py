@@ -164,6 +164,7 @@ def ask_hub(
     """
     # slow to import, and not needed for a local folder
     import huggingface_hub
+    from huggingface_hub import errors
 
     place = f"'{repository}'" + (f" at revision '{revision}'" if revision else "")
     kind = "datasets/" if repo_type == "dataset" else ""
@@ -171,15 +172,21 @@ def ask_hub(
     with _hub_errors(place, f"https://huggingface.co/{kind}{repository}"):
         if not dry_run:
             fetch_missing(repository, revision, patterns, repo_type, has_folders)
-        return huggingface_hub.snapshot_download(
-            repository,
-            revision=revision,
-            allow_patterns=list(patterns),
-            ignore_patterns=None if has_folders else ["*/*"],
-            dry_run=dry_run,
-            repo_type=repo_type,
-            tqdm_class=silent_bar(),
-        )
+        try:
+            return huggingface_hub.snapshot_download(
+                repository,
+                revision=revision,
+                allow_patterns=list(patterns),
+                ignore_patterns=None if has_folders else ["*/*"],
+                dry_run=dry_run,
+                repo_type=repo_type,
+                tqdm_class=silent_bar(),
+            )
+        except errors.DryRunError as error:
+            # it hides the Hub's answer, if there was one
+            if isinstance(error.__cause__, errors.HfHubHTTPError):
+                raise error.__cause__ from None
+            raise errors.LocalEntryNotFoundError(str(error)) from error
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Token files: what is written is mapped, and what is damaged is refused."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,26 @@ def test_ids_come_back_in_the_least_width(tmp_path: Path, vocab_size: int, bits:
     assert (header.vocab_size, header.end_of_text, header.tokenizer) == (vocab_size, 0, DIGEST)
     size = (tmp_path / "a.tokens").stat().st_size
     assert size == HEADER_BYTES + 5 * bits // 8
+
+
+def test_a_file_is_what_its_description_says(tmp_path: Path) -> None:
+    ids = np.array([7, 1, 299, 1], "<u2").tobytes()
+    header = {
+        "bits": 16,
+        "tokens": 4,
+        "documents": 2,
+        "size_bytes": 9,
+        "vocab_size": 300,
+        "end_of_text": 1,
+        "tokenizer": DIGEST,
+        "checksum": hashlib.sha256(ids).hexdigest(),
+        "version": 1,
+    }
+    head = (b"MMFTOKEN" + json.dumps(header).encode()).ljust(4096)
+    (tmp_path / "a.tokens").write_bytes(head + ids)
+    file = open_token_file(tmp_path / "a.tokens")
+    assert file.tokens.tolist() == [7, 1, 299, 1]
+    assert file.header.to_bytes() == head
 
 
 def test_a_file_without_documents_is_not_written(tmp_path: Path) -> None:

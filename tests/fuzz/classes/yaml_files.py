@@ -17,6 +17,7 @@ _TRAIN: dict[str, Any] = {
     "output": "run",
     "model": {"model_type": "hgrn_bit", "hidden_size": 16, "vocab_size": 64},
     "stages": [{"until": 0.5, "weights": {"a.txt": 1}}, {"until": 1.0, "weights": {"a.txt": 1}}],
+    "order": "epochs",
     "valid": ["b.txt"],
     "steps": 10,
     "warmup_steps": 1,

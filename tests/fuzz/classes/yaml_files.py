@@ -25,7 +25,6 @@ _TRAIN: dict[str, Any] = {
     "betas": [0.9, 0.95],
 }
 _LORA: dict[str, Any] = {
-    "model": "folder",
     "data": "data",
     "iters": 10,
     "lora_parameters": {"rank": 4, "scale": 2.0, "dropout": 0.0, "keys": ["self_attn.q_proj"]},

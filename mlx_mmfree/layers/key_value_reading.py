@@ -7,14 +7,7 @@ import mlx.core as mx
 
 from ..ops.attention import Mask
 from ..ops.slots import held_positions, new_slots, slots_after, write_slots
-from .key_value_state import (
-    Buffer,
-    FixedKeyValueState,
-    KeyValueState,
-    each,
-    length_of,
-    padded,
-)
+from .key_value_state import Buffer, KeyValueState, each, length_of, padded
 from .quantized_array import QuantizedArray
 from .sample_starts import sample_begins
 
@@ -58,20 +51,17 @@ def read(
     starts: mx.array | None = None,
     window: int | None = None,
     sinks: int = 0,
-    *,
-    is_fixed: bool = False,
 ) -> Reading:
     """How a call is read by a state that holds these positions.
 
     Args:
-        positions: Those of a `KeyValueState` or, if `is_fixed`, of a `FixedKeyValueState`, `(B, N)`.
+        positions: Those of a `KeyValueState`, `(B, N)`.
         length: Number of tokens `L` of the call.
         counts: How many of each row are real, `(B,)`; they come first. `None`: all.
         starts: Booleans `(B, L)`, `True` where another sample begins in the row. The new state goes on
             with the last one.
         window: Number of slots after which the oldest tokens are overwritten.
         sinks: Number of first tokens that are never overwritten, beside the window.
-        is_fixed: The tokens take free ones of the slots that there are; there is no window.
     """
     batch, used = positions.shape
     start: int | mx.array = mx.max(positions, axis=1) + 1 if used else 0
@@ -80,8 +70,8 @@ def read(
     begins = None if starts is None else sample_begins(starts, start)
     end = mx.broadcast_to(start + (length if counts is None else counts), (batch,))
     end = end.astype(mx.int32)
-    count = used if is_fixed else slots_after(used, length, window, sinks)
-    is_full = window is not None and count < used + length
+    count = slots_after(used, length, window, sinks)
+    is_full = count < used + length
     seen = slots = source = None
     if begins is not None or (is_full and (length > 1 or counts is not None)):
         begin = 0 if begins is None else begins[:, -1:]
@@ -219,18 +209,6 @@ def extend(
     if used:
         attended = each(lambda buffer: buffer[:, :, : reading.positions.shape[1]], kept)
     return *_exact(attended, dims), KeyValueState(kept[0], kept[1], reading.positions)
-
-
-def fill(
-    state: FixedKeyValueState, keys: mx.array, values: mx.array, reading: Reading
-) -> tuple[mx.array, mx.array, FixedKeyValueState]:
-    """As `extend`, into the free slots of a state of fixed shapes; the call sees all slots."""
-    slots = cast(mx.array, reading.slots)
-    keys, values = (
-        write_slots(buffer, own.astype(buffer.dtype), slots)
-        for buffer, own in ((state.keys, keys), (state.values, values))
-    )
-    return keys, values, FixedKeyValueState(keys, values, reading.positions)
 
 
 def _stored(x: mx.array, buffer: Buffer) -> Buffer:

@@ -119,11 +119,6 @@ class FixedKeyValueState(NamedTuple):
         free = state.room - state.used
         return cls(keys, values, mx.pad(state.positions, [(0, 0), (0, free)], constant_values=-1))
 
-    @property
-    def used(self) -> int:
-        """Number of slots, all of which count as in use."""
-        return self.positions.shape[1]
-
     def without_last(self, count: int) -> "FixedKeyValueState":
         """The state before the last `count` tokens of every row; not once slots have rotated."""
         return self._replace(positions=_before_last(self.positions, count))

@@ -8,12 +8,10 @@ import mlx.nn as nn
 from ..ops import attention
 from .attention_options import KeyValueCache
 from .context import Context
-from .key_value_reading import Reading, extend, fill, read, read_whole, sink_places
-from .key_value_state import FixedKeyValueState, KeyValueState
+from .key_value_reading import Reading, extend, read, read_whole, sink_places
+from .key_value_state import KeyValueState
 from .padding import RealTokens
 from .rope import RoPE
-
-GQAState = KeyValueState | FixedKeyValueState | tuple[()]
 
 
 class Heads(NamedTuple):
@@ -81,17 +79,16 @@ class Heads(NamedTuple):
 
 def attend(
     projected: mx.array,
-    state: GQAState,
+    state: KeyValueState | tuple[()],
     heads: Heads,
     context: Context,
     tokens: RealTokens,
-) -> tuple[mx.array, GQAState]:
+) -> tuple[mx.array, KeyValueState | tuple[()]]:
     """Attention of tokens to those before them, or without a state to the whole sequence.
 
     Args:
         projected: Heads of queries, keys and values, one behind the other, `(B, L, (H + 2G) K)`.
-        state: The tokens before; `()` where attention is not causal. One of fixed shapes has room for
-            the tokens and no window, and takes no padding or further samples.
+        state: The tokens before; `()` where attention is not causal.
         heads: What is done with the heads.
         context: The call.
         tokens: Those of the call that are no padding.
@@ -102,18 +99,13 @@ def attend(
     length, (counts, starts) = projected.shape[1], tokens
     window, sinks = heads.cache.window, heads.cache.sinks
     plain, values = heads.split(projected)
-    if isinstance(state, KeyValueState | FixedKeyValueState):
-        before, is_fixed = state.positions, isinstance(state, FixedKeyValueState)
-        which = (before.shape[1], is_fixed, length, window, sinks)
+    if isinstance(state, KeyValueState):
+        which, before = (state.used, length, window, sinks), state.positions
         reading = context.once(
-            ("reading", *which),
-            lambda: read(before, length, counts, starts, window, sinks, is_fixed=is_fixed),
+            ("reading", *which), lambda: read(before, length, counts, starts, window, sinks)
         )
         queries, keys = heads.apart(heads.rotated(plain, reading.offset, which, context))
-        if isinstance(state, FixedKeyValueState):
-            keys, values, state = fill(state, keys, values, reading)
-        else:
-            keys, values, state = extend(state, keys, values, reading, window, sinks)
+        keys, values, state = extend(state, keys, values, reading, window, sinks)
         mask = reading.mask
         if sinks and heads.rope is not None and not isinstance(mask, str | None):
             near = heads.apart(plain)[0]

@@ -56,8 +56,6 @@ class StateKind:
     def fixed(self, state: State, count: int = 1) -> tuple[State, int | None] | None:
         """The state in a form whose shapes stay while tokens are read.
 
-        Several tokens at a time may follow it where `can_rewind` says that they can be taken back.
-
         Args:
             state: In the ordinary form.
             count: The least number of tokens that there shall be room for.

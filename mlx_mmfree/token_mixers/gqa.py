@@ -21,13 +21,15 @@ from ..layers.linear_factory import Linears, factory_of
 from ..layers.padding import RealTokens, padding_last
 from ..layers.quantized_array import Quantization
 from ..layers.rope import RoPE
-from ..layers.sequence_attention import GQAState, Heads, attend
+from ..layers.sequence_attention import Heads, attend
 from ..layers.state_kind import StateKind, StatesByPosition
 from ..layers.token_mixer import TokenMixer
 from ..ops import attention_step
 from ..ops.slots import next_place
 
 S = TypeVar("S", KeyValueState, FixedKeyValueState)
+GrowingState = KeyValueState | tuple[()]
+GQAState = GrowingState | FixedKeyValueState
 
 
 class GQA(TokenMixer):
@@ -254,18 +256,20 @@ class GQA(TokenMixer):
         self, projected: mx.array, state: GQAState, context: Context, tokens: RealTokens
     ) -> tuple[mx.array, GQAState]:
         """Attention between the projections."""
-        is_plain = tokens.counts is None and tokens.starts is None
-        is_one = is_plain and projected.shape[1] == 1
         if isinstance(state, FixedKeyValueState):
-            if is_one:
+            if tokens.counts is not None or tokens.starts is not None:
+                raise ValueError(
+                    "[GQA] 'x' must come without 'valid' and 'starts' while the state has fixed shapes. "
+                    "Make it ordinary by 'growing' of its kind."
+                )
+            if projected.shape[1] == 1:
                 return self._step(projected, state, context)
-            if is_plain and self._cache.window is None:
-                return attend(projected, state, self._heads, context, tokens)
-            raise ValueError(
-                "[GQA] 'x' must come without 'valid' and 'starts', and hold one token of each row if "
-                "there is a window, while the state has fixed shapes. Make it ordinary by 'growing' "
-                "of its kind."
-            )
+            # one by one, so that proposals of a draft model are read as ordinary tokens are
+            parts = []
+            for n in range(projected.shape[1]):
+                y, state = self._step(projected[:, n : n + 1], state, context.at(n))
+                parts.append(y)
+            return mx.concatenate(parts, axis=1), state
         first = None if self._cache.quantization is None else self._key_values.left_exact(state)
         if first is None or first >= projected.shape[1]:
             return self._attend_growing(projected, state, context, tokens)
@@ -285,8 +289,8 @@ class GQA(TokenMixer):
         return mx.concatenate(parts, axis=1), state
 
     def _attend_growing(
-        self, projected: mx.array, state: GQAState, context: Context, tokens: RealTokens
-    ) -> tuple[mx.array, GQAState]:
+        self, projected: mx.array, state: GrowingState, context: Context, tokens: RealTokens
+    ) -> tuple[mx.array, GrowingState]:
         """Attention with a state of the ordinary form, or none."""
         is_plain = tokens.counts is None and tokens.starts is None
         if is_plain and projected.shape[1] == 1 and self._key_values.takes_step(state):

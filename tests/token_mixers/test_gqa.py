@@ -7,7 +7,9 @@ import pytest
 from mlx.utils import tree_map
 
 from mlx_mmfree.layers import RoPE
+from mlx_mmfree.layers.context import Context
 from mlx_mmfree.layers.key_value_state import GROWTH_STEP
+from mlx_mmfree.layers.padding import RealTokens
 from mlx_mmfree.layers.quantized_array import Quantization
 from mlx_mmfree.token_mixers import GQA, AttentionNorms, KeyValueCache
 from tests.tolerances import TOLERANCE, relative_error
@@ -149,14 +151,28 @@ def test_a_fixed_state_gets_the_room_that_is_asked_for() -> None:
     assert [mixer.state_kind.fixed(state, n)[1] for n in (1, 2, 3)] == [2, 2, GROWTH_STEP + 2]
 
 
-def test_a_fixed_state_with_a_window_takes_single_tokens_only() -> None:
-    mixer = _mixer(window=5)
+@pytest.mark.parametrize("window", [None, 5])
+def test_several_tokens_in_a_fixed_state_have_the_bits_of_single_ones(window: int | None) -> None:
+    mixer = _mixer(window=window)
+    _, state = mixer(mx.random.normal((2, 6, 16)))
+    fixed, _ = mixer.state_kind.fixed(state, 4)
+    projected = mx.random.normal((2, 4, 32))
+    got, after = mixer._attend(projected, fixed, Context(), RealTokens(None, None))
+    parts = []
+    for n in range(4):
+        one = projected[:, n : n + 1]
+        y, fixed = mixer._attend(one, fixed, Context(), RealTokens(None, None))
+        parts.append(y)
+    assert mx.array_equal(got, mx.concatenate(parts, axis=1))
+    assert all(mx.array_equal(a, b) for a, b in zip(after, fixed, strict=True))
+
+
+def test_a_fixed_state_takes_no_padding() -> None:
+    mixer = _mixer()
     _, state = mixer(mx.zeros((1, 3, 16)))
     fixed, _ = mixer.state_kind.fixed(state)
     with pytest.raises(ValueError, match="without 'valid' and 'starts'"):
         mixer(mx.zeros((1, 1, 16)), fixed, mx.array([[True]]))
-    with pytest.raises(ValueError, match="one token of each row"):
-        mixer(mx.zeros((1, 2, 16)), fixed)
     assert _mixer(window=6, sinks=2).state_kind.fixed(state) is None
 
 

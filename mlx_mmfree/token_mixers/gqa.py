@@ -222,13 +222,16 @@ class GQA(TokenMixer):
         if self.state_kind.can_rewind(state, x.shape[1]):
             return self.residual(x, norm, state, context, **arguments)
         check_sequences("GQA", x, self._dims)
-        projected, parts, states = self._project(x, norm), [], []
+        inner = (self["query_proj"], self["key_proj"], self["value_proj"])
+        projected, parts, states = project(x, inner, norm=norm), [], []
         for n in range(x.shape[1]):
             tokens = RealTokens.all_of(context.at(n))
             y, state = self._attend(projected[:, n : n + 1], state, context.at(n), tokens)
             parts.append(y)
             states.append(state)
-        return self._output(mx.concatenate(parts, axis=1), x), StatesByPosition(tuple(states))
+        y, output_norm = mx.concatenate(parts, axis=1), self.get("output_norm")
+        y = project(y, (self["output_proj"],), norm=output_norm, residual=x)
+        return y, StatesByPosition(tuple(states))
 
     def _read(
         self,
@@ -240,17 +243,12 @@ class GQA(TokenMixer):
         residual: mx.array | None = None,
     ) -> tuple[mx.array, GQAState]:
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
-        y, state = self._attend(self._project(x, norm), state, context, tokens)
-        return self._output(y, residual), state
-
-    def _project(self, x: mx.array, norm: nn.Module | None) -> mx.array:
         # items, since attributes of a module are slow to find
         inner = (self["query_proj"], self["key_proj"], self["value_proj"])
-        return project(x, inner, norm=norm)
-
-    def _output(self, y: mx.array, residual: mx.array | None) -> mx.array:
+        projected = project(x, inner, norm=norm)
+        y, state = self._attend(projected, state, context, tokens)
         output_norm = self.get("output_norm")
-        return project(y, (self["output_proj"],), norm=output_norm, residual=residual)
+        return project(y, (self["output_proj"],), norm=output_norm, residual=residual), state
 
     def _attend(
         self, projected: mx.array, state: GQAState, context: Context, tokens: RealTokens

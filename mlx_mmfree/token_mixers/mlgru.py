@@ -131,11 +131,21 @@ class MLGRU(TokenMixer):
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
         if state.convolutions:
             return super().residual_by_position(x, norm, state, context, **arguments)
-        gates = project(x, self._inner, norm=norm)
+        inner = (self["input_proj"], self["forget_proj"], self["gate_proj"])
+        gates = project(x, inner, norm=norm)
+        gate_norm, lower_bound = self["gate_norm"], arguments.get("lower_bound")
         parts, states, hidden = [], [], state.hidden
         for n in range(x.shape[1]):
-            one = gates[:, n : n + 1]
-            y, hidden = self._recurrence(one, hidden, context.at(n), **arguments)
+            one = context.at(n)
+            y, hidden = mlgru_step(
+                gates[:, n : n + 1],
+                hidden,
+                gate_norm["weight"],
+                eps=gate_norm.eps,
+                lower_bound=lower_bound,
+                valid=one.valid,
+                starts=one.starts,
+            )
             parts.append(y)
             states.append(MLGRUState(hidden))
         y = project(mx.concatenate(parts, axis=1), (self["output_proj"],), residual=x)
@@ -156,35 +166,23 @@ class MLGRU(TokenMixer):
         if "shared_conv" in self:
             x, last = self.shared_conv(x if norm is None else norm(x), convolutions[0], context)
             norm, convolutions = None, (last,)
-        gates = project(x, self._inner, norm=norm)
+        # items, since attributes of a module are slow to find
+        inner = (self["input_proj"], self["forget_proj"], self["gate_proj"])
+        gates = project(x, inner, norm=norm)
         if "input_conv" in self:
             i, f, g = mx.split(gates, 3, axis=-1)
             i, last_i = self.input_conv(i, convolutions[0], context)
             f, last_f = self.forget_conv(f, convolutions[1], context)
             gates, convolutions = mx.concatenate([i, f, g], axis=-1), (last_i, last_f)
-        y, hidden = self._recurrence(gates, state.hidden, context, lower_bound)
-        y = project(y, (self["output_proj"],), residual=residual)
-        return y, MLGRUState(hidden, convolutions)
-
-    @property
-    def _inner(self) -> tuple[nn.Module, ...]:
-        # items, since attributes of a module are slow to find
-        return self["input_proj"], self["forget_proj"], self["gate_proj"]
-
-    def _recurrence(
-        self,
-        gates: mx.array,
-        hidden: mx.array,
-        context: Context,
-        lower_bound: mx.array | None = None,
-    ) -> tuple[mx.array, mx.array]:
         gate_norm = self["gate_norm"]
-        return mlgru_step(
+        y, hidden = mlgru_step(
             gates,
-            hidden,
+            state.hidden,
             gate_norm["weight"],
             eps=gate_norm.eps,
             lower_bound=lower_bound,
             valid=context.valid,
             starts=context.starts,
         )
+        y = project(y, (self["output_proj"],), residual=residual)
+        return y, MLGRUState(hidden, convolutions)

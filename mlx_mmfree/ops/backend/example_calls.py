@@ -47,6 +47,7 @@ def example_calls(rows: Sequence[int]) -> dict[str, Iterator[Call]]:
         "gated_rms_norm": _gated_rms_norm_calls(),
         "linear_scan": _linear_scan_calls(),
         "mlgru_step": _mlgru_step_calls(),
+        "rms_norm": _rms_norm_calls(),
         "rms_norm_quantize": _rms_norm_quantize_calls(),
         "ternary_matmul": _ternary_matmul_calls(rows),
     }
@@ -126,6 +127,13 @@ def _linear_scan_calls() -> Iterator[Call]:
     for dims, dtype in product(_DIMS, FLOATS):
         x = mx.zeros((1, 2, dims), dtype)
         yield Call((x, x, mx.zeros((1, dims))), {})
+
+
+def _rms_norm_calls() -> Iterator[Call]:
+    for dims, dtype in product(_DIMS, FLOATS):
+        x = mx.zeros((1, dims), dtype)
+        for weight in (None, mx.ones((dims,), dtype)):
+            yield Call((x, weight), {"eps": 1e-6})
 
 
 def _rms_norm_quantize_calls() -> Iterator[Call]:

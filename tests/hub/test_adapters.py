@@ -181,6 +181,9 @@ def test_model_files_give_adapters_the_same_meaning(
     convert(open_checkpoint(GOLDENS / name), tmp_path / "base")
     # activations stay floats in the model files
     ours, theirs = weight_only(tmp_path / "base"), mlx_lm_model(tmp_path / "base")
+    # 16-bit models round in different places
+    for model in (ours, theirs):
+        model.set_dtype(mx.float32)
     plain = ours(TOKENS)[0]
     # rows of the down projections of bitnet_packed are padded
     names = ("query_proj", "up_proj") if (name, kind) == ("bitnet_packed", "dora") else ("_proj",)

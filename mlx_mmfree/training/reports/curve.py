@@ -118,7 +118,7 @@ def _draw_losses(axes: Any, records: Records, scale: float) -> None:
 
 
 def _draw_layers(figure: Any, axes: Any, records: Records, key: str, scale: float) -> None:
-    """A line for each layer, in the colour of its depth."""
+    """A line for each layer, in the colour of its place."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -132,7 +132,7 @@ def _draw_layers(figure: Any, axes: Any, records: Records, key: str, scale: floa
         axes.plot(
             tokens, shares, ".-", color=colours(depth(layer + 1)), linewidth=0.8, markersize=3
         )
-    figure.colorbar(ScalarMappable(depth, colours), ax=axes, label="matrix, first to last")
+    figure.colorbar(ScalarMappable(depth, colours), ax=axes, label="matrix, as the log lists them")
 
 
 def _points(records: Records, key: str) -> list[tuple[int, Any]]:

@@ -1,6 +1,7 @@
 """The log of a training run, as JSON lines."""
 
 import json
+import math
 import platform
 import time
 from collections.abc import Iterator
@@ -59,6 +60,15 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             break
         records.append(record)
     return records
+
+
+def is_figure(value: Any) -> bool:
+    """Whether a value of a record is a finite number, which a log from elsewhere need not hold."""
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    # a whole number beyond all floats
+    except OverflowError:
+        return False
 
 
 class Clock:

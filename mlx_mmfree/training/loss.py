@@ -39,8 +39,13 @@ def next_token_loss(model: Decoder, batch: Batch) -> mx.array:
     over a large vocabulary are computed in blocks, and again in the backward pass, so that the memory
     for them does not grow with the batch.
     """
+    return long_sum(token_losses(model, batch))
+
+
+def token_losses(model: Decoder, batch: Batch) -> mx.array:
+    """The cross-entropy of each learned token, 0 at the other places, in nats, float32 `(B, L)`."""
     losses = _losses(model, _hidden(model, batch), mx.array(batch.targets))
-    return long_sum(losses * mx.array(batch.weights))
+    return losses * mx.array(batch.weights)
 
 
 def _hidden(model: Decoder, batch: Batch) -> mx.array:

@@ -6,9 +6,9 @@ import mlx.core as mx
 
 from ..errors import TrainingError
 from ..models import Decoder
-from ..ops import cross_entropy, long_sum
+from ..ops import long_sum
 from .batches import Batch
-from .loss import Loss, batch_logits
+from .loss import Loss, token_losses
 from .pairs import PairBatch
 
 TrainMode = Literal["dpo", "orpo"]
@@ -76,8 +76,7 @@ def answer_log_probabilities(model: Decoder, batch: Batch) -> mx.array:
     .. math::
         \sum_t w_{bt} \log p(y_{bt} \mid x_{b, \le t})
     """
-    losses = cross_entropy(batch_logits(model, batch), mx.array(batch.targets))
-    return -long_sum(losses * mx.array(batch.weights), axis=-1)
+    return -long_sum(token_losses(model, batch), axis=-1)
 
 
 def dpo(

@@ -64,7 +64,11 @@ def test_runs_of_the_same_name_are_told_apart(
 
 def test_a_log_without_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "mine.jsonl"
-    log.write_text('{"step": 0}\n{"step": "x", "tokens": null, "loss": "y", "valid_loss": [1]}\n')
+    far = "1" + "0" * 400
+    log.write_text(
+        '{"step": 0}\n{"step": "x", "tokens": null, "loss": "y", "valid_loss": [1]}\n'
+        f'{{"step": {far}, "tokens": {far}, "loss": {far}, "valid_loss": NaN}}\n'
+    )
     assert main([str(log)]) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == ["mine", "0", "0", *"-----"]
 

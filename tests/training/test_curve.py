@@ -97,6 +97,7 @@ def test_what_was_not_logged_has_no_panel(tmp_path: Path, monkeypatch: pytest.Mo
     [
         [],
         [{"step": 1, "tokens": 100, "loss": float("nan")}],
+        [{"tokens": 10**400, "loss": 1.0}, {"tokens": 3, "loss": 10**400}],
         [{"tokens": "many", "loss": 1.0}, {"tokens": 3, "loss": "small"}],
         [{"tokens": 3, "zero_trits": []}, {"tokens": 4, "zero_trits": [1, "x"]}],
         [{"tokens": 3, "zero_trits": [0.1]}, {"tokens": 4, "zero_trits": [0.1, 0.2]}],

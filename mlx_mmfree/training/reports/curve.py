@@ -1,11 +1,11 @@
 """The pictures of training runs: one run with all that was logged, or several runs in one."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...evaluation.picture import COLOURS, save_picture
+from ..log import is_figure
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -140,18 +140,14 @@ def _points(records: Records, key: str) -> list[tuple[int, Any]]:
     return [
         (record["tokens"], record[key])
         for record in records
-        if _is_number(record.get("tokens")) and _is_drawable(record.get(key))
+        if is_figure(record.get("tokens")) and _is_drawable(record.get(key))
     ]
 
 
 def _is_drawable(value: Any) -> bool:
     if isinstance(value, list):
-        return bool(value) and all(map(_is_number, value))
-    return _is_number(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+        return bool(value) and all(map(is_figure, value))
+    return is_figure(value)
 
 
 def _scaled(points: Sequence[tuple[int, Any]], scale: float) -> tuple[list[float], list[Any]]:
@@ -160,7 +156,7 @@ def _scaled(points: Sequence[tuple[int, Any]], scale: float) -> tuple[list[float
 
 def _token_scale(runs: Sequence[Records]) -> tuple[float, str]:
     tokens = [record.get("tokens", 0) for records in runs for record in records]
-    return token_unit(max([at for at in tokens if _is_number(at)], default=0))
+    return token_unit(max([at for at in tokens if is_figure(at)], default=0))
 
 
 def _title(records: Records, name: str) -> str:

@@ -1,7 +1,6 @@
 """The logs of several runs side by side."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from ...errors import TrainingError
-from ..log import read_log
+from ..log import is_figure, read_log
 
 LOG_FILE = "log.jsonl"
 
@@ -68,7 +67,7 @@ def read_run(path: Path) -> RunSummary:
     measured = [
         (record["valid_loss"], record["step"])
         for record in records
-        if _is_number(record.get("valid_loss")) and _is_number(record.get("step"))
+        if is_figure(record.get("valid_loss")) and is_figure(record.get("step"))
     ]
     best = min(measured, default=(None, None))
     settings = records[0].get("settings")
@@ -117,8 +116,4 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _values(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    return [record[key] for record in records if _is_number(record.get(key))]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return [record[key] for record in records if is_figure(record.get(key))]

@@ -27,6 +27,9 @@ class TokenMixer(nn.Module):
     where they mean something. What its kind can do is declared:
 
     Attributes:
+        equation: What it computes, in a line.
+        complexity: Multiplications for a sequence of `T` positions of `D` dims.
+        paper: Where it was published.
         causal: It can be built so that output t depends on inputs up to t only.
         bidirectional: It can be built to see the whole sequence.
         cross: `__call__` takes a second sequence as `memory=` and `memory_valid=`.
@@ -36,6 +39,9 @@ class TokenMixer(nn.Module):
         key_value_dims: Numbers of one key of those that its state holds; `None`: it holds none.
     """
 
+    equation: ClassVar[str] = ""
+    complexity: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
     causal: ClassVar[bool] = False
     bidirectional: ClassVar[bool] = False
     cross: ClassVar[bool] = False

@@ -68,6 +68,9 @@ class GQA(TokenMixer):
         ((1, 5, 32), [[0, 1, 2, 3, 4]])
     """
 
+    equation: ClassVar[str] = "y = softmax(Q K^T / sqrt(d)) V, keys shared by query heads"
+    complexity: ClassVar[str] = "T^2 D"
+    paper: ClassVar[str] = "arXiv 2305.13245"
     causal: ClassVar[bool] = True
     bidirectional: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True

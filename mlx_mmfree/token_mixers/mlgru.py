@@ -60,6 +60,9 @@ class MLGRU(TokenMixer):
         ((1, 5, 32), (1, 32))
     """
 
+    equation: ClassVar[str] = "h_t = f_t * h_{t-1} + (1 - f_t) * silu(W_i x_t)"
+    complexity: ClassVar[str] = "T D"
+    paper: ClassVar[str] = "arXiv 2406.02528"
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True

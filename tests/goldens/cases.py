@@ -33,11 +33,11 @@ class Case:
 
 
 def find_cases(folder: Path) -> list[Case]:
-    """Every folder but those of tokenizers and single operations."""
+    """Every folder but those of tokenizers, mixers and single operations."""
     return [
         Case(entry, _reason(entry), _forms(entry))
         for entry in sorted(folder.iterdir())
-        if entry.is_dir() and entry.name != "ops" and not entry.name.startswith("tokenizer_")
+        if entry.is_dir() and not entry.name.startswith(("mixers", "ops", "tokenizer_"))
     ]
 
 

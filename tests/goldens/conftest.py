@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.goldens.cases import DEFAULT_FOLDER, Case, find_cases, find_tokenizers, golden
+from tests.goldens.mixers.files import name_of, read
 
 # each fixture, with the tensor that a case must have for it
 _NEEDS = {
@@ -44,6 +45,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "ops_folder" in names:
         found = [folder / "ops"] if (folder / "ops").is_dir() else []
         metafunc.parametrize("ops_folder", found, ids=lambda path: path.name)
+    if marker := metafunc.definition.get_closest_marker("golden"):
+        files = sorted((folder / "mixers").rglob("*.safetensors"))
+        values = [
+            pytest.param(read(file), id=file.stem) for file in files if name_of(file) in marker.args
+        ]
+        metafunc.parametrize("file", values)
 
 
 def _parametrize(metafunc: pytest.Metafunc, fixture: str, cases: list[Case]) -> None:

@@ -1,6 +1,7 @@
 """What every token mixer promises, for every mixer found in the package."""
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 from collections.abc import Callable
@@ -14,12 +15,11 @@ from _pytest.mark import ParameterSet
 from mlx.utils import tree_flatten, tree_map
 
 import mlx_mmfree.token_mixers as package
-from mlx_mmfree.layers import BitLinear, DynamicRoPE, RoPE
+from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.layers.context import Context
-from mlx_mmfree.layers.quantized_array import Quantization
 from mlx_mmfree.layers.state_kind import StatesByPosition
 from mlx_mmfree.layers.token_mixer import TokenMixer
-from mlx_mmfree.token_mixers import AttentionNorms, KeyValueCache
+from mlx_mmfree.token_mixers import KeyValueCache
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 DIMS, LENGTH = 32, 13
@@ -37,35 +37,16 @@ def _mixers() -> dict[str, type[TokenMixer]]:
 
 
 MIXERS = _mixers()
-VARIANTS: dict[str, list[dict[str, object]]] = {
-    "GQA": [
-        {"num_heads": 4, "rope": RoPE(8)},
-        {"num_heads": 4, "num_kv_heads": 1, "head_dim": 16, "norms": AttentionNorms(qk_eps=1e-6)},
-        {
-            "num_heads": 4,
-            "num_kv_heads": 2,
-            "norms": AttentionNorms(output_eps=1e-5),
-            "rope": RoPE(8),
-            "bias": True,
-        },
-        {"num_heads": 4, "num_kv_heads": 2, "rope": RoPE(8), "cache": KeyValueCache(window=4)},
-        {"num_heads": 2, "num_kv_heads": 2, "rope": RoPE(16), "cache": KeyValueCache(window=40)},
-        {"num_heads": 4, "num_kv_heads": 2, "rope": RoPE(8), "cache": KeyValueCache(4, sinks=2)},
-        {
-            "num_heads": 1,
-            "rope": RoPE(32),
-            "cache": KeyValueCache(4, quantization=Quantization(8, 32)),
-        },
-        {
-            "num_heads": 4,
-            "rope": RoPE(8, attention_factor=1.3),
-            "norms": AttentionNorms(qk_eps=1e-6),
-            "cache": KeyValueCache(4, sinks=2),
-        },
-        {"num_heads": 4, "rope": DynamicRoPE(8, factor=4.0, trained_length=5)},
-    ],
-    "MLGRU": [{}, {"hidden_dims": 48}, {"conv_size": 4}, {"conv_size": 3, "share_conv": False}],
-}
+FOLDER = "tests.token_mixers.variants"
+
+
+def _variants(mixer: type[TokenMixer]) -> list[dict[str, object]]:
+    """Its options, as `VARIANTS` in the file of `variants` that is named as its own."""
+    name = mixer.__module__.rpartition(".")[2]
+    if importlib.util.find_spec(f"{FOLDER}.{name}") is None:
+        return [{}]
+    variants: list[dict[str, object]] = importlib.import_module(f"{FOLDER}.{name}").VARIANTS
+    return variants
 
 
 def _cases(applies: Callable[[type[TokenMixer]], bool], **common: object) -> list[ParameterSet]:
@@ -75,7 +56,7 @@ def _cases(applies: Callable[[type[TokenMixer]], bool], **common: object) -> lis
         for name, mixer in MIXERS.items()
         if applies(mixer)
         for linear in LINEARS
-        for options in VARIANTS.get(name, [{}])
+        for options in _variants(mixer)
     ]
 
 
@@ -140,6 +121,8 @@ def test_capabilities_are_declared(name: str) -> None:
     parameters = inspect.signature(mixer.__call__).parameters
     assert mixer.cross == ("memory" in parameters)
     assert mixer.length_bound == ("max_length" in inspect.signature(mixer.__init__).parameters)
+    for line in (mixer.equation, mixer.complexity, mixer.paper):
+        assert line and "\n" not in line
 
 
 @by_case(CAUSAL)

@@ -19,6 +19,9 @@ class GateByMemory(TokenMixer):
         linear: Makes a projection.
     """
 
+    equation: ClassVar[str] = "y_t = W_o (W_i x_t * sigmoid(W_m mean(m)))"
+    complexity: ClassVar[str] = "T D"
+    paper: ClassVar[str] = "none"
     causal: ClassVar[bool] = True
     cross: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True

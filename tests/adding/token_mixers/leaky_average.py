@@ -27,6 +27,9 @@ class LeakyAverage(TokenMixer):
     """
 
     # the contract asks for what is declared here, and for nothing else
+    equation: ClassVar[str] = "h_t = a * h_{t-1} + (1 - a) * W_i x_t"
+    complexity: ClassVar[str] = "T D"
+    paper: ClassVar[str] = "none"
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
 

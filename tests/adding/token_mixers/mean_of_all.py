@@ -16,6 +16,9 @@ class MeanOfAll(TokenMixer):
         linear: Makes a projection.
     """
 
+    equation: ClassVar[str] = "y_t = W_o (W_i x_t + mean_j W_i x_j)"
+    complexity: ClassVar[str] = "T D"
+    paper: ClassVar[str] = "none"
     bidirectional: ClassVar[bool] = True
 
     def __init__(self, dims: int, *, linear: LinearFactory = nn.Linear):

@@ -1,0 +1,8 @@
+"""Options with which the contract is asked of `MLGRU`."""
+
+VARIANTS: list[dict[str, object]] = [
+    {},
+    {"hidden_dims": 48},
+    {"conv_size": 4},
+    {"conv_size": 3, "share_conv": False},
+]

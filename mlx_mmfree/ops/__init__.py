@@ -18,6 +18,7 @@ from .dense_matmul import AffineForm as AffineForm
 from .dense_matmul import dense_matmul as dense_matmul
 from .gated_activation import gated as gated
 from .gated_activation import gated_activation as gated_activation
+from .gated_linear_attention import gated_linear_attention as gated_linear_attention
 from .gated_rms_norm import gated_rms_norm as gated_rms_norm
 from .linear_scan import linear_scan as linear_scan
 from .long_sums import log_softmax as log_softmax

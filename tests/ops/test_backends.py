@@ -120,6 +120,19 @@ CASES = {
         keeps_dtype=True,
         metal_keeps_dtype=True,
     ),
+    # a gate for each key channel, or one for each head
+    "gated_linear_attention": Case(
+        lambda n, dtype: (
+            _normal(2, 3, n, 8, dtype=dtype),
+            _normal(2, 3, n, 8, dtype=dtype),
+            _normal(2, 3, n, 5, dtype=dtype),
+            mx.sigmoid(_normal(2, 3, n, 8 if n % 2 else 1, dtype=dtype)),
+            _normal(2, 3, 8, 5),
+        ),
+        ops.gated_linear_attention,
+        5,
+        keeps_dtype=True,
+    ),
     "gated_rms_norm": Case(
         lambda n, dtype: (
             _normal(5, n, dtype=dtype),

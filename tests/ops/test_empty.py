@@ -122,6 +122,12 @@ CASES = {
         lambda R, D, N: [(R, 2 * N)],
         ("D",),
     ),
+    "gated_linear_attention": Case(
+        {"B": 2, "H": 3, "L": 3, "K": 4, "V": 5},
+        lambda B, H, L, K, V: [*[(B, H, L, K)] * 2, (B, H, L, V), (B, H, L, K), (B, H, K, V)],
+        lambda sizes, *arrays: ops.gated_linear_attention(*arrays),
+        lambda B, H, L, K, V: [(B, H, L, V), (B, H, K, V)],
+    ),
     "gated_rms_norm": Case(
         {"R": 2, "D": 32},
         lambda R, D: [(R, D), (R, D), (D,)],
@@ -217,9 +223,12 @@ def test_states_outlast_empty_sequences(backend: str) -> None:
         try:
             _, scanned = ops.linear_scan(mx.zeros((2, 0, 4)), mx.zeros((2, 0, 4)), state)
             _, stepped = ops.mlgru_step(mx.zeros((2, 0, 12)), state, mx.ones((4,)), eps=1e-6)
+            none, matrix = mx.zeros((1, 1, 0, 2)), state[None, None]
+            _, summed = ops.gated_linear_attention(none, none, mx.zeros((1, 1, 0, 4)), None, matrix)
         except BackendError as error:
             pytest.skip(str(error))
         assert mx.array_equal(scanned, state) and mx.array_equal(stepped, state)
+        assert mx.array_equal(summed, matrix)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,0 +1,72 @@
+"""The gated recurrence with a matrix for each head: linear attention, RetNet, GLA and HGRN2."""
+
+import mlx.core as mx
+
+from ..backend.dispatch import dispatch
+
+
+def gated_linear_attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    f: mx.array | None,
+    state: mx.array,
+    *,
+    valid: mx.array | None = None,
+    starts: mx.array | None = None,
+) -> tuple[mx.array, mx.array]:
+    r"""Runs a linear recurrence whose state is a matrix, and reads from it.
+
+    .. math::
+        S_t = \mathrm{diag}(f_t)\,S_{t-1} + k_t^\top v_t, \qquad o_t = q_t\,S_t
+
+    Computed in float32, with nothing scaled or normalised. Gates lie in 0 to 1 and may be 0: products of
+    gates are formed as such, over no more than a chunk of positions, so that nothing is divided, no
+    logarithm is taken and nothing overflows at any length. Sources: arXiv 2006.16236 eq. 12 (no gate),
+    2307.08621 eq. 6 (one for each head), 2312.06635 eq. 3 (one for each key channel).
+
+    Args:
+        q: Queries `(B, H, L, K)`, any float dtype.
+        k: Keys, of the same shape.
+        v: Values `(B, H, L, V)`.
+        f: Gates, `(B, H, L, K)` or one for each head `(B, H, L, 1)`; `None` stands for ones.
+        state: :math:`S_0`, float32 `(B, H, K, V)`.
+        valid: Booleans `(B, L)`. Where one is `False`, the state stays as it is.
+        starts: Booleans `(B, L)`. Where one is `True` and the position is valid, the state before it
+            counts as zero.
+
+    Returns:
+        `o`, `(B, H, L, V)` in the dtype of `v`, and the last state, float32 `(B, H, K, V)`.
+
+    Raises:
+        ValueError: The shapes do not agree.
+    """
+    check(q, k, v, f, state)
+    if valid is not None:
+        place = valid[:, None, :, None]
+        k, v = (mx.where(place, x, mx.zeros((), x.dtype)) for x in (k, v))
+        starts = None if starts is None else mx.logical_and(starts, valid)
+        f = None if f is None else mx.where(place, f, mx.ones((), f.dtype))
+    if starts is not None:
+        gates = mx.ones((*v.shape[:3], 1)) if f is None else f
+        f = mx.where(starts[:, None, :, None], mx.zeros((), gates.dtype), gates)
+    if q.size == 0 or v.size == 0:
+        return mx.zeros(v.shape, v.dtype), state.astype(mx.float32)
+    o, last = dispatch(__name__, q, k, v, f, state)
+    return o, last
+
+
+def check(q: mx.array, k: mx.array, v: mx.array, f: mx.array | None, state: mx.array) -> None:
+    """Refuses what `gated_linear_attention` cannot compute, with `ValueError`."""
+    fits = q.ndim == v.ndim == 4 and k.shape == q.shape and v.shape[:3] == q.shape[:3]
+    if not fits or state.shape != (*q.shape[:2], q.shape[3], v.shape[3]):
+        raise ValueError(
+            "[gated_linear_attention] 'q', 'k', 'v' and 'state' must have shapes (B, H, L, K), "
+            f"(B, H, L, K), (B, H, L, V) and (B, H, K, V) but got {q.shape}, {k.shape}, {v.shape} and "
+            f"{state.shape}."
+        )
+    if f is not None and f.shape not in (q.shape, (*q.shape[:3], 1)):
+        raise ValueError(
+            f"[gated_linear_attention] 'f' must have shape {q.shape} or {(*q.shape[:3], 1)} but got "
+            f"{f.shape}."
+        )

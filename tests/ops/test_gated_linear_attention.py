@@ -1,0 +1,156 @@
+"""`gated_linear_attention` against its formula in float64: gates, lengths, padding and samples."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_mmfree.errors import BackendError
+from mlx_mmfree.ops import BACKENDS, gated_linear_attention, use_backend
+from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
+
+GATES = ("none", "head", "channel")
+FLOAT32 = TOLERANCE[mx.float32]
+Arrays = tuple[mx.array, ...]
+
+
+@pytest.fixture(params=[name for name in BACKENDS if name != "metal"])
+def backend(request: pytest.FixtureRequest) -> str:
+    try:
+        with use_backend(request.param):
+            gated_linear_attention(*arguments(2, "none"))
+    except BackendError as error:
+        pytest.skip(str(error))
+    return request.param
+
+
+def arguments(
+    length: int, gate: str, sharpness: float = 1.0, sizes: tuple[int, ...] = ()
+) -> Arrays:
+    """`q`, `k`, `v`, `f` and a state; the sharper the gates, the nearer they are to 0 and 1."""
+    mx.random.seed(length)
+    batch, heads, keys, values = sizes or (2, 3, 8, 5)
+    q, k = mx.random.normal((2, batch, heads, length, keys))
+    v = mx.random.normal((batch, heads, length, values))
+    width = {"none": 0, "head": 1, "channel": keys}[gate]
+    f = mx.sigmoid(sharpness * mx.random.normal((batch, heads, length, width))) if width else None
+    return q, k, v, f, mx.random.normal((batch, heads, keys, values))
+
+
+def by_formula(*arrays: mx.array | None) -> Arrays:
+    o, last = in_float64(*(None if x is None else np.array(x, np.float64) for x in arrays))
+    return mx.array(o), mx.array(last)
+
+
+def in_float64(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, f: np.ndarray | None, state: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    outputs = []
+    for t in range(q.shape[2]):
+        if f is not None:
+            state = f[:, :, t, :, None] * state
+        state = state + k[:, :, t, :, None] * v[:, :, t, None]
+        outputs.append(np.einsum("bhk,bhkv->bhv", q[:, :, t], state))
+    return np.stack(outputs, axis=2), state
+
+
+def assert_close(got: Arrays, want: Arrays, tolerance: float = FLOAT32) -> None:
+    for g, w in zip(got, want, strict=True):
+        assert relative_error(g, w) <= tolerance
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 200])
+def test_values(backend: str, gate: str, length: int) -> None:
+    arrays = arguments(length, gate)
+    with use_backend(backend):
+        assert_close(gated_linear_attention(*arrays), by_formula(*arrays))
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_long_text_at_the_size_of_a_model(gate: str) -> None:
+    arrays = arguments(8192, gate, 4.0, (1, 1, 64, 64))
+    assert_close(gated_linear_attention(*arrays), by_formula(*arrays))
+
+
+@pytest.mark.parametrize("gate", ["head", "channel"])
+@pytest.mark.parametrize("value", [0.0, 1e-38, 1e-10, 1.0])
+def test_extreme_gates(backend: str, gate: str, value: float) -> None:
+    q, k, v, f, state = arguments(150, gate, 20.0)
+    f[:, :, ::3] = value
+    f[:, :, 70:100] = value
+    weights = mx.cos(mx.arange(v.size)).reshape(v.shape)
+
+    def loss(*arrays: mx.array) -> mx.array:
+        return (gated_linear_attention(*arrays)[0] * weights).sum()
+
+    gradient = mx.grad(loss, argnums=range(5))
+    with use_backend(backend):
+        got, got_gradients = gated_linear_attention(q, k, v, f, state), gradient(q, k, v, f, state)
+    with use_backend("reference"):
+        want_gradients = gradient(q, k, v, f, state)
+    assert_close(got, by_formula(q, k, v, f, state))
+    assert_close(got_gradients, want_gradients, GRADIENT_TOLERANCE)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_gradients_are_those_of_finite_differences(backend: str, gate: str) -> None:
+    arrays = [x for x in arguments(70, gate, sizes=(1, 2, 4, 3)) if x is not None]
+    directions = [mx.random.normal(x.shape) for x in arrays]
+    weights = mx.cos(mx.arange(2 * 70 * 3)).reshape(arrays[2].shape)
+
+    def loss(q: mx.array, k: mx.array, v: mx.array, *others: mx.array) -> mx.array:
+        *f, state = others
+        o, last = gated_linear_attention(q, k, v, f[0] if f else None, state)
+        return (o * weights).sum() + (last * mx.sin(mx.arange(last.size).reshape(last.shape))).sum()
+
+    def exact(step: float) -> float:
+        moved = [
+            np.array(x, np.float64) + step * np.array(d, np.float64)
+            for x, d in zip(arrays, directions, strict=True)
+        ]
+        q, k, v, *f, state = moved
+        o, last = in_float64(q, k, v, f[0] if f else None, state)
+        sines = np.sin(np.arange(last.size).reshape(last.shape))
+        return float((o * np.array(weights, np.float64)).sum() + (last * sines).sum())
+
+    with use_backend(backend):
+        gradients = mx.grad(loss, argnums=range(len(arrays)))(*arrays)
+    along = sum((g * d).sum().item() for g, d in zip(gradients, directions, strict=True))
+    want = (exact(1e-6) - exact(-1e-6)) / 2e-6
+    assert abs(along - want) <= GRADIENT_TOLERANCE * max(1.0, abs(want))
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_padding_and_starts(backend: str, gate: str) -> None:
+    q, k, v, f, state = arguments(100, gate)
+    rows = mx.arange(100) + mx.array([[0], [1]])
+    valid, starts = rows % 7 != 3, rows % 41 == 30
+    # what stands at padding is never computed with
+    v = mx.where(valid[:, None, :, None], v, mx.nan)
+    with use_backend(backend):
+        o, last = gated_linear_attention(q, k, v, f, state, valid=valid, starts=starts)
+    for row in range(2):
+        before, kept = state[row : row + 1], np.flatnonzero(np.array(valid[row]))
+        begins = [n for n in np.flatnonzero(np.array(starts[row])) if valid[row, n].item()]
+        for first, stop in zip([0, *begins], [*begins, 100], strict=True):
+            place = mx.array([int(n) for n in kept if first <= n < stop])
+            own = [None if x is None else x[row : row + 1][:, :, place] for x in (q, k, v, f)]
+            want, before = by_formula(*own, before if first == 0 else mx.zeros(before.shape))
+            assert relative_error(o[row : row + 1][:, :, place], want) <= FLOAT32
+        assert relative_error(last[row : row + 1], before) <= FLOAT32
+
+
+@pytest.mark.parametrize(
+    ("argument", "shape"),
+    [("q", (2, 3, 4)), ("k", (2, 3, 4, 7)), ("v", (2, 3, 5, 5)), ("state", (2, 3, 5, 8))],
+)
+def test_shapes_that_do_not_fit(argument: str, shape: tuple[int, ...]) -> None:
+    arrays = dict(zip(("q", "k", "v", "f", "state"), arguments(4, "head"), strict=True))
+    with pytest.raises(ValueError, match=r"^\[gated_linear_attention\] 'q', 'k', 'v' and 'state'"):
+        gated_linear_attention(**arrays | {argument: mx.zeros(shape)})
+
+
+def test_a_gate_that_does_not_fit() -> None:
+    q, k, v, _, state = arguments(4, "none")
+    with pytest.raises(ValueError, match=r"^\[gated_linear_attention\] 'f' must have shape"):
+        gated_linear_attention(q, k, v, mx.zeros((2, 3, 4, 2)), state)

@@ -73,7 +73,7 @@ def examine(progress: Progress | None = None) -> dict[str, Any]:
     forced, forced_product = forced_backend(), environment_candidate()
     with warnings.catch_warnings():
         # the list of problems names these kernels
-        warnings.filterwarnings("ignore", r"\[mlx_mmfree\] The Metal kernel", RuntimeWarning)
+        warnings.filterwarnings("ignore", r"\[mlx_mmfree\] The kernel", RuntimeWarning)
         reports = operation_reports(progress=_part(progress, "Checking kernels"))
         times = kernel_times(progress=_part(progress, "Timing kernels"))
     found: dict[str, Any] = {

@@ -92,7 +92,7 @@ def memory_need(
 def _scores(model: Decoder, batch_size: int, length: int, context_length: int) -> int:
     """The most numbers that attention weights take; kernels keep none."""
     token = mx.zeros((1, 1, 1, 32))
-    if _backend("attention", token, token, token, None) in ("metal", "native"):
+    if _backend("attention", token, token, token, None) in ("metal", "cuda", "native"):
         return 0
     queries = length + min(length, _ATTENTION_BLOCK)
     return max(

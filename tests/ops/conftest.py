@@ -6,10 +6,13 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlx_mmfree.ops.backend import choice, dispatch, kept_results, launch
+from mlx_mmfree.ops.backend.cuda_kernel import CudaKernel
 from mlx_mmfree.ops.linear_scan import chunked as scan_chunked
 from tests.emulator import emulator
 
@@ -36,6 +39,42 @@ def metal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         emulated.seed = seed
     monkeypatch.setattr(dispatch, "metal_unavailable", lambda: None)
     yield
+
+
+@pytest.fixture
+def cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the backend `cuda` run, where there is no NVIDIA GPU by emulating its kernels as Metal's."""
+    if dispatch.cuda_unavailable() is None:
+        _keep_nothing(monkeypatch)
+        return
+    request.getfixturevalue("metal")
+    emulate = launch.launch
+
+    def run(kernel: Any, **call: Any) -> list[mx.array]:
+        return emulate(as_metal(kernel) if isinstance(kernel, CudaKernel) else kernel, **call)
+
+    monkeypatch.setattr(launch, "launch", run)
+    monkeypatch.setattr(dispatch, "cuda_unavailable", lambda: None)
+
+
+@functools.cache
+def as_metal(kernel: CudaKernel) -> Any:
+    """A Metal kernel that does what the text of a CUDA kernel says."""
+    words = {
+        "__shared__": "threadgroup",
+        "__syncthreads()": "threadgroup_barrier(mem_flags::mem_threadgroup)",
+        " ::min(": " min(",
+    }
+    source = kernel.source
+    for cuda, metal in words.items():
+        source = source.replace(cuda, metal)
+    places = """
+    const uint3 threadIdx = {
+        simdgroup_index_in_threadgroup * 32 + thread_index_in_simdgroup, 0, 0};
+    const uint3 blockIdx = threadgroup_position_in_grid;
+    const uint3 blockDim = {simdgroups_per_threadgroup * 32, 1, 1};
+    """
+    return mx.fast.metal_kernel(name=f"cuda_{kernel.name}", source=places + source, **kernel.text)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ class Case(NamedTuple):
     differentiable: int
     keeps_dtype: bool = False
     # a GPU computes in the dtype of the arguments
-    metal_keeps_dtype: bool = False
+    gpu_keeps_dtype: bool = False
 
 
 def _normal(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
@@ -55,7 +55,7 @@ CASES = {
         lambda n, dtype: (_normal(5, n, dtype=dtype), _normal(33, n, dtype=dtype)),
         ops.dense_matmul,
         2,
-        metal_keeps_dtype=True,
+        gpu_keeps_dtype=True,
     ),
     "linear_scan": Case(
         lambda n, dtype: (
@@ -80,7 +80,7 @@ CASES = {
         lambda x, weight: ops.rms_norm(x, weight, eps=0.1),
         2,
         keeps_dtype=True,
-        metal_keeps_dtype=True,
+        gpu_keeps_dtype=True,
     ),
     "rms_norm_quantize": Case(
         lambda n, dtype: (_normal(5, n, dtype=dtype), 1.0 + 0.1 * _normal(n, dtype=dtype)),
@@ -118,7 +118,7 @@ CASES = {
         lambda gate, up: ops.gated_activation(gate, up, "silu"),
         2,
         keeps_dtype=True,
-        metal_keeps_dtype=True,
+        gpu_keeps_dtype=True,
     ),
     # a gate for each key channel, or one for each head
     "gated_linear_attention": Case(
@@ -200,7 +200,7 @@ CASES = {
 def _existing_backends() -> list:
     root = Path(ops.__file__).parent
     return [
-        pytest.param(op, name, *form, marks=pytest.mark.metal if name == "metal" else ())
+        pytest.param(op, name, *form, marks=pytest.mark.metal if name in ("metal", "cuda") else ())
         for op in CASES
         for name in BACKENDS
         if (root / op / f"{name}.py").exists()
@@ -217,7 +217,7 @@ def test_every_operation_has_a_case() -> None:
 def test_backend_equals_reference(
     op: str, backend: str, size: int, dtype: mx.Dtype, request: pytest.FixtureRequest
 ) -> None:
-    if backend in ("metal", "chunked"):
+    if backend in ("metal", "cuda", "chunked"):
         request.getfixturevalue(backend)
     mx.random.seed(size)
     case = CASES[op]
@@ -244,7 +244,7 @@ def test_backend_equals_reference(
         want_gradients = mx.grad(loss, argnums=positions)(*arguments[: case.differentiable])
     assert got[0][1].dtype == (dtype if case.keeps_dtype else mx.float32)
     for (_, g), (_, w) in zip(got, want, strict=True):
-        is_rounded = case.metal_keeps_dtype and backend == "metal"
+        is_rounded = case.gpu_keeps_dtype and backend in ("metal", "cuda")
         assert relative_error(g, w) <= TOLERANCE[dtype if is_rounded else g.dtype]
     for g, w in zip(got_gradients, want_gradients, strict=True):
         assert relative_error(g, w) <= max(GRADIENT_TOLERANCE, TOLERANCE[dtype])
@@ -256,7 +256,10 @@ def test_forced_backend_that_is_absent_raises() -> None:
 
 
 def test_unknown_backend_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="metal, native, chunked, reference"), use_backend("cuda"):
+    with (
+        pytest.raises(ValueError, match="metal, cuda, native, chunked, reference"),
+        use_backend("vulkan"),
+    ):
         pass
 
 

@@ -169,7 +169,10 @@ def _cases() -> list:
     root = Path(ops.__file__).parent
     return [
         pytest.param(
-            name, dimension, backend, marks=pytest.mark.metal if backend == "metal" else ()
+            name,
+            dimension,
+            backend,
+            marks=pytest.mark.metal if backend in ("metal", "cuda") else (),
         )
         for name, case in CASES.items()
         for dimension in case.sizes
@@ -186,7 +189,7 @@ def test_every_operation_has_a_case() -> None:
 
 @pytest.mark.parametrize(("name", "dimension", "backend"), _cases())
 def test_empty(name: str, dimension: str, backend: str, request: pytest.FixtureRequest) -> None:
-    if backend in ("metal", "chunked"):
+    if backend in ("metal", "cuda", "chunked"):
         request.getfixturevalue(backend)
     case = CASES[name]
     sizes = {**case.sizes, dimension: 0}

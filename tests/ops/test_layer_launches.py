@@ -51,7 +51,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     for operation in (
         *(bit_linear, gated_rms_norm, linear_scan, mlgru_step, rms_norm_quantize, ternary_matmul),
     ):
-        module = __import__(f"{operation.__module__}.metal", fromlist=["kernel_fault"])
+        name = "scan_kernels" if operation is linear_scan else "metal"
+        module = __import__(f"{operation.__module__}.{name}", fromlist=["kernel_fault"])
         monkeypatch.setattr(module, "kernel_fault", lambda *args, **kwargs: None)
     for name in ("rope", "rms_norm"):
         monkeypatch.setattr(mx.fast, name, getattr(graph, name))

@@ -27,7 +27,7 @@ LAYOUTS = st.sampled_from(["contiguous", "transposed", "reversed", "every second
 def backend(request: pytest.FixtureRequest) -> str:
     """A backend of the operation, ready to run."""
     name = request.param
-    if name in ("metal", "chunked"):
+    if name in ("metal", "cuda", "chunked"):
         request.getfixturevalue(name)
     if name == "native" and (reason := native.unavailable()):
         pytest.skip(reason)
@@ -37,7 +37,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 def on_every_backend(*names: str) -> pytest.MarkDecorator:
     root = Path(ops.__file__).parent
     found = [
-        pytest.param(op, name, marks=pytest.mark.metal if name == "metal" else ())
+        pytest.param(op, name, marks=pytest.mark.metal if name in ("metal", "cuda") else ())
         for op in names
         for name in ops.BACKENDS
         if (root / op / f"{name}.py").exists()
@@ -61,7 +61,7 @@ def hold(
             reject()
 
     is_strict = STRICT in os.environ
-    are_few = backend == "metal" and not is_strict
+    are_few = backend in ("metal", "cuda") and not is_strict
     if rows is not None:
         # those of one kernel for a few rows and of one for many
         values["rows"] = st.sampled_from([0, 3, 49] if are_few else [*rows, 49])

@@ -26,7 +26,7 @@ from ... import native
 from ...errors import BackendError, UsageError
 from . import launch
 
-BACKENDS = ("metal", "native", "chunked", "reference")
+BACKENDS = ("metal", "cuda", "native", "chunked", "reference")
 """The known backends in order of preference."""
 
 ENVIRONMENT_VARIABLE = "MLX_MMFREE_BACKEND"
@@ -212,6 +212,11 @@ def metal_unavailable() -> str | None:
     return "no Metal device"
 
 
+def cuda_unavailable() -> str | None:
+    """Returns `None` if the default device is an NVIDIA GPU, else the reason."""
+    return None if mx.cuda.is_available() and not on_cpu() else "no CUDA device"
+
+
 def native_unavailable() -> str | None:
     """Returns `None` if the compiled kernels can run on the default device, else the reason."""
     return native.unavailable() if on_cpu() else _NOT_ON[mx.cpu]
@@ -232,6 +237,8 @@ def _missing(name: str, backend: ModuleType) -> str | None:
     """What the default device lacks for a backend, or `None`."""
     if name == "metal":
         return metal_unavailable()
+    if name == "cuda":
+        return cuda_unavailable()
     if name == "native":
         return native_unavailable()
     only_on: mx.DeviceType | None = vars(backend).get("ONLY_ON")

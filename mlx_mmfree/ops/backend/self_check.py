@@ -25,8 +25,8 @@ TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 5e-2}
 Faults = dict[str, str | None]
 
 _SECTION = "kernels"
-# a compiler names the line of a text that it refuses
-_REFUSED_TEXT = re.compile(r":\d+:\d+: (?:fatal )?error: ")
+# a compiler names the line of a text that it refuses: that of Metal, or that of CUDA
+_REFUSED_TEXT = re.compile(r":\d+:\d+: (?:fatal )?error: |\(\d+\): (?:catastrophic )?error: ")
 
 
 class _Check(NamedTuple):
@@ -118,7 +118,7 @@ def packed_pattern(outputs: int, words: int) -> mx.array:
 
 def _warn(name: str, device: str, fault: str) -> None:
     warnings.warn(
-        f"[mlx_mmfree] The Metal kernel {name} is switched off on {device} with MLX "
+        f"[mlx_mmfree] The kernel {name} is switched off on {device} with MLX "
         f"{kept_results.mlx_version()}: {fault}. Other code does its work, slower.",
         RuntimeWarning,
         stacklevel=3,

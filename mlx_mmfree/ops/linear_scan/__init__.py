@@ -9,7 +9,7 @@ def linear_scan(f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx
     r"""Runs :math:`s_t = f_t \odot s_{t-1} + i_t` over a sequence.
 
     Computed in float32 with one multiplication and one addition a step, so that on a CPU a row has the
-    same bits whatever the batch and however the sequence is cut. On Metal, sequences of 128 steps or
+    same bits whatever the batch and however the sequence is cut. On a GPU, sequences of 128 steps or
     more are computed in chunks, which changes the last bits. Source: arXiv 2311.04823 eq. 4.
 
     Args:

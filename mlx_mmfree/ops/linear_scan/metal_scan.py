@@ -1,8 +1,8 @@
 """A linear recurrence on Metal, parallel over channels and, in long sequences, over chunks of steps.
 
-With a thread for each channel alone, a batch of 4 rows of 1,024 channels would have 128 SIMD groups, which
-wait for memory at each of their steps; up to 16 chunks of a sequence give each core more to wait for. That
-costs a second read of the gates and inputs of all chunks but one.
+With a thread for each channel alone, a batch of 4 rows of 1,024 channels would have 128 SIMD groups,
+which wait for memory at each of their steps. Up to 16 chunks of a sequence let as many groups wait at
+once. That costs a second read of the gates and inputs of all chunks but one.
 
 A chunk of steps maps the state before it to the state after it by `s -> product * s + sum`. Every chunk
 first finds its two numbers. Then it starts from the state to which the chunks before it lead. The last

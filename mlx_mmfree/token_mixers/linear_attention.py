@@ -1,0 +1,170 @@
+"""Linear attention (Katharopoulos et al., arXiv 2006.16236)."""
+
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import project
+from ..layers.arguments import check_optional_sizes, check_sequences
+from ..layers.context import Context
+from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.linear_sums import attend_to_all, check_no_starts, with_ones
+from ..layers.token_mixer import TokenMixer
+from ..ops import gated_linear_attention
+
+FeatureMap = Callable[[mx.array], mx.array]
+
+FEATURE_MAPS: dict[str, FeatureMap] = {
+    "elu": lambda x: nn.elu(x) + 1.0,
+    "relu": nn.relu,
+    "identity": lambda x: x,
+}
+
+
+class LinearAttentionState(NamedTuple):
+    """What a causal `LinearAttention` carries.
+
+    Attributes:
+        fast_weights: The sums of all keys with their values, float32 `(B, H, F, V)`; normalised, the
+            sums of the keys alone are a further column, `(B, H, F, V + 1)`.
+    """
+
+    fast_weights: mx.array
+
+
+class LinearAttention(TokenMixer):
+    r"""Attention with a kernel in place of the softmax, in time linear in the length.
+
+    .. math::
+        o_t = \frac{\phi(q_t)\,S_t}{\phi(q_t) \cdot z_t + \epsilon}, \quad
+        S_t = \sum_{j \le t} \phi(k_j)^\top v_j, \quad z_t = \sum_{j \le t} \phi(k_j)
+
+    and :math:`y_t = W_o o_t`. Not causal, the sums run over all positions. Without the denominator,
+    :math:`S` are the weights of a linear layer that the text programs: fast weights (Schlag et al.,
+    arXiv 2102.11174). Padding is left out of the sums, since :math:`\phi(0) = 1` would count. With a
+    `memory`, keys and values are those of all its positions, and the state stays as it is.
+
+    Args:
+        dims: Model dims `D`.
+        num_heads: Heads `H`.
+        head_dim: Dims `K` of a query and a key. Default: `dims / num_heads`.
+        value_head_dim: Dims `V` of a value. Default: `head_dim`.
+        feature_map: :math:`\phi`: "elu" (elu + 1, as in the paper), "relu", "identity"; or a function or
+            module of arrays `(..., K)` that may return another number of features `F`.
+        normalize: Whether there is a denominator.
+        eps: :math:`\epsilon`, added to it.
+        scale: What queries are multiplied by before :math:`\phi`. The paper has no such factor.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        bias: Whether the projections have a bias.
+        is_causal: Each token sees the ones before it and itself; otherwise all of the sequence.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`; `memory`: `(B, M, D)`.
+
+    State:
+        `LinearAttentionState`; `()` if not causal.
+
+    Example:
+        >>> y, state = LinearAttention(32, num_heads=4)(mx.zeros((1, 5, 32)))
+        >>> y.shape, state.fast_weights.shape
+        ((1, 5, 32), (1, 4, 8, 9))
+    """
+
+    equation: ClassVar[str] = "y_t = phi(q_t) sum_j phi(k_j)^T v_j / (phi(q_t) sum_j phi(k_j)^T)"
+    complexity: ClassVar[str] = "T D^2 / H"
+    paper: ClassVar[str] = "arXiv 2006.16236"
+    causal: ClassVar[bool] = True
+    bidirectional: ClassVar[bool] = True
+    cross: ClassVar[bool] = True
+    recurrent: ClassVar[bool] = True
+    packs_samples: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        num_heads: int = 8,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        feature_map: str | FeatureMap = "elu",
+        normalize: bool = True,
+        eps: float = 1e-6,
+        scale: float = 1.0,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        is_causal: bool = True,
+    ):
+        super().__init__()
+        head_dim = dims_of_a_head("LinearAttention", dims, num_heads, head_dim)
+        check_optional_sizes("LinearAttention", value_head_dim=value_head_dim)
+        value_dim = head_dim if value_head_dim is None else value_head_dim
+        self._dims = dims
+        self.num_heads = num_heads
+        self._value_dim = value_dim
+        self.feature_map = _feature_map(feature_map)
+        self._features = self.feature_map(mx.zeros((1, head_dim))).shape[-1]
+        self._normalize = normalize
+        self._eps = eps
+        self._scale = scale
+        self._is_causal = is_causal
+        widths = {"query_proj": head_dim, "key_proj": head_dim, "value_proj": value_dim}
+        for name, width in widths.items():
+            self[name] = factory_of(linear, name)(dims, num_heads * width, bias=bias)
+        self.output_proj = factory_of(linear, "output_proj")(num_heads * value_dim, dims, bias=bias)
+
+    @property
+    def is_causal(self) -> bool:
+        return self._is_causal
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> LinearAttentionState | tuple[()]:
+        if not self._is_causal:
+            return ()
+        columns = self._value_dim + self._normalize
+        return LinearAttentionState(mx.zeros((batch_size, self.num_heads, self._features, columns)))
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: LinearAttentionState | tuple[()] | None = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+        memory: mx.array | None = None,
+        memory_valid: mx.array | None = None,
+    ) -> tuple[mx.array, LinearAttentionState | tuple[()]]:
+        check_sequences("LinearAttention", x, self._dims)
+        state = self.init_state(x.shape[0], x.dtype) if state is None else state
+        source = x if memory is None else memory
+        q = self.feature_map(self._heads("query_proj", x) * self._scale)
+        k, v = self.feature_map(self._heads("key_proj", source)), self._heads("value_proj", source)
+        v = with_ones(v) if self._normalize else v
+        if isinstance(state, LinearAttentionState) and memory is None:
+            context = Context(valid, starts=starts)
+            o, last = gated_linear_attention(
+                q, k, v, None, state.fast_weights, valid=context.valid, starts=context.starts
+            )
+            state = LinearAttentionState(last)
+        else:
+            check_no_starts("LinearAttention", starts)
+            o = attend_to_all(q, k, v, valid if memory is None else memory_valid)
+        if self._normalize:
+            o = o[..., :-1] / (o[..., -1:] + self._eps)
+        return project(merge_heads(o).astype(x.dtype), (self["output_proj"],)), state
+
+    def _heads(self, name: str, x: mx.array) -> mx.array:
+        return split_heads(self[name](x), self.num_heads).astype(mx.float32)
+
+
+def _feature_map(given: str | FeatureMap) -> FeatureMap:
+    if not isinstance(given, str):
+        return given
+    if given not in FEATURE_MAPS:
+        raise ValueError(
+            f"[LinearAttention] 'feature_map' must be one of {', '.join(FEATURE_MAPS)} or a function "
+            f"but got {given!r:.80}."
+        )
+    return FEATURE_MAPS[given]

@@ -18,6 +18,7 @@ from ..training.fine_tune_settings import (
     fine_tune_settings,
 )
 from ..training.optimizer import OPTIMIZERS
+from ..training.precision import precision_note
 from ..training.yaml_values import read_mapping
 from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
@@ -69,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
         "optimizer": tuple(OPTIMIZERS),
         "train_mode": TRAIN_MODES,
         "loss_type": LOSS_TYPES,
+        "dtype": DTYPES,
     }
     add_settings_flags(parser, FineTuneSettings, _NOT_FLAGS, choices)
     add_report_flags(parser)
@@ -80,11 +82,6 @@ def build_parser() -> argparse.ArgumentParser:
         "packed model; what had been rounded away stays lost",
     )
     add_latent_flag(parser)
-    parser.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        help="float type of the base model; default: the checkpoint's, or float32 for full fine-tuning",
-    )
     add_memory_flags(parser)
     return parser
 
@@ -101,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..training.run_folder import make_run_folder
 
     keep_freed_memory()
-    is_full = settings.fine_tune_type == "full" and bool(args.train)
+    is_full = settings.is_full and bool(args.train)
+    args.dtype = "float32" if is_full else settings.dtype
     opened = open_model(
         model_source(args),
         args.revision,
@@ -160,8 +158,6 @@ def _settings(args: argparse.Namespace) -> FineTuneSettings:
             "[lora] 'rebuild_masters' must come with 'fine_tune_type' full, which trains master "
             f"weights, but got {values.get('fine_tune_type', 'lora')!r}. Leave it out."
         )
-    if args.dtype is None and args.train and values.get("fine_tune_type") == "full":
-        args.dtype = "float32"
     return fine_tune_settings(values, "the flags" if args.config is None else f"'{args.config}'")
 
 
@@ -173,8 +169,10 @@ def _prepare(model: "Decoder", settings: FineTuneSettings) -> None:
     trained, total = trained_parameters(model)
     print(
         f"Training {trained:,} of {total:,} parameters ({trained / total:.3%}) in {len(names)} "
-        f"{'tensors' if settings.fine_tune_type == 'full' else 'layers'}: {settings.fine_tune_type}."
+        f"{'tensors' if settings.is_full else 'layers'}: {settings.fine_tune_type}."
     )
+    if settings.is_full and (note := precision_note(settings.dtype or "float32")):
+        print(note)
 
 
 def _referenced(
@@ -222,7 +220,7 @@ def _train(
         processes=processes,
         callbacks=report_callbacks(args, folder, settings.record(), processes),
     )
-    _print_results(model, progress, folder, settings.fine_tune_type == "full")
+    _print_results(model, progress, folder, settings.is_full)
 
 
 def _print_results(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..platform.allocator import keep_freed_memory
 from ..training.corpus.mixture import ORDERS
+from ..training.precision import COMPUTE_DTYPES, precision_note
 from ..training.settings import Settings, read_settings
 from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
@@ -30,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-c", "--config", required=True, type=Path, help="YAML file with the settings"
     )
-    add_settings_flags(parser, Settings, _NOT_FLAGS, {"order": ORDERS})
+    add_settings_flags(parser, Settings, _NOT_FLAGS, {"order": ORDERS, "dtype": COMPUTE_DTYPES})
     parser.add_argument(
         "--linear-class",
         choices=("ternary", "dense"),
@@ -57,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = FirstModel(settings)
     processes = DataParallel(timeout_s=settings.process_timeout_s)
     with quiet_unless_first(processes.rank), limited_memory(args, first.nbytes):
+        if note := precision_note(settings.dtype):
+            print(note)
         callbacks = report_callbacks(args, output, settings.record(), processes)
         result = train_language_model(settings, processes, callbacks=callbacks, first=first)
         print(

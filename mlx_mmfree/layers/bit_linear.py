@@ -21,6 +21,7 @@ from ..ops import (
     ternarize,
     ternary_matmul,
 )
+from ..ops.backend.dispatch import on_cpu
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
 from .float32_scales import Float32Scales
@@ -126,6 +127,9 @@ class _FromMaster(_TernaryLinear):
                 scaled = self._normed(x) * mx.stop_gradient(input_scale)
                 codes = straight_through(scaled + strength * (codes - scaled), scaled)
         trits = straight_through(trits, floats)
+        if x.dtype == mx.bfloat16 and not on_cpu():
+            # it holds codes and trits exactly, and a GPU sums in float32
+            codes, trits = codes.astype(mx.bfloat16), trits.astype(mx.bfloat16)
         y = (codes @ trits.T) * (scale if input_scale is None else scale / input_scale)
         return (y + self.bias if "bias" in self else y).astype(x.dtype)
 
@@ -150,7 +154,8 @@ class BitLinear(_FromMaster):
     with the activation codes :math:`q` and their scale :math:`s` of `ops.rms_norm_quantize` and the
     trits :math:`t` and scale :math:`m` of `ops.ternarize`. Both quantisers are straight-through: the
     gradient is that of a linear layer whose input and weight are the quantised ones. The arithmetic
-    is float32; the result has the dtype of the input.
+    is float32, but for bfloat16 inputs a GPU multiplies codes and trits in bfloat16, which holds them
+    exactly; the result has the dtype of the input.
 
     Args:
         input_dims: Size of the last axis of the input.

@@ -64,7 +64,7 @@ def prepare(model: Decoder, settings: FineTuneSettings) -> list[str]:
         CheckpointError: `resume_adapter_file` cannot be read or does not fit.
     """
     layers: dict[str, Any] = {"num_layers": settings.num_layers, "keys": settings.keys}
-    if settings.fine_tune_type == "full":
+    if settings.is_full:
         return unfreeze_layers(model, **layers)
     mx.random.seed(settings.seed)
     names = adapt_layers(
@@ -129,7 +129,7 @@ def fine_tune(
         checkpoint_blocks(model)
     has_validation = "valid" in data
     result: AdapterFiles | TrainedModel
-    if settings.fine_tune_type == "full":
+    if settings.is_full:
         result = TrainedModel(folder, model, tokenizer, has_validation)
     else:
         result = AdapterFiles(folder, model, settings.record(), has_validation)

@@ -10,6 +10,7 @@ from ..errors import TrainingError
 from .data_parallel import DEFAULT_TIMEOUT_S
 from .loop_settings import LoopSettings
 from .optimizer import OPTIMIZERS, SCHEDULES
+from .precision import ADAPTER_DTYPES, COMPUTE_DTYPES, compute_dtype
 from .preference_loss import LossType, TrainMode
 from .samples import Features
 from .yaml_values import check_keys, checked_values
@@ -103,6 +104,9 @@ class FineTuneSettings:
         grad_checkpoint: Recompute each block in the backward pass, which saves memory.
         clear_cache_threshold: Clear MLX's cache after a step that leaves it larger than this.
         process_timeout_s: Seconds that a process waits for the others before it gives up.
+        dtype: Float type to compute in. With adapters it is that of the base model, and by default the
+            checkpoint's. Full fine-tuning computes in it where the device is fast at it, and keeps
+            float32 master weights.
         seed: Seed of the adapters, the order of the samples and dropout.
         prompt_feature: Key of the prompt in the data.
         completion_feature: Key of the completion.
@@ -150,6 +154,7 @@ class FineTuneSettings:
     grad_checkpoint: bool = False
     clear_cache_threshold: int | None = None
     process_timeout_s: float = DEFAULT_TIMEOUT_S
+    dtype: str | None = None
     seed: int = 0
     prompt_feature: str = "prompt"
     completion_feature: str = "completion"
@@ -173,6 +178,9 @@ class FineTuneSettings:
             self._check(name, getattr(self, name) in values, "one of " + ", ".join(values))
         known = ", ".join(OPTIMIZERS)
         self._check("optimizer", self.optimizer in OPTIMIZERS, f"one of {known}")
+        dtypes = COMPUTE_DTYPES if self.is_full else ADAPTER_DTYPES
+        is_known = self.dtype is None or self.dtype in dtypes
+        self._check("dtype", is_known, f"one of {', '.join(dtypes)} with {self.fine_tune_type}")
         if self.lr_schedule is not None:
             is_known = self.lr_schedule.get("name") in SCHEDULES
             self._check("lr_schedule", is_known, f"named one of {', '.join(SCHEDULES)}")
@@ -180,7 +188,7 @@ class FineTuneSettings:
             raise TrainingError(
                 "[lora] 'teacher_top_k' must come with 'teacher' but came alone. Name a teacher."
             )
-        if self.fine_tune_type == "full" and self.resume_adapter_file is not None:
+        if self.is_full and self.resume_adapter_file is not None:
             raise TrainingError(
                 "[lora] 'resume_adapter_file' must be left out for full fine-tuning, which trains no "
                 "adapter. Give the folder of the model to begin with as 'model'."
@@ -207,6 +215,11 @@ class FineTuneSettings:
                     f"[lora] '{name}' must come with 'train_mode' {' or '.join(modes)} but got "
                     f"{self.train_mode!r}. Leave it out."
                 )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the weights themselves are trained."""
+        return self.fine_tune_type == "full"
 
     @property
     def learns_preferences(self) -> bool:
@@ -242,6 +255,7 @@ class FineTuneSettings:
             patience=self.patience,
             quantization_warmup=self.quantization_warmup,
             validates_first=True,
+            dtype=compute_dtype(self.dtype or "float32") if self.is_full else None,
             clear_cache_bytes=self.clear_cache_threshold,
             record=self.record() | record,
         )
@@ -251,6 +265,9 @@ class FineTuneSettings:
         record = asdict(self)
         for name in (*_WITHOUT_INFLUENCE, *(() if self.learns_preferences else _OF_PREFERENCES)):
             del record[name]
+        # the digest of the weights tells the dtypes of a base model apart
+        if not self.is_full or self.dtype in (None, "float32"):
+            del record["dtype"]
         return record
 
 

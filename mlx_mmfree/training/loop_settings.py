@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+
 
 @dataclass(frozen=True)
 class LoopSettings:
@@ -22,6 +24,8 @@ class LoopSettings:
         validates_first: Whether to validate before the first step too.
         quantization_warmup: Steps over which weights and activations of ternary layers change from
             float to quantised; 0 quantises them from the start. Validations always quantise them.
+        dtype: The float dtype that steps compute in, whatever that of the trained parameters; `None`
+            computes in their own. Validations always do.
         clear_cache_bytes: MLX's cache is cleared after a step that leaves it larger than this; `None`
             never clears it.
         record: Plain values that must be the same when the run is resumed. Its `steps`, if it has
@@ -38,5 +42,6 @@ class LoopSettings:
     patience: int = 0
     validates_first: bool = False
     quantization_warmup: int = 0
+    dtype: mx.Dtype | None = None
     clear_cache_bytes: int | None = None
     record: dict[str, Any] = field(default_factory=dict)

@@ -47,7 +47,8 @@ def losses_in_blocks(
     def backward(primals: Any, cotangent: mx.array, outputs: Any) -> Any:
         parameters, hidden, targets = primals
         flat = [array for _, array in cast(Any, tree_flatten(parameters))]
-        sums = [mx.zeros_like(array) for array in flat]
+        # 16 bits would lose what later blocks add
+        sums = [mx.zeros(array.shape) for array in flat]
         of_hidden: list[mx.array] = []
         for block in blocks:
             # a block waits for the gradients of the one before
@@ -61,6 +62,7 @@ def losses_in_blocks(
             sums = [total + part for total, part in zip(sums, added, strict=True)]
             of_hidden.append(last)
         _update(modules, parameters)
+        sums = [total.astype(array.dtype) for total, array in zip(sums, flat, strict=True)]
         return _like(parameters, sums), mx.concatenate(of_hidden), mx.zeros_like(targets)
 
     # parameters are given to the function, so that they get gradients

@@ -20,6 +20,7 @@ from .checkpoint import kept_state
 from .data_parallel import DataParallel
 from .loop_settings import LoopSettings
 from .loss import Loss
+from .precision import in_dtype
 
 Batches = Callable[[int], list[Batch]]
 """Maps a step to its batches, one for each accumulated forward pass."""
@@ -82,7 +83,8 @@ class OptimizerStep:
         self._optimizer = optimizer
         self._schedule = schedule
         self._batches = batches
-        self._loss_and_gradient = nn.value_and_grad(model, loss)
+        computed = loss if settings.dtype is None else in_dtype(loss, model, settings.dtype)
+        self._loss_and_gradient = nn.value_and_grad(model, computed)
         self._processes = processes
 
     def __call__(self, step: int) -> StepResult:

@@ -10,6 +10,7 @@ from ..errors import TrainingError
 from .corpus.mixture import ORDERS, Stage
 from .data_parallel import DEFAULT_TIMEOUT_S
 from .loop_settings import LoopSettings
+from .precision import COMPUTE_DTYPES, compute_dtype
 from .yaml_values import check_keys, checked_values, finite, read_mapping
 
 _WITHOUT_INFLUENCE = (
@@ -85,6 +86,8 @@ class Settings:
             off.
         clear_cache_threshold: Clear MLX's cache after a step that leaves it larger than this.
         process_timeout_s: Seconds that a process waits for the others before it gives up.
+        dtype: Float type to compute in, where the device is fast at it. Master weights, moments and the
+            saved models are always float32.
         seed: Seed of weights and batches.
     """
 
@@ -116,6 +119,7 @@ class Settings:
     patience: int = 0
     clear_cache_threshold: int | None = None
     process_timeout_s: float = DEFAULT_TIMEOUT_S
+    dtype: str = "float32"
     seed: int = 0
     root: Path = field(default=Path(), compare=False)
 
@@ -129,6 +133,7 @@ class Settings:
         is_sound = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         self._check("betas", is_sound, "two numbers of at least 0 and below 1")
         self._check("order", self.order in ORDERS, f"one of {', '.join(ORDERS)}")
+        self._check("dtype", self.dtype in COMPUTE_DTYPES, f"one of {', '.join(COMPUTE_DTYPES)}")
         ends = [stage.until for stage in self.stages]
         if not ends or ends != sorted(ends) or ends[-1] != 1:
             raise TrainingError(
@@ -168,6 +173,7 @@ class Settings:
             save_every=self.save_every,
             patience=self.patience,
             quantization_warmup=self.quantization_warmup,
+            dtype=compute_dtype(self.dtype),
             clear_cache_bytes=self.clear_cache_threshold,
             record={**self.record(), **record},
         )
@@ -177,6 +183,9 @@ class Settings:
         record = asdict(self)
         for name in _WITHOUT_INFLUENCE:
             del record[name]
+        # runs that were begun before there was a choice have no such key
+        if self.dtype == "float32":
+            del record["dtype"]
         return record
 
 

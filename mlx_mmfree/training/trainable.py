@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_reduce
 
@@ -56,7 +57,7 @@ def adapt_layers(
 def unfreeze_layers(
     model: Decoder, *, num_layers: int = -1, keys: Sequence[str] | None = None
 ) -> list[str]:
-    """Freezes a model except for the float weights of some of its layers.
+    """Freezes a model except for the float weights of some of its layers, which become float32.
 
     Args:
         model: The model, which is changed in place.
@@ -82,6 +83,8 @@ def unfreeze_layers(
                 "checkpoint with float master weights, or train an adapter."
             )
         modules[path].unfreeze(recurse=False, keys=[key])
+        # 16 bits lose updates that are much smaller than the weights
+        modules[path][key] = modules[path][key].astype(mx.float32)
     return sorted(chosen.values())
 
 

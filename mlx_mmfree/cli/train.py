@@ -8,7 +8,7 @@ from pathlib import Path
 from ..platform.allocator import keep_freed_memory
 from ..training.corpus.mixture import ORDERS
 from ..training.precision import COMPUTE_DTYPES, precision_note
-from ..training.settings import Settings, read_settings
+from ..training.settings import ADAMW, Settings, read_settings
 from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
 from .parts.loading import add_latent_flag
@@ -31,7 +31,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-c", "--config", required=True, type=Path, help="YAML file with the settings"
     )
-    add_settings_flags(parser, Settings, _NOT_FLAGS, {"order": ORDERS, "dtype": COMPUTE_DTYPES})
+    add_settings_flags(
+        parser, Settings, _NOT_FLAGS, {"order": ORDERS, "dtype": COMPUTE_DTYPES, "optimizer": ADAMW}
+    )
     parser.add_argument(
         "--linear-class",
         choices=("ternary", "dense"),

@@ -8,20 +8,23 @@ import mlx.optimizers as optim
 
 from ..errors import TrainingError
 from ..ops import long_mean
+from .adamw_8bit import AdamW8bit
 from .settings import Settings
 from .yaml_values import finite
 
 
 def build_optimizer(settings: Settings) -> optim.MultiOptimizer:
     """AdamW (arXiv 1711.05101) with weight decay on matrices only."""
+    kind = OPTIMIZERS[settings.optimizer]
 
-    def adamw(weight_decay: float) -> optim.AdamW:
-        return optim.AdamW(
+    def adamw(weight_decay: float) -> optim.Optimizer:
+        optimizer: optim.Optimizer = kind(
             learning_rate=settings.learning_rate,
             betas=list(settings.betas),
             weight_decay=weight_decay,
             bias_correction=True,
         )
+        return optimizer
 
     def is_matrix(path: str, weight: mx.array) -> bool:
         return path.endswith("weight") and weight.ndim == 2
@@ -51,6 +54,7 @@ class Adafactor(optim.Adafactor):
 OPTIMIZERS = {
     "adam": optim.Adam,
     "adamw": optim.AdamW,
+    "adamw8bit": AdamW8bit,
     "sgd": optim.SGD,
     "adafactor": Adafactor,
     "muon": optim.Muon,

@@ -13,6 +13,9 @@ from .loop_settings import LoopSettings
 from .precision import COMPUTE_DTYPES, compute_dtype
 from .yaml_values import check_keys, checked_values, finite, read_mapping
 
+ADAMW = ("adamw", "adamw8bit")
+"""The optimizers of a run from a corpus."""
+
 _WITHOUT_INFLUENCE = (
     "root",
     "output",
@@ -75,6 +78,7 @@ class Settings:
         final_learning_rate: Fraction of the peak that is left at the end.
         warmup_steps: Number of steps of the warm-up.
         weight_decay: Weight decay of matrices. Norms and bounds have none.
+        optimizer: `adamw`, or `adamw8bit`, which keeps the moments of large arrays in 8 bits.
         betas: The coefficients of AdamW's two moving averages.
         clip_norm: Largest norm of the gradient. 0 turns clipping off.
         quantization_warmup: Steps over which ternary layers change from float to quantised.
@@ -109,6 +113,7 @@ class Settings:
     final_learning_rate: float = 0.1
     warmup_steps: int = 100
     weight_decay: float = 0.1
+    optimizer: str = "adamw"
     betas: tuple[float, float] = (0.9, 0.95)
     clip_norm: float = 1.0
     quantization_warmup: int = 0
@@ -133,6 +138,7 @@ class Settings:
         is_sound = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         self._check("betas", is_sound, "two numbers of at least 0 and below 1")
         self._check("order", self.order in ORDERS, f"one of {', '.join(ORDERS)}")
+        self._check("optimizer", self.optimizer in ADAMW, f"one of {', '.join(ADAMW)}")
         self._check("dtype", self.dtype in COMPUTE_DTYPES, f"one of {', '.join(COMPUTE_DTYPES)}")
         ends = [stage.until for stage in self.stages]
         if not ends or ends != sorted(ends) or ends[-1] != 1:
@@ -184,8 +190,9 @@ class Settings:
         for name in _WITHOUT_INFLUENCE:
             del record[name]
         # runs that were begun before there was a choice have no such key
-        if self.dtype == "float32":
-            del record["dtype"]
+        for name in ("dtype", "optimizer"):
+            if record[name] == Settings.__dataclass_fields__[name].default:
+                del record[name]
         return record
 
 

@@ -38,10 +38,10 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def _model(name: str) -> Decoder:
+def _model(name: str, **sizes: int) -> Decoder:
     mx.random.seed(3)
     architecture = find(MODELS[name]["model_type"])
-    model: Decoder = architecture.build(architecture.config.from_hub(SIZES | MODELS[name]))
+    model: Decoder = architecture.build(architecture.config.from_hub(SIZES | MODELS[name] | sizes))
     mx.eval(model.parameters())
     return model
 

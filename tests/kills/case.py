@@ -1,0 +1,157 @@
+"""One run that is killed at random moments, and started again until it ends."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from mlx_mmfree.platform.process_group import start_group
+from mlx_mmfree.training.log import read_log
+from tests.kills.options import LORA, LORA_OPTIONS, TRAIN, TRAIN_OPTIONS, Values
+from tests.process_group import ROOT
+
+BASES = {"train": (TRAIN, TRAIN_OPTIONS), "lora": (LORA, LORA_OPTIONS)}
+_TIMEOUT_S = 600
+_MOST_KILLS = 3
+# what differs between two runs of the same course: time, and what else the machine does
+_OF_THE_MACHINE = (
+    *("tokens_per_second", "peak_memory_bytes", "anonymous_bytes", "mapped_bytes"),
+    *("process_timeout_s", "seconds"),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run.
+
+    Attributes:
+        command: Its command.
+        values: The values of its YAML file.
+        processes: In how many processes it runs.
+    """
+
+    command: str
+    values: Values
+    processes: int
+
+    def __str__(self) -> str:
+        base = BASES[self.command][0]
+        changed = {k: v for k, v in self.values.items() if base.get(k) != v}
+        gone = [name for name in base if name not in self.values]
+        return f"{self.command}, {self.processes} processes, {changed}, without {gone}"
+
+
+class Refused(Exception):
+    """The options do not go together."""
+
+
+def draw_case(number: int, draw: random.Random) -> Case:
+    """A case in which the option of this number has its turn, with others beside it."""
+    turns = [(command, option) for command, (_, options) in BASES.items() for option in options]
+    command, option = turns[number % len(turns)]
+    base, options = BASES[command]
+    values = base | option
+    for other in draw.sample(options, draw.choice([0, 0, 1, 2])):
+        if not other.keys() & option.keys():
+            values |= other
+    return Case(command, _given(values), draw.choice([1, 1, 1, 2]))
+
+
+def alone(number: int, case: Case) -> Case:
+    """The case without what stands beside the option whose turn it is."""
+    turns = [(command, option) for command, (_, options) in BASES.items() for option in options]
+    command, option = turns[number % len(turns)]
+    return Case(command, _given(BASES[command][0] | option), case.processes)
+
+
+def _given(values: Values) -> Values:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def kill_and_compare(case: Case, folder: Path, draw: random.Random) -> tuple[int, list[str]]:
+    """Runs the case whole, and once more with kills.
+
+    Returns:
+        How often it was killed, and what differs between the two.
+
+    Raises:
+        Refused: The options do not go together.
+    """
+    began = time.monotonic()
+    status, output = _run(case, folder, "whole", None)
+    if status == 2:
+        raise Refused(output)
+    if status:
+        return 0, [f"the whole run ended with status {status}: {output[-2000:]}"]
+    duration = time.monotonic() - began
+    kills = 0
+    for _ in range(draw.randint(1, _MOST_KILLS)):
+        status, _ = _run(case, folder, "killed", draw.uniform(0.0, duration))
+        kills += status == -signal.SIGKILL
+    status, output = _run(case, folder, "killed", None)
+    if status:
+        return kills, [f"the last start ended with status {status}: {output[-2000:]}"]
+    return kills, _differences(folder / "whole", folder / "killed")
+
+
+def _run(case: Case, folder: Path, run: str, seconds: float | None) -> tuple[int, str]:
+    """One start; the status, negative if killed after so many seconds, and what it wrote."""
+    place = "output" if case.command == "train" else "adapter_path"
+    config = folder / f"{run}.yaml"
+    config.write_text(yaml.safe_dump(case.values | {place: str(folder / run)}))
+    words = [sys.executable, "-m", "mlx_mmfree", case.command, "-c", str(config)]
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    log = folder / f"{run}.out"
+    with log.open("w") as output:
+        processes = start_group(
+            words, case.processes, folder, own, cwd=folder, stdout=output, stderr=output
+        )
+        try:
+            _wait(processes, seconds)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    ended = [process.returncode for process in processes]
+    return next((status for status in ended if status), 0), log.read_text()
+
+
+def _wait(processes: Sequence[subprocess.Popen[str]], seconds: float | None) -> None:
+    deadline = time.monotonic() + (_TIMEOUT_S if seconds is None else seconds)
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            if seconds is None:
+                raise
+            return
+
+
+def _differences(whole: Path, killed: Path) -> list[str]:
+    """Every file but pictures has the same bytes, every record of the log the same figures."""
+    found = []
+    names = [{p.relative_to(run) for p in run.rglob("*") if p.is_file()} for run in (whole, killed)]
+    found += [f"{path} is in one run only" for path in sorted(names[0] ^ names[1])]
+    for path in sorted(names[0] & names[1]):
+        if path.name == "log.jsonl":
+            logs = [_log(run / path) for run in (whole, killed)]
+            found += [f"{a} and {b}" for a, b in zip(*logs, strict=False) if a != b]
+            if len(logs[0]) != len(logs[1]):
+                found.append(f"{path} has {len(logs[0])} and {len(logs[1])} records")
+        elif path.suffix != ".png" and (whole / path).read_bytes() != (killed / path).read_bytes():
+            found.append(f"{path} differs")
+    return found
+
+
+def _log(path: Path) -> list[str]:
+    return [
+        json.dumps({k: v for k, v in record.items() if k not in _OF_THE_MACHINE})
+        for record in read_log(path)
+    ]

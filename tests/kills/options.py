@@ -1,0 +1,121 @@
+"""What the runs that are killed are given: every option of `mmfree train` and `mmfree lora`."""
+
+from typing import Any
+
+Values = dict[str, Any]
+
+TRAIN: Values = {
+    "model": {
+        "model_type": "hgrn_bit",
+        "vocab_size": 300,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "intermediate_size": 32,
+    },
+    "stages": [{"until": 1, "weights": {"train.txt": 1}}],
+    "valid": ["valid.txt"],
+    "valid_tokens": 128,
+    "steps": 60,
+    "batch_size": 2,
+    "sequence_length": 16,
+    "learning_rate": 1e-2,
+    "warmup_steps": 2,
+    "steps_per_report": 1,
+    "steps_per_eval": 7,
+    "save_every": 3,
+}
+_ATTENTION = {"num_attention_heads": 2, "model_type": "llama", "linear_class": "ternary"}
+TRAIN_OPTIONS: list[Values] = [
+    {"model": TRAIN["model"] | _ATTENTION},
+    {"model": TRAIN["model"] | {"linear_class": "dense"}},
+    {"model": TRAIN["model"] | {"model_type": "bitnet", "num_attention_heads": 2}},
+    {"init_from": "masters", "model": None},
+    {"init_from": "latent", "model": None, "latent": True},
+    {"init_from": "packed", "model": None, "rebuild_masters": True},
+    {
+        "stages": [
+            {"until": 0.5, "weights": {"train.txt": 1, "more.txt": 2}},
+            {"until": 1, "weights": {"more.txt": 1}},
+        ]
+    },
+    {"order": "epochs"},
+    {"valid": []},
+    {"valid_tokens": 256},
+    {"tokenizer": "tokenizer", "model": TRAIN["model"] | {"vocab_size": 518}},
+    {"steps": 45},
+    {"batch_size": 4},
+    {"accumulation_steps": 2},
+    {"sequence_length": 24},
+    {"learning_rate": 3e-3},
+    {"final_learning_rate": 0.5},
+    {"warmup_steps": 20},
+    {"weight_decay": 0.0},
+    {"betas": [0.8, 0.99]},
+    {"clip_norm": 0.0},
+    {"quantization_warmup": 30},
+    {"grad_checkpoint": True},
+    {"steps_per_report": 4},
+    {"steps_per_eval": 5},
+    {"save_every": 1},
+    {"patience": 1, "steps_per_eval": 2},
+    {"clear_cache_threshold": 1},
+    {"process_timeout_s": 100.0},
+    {"seed": 7},
+]
+"""Each as values of the YAML file; those with a value of `None` are left out."""
+
+LORA: Values = {
+    "model": "masters",
+    "train": True,
+    "data": "data",
+    "iters": 40,
+    "batch_size": 2,
+    "steps_per_report": 1,
+    "steps_per_eval": 7,
+    "save_every": 3,
+    "learning_rate": 1e-3,
+}
+_PAIRS = {"data": "pairs"}
+_SCHEDULE = {"name": "cosine_decay", "arguments": [1e-3, 40], "warmup": 5}
+LORA_OPTIONS: list[Values] = [
+    {"fine_tune_type": "dora"},
+    {"fine_tune_type": "full", "quantization_warmup": 20},
+    {"fine_tune_type": "full", "model": "packed", "rebuild_masters": True},
+    {"model": "packed"},
+    {"train_mode": "dpo", "beta": 0.2, **_PAIRS},
+    {"train_mode": "dpo", "loss_type": "ipo", **_PAIRS},
+    {"train_mode": "dpo", "reference_model_path": "latent", **_PAIRS},
+    {"train_mode": "orpo", **_PAIRS},
+    {"optimizer": "adamw", "optimizer_config": {"adamw": {"weight_decay": 0.1}}},
+    {"optimizer": "sgd"},
+    {"lr_schedule": _SCHEDULE},
+    {"iters": 30},
+    {"batch_size": 3},
+    {"grad_accumulation_steps": 2},
+    {"clip_norm": 0.5},
+    {"max_seq_length": 12},
+    {"mask_prompt": True},
+    {"pack": True, "max_seq_length": 64},
+    {"num_layers": 1},
+    {"rank": 2},
+    {"scale": 4.0},
+    {"dropout": 0.3},
+    {"keys": ["attn.i_proj"]},
+    {"teacher": "latent", "teacher_weight": 0.5, "teacher_temperature": 2.0},
+    {"teacher": "latent", "teacher_top_k": 5},
+    {"val_batches": 1},
+    {"test_batches": 1, "test": True},
+    {"steps_per_report": 4},
+    {"steps_per_eval": 5},
+    {"save_every": 1},
+    {"patience": 1, "steps_per_eval": 2},
+    {"resume_adapter_file": "adapters/adapters.safetensors"},
+    {"grad_checkpoint": True},
+    {"clear_cache_threshold": 1},
+    {"process_timeout_s": 100.0},
+    {"seed": 7},
+    {"prompt_feature": "question", "completion_feature": "answer", "data": "renamed"},
+    {"chat_feature": "talk", "data": "talks"},
+    {"text_feature": "line", "data": "lines"},
+    {"train_mode": "orpo", "data": "renamed_pairs", "chosen_feature": "a", "rejected_feature": "b"},
+]

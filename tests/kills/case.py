@@ -98,7 +98,7 @@ def kill_and_compare(case: Case, folder: Path, draw: random.Random) -> tuple[int
     status, output = _run(case, folder, "killed", None)
     if status:
         return kills, [f"the last start ended with status {status}: {output[-2000:]}"]
-    return kills, _differences(folder / "whole", folder / "killed")
+    return kills, differences(folder / "whole", folder / "killed")
 
 
 def _run(case: Case, folder: Path, run: str, seconds: float | None) -> tuple[int, str]:
@@ -134,7 +134,7 @@ def _wait(processes: Sequence[subprocess.Popen[str]], seconds: float | None) -> 
             return
 
 
-def _differences(whole: Path, killed: Path) -> list[str]:
+def differences(whole: Path, killed: Path) -> list[str]:
     """Every file but pictures has the same bytes, every record of the log the same figures."""
     found = []
     names = [{p.relative_to(run) for p in run.rglob("*") if p.is_file()} for run in (whole, killed)]

@@ -89,6 +89,7 @@ LORA_OPTIONS: list[Values] = [
     {"optimizer": "adamw", "optimizer_config": {"adamw": {"weight_decay": 0.1}}},
     {"optimizer": "sgd"},
     {"lr_schedule": _SCHEDULE},
+    {"learning_rate": 1e-4},
     {"iters": 30},
     {"batch_size": 3},
     {"grad_accumulation_steps": 2},

@@ -2,11 +2,11 @@
 
 import math
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from itertools import accumulate
 from threading import Thread, Timer
 from typing import Any, TypeVar
 
@@ -14,15 +14,16 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import TrainingError
+from .gradient_buckets import backward_order, buckets, joined, parted
 
 Result = TypeVar("Result")
 Tree = TypeVar("Tree")
 
 DEFAULT_TIMEOUT_S = 300.0
 
-_NUMBERS_AT_ONCE = 2**23
 _BEAT_S = 5.0
 _STATUS = 2
+_BACKEND_ERROR = re.compile(r"\[(ring|mpi|nccl|jaccl)\]")
 
 
 class DataParallel:
@@ -50,6 +51,9 @@ class DataParallel:
             )
         self._group = mx.distributed.init() if group is None else group
         self._timeout_s = timeout_s
+        # processes exchange numbers on a stream of the CPU, which must not be the one that computes
+        is_cpu = mx.default_device() == mx.Device(mx.cpu)
+        self._stream = mx.new_thread_local_stream(mx.cpu) if is_cpu else None
 
     @property
     def rank(self) -> int:
@@ -69,6 +73,8 @@ class DataParallel:
     ) -> tuple[mx.array, mx.array, Any]:
         """Sums loss, counts and gradients over all processes, in float32.
 
+        What has not been computed yet is computed here, and gradients are exchanged meanwhile.
+
         Args:
             loss: Sum of the losses of this process, float32 `()`.
             counts: Whole numbers of this process, such as that of its learned tokens, int32.
@@ -80,11 +86,13 @@ class DataParallel:
         if self.size == 1:
             return loss, counts, gradient
         gradients: dict[str, mx.array] = dict(tree_flatten(gradient))
+        order = backward_order(gradients)
         # float32 holds the sums of these two halves exactly
         halves = mx.stack([counts // 4096, counts % 4096])
-        loss, halves, *summed = self._summed([loss, halves, *gradients.values()])
+        loss, halves, *summed = self._summed([loss, halves, *(gradients[name] for name in order)])
         counts = halves[0] * 4096 + halves[1]
-        return loss, counts, tree_unflatten(list(zip(gradients, summed, strict=True)))
+        gradients |= zip(order, summed, strict=True)
+        return loss, counts, tree_unflatten(list(gradients.items()))
 
     def of_first(self, tree: Tree) -> Tree:
         """Gives all processes the first one's tree of float arrays or numbers, in float32 precision."""
@@ -168,31 +176,56 @@ class DataParallel:
         return self.rank, self.size
 
     def _summed(self, arrays: Sequence[mx.array]) -> list[mx.array]:
-        """The arrays summed over the processes in float32, sent in few messages."""
-        summed: list[mx.array] = []
-        for part in _parts(arrays):
-            flat = mx.concatenate([array.astype(mx.float32).reshape(-1) for array in part])
-            flat = self._run_collective(mx.distributed.all_sum, flat)
-            ends = list(accumulate(array.size for array in part))
-            summed += [
-                piece.reshape(array.shape).astype(array.dtype)
-                for piece, array in zip(mx.split(flat, ends[:-1]), part, strict=True)
-            ]
-        return summed
+        """The arrays summed over the processes in float32.
+
+        Each bucket is sent as soon as its arrays have been computed, while the rest are.
+        """
+        parts = list(buckets(arrays))
+        totals = self._exchanges(parts)
+        with self._lost_process():
+            for total in totals:
+                mx.async_eval(total)
+        # the time that this process computes is not spent on waiting for others
+        mx.synchronize()
+        for total in totals:
+            self._wait(total)
+        return [
+            piece
+            for total, part in zip(totals, parts, strict=True)
+            for piece in parted(total, part)
+        ]
+
+    def _exchanges(self, parts: Sequence[Sequence[mx.array]]) -> list[mx.array]:
+        """For each bucket its sum over the processes, not computed yet."""
+        return [
+            mx.distributed.all_sum(joined(part), group=self._group, stream=self._stream)
+            for part in parts
+        ]
 
     def _run_collective(self, collective: Callable[..., mx.array], array: mx.array) -> mx.array:
-        """Runs a collective operation on a computed array, so that its failure means a lost process."""
+        """Runs a collective operation on a computed array."""
         mx.eval(array)
+        result = collective(array, group=self._group, stream=self._stream)
+        self._wait(result)
+        return result
+
+    def _wait(self, result: mx.array) -> None:
+        """Waits for the result of a collective operation whose input has been computed."""
+        with self._lost_process(), self._time_limit():
+            mx.eval(result)
+
+    @contextmanager
+    def _lost_process(self) -> Iterator[None]:
+        """Turns the failure of a connection inside the `with` block into an error of the run."""
         try:
-            with self._time_limit():
-                result = collective(array, group=self._group)
-                mx.eval(result)
+            yield
         except RuntimeError as error:
+            if not _BACKEND_ERROR.match(str(error)):
+                raise
             raise TrainingError(
                 f"[training] another of the {self.size} processes has ended, so process {self.rank} "
                 f"stops ({error}). Start all of them again: they go on from the last checkpoint."
             ) from error
-        return result
 
     @contextmanager
     def _time_limit(self) -> Iterator[None]:
@@ -228,15 +261,3 @@ def _started(action: Callable[[], Result]) -> "Future[Result]":
 
     Thread(target=work, daemon=True).start()
     return future
-
-
-def _parts(arrays: Iterable[mx.array]) -> Iterator[list[mx.array]]:
-    """Groups the arrays, in order, into parts of at most 32 MiB of float32 or a single larger array."""
-    part: list[mx.array] = []
-    for array in arrays:
-        if part and sum(other.size for other in [*part, array]) > _NUMBERS_AT_ONCE:
-            yield part
-            part = []
-        part.append(array)
-    if part:
-        yield part

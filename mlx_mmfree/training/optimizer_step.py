@@ -124,14 +124,16 @@ class OptimizerStep:
         """The sums of losses, their number, tokens and gradients over batches and processes."""
         total, counts, gradient = mx.zeros(()), np.zeros(2, np.int32), None
         for part, batch in enumerate(self._batches(step)):
+            mx.eval(total, gradient)
             # dropout depends only on the position in the run, so that a resumed run repeats it
             mx.random.seed(_mixed_seed(self._settings.seed, step, part, self._processes.rank))
             loss, added = self._loss_and_gradient(self._model, batch)
             total = total + loss
             counts += (batch.terms, batch.tokens)
             gradient = added if gradient is None else tree_map(mx.add, gradient, added)
-            mx.eval(total, gradient)
+        # the last backward pass runs only now, so that its gradients are exchanged meanwhile
         total, summed, gradient = self._processes.sums(total, mx.array(counts), gradient)
+        mx.eval(total, gradient)
         terms, tokens = np.array(summed).astype(int).tolist()
         return float(total), terms, tokens, gradient
 

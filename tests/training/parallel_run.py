@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.models import Decoder, find
-from mlx_mmfree.training import data_parallel
+from mlx_mmfree.training import data_parallel, gradient_buckets
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.loop import Trainer
@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 STEPS = {"dense": 20, "ternary": 2}
 ROWS, DEATH = 4, 11
+SMALL_BUCKET = 4096
 STOPPED_TIMEOUT_S = 1.0
 
 
@@ -106,6 +107,30 @@ def train(
     return digest.hexdigest()
 
 
+def gradient_of(rank: int) -> dict[str, mx.array]:
+    """Random numbers of very different sizes, which no order of a sum leaves the same."""
+    draw = np.random.default_rng(rank)
+    sizes = {"blocks.0.weight": (130, 70), "blocks.1.weight": (40_000,), "bound": (3,)}
+    return {
+        name: mx.array((draw.normal(size=size) * 10 ** draw.uniform(-3, 3, size)).astype("f4"))
+        for name, size in sizes.items()
+    }
+
+
+def exact(processes: DataParallel) -> list[str]:
+    """Digests of the same sum in buckets, in buckets again, and in one message."""
+    digests = []
+    for size in (SMALL_BUCKET, SMALL_BUCKET, 2**20):
+        gradient_buckets._BYTES = size
+        own = gradient_of(processes.rank)
+        _, _, total = processes.sums(mx.zeros(()), mx.array(0, mx.int32), own)
+        digest = hashlib.sha256()
+        for _, array in sorted(tree_flatten(total)):
+            digest.update(np.array(array).tobytes())
+        digests.append(digest.hexdigest())
+    return digests
+
+
 def raw(processes: DataParallel) -> dict[str, Any]:
     """The functions of `DataParallel` on numbers that tell the processes apart."""
     own = processes.rank + 1
@@ -133,18 +158,23 @@ def raw(processes: DataParallel) -> dict[str, Any]:
 
 def main(task: str, folder: str, results: str, *arguments: str) -> None:
     """Runs a task; what it finds goes to a file of this process in the folder `results`."""
+    # the small models then send several messages at once
+    gradient_buckets._BYTES = SMALL_BUCKET
     processes = DataParallel(mx.distributed.init(strict=True, backend="ring"))
     if task in ("kill", "stop"):
         number = signal.SIGKILL if task == "kill" else signal.SIGSTOP
         train(Path(folder), "dense", processes, int(arguments[0]), number)
         return
     result: dict[str, Any]
-    if task == "resume":
+    if task == "exact":
+        result = {"exact": exact(processes)}
+    elif task == "resume":
         result = {"dense": train(Path(folder), "dense", processes)}
     else:
         own = Path(folder) / str(processes.rank)
         result = {name: train(own / name, name, processes) for name in MODELS}
         result["raw"] = raw(processes)
+        result["exact"] = exact(processes)
         result["order"] = after_first(processes, Path(folder))
     (Path(results) / f"result-{processes.rank}.json").write_text(json.dumps(result))
 

@@ -1,20 +1,28 @@
 """Training in two processes against training in one, and what happens when one of them dies."""
 
+import hashlib
 import json
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
+import numpy as np
 import pytest
 import yaml
 
 from mlx_mmfree.training.checkpoint import read_progress
-from mlx_mmfree.training.data_parallel import DataParallel, _parts
+from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.log import read_log
 from tests.process_group import MMFREE, finish, start_group
-from tests.training.parallel_run import DEATH, MODELS, STEPS, STOPPED_TIMEOUT_S, train
+from tests.training.parallel_run import (
+    DEATH,
+    MODELS,
+    STEPS,
+    STOPPED_TIMEOUT_S,
+    gradient_of,
+    train,
+)
 
 TIMEOUT_S = 300.0
 PROGRAM = ("-m", "tests.training.parallel_run")
@@ -24,9 +32,9 @@ def _losses(folder: Path) -> list[float]:
     return [record["loss"] for record in read_log(folder / "log.jsonl") if "loss" in record]
 
 
-def _results(folder: Path) -> list[dict[str, Any]]:
-    """The results that each of two processes wrote."""
-    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2)]
+def _results(folder: Path, size: int = 2) -> list[dict[str, Any]]:
+    """The results that each process wrote."""
+    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(size)]
 
 
 @pytest.fixture(scope="module")
@@ -96,15 +104,23 @@ def test_sums_and_agreements(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
         assert "'batch_size' must be a multiple of the number of processes, 2, but got 3." in rows
 
 
-def test_large_gradients_are_summed_in_pieces() -> None:
-    sizes = [5_000_000, 4_000_000, 3_000_000, 9_000_000, 1]
-    parts = list(_parts([mx.zeros((size,)) for size in sizes]))
-    assert [[array.size for array in part] for part in parts] == [
-        [5_000_000],
-        [4_000_000, 3_000_000],
-        [9_000_000],
-        [1],
-    ]
+def test_two_processes_add_exactly(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+    one, other = gradient_of(0), gradient_of(1)
+    digest = hashlib.sha256()
+    for name in sorted(one):
+        digest.update((np.array(one[name]) + np.array(other[name])).tobytes())
+    for result in ranks[1]:
+        assert result["exact"] == [digest.hexdigest()] * 3
+
+
+def test_three_processes_add_alike(tmp_path: Path) -> None:
+    finish(start_group(tmp_path, 3, *PROGRAM, "exact", str(tmp_path), str(tmp_path)))
+    first, *others = [result["exact"] for result in _results(tmp_path, 3)]
+    assert all(other == first for other in others)
+    in_buckets, again, in_one = first
+    assert in_buckets == again
+    # where a number stands in its message decides in which order a ring adds it
+    assert in_buckets != in_one
 
 
 @pytest.mark.parametrize("dying", [0, 1])

@@ -1,11 +1,13 @@
 """Attention against MLX's own, and what is refused."""
 
+from types import ModuleType
 from typing import Literal
 
 import mlx.core as mx
 import pytest
 
 from mlx_mmfree.ops import attention
+from mlx_mmfree.ops.attention import chunked, metal, reference
 from tests.tolerances import TOLERANCE, relative_error
 
 
@@ -21,6 +23,53 @@ def test_equals_the_one_of_mlx(
     given = mx.random.uniform(shape=shapes[mask]) < 0.8 if mask in shapes else mask
     want = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.25, mask=given)
     assert relative_error(attention(q, k, v, given), want) <= TOLERANCE[mx.float32]
+
+
+@pytest.mark.parametrize("backend", [chunked, metal, reference], ids=lambda m: m.__name__[-9:])
+@pytest.mark.parametrize("mask", [None, "causal", "rows"])
+@pytest.mark.parametrize("length", [1, 300])
+@pytest.mark.parametrize("shared", [(1, 6), (2, 1), (1, 1)], ids=str)
+def test_bias_and_sinks_equal_those_of_mlx(
+    backend: ModuleType,
+    mask: Literal["causal", "rows"] | None,
+    length: int,
+    shared: tuple[int, int],
+) -> None:
+    count = length + 9
+    q = mx.random.normal((2, 6, length, 16))
+    k, v = mx.random.normal((2, 2, 3, count, 16))
+    bias, sinks = mx.random.normal((*shared, length, count)), mx.random.normal((6,))
+    seen = {
+        None: mx.ones((1, 1, length, count), mx.bool_),
+        "causal": mx.arange(count) <= mx.arange(9, count)[:, None],
+        "rows": mx.random.uniform(shape=(2, 1, length, count)) < 0.8,
+    }[mask]
+    given = seen if mask == "rows" else mask
+    for bias_of, sinks_of in ((bias, None), (None, sinks), (bias, sinks)):
+        added = mx.where(seen, 0.0 if bias_of is None else bias_of, -mx.inf)
+        want = mx.fast.scaled_dot_product_attention(
+            q, k, v, scale=0.25, mask=added, sinks=sinks_of
+        )
+        got = backend.run(q, k, v, given, bias_of, sinks_of)
+        assert relative_error(got, want) <= TOLERANCE[mx.float32]
+
+
+def test_a_query_that_sees_a_sink_alone_gives_zero() -> None:
+    x, sees_nothing = mx.ones((1, 2, 3, 8)), mx.zeros((1, 1, 3, 3), mx.bool_)
+    assert not attention(x, x, x, sees_nothing, sinks=mx.zeros((2,))).any().item()
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1, 3, 3, 5), (1, 2, 3, 4)])
+def test_a_bias_that_does_not_fit_the_scores(shape: tuple[int, ...]) -> None:
+    q, k = mx.ones((1, 2, 3, 8)), mx.ones((1, 2, 5, 8))
+    with pytest.raises(ValueError, match=r"'bias' must broadcast to .*\(1, 2, 3, 5\)"):
+        attention(q, k, k, bias=mx.zeros(shape))
+
+
+def test_sinks_of_another_number_of_heads() -> None:
+    x = mx.ones((1, 2, 3, 8))
+    with pytest.raises(ValueError, match=r"'sinks' must have shape \(2,\)"):
+        attention(x, x, x, sinks=mx.zeros((1,)))
 
 
 def test_values_may_have_other_dims() -> None:

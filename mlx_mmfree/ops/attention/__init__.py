@@ -9,13 +9,23 @@ from ..backend.dispatch import dispatch
 Mask = mx.array | Literal["causal"] | None
 
 
-def attention(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask = None) -> mx.array:
+def attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: Mask = None,
+    *,
+    bias: mx.array | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
     r"""Softmax attention in which several query heads may share a key and value head.
 
     .. math::
-        y_{t,h} = \sum_j \mathrm{softmax}_j\big(q_{t,h}^\top k_{j,g(h)} / \sqrt{K}\big)\,v_{j,g(h)},
-        \quad g(h) = \lfloor h\,G / H \rfloor
+        a_{t,j,h} &= q_{t,h}^\top k_{j,g(h)} / \sqrt{K} + b_{t,j,h},
+        \quad g(h) = \lfloor h\,G / H \rfloor \\
+        y_{t,h} &= \sum_j \frac{e^{a_{t,j,h}}}{e^{s_h} + \sum_i e^{a_{t,i,h}}}\,v_{j,g(h)}
 
+    Without sinks the first term of the denominator is missing, so that the weights are a softmax.
     Computed in float32, but on a GPU in the dtype of the queries.
 
     Args:
@@ -23,7 +33,10 @@ def attention(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask = 
         keys: `(B, G, N, K)`, `G` a divisor of `H`.
         values: `(B, G, N, V)`.
         mask: What each query sees. Booleans broadcast to `(B, 1, L, N)`, `"causal"` stands for
-            `j <= t + N - L`, and `None` for everything. A query that sees nothing gives NaN.
+            `j <= t + N - L`, and `None` for everything. A query that sees nothing gives NaN, or 0
+            with sinks.
+        bias: Numbers :math:`b` that broadcast to `(B, H, L, N)`, any float dtype.
+        sinks: Logits :math:`s` of weight that goes nowhere, `(H,)`, any float dtype.
 
     Returns:
         `(B, H, L, V)` in the dtype of the queries.
@@ -32,9 +45,10 @@ def attention(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask = 
         ValueError: The shapes do not agree, or heads, their dims or keys are missing.
     """
     _check(queries, keys, values)
+    _check_scores(queries, keys, bias, sinks)
     if queries.size == 0:
         return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
-    y: mx.array = dispatch(__name__, queries, keys, values, mask)
+    y: mx.array = dispatch(__name__, queries, keys, values, mask, bias, sinks)
     return y
 
 
@@ -58,4 +72,22 @@ def _check(queries: mx.array, keys: mx.array, values: mx.array) -> None:
         raise ValueError(
             "[attention] 'queries', 'keys' and 'values' must have shapes (B, H, L, K), (B, G, N, K) "
             f"and (B, G, N, V) but got {shapes}."
+        )
+
+
+def _check_scores(
+    queries: mx.array, keys: mx.array, bias: mx.array | None, sinks: mx.array | None
+) -> None:
+    scores = (*queries.shape[:3], keys.shape[2])
+    if bias is not None and (
+        bias.ndim != 4
+        or any(size not in (1, want) for size, want in zip(bias.shape, scores, strict=True))
+    ):
+        raise ValueError(
+            f"[attention] 'bias' must broadcast to (B, H, L, N) = {scores} with four axes of its own "
+            f"but got shape {bias.shape}."
+        )
+    if sinks is not None and sinks.shape != scores[1:2]:
+        raise ValueError(
+            f"[attention] 'sinks' must have shape ({scores[1]},) but got {sinks.shape}."
         )

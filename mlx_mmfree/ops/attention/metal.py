@@ -5,7 +5,25 @@ import mlx.core as mx
 from . import Mask
 
 
-def run(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
-    dtype, scale = queries.dtype, queries.shape[-1] ** -0.5
-    keys, values = keys.astype(dtype), values.astype(dtype)
-    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+def run(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: Mask,
+    bias: mx.array | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    dtype, (length, dims), count = queries.dtype, queries.shape[2:], keys.shape[2]
+    if bias is not None:
+        if isinstance(mask, str):
+            mask = mx.arange(count) <= mx.arange(count - length, count)[:, None]
+        bias = bias.astype(dtype)
+        mask = bias if mask is None else mx.where(mask, bias, mx.array(-mx.inf, dtype))
+    return mx.fast.scaled_dot_product_attention(
+        queries,
+        keys.astype(dtype),
+        values.astype(dtype),
+        scale=dims**-0.5,
+        mask=mask,
+        sinks=None if sinks is None else sinks.astype(dtype),
+    )

@@ -14,7 +14,16 @@ from ..float_dtypes import FLOATS
 from . import Mask, chunked
 
 
-def unsupported(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> str | None:
+def unsupported(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: Mask,
+    bias: mx.array | None = None,
+    sinks: mx.array | None = None,
+) -> str | None:
+    if bias is not None or sinks is not None:
+        return "there is a bias or a sink"
     for array in (queries, keys, values):
         if array.dtype not in FLOATS:
             return f"an argument is {array.dtype}"
@@ -23,7 +32,14 @@ def unsupported(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask)
     return None
 
 
-def run(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+def run(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: Mask,
+    bias: mx.array | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
     seen = mask if isinstance(mask, mx.array) else None
     y: mx.array = _kernel()(
         queries, keys, values, seen, mask == "causal" if seen is None else False

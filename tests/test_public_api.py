@@ -19,8 +19,9 @@ SIGNATURES = {
     "BitLinear": "(input_dims, output_dims, bias=False, *, norm_eps=None, rounding='half_even', "
     "quantize_activations=True)",
     "GQA": "(dims, *, num_heads=8, num_kv_heads=None, head_dim=None, linear=Linear, bias=False, "
-    "rope=None, norms=AttentionNorms(qk_eps=None, output_eps=None), is_causal=True, "
-    "cache=KeyValueCache(window=None, sinks=0, quantization=None, quantization_start=0))",
+    "rope=None, position_bias=None, norms=AttentionNorms(qk_eps=None, output_eps=None), "
+    "is_causal=True, cache=KeyValueCache(window=None, sinks=0, quantization=None, "
+    "quantization_start=0, step=1))",
     "MLGRU": "(dims, *, hidden_dims=None, linear=Linear, norm_eps=1e-06, conv_size=0, "
     "share_conv=True)",
     "SwiGLU": "(dims, *, hidden_dims=None, linear=Linear, is_stacked=False, bias=False, "

@@ -41,24 +41,33 @@ class KeyValueCache:
         quantization: Stores keys and values in few bits. A token's are rounded before anything
             attends to them, itself included.
         quantization_start: The state stays exact until it has so many slots, or its window is full.
+        step: The window moves on by so many tokens at a time (blocks of them), so that the last of a
+            step sees `window` tokens and the first `window - step + 1`.
 
     Raises:
         TypeError: A number is not an integer.
-        ValueError: A number is out of its bounds, or there are sinks without a window.
+        ValueError: A number is out of its bounds, or there are sinks or steps without a window.
     """
 
     window: int | None = None
     sinks: int = 0
     quantization: Quantization | None = None
     quantization_start: int = 0
+    step: int = 1
 
     def __post_init__(self) -> None:
         check_optional_sizes("GQA", window=self.window)
+        check_sizes("KeyValueCache", step=self.step)
         check_counts("GQA", sinks=self.sinks, quantization_start=self.quantization_start)
         if self.sinks and self.window is None:
             raise ValueError(
                 "[GQA] 'sinks' must be 0, or positive with 'is_causal' and a 'window', but got "
                 f"{self.sinks}."
+            )
+        if self.step > 1 and (self.window is None or self.window % self.step):
+            raise ValueError(
+                f"[KeyValueCache] 'step' must divide the 'window' but got {self.step} for "
+                f"{self.window}."
             )
 
     @property
@@ -99,10 +108,10 @@ class KeyValueCache:
                     f"stay, and below 2**31 but got {max_size}."
                 )
             if self.capacity is None or self.capacity > max_size:
-                cache = replace(cache, window=max_size - SINKS, sinks=SINKS)
+                cache = replace(cache, window=max_size - SINKS, sinks=SINKS, step=1)
         return replace(cache, quantization=quantization, quantization_start=quantization_start)
 
-    def check_fits(self, head_dim: int, is_causal: bool) -> None:
+    def check_fits(self, place: str, head_dim: int, is_causal: bool) -> None:
         """Refuses a cache that attention with such heads cannot have.
 
         Raises:
@@ -111,7 +120,7 @@ class KeyValueCache:
         """
         if self.sinks and not is_causal:
             raise ValueError(
-                "[GQA] 'sinks' must be 0, or positive with 'is_causal' and a 'window', but got "
+                f"[{place}] 'sinks' must be 0, or positive with 'is_causal' and a 'window', but got "
                 f"{self.sinks}."
             )
         if self.quantization is None or head_dim % self.quantization.group_size == 0:
@@ -119,23 +128,26 @@ class KeyValueCache:
         fitting = [str(size) for size in GROUP_SIZES if head_dim % size == 0]
         way_out = f"Use {' or '.join(fitting)}." if fitting else "Keep keys and values exact."
         raise ValueError(
-            f"[GQA] 'group_size' of the quantization must divide 'head_dim' but got "
+            f"[{place}] 'group_size' of the quantization must divide 'head_dim' but got "
             f"{self.quantization.group_size} for {head_dim}. {way_out}"
         )
 
 
-def check_heads(dims: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:
+def check_heads(
+    place: str, dims: int, num_heads: int, num_kv_heads: int, head_dim: int | None
+) -> None:
     """Refuses heads that a model of these dims cannot have, with `ValueError`."""
-    check_sizes("GQA", dims=dims, num_heads=num_heads, num_kv_heads=num_kv_heads)
-    check_optional_sizes("GQA", head_dim=head_dim)
+    check_sizes(place, dims=dims, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    check_optional_sizes(place, head_dim=head_dim)
     if head_dim is None and dims % num_heads:
         raise ValueError(
-            f"[GQA] 'num_heads' must divide 'dims' unless 'head_dim' is given but got {num_heads} "
+            f"[{place}] 'num_heads' must divide 'dims' unless 'head_dim' is given but got {num_heads} "
             f"for {dims} dims."
         )
     if num_heads % num_kv_heads:
         raise ValueError(
-            f"[GQA] 'num_kv_heads' must divide 'num_heads' but got {num_kv_heads} for {num_heads}."
+            f"[{place}] 'num_kv_heads' must divide 'num_heads' but got {num_kv_heads} for "
+            f"{num_heads}."
         )
 
 

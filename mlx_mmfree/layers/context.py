@@ -59,9 +59,13 @@ class Context:
 
     def at(self, position: int) -> "Context":
         """That of one token of the call, which follows those before it."""
-        return self.once(("position", position), lambda: self._at(slice(position, position + 1)))
+        return self.part(position, position + 1)
 
-    def _at(self, part: slice) -> "Context":
+    def part(self, start: int, stop: int) -> "Context":
+        """That of some tokens of the call, which follow those before them."""
+        return self.once(("part", start, stop), lambda: self._part(slice(start, stop)))
+
+    def _part(self, part: slice) -> "Context":
         valid, starts = (
             None if each is None else each[:, part] for each in (self.valid, self.starts)
         )

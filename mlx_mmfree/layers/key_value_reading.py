@@ -51,6 +51,7 @@ def read(
     starts: mx.array | None = None,
     window: int | None = None,
     sinks: int = 0,
+    step: int = 1,
 ) -> Reading:
     """How a call is read by a state that holds these positions.
 
@@ -62,6 +63,7 @@ def read(
             with the last one.
         window: Number of slots after which the oldest tokens are overwritten.
         sinks: Number of first tokens that are never overwritten, beside the window.
+        step: Number of tokens by which the window moves on at a time.
     """
     batch, used = positions.shape
     start: int | mx.array = mx.max(positions, axis=1) + 1 if used else 0
@@ -85,7 +87,7 @@ def read(
         slots = new_slots(start, length, window, sinks)
         held = held_positions(end, count, window, sinks)
         seen = held if used else None
-    mask = _mask(seen, places, begins, window, sinks)
+    mask = _mask(seen, places, begins, window, sinks, step)
     return Reading(start, places, begins, slots, source, held, seen, mask)
 
 
@@ -95,6 +97,7 @@ def _mask(
     begins: mx.array | None,
     window: int | None,
     sinks: int,
+    step: int,
 ) -> Mask:
     if seen is None:
         length = places.shape[1]
@@ -107,21 +110,28 @@ def _mask(
     begin = 0 if begins is None else begins[..., None]
     mask = mx.logical_and(key >= begin, key <= query)
     if window is not None:
-        is_near = mx.logical_or(query - key < window, key < begin + sinks)
+        is_near = query - key < window
+        if step > 1:
+            is_near = key - begin >= first_seen(query - begin, window, step)
+        is_near = mx.logical_or(is_near, key < begin + sinks)
         mask = mx.logical_and(mask, is_near)
     return mask[:, None]
 
 
+def first_seen(place: mx.array, window: int, step: int) -> mx.array:
+    """The first position that a window shows to one, if it moves on by `step` tokens at a time."""
+    return (place // step + 1) * step - window
+
+
 def read_whole(
-    length: int, counts: mx.array | None, starts: mx.array | None, window: int | None
+    length: int, counts: mx.array | None, starts: mx.array | None
 ) -> tuple[int | mx.array, Mask]:
-    """How a call is read without a state, where every token sees those on both sides.
+    """How a call is read without a state, where every token sees all others of its sample.
 
     Args:
         length: Number of tokens `L`.
         counts: As of `read`.
         starts: As of `read`.
-        window: A token sees only those nearer than this.
 
     Returns:
         The positions, as `Reading.offset`, and the mask.
@@ -129,8 +139,6 @@ def read_whole(
     token = mx.arange(length)
     offset: int | mx.array = 0
     masks = []
-    if window is not None:
-        masks.append(mx.abs(token[:, None] - token) < window)
     if counts is not None:
         masks.append(token < counts[:, None, None, None])
     if starts is not None:

@@ -23,12 +23,13 @@ class RealTokens(NamedTuple):
         """Those of rows without padding."""
         return cls(None, context.starts)
 
-    def part(self, part: slice) -> "RealTokens":
-        """Those of a part of the rows, in which no sample begins."""
-        if self.counts is None:
-            return self
-        length = None if part.stop is None else part.stop - part.start
-        return self._replace(counts=mx.clip(self.counts - part.start, 0, length))
+    def part(self, start: int, stop: int) -> "RealTokens":
+        """Those of a part of the rows."""
+        counts, starts = self
+        return RealTokens(
+            None if counts is None else mx.clip(counts - start, 0, stop - start),
+            None if starts is None else starts[:, start:stop],
+        )
 
 
 def padding_last(context: Context, valid: mx.array) -> tuple[mx.array, mx.array, RealTokens]:

@@ -1,17 +1,32 @@
 """Attention of any number of tokens, between the projections."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..ops import attention
+from ..ops.attention import Mask
 from .attention_options import KeyValueCache
 from .context import Context
 from .key_value_reading import Reading, extend, read, read_whole, sink_places
 from .key_value_state import KeyValueState
 from .padding import RealTokens
+from .position_bias import PositionBias
 from .rope import RoPE
+from .sequence_blocks import SMALLEST, SequenceBlocks, near_mask
+
+Mix = Callable[[mx.array, mx.array, mx.array, Mask, mx.array | None], mx.array]
+"""Weights values by queries and keys: called with queries, keys, values, mask and bias, of the shapes
+of `ops.attention`."""
+
+
+def softmax_mix(
+    queries: mx.array, keys: mx.array, values: mx.array, mask: Mask, bias: mx.array | None
+) -> mx.array:
+    """The weights of ordinary attention."""
+    return attention(queries, keys, values, mask, bias=bias)
 
 
 class Heads(NamedTuple):
@@ -25,6 +40,8 @@ class Heads(NamedTuple):
         key_norm: Norm of each key; `None`: there is none.
         query_scale: What queries are multiplied by before the root of their dims divides them.
         rope: Rotates queries and keys; `None`: they stay.
+        position_bias: Adds to the scores; `None`: nothing does.
+        mix: Weights the values.
     """
 
     num_heads: int
@@ -34,6 +51,8 @@ class Heads(NamedTuple):
     key_norm: nn.Module | None = None
     query_scale: float = 1.0
     rope: RoPE | None = None
+    position_bias: PositionBias | None = None
+    mix: Mix = softmax_mix
 
     def split(self, projected: mx.array) -> tuple[tuple[mx.array, ...], mx.array]:
         """Queries and keys, and values, of projected tokens `(B, L, (H + 2G) K)`.
@@ -76,6 +95,15 @@ class Heads(NamedTuple):
         )
         return tuple(rope.rotate(x, rotation) for x in arrays)
 
+    def bias(
+        self, relative: Callable[[], mx.array], which: tuple[Any, ...], context: Context
+    ) -> mx.array | None:
+        """The term of scores by relative positions `(B, L, N)`; `which` tells those of a call apart."""
+        bias = self.position_bias
+        if bias is None:
+            return None
+        return context.once(("bias", id(bias), *which), lambda: bias(relative()))
+
 
 def attend(
     projected: mx.array,
@@ -96,27 +124,79 @@ def attend(
     Returns:
         `(B, L, H K)` and the state.
     """
-    length, (counts, starts) = projected.shape[1], tokens
-    window, sinks = heads.cache.window, heads.cache.sinks
-    plain, values = heads.split(projected)
     if isinstance(state, KeyValueState):
-        which, before = (state.used, length, window, sinks), state.positions
-        reading = context.once(
-            ("reading", *which), lambda: read(before, length, counts, starts, window, sinks)
-        )
-        queries, keys = heads.apart(heads.rotated(plain, reading.offset, which, context))
-        keys, values, state = extend(state, keys, values, reading, window, sinks)
-        mask = reading.mask
-        if sinks and heads.rope is not None and not isinstance(mask, str | None):
-            near = heads.apart(plain)[0]
-            queries, keys = _near_sinks(heads, near, queries, keys, reading, which, context)
+        y, state = _attend_before(projected, state, heads, context, tokens)
     else:
-        offset, mask = context.once(
-            ("whole", length, window), lambda: read_whole(length, counts, starts, window)
-        )
-        queries, keys = heads.apart(heads.rotated(plain, offset, ("whole", length), context))
-    y = attention(queries, keys, values, mask)
+        y = _attend_around(projected, heads, context, tokens)
     return y.swapaxes(1, 2).reshape(*projected.shape[:2], -1).astype(projected.dtype), state
+
+
+def _attend_before(
+    projected: mx.array, state: KeyValueState, heads: Heads, context: Context, tokens: RealTokens
+) -> tuple[mx.array, KeyValueState]:
+    """Attention of each token to itself and those before it, `(B, H, L, K)`."""
+    length, (counts, starts) = projected.shape[1], tokens
+    window, sinks, step = heads.cache.window, heads.cache.sinks, heads.cache.step
+    plain, values = heads.split(projected)
+    which, before = (state.used, length, window, sinks, step), state.positions
+    reading = context.once(
+        ("reading", *which), lambda: read(before, length, counts, starts, window, sinks, step)
+    )
+    queries, keys = heads.apart(heads.rotated(plain, reading.offset, which, context))
+    keys, values, state = extend(state, keys, values, reading, window, sinks)
+    mask = reading.mask
+    if sinks and heads.rope is not None and not isinstance(mask, str | None):
+        near = heads.apart(plain)[0]
+        queries, keys = _near_sinks(heads, near, queries, keys, reading, which, context)
+    bias = heads.bias(lambda: _relative(reading, heads.cache), which, context)
+    return heads.mix(queries, keys, values, mask, bias), state
+
+
+def _relative(reading: Reading, cache: KeyValueCache) -> mx.array:
+    """The position of each key less that of the query, `(B, L, N)`."""
+    query, key = reading.places, reading.seen
+    if key is None:
+        key = mx.arange(query.shape[1])[None]
+    relative = key[:, None] - query[..., None]
+    if not cache.sinks:
+        return relative
+    batch, count = max(query.shape[0], key.shape[0]), key.shape[1]
+    near, is_sink = sink_places(reading, batch, count, cache.sinks, _farthest(cache))
+    return mx.where(is_sink[:, 0].swapaxes(1, 2), key[:, None] - near[..., None], relative)
+
+
+def _attend_around(
+    projected: mx.array, heads: Heads, context: Context, tokens: RealTokens
+) -> mx.array:
+    """Attention of each token to those on both sides, `(B, H, L, K)`."""
+    length, (counts, starts), cache = projected.shape[1], tokens, heads.cache
+    plain, values = heads.split(projected)
+    offset, mask = context.once(("whole", length), lambda: read_whole(length, counts, starts))
+    queries, keys = heads.apart(heads.rotated(plain, offset, ("whole", length), context))
+    if cache.window is None:
+        token = mx.arange(length)
+        bias = heads.bias(lambda: token[None, None] - token[:, None], ("whole", length), context)
+        return heads.mix(queries, keys, values, mask, bias)
+    window, step, batch = cache.window, cache.step, projected.shape[0]
+    size = min(max(window, SMALLEST), length)
+    blocks, which = SequenceBlocks(length, size), ("near", length, size)
+    near = context.once(
+        (*which, window, step), lambda: near_mask(blocks, counts, starts, window, step)
+    )
+    bias = heads.bias(lambda: blocks.relative, which, context)
+    y = heads.mix(
+        blocks.own(queries),
+        blocks.near(keys),
+        blocks.near(values),
+        blocks.every_row(near, batch),
+        bias,
+    )
+    return blocks.joined(y)
+
+
+def _farthest(cache: KeyValueCache) -> int:
+    """The position of a query behind a full window."""
+    return cache.sinks + (cache.window or 0) - 1
 
 
 def _near_sinks(
@@ -130,7 +210,7 @@ def _near_sinks(
 ) -> tuple[mx.array, mx.array]:
     """Queries and keys of twice the dims: for sinks, a query stands right behind a full window."""
     batch, count, sinks = plain.shape[0], keys.shape[2], heads.cache.sinks
-    farthest = sinks + (heads.cache.window or 0) - 1
+    farthest = _farthest(heads.cache)
     at, is_sink = context.once(
         ("sinks", *which), lambda: sink_places(reading, batch, count, sinks, farthest)
     )

@@ -47,9 +47,7 @@ def test_bias_and_sinks_equal_those_of_mlx(
     given = seen if mask == "rows" else mask
     for bias_of, sinks_of in ((bias, None), (None, sinks), (bias, sinks)):
         added = mx.where(seen, 0.0 if bias_of is None else bias_of, -mx.inf)
-        want = mx.fast.scaled_dot_product_attention(
-            q, k, v, scale=0.25, mask=added, sinks=sinks_of
-        )
+        want = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.25, mask=added, sinks=sinks_of)
         got = backend.run(q, k, v, given, bias_of, sinks_of)
         assert relative_error(got, want) <= TOLERANCE[mx.float32]
 

@@ -1,6 +1,5 @@
 """How attention reads the tokens of a call into its keys and values."""
 
-from functools import reduce
 from typing import NamedTuple, cast
 
 import mlx.core as mx
@@ -88,6 +87,8 @@ def read(
         held = held_positions(end, count, window, sinks)
         seen = held if used else None
     mask = _mask(seen, places, begins, window, sinks, step)
+    if counts is not None and isinstance(mask, mx.array):
+        mask = _without_empty_rows(mask)
     return Reading(start, places, begins, slots, source, held, seen, mask)
 
 
@@ -118,6 +119,11 @@ def _mask(
     return mask[:, None]
 
 
+def _without_empty_rows(mask: mx.array) -> mx.array:
+    """Lets padding that would see nothing see everything, since its gradient is no number otherwise."""
+    return mx.logical_or(mask, mx.logical_not(mx.any(mask, axis=-1, keepdims=True)))
+
+
 def first_seen(place: mx.array, window: int, step: int) -> mx.array:
     """The first position that a window shows to one, if it moves on by `step` tokens at a time."""
     return (place // step + 1) * step - window
@@ -137,15 +143,14 @@ def read_whole(
         The positions, as `Reading.offset`, and the mask.
     """
     token = mx.arange(length)
-    offset: int | mx.array = 0
-    masks = []
-    if counts is not None:
-        masks.append(token < counts[:, None, None, None])
-    if starts is not None:
-        begins = sample_begins(starts)
-        masks.append((begins[:, :, None] == begins[:, None])[:, None])
-        offset = token - begins
-    return offset, reduce(mx.logical_and, masks) if masks else None
+    if starts is None:
+        if counts is None:
+            return 0, None
+        return 0, _without_empty_rows(token < counts[:, None, None, None])
+    begins = sample_begins(starts)
+    # padding belongs to no sample
+    sample = begins if counts is None else mx.where(token < counts[:, None], begins, -1)
+    return token - begins, (sample[:, :, None] == sample[:, None])[:, None]
 
 
 def sink_places(

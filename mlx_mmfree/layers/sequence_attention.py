@@ -160,8 +160,10 @@ def _relative(reading: Reading, cache: KeyValueCache) -> mx.array:
     relative = key[:, None] - query[..., None]
     if not cache.sinks:
         return relative
-    batch, count = max(query.shape[0], key.shape[0]), key.shape[1]
+    batch, count = reading.positions.shape[0], key.shape[1]
     near, is_sink = sink_places(reading, batch, count, cache.sinks, _farthest(cache))
+    if reading.begins is not None:
+        near = near + reading.begins
     return mx.where(is_sink[:, 0].swapaxes(1, 2), key[:, None] - near[..., None], relative)
 
 

@@ -1,6 +1,7 @@
 """Options with which the contract is asked of `GQA`."""
 
 from mlx_mmfree.layers import DynamicRoPE, RoPE
+from mlx_mmfree.layers.position_bias import ALiBi, RelativeBias
 from mlx_mmfree.layers.quantized_array import Quantization
 from mlx_mmfree.token_mixers import AttentionNorms, KeyValueCache
 
@@ -29,4 +30,7 @@ VARIANTS: list[dict[str, object]] = [
         "cache": KeyValueCache(4, sinks=2),
     },
     {"num_heads": 4, "rope": DynamicRoPE(8, factor=4.0, trained_length=5)},
+    {"num_heads": 4, "num_kv_heads": 2, "position_bias": ALiBi(4)},
+    {"num_heads": 4, "position_bias": ALiBi(4), "cache": KeyValueCache(4, sinks=2)},
+    {"num_heads": 2, "position_bias": RelativeBias(2, num_buckets=8, max_distance=10)},
 ]

@@ -1,0 +1,114 @@
+"""Windows: a long call is read in pieces or blocks, which changes nothing but the cost."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_mmfree.layers import RoPE, attention_call, sequence_attention
+from mlx_mmfree.layers.position_bias import ALiBi
+from mlx_mmfree.layers.quantized_array import Quantization
+from mlx_mmfree.token_mixers import GQA, KeyValueCache
+from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
+
+FLOAT32 = TOLERANCE[mx.float32]
+DIMS, LENGTH = 32, 41
+
+
+def _x() -> mx.array:
+    return mx.random.normal((3, LENGTH, DIMS), key=mx.random.key(1))
+
+
+def _places() -> dict[str, dict[str, mx.array]]:
+    rng = np.random.default_rng(0)
+    valid = mx.array(rng.random((3, LENGTH)) < [[0.5], [0.9], [2.0]])
+    starts = mx.array(rng.random((3, LENGTH)) < 0.1)
+    padded = {"valid": valid}
+    return {
+        "plain": {},
+        "padded": padded,
+        "samples": {"starts": starts},
+        "both": padded | {"starts": starts},
+    }
+
+
+PLACES = _places()
+CACHES = {
+    "window": KeyValueCache(5),
+    "sinks": KeyValueCache(4, sinks=2),
+    "steps": KeyValueCache(6, step=3),
+    "quantized": KeyValueCache(5, quantization=Quantization(8, 32)),
+}
+
+
+def _mixer(cache: KeyValueCache, **options: Any) -> GQA:
+    mx.random.seed(2)
+    return GQA(DIMS, num_heads=1, cache=cache, **options)
+
+
+@pytest.mark.parametrize("positions", [{"rope": RoPE(DIMS)}, {"position_bias": ALiBi(1)}, {}])
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_long_call_is_read_in_pieces(
+    cache: str, places: str, positions: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixer, x, given = _mixer(CACHES[cache], **positions), _x(), PLACES[places]
+    before = mixer(x[:, :7])[1]
+    weights = mx.cos(mx.arange(x.size)).reshape(x.shape)
+
+    def run() -> tuple[mx.array, ...]:
+        valid = mx.ones(x.shape[:2], mx.bool_)
+        # behind padding alone, a query may see anything
+        seen = given.get("valid", valid)[..., None]
+        outputs: list[mx.array] = []
+        for state in (None, before):
+            y, after = mixer(x, state, **given)
+            outputs += [mx.where(seen, y, 0.0), mixer(x[:, :3], after)[0]]
+        return tuple(outputs)
+
+    def loss(x: mx.array) -> mx.array:
+        y = mixer(x, None, **given)[0]
+        return (y * weights).sum()
+
+    want, want_gradient = run(), mx.grad(loss)(x)
+    pieces = []
+    monkeypatch.setattr(attention_call, "WINDOW_PIECE", 4)
+    attend = attention_call.attend
+    monkeypatch.setattr(
+        attention_call, "attend", lambda p, *rest: pieces.append(p.shape[1]) or attend(p, *rest)
+    )
+    for got, one in zip(run(), want, strict=True):
+        assert relative_error(got, one) <= FLOAT32
+    assert max(pieces) < 10
+    if CACHES[cache].quantization is None:
+        assert relative_error(mx.grad(loss)(x), want_gradient) <= GRADIENT_TOLERANCE
+
+
+@pytest.mark.parametrize("size", [2, 7, 100])
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("cache", ["window", "steps"])
+def test_a_window_on_both_sides_is_seen_in_blocks(
+    cache: str, places: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequence_attention, "SMALLEST", size)
+    window, step = CACHES[cache].window, CACHES[cache].step
+    mixer, x, given = _mixer(CACHES[cache], is_causal=False), _x(), PLACES[places]
+    y, state = mixer(x, **given)
+    assert state == ()
+    q, k, v = (np.array(mixer[f"{name}_proj"](x)) for name in ("query", "key", "value"))
+    starts, valid = (np.array(given.get(name, [])) for name in ("starts", "valid"))
+    for row in range(3):
+        kept = np.flatnonzero(valid[row]) if valid.size else np.arange(LENGTH)
+        begins = np.zeros(len(kept), int)
+        if starts.size:
+            begins = np.maximum.accumulate(np.where(starts[row, kept], np.arange(len(kept)), 0))
+        place = np.arange(len(kept)) - begins
+        block = place // step
+        low, high = (block + 1) * step - window, block * step + window
+        seen = (place >= low[:, None]) & (place < high[:, None]) & (begins == begins[:, None])
+        scores = q[row, kept].astype(np.float64) @ k[row, kept].T / np.sqrt(DIMS)
+        weights = np.exp(np.where(seen, scores, -np.inf))
+        weights /= weights.sum(axis=1, keepdims=True)
+        want = weights @ v[row, kept] @ np.array(mixer.output_proj.weight).T
+        assert relative_error(y[row, mx.array(kept)], mx.array(want)) <= FLOAT32

@@ -8,7 +8,7 @@ from ..errors import TrainingError
 from ..models import Decoder
 from ..ops import cross_entropy, log_softmax, long_sum
 from .batches import Batch
-from .loss import Loss, batch_logits
+from .loss import Loss, batch_hidden, losses_of_hidden
 
 
 def distillation_loss(
@@ -24,7 +24,7 @@ def distillation_loss(
     .. math::
         \mathrm{CE}(\text{target}, q) + w\,T^2\,\mathrm{KL}(p_T \,\|\, q_T)
 
-    It is summed over the learned tokens. :math:`q` is the student's distribution, and :math:`p_T, q_T`
+    It is summed over the learned tokens, in blocks like `next_token_loss`. :math:`q` is the student's distribution, and :math:`p_T, q_T`
     are those of teacher and student at temperature :math:`T`; see `divergence`.
 
     Args:
@@ -56,10 +56,14 @@ def distillation_loss(
     teacher.eval()
 
     def loss(model: Decoder, batch: Batch) -> mx.array:
-        logits = batch_logits(model, batch)
-        wanted = mx.stop_gradient(batch_logits(teacher, batch))
-        losses = cross_entropy(logits, mx.array(batch.targets))
-        losses = losses + weight * divergence(logits, wanted, temperature=temperature, top_k=top_k)
+        def of_hidden(hidden: mx.array, targets: mx.array, of_teacher: mx.array) -> mx.array:
+            logits, wanted = model.logits(hidden), teacher.logits(of_teacher)
+            apart = divergence(logits, wanted, temperature=temperature, top_k=top_k)
+            return cross_entropy(logits, targets) + weight * apart
+
+        known = mx.stop_gradient(batch_hidden(teacher, batch))
+        given = [mx.array(batch.targets), known]
+        losses = losses_of_hidden(model, of_hidden, batch_hidden(model, batch), given)
         return long_sum(losses * mx.array(batch.weights))
 
     return loss

@@ -1,6 +1,7 @@
 """The loss that training minimises: the cross-entropy of the next token."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -26,7 +27,7 @@ before they run, so that several blocks are held.
 
 def batch_logits(model: Decoder, batch: Batch) -> mx.array:
     """The logits of a batch, `(B, L, V)`. Packed samples do not see each other."""
-    return model.logits(_hidden(model, batch))
+    return model.logits(batch_hidden(model, batch))
 
 
 def next_token_loss(model: Decoder, batch: Batch) -> mx.array:
@@ -44,11 +45,17 @@ def next_token_loss(model: Decoder, batch: Batch) -> mx.array:
 
 def token_losses(model: Decoder, batch: Batch) -> mx.array:
     """The cross-entropy of each learned token, 0 at the other places, in nats, float32 `(B, L)`."""
-    losses = _losses(model, _hidden(model, batch), mx.array(batch.targets))
+
+    def loss(hidden: mx.array, targets: mx.array) -> mx.array:
+        return cross_entropy(model.logits(hidden), targets)
+
+    targets = mx.array(batch.targets)
+    losses = losses_of_hidden(model, loss, batch_hidden(model, batch), [targets])
     return losses * mx.array(batch.weights)
 
 
-def _hidden(model: Decoder, batch: Batch) -> mx.array:
+def batch_hidden(model: Decoder, batch: Batch) -> mx.array:
+    """What the head of a model reads of a batch, `(B, L, D)`. Packed samples do not see each other."""
     arrays = {"valid": batch.valid, "starts": batch.starts}
     masks: dict[str, Any] = {
         name: mx.array(array) for name, array in arrays.items() if array is not None
@@ -57,18 +64,37 @@ def _hidden(model: Decoder, batch: Batch) -> mx.array:
     return hidden
 
 
-def _losses(model: Decoder, hidden: mx.array, targets: mx.array) -> mx.array:
-    """The loss of each target, of the shape of `targets`."""
-    if targets.size * model.vocab_size <= _WHOLE:
-        return cross_entropy(model.logits(hidden), targets)
+def losses_of_hidden(
+    model: Decoder,
+    loss: Callable[..., mx.array],
+    hidden: mx.array,
+    given: Sequence[mx.array],
+) -> mx.array:
+    """The losses of tokens that each depend on the token's own logits.
+
+    Those of many tokens over a large vocabulary are computed in blocks, and again in the backward pass.
+
+    Args:
+        model: The model whose head the loss uses.
+        loss: Maps rows of `hidden` and of each of `given`, `(..., D)` and so on, to losses `(...)`.
+        hidden: The hidden values of the model, `(B, L, D)`.
+        given: What else the loss is computed from, `(B, L, ...)`. It gets no gradient.
+
+    Returns:
+        float32 `(B, L)`.
+    """
+    shape = hidden.shape[:2]
+    if math.prod(shape) * model.vocab_size <= _WHOLE:
+        return loss(hidden, *given)
+    rows = [array.reshape(-1, *array.shape[2:]) for array in given]
     losses = losses_in_blocks(
         _head_modules(model),
-        lambda hidden, targets: cross_entropy(model.logits(hidden), targets),
+        loss,
         hidden.reshape(-1, hidden.shape[-1]),
-        targets.reshape(-1),
+        rows,
         max(_BLOCK // model.vocab_size, 1),
     )
-    return losses.reshape(targets.shape)
+    return losses.reshape(shape)
 
 
 def _head_modules(model: Decoder) -> list[nn.Module]:

@@ -10,18 +10,18 @@ from mlx.utils import tree_flatten, tree_map
 
 def losses_in_blocks(
     modules: Sequence[nn.Module],
-    loss: Callable[[mx.array, mx.array], mx.array],
+    loss: Callable[..., mx.array],
     hidden: mx.array,
-    targets: mx.array,
+    given: Sequence[mx.array],
     rows: int,
 ) -> mx.array:
     """The losses of all tokens. Their gradients compute each block again, one after the other.
 
     Args:
         modules: The modules whose trainable parameters the loss uses.
-        loss: Maps hidden values `(R, D)` and targets `(R,)` to losses `(R,)`.
+        loss: Maps the rows of some tokens, of `hidden` and of each of `given`, to losses `(R,)`.
         hidden: The hidden values `(T, D)`.
-        targets: The targets `(T,)`.
+        given: What else the loss is computed from, `(T, ...)`. It gets no gradient.
         rows: The number of tokens in a block.
 
     Returns:
@@ -29,23 +29,23 @@ def losses_in_blocks(
     """
     high, low = cast(Any, mx.random.state)[0].tolist()
     own = [module.trainable_parameters() for module in modules]
-    blocks = [slice(start, start + rows) for start in range(0, targets.size, rows)]
+    blocks = [slice(start, start + rows) for start in range(0, hidden.shape[0], rows)]
 
-    def of_block(parameters: Any, hidden: mx.array, targets: mx.array, start: int) -> mx.array:
+    def of_block(parameters: Any, hidden: mx.array, given: list[mx.array], block: slice) -> mx.array:
         # dropout must drop the same numbers in both passes
-        mx.random.seed((high << 32 | low) + start)
+        mx.random.seed((high << 32 | low) + block.start)
         _update(modules, parameters)
-        return loss(hidden, targets)
+        return loss(hidden, *(array[block] for array in given))
 
-    def forward(parameters: Any, hidden: mx.array, targets: mx.array) -> mx.array:
+    def forward(parameters: Any, hidden: mx.array, given: list[mx.array]) -> mx.array:
         parts: list[mx.array] = []
         for block in blocks:
             values = _after([hidden[block]], parts[-1:])[0]
-            parts.append(of_block(parameters, values, targets[block], block.start))
+            parts.append(of_block(parameters, values, given, block))
         return mx.concatenate(parts)
 
     def backward(primals: Any, cotangent: mx.array, outputs: Any) -> Any:
-        parameters, hidden, targets = primals
+        parameters, hidden, given = primals
         flat = [array for _, array in cast(Any, tree_flatten(parameters))]
         # 16 bits would lose what later blocks add
         sums = [mx.zeros(array.shape) for array in flat]
@@ -56,19 +56,20 @@ def losses_in_blocks(
 
             def of_inputs(*arrays: mx.array, block: slice = block) -> mx.array:
                 known = _like(parameters, arrays[:-1])
-                return of_block(known, arrays[-1], targets[block], block.start)
+                return of_block(known, arrays[-1], given, block)
 
             *added, last = mx.vjp(of_inputs, inputs, [cotangent[block]])[1]
             sums = [total + part for total, part in zip(sums, added, strict=True)]
             of_hidden.append(last)
         _update(modules, parameters)
         sums = [total.astype(array.dtype) for total, array in zip(sums, flat, strict=True)]
-        return _like(parameters, sums), mx.concatenate(of_hidden), mx.zeros_like(targets)
+        none = [mx.zeros_like(array) for array in given]
+        return _like(parameters, sums), mx.concatenate(of_hidden), none
 
     # parameters are given to the function, so that they get gradients
     function: Any = mx.custom_function(forward)
     function.vjp(backward)
-    losses: mx.array = function(own, hidden, targets)
+    losses: mx.array = function(own, hidden, list(given))
     _update(modules, own)
     return losses
 

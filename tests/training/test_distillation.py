@@ -10,6 +10,7 @@ from mlx.optimizers import Adam
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.training import loss as module
 from mlx_mmfree.training.batches import Batch, padded_batch
 from mlx_mmfree.training.distillation import distillation_loss, divergence
 from mlx_mmfree.training.loss import batch_logits, next_token_loss
@@ -103,6 +104,30 @@ def test_loss_and_its_gradient_through_the_model(temperature: float, top_k: int 
     for name, got in tree_flatten(gradient):
         assert relative_error(got, parts[0][name] + parts[1][name]) <= GRADIENT_TOLERANCE, name
     assert not tree_flatten(teacher.trainable_parameters())
+
+
+def test_logits_of_both_models_are_never_held_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"vocab_size": 4001, "hidden_size": 16, "num_hidden_layers": 1}
+    student, teacher = _model(**options), _model(**options, linear_class="dense")
+    given = Batch.of_rows(np.random.default_rng(3).integers(0, 4001, (2, 513), dtype=np.int32))
+    loss = distillation_loss(teacher, student, weight=0.7, temperature=2.0, top_k=50)
+    mx.eval(student.parameters(), teacher.parameters())
+    values, gradients, peaks = [], [], []
+    for whole in (2**25, 0):
+        monkeypatch.setattr(module, "_WHOLE", whole)
+        monkeypatch.setattr(module, "_BLOCK", 2**16)
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        value, gradient = nn.value_and_grad(student, loss)(student, given)
+        mx.eval(value, gradient)
+        peaks.append(mx.get_peak_memory() - before)
+        values.append(value)
+        gradients.append(dict(tree_flatten(gradient)))
+    assert relative_error(values[1], values[0]) <= 1e-6
+    for name, want in gradients[0].items():
+        assert relative_error(gradients[1][name], want) <= GRADIENT_TOLERANCE, name
+    # the logits of one model take 16 MB
+    assert peaks[0] > 2 * 16e6 > 2 * peaks[1]
 
 
 def test_a_student_comes_closer_to_its_teacher() -> None:

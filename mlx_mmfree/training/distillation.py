@@ -24,8 +24,9 @@ def distillation_loss(
     .. math::
         \mathrm{CE}(\text{target}, q) + w\,T^2\,\mathrm{KL}(p_T \,\|\, q_T)
 
-    It is summed over the learned tokens, in blocks like `next_token_loss`. :math:`q` is the student's distribution, and :math:`p_T, q_T`
-    are those of teacher and student at temperature :math:`T`; see `divergence`.
+    It is summed over the learned tokens, in blocks like `next_token_loss`. :math:`q` is the student's
+    distribution, and :math:`p_T, q_T` are those of teacher and student at temperature :math:`T`; see
+    `divergence`.
 
     Args:
         teacher: The teacher, which is frozen here.

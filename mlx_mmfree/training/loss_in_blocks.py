@@ -31,7 +31,9 @@ def losses_in_blocks(
     own = [module.trainable_parameters() for module in modules]
     blocks = [slice(start, start + rows) for start in range(0, hidden.shape[0], rows)]
 
-    def of_block(parameters: Any, hidden: mx.array, given: list[mx.array], block: slice) -> mx.array:
+    def of_block(
+        parameters: Any, hidden: mx.array, given: list[mx.array], block: slice
+    ) -> mx.array:
         # dropout must drop the same numbers in both passes
         mx.random.seed((high << 32 | low) + block.start)
         _update(modules, parameters)

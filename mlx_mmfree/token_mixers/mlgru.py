@@ -1,6 +1,6 @@
 """MLGRU, the MatMul-free gated recurrent unit (Zhu et al., arXiv 2406.02528)."""
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -8,6 +8,7 @@ import mlx.nn as nn
 from ..layers import ShortConvolution, project
 from ..layers.arguments import check_counts, check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context
+from ..layers.gated_recurrence import gated_recurrence
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.state_kind import StatesByPosition
 from ..layers.token_mixer import TokenMixer
@@ -35,8 +36,9 @@ class MLGRU(TokenMixer):
         h_t &= f_t \odot h_{t-1} + i_t \\
         y_t &= W_o\,(\mathrm{RMSNorm}(W_g x_t) \odot \mathrm{silu}(h_t))
 
-    This is the released form: the norm lies on the gate projection and the swish on the state. The
-    lower bound `b` is an argument of the call, since a model shares one table between its layers.
+    This is the released form: the norm lies on the gate projection and the swish on the state. In that
+    of the paper, :math:`y_t = W_o\,(\sigma(W_g x_t) \odot h_t)`. The lower bound `b` is an argument of
+    the call, since a model shares one table between its layers.
 
     Args:
         dims: Model dims `D`.
@@ -44,6 +46,7 @@ class MLGRU(TokenMixer):
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=False)`; or a mapping
             from the names of the projections to what makes each.
         norm_eps: Epsilon of the gate's norm.
+        output_gate: "norm" for the released form, "sigmoid" for that of the paper.
         conv_size: Taps of short convolutions; 0 means none.
         share_conv: One convolution of the input for all gates, instead of one each after the input
             and the forget projection.
@@ -74,6 +77,7 @@ class MLGRU(TokenMixer):
         hidden_dims: int | None = None,
         linear: Linears = nn.Linear,
         norm_eps: float = 1e-6,
+        output_gate: Literal["norm", "sigmoid"] = "norm",
         conv_size: int = 0,
         share_conv: bool = True,
     ):
@@ -81,13 +85,18 @@ class MLGRU(TokenMixer):
         check_sizes("MLGRU", dims=dims)
         check_optional_sizes("MLGRU", hidden_dims=hidden_dims)
         check_counts("MLGRU", conv_size=conv_size)
+        if output_gate not in ("norm", "sigmoid"):
+            raise ValueError(
+                f"[MLGRU] 'output_gate' must be 'norm' or 'sigmoid' but got {output_gate!r:.80}."
+            )
         hidden_dims = dims if hidden_dims is None else hidden_dims
         self._dims = dims
         self._hidden_dims = hidden_dims
         for name in ("input_proj", "forget_proj", "gate_proj"):
             self[name] = factory_of(linear, name)(dims, hidden_dims, bias=False)
         self.output_proj = factory_of(linear, "output_proj")(hidden_dims, dims, bias=False)
-        self.gate_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
+        if output_gate == "norm":
+            self.gate_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
         if conv_size and share_conv:
             self.shared_conv = ShortConvolution(dims, conv_size)
         elif conv_size:
@@ -136,19 +145,10 @@ class MLGRU(TokenMixer):
             return super().residual_by_position(x, norm, state, context, **arguments)
         inner = (self["input_proj"], self["forget_proj"], self["gate_proj"])
         gates = project(x, inner, norm=norm)
-        gate_norm, lower_bound = self["gate_norm"], arguments.get("lower_bound")
+        lower_bound = arguments.get("lower_bound")
         parts, states, hidden = [], [], state.hidden
         for n in range(x.shape[1]):
-            one = context.at(n)
-            y, hidden = mlgru_step(
-                gates[:, n : n + 1],
-                hidden,
-                gate_norm["weight"],
-                eps=gate_norm.eps,
-                lower_bound=lower_bound,
-                valid=one.valid,
-                starts=one.starts,
-            )
+            y, hidden = self._recur(gates[:, n : n + 1], hidden, context.at(n), lower_bound)
             parts.append(y)
             states.append(MLGRUState(hidden))
         y = project(mx.concatenate(parts, axis=1), (self["output_proj"],), residual=x)
@@ -177,15 +177,29 @@ class MLGRU(TokenMixer):
             i, last_i = self.input_conv(i, convolutions[0], context)
             f, last_f = self.forget_conv(f, convolutions[1], context)
             gates, convolutions = mx.concatenate([i, f, g], axis=-1), (last_i, last_f)
+        y, hidden = self._recur(gates, state.hidden, context, lower_bound)
+        y = project(y, (self["output_proj"],), residual=residual)
+        return y, MLGRUState(hidden, convolutions)
+
+    def _recur(
+        self,
+        gates: mx.array,
+        hidden: mx.array,
+        context: Context,
+        lower_bound: mx.array | None,
+    ) -> tuple[mx.array, mx.array]:
+        """What lies between the projections."""
+        if "gate_norm" not in self:
+            i, f, g = mx.split(gates, 3, axis=-1)
+            h, last = gated_recurrence(i, f, hidden, context, lower_bound)
+            return (mx.sigmoid(g.astype(mx.float32)) * h).astype(gates.dtype), last
         gate_norm = self["gate_norm"]
-        y, hidden = mlgru_step(
+        return mlgru_step(
             gates,
-            state.hidden,
+            hidden,
             gate_norm["weight"],
             eps=gate_norm.eps,
             lower_bound=lower_bound,
             valid=context.valid,
             starts=context.starts,
         )
-        y = project(y, (self["output_proj"],), residual=residual)
-        return y, MLGRUState(hidden, convolutions)

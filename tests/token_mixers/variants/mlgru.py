@@ -4,5 +4,6 @@ VARIANTS: list[dict[str, object]] = [
     {},
     {"hidden_dims": 48},
     {"conv_size": 4},
+    {"output_gate": "sigmoid"},
     {"conv_size": 3, "share_conv": False},
 ]

@@ -1,0 +1,131 @@
+"""Gated linear attention (Yang et al., arXiv 2312.06635)."""
+
+from typing import ClassVar, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import project
+from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
+from ..layers.heads import dims_of_a_head, split_heads
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.token_mixer import TokenMixer
+from ..ops import gated_linear_attention, gated_rms_norm
+
+
+class GLAState(NamedTuple):
+    """What a `GLA` carries.
+
+    Attributes:
+        memory: The recurrent state, float32 `(B, H, K, V)`.
+    """
+
+    memory: mx.array
+
+
+class GLA(TokenMixer):
+    r"""Linear attention that forgets, each key channel by a gate of its own.
+
+    .. math::
+        f_t &= \sigma(W_2 W_1 x_t + b)^{1/\tau} \\
+        S_t &= \mathrm{diag}(f_t)\,S_{t-1} + (W_k x_t)^\top W_v x_t \\
+        y_t &= W_o\,(\mathrm{RMSNorm}(W_q x_t\,S_t\,K^{-1/2}) \odot \mathrm{silu}(W_g x_t))
+
+    for each head, with a norm of each head whose weight all share. :math:`W_1` maps to few dims, and the
+    root keeps gates near 1.
+
+    Args:
+        dims: Model dims `D`.
+        num_heads: Heads `H`.
+        key_dims: Dims of all queries, keys and gates, `H * K`. Default: `dims / 2`.
+        value_dims: Dims of all values, `H * V`. Default: `dims`.
+        gate_rank: Dims that :math:`W_1` maps to.
+        gate_root: :math:`\tau`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each. :math:`W_1` is `forget_down_proj`,
+            :math:`W_2` is `forget_proj`.
+        bias: Whether the projections but the gate's, whose last one always has one, have a bias.
+        norm_eps: Epsilon of the norm.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`.
+
+    State:
+        `GLAState`.
+
+    Example:
+        >>> y, state = GLA(32)(mx.zeros((1, 5, 32)))
+        >>> y.shape, state.memory.shape
+        ((1, 5, 32), (1, 4, 4, 8))
+    """
+
+    equation: ClassVar[str] = (
+        "S_t = diag(f_t) S_(t-1) + k_t^T v_t, y_t = W (norm(q_t S_t) silu(g_t))"
+    )
+    complexity: ClassVar[str] = "T D^2 / H"
+    paper: ClassVar[str] = "arXiv 2312.06635"
+    causal: ClassVar[bool] = True
+    recurrent: ClassVar[bool] = True
+    packs_samples: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        num_heads: int = 4,
+        key_dims: int | None = None,
+        value_dims: int | None = None,
+        gate_rank: int = 16,
+        gate_root: float = 16.0,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        norm_eps: float = 1e-5,
+    ):
+        super().__init__()
+        check_sizes("GLA", dims=dims, gate_rank=gate_rank)
+        check_optional_sizes("GLA", key_dims=key_dims, value_dims=value_dims)
+        key_dims = dims // 2 if key_dims is None else key_dims
+        value_dims = dims if value_dims is None else value_dims
+        self._key_dim = dims_of_a_head("GLA", key_dims, num_heads)
+        self._value_dim = dims_of_a_head("GLA", value_dims, num_heads)
+        self._dims = dims
+        self.num_heads = num_heads
+        self._gate_root = gate_root
+        self._widths = {
+            "query_proj": key_dims,
+            "key_proj": key_dims,
+            "value_proj": value_dims,
+            "gate_proj": value_dims,
+            "forget_down_proj": gate_rank,
+        }
+        for name, width in self._widths.items():
+            has_bias = bias and name != "forget_down_proj"
+            self[name] = factory_of(linear, name)(dims, width, bias=has_bias)
+        self.forget_proj = factory_of(linear, "forget_proj")(gate_rank, key_dims, bias=True)
+        self.output_proj = factory_of(linear, "output_proj")(value_dims, dims, bias=bias)
+        self.output_norm = nn.RMSNorm(self._value_dim, eps=norm_eps)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> GLAState:
+        return GLAState(mx.zeros((batch_size, self.num_heads, self._key_dim, self._value_dim)))
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: GLAState | None = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+    ) -> tuple[mx.array, GLAState]:
+        check_sequences("GLA", x, self._dims)
+        state = self.init_state(x.shape[0], x.dtype) if state is None else state
+        q, k, v, g, low = (self[name](x) for name in self._widths)
+        f = nn.log_sigmoid(self.forget_proj(low).astype(mx.float32))
+        f = mx.exp(f / self._gate_root)
+        q, k, v, f = (split_heads(part, self.num_heads) for part in (q, k, v, f))
+        q, v = q.astype(mx.float32) * self._key_dim**-0.5, v.astype(mx.float32)
+        o, memory = gated_linear_attention(q, k, v, f, state.memory, valid=valid, starts=starts)
+        norm = self["output_norm"]
+        g = mx.unflatten(g, -1, (self.num_heads, -1))
+        y = gated_rms_norm(o.swapaxes(1, 2), g, norm["weight"], eps=norm.eps)
+        y = project(mx.flatten(y, 2).astype(x.dtype), (self["output_proj"],))
+        return y, GLAState(memory)

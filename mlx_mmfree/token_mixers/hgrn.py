@@ -1,0 +1,109 @@
+"""HGRN, the hierarchically gated recurrent network (Qin et al., arXiv 2311.04823)."""
+
+from typing import ClassVar, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import project
+from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
+from ..layers.context import Context
+from ..layers.gated_recurrence import gated_recurrence
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.token_mixer import TokenMixer
+from ..ops import gated_rms_norm
+
+
+class HGRNState(NamedTuple):
+    """What an `HGRN` carries.
+
+    Attributes:
+        hidden: The recurrent state, float32 `(B, E)`.
+    """
+
+    hidden: mx.array
+
+
+class HGRN(TokenMixer):
+    r"""Elementwise gated recurrence whose state is normed and gated.
+
+    .. math::
+        f_t &= b + (1 - b) \odot \sigma(W_f x_t) \\
+        h_t &= f_t \odot h_{t-1} + (1 - f_t) \odot \mathrm{silu}(W_i x_t) \\
+        y_t &= W_o\,(\mathrm{RMSNorm}(h_t) \odot \mathrm{silu}(W_g x_t))
+
+    This is the real-valued form of flash-linear-attention, of which checkpoints are published; the
+    recurrence of the paper is complex. `MLGRU` norms the gate and not the state, so that their weights
+    are not interchangeable. The lower bound `b` is an argument of the call, since a model shares one
+    table between its layers.
+
+    Args:
+        dims: Model dims `D`.
+        hidden_dims: Width `E` of the recurrence. Default: `dims`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        bias: Whether the projections have a bias.
+        norm_eps: Epsilon of the norm.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`; `lower_bound`: `(E,)`.
+
+    State:
+        `HGRNState`.
+
+    Example:
+        >>> y, state = HGRN(32)(mx.zeros((1, 5, 32)))
+        >>> y.shape, state.hidden.shape
+        ((1, 5, 32), (1, 32))
+    """
+
+    equation: ClassVar[str] = (
+        "h_t = f_t h_(t-1) + (1 - f_t) silu(c_t), y_t = W (norm(h_t) silu(g_t))"
+    )
+    complexity: ClassVar[str] = "T D"
+    paper: ClassVar[str] = "arXiv 2311.04823"
+    causal: ClassVar[bool] = True
+    recurrent: ClassVar[bool] = True
+    packs_samples: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        hidden_dims: int | None = None,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        norm_eps: float = 1e-5,
+    ):
+        super().__init__()
+        check_sizes("HGRN", dims=dims)
+        check_optional_sizes("HGRN", hidden_dims=hidden_dims)
+        hidden_dims = dims if hidden_dims is None else hidden_dims
+        self._dims = dims
+        self._hidden_dims = hidden_dims
+        for name in ("input_proj", "forget_proj", "gate_proj"):
+            self[name] = factory_of(linear, name)(dims, hidden_dims, bias=bias)
+        self.output_proj = factory_of(linear, "output_proj")(hidden_dims, dims, bias=bias)
+        self.output_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> HGRNState:
+        return HGRNState(mx.zeros((batch_size, self._hidden_dims)))
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: HGRNState | None = None,
+        valid: mx.array | None = None,
+        *,
+        lower_bound: mx.array | None = None,
+        starts: mx.array | None = None,
+    ) -> tuple[mx.array, HGRNState]:
+        check_sequences("HGRN", x, self._dims)
+        state = self.init_state(x.shape[0], x.dtype) if state is None else state
+        context = Context(valid, starts=starts)
+        inner = (self["input_proj"], self["forget_proj"], self["gate_proj"])
+        i, f, g = mx.split(project(x, inner), 3, axis=-1)
+        h, last = gated_recurrence(i, f, state.hidden, context, lower_bound)
+        norm = self["output_norm"]
+        y = gated_rms_norm(h, g, norm["weight"], eps=norm.eps).astype(x.dtype)
+        return project(y, (self["output_proj"],)), HGRNState(last)

@@ -1,0 +1,120 @@
+"""HGRN2, gated linear recurrence with an expanded state (Qin et al., arXiv 2404.07904)."""
+
+from typing import ClassVar, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import project
+from ..layers.arguments import check_sequences
+from ..layers.gated_recurrence import bounded_gate
+from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.token_mixer import TokenMixer
+from ..ops import gated_linear_attention
+
+
+class HGRN2State(NamedTuple):
+    """What an `HGRN2` carries.
+
+    Attributes:
+        memory: The recurrent state, float32 `(B, H, K, V)`.
+    """
+
+    memory: mx.array
+
+
+class HGRN2(TokenMixer):
+    r"""Gated recurrence whose state is a matrix for each head, and whose keys are tied to the gates.
+
+    .. math::
+        f_t &= b + (1 - b) \odot \sigma(W_f x_t), \quad q_t = \mathrm{silu}(W_q x_t) \\
+        S_t &= \mathrm{diag}(f_t)\,S_{t-1} + (1 - f_t)^\top W_i x_t \\
+        y_t &= W_o\,\mathrm{RMSNorm}(q_t\,S_t\,s)
+
+    for each head, with one norm over all heads. The lower bound `b` is an argument of the call, since a
+    model shares one table between its layers. The scale `s` is that of the released code; the paper has
+    none, which the norm hides but for its epsilon.
+
+    Args:
+        dims: Model dims `D`.
+        num_heads: Heads `H`. Released models have `dims / 128`.
+        head_dim: Dims `K` of a gate and a query, by which the state is expanded. Default:
+            `dims / num_heads`, which is also the size `V` of a value.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        bias: Whether the projections have a bias.
+        norm_eps: Epsilon of the norm.
+        scale: :math:`s`. Default: :math:`K^{-1/2}`; 1 is that of the paper.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`; `lower_bound`: `(H * K,)`.
+
+    State:
+        `HGRN2State`.
+
+    Example:
+        >>> y, state = HGRN2(32, num_heads=4)(mx.zeros((1, 5, 32)))
+        >>> y.shape, state.memory.shape
+        ((1, 5, 32), (1, 4, 8, 8))
+    """
+
+    equation: ClassVar[str] = "S_t = diag(f_t) S_(t-1) + (1 - f_t)^T v_t, y_t = W norm(q_t S_t)"
+    complexity: ClassVar[str] = "T D K"
+    paper: ClassVar[str] = "arXiv 2404.07904"
+    causal: ClassVar[bool] = True
+    recurrent: ClassVar[bool] = True
+    packs_samples: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        num_heads: int = 8,
+        head_dim: int | None = None,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        norm_eps: float = 1e-5,
+        scale: float | None = None,
+    ):
+        super().__init__()
+        self._value_dim = dims_of_a_head("HGRN2", dims, num_heads)
+        head_dim = dims_of_a_head("HGRN2", dims, num_heads, head_dim)
+        self._dims = dims
+        self._head_dim = head_dim
+        self.num_heads = num_heads
+        self._scale = head_dim**-0.5 if scale is None else scale
+        widths = {"query_proj": head_dim, "forget_proj": head_dim, "input_proj": self._value_dim}
+        for name, width in widths.items():
+            self[name] = factory_of(linear, name)(dims, num_heads * width, bias=bias)
+        self.output_proj = factory_of(linear, "output_proj")(dims, dims, bias=bias)
+        self.output_norm = nn.RMSNorm(dims, eps=norm_eps)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> HGRN2State:
+        shape = (batch_size, self.num_heads, self._head_dim, self._value_dim)
+        return HGRN2State(mx.zeros(shape))
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: HGRN2State | None = None,
+        valid: mx.array | None = None,
+        *,
+        lower_bound: mx.array | None = None,
+        starts: mx.array | None = None,
+    ) -> tuple[mx.array, HGRN2State]:
+        check_sequences("HGRN2", x, self._dims)
+        state = self.init_state(x.shape[0], x.dtype) if state is None else state
+        width = self.num_heads * self._head_dim
+        inner = (self["query_proj"], self["forget_proj"], self["input_proj"])
+        q, f, v = mx.split(project(x, inner), [width, 2 * width], axis=-1)
+        q = nn.silu(q.astype(mx.float32)) * self._scale
+        gates = bounded_gate(f, lower_bound)
+        q, f, k, v = (split_heads(part, self.num_heads) for part in (q, *gates, v))
+        o, memory = gated_linear_attention(
+            q, k, v.astype(mx.float32), f, state.memory, valid=valid, starts=starts
+        )
+        y = project(
+            merge_heads(o).astype(x.dtype), (self["output_proj"],), norm=self["output_norm"]
+        )
+        return y, HGRN2State(memory)

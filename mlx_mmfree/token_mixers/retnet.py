@@ -1,0 +1,135 @@
+"""Multi-scale retention (Sun et al., arXiv 2307.08621)."""
+
+from typing import ClassVar, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ..layers import RoPE, project
+from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
+from ..layers.context import Context
+from ..layers.heads import dims_of_a_head, split_heads
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.positions import count_on
+from ..layers.token_mixer import TokenMixer
+from ..ops import gated_linear_attention, gated_rms_norm
+
+
+class RetNetState(NamedTuple):
+    """What a `RetNet` carries.
+
+    Attributes:
+        memory: The recurrent state, float32 `(B, H, K, V)`.
+        position: That of the next token of each row, int32 `(B,)`.
+    """
+
+    memory: mx.array
+    position: mx.array
+
+
+class RetNet(TokenMixer):
+    r"""Linear attention that forgets at a constant rate, another one for each head.
+
+    .. math::
+        S_t &= \gamma_h\,S_{t-1} + R_t(W_k x_t)^\top W_v x_t, \quad \gamma_h = 1 - 2^{-5-h} \\
+        y_t &= W_o\,(\mathrm{RMSNorm}(R_t(W_q x_t)\,S_t\,K^{-1/2}) \odot \mathrm{silu}(W_g x_t))
+
+    for each head `h` from 0, with rotated queries and keys and a norm of each head whose weight all
+    share. This is the form of flash-linear-attention, of which checkpoints are published. The first
+    code of the authors rotates neighbours instead of halves (give `rope`), divides by the sum of the
+    decays, which the norm undoes but for its epsilon, and norms without a weight.
+
+    Args:
+        dims: Model dims `D`.
+        num_heads: Heads `H`.
+        key_dims: Dims of all queries and keys, `H * K`. Default: `dims`.
+        value_dims: Dims of all values, `H * V`. Default: `2 * dims`.
+        rope: The rotation, made for `K`. Default: `RoPE(K)`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        bias: Whether the projections have a bias.
+        norm_eps: Epsilon of the norm.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`.
+
+    State:
+        `RetNetState`.
+
+    Example:
+        >>> y, state = RetNet(32, num_heads=4)(mx.zeros((1, 5, 32)))
+        >>> y.shape, state.memory.shape, state.position.tolist()
+        ((1, 5, 32), (1, 4, 8, 16), [5])
+    """
+
+    equation: ClassVar[str] = "S_t = gamma S_(t-1) + k_t^T v_t, y_t = W (norm(q_t S_t) silu(g_t))"
+    complexity: ClassVar[str] = "T D^2 / H"
+    paper: ClassVar[str] = "arXiv 2307.08621"
+    causal: ClassVar[bool] = True
+    recurrent: ClassVar[bool] = True
+    packs_samples: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        num_heads: int = 8,
+        key_dims: int | None = None,
+        value_dims: int | None = None,
+        rope: RoPE | None = None,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        norm_eps: float = 1e-5,
+    ):
+        super().__init__()
+        check_sizes("RetNet", dims=dims)
+        check_optional_sizes("RetNet", key_dims=key_dims, value_dims=value_dims)
+        key_dims = dims if key_dims is None else key_dims
+        value_dims = 2 * dims if value_dims is None else value_dims
+        self._key_dim = dims_of_a_head("RetNet", key_dims, num_heads)
+        self._value_dim = dims_of_a_head("RetNet", value_dims, num_heads)
+        self._dims = dims
+        self.num_heads = num_heads
+        # rounded once, since a power of it falls by thousands of steps
+        self._decay = mx.array((1.0 - 2.0 ** (-5.0 - np.arange(num_heads))).astype(np.float32))
+        self.rope = RoPE(self._key_dim) if rope is None else rope
+        self._widths = {
+            "query_proj": key_dims,
+            "key_proj": key_dims,
+            "value_proj": value_dims,
+            "gate_proj": value_dims,
+        }
+        for name, width in self._widths.items():
+            self[name] = factory_of(linear, name)(dims, width, bias=bias)
+        self.output_proj = factory_of(linear, "output_proj")(value_dims, dims, bias=bias)
+        self.output_norm = nn.RMSNorm(self._value_dim, eps=norm_eps)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> RetNetState:
+        shape = (batch_size, self.num_heads, self._key_dim, self._value_dim)
+        return RetNetState(mx.zeros(shape), mx.zeros((batch_size,), mx.int32))
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: RetNetState | None = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+    ) -> tuple[mx.array, RetNetState]:
+        check_sequences("RetNet", x, self._dims)
+        state = self.init_state(x.shape[0], x.dtype) if state is None else state
+        context = Context(valid, starts=starts)
+        places, position = count_on(state.position, x.shape[1], context)
+        q, k, v, g = (self[name](x) for name in self._widths)
+        q, k, v = (split_heads(part, self.num_heads).astype(mx.float32) for part in (q, k, v))
+        q, k = (self.rope(part, offset=places) for part in (q * self._key_dim**-0.5, k))
+        decay = mx.broadcast_to(self["_decay"][:, None, None], (*v.shape[:3], 1))
+        o, memory = gated_linear_attention(
+            q, k, v, decay, state.memory, valid=context.valid, starts=context.starts
+        )
+        norm = self["output_norm"]
+        g = mx.unflatten(g, -1, (self.num_heads, -1))
+        y = gated_rms_norm(o.swapaxes(1, 2), g, norm["weight"], eps=norm.eps)
+        y = project(mx.flatten(y, 2).astype(x.dtype), (self["output_proj"],))
+        return y, RetNetState(memory, position)

@@ -3,7 +3,8 @@
 import io
 import re
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -36,16 +37,63 @@ def stand_in(shapes: list[Any], dtypes: list[mx.Dtype], *inputs: Any) -> list[mx
     return list(mx.depends(arrays, [array for array in inputs if isinstance(array, mx.array)]))
 
 
+def _one_operation(shape: Any, floats: list[mx.array], *others: Any) -> mx.array:
+    """A stand-in of the dtype of the first array, whose gradient is one operation too."""
+
+    def run(*floats: mx.array) -> mx.array:
+        return stand_in([shape], [floats[0].dtype], *floats, *others)[0]
+
+    function: Any = mx.custom_function(run)
+
+    @function.vjp
+    def gradient(given: Any, cotangent: mx.array, result: mx.array) -> Any:
+        arrays = [given] if isinstance(given, mx.array) else list(given)
+        shapes, dtypes = [x.shape for x in arrays], [x.dtype for x in arrays]
+        found = stand_in(shapes, dtypes, *arrays, cotangent, *others)
+        return found[0] if isinstance(given, mx.array) else tuple(found)
+
+    y: mx.array = function(*floats)
+    return y
+
+
 def rope(x: mx.array, dims: int, *, offset: Any, freqs: Any = None, **options: Any) -> mx.array:
     """Stands in for `mx.fast.rope`, which a CPU computes by many operations and a GPU by one."""
-    return stand_in([x.shape], [x.dtype], x, offset, freqs)[0]
+    return _one_operation(x.shape, [x], offset, freqs)
 
 
 def attention(q: mx.array, k: mx.array, v: mx.array, *, mask: Any, **options: Any) -> mx.array:
     """Stands in for `mx.fast.scaled_dot_product_attention`."""
-    return stand_in([(*q.shape[:3], v.shape[3])], [q.dtype], q, k, v, mask)[0]
+    return _one_operation((*q.shape[:3], v.shape[3]), [q, k, v], mask)
 
 
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
     """Stands in for `mx.fast.rms_norm`."""
-    return stand_in([x.shape], [x.dtype], x, weight)[0]
+    return _one_operation(x.shape, [x] if weight is None else [x, weight])
+
+
+def dequantize(
+    weight: mx.array, scales: mx.array, biases: mx.array, *, bits: int, **options: Any
+) -> mx.array:
+    """Stands in for `mx.dequantize`."""
+    shape = (weight.shape[0], weight.shape[1] * 32 // bits)
+    return stand_in([shape], [scales.dtype], weight, scales, biases)[0]
+
+
+class Operation(NamedTuple):
+    """A node of a graph: its name and the dtypes of its inputs."""
+
+    name: str
+    inputs: tuple[mx.Dtype, ...]
+
+
+def recorded_operations(function: Callable[..., Any], *arrays: mx.array) -> list[Operation]:
+    """What the results of a function of arrays are made of, without views."""
+    found: list[Operation] = []
+
+    def note(event: dict[str, Any]) -> None:
+        if event["type"] == "primitive" and event["name"] not in VIEWS:
+            dtypes = tuple(dtype for _, _, dtype in event["inputs"])
+            found.append(Operation(event["name"], dtypes))
+
+    mx.export_function(note, function, *arrays)
+    return found

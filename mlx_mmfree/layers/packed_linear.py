@@ -94,9 +94,8 @@ class PackedLinear(Matrix, Float32Scales):
 
     def __call__(self, x: mx.array) -> mx.array:
         check_features("PackedLinear", x, self.input_dims)
-        scaled = x.astype(mx.float32)
-        if "input_scale" in self:
-            scaled = scaled * self.input_scale
+        # a GPU computes the gradient in the dtype that meets the matrix
+        scaled = x.astype(mx.float32) * self.input_scale if "input_scale" in self else x
         y = ternary_matmul(scaled, self.weight, codes=False) * self.scale
         if "bias" in self:
             y = y + self.bias

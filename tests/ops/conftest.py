@@ -11,9 +11,18 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlx_mmfree.ops import (
+    bit_linear,
+    gated_rms_norm,
+    linear_scan,
+    mlgru_step,
+    rms_norm_quantize,
+    ternary_matmul,
+)
 from mlx_mmfree.ops.backend import choice, dispatch, kept_results, launch
 from mlx_mmfree.ops.backend.cuda_kernel import CudaKernel
 from mlx_mmfree.ops.linear_scan import chunked as scan_chunked
+from tests import graph
 from tests.emulator import emulator
 
 STRICT = "MLX_MMFREE_STRICT_EMULATOR"
@@ -108,3 +117,28 @@ def _kernel_cache(request: pytest.FixtureRequest) -> Path:
     folder = request.getfixturevalue("tmp_path_factory").getbasetemp() / "metal_emulator"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the backend `metal` build graphs of stand-ins, of what is chosen without timing."""
+    monkeypatch.setenv(choice.ENVIRONMENT_VARIABLE, choice.DEFAULT)
+    monkeypatch.setattr(dispatch, "metal_unavailable", lambda: None)
+    monkeypatch.setattr(dispatch, "native_unavailable", lambda: "it is left out")
+    monkeypatch.setattr(launch, "launch", _launch)
+    for operation in (
+        *(bit_linear, gated_rms_norm, linear_scan, mlgru_step, rms_norm_quantize, ternary_matmul),
+    ):
+        name = "scan_kernels" if operation is linear_scan else "metal"
+        module = __import__(f"{operation.__module__}.{name}", fromlist=["kernel_fault"])
+        monkeypatch.setattr(module, "kernel_fault", lambda *args, **kwargs: None)
+    for name in ("rope", "rms_norm"):
+        monkeypatch.setattr(mx.fast, name, getattr(graph, name))
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", graph.attention)
+    monkeypatch.setattr(mx, "dequantize", graph.dequantize)
+
+
+def _launch(
+    kernel: Any, *, inputs: Any, output_shapes: Any, output_dtypes: Any, **options: Any
+) -> list[mx.array]:
+    return graph.stand_in(output_shapes, output_dtypes, *inputs)

@@ -12,15 +12,6 @@ import pytest
 from mlx_mmfree.generation.key_values import fixed_state
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, find
-from mlx_mmfree.ops import (
-    bit_linear,
-    gated_rms_norm,
-    linear_scan,
-    mlgru_step,
-    rms_norm_quantize,
-    ternary_matmul,
-)
-from mlx_mmfree.ops.backend import choice, dispatch, launch
 from tests import graph
 
 TERNARY = {"quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear"}}
@@ -39,30 +30,6 @@ LAUNCHES = {
     "dense llama": (19, 17),
     "qwen3": (22, 20),
 }
-
-
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the backend `metal` build graphs of stand-ins, of what is chosen without timing."""
-    monkeypatch.setenv(choice.ENVIRONMENT_VARIABLE, choice.DEFAULT)
-    monkeypatch.setattr(dispatch, "metal_unavailable", lambda: None)
-    monkeypatch.setattr(dispatch, "native_unavailable", lambda: "it is left out")
-    monkeypatch.setattr(launch, "launch", _launch)
-    for operation in (
-        *(bit_linear, gated_rms_norm, linear_scan, mlgru_step, rms_norm_quantize, ternary_matmul),
-    ):
-        name = "scan_kernels" if operation is linear_scan else "metal"
-        module = __import__(f"{operation.__module__}.{name}", fromlist=["kernel_fault"])
-        monkeypatch.setattr(module, "kernel_fault", lambda *args, **kwargs: None)
-    for name in ("rope", "rms_norm"):
-        monkeypatch.setattr(mx.fast, name, getattr(graph, name))
-    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", graph.attention)
-
-
-def _launch(
-    kernel: Any, *, inputs: Any, output_shapes: Any, output_dtypes: Any, **options: Any
-) -> list[mx.array]:
-    return graph.stand_in(output_shapes, output_dtypes, *inputs)
 
 
 def _model(name: str, layers: int) -> Decoder:

@@ -13,7 +13,6 @@ import mlx.core as mx
 
 from ..backend import launch
 from ..backend.choice import choose, use
-from ..backend.gradient import with_reference_gradient
 from ..backend.self_check import kernel_fault
 from ..ternary_matmul import quantized
 from ..ternary_matmul.metal_choice import (
@@ -25,7 +24,8 @@ from ..ternary_matmul.metal_choice import (
     timed_shape,
 )
 from ..ternary_matmul.metal_tiles import TILE
-from . import Options, Projection, reference
+from . import Options, Projection
+from .dense_gradient import defined, with_dense_gradient
 from .metal_form import GATES, Form, check_inputs
 from .metal_groups import OUTPUTS, in_groups
 from .metal_texts import MAX_MATRICES
@@ -87,13 +87,9 @@ def _way(x: mx.array, projections: tuple[Projection, ...], options: Options) -> 
 def _results(
     way: str | None, x: mx.array, projections: tuple[Projection, ...], options: Options
 ) -> mx.array:
-    product = _product(way, options)
-    if product is None:
-        with nullcontext() if way is None else use(way):
-            return reference.run(x, projections, options)
     residual = options.residual
     form = Form.of(options)
-    function = _differentiable(product, form)
+    function = _differentiable(way, form)
     results, start = [], 0
     for part in _parts(projections):
         stop = start + sum(weight.shape[0] for weight, *_ in part)
@@ -103,11 +99,11 @@ def _results(
     return results[0] if len(results) == 1 else mx.concatenate(results, axis=-1)
 
 
-def _product(way: str | None, options: Options) -> _Product | None:
+def _product(way: str | None, quantize: bool) -> _Product | None:
     """What computes the results for up to four matrices, or `None` for plain operations."""
     if way == GROUPS:
         return in_groups
-    return in_tiles if way == TILES and options.quantize else None
+    return in_tiles if way == TILES and quantize else None
 
 
 def _parts(projections: Sequence[Projection]) -> list[Sequence[Projection]]:
@@ -118,7 +114,7 @@ def _fault(
     way: str | None, x: mx.array, projections: tuple[Projection, ...], options: Options
 ) -> str | None:
     """Why kernels must not be used."""
-    product = _product(way, options)
+    product = _product(way, options.quantize)
     if product is None:
         return None
     own_norm = projections[0].norm
@@ -150,7 +146,7 @@ def _fault_of_kernel(
     return kernel_fault(
         "bit_linear" if product is in_groups else "bit_linear_tiles",
         partial(product, form),
-        partial(_reference, form),
+        partial(defined, form),
         partial(check_inputs, form, *sizes, **dtypes),
         matrices=matrices,
         rows=sizes[0],
@@ -161,12 +157,13 @@ def _fault_of_kernel(
     )
 
 
-def _reference(form: Form, *arrays: mx.array) -> mx.array:
-    x, projections, norm, residual = form.nested(arrays)
-    options = Options(*form[:4], norm, form.norm_eps, residual)
-    return reference.run(x, projections, options)
-
-
 @cache
-def _differentiable(product: _Product, form: Form) -> Callable[..., Any]:
-    return with_reference_gradient(partial(product, form), partial(_reference, form))
+def _differentiable(way: str | None, form: Form) -> Callable[..., Any]:
+    product = _product(way, form.quantize) or partial(_plain, way)
+    return with_dense_gradient(partial(product, form), form)
+
+
+def _plain(way: str | None, form: Form, *arrays: mx.array) -> mx.array:
+    """The result in plain operations, of which products may choose how they are computed."""
+    with nullcontext() if way is None else use(way):
+        return defined(form, *arrays)

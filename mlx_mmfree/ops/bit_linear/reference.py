@@ -8,13 +8,19 @@ from ..ternary_matmul import ternary_matmul
 from . import Options, Projection
 
 
-def run(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
-    eps, rounding, quantize, gate, norm, norm_eps, residual = options
+def shared_input(x: mx.array, options: Options) -> mx.array:
+    """What all projections get: the input after its gate and norm, float32."""
     z = x.astype(mx.float32)
-    if gate is not None:
-        z = gated(z, gate)
-    if norm is not None and norm_eps is not None:
-        z = mx.fast.rms_norm(z, norm.astype(mx.float32), norm_eps)
+    if options.gate is not None:
+        z = gated(z, options.gate)
+    if options.norm is not None and options.norm_eps is not None:
+        z = mx.fast.rms_norm(z, options.norm.astype(mx.float32), options.norm_eps)
+    return z
+
+
+def run(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
+    eps, rounding, quantize, *_, residual = options
+    z = shared_input(x, options)
     results = []
     codes: mx.array | None = None
     for weight, scale, own_norm in projections:

@@ -8,18 +8,20 @@ at a time, from 3 rows on. Activations are float32, so that sums of codes stay e
 import mlx.core as mx
 
 from ..backend.dispatch import on_cpu
+from ..backend.gradient import with_reference_gradient
 from ..ternary import unpack_ternary
 from ..unpacked import FEW_ROWS, unpacked_matrices
-from . import quantized
+from . import quantized, reference
 
 FEW_ROWS_IN_CODES = 2
 BLOCK_WEIGHTS = 2**22
 
 
 def run(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:
-    x = x.astype(mx.float32)
     if not on_cpu():
-        return quantized.product(x, weight)
+        y: mx.array = _on_gpu(x, weight)
+        return y
+    x = x.astype(mx.float32)
     dims = x.shape[-1]
     floats = unpacked_matrices().find((weight,), dims)
     if floats is not None:
@@ -35,3 +37,10 @@ def run(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:
         for start in range(0, weight.shape[0], rows)
     ]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
+
+
+_on_gpu = with_reference_gradient(
+    lambda x, weight: quantized.product(x.astype(mx.float32), weight),
+    lambda x, weight: reference.run(x, weight, codes=False),
+    quantized.gradients,
+)

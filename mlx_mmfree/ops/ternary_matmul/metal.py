@@ -1,7 +1,7 @@
 """`ternary_matmul` on Metal: a kernel for some tens of rows, one for more, and that of MLX."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -260,15 +260,7 @@ def _in_tiles(x: mx.array, weight: mx.array, codes: bool) -> mx.array:
     return sums.reshape(rows, outputs) if parts == 1 else sums.sum(axis=0)
 
 
-def _gradients(
-    inputs: Sequence[mx.array], cotangents: Sequence[mx.array], outputs: Sequence[mx.array]
-) -> tuple[mx.array | None, ...]:
-    x, weight = inputs
-    gradient = quantized.product_with_transpose(cotangents[0], weight, x.shape[-1])
-    return gradient.astype(x.dtype), None
-
-
 @cache
 def _function(name: str, codes: bool) -> Callable[..., Any]:
     sums = partial(_sums, name=name, codes=codes)
-    return with_reference_gradient(sums, _reference, _gradients)
+    return with_reference_gradient(sums, _reference, quantized.gradients)

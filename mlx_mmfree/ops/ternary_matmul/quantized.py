@@ -1,5 +1,6 @@
 """The product in MLX's own kernels: packed words are an affine 2-bit matrix with scale 1 and bias -1."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import mlx.core as mx
@@ -25,23 +26,29 @@ def product(x: mx.array, weight: mx.array) -> mx.array:
     if width != x.shape[-1]:
         x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
     group_size = next(size for size in GROUP_SIZES if width % size == 0)
-    scales, biases = _ones(weight.shape[0], width // group_size)
+    scales, biases = _ones(weight.shape[0], width // group_size, mx.float32)
     return mx.quantized_matmul(x, weight, scales, biases, group_size=group_size, bits=2)
 
 
-def product_with_transpose(x: mx.array, weight: mx.array, dims: int) -> mx.array:
-    """Sums of `x`, float32 of shape `(..., N)`, and the transposed matrix, `(..., dims)`."""
-    scales, biases = _ones(weight.shape[0], weight.shape[1] // 2)
-    found = mx.quantized_matmul(
-        x, weight, scales, biases, transpose=False, group_size=GROUP_SIZES[-1], bits=2
-    )
-    return found[..., :dims]
+def unpacked(weight: mx.array, dims: int, dtype: mx.Dtype) -> mx.array:
+    """The trits of packed words, `(N, dims)`, by one kernel of MLX."""
+    scales, biases = _ones(weight.shape[0], weight.shape[1] // 2, dtype)
+    trits = mx.dequantize(weight, scales, biases, group_size=GROUP_SIZES[-1], bits=2)
+    return trits[:, :dims]
+
+
+def gradients(
+    inputs: Sequence[mx.array], cotangents: Sequence[mx.array], outputs: Sequence[mx.array]
+) -> tuple[mx.array | None, ...]:
+    """The gradient of `x` in a product with packed trits: one dense product in the dtype of `x`."""
+    x, weight = inputs
+    return cotangents[0].astype(x.dtype) @ unpacked(weight, x.shape[-1], x.dtype), None
 
 
 @lru_cache(maxsize=16)
-def _ones(outputs: int, groups: int) -> tuple[mx.array, mx.array]:
+def _ones(outputs: int, groups: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
     """Scales and biases of as many groups, made once for all matrices of a shape."""
-    ones = mx.ones((outputs, groups))
+    ones = mx.ones((outputs, groups), dtype)
     pair = ones, -ones
     # a lazy array belongs to the thread that made it
     mx.eval(pair)

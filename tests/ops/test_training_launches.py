@@ -1,0 +1,121 @@
+"""How many operations a layer takes in training on a GPU, counted in the graph of loss and gradients.
+
+MLX's fast operations, their gradients and the library's kernels are stand-ins that count as one each;
+views count as none. A layer's own are what a model of three layers has beyond one of two.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from mlx_mmfree.layers import PackedLinear, pack_linears
+from mlx_mmfree.layers.lora import add_adapters
+from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.ops import Projection, bit_linear, use_backend
+from mlx_mmfree.ops.backend.self_check import packed_pattern
+from mlx_mmfree.ops.bit_linear import Options, dense_gradient
+from mlx_mmfree.ops.ternary import packed_width, unpack_ternary
+from mlx_mmfree.training.batches import Batch
+from mlx_mmfree.training.loss import next_token_loss
+from tests import graph
+from tests.ops.test_layer_launches import MODELS
+from tests.tolerances import TOLERANCE, relative_error
+
+# where all weights are trained, and where adapters of packed ternary ones are
+COUNTS = {
+    "hgrn_bit": (277, 334),
+    "bitnet": (239, 267),
+    "ternary llama": (234, 262),
+    "dense llama": (51, 164),
+    "qwen3": (59, 172),
+}
+
+
+def _model(name: str, layers: int, is_packed: bool) -> Decoder:
+    model_type, options = MODELS[name]
+    architecture = find(model_type)
+    sizes = {"num_hidden_layers": layers, "max_position_embeddings": 2048}
+    config = architecture.config.from_hub({**architecture.tiny, **options, **sizes})
+    model: Decoder = architecture.build(config)
+    if is_packed:
+        pack_linears(model)
+        model.set_dtype(mx.bfloat16)
+        add_adapters(model, lambda path, _: path.startswith("blocks"))
+    mx.eval(model.parameters())
+    return model
+
+
+def _operations(model: Decoder, length: int) -> Any:
+    batch = Batch.of_rows(np.ones((2, length + 1), np.int32))
+    return graph.operations(nn.value_and_grad(model, next_token_loss)(model, batch))
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("is_packed", [False, True], ids=["floats", "packed"])
+@pytest.mark.parametrize("name", MODELS)
+def test_operations_of_a_layer(name: str, is_packed: bool) -> None:
+    count = COUNTS[name][is_packed]
+    found = []
+    for length in (256, 2048):
+        small, large = (_operations(_model(name, n, is_packed), length) for n in (2, 3))
+        found.append((large - small, small))
+    added = found[0][0]
+    # there is no work for each position
+    assert found[0] == found[1]
+    assert added.total() == count, added
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32], ids=str)
+@pytest.mark.parametrize("quantize", [False, True])
+def test_the_gradient_of_a_ternary_product_is_one_dense_product(
+    dtype: mx.Dtype, quantize: bool
+) -> None:
+    rows, dims, outputs = 70, 100, (33, 40)
+    matrices = [
+        Projection(packed_pattern(count, packed_width(dims)), mx.array([0.5])) for count in outputs
+    ]
+    x, given = mx.zeros((rows, dims), dtype), mx.zeros((rows, sum(outputs)), dtype)
+    gradients = mx.vjp(lambda x: bit_linear(x, matrices, quantize=quantize), [x], [given])[1]
+    found = graph.operations(gradients)
+    assert found["Matmul"] == len(outputs)
+    assert found["QuantizedMatmul"] == 0
+    options = Options(quantize=quantize)
+    form = dense_gradient.Form.of(options)
+    arrays = form.flat(x, matrices, None, None)
+    recorded = graph.recorded_operations(
+        lambda x, given: dense_gradient._gradients(form, [x, *arrays[1:]], [given], [])[0], x, given
+    )
+    products = [operation.inputs for operation in recorded if operation.name == "Matmul"]
+    assert products == [(dtype, dtype)] * len(outputs)
+
+
+@pytest.mark.metal
+@pytest.mark.usefixtures("metal")
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32], ids=str)
+@pytest.mark.parametrize("has_row_scales", [False, True])
+def test_values_of_that_gradient(dtype: mx.Dtype, has_row_scales: bool) -> None:
+    """Against the straight-through gradient of the trits in float64."""
+    rows, dims, outputs = 70, 100, 33
+    weight = packed_pattern(outputs, packed_width(dims))
+    scale = (mx.arange(outputs if has_row_scales else 1) + 3) / 8
+    x, given = (
+        mx.random.normal((rows, size), key=mx.random.key(size)).astype(dtype)
+        for size in (dims, outputs)
+    )
+    trits, y, factor = (
+        np.array(array.astype(mx.float32), np.float64)
+        for array in (unpack_ternary(weight, dims), given, scale)
+    )
+    want = mx.array(((y * factor) @ trits).astype(np.float32))
+    matrix = (Projection(weight, scale),)
+    layer = PackedLinear(dims, outputs, has_row_scales=has_row_scales)
+    layer.weight, layer.scale = weight, scale
+    with use_backend("metal"):
+        for function in (layer, lambda x: bit_linear(x, matrix)):
+            got = mx.vjp(function, [x], [given])[1][0]
+            assert got.dtype == dtype
+            assert relative_error(got, want) <= TOLERANCE[dtype]

@@ -7,7 +7,7 @@ the dtype of `x` already, so that nothing is rounded before the product.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -56,7 +56,8 @@ def _gradients(
         found = mx.vjp(function, [inputs[place] for place in places], list(cotangents))[1]
         return dict(zip(places, found, strict=True))
 
-    at = form.nested(range(len(inputs)))
+    # places instead of arrays
+    at: Any = form.nested(cast(Any, range(len(inputs))))
     weights, scales, _ = zip(*at[1], strict=True)
     others = [n for n in range(len(inputs)) if n not in (*weights, *scales)]
     # a scale's needs the codes, and is not computed where it is frozen, as packed matrices are

@@ -47,9 +47,18 @@ OBSERVED = """
 
 @dataclass(frozen=True)
 class Record:
-    """One launch: bytes loaded and stored in device memory, by name of the kernel's argument."""
+    """One launch.
+
+    Attributes:
+        threadgroups: Their number.
+        threads, shared_bytes: The threads and the memory of each threadgroup.
+        loaded, stored: The bytes in device memory, by name of the kernel's argument.
+    """
 
     kernel: str
+    threadgroups: int
+    threads: int
+    shared_bytes: int
     loaded: dict[str, int]
     stored: dict[str, int]
 
@@ -79,6 +88,7 @@ class _Launch(ctypes.Structure):
         ("seed", ctypes.c_uint32),
         ("groups", ctypes.c_uint32 * 3),
         ("threads", ctypes.c_uint32),
+        ("shared_bytes", ctypes.c_uint32),
         ("error", ctypes.c_char * 400),
     )
 
@@ -139,8 +149,7 @@ class Emulator:
         library = ctypes.CDLL(str(self._compiled(name, self.edit(text), parameters)))
         arrays = _arguments(parameters, inputs, output_shapes, output_dtypes, init_value)
         groups = (grid[0] // threads, grid[1], grid[2])
-        loaded, stored = self._run(library, parameters, arrays, groups, threads, name)
-        self.records.append(Record(name, loaded, stored))
+        self.records.append(self._run(library, parameters, arrays, groups, threads, name))
         outputs = arrays[len(arrays) - len(output_shapes) :]
         return [
             _to_mlx(array, dtype).reshape(tuple(shape))
@@ -186,7 +195,7 @@ class Emulator:
         groups: tuple[int, int, int],
         threads: int,
         kernel: str,
-    ) -> tuple[dict[str, int], dict[str, int]]:
+    ) -> Record:
         names = [p for p in parameters if p.is_buffer]
         size = sum(a.nbytes + GAP for a in arrays) + GAP
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -209,9 +218,13 @@ class Emulator:
         for array, place, buffer in zip(arrays, places, buffers, strict=True):
             if buffer.is_output:
                 array.reshape(-1).view(np.uint8)[:] = place
-        return (
-            {b.name.decode(): b.loaded for b in buffers},
-            {b.name.decode(): b.stored for b in buffers if b.is_output},
+        return Record(
+            kernel,
+            math.prod(groups),
+            threads,
+            run.shared_bytes,
+            loaded={b.name.decode(): b.loaded for b in buffers},
+            stored={b.name.decode(): b.stored for b in buffers if b.is_output},
         )
 
 

@@ -201,6 +201,7 @@ void run_grid(Launch* launch, void (*start)(const Attributes&)) {
     if (launch->seed % 2) group = total - 1 - group;
     run_threadgroup(uint3{group % g[0], group / g[0] % g[1], group / g[0] / g[1]});
   }
+  launch->shared_bytes = shared_bytes;
 }
 }  // namespace machine
 

@@ -37,7 +37,7 @@ struct Buffer {  // the same in emulator.py
 };
 struct Launch {  // the same in emulator.py
   Buffer* buffers;
-  uint number_of_buffers, seed, groups[3], threads;
+  uint number_of_buffers, seed, groups[3], threads, shared_bytes;
   char error[400];
 };
 

@@ -46,6 +46,7 @@ def assert_seen(
     monkeypatch.setattr(self_check, "_difference", lambda *_: self_check._Finding(None))
     monkeypatch.setattr(self_check, "_checks", {})
     emulated.edit = edit
-    with pytest.raises((AssertionError, KernelError)):
+    with pytest.raises((AssertionError, KernelError)) as seen:
         fault.check()
+    assert "does not compile" not in str(seen.value)
     assert edited

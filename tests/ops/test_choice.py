@@ -10,7 +10,7 @@ import pytest
 from mlx_mmfree.errors import UsageError
 from mlx_mmfree.ops import Projection, bit_linear, pack_ternary, ternary_matmul
 from mlx_mmfree.ops.backend import choice, dispatch, kept_results, launch, self_check
-from mlx_mmfree.ops.ternary_matmul.metal_choice import candidates
+from mlx_mmfree.ops.ternary_matmul.metal_choice import candidates, shape_class
 from tests.emulator.emulator import Emulator
 from tests.ops.kernel_checks import check_code_sums, check_fused_codes, check_fused_sums
 from tests.ops.test_launches import small_model
@@ -224,28 +224,56 @@ def test_choices_outlast_a_new_check(clock: Clock) -> None:
 @pytest.mark.parametrize(
     ("rows", "timed", "others"),
     [
-        (1, ["groups"], ["tiles", "mlx"]),
-        (8, ["groups"], ["tiles", "mlx"]),
-        (9, ["groups", "mlx"], ["tiles"]),
-        (16, ["groups", "mlx"], ["tiles"]),
-        (32, ["groups", "mlx"], ["tiles"]),
-        (33, ["groups", "tiles", "mlx"], []),
-        (48, ["groups", "tiles", "mlx"], []),
-        (49, ["tiles", "groups", "mlx"], []),
-        (64, ["tiles", "groups", "mlx"], []),
-        (65, ["tiles", "mlx"], ["groups"]),
-        (9999, ["tiles", "mlx"], ["groups"]),
+        (1, ["groups"], ["tiles", "split", "mlx"]),
+        (8, ["groups"], ["tiles", "split", "mlx"]),
+        (9, ["groups", "mlx"], ["tiles", "split"]),
+        (16, ["groups", "mlx"], ["tiles", "split"]),
+        (32, ["groups", "mlx"], ["tiles", "split"]),
+        (33, ["groups", "tiles", "mlx"], ["split"]),
+        (48, ["groups", "tiles", "mlx"], ["split"]),
+        (49, ["tiles", "groups", "mlx"], ["split"]),
+        (64, ["tiles", "groups", "mlx"], ["split"]),
+        (65, ["tiles", "mlx"], ["groups", "split"]),
+        (9999, ["tiles", "mlx"], ["groups", "split"]),
     ],
 )
 def test_what_comes_into_question(rows: int, timed: list[str], others: list[str]) -> None:
-    assert candidates(rows, True) == (timed, others)
+    # enough outputs to fill a GPU
+    assert candidates(rows, 2560, 8192, mlx_is_exact=True) == (timed, others)
     inexact = [[name for name in names if name != "mlx"] for names in (timed, others)]
-    assert candidates(rows, False) == tuple(inexact)
+    assert candidates(rows, 2560, 8192, mlx_is_exact=False) == tuple(inexact)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dims", "outputs", "is_split"),
+    [
+        (32, 2560, 256, False),
+        (33, 2560, 256, True),
+        (64, 11_008, 512, True),
+        # 127 and 128 tiles
+        (64, 512, 127 * 64, True),
+        (64, 512, 127 * 64 + 1, False),
+        (64, 511, 256, False),
+        # 32 tiles for each 64 rows
+        (192, 2560, 2048, True),
+        (193, 2560, 2048, False),
+        (8128, 2560, 1, True),
+        (8129, 2560, 1, False),
+    ],
+)
+def test_split_inputs_come_into_question_where_tiles_are_few(
+    rows: int, dims: int, outputs: int, is_split: bool
+) -> None:
+    timed, others = candidates(rows, dims, outputs, mlx_is_exact=True)
+    assert ("split" in timed, "split" in others) == (is_split, not is_split)
+    # never the default, which is not timed
+    assert timed[0] != "split"
+    assert shape_class(rows, dims, outputs)["may_split"] == is_split
 
 
 @pytest.mark.metal
 @pytest.mark.usefixtures("metal")
-@pytest.mark.parametrize("name", ["groups", "tiles", "mlx"])
+@pytest.mark.parametrize("name", choice.NAMES[1:])
 @pytest.mark.parametrize(("rows", "dims"), [(1, 64), (20, 100), (50, 1100)])
 def test_all_give_the_same_sums_of_codes(name: str, rows: int, dims: int) -> None:
     with choice.use(name):
@@ -255,7 +283,7 @@ def test_all_give_the_same_sums_of_codes(name: str, rows: int, dims: int) -> Non
 
 @pytest.mark.metal
 @pytest.mark.usefixtures("metal")
-@pytest.mark.parametrize("name", ["groups", "tiles", "mlx"])
+@pytest.mark.parametrize("name", choice.NAMES[1:])
 def test_all_quantise_alike(name: str) -> None:
     with choice.use(name):
         check_fused_codes(
@@ -271,7 +299,9 @@ def timed(emulated: Emulator, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> 
 
     def launch_kernel(kernel: Any, **call: Any) -> list[mx.array]:
         results = emulate(kernel, **call)
-        clock.run(emulated.records[-1].kernel.removeprefix("custom_kernel_").split("__")[0])
+        name = emulated.records[-1].kernel.removeprefix("custom_kernel_").split("__")[0]
+        parts = dict(call.get("template", ())).get("PARTS", 1)
+        clock.run(f"{name}_split" if parts > 1 else name)
         return results
 
     def multiply(*arrays: mx.array, **options: Any) -> mx.array:
@@ -336,6 +366,28 @@ def test_bit_linear_takes_the_fastest(timed: Clock, costs: Any, kernels: list[st
     assert timed.runs == kernels
 
 
+def test_few_outputs_take_split_inputs_where_they_are_fastest(timed: Clock) -> None:
+    timed.costs = {"ternary_matmul_prefill_split": 0.5, "bit_linear_tiles_1_split": 0.5}
+    x, trits = mx.tile(codes(40), (1, 16)), mx.tile(TRITS, (1, 16))
+    x[:, 5] = 127
+    weight, want = pack_ternary(trits), x @ trits.T.astype(mx.float32)
+    for size in (40, 38):
+        timed.runs.clear()
+        assert mx.array_equal(ternary_matmul(x[:size], weight, codes=True), want[:size])
+        # whose scale is 1
+        got = bit_linear(x[:size], [Projection(weight, mx.array([0.5]))])
+        assert mx.array_equal(got, want[:size] / 2)
+    # of the same class
+    assert timed.runs == [
+        "ternary_matmul_prefill_split",
+        "bit_linear_codes",
+        "bit_linear_tiles_1_split",
+    ]
+    for found in choice.kept_choices().values():
+        assert found["chosen"] == "split"
+        assert set(found["seconds"]) == {"groups", "tiles", "split", "mlx"}
+
+
 def test_floats_are_not_multiplied_as_less_than_float32(timed: Clock) -> None:
     ternary_matmul(codes(40) / 7, WEIGHT)
     bit_linear(codes(40), [Projection(WEIGHT, mx.array([0.5]))], quantize=False)
@@ -392,7 +444,7 @@ def test_gradients_do_not_depend_on_the_choice(timed: Clock, kernel: str) -> Non
 
 @pytest.mark.metal
 @pytest.mark.usefixtures("metal")
-@pytest.mark.parametrize("name", ["groups", "tiles", "mlx"])
+@pytest.mark.parametrize("name", choice.NAMES[1:])
 @pytest.mark.parametrize("model_type", ["hgrn_bit", "bitnet"])
 def test_a_model_says_the_same_whatever_is_chosen(model_type: str, name: str) -> None:
     model = small_model(model_type)

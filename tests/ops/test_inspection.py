@@ -27,6 +27,7 @@ def test_metal_kernels_pass_their_checks(metal: None) -> None:
         "bit_linear(matrices=1, rows=1, gate=silu, ",
         "bit_linear(matrices=3, rows=1, gate=None, ",
         "bit_linear_tiles(matrices=1, rows=65, gate=silu, ",
+        "bit_linear_split(matrices=1, rows=65, gate=silu, ",
         "gated_rms_norm(gate=bfloat16, ",
         "bit_linear(matrices=4, rows=1, gate=None, ",
         "linear_scan_forward(",
@@ -36,7 +37,8 @@ def test_metal_kernels_pass_their_checks(metal: None) -> None:
         "rms_norm_quantize(x=float32, norm=True, ",
         "rms_norm_quantize(x=float32, norm=False, ",
         "ternary_matmul_decode(",
-        "ternary_matmul_prefill(",
+        "ternary_matmul_prefill(rows=49, is_whole=True, parts=1, ",
+        "ternary_matmul_prefill(rows=49, is_whole=True, parts=8, ",
     ):
         assert any(kernel.startswith(start) for kernel in checked), start
 

@@ -54,6 +54,7 @@ def test_each_kernel_is_timed_at_each_shape(device: Emulator) -> None:
     [
         ("groups", {"bit_linear_1", "ternary_matmul_decode"}),
         ("tiles", {"bit_linear_codes", "bit_linear_tiles_1", "ternary_matmul_prefill"}),
+        ("split", {"bit_linear_codes", "bit_linear_tiles_1", "ternary_matmul_prefill"}),
         ("mlx", {"rms_norm_quantize"}),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 from mlx_mmfree.generation.key_values import fixed_state
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.ops.backend import choice
 from tests import graph
 
 TERNARY = {"quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear"}}
@@ -60,11 +61,19 @@ def _read(model: Decoder, batch: int) -> Any:
     return model.hidden(mx.ones((batch, 64), mx.int32), block_arguments=each)
 
 
+def _read_split(model: Decoder, batch: int) -> Any:
+    """The same, where split inputs were chosen."""
+    with choice.use("split"):
+        return _read(model, batch)
+
+
 @pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("name", MODELS)
 def test_launches_of_a_layer(name: str, batch: int) -> None:
-    for call, count in zip((_decoded, _read), LAUNCHES[name], strict=True):
-        small, large = (graph.operations(call(_model(name, n), batch)) for n in (2, 3))
+    models = [_model(name, layers) for layers in (2, 3)]
+    decoded, read = LAUNCHES[name]
+    for call, count in ((_decoded, decoded), (_read, read), (_read_split, read)):
+        small, large = (graph.operations(call(model, batch)) for model in models)
         added = large - small
         assert added.total() == count, added

@@ -24,12 +24,13 @@ MOST_INSTRUCTIONS = {
 WEIGHTS_OF_A_STEP = 4 * 16
 # the last words of a row may hold fewer inputs
 RAGGED = "ternary_matmul_decode__3_0_float_"
-# the most instructions beside products, loads of matrices and barriers: what loads, decodes and lays
-# out 16 inputs and 16 weights
+# by number of parts, and the most instructions beside products, loads of matrices and barriers: what
+# loads, decodes and lays out 16 inputs and 16 weights
 TILES = {
-    "ternary_matmul_prefill__float16_t_1_float_": 220,
-    "bit_linear_tiles_1__float16_t_float16_t_0_0_": 265,
-    "bit_linear_tiles_3__float16_t_float16_t_1_0_": 265,
+    "ternary_matmul_prefill__float16_t_1_{}_float_": ((1, 8), 220),
+    "ternary_matmul_prefill__float_1_{}_float_": ((1, 4), 220),
+    "bit_linear_tiles_1__float16_t_float16_t_{}_0_0_": ((1, 8), 265),
+    "bit_linear_tiles_3__float16_t_float16_t_{}_1_0_": ((1, 8), 265),
 }
 
 
@@ -42,7 +43,8 @@ def texts() -> dict[str, str]:
 def loops(texts: dict[str, str]) -> dict[str, compiler.Loop]:
     """The loops over weights of some kernels, by a part of the name."""
     parts = [part.format(rows) for part, counts in MOST_INSTRUCTIONS.items() for rows in counts]
-    return hot_loops(texts, (*parts, RAGGED, *TILES))
+    tiles = [part.format(parts) for part, (split, _) in TILES.items() for parts in split]
+    return hot_loops(texts, (*parts, RAGGED, *tiles))
 
 
 def hot_loops(texts: dict[str, str], parts: Iterable[str]) -> dict[str, compiler.Loop]:
@@ -82,11 +84,14 @@ def test_instructions_of_a_weight(loops: dict[str, compiler.Loop], kernel: str) 
 
 @pytest.mark.parametrize("kernel", TILES)
 def test_instructions_of_a_tile(loops: dict[str, compiler.Loop], kernel: str) -> None:
-    loop = loops[kernel]
-    names = [each.split()[0] for each in loop.instructions]
-    # 32 inputs of a tile: 4 x 4 matrices of sums, 4 products for each
-    assert names.count("simdgroup_multiply") == 64
-    assert names.count("simdgroup_load") == 32
-    assert names.count("threadgroup_barrier") == 2
-    others = loop.count - 64 - 32 - 2
-    assert 0 < others <= TILES[kernel], others
+    split, most = TILES[kernel]
+    for parts in split:
+        loop = loops[kernel.format(parts)]
+        names = [each.split()[0] for each in loop.instructions]
+        # 32 inputs of a tile: 4 x 4 matrices of sums, 4 products for each; half as many of one part
+        products, barriers = (64, "threadgroup") if parts == 1 else (32, "simdgroup")
+        assert names.count("simdgroup_multiply") == products
+        assert names.count("simdgroup_load") == products / 2
+        assert [name for name in names if "barrier" in name] == [f"{barriers}_barrier"] * 2
+        others = loop.count - products - products // 2 - 2
+        assert 0 < others <= most, (parts, others)

@@ -12,9 +12,7 @@ from mlx_mmfree.ops import (
     ternary_matmul,
     use_backend,
 )
-from mlx_mmfree.ops.backend.self_check import packed_pattern
 from mlx_mmfree.ops.rms_norm_quantize import Rounding
-from mlx_mmfree.ops.ternary_matmul import metal as metal_backend
 from tests.emulator.emulator import Emulator
 from tests.ops.kernel_checks import (
     assert_close,
@@ -216,26 +214,6 @@ def test_many_rows_read_weights_once_for_a_tile(
     assert record.loaded["weight"] == tiles * 64 * packed_width(100) * 4
     assert record.loaded["x"] == tiles * 64 * 100 * 2
     assert record.stored == {"out": rows * outputs * 4}
-
-
-@pytest.mark.parametrize(
-    ("dims", "outputs", "parts"),
-    # the last has five tiles, in parts of two: nothing is left for the last part
-    [(63, 4, 1), (64, 4, 2), (2049, 4, 4), (2049, 65, 2), (2049, 200, 1), (129, 4, 4)],
-)
-def test_few_tiles_are_computed_in_parts(
-    emulated: Emulator, monkeypatch: pytest.MonkeyPatch, dims: int, outputs: int, parts: int
-) -> None:
-    monkeypatch.setattr(metal_backend, "MIN_THREADGROUPS", 4)
-    monkeypatch.setattr(metal_backend, "MIN_PART_DIMS", 32)
-    rows = 49
-    codes = mx.random.randint(-128, 128, (rows, dims)).astype(mx.float16)
-    weight = packed_pattern(outputs, packed_width(dims))
-    with use_backend("metal"):
-        got = ternary_matmul(codes, weight, codes=True)
-    assert emulated.records[-1].stored == {"out": parts * rows * outputs * 4}
-    with use_backend("reference"):
-        assert_same(got, ternary_matmul(codes, weight))
 
 
 def test_traffic_of_the_codes(emulated: Emulator) -> None:

@@ -5,11 +5,13 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
+from mlx_mmfree.ops.backend import choice
 from tests.emulator.emulator import Emulator
 from tests.ops.kernel_checks import (
     check_bad_row,
     check_code_sums,
     check_codes,
+    check_float_sums,
     check_fused_codes,
     check_fused_sums,
     check_fused_ties,
@@ -23,8 +25,23 @@ def decode() -> None:
 
 
 def prefill() -> None:
-    # two parts, the second of which ends within a tile
     check_code_sums(70, 1070, 70, mx.float16)
+
+
+def split() -> None:
+    # the last step is the third part's, and ends within its tile
+    with choice.use("split"):
+        check_code_sums(70, 300, 70, mx.float16)
+
+
+def split_floats() -> None:
+    with choice.use("split"):
+        check_float_sums(33, 100, 33, mx.float32)
+
+
+def split_tiles() -> None:
+    with choice.use("split"):
+        check_fused_sums(70, 300, (33, 70), mx.float32)
 
 
 def codes() -> None:
@@ -71,6 +88,9 @@ def many_bad_rows() -> None:
 KERNELS = {
     decode: "ternary_matmul_decode",
     prefill: "ternary_matmul_prefill",
+    split: "ternary_matmul_prefill",
+    split_floats: "ternary_matmul_prefill",
+    split_tiles: "bit_linear_tiles_2",
     codes: "rms_norm_quantize",
     fused_sums: "bit_linear_2",
     fused_groups: "bit_linear_2",
@@ -107,29 +127,57 @@ FAULTS: dict[str, Fault] = {
     "decode: lanes not summed": Fault(decode, "simd_sum(sums[row][n])", "(sums[row][n])", 0),
     "prefill: barrier before tiles are reused": Fault(prefill, BARRIER, "", 0),
     "prefill: barrier before products": Fault(prefill, BARRIER, "", 1),
-    "prefill: barrier before strip is read": Fault(prefill, SIMD_BARRIER, "", 0),
-    "prefill: barrier before strip is reused": Fault(prefill, SIMD_BARRIER, "", 1),
+    "prefill: barrier before strip is read": Fault(prefill, SIMD_BARRIER, "", 2),
+    "prefill: barrier before strip is reused": Fault(prefill, SIMD_BARRIER, "", 3),
     "prefill: places": Fault(prefill, "place % 8 + n", "place % 8", 0),
     "prefill: upper places": Fault(prefill, "place - place % 8", "0", 0),
     "prefill: trits not centred": Fault(prefill, "unit - 1.0f", "unit", 0),
     "prefill: weights not transposed": Fault(prefill, "0, true)", "0, false)", 0),
     "prefill: depth": Fault(prefill, "at < DEPTH; at += 8", "at < DEPTH - 8; at += 8", 0),
-    "prefill: last step": Fault(prefill, "k < stop + DEPTH;", "k < stop;", 0),
-    "prefill: first step": Fault(prefill, "if (k > start)", "if (true)", 0),
-    "prefill: word": Fault(prefill, "word_at += DEPTH / 16", "word_at += DEPTH / 32", 0),
-    "prefill: words of the first part": Fault(prefill, "+ start / 16", "", 0),
-    "prefill: inputs of the first part": Fault(prefill, "* dims + start +", "* dims +", 0),
-    "prefill: a part of another size": Fault(prefill, "min(start + depth, dims)", "dims", 0),
-    "prefill: stored to the first part": Fault(prefill, "static_cast<size_t>(part) * rows", "0", 0),
+    "prefill: last step": Fault(prefill, "k < dims + STEP;", "k < dims;", 0),
+    "prefill: first step": Fault(prefill, "if (k > first)", "if (true)", 0),
+    "prefill: word": Fault(prefill, "word_at += STEP / 16", "word_at += STEP / 32", 0),
     "prefill: inputs beyond the last": Fault(prefill, "four + n < dims", "four + n <= dims", 0),
     "prefill: rows beyond the last": Fault(
         prefill, "row < rows && output", "row <= rows && output", 0
     ),
     "prefill: inputs beyond the last row": Fault(
-        prefill, "+ 16 * i, rows - 1)", "+ 16 * i, rows)", 0
+        prefill, "/ 4 * i, rows - 1)", "/ 4 * i, rows)", 0
     ),
     "prefill: words beyond the last": Fault(prefill, "outputs - 1))", "outputs))", 0),
     "prefill: tile of another group": Fault(prefill, "x_tile + tile_row * LINE", "x_tile", 0),
+    "split: barrier before tiles are reused": Fault(split, SIMD_BARRIER, "", 0),
+    "split: barrier before products": Fault(split, SIMD_BARRIER, "", 1),
+    "split: barrier before strips are read": Fault(split, BARRIER, "", 2),
+    "split: barrier before strips are reused": Fault(split, BARRIER, "", 3),
+    "split: last part left out": Fault(split, "other < PARTS;", "other < PARTS - 1;", 0),
+    "split: first part left out": Fault(split, "sum = strips[r * 32 + lane]", "sum = 0.0f", 0),
+    "split: first part twice": Fault(split, "other * PART +", "other / 2 * PART +", 0),
+    "split: all begin at the first input": Fault(split, "first = part * DEPTH", "first = 0", 0),
+    "split: inputs of the first part": Fault(split, "* dims + first +", "* dims +", 0),
+    "split: words of the first part": Fault(split, "+ first / 16", "", 0),
+    "split: inputs of the next part": Fault(split, "x_at[i] += STEP", "x_at[i] += DEPTH", 0),
+    "split: word of the next part": Fault(split, "word_at += STEP", "word_at += DEPTH", 0),
+    "split: last round": Fault(split, "k < dims + STEP;", "k < dims + DEPTH;", 0),
+    "split: inputs beyond the last": Fault(split, "four + n < dims", "four + n <= dims", 0),
+    "split: inputs of another tile": Fault(split, "x_tiles + part * TILE * LINE", "x_tiles", 0),
+    "split: trits of another tile": Fault(
+        split, "trits_tiles + part * TILE * LINE", "trits_tiles", 0
+    ),
+    "split: rows of the first part": Fault(split, "r = n + part", "r = n", 0),
+    "split floats: rows of a part": Fault(split_floats, "n += PARTS", "n += 2 * PARTS", 0),
+    "split floats: a part left out": Fault(split_floats, "other < PARTS;", "other < PARTS - 1;", 0),
+    "split: tiles of 64": Fault(split, "SPLIT ? 32 : 64", "64", 0),
+    "split tiles: codes of the first part": Fault(split_tiles, "+ first / 4 + four", "+ four", 0),
+    "split tiles: codes of the next part": Fault(
+        split_tiles, "x_at[i] += STEP / 4", "x_at[i] += DEPTH / 4", 0
+    ),
+    "split tiles: last part left out": Fault(
+        split_tiles, "other < PARTS;", "other < PARTS - 1;", 0
+    ),
+    "split tiles: barrier before strips are read": Fault(split_tiles, BARRIER, "", 2),
+    "split tiles: barrier before products": Fault(split_tiles, SIMD_BARRIER, "", 1),
+    "split tiles: wrong matrix": Fault(split_tiles, "block >= (outputs", "block > (outputs", 0),
     "codes: wrong scale": Fault(codes, "127.0f /", "128.0f /", 0),
     "codes: barrier": Fault(codes, BARRIER, "", 0),
     "codes: epsilon left out": Fault(codes, "dims) + eps", "dims)", 0),
@@ -202,7 +250,7 @@ FAULTS: dict[str, Fault] = {
     "tiles: codes of another place": Fault(tiles, "? first[n", "? second[n", 0),
     "tiles: codes not centred": Fault(tiles, "half(1152.0f)", "half(1151.0f)", 0),
     "tiles: codes of the tile before": Fault(
-        tiles, "x_at[i] += DEPTH / 4", "x_at[i] += DEPTH / 8", 0
+        tiles, "x_at[i] += STEP / 4", "x_at[i] += STEP / 8", 0
     ),
     "tiles: codes of another row": Fault(
         tiles,
@@ -217,7 +265,7 @@ FAULTS: dict[str, Fault] = {
         0,
     ),
     "tiles: codes of another set": Fault(sets_in_tiles, "(first_scale + row)", "(0 + row)", 0),
-    "tiles: last inputs": Fault(tiles, "stop = 4 * code_words", "stop = 4 * code_words - 32", 0),
+    "tiles: last inputs": Fault(tiles, "dims = 4 * code_words", "dims = 4 * code_words - 32", 0),
     "tiles: outputs beyond the last": Fault(
         tiles, "row < rows && output < outputs", "row < rows", 0
     ),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mlx_mmfree import native, ops
 from mlx_mmfree.errors import BackendError
 from mlx_mmfree.ops import Projection, pack_ternary, use_backend
+from mlx_mmfree.ops.backend import choice
 from tests.ops.conftest import STRICT
 from tests.ops.kernel_checks import assert_close
 from tests.tolerances import TOLERANCE
@@ -50,18 +51,22 @@ def hold(
 ) -> None:
     """Tries a claim on many values that the backend takes.
 
+    The strict emulator also tries every way to compute a product.
+
     They are few where each variant of a kernel must be compiled, and always the same ones, but for the
     strict emulator: it is run by itself, each time with other values.
     """
 
-    def attempt(**values: Any) -> None:
+    def attempt(product: str, **values: Any) -> None:
         try:
-            claim(**values)
+            with choice.use(product):
+                claim(**values)
         except BackendError:
             reject()
 
     is_strict = STRICT in os.environ
     are_few = backend in ("metal", "cuda") and not is_strict
+    values["product"] = st.sampled_from(choice.NAMES if is_strict else [choice.DEFAULT])
     if rows is not None:
         # those of one kernel for a few rows and of one for many
         values["rows"] = st.sampled_from([0, 3, 49] if are_few else [*rows, 49])

@@ -24,7 +24,7 @@ ENVIRONMENT_VARIABLE = "MLX_MMFREE_PRODUCT"
 DEFAULT = "default"
 """The name that forces the first candidate, whichever it is, so that nothing is timed."""
 
-NAMES = (DEFAULT, "groups", "tiles", "mlx")
+NAMES = (DEFAULT, "groups", "tiles", "split", "mlx")
 """The names that the environment variable can have."""
 
 BUDGET = 0.001

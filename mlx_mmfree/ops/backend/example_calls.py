@@ -1,6 +1,6 @@
 """Small arguments for the backends of each operation, which select every kernel."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from ..dense_matmul import BITS, AffineForm
 from ..float_dtypes import FLOATS
 from ..mlgru_step import Options as GateOptions
 from ..ternary import packed_width
-from . import launch
+from . import choice, launch
 
 ROWS = (*range(1, launch.MAX_GROUP_ROWS + 1), launch.FEW_ROWS + 16)
 """Numbers of rows that select every variant of a product: a group of each size, and tiles."""
@@ -25,10 +25,15 @@ _DIMS = (32, 4)
 
 
 class Call(NamedTuple):
-    """The arguments that an operation hands to its backends."""
+    """The arguments that an operation hands to its backends.
+
+    Attributes:
+        product: What computes a ternary product, as in `choice.NAMES`.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    product: str = choice.DEFAULT
 
 
 def example_calls(rows: Sequence[int]) -> dict[str, Iterator[Call]]:
@@ -40,7 +45,7 @@ def example_calls(rows: Sequence[int]) -> dict[str, Iterator[Call]]:
     return {
         "attention": _attention_calls(),
         "attention_step": _attention_step_calls(),
-        "bit_linear": _bit_linear_calls(rows),
+        "bit_linear": _products(_bit_linear_calls, rows),
         "cross_entropy": _cross_entropy_calls(),
         "dense_matmul": _dense_matmul_calls(),
         "gated_activation": _gated_activation_calls(),
@@ -49,8 +54,17 @@ def example_calls(rows: Sequence[int]) -> dict[str, Iterator[Call]]:
         "mlgru_step": _mlgru_step_calls(),
         "rms_norm": _rms_norm_calls(),
         "rms_norm_quantize": _rms_norm_quantize_calls(),
-        "ternary_matmul": _ternary_matmul_calls(rows),
+        "ternary_matmul": _products(_ternary_matmul_calls, rows),
     }
+
+
+def _products(
+    calls: Callable[[Sequence[int]], Iterator[Call]], rows: Sequence[int]
+) -> Iterator[Call]:
+    """The calls for numbers of rows, those for many rows also with split inputs."""
+    yield from calls(rows)
+    for call in calls([number for number in rows if number > launch.FEW_ROWS]):
+        yield call._replace(product="split")
 
 
 def _attention_calls() -> Iterator[Call]:

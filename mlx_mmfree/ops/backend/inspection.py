@@ -109,7 +109,7 @@ def operation_reports(
     calls = [(op, call) for op, those in example_calls(rows).items() for call in those]
     found: dict[str, dict[str, str | None]] = {op: {} for op, _ in calls}
     for count, (op, call) in enumerate(calls, start=1):
-        with choice.use(choice.DEFAULT):
+        with choice.use(call.product):
             report = backend_report(_package(op), *call.args, **call.kwargs)
         for name, reason in report.items():
             found[op][name] = found[op].get(name) or reason
@@ -132,10 +132,11 @@ def kernel_texts() -> dict[str, str]:
         for op, calls in example_calls(ROWS).items():
             backend = backend_module(_package(op), "metal")
             for call in calls:
-                # what is checked, the gradient's kernels too, and what would run
-                if "unsupported" in vars(backend):
-                    backend.unsupported(*call.args, **call.kwargs)
-                backend.run(*call.args, **call.kwargs)
+                with choice.use(call.product):
+                    # what is checked, the gradient's kernels too, and what would run
+                    if "unsupported" in vars(backend):
+                        backend.unsupported(*call.args, **call.kwargs)
+                    backend.run(*call.args, **call.kwargs)
         plain_read.plain_read(mx.zeros((4, 4), mx.uint32))
     return texts
 

@@ -18,23 +18,30 @@ from ..ternary_matmul import quantized
 from ..ternary_matmul.metal_choice import (
     GROUPS,
     MOST_TIMED_ROWS,
+    SPLIT,
     TILES,
     candidates,
     shape_class,
     timed_shape,
 )
-from ..ternary_matmul.metal_tiles import TILE
 from . import Options, Projection
 from .dense_gradient import defined, with_dense_gradient
 from .metal_form import GATES, Form, check_inputs
 from .metal_groups import OUTPUTS, in_groups
 from .metal_texts import MAX_MATRICES
-from .metal_tiles import in_tiles
+from .metal_tiles import in_split_tiles, in_tiles
 
 # smaller arrays lie in another address space than the others
 MIN_WORDS = 8
 
 _Product = Callable[..., mx.array]
+
+_KERNELS = {
+    in_groups: "bit_linear",
+    in_tiles: "bit_linear_tiles",
+    in_split_tiles: "bit_linear_split",
+}
+_OF_CODES: dict[str | None, _Product] = {TILES: in_tiles, SPLIT: in_split_tiles}
 
 
 def unsupported(x: mx.array, projections: tuple[Projection, ...], options: Options) -> str | None:
@@ -56,8 +63,9 @@ def _way(x: mx.array, projections: tuple[Projection, ...], options: Options) -> 
     if not fits or rows == 0:
         return None
     dims = width if options.gate is None else width // 2
-    names, others = candidates(rows, quantized.is_exact(mx.float32, dims, options.quantize))
     outputs = sum(weight.shape[0] for weight, *_ in projections)
+    mlx_is_exact = quantized.is_exact(mx.float32, dims, options.quantize)
+    names, others = candidates(rows, dims, outputs, mlx_is_exact=mlx_is_exact)
 
     def results(name: str) -> mx.array:
         few = x.reshape(rows, width)[:MOST_TIMED_ROWS]
@@ -103,7 +111,7 @@ def _product(way: str | None, quantize: bool) -> _Product | None:
     """What computes the results for up to four matrices, or `None` for plain operations."""
     if way == GROUPS:
         return in_groups
-    return in_tiles if way == TILES and quantize else None
+    return _OF_CODES.get(way) if quantize else None
 
 
 def _parts(projections: Sequence[Projection]) -> list[Sequence[Projection]]:
@@ -141,10 +149,10 @@ def _fault_of_kernel(
         # a second slab, and a second threadgroup of the first matrix
         sizes = rows, 16 * (128 // rows if rows < 3 else 32) + 40, (OUTPUTS + 1, *others)
     else:
-        # a second tile in each direction
-        sizes = TILE + 1, 9 * launch.SIMD_GROUP - 3, (TILE + 1, *others)
+        # a second tile in each direction, and more than one step of each part
+        sizes = 65, 9 * launch.SIMD_GROUP - 3, (65, *others)
     return kernel_fault(
-        "bit_linear" if product is in_groups else "bit_linear_tiles",
+        _KERNELS[product],
         partial(product, form),
         partial(defined, form),
         partial(check_inputs, form, *sizes, **dtypes),

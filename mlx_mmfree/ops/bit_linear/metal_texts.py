@@ -27,11 +27,12 @@ def input_of_row(start: str) -> str:
     return f"gated<GATE>(static_cast<float>(x[{start} + k]), {up})"
 
 
-def choice_of_matrix(matrices: int, outputs_of_block: int, integer: str) -> str:
+def choice_of_matrix(matrices: int, outputs_of_block: int | str, integer: str) -> str:
     """Sets the matrix of a threadgroup, `chosen`, and the `block` of its outputs.
 
     A matrix has inputs of its own, named with its number. `outputs` and `weights` are those of the
-    chosen one, and `before` counts the outputs of those before it. Numbers are of type `integer`.
+    chosen one, and `before` counts the outputs of those before it. Numbers are of type `integer`, and
+    `outputs_of_block` is a number or the name of one.
     """
     first = f"""{integer} block = threadgroup_position_in_grid.x;
     int chosen = 0;
@@ -67,8 +68,8 @@ def all_outputs(matrices: int) -> str:
     return f"({' + '.join(f'weight{n}_shape[0]' for n in range(matrices))})"
 
 
-def _blocks(outputs_of_block: int) -> str:
-    return f"(outputs + {outputs_of_block - 1}) / {outputs_of_block}"
+def _blocks(outputs_of_block: int | str) -> str:
+    return f"(outputs + {outputs_of_block} - 1) / {outputs_of_block}"
 
 
 def _chosen(values: list[str]) -> str:

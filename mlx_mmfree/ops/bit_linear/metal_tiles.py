@@ -1,21 +1,25 @@
 """`bit_linear` on Metal for many rows, in two launches: codes, and their products with all matrices.
 
-The products are those of tiles of 64 rows and 64 outputs. They are scaled, added to the residual and
-stored in the dtype of `x` where they are summed. Where there are few tiles, the inputs are not split:
-their parts could be scaled only in another launch, after one that zeroes or gathers them, while MLX's
-product, which splits them, is timed beside this one.
+The products are those of tiles of rows and outputs. They are scaled, added to the residual and stored in
+the dtype of `x` where they are summed. Where there are few tiles, the inputs can be split within a
+threadgroup, but never between several: their parts could be scaled only in another launch, after one
+that zeroes or gathers them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from ..backend import launch
 from ..backend.metal_functions import TERNARY
-from ..ternary_matmul.metal_tiles import THREADS, TILE, product_of_tiles
+from ..ternary_matmul.metal_tiles import PARTS, UNDIVIDED, grid, product_of_tiles
 from .metal_codes import codes_of
 from .metal_form import Form
 from .metal_texts import MAX_MATRICES, all_outputs, choice_of_matrix, scale_of_output
+
+# holds codes and trits exactly
+_TILE_TYPE = mx.float16
 
 _HEADER = f"""
     {TERNARY}
@@ -36,21 +40,20 @@ def _kernel(matrices: int) -> Any:
     """The kernel for a number of matrices. Each has inputs of its own, chosen by threadgroup."""
     source = product_of_tiles(
         task=f"""
-    {choice_of_matrix(matrices, TILE, "uint")}
+    {choice_of_matrix(matrices, "TILE", "uint")}
     const uint rows = codes_shape[1];
     const uint code_words = codes_shape[2];
+    const uint dims = 4 * code_words;  // behind the last input codes are zero
     const uint words = weight0_shape[1];
     const uint first_output = block * TILE;
     const uint first_row = threadgroup_position_in_grid.y * TILE;
-    const uint start = 0;
-    const uint stop = 4 * code_words;  // behind the last input codes are zero
     const size_t first_scale = OWN_NORM ? static_cast<size_t>(chosen) * rows : 0;
         """,
         loaded="uint",
-        place="(first_scale + row) * code_words + four",
+        place="(first_scale + row) * code_words + first / 4 + four",
         load="""
                 inputs[i] = codes[x_at[i]];
-                x_at[i] += DEPTH / 4;
+                x_at[i] += STEP / 4;
         """,
         laid_out="codes_in(inputs[i])",
         finish=f"const float scale = output < outputs ? {scale_of_output(matrices)} : 0.0f;",
@@ -79,6 +82,15 @@ _KERNELS = {matrices: _kernel(matrices) for matrices in range(1, MAX_MATRICES + 
 
 def in_tiles(form: Form, *arrays: mx.array) -> mx.array:
     """The results for up to four matrices."""
+    return _in_tiles(UNDIVIDED, form, arrays)
+
+
+def in_split_tiles(form: Form, *arrays: mx.array) -> mx.array:
+    """The same, with inputs in parts."""
+    return _in_tiles(PARTS[_TILE_TYPE], form, arrays)
+
+
+def _in_tiles(parts: int, form: Form, arrays: Sequence[mx.array]) -> mx.array:
     x, projections, norm, residual = form.nested(arrays)
     *leading, width = x.shape
     rows = x.size // width
@@ -93,19 +105,17 @@ def in_tiles(form: Form, *arrays: mx.array) -> mx.array:
     ]
     for weight, scale, _ in projections:
         inputs += [weight, scale]
-    blocks = sum(-(-count // TILE) for count in outputs)
     (result,) = launch.launch(
         _KERNELS[len(projections)],
         inputs=inputs,
         template=[
             ("T", x.dtype),
-            # holds codes and trits exactly
-            ("TileType", mx.float16),
+            ("TileType", _TILE_TYPE),
+            ("PARTS", parts),
             ("OWN_NORM", form.eps is not None),
             ("RESIDUAL", residual is not None),
         ],
-        grid=(THREADS * blocks, -(-rows // TILE), 1),
-        threadgroup=(THREADS, 1, 1),
+        **grid(rows, outputs, parts),
         output_shapes=[(rows, sum(outputs))],
         output_dtypes=[x.dtype],
     )

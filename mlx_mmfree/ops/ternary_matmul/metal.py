@@ -1,6 +1,5 @@
 """`ternary_matmul` on Metal: a kernel for some tens of rows, one for more, and that of MLX."""
 
-import math
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -18,21 +17,16 @@ from .metal_choice import (
     GROUPS,
     MLX,
     MOST_TIMED_ROWS,
+    SPLIT,
     candidates,
     shape_class,
     timed_shape,
 )
-from .metal_tiles import DEPTH, THREADS, TILE, product_of_tiles
+from .metal_tiles import PARTS, UNDIVIDED, depth, grid, product_of_tiles
 
 CODES_PER_WORD = 16
 DECODE_GROUPS = 2
 DECODE_OUTPUTS = 4
-# Fewer threadgroups leave units of a GPU idle: then the inputs are computed in parts, of a size for
-# which the sum of the parts costs little. It takes a second launch, and so would adding them up where
-# they are computed: MLX zeroes outputs in a launch of its own. Sums of floats would have no fixed order,
-# and those of codes would take a third launch that scales them.
-MIN_THREADGROUPS = 128
-MIN_PART_DIMS = 512
 
 # The type in which a tile of activations keeps their exact values.
 _TILE_TYPES = {
@@ -109,7 +103,7 @@ _decode = mx.fast.metal_kernel(
 _prefill = mx.fast.metal_kernel(
     name="ternary_matmul_prefill",
     input_names=["x", "weight"],  # (rows, D), (N, W)
-    output_names=["out"],  # (parts, rows, N)
+    output_names=["out"],  # (rows, N)
     header=TERNARY,
     source=product_of_tiles(
         task="""
@@ -120,14 +114,9 @@ _prefill = mx.fast.metal_kernel(
     const auto weights = weight;  // of either address space
     const uint first_output = threadgroup_position_in_grid.x * TILE;
     const uint first_row = threadgroup_position_in_grid.y * TILE;
-    const uint part = threadgroup_position_in_grid.z;
-    const uint tiles = (dims + DEPTH - 1) / DEPTH;
-    const uint depth = (tiles + threadgroups_per_grid.z - 1) / threadgroups_per_grid.z * DEPTH;
-    const uint start = min(part * depth, dims);
-    const uint stop = min(start + depth, dims);
         """,
         loaded="Four",
-        place="static_cast<size_t>(row) * dims + start + 4 * four",
+        place="static_cast<size_t>(row) * dims + first + 4 * four",
         load="""
                 #pragma clang loop unroll(full)
                 for (uint n = 0; n < 4; n++) {
@@ -135,12 +124,12 @@ _prefill = mx.fast.metal_kernel(
                         ? static_cast<TileType>(static_cast<float>(x[x_at[i] + n]))
                         : static_cast<TileType>(0.0f);
                 }
-                x_at[i] += DEPTH;
+                x_at[i] += STEP;
         """,
         laid_out="inputs[i]",
         finish="",
         store="""
-                out[(static_cast<size_t>(part) * rows + row) * outputs + output] = sum;
+                out[static_cast<size_t>(row) * outputs + output] = sum;
         """,
     ),
 )
@@ -161,7 +150,8 @@ def _way(x: mx.array, weight: mx.array, codes: bool) -> str:
     """The name of what computes the sums."""
     (outputs, _), dims = weight.shape, x.shape[-1]
     rows = x.size // dims
-    names, others = candidates(rows, quantized.is_exact(x.dtype, dims, codes))
+    mlx_is_exact = quantized.is_exact(x.dtype, dims, codes)
+    names, others = candidates(rows, dims, outputs, mlx_is_exact=mlx_is_exact)
 
     def sums(name: str) -> mx.array:
         if fault := _fault(name, x, codes):
@@ -188,16 +178,18 @@ def _fault(name: str, x: mx.array, codes: bool) -> str | None:
         return None
     dims = x.shape[-1]
     is_few = name == GROUPS
-    is_whole = dims % (CODES_PER_WORD if is_few else DEPTH) == 0
+    parts = _parts(name, x.dtype, codes)
+    is_whole = dims % (CODES_PER_WORD if is_few else depth(parts)) == 0
     rows = launch.rows_of_a_group(x.size // dims) if is_few else launch.FEW_ROWS + 1
     return kernel_fault(
         "ternary_matmul_decode" if is_few else "ternary_matmul_prefill",
         partial(_sums, name=name, codes=codes),
         _reference,
-        # more words than lanes
+        # more words than lanes, and more than one step of each part
         lambda: _check_inputs(rows, 544 if is_whole else 520, x.dtype),
         rows=rows,
         is_whole=is_whole,
+        parts=parts,
         x=x.dtype,
         codes=codes,
     )
@@ -216,12 +208,24 @@ def _sums(x: mx.array, weight: mx.array, name: str, codes: bool) -> mx.array:
     *leading, dims = x.shape
     if name == MLX:
         return quantized.product(x.astype(mx.float32), weight)
-    product = _in_groups if name == GROUPS else _in_tiles
-    sums = product(x.reshape(x.size // dims, dims), weight, codes)
+    rows = x.reshape(x.size // dims, dims)
+    if name == GROUPS:
+        sums = _in_groups(rows, weight)
+    else:
+        sums = _in_tiles(rows, weight, codes, _parts(name, x.dtype, codes))
     return sums.reshape(*leading, weight.shape[0])
 
 
-def _in_groups(x: mx.array, weight: mx.array, codes: bool) -> mx.array:
+def _tile_type(dtype: mx.Dtype, codes: bool) -> mx.Dtype:
+    # codes are exact in half, whatever type holds them
+    return mx.float16 if codes else _TILE_TYPES[dtype]
+
+
+def _parts(name: str, dtype: mx.Dtype, codes: bool) -> int:
+    return PARTS[_tile_type(dtype, codes)] if name == SPLIT else UNDIVIDED
+
+
+def _in_groups(x: mx.array, weight: mx.array) -> mx.array:
     """Groups of rows, each of which reads the weights."""
     rows, dims = x.shape
     outputs = weight.shape[0]
@@ -239,25 +243,22 @@ def _in_groups(x: mx.array, weight: mx.array, codes: bool) -> mx.array:
     return result
 
 
-def _in_tiles(x: mx.array, weight: mx.array, codes: bool) -> mx.array:
+def _in_tiles(x: mx.array, weight: mx.array, codes: bool, parts: int) -> mx.array:
     """Tiles of rows and outputs, multiplied by the units for small matrices."""
     (rows, dims), outputs = x.shape, weight.shape[0]
-    tiles = -(-outputs // TILE), -(-rows // TILE)
-    parts = max(min(MIN_THREADGROUPS // math.prod(tiles), dims // MIN_PART_DIMS), 1)
-    (sums,) = launch.launch(
+    (result,) = launch.launch(
         _prefill,
         inputs=[x, weight],
         template=[
-            # codes are exact in half, whatever type holds them
-            ("TileType", mx.float16 if codes else _TILE_TYPES[x.dtype]),
-            ("WHOLE_TILES", dims % DEPTH == 0),
+            ("TileType", _tile_type(x.dtype, codes)),
+            ("WHOLE_TILES", dims % depth(parts) == 0),
+            ("PARTS", parts),
         ],
-        grid=(tiles[0] * THREADS, tiles[1], parts),
-        threadgroup=(THREADS, 1, 1),
-        output_shapes=[(parts, rows, outputs)],
+        **grid(rows, [outputs], parts),
+        output_shapes=[(rows, outputs)],
         output_dtypes=[mx.float32],
     )
-    return sums.reshape(rows, outputs) if parts == 1 else sums.sum(axis=0)
+    return result
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from ..layers.attention_options import AttentionNorms as AttentionNorms
 from ..layers.attention_options import KeyValueCache as KeyValueCache
+from .cosformer import CosFormer as CosFormer
+from .cosformer import CosFormerState as CosFormerState
 from .gla import GLA as GLA
 from .gla import GLAState as GLAState
 from .gqa import GQA as GQA
@@ -9,9 +11,12 @@ from .hgrn import HGRN as HGRN
 from .hgrn import HGRNState as HGRNState
 from .hgrn2 import HGRN2 as HGRN2
 from .hgrn2 import HGRN2State as HGRN2State
+from .hydra import Hydra as Hydra
+from .hydra import HydraState as HydraState
 from .linear_attention import LinearAttention as LinearAttention
 from .linear_attention import LinearAttentionState as LinearAttentionState
 from .mlgru import MLGRU as MLGRU
 from .mlgru import MLGRUState as MLGRUState
 from .retnet import RetNet as RetNet
 from .retnet import RetNetState as RetNetState
+from .sima import SimA as SimA

@@ -1,0 +1,162 @@
+"""cosFormer, linear attention that favours near tokens (Qin et al., arXiv 2202.08791)."""
+
+import math
+from typing import ClassVar, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import project
+from ..layers.arguments import check_sequences, check_sizes
+from ..layers.context import Context
+from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.linear_sums import attend_to_all, check_no_starts, with_ones
+from ..layers.positions import count_on
+from ..layers.token_mixer import TokenMixer
+from ..ops import gated_linear_attention
+
+
+class CosFormerState(NamedTuple):
+    """What a causal `CosFormer` carries.
+
+    Attributes:
+        sums: The sums of all features of keys with their values and, as a further column, alone,
+            float32 `(B, H, 2K, K + 1)`.
+        position: That of the next token of each row, int32 `(B,)`.
+    """
+
+    sums: mx.array
+    position: mx.array
+
+
+class CosFormer(TokenMixer):
+    r"""Attention by rectified products of queries and keys, weighted by a cosine of their distance.
+
+    .. math::
+        o_t = \frac{\sum_j w_{tj} v_j}{\max(\sum_j w_{tj}, \epsilon)}, \quad
+        w_{tj} = \mathrm{relu}(q_t) \cdot \mathrm{relu}(k_j)\,\cos\frac{\pi (t - j)}{2 M}
+
+    and :math:`y_t = W_o o_t`, over `j <= t` if causal and all otherwise. It is linear in the length,
+    since the cosine of a difference is a product of two features. `M` is `max_length`, so that a token's
+    output stays while a text grows; the released code has the length of each call in its place. Where a
+    text that is read in pieces has grown beyond it, results are NaN. With a `memory`, keys and values
+    are those of all its positions, counted as those of `x` are, and the sums stay as they are.
+
+    Args:
+        dims: Model dims `D`.
+        num_heads: Heads `H`, of `K` dims.
+        max_length: `M`, the longest text.
+        eps: :math:`\epsilon`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        bias: Whether the projections have a bias.
+        is_causal: Each token sees the ones before it and itself; otherwise all of the sequence.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`; `memory`: `(B, N, D)`.
+
+    State:
+        `CosFormerState`; `()` if not causal.
+
+    Example:
+        >>> y, state = CosFormer(32, num_heads=4)(mx.zeros((1, 5, 32)))
+        >>> y.shape, state.sums.shape
+        ((1, 5, 32), (1, 4, 16, 9))
+    """
+
+    equation: ClassVar[str] = "w_tj = relu(q_t) relu(k_j) cos(pi (t - j) / 2M), y = w v / sum w"
+    complexity: ClassVar[str] = "2 T D^2 / H"
+    paper: ClassVar[str] = "arXiv 2202.08791"
+    causal: ClassVar[bool] = True
+    bidirectional: ClassVar[bool] = True
+    cross: ClassVar[bool] = True
+    recurrent: ClassVar[bool] = True
+    length_bound: ClassVar[bool] = True
+    packs_samples: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        num_heads: int = 8,
+        max_length: int = 2048,
+        eps: float = 1e-6,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        is_causal: bool = True,
+    ):
+        super().__init__()
+        check_sizes("CosFormer", max_length=max_length)
+        self._head_dim = dims_of_a_head("CosFormer", dims, num_heads)
+        self._dims = dims
+        self.num_heads = num_heads
+        self.max_length = max_length
+        self._eps = eps
+        self._is_causal = is_causal
+        for name in ("query_proj", "key_proj", "value_proj", "output_proj"):
+            self[name] = factory_of(linear, name)(dims, dims, bias=bias)
+
+    @property
+    def is_causal(self) -> bool:
+        return self._is_causal
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> CosFormerState | tuple[()]:
+        if not self._is_causal:
+            return ()
+        shape = (batch_size, self.num_heads, 2 * self._head_dim, self._head_dim + 1)
+        return CosFormerState(mx.zeros(shape), mx.zeros((batch_size,), mx.int32))
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: CosFormerState | tuple[()] | None = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+        memory: mx.array | None = None,
+        memory_valid: mx.array | None = None,
+    ) -> tuple[mx.array, CosFormerState | tuple[()]]:
+        check_sequences("CosFormer", x, self._dims)
+        self._check_length("x", x)
+        state = self.init_state(x.shape[0], x.dtype) if state is None else state
+        context, none = Context(valid, starts=starts), mx.zeros((x.shape[0],), mx.int32)
+        before = state.position if isinstance(state, CosFormerState) else none
+        places, position = count_on(before, x.shape[1], context)
+        source, key_places = x, places
+        if memory is not None:
+            self._check_length("memory", memory)
+            source = memory
+            key_places, _ = count_on(none, memory.shape[1], Context(memory_valid))
+        q, k = (
+            self._features("query_proj", x, places),
+            self._features("key_proj", source, key_places),
+        )
+        v = with_ones(split_heads(self["value_proj"](source), self.num_heads).astype(mx.float32))
+        if isinstance(state, CosFormerState) and memory is None:
+            o, sums = gated_linear_attention(
+                q, k, v, None, state.sums, valid=context.valid, starts=context.starts
+            )
+            state = CosFormerState(sums, position)
+        else:
+            check_no_starts("CosFormer", starts)
+            o = attend_to_all(q, k, v, valid if memory is None else memory_valid)
+            state = (
+                state._replace(position=position) if isinstance(state, CosFormerState) else state
+            )
+        o = o[..., :-1] / mx.maximum(o[..., -1:], self._eps)
+        o = mx.where((places < self.max_length)[:, None, :, None], o, mx.nan)
+        return project(merge_heads(o).astype(x.dtype), (self["output_proj"],)), state
+
+    def _features(self, name: str, x: mx.array, places: mx.array) -> mx.array:
+        """Rectified projections times sine and cosine of their positions, `(B, H, L, 2K)`."""
+        heads = split_heads(nn.relu(self[name](x).astype(mx.float32)), self.num_heads)
+        angles = (places * (math.pi / 2 / self.max_length))[:, None, :, None]
+        return mx.concatenate([heads * mx.sin(angles), heads * mx.cos(angles)], axis=-1)
+
+    def _check_length(self, name: str, x: mx.array) -> None:
+        if x.shape[1] > self.max_length:
+            raise ValueError(
+                f"[CosFormer] '{name}' must have at most 'max_length' = {self.max_length} positions but "
+                f"got {x.shape[1]}. Make the mixer with a larger 'max_length'."
+            )

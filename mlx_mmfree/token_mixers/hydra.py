@@ -1,0 +1,119 @@
+"""Hydra attention, with as many heads as dims (Bolya et al., arXiv 2209.07484)."""
+
+from typing import ClassVar, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import project
+from ..layers.arguments import check_sequences, check_sizes
+from ..layers.context import Context
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.linear_sums import check_no_starts
+from ..layers.token_mixer import TokenMixer
+from ..ops import linear_scan, long_sum
+
+
+class HydraState(NamedTuple):
+    """What a causal `Hydra` carries.
+
+    Attributes:
+        sums: The sums of all keys times their values, float32 `(B, D)`.
+    """
+
+    sums: mx.array
+
+
+class Hydra(TokenMixer):
+    r"""Linear attention with heads of one dim, so that its state is a vector.
+
+    .. math::
+        y_t = W_o\Big(\hat q_t \odot \sum_{j \le t} \hat k_j \odot v_j\Big), \quad
+        \hat q = q / \max(\lVert q \rVert_2, \epsilon)
+
+    with the norms over all dims. Not causal, the sum runs over all positions. Nothing divides by the
+    number of positions, so that results grow with the length: a norm behind it keeps the size of a
+    model's values. The published snippet has no epsilon and gives NaN for a zero vector.
+
+    Args:
+        dims: Model dims `D`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        bias: Whether the projections have a bias.
+        eps: :math:`\epsilon`.
+        is_causal: Each token sees the ones before it and itself; otherwise all of the sequence.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`.
+
+    State:
+        `HydraState`; `()` if not causal.
+
+    Example:
+        >>> y, state = Hydra(32)(mx.zeros((1, 5, 32)))
+        >>> y.shape, state.sums.shape
+        ((1, 5, 32), (1, 32))
+    """
+
+    equation: ClassVar[str] = "y_t = q_t / |q_t| * sum_j k_j / |k_j| * v_j"
+    complexity: ClassVar[str] = "T D"
+    paper: ClassVar[str] = "arXiv 2209.07484"
+    causal: ClassVar[bool] = True
+    bidirectional: ClassVar[bool] = True
+    recurrent: ClassVar[bool] = True
+    packs_samples: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        eps: float = 1e-6,
+        is_causal: bool = True,
+    ):
+        super().__init__()
+        check_sizes("Hydra", dims=dims)
+        self._dims = dims
+        self._eps = eps
+        self._is_causal = is_causal
+        for name in ("query_proj", "key_proj", "value_proj", "output_proj"):
+            self[name] = factory_of(linear, name)(dims, dims, bias=bias)
+
+    @property
+    def is_causal(self) -> bool:
+        return self._is_causal
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> HydraState | tuple[()]:
+        return HydraState(mx.zeros((batch_size, self._dims))) if self._is_causal else ()
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: HydraState | tuple[()] | None = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+    ) -> tuple[mx.array, HydraState | tuple[()]]:
+        check_sequences("Hydra", x, self._dims)
+        state = self.init_state(x.shape[0], x.dtype) if state is None else state
+        inner = (self["query_proj"], self["key_proj"], self["value_proj"])
+        q, k, v = mx.split(project(x, inner).astype(mx.float32), 3, axis=-1)
+        products = self._unit(k) * v
+        if valid is not None:
+            products = mx.where(valid[..., None], products, 0.0)
+        if isinstance(state, HydraState):
+            starts = Context(valid, starts=starts).starts
+            kept = mx.ones((1, 1, 1)) if starts is None else 1.0 - starts[..., None]
+            sums, last = linear_scan(mx.broadcast_to(kept, x.shape), products, state.sums)
+            state = HydraState(last)
+        else:
+            check_no_starts("Hydra", starts)
+            sums = long_sum(products.swapaxes(1, 2), axis=-1)[:, None]
+        y = (self._unit(q) * sums).astype(x.dtype)
+        return project(y, (self["output_proj"],)), state
+
+    def _unit(self, x: mx.array) -> mx.array:
+        """Vectors of length 1 over the last axis."""
+        squares = x.square().sum(axis=-1, keepdims=True)
+        return x * mx.rsqrt(mx.maximum(squares, self._eps**2))

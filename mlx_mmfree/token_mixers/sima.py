@@ -1,0 +1,105 @@
+"""SimA, attention without softmax (Koohpayegani and Pirsiavash, arXiv 2206.08898)."""
+
+from typing import ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import project
+from ..layers.arguments import check_sequences
+from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.token_mixer import TokenMixer
+from ..ops import long_sum
+
+
+class SimA(TokenMixer):
+    r"""Products of queries and keys whose channels are normed over the tokens.
+
+    .. math::
+        y = W_o\,\hat q\,(\hat k^\top v), \quad
+        \hat q_{tc} = q_{tc} \,/\, \max\Big(\sum_j \lvert q_{jc} \rvert, \epsilon\Big)
+
+    for each head; the keys likewise. Weights may be negative, and nothing is scaled. The norm of the
+    queries sees all tokens too, so that there is no causal form. The product in brackets is computed
+    first where there are as many tokens as dims of a head, and last otherwise.
+
+    Class attention is its form for the last blocks of an image model: only the first token, which is no
+    padding, is changed.
+
+    Args:
+        dims: Model dims `D`.
+        num_heads: Heads `H`.
+        class_only: Class attention: the first token sees all, the others stay as they are.
+        eps: :math:`\epsilon`. Default: 1e-12, or 1e-6 for class attention, as in the released code.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        bias: Whether the projections have a bias.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`.
+
+    State:
+        `()`.
+
+    Example:
+        >>> y, state = SimA(32, num_heads=4)(mx.zeros((1, 5, 32)))
+        >>> y.shape, state
+        ((1, 5, 32), ())
+    """
+
+    equation: ClassVar[str] = "y = q (k^T v), q and k divided by their L1 norms over the tokens"
+    complexity: ClassVar[str] = "T D min(T, D / H)"
+    paper: ClassVar[str] = "arXiv 2206.08898"
+    bidirectional: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        num_heads: int = 8,
+        class_only: bool = False,
+        eps: float | None = None,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+    ):
+        super().__init__()
+        self._head_dim = dims_of_a_head("SimA", dims, num_heads)
+        self._dims = dims
+        self.num_heads = num_heads
+        self._class_only = class_only
+        default = 1e-6 if class_only else 1e-12
+        self._eps = default if eps is None else eps
+        for name in ("query_proj", "key_proj", "value_proj", "output_proj"):
+            self[name] = factory_of(linear, name)(dims, dims, bias=bias)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
+        return ()
+
+    def __call__(
+        self, x: mx.array, state: tuple[()] | None = None, valid: mx.array | None = None
+    ) -> tuple[mx.array, tuple[()]]:
+        check_sequences("SimA", x, self._dims)
+        inner = (self["query_proj"], self["key_proj"], self["value_proj"])
+        projected = project(x, inner).astype(mx.float32)
+        if valid is not None:
+            projected = mx.where(valid[..., None], projected, 0.0)
+        q, k, v = (split_heads(part, self.num_heads) for part in mx.split(projected, 3, axis=-1))
+        q, k = self._normed(q), self._normed(k)
+        first = mx.zeros((x.shape[0],), mx.int32) if valid is None else mx.argmax(valid, axis=1)
+        if self._class_only:
+            q = mx.take_along_axis(q, first[:, None, None, None], axis=2)
+        if x.shape[1] < self._head_dim or self._class_only:
+            o = (q @ k.swapaxes(-1, -2)) @ v
+        else:
+            o = q @ (k.swapaxes(-1, -2) @ v)
+        y = project(merge_heads(o).astype(x.dtype), (self["output_proj"],))
+        if self._class_only:
+            is_first = mx.arange(x.shape[1]) == first[:, None]
+            y = mx.where(is_first[..., None], y, x)
+        return y, ()
+
+    def _normed(self, x: mx.array) -> mx.array:
+        """Heads `(B, H, L, K)` divided by the sums of their absolute values over the tokens."""
+        sums = long_sum(mx.abs(x).swapaxes(-1, -2), axis=-1)[:, :, None]
+        return x / mx.maximum(sums, self._eps)

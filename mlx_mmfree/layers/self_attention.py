@@ -54,8 +54,6 @@ class SelfAttention(TokenMixer):
     causal: ClassVar[bool] = True
     bidirectional: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
-    is_step_fused: ClassVar[bool] = True
-    """Whether `mix` is plain softmax attention, which one operation computes for a single token."""
 
     def __init__(
         self,
@@ -104,6 +102,11 @@ class SelfAttention(TokenMixer):
     @property
     def _name(self) -> str:
         return type(self).__name__
+
+    @property
+    def has_plain_weights(self) -> bool:
+        """Whether `mix` is plain softmax attention, which one operation computes for a token."""
+        return True
 
     def mix(
         self,
@@ -170,7 +173,7 @@ class SelfAttention(TokenMixer):
     @property
     def _key_values(self) -> KeyValueKind:
         takes_steps = (
-            self.is_step_fused
+            self.has_plain_weights
             and "position_bias" not in self
             and self._cache.step == 1
             and (

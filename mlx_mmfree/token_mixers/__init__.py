@@ -2,6 +2,7 @@
 
 from ..layers.attention_options import AttentionNorms as AttentionNorms
 from ..layers.attention_options import KeyValueCache as KeyValueCache
+from .attention_sink import AttentionSink as AttentionSink
 from .cosformer import CosFormer as CosFormer
 from .cosformer import CosFormerState as CosFormerState
 from .gla import GLA as GLA
@@ -17,6 +18,10 @@ from .linear_attention import LinearAttention as LinearAttention
 from .linear_attention import LinearAttentionState as LinearAttentionState
 from .mlgru import MLGRU as MLGRU
 from .mlgru import MLGRUState as MLGRUState
+from .multi_head_attention import MemoryState as MemoryState
+from .multi_head_attention import MultiHeadAttention as MultiHeadAttention
+from .relu_attention import ReLUAttention as ReLUAttention
 from .retnet import RetNet as RetNet
 from .retnet import RetNetState as RetNetState
 from .sima import SimA as SimA
+from .sliding_window_attention import SlidingWindowAttention as SlidingWindowAttention

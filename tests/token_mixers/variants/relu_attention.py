@@ -1,0 +1,12 @@
+"""Options with which the contract is asked of `ReLUAttention`."""
+
+from mlx_mmfree.layers import RoPE
+from mlx_mmfree.layers.position_bias import ALiBi
+from mlx_mmfree.token_mixers import KeyValueCache
+
+VARIANTS: list[dict[str, object]] = [
+    {},
+    {"normalization": "gated_norm", "num_heads": 4, "rope": RoPE(8)},
+    {"normalization": "none", "power": 2, "num_heads": 4, "num_kv_heads": 2, "bias": True},
+    {"num_heads": 2, "position_bias": ALiBi(2), "cache": KeyValueCache(window=4)},
+]

@@ -64,7 +64,7 @@ class Perplexity:
 
 def is_recurrent(model: Decoder) -> bool:
     """Whether the model's state has a constant size."""
-    return all(block.token_mixer.recurrent for block in model.blocks)
+    return all(mixer.recurrent for mixer in model.token_mixers)
 
 
 def measure_perplexity(

@@ -13,7 +13,7 @@ DEFAULT_GROUP_SIZES = (64, 32)
 
 def keeps_key_values(model: Decoder) -> bool:
     """Whether the model has attention, whose state grows with the text."""
-    return any(block.token_mixer.key_value_dims is not None for block in model.blocks)
+    return any(mixer.key_value_dims is not None for mixer in model.token_mixers)
 
 
 def with_key_values(
@@ -72,7 +72,7 @@ def blank_state(model: Decoder, batch_size: int, length: int) -> tuple[Any, ...]
     """A state of the shapes that `length` tokens leave; nothing is computed until it is asked for."""
     dtype = model.dtype
     return tuple(
-        block.token_mixer.state_kind.blank(batch_size, length, dtype) for block in model.blocks
+        mixer.state_kind.blank(batch_size, length, dtype) for mixer in model.token_mixers
     )
 
 
@@ -80,8 +80,8 @@ def counted(model: Decoder, state: tuple[Any, ...]) -> list[mx.array]:
     """The arrays of a state that depend on the number of tokens alone."""
     return [
         array
-        for block, each in zip(model.blocks, state, strict=True)
-        for array in block.token_mixer.state_kind.counted(each)
+        for mixer, each in zip(model.token_mixers, state, strict=True)
+        for array in mixer.state_kind.counted(each)
     ]
 
 
@@ -91,12 +91,12 @@ def fixed_state(
     """The state in a form whose shapes stay while tokens are read, and with room for `count`.
 
     Returns:
-        The state, and for each block the number of tokens after which it must grow, `None` for never;
-        or the same state and `()` where a block's mixer has no such form.
+        The state, and for each mixer the number of tokens after which it must grow, `None` for never;
+        or the same state and `()` where a mixer has no such form.
     """
     fixed = []
-    for block, old in zip(model.blocks, state, strict=True):
-        pair = block.token_mixer.state_kind.fixed(old, count)
+    for mixer, old in zip(model.token_mixers, state, strict=True):
+        pair = mixer.state_kind.fixed(old, count)
         if pair is None:
             return state, ()
         fixed.append(pair)
@@ -113,6 +113,6 @@ def growing_state(
     if not rooms:
         return state
     return tuple(
-        block.token_mixer.state_kind.growing(new, None if room is None else room - read)
-        for block, new, room in zip(model.blocks, state, rooms, strict=True)
+        mixer.state_kind.growing(new, None if room is None else room - read)
+        for mixer, new, room in zip(model.token_mixers, state, rooms, strict=True)
     )

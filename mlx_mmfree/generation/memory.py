@@ -97,8 +97,8 @@ def _scores(model: Decoder, batch_size: int, length: int, context_length: int) -
     queries = length + min(length, _ATTENTION_BLOCK)
     return max(
         (
-            block.token_mixer.score_count(batch_size, queries, length, context_length)
-            for block in model.blocks
+            mixer.score_count(batch_size, queries, length, context_length)
+            for mixer in model.token_mixers
         ),
         default=0,
     )

@@ -25,7 +25,7 @@ class RewindingReader(Reader):
     def __init__(self, model: Decoder, state: Any, ahead: int):
         super().__init__(model, state)
         self._ahead = ahead
-        self._trails = [_Trail(block.token_mixer.state_kind) for block in model.blocks]
+        self._trails = [_Trail(mixer.state_kind) for mixer in model.token_mixers]
         self._unsettled = 0
 
     @staticmethod

@@ -16,9 +16,9 @@ def check_causal(model: TokenModel) -> None:
             f"[model] the model must continue texts but {type(model).__name__} is for {model.purpose}. "
             "Load it with mlx_mmfree.load_model and call it with tokens."
         )
-    for number, block in enumerate(model.blocks):
-        if not block.token_mixer.is_causal:
+    for number, mixer in enumerate(model.token_mixers):
+        if not mixer.is_causal:
             raise UnsupportedModelError(
                 "[model] every token mixer must be causal, so that a text can go on, but "
-                f"{type(block.token_mixer).__name__} of block {number} sees the whole text."
+                f"{type(mixer).__name__} of block {number} sees the whole text."
             )

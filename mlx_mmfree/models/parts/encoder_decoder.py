@@ -6,6 +6,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...layers.added_positions import AddedPositions
 from ...layers.context import Context
 from ...layers.token_mixer import State
 from .block import Block
@@ -27,6 +28,7 @@ class EncoderDecoder(TokenModel):
         norm: The norm before the head.
         head: Maps `(..., D)` to `(..., V)`; `None` ties it to the embedding.
         config: The architecture's configuration.
+        positions: Adds positions to the target; the encoder has its own.
 
     Shape:
         `source`: integers `(B, M)`; `tokens`: integers `(B, L)`; `source_valid` and `valid`: booleans
@@ -46,8 +48,9 @@ class EncoderDecoder(TokenModel):
         norm: nn.Module,
         head: nn.Module | None = None,
         config: Any = None,
+        positions: AddedPositions | None = None,
     ):
-        super().__init__(embed, blocks, norm, head, config)
+        super().__init__(embed, blocks, norm, head, config, positions)
         self.encoder = encoder
 
     def encode(self, source: mx.array, source_valid: mx.array | None = None) -> mx.array:

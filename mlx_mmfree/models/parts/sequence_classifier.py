@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...layers.added_positions import AddedPositions
 from ...layers.context import Context
 from ...ops.long_sums import long_sum
 from .block import Block
@@ -27,6 +28,7 @@ class SequenceClassifier(TokenModel):
         norm: The norm before the head.
         head: Maps `(B, D)` to `(B, C)`, a logit for each class.
         config: The architecture's configuration.
+        positions: Adds positions to the embedded tokens; `None`: nothing does.
         pooling: The vector of a text is that of its first token, as in BERT (arXiv 1810.04805), that
             of its last, as causal models need it, or the mean of all.
 
@@ -46,6 +48,7 @@ class SequenceClassifier(TokenModel):
         norm: nn.Module,
         head: nn.Module,
         config: Any = None,
+        positions: AddedPositions | None = None,
         *,
         pooling: Pooling = "mean",
     ):
@@ -54,7 +57,7 @@ class SequenceClassifier(TokenModel):
             raise ValueError(
                 f"[SequenceClassifier] 'pooling' must be one of {known} but got {pooling!r}."
             )
-        super().__init__(embed, blocks, norm, head, config)
+        super().__init__(embed, blocks, norm, head, config, positions)
         self._pooling = pooling
 
     def predictions(self, tokens: mx.array) -> mx.array:

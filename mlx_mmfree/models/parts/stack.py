@@ -7,8 +7,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...layers import apply_norm
+from ...layers.added_positions import AddedPositions
 from ...layers.context import Context
-from ...layers.token_mixer import State
+from ...layers.token_mixer import State, TokenMixer
 from .block import Block
 
 RunBlock = Callable[..., tuple[mx.array, State]]
@@ -27,6 +28,7 @@ class Stack(nn.Module):
     Args:
         blocks: The blocks, first to last.
         norm: The norm after the last.
+        positions: Adds positions before the first block; `None`: nothing does.
 
     Attributes:
         run_block: Calls each block; another one may recompute it in the backward pass.
@@ -35,24 +37,34 @@ class Stack(nn.Module):
         `x` and `y`: `(B, L, D)`.
 
     State:
-        A tuple with the state of each block; every array has the batch on axis 0.
+        A tuple with the state of each of `token_mixers`; every array has the batch on axis 0.
     """
 
-    def __init__(self, blocks: Sequence[Block], norm: nn.Module):
+    def __init__(
+        self, blocks: Sequence[Block], norm: nn.Module, positions: AddedPositions | None = None
+    ):
         super().__init__()
         self.blocks = list(blocks)
         self.norm = norm
+        if positions is not None:
+            self.positions = positions
         self.run_block: RunBlock = run_block
+
+    @property
+    def token_mixers(self) -> list[TokenMixer]:
+        """Those of the blocks, first to last, and behind them what adds positions, if anything does."""
+        added = [self.positions] if "positions" in self else []
+        return [block.token_mixer for block in self.blocks] + added
 
     @property
     def is_causal(self) -> bool:
         """Whether each position sees only those before it and itself, so that a text can go on."""
-        return all(block.token_mixer.is_causal for block in self.blocks)
+        return all(mixer.is_causal for mixer in self.token_mixers)
 
     @property
     def packs_samples(self) -> bool:
         """Whether a row may hold several samples, one behind the other."""
-        return all(block.token_mixer.packs_samples for block in self.blocks)
+        return all(mixer.packs_samples for mixer in self.token_mixers)
 
     def block_arguments(self) -> list[dict[str, mx.array]]:
         """What each block's token mixer is given for itself; it depends on weights alone."""
@@ -60,7 +72,8 @@ class Stack(nn.Module):
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[State, ...]:
         """The state before the first position, for a residual stream of this dtype."""
-        return tuple(block.init_state(batch_size, dtype) for block in self.blocks)
+        parts = [*self.blocks, self.positions] if "positions" in self else self.blocks
+        return tuple(part.init_state(batch_size, dtype) for part in parts)
 
     def run(
         self,
@@ -86,11 +99,17 @@ class Stack(nn.Module):
                 "samples of a row apart. Give each sample a row of its own."
             )
         each = self.block_arguments() if block_arguments is None else block_arguments
-        new_state = []
+        new_state: list[State] = []
+        added: tuple[State, ...] = ()
+        if "positions" in self:
+            state, before = state[:-1], state[-1]
+            add = "residual_by_position" if context.by_position else "residual"
+            x, after = getattr(self.positions, add)(x, None, before, context)
+            added = (after,)
         for block, arguments, old in zip(self.blocks, each, state, strict=True):
             x, new = self.run_block(block, x, old, context, **arguments)
             new_state.append(new)
-        return apply_norm(self.norm, x), tuple(new_state)
+        return apply_norm(self.norm, x), (*new_state, *added)
 
     def transform(self, x: mx.array, context: Context | None = None) -> mx.array:
         """The normed residual stream after all blocks, of sequences that begin and end with the call."""

@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...layers import apply_head
+from ...layers.added_positions import AddedPositions
 from ...layers.token_mixer import State
 from ...ops.ternary import ROUNDING_VERSION
 from .block import Block
@@ -22,6 +23,7 @@ class TokenModel(Stack):
         norm: The norm before the head.
         head: Maps `(..., D)` to `(..., V)`; `None` ties it to the embedding.
         config: The architecture's configuration, kept as the attribute `config`.
+        positions: Adds positions to the embedded tokens; `None`: nothing does.
 
     Attributes:
         purpose: What such a model is for, in the words of an error message.
@@ -37,11 +39,12 @@ class TokenModel(Stack):
         norm: nn.Module,
         head: nn.Module | None = None,
         config: Any = None,
+        positions: AddedPositions | None = None,
     ):
         # first, so that weights are drawn in the order of the computation
         nn.Module.__init__(self)
         self.embed = embed
-        super().__init__(blocks, norm)
+        super().__init__(blocks, norm, positions)
         if head is not None:
             self.head = head
         self.config = config

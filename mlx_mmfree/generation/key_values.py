@@ -71,9 +71,7 @@ def _quantization(dims: int, bits: int | None, group_size: int | None) -> Quanti
 def blank_state(model: Decoder, batch_size: int, length: int) -> tuple[Any, ...]:
     """A state of the shapes that `length` tokens leave; nothing is computed until it is asked for."""
     dtype = model.dtype
-    return tuple(
-        mixer.state_kind.blank(batch_size, length, dtype) for mixer in model.token_mixers
-    )
+    return tuple(mixer.state_kind.blank(batch_size, length, dtype) for mixer in model.token_mixers)
 
 
 def counted(model: Decoder, state: tuple[Any, ...]) -> list[mx.array]:

@@ -1,15 +1,14 @@
-"""Finds the token mixers by the names that descriptions of models use."""
+"""Finds mixers by the names that descriptions of models use: those of their files."""
 
 import importlib
 import inspect
 import pkgutil
 from functools import cache
+from typing import Any
 
 from ...errors import UnsupportedModelError
+from ...layers import ChannelMixer
 from ...layers.token_mixer import TokenMixer
-
-_PACKAGE = "mlx_mmfree.token_mixers"
-"""Each file in it, or on its search path, holds a mixer of its name."""
 
 _CAPABILITIES = {
     "causal": "causal",
@@ -23,16 +22,26 @@ _CAPABILITIES = {
 
 def token_mixers() -> dict[str, type[TokenMixer]]:
     """All token mixers by name, sorted."""
-    return _token_mixers(tuple(importlib.import_module(_PACKAGE).__path__))
+    return _mixers("mlx_mmfree.token_mixers", TokenMixer)
+
+
+def channel_mixers() -> dict[str, type[ChannelMixer]]:
+    """All channel mixers by name, sorted."""
+    return _mixers("mlx_mmfree.channel_mixers", ChannelMixer)
+
+
+def _mixers(package: str, base: type) -> dict[str, Any]:
+    """Each file of the package, or on its search path, holds a mixer of its name."""
+    return _found(package, base, tuple(importlib.import_module(package).__path__))
 
 
 @cache
-def _token_mixers(search: tuple[str, ...]) -> dict[str, type[TokenMixer]]:
+def _found(package: str, base: type, search: tuple[str, ...]) -> dict[str, Any]:
     found = {}
     for name in sorted(entry.name for entry in pkgutil.iter_modules(search)):
-        module = importlib.import_module(f"{_PACKAGE}.{name}")
+        module = importlib.import_module(f"{package}.{name}")
         for _, value in inspect.getmembers(module, inspect.isclass):
-            if issubclass(value, TokenMixer) and value.__module__ == module.__name__:
+            if issubclass(value, base) and value.__module__ == module.__name__:
                 found[name] = value
     return found
 
@@ -54,4 +63,18 @@ def find_token_mixer(name: object) -> type[TokenMixer]:
     listed = "\n".join(f"  {key}: {', '.join(capabilities(mixer))}" for key, mixer in known.items())
     raise UnsupportedModelError(
         f"[model] a token mixer must be one of those below but got {name!r:.100}.\n{listed}"
+    )
+
+
+def find_channel_mixer(name: object) -> type[ChannelMixer]:
+    """The channel mixer of this name.
+
+    Raises:
+        UnsupportedModelError: None has this name.
+    """
+    known = channel_mixers()
+    if isinstance(name, str) and name in known:
+        return known[name]
+    raise UnsupportedModelError(
+        f"[model] a channel mixer must be one of {', '.join(known)} but got {name!r:.100}."
     )

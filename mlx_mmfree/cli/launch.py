@@ -4,14 +4,19 @@
 """
 
 import argparse
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from typing import NoReturn
 
 from ..errors import UsageError
 from ..platform.process_group import start_group
@@ -21,7 +26,7 @@ from .parts.flags import positive
 
 HELP = "run a command in several processes on this machine"
 
-_GRACE_S, _PAUSE_S = 30.0, 0.1
+_GRACE_S = 30.0
 _SIGNALLED = 128
 
 
@@ -29,6 +34,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="mmfree launch", description=__doc__)
     parser.add_argument(
         "-n", "--processes", type=positive, default=2, help="number of processes (2)"
+    )
+    parser.add_argument(
+        "--backend",
+        choices=("ring", "mpi"),
+        default="ring",
+        help="what connects them: MLX's ring, or Open MPI, whose 'mpirun' then starts them (ring)",
     )
     parser.add_argument(
         "command",
@@ -49,9 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"[launch] the command must be one of {known} but got {given}. An example: mmfree "
             "launch -n 2 train -c run.yaml"
         )
+    if args.backend == "mpi":
+        _become_mpirun(args.processes, words)
     with tempfile.TemporaryDirectory() as folder:
         processes = start_group(
-            [sys.executable, "-m", "mlx_mmfree", *words],
+            [sys.executable, "-m", "mlx_mmfree.cli.parts.launched", str(os.getpid()), *words],
             args.processes,
             Path(folder),
             stdin=subprocess.DEVNULL,
@@ -65,48 +78,90 @@ def main(argv: Sequence[str] | None = None) -> int:
 def wait(processes: Sequence[subprocess.Popen[str]], grace_s: float = _GRACE_S) -> int:
     """Waits for all processes, and ends those that go on for long after one has failed.
 
+    Each that does not end with status 0 is reported on stderr.
+
     Args:
-        processes: One process for each rank.
+        processes: One process for each rank, each in a session of its own.
         grace_s: Seconds that the others have to notice the failure, and then to end when asked to.
 
     Returns:
         0 if all ended with status 0, else the status of the first that did not. For a process that a
         signal ended, it is 128 plus the number of the signal.
     """
+    ends: Queue[int] = Queue()
+    for rank, process in enumerate(processes):
+        Thread(target=_note_end, args=(process, rank, ends), daemon=True).start()
     status, deadline = 0, float("inf")
-    while any(process.poll() is None for process in processes):
-        time.sleep(_PAUSE_S)
-        for rank, process in enumerate(processes):
-            if not status and process.poll():
-                status = _status(process)
-                deadline = time.monotonic() + grace_s
-                print(
-                    f"Process {rank} of {len(processes)} ended with status {status}.",
-                    file=sys.stderr,
-                )
-        if time.monotonic() > deadline:
-            for process in processes:
-                process.terminate()
-            if time.monotonic() > deadline + grace_s:
-                for process in processes:
-                    process.kill()
-    return status or next((_status(p) for p in processes if p.returncode), 0)
+    requests = [signal.SIGTERM, signal.SIGKILL]
+    left = set(range(len(processes)))
+    while left:
+        try:
+            time_left = deadline - time.monotonic()
+            rank = ends.get(timeout=max(0.0, time_left) if status and requests else None)
+        except Empty:
+            number = requests.pop(0)
+            deadline += grace_s
+            for other in left:
+                _send(processes[other], number)
+            continue
+        left.remove(rank)
+        code = processes[rank].returncode
+        if code:
+            print(f"Process {rank} of {len(processes)} {_how(code)}.", file=sys.stderr)
+            # what it started itself may still run
+            _send(processes[rank], signal.SIGKILL)
+            if not status:
+                status, deadline = _status(code), time.monotonic() + grace_s
+    return status
 
 
-def _status(process: subprocess.Popen[str]) -> int:
-    code = process.returncode
+def _note_end(process: subprocess.Popen[str], rank: int, ends: "Queue[int]") -> None:
+    process.wait()
+    ends.put(rank)
+
+
+def _send(process: subprocess.Popen[str], number: int) -> None:
+    """Sends a signal to a process, and SIGKILL to all that it has started too."""
+    if number != signal.SIGKILL:
+        process.send_signal(number)
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _how(code: int) -> str:
+    if code > 0:
+        return f"ended with status {code}"
+    return f"was ended by {signal.Signals(-code).name} (status {_status(code)})"
+
+
+def _status(code: int) -> int:
     return code if code >= 0 else _SIGNALLED - code
+
+
+def _become_mpirun(processes: int, words: Sequence[str]) -> NoReturn:
+    """Replaces this program by `mpirun`, which passes signals on and ends with the right status."""
+    program = shutil.which("mpirun")
+    if program is None:
+        raise UsageError(
+            "[launch] 'backend' must be ring where there is no 'mpirun' but got 'mpi'. Install Open "
+            "MPI, or leave the flag out."
+        )
+    name, *flags = words
+    command_line = [sys.executable, "-m", "mlx_mmfree", name, "--backend", "mpi", *flags]
+    sys.stdout.flush()
+    os.execv(program, [program, "-n", str(processes), *command_line])
 
 
 @contextmanager
 def _passing_signals(processes: Sequence[subprocess.Popen[str]]) -> Iterator[None]:
-    """Passes Ctrl-C and SIGTERM on to the processes inside the `with` block."""
+    """Passes Ctrl-C, SIGTERM and SIGHUP on to the processes inside the `with` block."""
 
     def hand_on(number: int, frame: object) -> None:
         for process in processes:
             process.send_signal(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, hand_on) for number in numbers]
     try:
         yield

@@ -24,7 +24,7 @@ from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
 from .parts.loading import DTYPES, add_latent_flag, dtype_of, model_source
 from .parts.memory import add_memory_flags, limited_memory
-from .parts.process_group import quiet_unless_first
+from .parts.process_group import add_process_flags, connected, quiet_unless_first
 from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
         "packed model; what had been rounded away stays lost",
     )
     add_latent_flag(parser)
+    add_process_flags(parser)
     add_memory_flags(parser)
     return parser
 
@@ -114,7 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     model_bytes = opened.nbytes + (0 if companion is None else companion.nbytes)
     if args.train:
         make_run_folder(Path(settings.adapter_path))
-    processes = DataParallel(timeout_s=settings.process_timeout_s)
+    group = connected(args, "lora")
+    processes = DataParallel(group, timeout_s=settings.process_timeout_s)
     with quiet_unless_first(processes.rank), limited_memory(args, model_bytes):
         tokenizer = opened.tokenizer()
         model = opened.load()

@@ -13,7 +13,7 @@ from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
 from .parts.loading import add_latent_flag
 from .parts.memory import add_memory_flags, limited_memory
-from .parts.process_group import quiet_unless_first
+from .parts.process_group import add_process_flags, connected, quiet_unless_first
 from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 
 HELP = "train a language model from texts or token files"
@@ -41,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_latent_flag(parser)
     add_report_flags(parser)
+    add_process_flags(parser)
     add_memory_flags(parser)
     return parser
 
@@ -58,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_freed_memory()
     output = settings.path(settings.output)
     first = FirstModel(settings)
-    processes = DataParallel(timeout_s=settings.process_timeout_s)
+    group = connected(args, "train")
+    processes = DataParallel(group, timeout_s=settings.process_timeout_s)
     with quiet_unless_first(processes.rank), limited_memory(args, first.nbytes):
         if note := precision_note(settings.dtype):
             print(note)

@@ -26,6 +26,9 @@ def start_group(
             started.
         variables: Further variables of the environment.
         options: Further arguments of `subprocess.Popen`.
+
+    Raises:
+        OSError: A process cannot be started. The others have been ended then.
     """
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(size)]
@@ -35,7 +38,13 @@ def start_group(
     file = folder / "hosts.json"
     file.write_text(json.dumps(hosts))
     shared = {**os.environ, **(variables or {}), "MLX_HOSTFILE": str(file)}
-    return [
-        subprocess.Popen(command, env=shared | {"MLX_RANK": str(rank)}, text=True, **options)
-        for rank in range(size)
-    ]
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for rank in range(size):
+            variables = shared | {"MLX_RANK": str(rank)}
+            processes.append(subprocess.Popen(command, env=variables, text=True, **options))
+    except OSError:
+        for process in processes:
+            process.kill()
+        raise
+    return processes

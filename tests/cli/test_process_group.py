@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from mlx_mmfree.cli import main
@@ -11,6 +12,7 @@ from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.training.log import read_log
 from tests.hub.checkpoints import GOLDENS, tiny_transformer
 from tests.process_group import MMFREE, finish, start_group
+from tests.training.conftest import config, run_values  # noqa: F401
 
 SEEDS = """
 import mlx.core as mx
@@ -52,6 +54,42 @@ def test_one_process_is_refused(split_folder: Path, capsys: pytest.CaptureFixtur
     error = capsys.readouterr().err
     assert "[generate] --tensor-parallel must be used in several processes but got one." in error
     assert "mlx.launch -n 2 --backend ring -- mmfree generate --tensor-parallel" in error
+
+
+@pytest.mark.parametrize(
+    ("backend", "remedy"), [("mpi", "Open MPI"), ("nccl", "CUDA"), ("jaccl", "macOS")]
+)
+@pytest.mark.parametrize("name", ["train", "lora", "generate"])
+def test_a_backend_that_mlx_lacks_is_refused(
+    name: str,
+    backend: str,
+    remedy: str,
+    config: Path,  # noqa: F811
+    split_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(mx.distributed, "is_available", lambda backend: backend in ("any", "ring"))
+    flags = {
+        "train": ["--config", str(config)],
+        "lora": ["--train", "--data", str(config.parent), "--model", str(split_folder)],
+        "generate": ["--tensor-parallel", "--model", str(split_folder)],
+    }
+    adapter = ["--adapter-path", str(config.parent / "adapter")] if name == "lora" else []
+    assert main([name, *flags[name], *adapter, "--backend", backend]) == 2
+    error = capsys.readouterr().err
+    wanted = f"[{name}] --backend must be one that MLX has here (any, ring) but got '{backend}'."
+    assert wanted in error and remedy in error
+
+
+def test_a_backend_that_connects_nobody_is_refused(
+    config: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "--config", str(config), "--backend", "ring"]) == 2
+    error = capsys.readouterr().err
+    assert "[train] --backend must connect the processes but 'ring' failed: [ring] You" in error
+    assert "Start them with 'mlx.launch -n 2 --backend ring -- mmfree train ...'." in error
 
 
 def test_lora_is_written_and_told_by_the_first_process(split_folder: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from .key_value_state import KeyValueState
 from .padding import RealTokens
 from .position_bias import PositionBias
 from .rope import RoPE
-from .sequence_blocks import SMALLEST, SequenceBlocks, near_mask
+from .sequence_blocks import SequenceBlocks, near_mask
 
 Mix = Callable[[mx.array, mx.array, mx.array, Mask, mx.array | None], mx.array]
 """Weights values by queries and keys: called with queries, keys, values, mask and bias, of the shapes
@@ -180,8 +180,8 @@ def _attend_around(
         bias = heads.bias(lambda: token[None, None] - token[:, None], ("whole", length), context)
         return heads.mix(queries, keys, values, mask, bias)
     window, step, batch = cache.window, cache.step, projected.shape[0]
-    size = min(max(window, SMALLEST), length)
-    blocks, which = SequenceBlocks(length, size), ("near", length, size)
+    blocks = SequenceBlocks.of_window(length, window)
+    which = ("near", length, blocks.size)
     near = context.once(
         (*which, window, step), lambda: near_mask(blocks, counts, starts, window, step)
     )

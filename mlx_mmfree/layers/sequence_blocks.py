@@ -26,6 +26,11 @@ class SequenceBlocks:
         self.count = -(-length // size)
         self._beside = int(self.count > 1)
 
+    @classmethod
+    def of_window(cls, length: int, window: int) -> "SequenceBlocks":
+        """Those beyond whose neighbours no token sees that sees what is nearer than the window."""
+        return cls(length, max(1, min(max(window, SMALLEST), length)))
+
     @property
     def span(self) -> int:
         """Tokens `N` of a block and those beside it."""

@@ -16,6 +16,7 @@ from .hydra import Hydra as Hydra
 from .hydra import HydraState as HydraState
 from .linear_attention import LinearAttention as LinearAttention
 from .linear_attention import LinearAttentionState as LinearAttentionState
+from .local_attention import LocalAttention as LocalAttention
 from .mlgru import MLGRU as MLGRU
 from .mlgru import MLGRUState as MLGRUState
 from .multi_head_attention import MemoryState as MemoryState

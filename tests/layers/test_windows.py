@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.layers import RoPE, attention_call, sequence_attention
+from mlx_mmfree.layers import RoPE, attention_call, sequence_blocks
 from mlx_mmfree.layers.position_bias import ALiBi
 from mlx_mmfree.layers.quantized_array import Quantization
 from mlx_mmfree.token_mixers import GQA, KeyValueCache
@@ -91,7 +91,7 @@ def test_a_long_call_is_read_in_pieces(
 def test_a_window_on_both_sides_is_seen_in_blocks(
     cache: str, places: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sequence_attention, "SMALLEST", size)
+    monkeypatch.setattr(sequence_blocks, "SMALLEST", size)
     window, step = CACHES[cache].window, CACHES[cache].step
     mixer, x, given = _mixer(CACHES[cache], is_causal=False), _x(), PLACES[places]
     y, state = mixer(x, **given)
@@ -112,3 +112,9 @@ def test_a_window_on_both_sides_is_seen_in_blocks(
         weights /= weights.sum(axis=1, keepdims=True)
         want = weights @ v[row, kept] @ np.array(mixer.output_proj.weight).T
         assert relative_error(y[row, mx.array(kept)], mx.array(want)) <= FLOAT32
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_an_empty_sequence(is_causal: bool) -> None:
+    y, _ = _mixer(CACHES["window"], is_causal=is_causal)(mx.zeros((2, 0, DIMS)))
+    assert y.shape == (2, 0, DIMS)

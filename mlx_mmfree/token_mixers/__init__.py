@@ -21,6 +21,8 @@ from .mlgru import MLGRU as MLGRU
 from .mlgru import MLGRUState as MLGRUState
 from .multi_head_attention import MemoryState as MemoryState
 from .multi_head_attention import MultiHeadAttention as MultiHeadAttention
+from .performer import Performer as Performer
+from .performer import PerformerState as PerformerState
 from .relu_attention import ReLUAttention as ReLUAttention
 from .retnet import RetNet as RetNet
 from .retnet import RetNetState as RetNetState

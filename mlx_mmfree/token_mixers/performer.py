@@ -1,0 +1,228 @@
+"""Performer attention, FAVOR+ (Choromanski et al., arXiv 2009.14794)."""
+
+import math
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import project
+from ..layers.arguments import check_optional_sizes, check_sequences
+from ..layers.context import Context
+from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.linear_sums import attend_to_all, check_no_starts, with_ones
+from ..layers.random_features import (
+    NO_MAXIMUM,
+    exponents,
+    orthogonal_projection,
+    running_maximum,
+    softmax_features,
+)
+from ..layers.token_mixer import TokenMixer
+from ..ops import gated_linear_attention
+
+DENOMINATOR_EPS = 1e-6
+"""What is added to each causal sum of key features, as in performer-pytorch."""
+
+
+class PerformerState(NamedTuple):
+    """What a causal `Performer` carries.
+
+    Attributes:
+        sums: The sums of all features of keys with their values and, as a further column, alone, divided
+            by the exponential of the maximum, float32 `(B, H, F, K + 1)`.
+        maximum: The largest exponent of all keys, float32 `(B, H)`.
+    """
+
+    sums: mx.array
+    maximum: mx.array
+
+
+class Performer(TokenMixer):
+    r"""Softmax attention by random features, in time linear in the length.
+
+    .. math::
+        o_t = \frac{\phi(q_t) \sum_j \phi(k_j)^\top v_j}{\phi(q_t) \cdot \sum_j \phi(k_j)}, \quad
+        \phi(x) = F^{-1/2}\big(\exp(W \tilde x - \lVert\tilde x\rVert^2 / 2 - c) + \epsilon\big)
+
+    with :math:`\tilde x = x / K^{1/4}`, and :math:`y_t = W_o o_t`; over `j <= t` if causal and all
+    otherwise. The rows of `W` are random and orthogonal by blocks. They are part of the model: `W` is
+    saved with the weights and never trained; `redraw` draws others. The constant `c` keeps the
+    exponential from overflowing and cancels but for :math:`\epsilon`. It is the largest exponent of a
+    query, and of all keys that are seen: where that grows, the sums so far are scaled down. The estimate
+    is good where products of queries and keys are moderate, since its variance grows with their
+    exponential.
+
+    Args:
+        dims: Model dims `D`.
+        num_heads: Heads `H`, of `K` dims.
+        num_features: `F`. Default: `K ln K`.
+        kernel: "softmax", or "relu" for :math:`\phi(x) = \mathrm{relu}(W \tilde x) + \epsilon`.
+        eps: :math:`\epsilon`. Default: 1e-4, and 1e-3 for "relu".
+        key_maximum: Of which keys a causal mixer takes the largest exponent. "seen": those up to each
+            token. "call": all of a call, as performer-pytorch does; :math:`\epsilon` then lets a token
+            depend a little on later ones, and on how a text is cut into calls.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        bias: Whether the projections have a bias.
+        is_causal: Each token sees the ones before it and itself; otherwise all of the sequence.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`; `projection_matrix`: `(F, K)`.
+
+    State:
+        `PerformerState`; `()` if not causal.
+
+    Example:
+        >>> y, state = Performer(32, num_heads=4, num_features=16)(mx.zeros((1, 5, 32)))
+        >>> y.shape, state.sums.shape
+        ((1, 5, 32), (1, 4, 16, 9))
+    """
+
+    equation: ClassVar[str] = (
+        "y_t = phi(q_t) sum_j phi(k_j)^T v_j / ..., phi(x) = exp(W x - x^2 / 2)"
+    )
+    complexity: ClassVar[str] = "T F D"
+    paper: ClassVar[str] = "arXiv 2009.14794"
+    causal: ClassVar[bool] = True
+    bidirectional: ClassVar[bool] = True
+    recurrent: ClassVar[bool] = True
+    packs_samples: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        num_heads: int = 8,
+        num_features: int | None = None,
+        kernel: Literal["softmax", "relu"] = "softmax",
+        eps: float | None = None,
+        key_maximum: Literal["seen", "call"] = "seen",
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        is_causal: bool = True,
+    ):
+        super().__init__()
+        head_dim = dims_of_a_head("Performer", dims, num_heads)
+        check_optional_sizes("Performer", num_features=num_features)
+        _check_choice("kernel", kernel, ("softmax", "relu"))
+        _check_choice("key_maximum", key_maximum, ("seen", "call"))
+        by_default = max(1, int(head_dim * math.log(head_dim)))
+        self._dims = dims
+        self._head_dim = head_dim
+        self._features = by_default if num_features is None else num_features
+        self.num_heads = num_heads
+        self._is_softmax = kernel == "softmax"
+        default_eps = 1e-4 if self._is_softmax else 1e-3
+        self._eps = default_eps if eps is None else eps
+        self._key_maximum = key_maximum
+        self._is_causal = is_causal
+        for name in ("query_proj", "key_proj", "value_proj", "output_proj"):
+            self[name] = factory_of(linear, name)(dims, dims, bias=bias)
+        self.redraw()
+        self.freeze(keys=["projection_matrix"], recurse=False)
+
+    def redraw(self, key: mx.array | None = None) -> None:
+        """Draws another `projection_matrix`, as the paper does every thousand steps of training.
+
+        Args:
+            key: Source of randomness; `None`: MLX's global one.
+        """
+        self.projection_matrix = orthogonal_projection(self._features, self._head_dim, key)
+
+    def unfreeze(self, *args: Any, **kwargs: Any) -> "Performer":
+        super().unfreeze(*args, **kwargs)
+        self.freeze(keys=["projection_matrix"], recurse=False)
+        return self
+
+    @property
+    def is_causal(self) -> bool:
+        return self._is_causal
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> PerformerState | tuple[()]:
+        if not self._is_causal:
+            return ()
+        rows = (batch_size, self.num_heads)
+        return PerformerState(
+            mx.zeros((*rows, self._features, self._head_dim + 1)), mx.full(rows, NO_MAXIMUM)
+        )
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: PerformerState | tuple[()] | None = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+    ) -> tuple[mx.array, PerformerState | tuple[()]]:
+        check_sequences("Performer", x, self._dims)
+        state = self.init_state(x.shape[0], x.dtype) if state is None else state
+        inner = (self["query_proj"], self["key_proj"], self["value_proj"])
+        parts = mx.split(project(x, inner).astype(mx.float32), 3, axis=-1)
+        q, k, v = (split_heads(part, self.num_heads) for part in parts)
+        q, v = self._query_features(q), with_ones(v)
+        if isinstance(state, PerformerState):
+            context = Context(valid, starts=starts)
+            k, decay, maximum = self._key_features(k, state.maximum, context)
+            o, sums = gated_linear_attention(
+                q, k, v, decay, state.sums, valid=context.valid, starts=context.starts
+            )
+            state = PerformerState(sums, maximum)
+            shares = o[..., -1:] + DENOMINATOR_EPS * q.sum(axis=-1, keepdims=True)
+        else:
+            check_no_starts("Performer", starts)
+            none = mx.full(k.shape[:2], NO_MAXIMUM)
+            k, _, _ = self._key_features(k, none, Context(valid))
+            o = attend_to_all(q, k, v, valid)
+            shares = o[..., -1:]
+        y = merge_heads(o[..., :-1] / shares).astype(x.dtype)
+        return project(y, (self["output_proj"],)), state
+
+    def _query_features(self, q: mx.array) -> mx.array:
+        """Features of heads `(B, H, L, K)`, `(B, H, L, F)`."""
+        projected, half = exponents(q, self.projection_matrix)
+        if not self._is_softmax:
+            return nn.relu(projected) + self._eps
+        largest = mx.stop_gradient(projected.max(axis=-1, keepdims=True))
+        return softmax_features(projected, half, largest, self._eps)
+
+    def _key_features(
+        self, k: mx.array, before: mx.array, context: Context
+    ) -> tuple[mx.array, mx.array | None, mx.array]:
+        """Features of heads `(B, H, L, K)`.
+
+        Args:
+            k: Keys.
+            before: The largest exponent of all keys before the call, `(B, H)`.
+            context: The tokens of the call.
+
+        Returns:
+            `(B, H, L, F)`; what each position scales the sums before it by, `(B, H, L, 1)`; and the
+            largest exponent of all keys, `(B, H)`.
+        """
+        projected, half = exponents(k, self.projection_matrix)
+        if not self._is_softmax or not k.shape[2]:
+            return nn.relu(projected) + self._eps, None, before
+        largest = mx.stop_gradient(projected.max(axis=-1))
+        if context.valid is not None:
+            largest = mx.where(context.valid[:, None], largest, NO_MAXIMUM)
+        if self._is_causal and self._key_maximum == "seen":
+            largest = running_maximum(largest, before, context.starts)
+        else:
+            whole = mx.maximum(largest.max(axis=-1), before)[..., None]
+            largest = mx.broadcast_to(whole, largest.shape)
+        earlier = mx.concatenate([before[..., None], largest[..., :-1]], axis=-1)
+        if context.valid is not None:
+            # keys that do not count must not overflow either
+            place = context.valid[:, None, :, None]
+            projected = mx.where(place, projected, largest[..., None])
+        features = softmax_features(projected, half, largest[..., None], self._eps)
+        return features, mx.exp(earlier - largest)[..., None], largest[..., -1]
+
+
+def _check_choice(name: str, given: object, known: tuple[str, ...]) -> None:
+    if given not in known:
+        raise ValueError(
+            f"[Performer] '{name}' must be one of {', '.join(known)} but got {given!r:.80}."
+        )

@@ -46,6 +46,9 @@ def attend_call(
         `(B, L, H K)` and the state.
     """
     length = projected.shape[1]
+    if not length:
+        dims = heads.num_heads * projected.shape[2] // (heads.num_heads + 2 * heads.num_kv_heads)
+        return mx.zeros((projected.shape[0], 0, dims), projected.dtype), state
     if isinstance(state, FixedKeyValueState):
         if tokens.counts is not None or tokens.starts is not None:
             raise ValueError(
@@ -90,7 +93,7 @@ def _pieces(
         size = max(capacity, WINDOW_PIECE)
         if length > 2 * size:
             cuts |= set(range(size, length, size))
-    return list(pairwise(sorted(cuts))) or [(0, 0)], first
+    return list(pairwise(sorted(cuts))), first
 
 
 def _attend(

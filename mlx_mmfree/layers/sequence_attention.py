@@ -10,6 +10,7 @@ from ..ops import attention
 from ..ops.attention import Mask
 from .attention_options import KeyValueCache
 from .context import Context
+from .heads import merge_heads
 from .key_value_reading import Reading, extend, read, read_whole, sink_places
 from .key_value_state import KeyValueState
 from .padding import RealTokens
@@ -62,7 +63,7 @@ class Heads(NamedTuple):
             is done to one of them alone; and values `(B, G, L, K)`.
         """
         count = self.num_heads + self.num_kv_heads
-        tokens = projected.reshape(*projected.shape[:2], count + self.num_kv_heads, -1)
+        tokens = mx.unflatten(projected, -1, (count + self.num_kv_heads, -1))
         both, values = mx.split(tokens.swapaxes(1, 2), [count], axis=1)
         if self.query_norm is None and self.key_norm is None and self.query_scale == 1.0:
             return (both,), values
@@ -128,7 +129,7 @@ def attend(
         y, state = _attend_before(projected, state, heads, context, tokens)
     else:
         y = _attend_around(projected, heads, context, tokens)
-    return y.swapaxes(1, 2).reshape(*projected.shape[:2], -1).astype(projected.dtype), state
+    return merge_heads(y).astype(projected.dtype), state
 
 
 def _attend_before(

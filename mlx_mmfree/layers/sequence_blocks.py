@@ -29,7 +29,7 @@ class SequenceBlocks:
     @classmethod
     def of_window(cls, length: int, window: int) -> "SequenceBlocks":
         """Those beyond whose neighbours no token sees that sees what is nearer than the window."""
-        return cls(length, max(1, min(max(window, SMALLEST), length)))
+        return cls(length, min(max(window, SMALLEST), length))
 
     @property
     def span(self) -> int:

@@ -67,6 +67,11 @@ class SequenceBlocks:
         """What is made for one row, `(n, ...)`, for each of a batch, `(B n, ...)`."""
         return x if x.shape[0] != self.count or batch == 1 else mx.concatenate([x] * batch)
 
+    def for_each(self, x: mx.array) -> mx.array:
+        """What every block of a row is given, `(B, ...)`, as `(B n, ...)`."""
+        shape = (x.shape[0], self.count, *x.shape[1:])
+        return mx.flatten(mx.broadcast_to(x[:, None], shape), 0, 1)
+
     @property
     def relative(self) -> mx.array:
         """The position of each key less that of the query, `(1, S, N)`."""

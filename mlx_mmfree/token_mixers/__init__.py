@@ -17,6 +17,7 @@ from .hydra import HydraState as HydraState
 from .linear_attention import LinearAttention as LinearAttention
 from .linear_attention import LinearAttentionState as LinearAttentionState
 from .local_attention import LocalAttention as LocalAttention
+from .longformer import Longformer as Longformer
 from .mlgru import MLGRU as MLGRU
 from .mlgru import MLGRUState as MLGRUState
 from .multi_head_attention import MemoryState as MemoryState

@@ -1,0 +1,183 @@
+"""Longformer: a window on both sides, and tokens that see all (Beltagy et al., arXiv 2004.05150)."""
+
+from typing import ClassVar, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import project
+from ..layers.arguments import check_counts, check_sequences, check_sizes
+from ..layers.context import Context
+from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.padding import RealTokens, padding_last
+from ..layers.sequence_blocks import SequenceBlocks, near_mask
+from ..layers.token_mixer import TokenMixer
+from ..ops import attention
+
+_PROJECTIONS = ("query_proj", "key_proj", "value_proj")
+
+
+class Longformer(TokenMixer):
+    r"""Softmax attention to what is near, with global tokens that see all and are seen by all.
+
+    .. math::
+        o_t = \begin{cases}
+        \sum_{j} \mathrm{softmax}_j\big(\hat q_t^\top \hat k_j / \sqrt{K}\big)\,\hat v_j
+        & t \text{ global} \\
+        \sum_{j \in N(t)} \mathrm{softmax}_j\big(q_t^\top k_j / \sqrt{K}\big)\,v_j & \text{else}
+        \end{cases}
+        \quad N(t) = \{j : |t - j| < W \text{ or } j \text{ global}\}
+
+    for each head, and :math:`y_t = W_o o_t`. Global tokens ask with projections of their own,
+    :math:`\hat q, \hat k, \hat v`, at every token; the others see them by the ordinary ones, in one
+    softmax with the window, a global token in it only once. `attention_window` of a published
+    configuration is :math:`2(W - 1)`. Padding stands nowhere: the window spans real tokens.
+
+    Args:
+        dims: Model dims `D`.
+        window: Tokens `W` that are seen on each side, each time with the token itself.
+        num_global: The first tokens of each sequence that are global where a call does not say which.
+        num_heads: Heads `H`.
+        head_dim: Dims `K` of a head. Default: `dims / num_heads`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        bias: Whether the projections have a bias.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`; `is_global`: booleans `(B, L)`. How many it marks is read from it, so
+        that a compiled call leaves it out.
+
+    State:
+        `()`.
+
+    Example:
+        >>> mixer = Longformer(32, window=4)
+        >>> mixer(mx.zeros((1, 9, 32)), is_global=mx.array([[True] + [False] * 8]))[0].shape
+        (1, 9, 32)
+    """
+
+    equation: ClassVar[str] = "y = softmax(Q K^T / sqrt(d)) V, over the near and the global keys"
+    complexity: ClassVar[str] = "T (W + G) D"
+    paper: ClassVar[str] = "arXiv 2004.05150"
+    bidirectional: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        window: int = 256,
+        num_global: int = 1,
+        num_heads: int = 8,
+        head_dim: int | None = None,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+    ):
+        super().__init__()
+        check_sizes("Longformer", window=window)
+        check_counts("Longformer", num_global=num_global)
+        head_dim = dims_of_a_head("Longformer", dims, num_heads, head_dim)
+        self._dims = dims
+        self.num_heads = num_heads
+        self._window = window
+        self._num_global = num_global
+        for name in (*_PROJECTIONS, *(f"global_{name}" for name in _PROJECTIONS)):
+            self[name] = factory_of(linear, name)(dims, num_heads * head_dim, bias=bias)
+        self.output_proj = factory_of(linear, "output_proj")(num_heads * head_dim, dims, bias=bias)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
+        return ()
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: tuple[()] | None = None,
+        valid: mx.array | None = None,
+        *,
+        is_global: mx.array | None = None,
+    ) -> tuple[mx.array, tuple[()]]:
+        check_sequences("Longformer", x, self._dims)
+        if is_global is not None and is_global.shape != x.shape[:2]:
+            raise ValueError(
+                f"[Longformer] 'is_global' must have shape {x.shape[:2]} but got {is_global.shape}."
+            )
+        if not x.shape[1]:
+            return x, ()
+        if valid is None:
+            return self._attend(x, RealTokens(None, None), is_global), ()
+        order, back, tokens = padding_last(Context(valid), valid)
+        x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
+        x = mx.take_along_axis(x, order[..., None], axis=1)
+        if is_global is not None:
+            marked = mx.logical_and(is_global, valid)
+            is_global = mx.take_along_axis(marked, order, axis=1)
+        y = self._attend(x, tokens, is_global)
+        y = mx.take_along_axis(y, back[..., None], axis=1)
+        return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), ()
+
+    def _attend(self, x: mx.array, tokens: RealTokens, is_global: mx.array | None) -> mx.array:
+        """Attention of rows whose padding stands behind."""
+        batch, length, _ = x.shape
+        token = mx.arange(length)[None]
+        if is_global is None:
+            count = min(self._num_global, length)
+            is_global = mx.broadcast_to(token < count, (batch, length))
+            if tokens.counts is not None:
+                is_global = mx.logical_and(is_global, token < tokens.counts[:, None])
+        else:
+            marks = cast("list[int]", is_global.sum(axis=1).tolist())
+            count = max(marks, default=0)
+        # the global tokens of each row, and behind them some others where a row has fewer
+        places = mx.argsort(mx.where(is_global, token - length, token), axis=1)[:, :count]
+        marked = mx.take_along_axis(is_global, places, axis=1)
+        y = self._local(x, tokens.counts, is_global, places, marked)
+        if count:
+            own = mx.where(
+                marked[..., None],
+                self._global(x, tokens.counts, places),
+                mx.take_along_axis(y, places[..., None], axis=1),
+            )
+            y = mx.put_along_axis(y, mx.broadcast_to(places[..., None], own.shape), own, axis=1)
+        return project(y, (self["output_proj"],))
+
+    def _local(
+        self,
+        x: mx.array,
+        counts: mx.array | None,
+        is_global: mx.array,
+        places: mx.array,
+        marked: mx.array,
+    ) -> mx.array:
+        """What each token sees in its window and of the global tokens, `(B, L, H K)`."""
+        batch, length, _ = x.shape
+        blocks = SequenceBlocks.of_window(length, self._window)
+        queries, keys, values = (
+            split_heads(self[name](x), self.num_heads) for name in _PROJECTIONS
+        )
+        seen = blocks.every_row(near_mask(blocks, counts, None, self._window, 1), batch)
+        others = blocks.near(mx.logical_not(is_global)[:, None, :, None]).swapaxes(2, 3)
+        seen = mx.logical_and(seen, others)
+        if places.shape[1]:
+            # every block sees the global tokens behind its own
+            shape = (*seen.shape[:3], places.shape[1])
+            of_all = mx.broadcast_to(blocks.for_each(marked[:, None, None]), shape)
+            seen = mx.concatenate([seen, of_all], axis=-1)
+        keys, values = (
+            mx.concatenate([blocks.near(part), blocks.for_each(chosen)], axis=2)
+            for part in (keys, values)
+            for chosen in (mx.take_along_axis(part, places[:, None, :, None], axis=2),)
+        )
+        return merge_heads(blocks.joined(attention(blocks.own(queries), keys, values, seen)))
+
+    def _global(self, x: mx.array, counts: mx.array | None, places: mx.array) -> mx.array:
+        """What the tokens at some places see of all, `(B, G, H K)`."""
+        asking = mx.take_along_axis(x, places[..., None], axis=1)
+        queries, keys, values = (
+            split_heads(self[f"global_{name}"](source), self.num_heads)
+            for name, source in zip(_PROJECTIONS, (asking, x, x), strict=True)
+        )
+        seen = None
+        if counts is not None:
+            # a row of padding alone sees its first place
+            seen = mx.arange(x.shape[1]) < mx.maximum(counts, 1)[:, None, None, None]
+        return merge_heads(attention(queries, keys, values, seen))

@@ -29,7 +29,7 @@ FILLING_TILES = 128
 80. A core computes 4 at a time, and others while these wait for memory."""
 
 FEWEST_SPLIT_INPUTS = 512
-"""The fewest inputs that are split: 4 steps for each of 8 parts, before these are added up."""
+"""The fewest inputs that are split: with 4 steps for each of 8 parts, adding these up takes little."""
 
 _CLASSES_OF_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 128, 256, 512)
 MOST_TIMED_ROWS = _CLASSES_OF_ROWS[-1]

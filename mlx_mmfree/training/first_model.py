@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from ..errors import TrainingError
 from ..hub.checkpoint.opened_model import OpenedModel, open_model
-from ..layers.matrix import matrices
+from ..layers.matrix import matrices, matrix_of
 from ..layers.parameters import parameters
 from ..models import Decoder, check_causal, find
 from ..models.parts.ternary_linears import TernaryLinears
@@ -28,7 +28,8 @@ class FirstModel:
         tokenizer_folder: Folder of the tokenizer that comes with the model, or `None`.
 
     Raises:
-        TrainingError: The settings ask for linear layers that the architecture does not have.
+        TrainingError: The settings ask for linear layers that the architecture does not have, or for
+            another embedding of a model whose head shares it.
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`; the last one also for a
             model that cannot continue a text.
     """
@@ -70,7 +71,21 @@ def _random_model(settings: Settings) -> Decoder:
     config = architecture.config.from_hub(_with_linear_class(settings.model))
     model: Decoder = architecture.build(config)
     _check_linear_class(model, settings.model)
+    if settings.embedding_std is not None:
+        _draw_embedding(model, settings.embedding_std)
     return model
+
+
+def _draw_embedding(model: Decoder, standard_deviation: float) -> None:
+    """Draws the embedding anew. It is drawn last, so that the other weights do not depend on it."""
+    head = matrix_of(model.head) if "head" in model else None
+    if head is None or head.storage == "elsewhere":
+        raise TrainingError(
+            "[train] 'embedding_std' must be left out for a model with 'tie_word_embeddings', whose "
+            f"head would share these weights, but got {standard_deviation}."
+        )
+    shape = model.embed.weight.shape
+    model.embed.weight = mx.random.normal(shape, scale=standard_deviation)
 
 
 def _with_linear_class(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,8 @@ class Settings:
         output: Folder of the run, for the log, the loss curve, the checkpoint and the finished model.
         model: The architecture, as in a `config.json` of the Hub. `linear_class` makes its linear
             layers ternary or dense.
+        embedding_std: Standard deviation of the fresh embedding of a model with a head of its own.
+            Default: that of its other weights.
         init_from: Folder or Hub repository of a model to begin with instead of random weights. Its
             architecture and tokenizer are used.
         latent: Whether the float weights of that model, if it is a ternary Llama, are master weights,
@@ -97,6 +99,7 @@ class Settings:
 
     output: str
     model: dict[str, Any] = field(default_factory=dict)
+    embedding_std: float | None = None
     init_from: str | None = None
     latent: bool | None = None
     rebuild_masters: bool = False
@@ -156,6 +159,10 @@ class Settings:
                 "[train] 'init_from' must come without 'model' and 'tokenizer', which that model "
                 "brings, but one of them is given. Leave it out."
             )
+        if self.embedding_std is not None:
+            self._check("embedding_std", 0 < self.embedding_std < math.inf, "positive")
+            is_fresh = self.init_from is None
+            self._check("embedding_std", is_fresh, "left out with 'init_from', which has weights,")
 
     def _check(self, name: str, is_sound: bool, rule: str) -> None:
         if not is_sound:
@@ -190,7 +197,7 @@ class Settings:
         for name in _WITHOUT_INFLUENCE:
             del record[name]
         # runs that were begun before there was a choice have no such key
-        for name in ("dtype", "optimizer"):
+        for name in ("dtype", "optimizer", "embedding_std"):
             if record[name] == Settings.__dataclass_fields__[name].default:
                 del record[name]
         return record

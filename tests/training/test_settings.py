@@ -61,6 +61,12 @@ def stages(until: float, *weights: float) -> list[dict[str, Any]]:
             r"'betas' must be two numbers of at least 0 and below 1 but got \[0.9\]",
         ),
         ({"betas": [0.9, 1]}, "'betas' must be two numbers"),
+        ({"embedding_std": 0}, "'embedding_std' must be positive but got 0"),
+        ({"embedding_std": "wide"}, "wrong or missing value"),
+        (
+            {"model": {}, "init_from": "m", "embedding_std": 1},
+            "'embedding_std' must be left out with 'init_from', which has weights, but got 1",
+        ),
         ({"model": [1]}, r"'model' must be a mapping but got \[1\]"),
         ({"model": {}}, "'model' must describe the architecture, or 'init_from' must name"),
     ],

@@ -1,0 +1,58 @@
+"""The weights that a run from a corpus begins with."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.models import Decoder
+from mlx_mmfree.training import Settings, read_settings
+from mlx_mmfree.training.corpus.mixture import Stage
+from mlx_mmfree.training.first_model import FirstModel
+
+HGRN = {
+    "model_type": "hgrn_bit",
+    "vocab_size": 900,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "intermediate_size": 32,
+}
+BITNET = HGRN | {"model_type": "bitnet", "num_attention_heads": 2}
+
+
+def _settings(**values: Any) -> Settings:
+    given: dict[str, Any] = {"output": "run", "model": HGRN, "stages": (Stage(1, {"a": 1}),)}
+    return Settings(**(given | values))
+
+
+def _weights(model: Decoder) -> dict[str, mx.array]:
+    return dict(tree_flatten(model.parameters()))
+
+
+@pytest.mark.parametrize("model", [HGRN, HGRN | {"linear_class": "dense"}, BITNET], ids=str)
+def test_only_the_embedding_has_its_standard_deviation(model: dict[str, Any]) -> None:
+    plain = _weights(FirstModel(_settings(model=model)).load())
+    assert np.std(np.array(plain["embed.weight"])) == pytest.approx(0.02, rel=0.05)
+    settings = _settings(model=model, embedding_std=0.7)
+    drawn, again = (_weights(FirstModel(settings).load()) for _ in range(2))
+    assert np.std(np.array(drawn["embed.weight"])) == pytest.approx(0.7, rel=0.05)
+    for name, weight in drawn.items():
+        assert mx.array_equal(weight, again[name]), name
+        assert bool(mx.array_equal(weight, plain[name])) is (name != "embed.weight"), name
+
+
+@pytest.mark.parametrize("linear_class", ["ternary", "dense"])
+def test_a_shared_embedding_keeps_its_standard_deviation(linear_class: str) -> None:
+    tied = HGRN | {"tie_word_embeddings": True, "linear_class": linear_class}
+    FirstModel(_settings(model=tied))
+    with pytest.raises(TrainingError, match=r"'embedding_std' must be left out .* but got 0\.5"):
+        FirstModel(_settings(model=tied, embedding_std=0.5))
+
+
+def test_runs_without_the_choice_go_on(config: Path) -> None:
+    assert "embedding_std" not in read_settings(config).record()
+    assert read_settings(config, {"embedding_std": 1.0}).record()["embedding_std"] == 1.0

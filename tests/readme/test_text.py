@@ -181,6 +181,28 @@ def test_environment_variables() -> None:
     assert names_in_messages(PACKAGE) <= ours | others
 
 
+def test_what_an_exchange_costs() -> None:
+    machines, links, operations_per_second = 8, (2 * 40, 2 * 80, 10, 1), 10e12
+    *models, last = table(section("What an exchange costs", PACKAGE / "training" / "README.md"))
+    presets = find("hgrn_bit").presets
+    assert [f"mmfreelm-{row[0].lower()}" for row in models] == list(presets)
+    for preset, (_, sent, *seconds) in zip(presets.values(), models, strict=True):
+        architecture = find(preset["model_type"])
+        model = architecture.build(architecture.config.from_hub(preset))
+        weights = tree_reduce(lambda total, array: total + array.size, model.parameters(), 0)
+        gigabytes = 2 * (machines - 1) / machines * weights * 4 / 1e9
+        assert sent == f"{gigabytes:.1f} GB"
+        for shown, gigabits in zip(seconds, links, strict=True):
+            assert float(shown.removesuffix(" s")) == pytest.approx(
+                8 * gigabytes / gigabits, rel=0.05
+            )
+    for shown, gigabits in zip(last[2:], links, strict=True):
+        seconds_per_weight = 2 * (machines - 1) / machines * 4 * 8 / (gigabits * 1e9)
+        assert float(shown.replace(",", "")) == pytest.approx(
+            seconds_per_weight * operations_per_second / 6, rel=1e-3
+        )
+
+
 def test_settings_of_train() -> None:
     file = PACKAGE / "training" / "README.md"
     (text,) = section("The YAML file", file).blocks("yaml")

@@ -3,6 +3,7 @@
 from ..layers.attention_options import AttentionNorms as AttentionNorms
 from ..layers.attention_options import KeyValueCache as KeyValueCache
 from .attention_sink import AttentionSink as AttentionSink
+from .big_bird import BigBird as BigBird
 from .cosformer import CosFormer as CosFormer
 from .cosformer import CosFormerState as CosFormerState
 from .gla import GLA as GLA

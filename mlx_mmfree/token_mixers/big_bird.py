@@ -1,0 +1,196 @@
+"""Big Bird: blocks that are near, global or random (Zaheer et al., arXiv 2007.14062)."""
+
+from collections.abc import Callable
+from typing import ClassVar, Literal, get_args
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ..layers import project
+from ..layers.arguments import check_counts, check_sequences, check_sizes
+from ..layers.context import Context
+from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.padding import padding_last
+from ..layers.token_mixer import TokenMixer
+from ..ops import attention
+
+PlanFunction = Callable[[int], np.ndarray]
+PlanName = Literal["drawn", "released"]
+
+
+class BigBird(TokenMixer):
+    r"""Softmax attention in which each block of tokens sees few blocks, some of them random.
+
+    .. math::
+        y_t = W_o\,\Big[\sum_{j \in N_h(t)} \mathrm{softmax}_j\big(q_{t,h}^\top k_{j,h} / \sqrt{K}\big)\,
+        v_{j,h}\Big]_{h=1..H}
+
+    With `n` blocks, :math:`N_h` of a token in block `i` are the blocks `0`, `i - 1`, `i`, `i + 1`,
+    `n - 1` and `r` random ones of the head; the first and the last block see everything. This is the
+    "internal" form, ITC. Up to :math:`(5 + 2r) S` tokens all are seen, as in the published code. Blocks
+    are those of a call with its padding, which none sees, behind the tokens: the last one may hold
+    padding alone.
+
+    A plan says which blocks are random. "drawn" draws them anew for each number of blocks, always the
+    same ones, from the blocks that a block does not see anyway. "released" does what transformers does:
+    drawn in training, but in evaluation every random block is block 0, which then counts `r` times
+    more. Checkpoints of BigBird that were evaluated there give the same here only with "released".
+
+    Args:
+        dims: Model dims `D`.
+        block_size: Tokens `S` of a block.
+        num_random: Random blocks `r`.
+        plan: "drawn", "released", or a function of the number of blocks `n` that returns the random
+            blocks of blocks 1 to `n - 2`, integers `(H, n - 2, r)`. A block given twice counts twice.
+        seed: What random blocks are drawn with.
+        num_heads: Heads `H`.
+        head_dim: Dims `K` of a head. Default: `dims / num_heads`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        bias: Whether the projections have a bias.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`.
+
+    State:
+        `()`.
+
+    Raises:
+        ValueError: The plan is unknown, or does not fit.
+
+    Example:
+        >>> BigBird(32, block_size=2, num_random=1)(mx.zeros((1, 20, 32)))[0].shape
+        (1, 20, 32)
+    """
+
+    equation: ClassVar[str] = "y = softmax(Q K^T / sqrt(d)) V, over near, global and random blocks"
+    complexity: ClassVar[str] = "T (5 + r) S D"
+    paper: ClassVar[str] = "arXiv 2007.14062"
+    bidirectional: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        block_size: int = 64,
+        num_random: int = 3,
+        plan: PlanName | PlanFunction = "drawn",
+        seed: int = 0,
+        num_heads: int = 8,
+        head_dim: int | None = None,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+    ):
+        super().__init__()
+        check_sizes("BigBird", block_size=block_size)
+        check_counts("BigBird", num_random=num_random, seed=seed)
+        if isinstance(plan, str) and plan not in get_args(PlanName):
+            known = ", ".join(map(repr, get_args(PlanName)))
+            raise ValueError(
+                f"[BigBird] 'plan' must be a function or one of {known} but got {plan!r}."
+            )
+        head_dim = dims_of_a_head("BigBird", dims, num_heads, head_dim)
+        self._dims = dims
+        self.num_heads = num_heads
+        self._size = block_size
+        self._num_random = num_random
+        self._plan = plan
+        self._seed = seed
+        for name in ("query_proj", "key_proj", "value_proj"):
+            self[name] = factory_of(linear, name)(dims, num_heads * head_dim, bias=bias)
+        self.output_proj = factory_of(linear, "output_proj")(num_heads * head_dim, dims, bias=bias)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
+        return ()
+
+    def random_blocks(self, count: int) -> np.ndarray:
+        """The random blocks of blocks 1 to `count - 2`, integers `(H, count - 2, r)`."""
+        shape = (self.num_heads, count - 2, self._num_random)
+        if not isinstance(self._plan, str):
+            blocks = np.asarray(self._plan(count))
+            if blocks.shape != shape or blocks.min(initial=0) < 0 or blocks.max(initial=0) >= count:
+                raise ValueError(
+                    f"[BigBird] 'plan' must return blocks from 0 to {count - 1} of shape {shape} but "
+                    f"got shape {blocks.shape}."
+                )
+            return blocks
+        if self._plan == "released" and not self.training:
+            return np.zeros(shape, np.int64)
+        rng = np.random.default_rng((self._seed, count))
+        own, block = np.arange(1, count - 1)[:, None], np.arange(count)
+        is_seen = (np.abs(own - block) <= 1) | (block == 0) | (block == count - 1)
+        # the smallest of random numbers stand where no block is seen already
+        drawn = rng.random((self.num_heads, count - 2, count)) + is_seen
+        return np.argsort(drawn, axis=-1)[..., : self._num_random]
+
+    def __call__(
+        self, x: mx.array, state: tuple[()] | None = None, valid: mx.array | None = None
+    ) -> tuple[mx.array, tuple[()]]:
+        check_sequences("BigBird", x, self._dims)
+        if not x.shape[1]:
+            return x, ()
+        if valid is None:
+            return self._attend(x, None), ()
+        order, back, tokens = padding_last(Context(valid), valid)
+        x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
+        y = self._attend(mx.take_along_axis(x, order[..., None], axis=1), tokens.counts)
+        y = mx.take_along_axis(y, back[..., None], axis=1)
+        return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), ()
+
+    def _attend(self, x: mx.array, counts: mx.array | None) -> mx.array:
+        """Attention of rows whose padding stands behind."""
+        batch, length, _ = x.shape
+        queries, keys, values = (
+            split_heads(self[name](x), self.num_heads)
+            for name in ("query_proj", "key_proj", "value_proj")
+        )
+        real = mx.full((batch,), length) if counts is None else mx.maximum(counts, 1)
+        if length <= (5 + 2 * self._num_random) * self._size:
+            seen = None if counts is None else (mx.arange(length) < real[:, None])[:, None, None]
+            y = attention(queries, keys, values, seen)
+        else:
+            missing = -length % self._size
+            q, k, v = (
+                mx.pad(part, [(0, 0), (0, 0), (0, missing), (0, 0)])
+                for part in (queries, keys, values)
+            )
+            y = self._in_blocks(q, k, v, real)[:, :, :length]
+        return project(merge_heads(y).astype(x.dtype), (self["output_proj"],))
+
+    def _in_blocks(self, q: mx.array, k: mx.array, v: mx.array, real: mx.array) -> mx.array:
+        """Attention of whole blocks, `(B, H, L, K)`, of which so many tokens are real."""
+        size = self._size
+        seen = mx.arange(q.shape[2]) < real[:, None]
+        ends = mx.concatenate([q[:, :, :size], q[:, :, -size:]], axis=2)
+        first, last = mx.split(attention(ends, k, v, seen[:, None, None]), 2, axis=2)
+        return mx.concatenate([first, self._middle(q, k, v, seen), last], axis=2)
+
+    def _middle(self, q: mx.array, k: mx.array, v: mx.array, seen: mx.array) -> mx.array:
+        """Attention of all blocks but the first and the last."""
+        size, (batch, heads, length, _) = self._size, q.shape
+        count = length // size
+        own = np.arange(1, count - 1)
+        ends = (np.zeros_like(own), np.full_like(own, count - 1))
+        fixed = np.stack([ends[0], own - 1, own, own + 1, ends[1]], axis=-1)
+        # beside an end, the neighbour is the end that is seen anyway
+        counts_once = np.ones((count - 2, 5 + self._num_random), bool)
+        counts_once[0, 1] = counts_once[-1, 3] = False
+        blocks = np.concatenate(
+            [np.broadcast_to(fixed, (heads, *fixed.shape)), self.random_blocks(count)], axis=-1
+        )
+
+        def near(x: mx.array) -> mx.array:
+            """The blocks that each block of each head sees, each a row, `(B H (n - 2), 1, N, K)`."""
+            rows = x.reshape(batch, heads * count, -1)
+            index = mx.array((np.arange(heads)[:, None, None] * count + blocks).reshape(-1))
+            return rows[:, index].reshape(batch * heads * (count - 2), 1, -1, x.shape[-1])
+
+        in_heads = mx.broadcast_to(seen[:, None, :, None], (batch, heads, length, 1))
+        once = mx.repeat(mx.array(counts_once), size, axis=1)
+        mask = near(in_heads).reshape(batch * heads, count - 2, -1)
+        mask = mx.logical_and(mask, once).reshape(-1, 1, 1, once.shape[-1])
+        queries = q[:, :, size:-size].reshape(-1, 1, size, q.shape[-1])
+        y = attention(queries, near(k), near(v), mask)
+        return y.reshape(batch, heads, length - 2 * size, -1)

@@ -17,6 +17,7 @@ from .hydra import Hydra as Hydra
 from .hydra import HydraState as HydraState
 from .linear_attention import LinearAttention as LinearAttention
 from .linear_attention import LinearAttentionState as LinearAttentionState
+from .linformer import Linformer as Linformer
 from .local_attention import LocalAttention as LocalAttention
 from .longformer import Longformer as Longformer
 from .mlgru import MLGRU as MLGRU

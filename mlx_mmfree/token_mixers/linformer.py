@@ -1,0 +1,147 @@
+"""Linformer: attention to a fixed number of projected keys (Wang et al., arXiv 2006.04768)."""
+
+from typing import ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import project
+from ..layers.arguments import check_sequences, check_sizes
+from ..layers.context import Context
+from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.padding import padding_last
+from ..layers.token_mixer import TokenMixer
+from ..ops import attention
+
+
+class Linformer(TokenMixer):
+    r"""Softmax attention whose keys and values are first projected along the sequence.
+
+    .. math::
+        y_t &= W_o\,\big[\mathrm{softmax}\big(q_{t,h}\,\bar K_h^\top / \sqrt{K}\big)\,
+        \bar V_h\big]_{h=1..H} \\
+        \bar K_h &= E\,K_h, \quad \bar V_h = F\,V_h
+
+    with :math:`E, F \in R^{k \times T}` shared by all heads ("headwise" in the paper). They are made for
+    a longest sequence `T`; a shorter one takes their first columns. Each projected key mixes all tokens,
+    so that it cannot be causal. Padding is zero before it is projected, and stands behind the tokens.
+    With a `memory`, keys and values are the memory's, and only its length is bound.
+
+    Args:
+        dims: Model dims `D`.
+        max_length: The longest sequence `T` of keys.
+        num_projected: Projected keys `k`.
+        num_heads: Heads `H`.
+        head_dim: Dims `K` of a head. Default: `dims / num_heads`.
+        shares_lengths: One matrix projects keys and values, :math:`E = F` ("key-value sharing").
+        shares_values: Values are the keys, of one projection of the input; then :math:`E = F` too.
+        has_one_kv_head: All heads share one head of keys and values.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each. :math:`E` and :math:`F` are
+            `key_length_proj` and `value_length_proj`.
+        bias: Whether queries, keys and values are projected with a bias.
+        output_bias: Whether the output is. Default: `bias`.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`; `memory`: `(B, M, D)`.
+
+    State:
+        `()`.
+
+    Raises:
+        ValueError: A sequence of keys is longer than `max_length`.
+
+    Example:
+        >>> Linformer(32, max_length=16, num_projected=4)(mx.zeros((1, 9, 32)))[0].shape
+        (1, 9, 32)
+    """
+
+    equation: ClassVar[str] = "y = softmax(Q (E K)^T / sqrt(d)) (F V)"
+    complexity: ClassVar[str] = "T k D"
+    paper: ClassVar[str] = "arXiv 2006.04768"
+    bidirectional: ClassVar[bool] = True
+    cross: ClassVar[bool] = True
+    length_bound: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        max_length: int,
+        num_projected: int = 128,
+        num_heads: int = 8,
+        head_dim: int | None = None,
+        shares_lengths: bool = False,
+        shares_values: bool = False,
+        has_one_kv_head: bool = False,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        output_bias: bool | None = None,
+    ):
+        super().__init__()
+        check_sizes("Linformer", max_length=max_length, num_projected=num_projected)
+        head_dim = dims_of_a_head("Linformer", dims, num_heads, head_dim)
+        self._dims = dims
+        self._max_length = max_length
+        self.num_heads = num_heads
+        self.num_kv_heads = 1 if has_one_kv_head else num_heads
+        widths = {"query_proj": num_heads, "key_proj": self.num_kv_heads}
+        lengths = ["key_length_proj"]
+        if not shares_values:
+            widths["value_proj"] = self.num_kv_heads
+            if not shares_lengths:
+                lengths.append("value_length_proj")
+        for name, heads in widths.items():
+            self[name] = factory_of(linear, name)(dims, heads * head_dim, bias=bias)
+        for name in lengths:
+            self[name] = factory_of(linear, name)(max_length, num_projected, bias=False)
+        make = factory_of(linear, "output_proj")
+        output_bias = bias if output_bias is None else output_bias
+        self.output_proj = make(num_heads * head_dim, dims, bias=output_bias)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
+        return ()
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: tuple[()] | None = None,
+        valid: mx.array | None = None,
+        *,
+        memory: mx.array | None = None,
+        memory_valid: mx.array | None = None,
+    ) -> tuple[mx.array, tuple[()]]:
+        check_sequences("Linformer", x, self._dims)
+        source, name = (x, "x") if memory is None else (memory, "memory")
+        check_sequences("Linformer", source, self._dims)
+        if source.shape[1] > self._max_length:
+            raise ValueError(
+                f"[Linformer] '{name}' must not be longer than 'max_length', {self._max_length}, but "
+                f"has {source.shape[1]} positions."
+            )
+        queries = split_heads(self["query_proj"](x), self.num_heads)
+        keys, values = self._projected(source, valid if memory is None else memory_valid)
+        y = attention(queries, keys, values)
+        y = project(merge_heads(y).astype(x.dtype), (self["output_proj"],))
+        return y if valid is None else mx.where(valid[..., None], y, mx.zeros((), y.dtype)), ()
+
+    def _projected(self, source: mx.array, valid: mx.array | None) -> tuple[mx.array, mx.array]:
+        """Keys and values of a sequence, `(B, G, k, K)` each."""
+        if valid is not None:
+            order = padding_last(Context(valid), valid)[0][..., None]
+            valid = mx.take_along_axis(valid[..., None], order, axis=1)
+            source = mx.take_along_axis(source, order, axis=1)
+            source = mx.where(valid, source, mx.zeros((), source.dtype))
+        keys = self["key_proj"](source)
+        values = self["value_proj"](source) if "value_proj" in self else keys
+        made = []
+        for heads, name in ((keys, "key_length_proj"), (values, "value_length_proj")):
+            if valid is not None:
+                # a bias is no zero
+                heads = mx.where(valid, heads, mx.zeros((), heads.dtype))
+            missing = self._max_length - heads.shape[1]
+            columns = mx.pad(heads, [(0, 0), (0, missing), (0, 0)]).swapaxes(1, 2)
+            along = self[name if name in self else "key_length_proj"]
+            made.append(split_heads(along(columns).swapaxes(1, 2), self.num_kv_heads))
+        return made[0], made[1]

@@ -1,0 +1,148 @@
+"""A mixer as a description of a model names it, with its options."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_args
+
+from ...errors import CheckpointError, UnsupportedModelError
+from ...layers import ChannelMixer, RoPE
+from ...layers.linear_factory import Linears
+from ...layers.token_mixer import TokenMixer
+from .mixers import find_channel_mixer, find_token_mixer
+
+_MOST = 2**20
+"""No option of a real model is a larger number, and sizes follow from options."""
+
+_OF_THE_MODEL = ("linear", "is_causal", "max_length", "rope", "hidden_dims")
+"""Arguments that the model decides for all its mixers."""
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class MixerChoice:
+    """One mixer.
+
+    Attributes:
+        name: That of its file.
+        options: Arguments of its class, plain values.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, key: str, value: object) -> "MixerChoice":
+        """Reads a name, or an object with `name` and options beside it.
+
+        Raises:
+            CheckpointError: It is neither, or an option is no plain value.
+        """
+        if isinstance(value, str):
+            return cls(value)
+        if not (isinstance(value, Mapping) and isinstance(value.get("name"), str)):
+            raise CheckpointError(
+                f"[config.json] '{key}' must be the name of a mixer, or an object with 'name' and its "
+                f"options, but got {value!r:.100}."
+            )
+        options = {str(name): option for name, option in value.items() if name != "name"}
+        for name, option in options.items():
+            is_plain = option is None or isinstance(option, bool | int | float | str)
+            if not is_plain or (isinstance(option, int | float) and not abs(option) <= _MOST):
+                raise CheckpointError(
+                    f"[config.json] '{name}' of '{key}' must be a word, or a number of at most {_MOST}, "
+                    f"but got {option!r:.100}."
+                )
+        return cls(value["name"], options)
+
+    def plain(self) -> str | dict[str, Any]:
+        """What `read` reads back."""
+        return {"name": self.name, **self.options} if self.options else self.name
+
+    def token_mixer(
+        self,
+        dims: int,
+        *,
+        linear: Linears,
+        is_causal: bool,
+        max_length: int,
+        rope_base: float | None = None,
+    ) -> TokenMixer:
+        """Makes it.
+
+        Args:
+            dims: Model dims.
+            linear: Makes its projections.
+            is_causal: Whether it must not see what comes after a position.
+            max_length: Positions of the longest sequence, for a mixer that must know.
+            rope_base: Base of the rotation of queries and keys, for a mixer that has it.
+
+        Raises:
+            UnsupportedModelError: There is no such mixer, or it cannot do what is asked.
+            CheckpointError: An option does not fit.
+        """
+        mixer = find_token_mixer(self.name)
+        can = mixer.causal if is_causal else mixer.bidirectional
+        if not can:
+            kind = "causal" if is_causal else "bidirectional"
+            raise UnsupportedModelError(
+                f"[config.json] the token mixers must be {kind} but {self.name} cannot be. mmfree "
+                "mixers lists those that can."
+            )
+        known = inspect.signature(mixer.__init__).parameters
+        arguments: dict[str, Any] = {"linear": linear, "max_length": max_length}
+        if mixer.causal and mixer.bidirectional:
+            arguments["is_causal"] = is_causal
+        if rope_base is not None and "rope" in known:
+            heads = self.options.get("num_heads") or known["num_heads"].default
+            head_dim = self.options.get("head_dim") or dims // heads
+            arguments["rope"] = _checked(self.name, lambda: RoPE(head_dim, base=rope_base))
+        return self._made(mixer, dims, arguments)
+
+    def channel_mixer(self, dims: int, *, linear: Linears, hidden_dims: int | None) -> ChannelMixer:
+        """Makes it, with so many channels between its projections; raises as `token_mixer` does."""
+        mixer = find_channel_mixer(self.name)
+        return self._made(mixer, dims, {"linear": linear, "hidden_dims": hidden_dims})
+
+    def _made(self, mixer: Callable[..., Made], dims: int, of_the_model: Mapping[str, Any]) -> Made:
+        known = inspect.signature(mixer).parameters
+        own = [
+            name
+            for name, parameter in known.items()
+            if name not in ("dims", *_OF_THE_MODEL) and _is_plain(parameter.annotation)
+        ]
+        unknown = [name for name in self.options if name not in own]
+        if unknown:
+            raise UnsupportedModelError(
+                f"[config.json] the options of {self.name} must be among {', '.join(own)} but got "
+                f"{', '.join(unknown)}."
+            )
+        given = {name: value for name, value in of_the_model.items() if name in known}
+        return _checked(self.name, lambda: mixer(dims, **given, **self.options))
+
+
+def _is_plain(annotation: object) -> bool:
+    """Whether an argument takes numbers or words, which a description can hold."""
+    kinds = get_args(annotation) or (annotation,)
+    return any(isinstance(kind, str) or kind in (bool, int, float, str) for kind in kinds)
+
+
+def _checked(name: str, make: Callable[[], Made]) -> Made:
+    """What is made, with what a mixer says against its options as an error of the description."""
+    try:
+        return make()
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"[config.json] the options of {name} do not fit: {error}") from error
+
+
+def read_choices(key: str, value: object) -> tuple[MixerChoice, ...]:
+    """One mixer for all layers, or a list that is repeated from layer to layer.
+
+    Raises:
+        CheckpointError: The list is empty, or an entry is wrong.
+    """
+    values: Sequence[object] = value if isinstance(value, list) else [value]
+    if not values:
+        raise CheckpointError(f"[config.json] '{key}' must name at least one mixer but is empty.")
+    return tuple(MixerChoice.read(key, each) for each in values)

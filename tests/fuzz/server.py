@@ -71,7 +71,11 @@ def load_class(name: str) -> FuzzClass:
 
 
 def _import_library() -> None:
-    """Imports every module, so that no child does, nor sees a file that changed meanwhile."""
+    """Imports every module, so that no child does, nor sees a file that changed meanwhile.
+
+    Without torch, which takes more memory than the cases may; nothing that reads files uses it.
+    """
+    sys.modules["torch"] = None  # type: ignore[assignment]
     for module in pkgutil.walk_packages(mlx_mmfree.__path__, "mlx_mmfree."):
         if module.name.endswith("__main__"):
             continue

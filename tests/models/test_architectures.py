@@ -6,7 +6,7 @@ import pytest
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.models import architecture_of, find, known_model_types
 
-KNOWN = ["bitnet", "hgrn_bit", "llama", "qwen3"]
+KNOWN = ["bitnet", "hgrn_bit", "llama", "metaformer", "qwen3"]
 
 
 def test_known_types() -> None:
@@ -33,7 +33,5 @@ def test_records_hold_together(model_type: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama3", None, 7, "block", "fields", "rotation"])
 def test_unknown_architecture_lists_the_known(name: object) -> None:
-    with pytest.raises(
-        UnsupportedModelError, match="must be one of bitnet, hgrn_bit, llama, qwen3 but"
-    ):
+    with pytest.raises(UnsupportedModelError, match=f"must be one of {', '.join(KNOWN)} but"):
         find(name)

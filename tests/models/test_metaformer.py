@@ -1,0 +1,168 @@
+"""Models of any mixers, described by their names."""
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
+from mlx_mmfree.layers import BitLinear
+from mlx_mmfree.models import Decoder, EncoderDecoder, MaskedLM, SequenceClassifier, find
+from mlx_mmfree.models.parts.mixers import token_mixers
+from mlx_mmfree.models.parts.token_model import TokenModel
+from tests.tolerances import TOLERANCE, relative_error
+
+METAFORMER = find("metaformer")
+SIZES = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 32,
+}
+TOKENS = mx.array([[7, 3, 9, 1, 4], [2, 8, 8, 5, 6]])
+TASKS = {
+    "causal_lm": Decoder,
+    "masked_lm": MaskedLM,
+    "classifier": SequenceClassifier,
+    "encoder_decoder": EncoderDecoder,
+}
+
+
+def build(**values: Any) -> TokenModel:
+    mx.random.seed(1)
+    model: TokenModel = METAFORMER.build(METAFORMER.config.from_hub(SIZES | values))
+    return model
+
+
+def _able(kind: str) -> list[str]:
+    return [name for name, mixer in token_mixers().items() if getattr(mixer, kind)]
+
+
+@pytest.mark.parametrize("name", _able("causal"))
+def test_every_causal_mixer_continues_texts(name: str) -> None:
+    model = build(token_mixer=name, linear_class="ternary", tie_word_embeddings=False)
+    assert type(model) is Decoder and model.is_causal
+    whole, _ = model(TOKENS)
+    assert whole.shape == (2, 5, 60)
+    state, parts = None, []
+    for n in range(5):
+        logits, state = model(TOKENS[:, n : n + 1], state)
+        parts.append(logits)
+    assert relative_error(mx.concatenate(parts, axis=1), whole) <= TOLERANCE[mx.float32]
+
+
+@pytest.mark.parametrize("task", ["masked_lm", "classifier"])
+@pytest.mark.parametrize("name", _able("bidirectional"))
+def test_every_bidirectional_mixer_sees_all(name: str, task: str) -> None:
+    model = build(token_mixer=name, task=task, num_labels=3)
+    assert type(model) is TASKS[task]
+    first = model.predictions(TOKENS)
+    assert first.shape == ((2, 3) if task == "classifier" else (2, 5, 60))
+    changed = mx.concatenate([TOKENS[:, :-1], TOKENS[:, -1:] + 1], axis=1)
+    # of the first position, or of the text
+    seen, was = (y.reshape(2, -1)[:, :3] for y in (model.predictions(changed), first))
+    assert not mx.array_equal(seen, was)
+
+
+@pytest.mark.parametrize("name", _able("cross"))
+def test_every_cross_mixer_reads_a_source(name: str) -> None:
+    model = build(
+        task="encoder_decoder",
+        token_mixer="mlgru",
+        encoder_token_mixer="linear_attention",
+        encoder_layers=2,
+        memory_mixer=name,
+    )
+    assert type(model) is EncoderDecoder
+    first = model(TOKENS, TOKENS)[0]
+    assert first.shape == (2, 5, 60)
+    assert not mx.array_equal(model(TOKENS + 1, TOKENS)[0], first)
+
+
+def test_a_list_repeats_from_layer_to_layer() -> None:
+    window = {"name": "sliding_window_attention", "num_heads": 4}
+    model = build(token_mixer=["mlgru", "mlgru", "mlgru", window], num_hidden_layers=6)
+    names = [type(mixer).__name__ for mixer in model.token_mixers]
+    assert names == ["MLGRU"] * 3 + ["SlidingWindowAttention"] + ["MLGRU"] * 2
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rope"])
+def test_positions_tell_tokens_apart(positions: str) -> None:
+    """Attention without positions sees a set: its last output does not depend on the order before."""
+    swapped = TOKENS[:, mx.array([1, 0, 2, 3, 4])]
+    for kind in ("none", positions):
+        model = build(token_mixer="gqa", num_hidden_layers=1, positions=kind, initializer_range=0.5)
+        difference = relative_error(model(swapped)[0][:, -1], model(TOKENS)[0][:, -1])
+        assert (difference <= TOLERANCE[mx.float32]) == (kind == "none")
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_added_positions_go_on_with_the_state(positions: str) -> None:
+    model = build(token_mixer="gqa", positions=positions)
+    whole, _ = model(TOKENS)
+    first, state = model(TOKENS[:, :2])
+    rest, state = model(TOKENS[:, 2:], state)
+    assert relative_error(mx.concatenate([first, rest], axis=1), whole) <= TOLERANCE[mx.float32]
+    assert state[-1].read.tolist() == [5, 5]
+
+
+def test_linears_are_of_the_class() -> None:
+    for kind in ("dense", "ternary"):
+        model = build(token_mixer="gla", linear_class=kind)
+        ternary = [name for name, m in model.named_modules() if isinstance(m, BitLinear)]
+        assert bool(ternary) == (kind == "ternary")
+        assert all(name.startswith("blocks.") for name in ternary)
+
+
+def test_the_description_is_read_back() -> None:
+    values = SIZES | {
+        "token_mixer": ["mlgru", {"name": "gqa", "num_heads": 4}],
+        "channel_mixer": {"name": "feed_forward", "activation": "gelu"},
+        "task": "encoder_decoder",
+        "encoder_token_mixer": "fnet",
+        "norm": "layer_norm",
+        "norm_order": "post",
+        "positions": "learned",
+    }
+    config = METAFORMER.config.from_hub(values)
+    assert METAFORMER.config.from_hub(config.to_hub()) == config
+    written = config.to_hub() | {"encoder_token_mixer": "fnet"}
+    assert {name: written[name] for name in values} == values
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "'token_mixer' must be given"),
+        ({"token_mixer": []}, "'token_mixer' must name at least one mixer"),
+        ({"token_mixer": 3}, "'token_mixer' must be the name of a mixer"),
+        (
+            {"token_mixer": "attention"},
+            "one of those below but got 'attention'.\n  attention_sink: ",
+        ),
+        ({"token_mixer": {"name": "gqa", "heads": 4}}, "must be among num_heads, .* but got heads"),
+        ({"token_mixer": {"name": "gqa", "cache": 4}}, "but got cache"),
+        (
+            {"token_mixer": {"name": "gqa", "num_heads": 5}},
+            "options of gqa do not fit: .*must divide",
+        ),
+        ({"token_mixer": {"name": "gqa", "num_heads": 2**40}}, "a number of at most 1048576"),
+        ({"token_mixer": {"name": "gqa", "num_heads": [4]}}, "must be a word, or a number"),
+        ({"token_mixer": "mlgru", "task": "masked_lm"}, "must be bidirectional but mlgru cannot"),
+        ({"token_mixer": "sima"}, "must be causal but sima cannot"),
+        ({"token_mixer": "gqa", "task": "talk"}, "'task' must be one of causal_lm, .* got 'talk'"),
+        ({"token_mixer": "gqa", "channel_mixer": "mlp"}, "a channel mixer must be one of"),
+        (
+            {"token_mixer": "gqa", "task": "encoder_decoder", "memory_mixer": "gqa"},
+            "'memory_mixer' must read a second sequence but gqa cannot",
+        ),
+        (
+            {"token_mixer": "mlgru", "hidden_size": 33, "positions": "sinusoidal"},
+            "'hidden_size' must be even",
+        ),
+    ],
+)
+def test_what_does_not_go_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
+        build(**values)

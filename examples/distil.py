@@ -82,6 +82,7 @@ def train_teacher(folder: Path, plan: Plan) -> None:
             "num_key_value_heads": 4,
             "tie_word_embeddings": False,
         },
+        embedding_std=0.02,
         stages=(Stage(1, {str(plan.train): 1}),),
         valid=(str(plan.valid),),
         valid_tokens=4096,

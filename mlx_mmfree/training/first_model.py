@@ -15,6 +15,13 @@ from ..models import Decoder, check_causal, find
 from ..models.parts.ternary_linears import TernaryLinears
 from .settings import Settings
 
+DEFAULT_EMBEDDING_STD = 1.0
+"""The standard deviation of a fresh embedding that no head shares.
+
+Norms before the last projections of a block make what a block adds much larger than 0.02. A token with
+a smaller embedding is not seen through it. The shortcut must be large (Takase et al., arXiv 2312.16903).
+"""
+
 
 class FirstModel:
     """The model that a run begins with, in its training form. Its weights are not computed yet.
@@ -71,21 +78,23 @@ def _random_model(settings: Settings) -> Decoder:
     config = architecture.config.from_hub(_with_linear_class(settings.model))
     model: Decoder = architecture.build(config)
     _check_linear_class(model, settings.model)
-    if settings.embedding_std is not None:
-        _draw_embedding(model, settings.embedding_std)
+    _draw_embedding(model, settings.embedding_std)
     return model
 
 
-def _draw_embedding(model: Decoder, standard_deviation: float) -> None:
+def _draw_embedding(model: Decoder, standard_deviation: float | None) -> None:
     """Draws the embedding anew. It is drawn last, so that the other weights do not depend on it."""
     head = matrix_of(model.head) if "head" in model else None
     if head is None or head.storage == "elsewhere":
-        raise TrainingError(
-            "[train] 'embedding_std' must be left out for a model with 'tie_word_embeddings', whose "
-            f"head would share these weights, but got {standard_deviation}."
-        )
-    shape = model.embed.weight.shape
-    model.embed.weight = mx.random.normal(shape, scale=standard_deviation)
+        if standard_deviation is not None:
+            raise TrainingError(
+                "[train] 'embedding_std' must be left out for a model with 'tie_word_embeddings', "
+                f"whose head would share these weights, but got {standard_deviation}."
+            )
+        return
+    wanted = DEFAULT_EMBEDDING_STD if standard_deviation is None else standard_deviation
+    if wanted != getattr(model.config, "initializer_range", None):
+        model.embed.weight = mx.random.normal(model.embed.weight.shape, scale=wanted)
 
 
 def _with_linear_class(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,8 +55,8 @@ class Settings:
         output: Folder of the run, for the log, the loss curve, the checkpoint and the finished model.
         model: The architecture, as in a `config.json` of the Hub. `linear_class` makes its linear
             layers ternary or dense.
-        embedding_std: Standard deviation of the fresh embedding of a model with a head of its own.
-            Default: that of its other weights.
+        embedding_std: Standard deviation of the fresh embedding. Default: 1, or that of the other
+            weights if the head shares the embedding.
         init_from: Folder or Hub repository of a model to begin with instead of random weights. Its
             architecture and tokenizer are used.
         latent: Whether the float weights of that model, if it is a ternary Llama, are master weights,

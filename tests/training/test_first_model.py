@@ -9,7 +9,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import TrainingError
-from mlx_mmfree.models import Decoder
+from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.training import Settings, read_settings
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.first_model import FirstModel
@@ -35,20 +35,25 @@ def _weights(model: Decoder) -> dict[str, mx.array]:
 
 @pytest.mark.parametrize("model", [HGRN, HGRN | {"linear_class": "dense"}, BITNET], ids=str)
 def test_only_the_embedding_has_its_standard_deviation(model: dict[str, Any]) -> None:
-    plain = _weights(FirstModel(_settings(model=model)).load())
-    assert np.std(np.array(plain["embed.weight"])) == pytest.approx(0.02, rel=0.05)
-    settings = _settings(model=model, embedding_std=0.7)
-    drawn, again = (_weights(FirstModel(settings).load()) for _ in range(2))
-    assert np.std(np.array(drawn["embed.weight"])) == pytest.approx(0.7, rel=0.05)
-    for name, weight in drawn.items():
-        assert mx.array_equal(weight, again[name]), name
-        assert bool(mx.array_equal(weight, plain[name])) is (name != "embed.weight"), name
+    mx.random.seed(0)
+    architecture = find(model["model_type"])
+    plain = _weights(architecture.build(architecture.config.from_hub(model)))
+    for given, want in [(None, 1.0), (0.7, 0.7), (0.02, 0.02)]:
+        settings = _settings(model=model, embedding_std=given)
+        drawn, again = (_weights(FirstModel(settings).load()) for _ in range(2))
+        assert np.std(np.array(drawn["embed.weight"])) == pytest.approx(want, rel=0.05)
+        for name, weight in drawn.items():
+            assert mx.array_equal(weight, again[name]), name
+            # 0.02 is the standard deviation of the other weights, with which nothing is drawn anew
+            is_plain = want == 0.02 or name != "embed.weight"
+            assert bool(mx.array_equal(weight, plain[name])) is is_plain, name
 
 
 @pytest.mark.parametrize("linear_class", ["ternary", "dense"])
 def test_a_shared_embedding_keeps_its_standard_deviation(linear_class: str) -> None:
     tied = HGRN | {"tie_word_embeddings": True, "linear_class": linear_class}
-    FirstModel(_settings(model=tied))
+    embedding = np.array(_weights(FirstModel(_settings(model=tied)).load())["embed.weight"])
+    assert np.std(embedding) == pytest.approx(0.02, rel=0.05)
     with pytest.raises(TrainingError, match=r"'embedding_std' must be left out .* but got 0\.5"):
         FirstModel(_settings(model=tied, embedding_std=0.5))
 

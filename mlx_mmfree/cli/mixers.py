@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         can = ", ".join(capabilities(mixer))
         rows.append((name, mixer.complexity, can, mixer.paper, mixer.equation))
     if args.markdown:
+        rows = [tuple(cell.replace("|", "\\|") for cell in row) for row in rows]
         rows[1:] = [(f"`{name}`", *rest, f"`{equation}`") for name, *rest, equation in rows[1:]]
         rows.insert(1, ("---",) * len(rows[0]))
         print("\n".join(f"| {' | '.join(row)} |" for row in rows))

@@ -10,7 +10,12 @@ from ..layers import ChannelMixer
 from ..layers.arguments import check_optional_sizes, check_sizes
 from ..layers.linear_factory import Linears, factory_of
 
-_ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {"relu": nn.relu, "gelu": nn.gelu}
+_ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "relu": nn.relu,
+    "gelu": nn.gelu,
+    "gelu_tanh": nn.gelu_approx,
+    "silu": nn.silu,
+}
 
 
 class FeedForward(ChannelMixer):
@@ -24,7 +29,8 @@ class FeedForward(ChannelMixer):
         hidden_dims: Width between the projections. Default: `4 * dims`.
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
             from the names of the projections to what makes each.
-        activation: `"relu"`, or `"gelu"` for the exact GELU.
+        activation: `"relu"`, `"gelu"` for the exact GELU, `"gelu_tanh"` for its usual approximation, or
+            `"silu"`.
         bias: Whether the projections have a bias.
 
     Shape:
@@ -41,7 +47,7 @@ class FeedForward(ChannelMixer):
         *,
         hidden_dims: int | None = None,
         linear: Linears = nn.Linear,
-        activation: Literal["relu", "gelu"] = "relu",
+        activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu",
         bias: bool = True,
     ):
         super().__init__()

@@ -19,5 +19,6 @@ def test_formula(activation: Any, function: Any, bias: bool) -> None:
 
 
 def test_unknown_activation() -> None:
-    with pytest.raises(ValueError, match="'activation' must be one of relu, gelu but got 'tanh'"):
+    known = "relu, gelu, gelu_tanh, silu"
+    with pytest.raises(ValueError, match=f"'activation' must be one of {known} but got 'tanh'"):
         FeedForward(6, activation="tanh")  # type: ignore[arg-type]

@@ -46,4 +46,4 @@ def test_mixers_are_found_by_name() -> None:
     for unknown in ("GQA", "none", 3, None):
         with pytest.raises(UnsupportedModelError) as error:
             find_token_mixer(unknown)
-        assert "\n  mlgru: causal, constant state, packing" in str(error.value)
+        assert "; mlgru (causal, constant state, packing); " in str(error.value)

@@ -139,7 +139,7 @@ def test_the_description_is_read_back() -> None:
         ({"token_mixer": 3}, "'token_mixer' must be the name of a mixer"),
         (
             {"token_mixer": "attention"},
-            "one of those below but got 'attention'.\n  attention_sink: ",
+            "those that follow but got 'attention': attention_sink [(]",
         ),
         ({"token_mixer": {"name": "gqa", "heads": 4}}, "must be among num_heads, .* but got heads"),
         ({"token_mixer": {"name": "gqa", "cache": 4}}, "but got cache"),

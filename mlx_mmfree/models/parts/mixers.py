@@ -60,9 +60,9 @@ def find_token_mixer(name: object) -> type[TokenMixer]:
     known = token_mixers()
     if isinstance(name, str) and name in known:
         return known[name]
-    listed = "\n".join(f"  {key}: {', '.join(capabilities(mixer))}" for key, mixer in known.items())
+    listed = "; ".join(f"{key} ({', '.join(capabilities(mixer))})" for key, mixer in known.items())
     raise UnsupportedModelError(
-        f"[model] a token mixer must be one of those below but got {name!r:.100}.\n{listed}"
+        f"[model] a token mixer must be one of those that follow but got {name!r:.100}: {listed}."
     )
 
 

@@ -155,18 +155,25 @@ class ReLUAttention(SelfAttention):
         bias: mx.array | None,
     ) -> mx.array:
         length, count = queries.shape[2], keys.shape[2]
-        if isinstance(mask, str):
-            mask = mx.arange(count) <= mx.arange(count - length, count)[:, None]
-        parts = [
-            self._weigh(
-                queries[:, :, start : start + QUERY_BLOCK],
-                keys,
-                values,
-                _rows(mask, start),
-                _rows(bias, start),
+        parts = []
+        for start in range(0, length, QUERY_BLOCK):
+            stop = min(start + QUERY_BLOCK, length)
+            # under a causal mask, the keys behind the queries are left out
+            seen = count - length + stop if isinstance(mask, str) else count
+            rows: mx.array | None
+            if isinstance(mask, str):
+                rows = mx.arange(seen) <= mx.arange(seen - stop + start, seen)[:, None]
+            else:
+                rows = _rows(mask, start, seen)
+            parts.append(
+                self._weigh(
+                    queries[:, :, start:stop],
+                    keys[:, :, :seen],
+                    values[:, :, :seen],
+                    rows,
+                    _rows(bias, start, seen),
+                )
             )
-            for start in range(0, length, QUERY_BLOCK)
-        ]
         y = mx.concatenate(parts, axis=2) if parts else queries
         return self.head_norm(y) if "head_norm" in self else y
 
@@ -197,8 +204,10 @@ class ReLUAttention(SelfAttention):
         return mx.flatten(y / count if self._divides else y, 1, 2)
 
 
-def _rows(scores: mx.array | None, start: int) -> mx.array | None:
-    """The rows of a block of queries, where they differ."""
-    if scores is None or scores.ndim < 2 or scores.shape[-2] == 1:
+def _rows(scores: mx.array | None, start: int, seen: int) -> mx.array | None:
+    """The rows of a block of queries, where they differ, and the columns of the first keys."""
+    if scores is None or scores.ndim < 2:
         return scores
-    return scores[..., start : start + QUERY_BLOCK, :]
+    if scores.shape[-2] > 1:
+        scores = scores[..., start : start + QUERY_BLOCK, :]
+    return scores[..., :seen]

@@ -6,7 +6,7 @@ import pytest
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.models import architecture_of, find, known_model_types
 
-KNOWN = ["bitnet", "hgrn_bit", "llama", "metaformer", "qwen3"]
+KNOWN = ["bitnet", "hgrn_bit", "llama", "marian", "metaformer", "qwen3"]
 
 
 def test_known_types() -> None:
@@ -24,7 +24,7 @@ def test_records_hold_together(model_type: str) -> None:
     assert architecture_of(config) is architecture
     model = architecture.build(config)
     assert model.config == config
-    assert model(mx.array([[1, 2]]))[0].shape == (1, 2, config.vocab_size)
+    assert model.predictions(mx.array([[1, 2]])).shape == (1, 2, config.vocab_size)
     assert architecture.weight_names
     for preset in architecture.presets.values():
         assert preset["model_type"] == model_type

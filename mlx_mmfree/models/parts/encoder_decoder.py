@@ -55,7 +55,11 @@ class EncoderDecoder(TokenModel):
 
     def encode(self, source: mx.array, source_valid: mx.array | None = None) -> mx.array:
         """What the target's blocks see of the source, `(B, M, D)`."""
-        return self.encoder.transform(known_rows(self.embed, source), Context(source_valid))
+        return self.encoder.transform(self.embedded(source), Context(source_valid))
+
+    def embedded(self, tokens: mx.array) -> mx.array:
+        """The tokens of either text as the first block takes them, `(B, L, D)`."""
+        return known_rows(self.embed, tokens)
 
     def decode(
         self,
@@ -67,7 +71,7 @@ class EncoderDecoder(TokenModel):
         valid: mx.array | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
         """The logits for the target's next tokens, and the state after them."""
-        x = known_rows(self.embed, tokens)
+        x = self.embedded(tokens)
         state = self.init_state(x.shape[0]) if state is None else state
         context = Context(valid, memory=memory, memory_valid=memory_valid)
         x, state = self.run(x, state, context)

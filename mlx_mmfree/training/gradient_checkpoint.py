@@ -9,6 +9,7 @@ from ..layers.context import Context
 from ..layers.token_mixer import State
 from ..models import Block
 from ..models.parts.stack import Stack
+from .random_key import random_key, set_random_key
 
 
 def recomputed(
@@ -31,7 +32,7 @@ def recomputed(
     Returns:
         The output `(B, L, D)` and the new state.
     """
-    high, low = cast(Any, mx.random.state)[0].tolist()
+    key = random_key()
     parameters = block.trainable_parameters()
 
     def forward(
@@ -42,7 +43,7 @@ def recomputed(
         arguments: dict[str, Any],
     ) -> tuple[mx.array, State]:
         # dropout must drop the same numbers in both passes
-        mx.random.seed(high << 32 | low)
+        set_random_key(key)
         block.update(parameters)
         return block(x, state, context.with_memory(memory.get("memory")), **arguments)
 

@@ -7,6 +7,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 
+from .random_key import random_key, set_random_key
+
 
 def losses_in_blocks(
     modules: Sequence[nn.Module],
@@ -27,7 +29,7 @@ def losses_in_blocks(
     Returns:
         float32 `(T,)`.
     """
-    high, low = cast(Any, mx.random.state)[0].tolist()
+    key = random_key()
     own = [module.trainable_parameters() for module in modules]
     blocks = [slice(start, start + rows) for start in range(0, hidden.shape[0], rows)]
 
@@ -35,7 +37,7 @@ def losses_in_blocks(
         parameters: Any, hidden: mx.array, given: list[mx.array], block: slice
     ) -> mx.array:
         # dropout must drop the same numbers in both passes
-        mx.random.seed((high << 32 | low) + block.start)
+        set_random_key(key + mx.array([0, block.start], mx.uint32))
         _update(modules, parameters)
         return loss(hidden, *(array[block] for array in given))
 

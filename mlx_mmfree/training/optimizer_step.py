@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_map, tree_reduce
@@ -15,6 +14,8 @@ from ..errors import TrainingError
 from ..layers import set_quantization_strength
 from ..models import Decoder
 from ..ops import long_sum
+from ..ops.backend.compilation import can_compile, compiled
+from .batch_gradient import BatchGradient
 from .batches import Batch
 from .checkpoint import kept_state
 from .data_parallel import DataParallel
@@ -84,8 +85,12 @@ class OptimizerStep:
         self._schedule = schedule
         self._batches = batches
         computed = loss if settings.dtype is None else in_dtype(loss, model, settings.dtype)
-        self._loss_and_gradient = nn.value_and_grad(model, computed)
         self._processes = processes
+        repeats_graphs = can_compile()
+        self._gradient = BatchGradient(model, computed, repeats_graphs)
+        self._norm, self._updated = _norm, self._traced_update
+        if repeats_graphs:
+            self._norm, self._updated = compiled(_norm), compiled(self._traced_update)
 
     def __call__(self, step: int) -> StepResult:
         """Runs one step.
@@ -98,22 +103,20 @@ class OptimizerStep:
         """
         with _quantization_warmup(self._model, step, self._settings.quantization_warmup):
             loss, terms, tokens, gradient = self._summed(step)
-        norm = float(gradient_norm(gradient)) / terms
+        norm = float(self._norm(mx.array(loss), gradient)) / terms
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise TrainingError(
                 f"[training] the loss is {loss / terms} and the gradient norm {norm} at step {step}; "
                 f"{kept_state(self._settings.folder)}. Lower 'learning_rate' or 'clip_norm'."
             )
         scale = min(1.0, (self._settings.clip_norm or math.inf) / (norm + 1e-6)) / terms
-        # a float32 gradient would turn 16-bit weights into float32 ones
-        gradient = tree_map(
-            lambda g, weight: (g.astype(mx.float32) * scale).astype(weight.dtype),
-            gradient,
-            self._model.trainable_parameters(),
-        )
         rate = self._schedule(step)
         self._optimizer.learning_rate = rate
-        self._optimizer.update(self._model, gradient)
+        # nothing else may hold the old arrays, whose memory the new ones take
+        parameters, self._optimizer.state = self._updated(
+            mx.array(scale), gradient, self._model.trainable_parameters(), self._optimizer.state
+        )
+        self._model.update(parameters)
         mx.eval(self._model.parameters(), self._optimizer.state)
         limit = self._settings.clear_cache_bytes
         if limit is not None and mx.get_cache_memory() > limit:
@@ -127,7 +130,8 @@ class OptimizerStep:
             mx.eval(total, gradient)
             # dropout depends only on the position in the run, so that a resumed run repeats it
             mx.random.seed(_mixed_seed(self._settings.seed, step, part, self._processes.rank))
-            loss, added = self._loss_and_gradient(self._model, batch)
+            is_special = step < self._settings.quantization_warmup
+            loss, added = self._gradient(batch, is_special=is_special)
             total = total + loss
             counts += (batch.terms, batch.tokens)
             gradient = added if gradient is None else tree_map(mx.add, gradient, added)
@@ -136,6 +140,28 @@ class OptimizerStep:
         mx.eval(total, gradient)
         terms, tokens = np.array(summed).astype(int).tolist()
         return float(total), terms, tokens, gradient
+
+    def _traced_update(
+        self, scale: mx.array, gradient: Any, parameters: Any, state: Any
+    ) -> tuple[Any, Any]:
+        """The new parameters and the new state of the optimizer."""
+        # a float32 gradient would turn 16-bit weights into float32 ones
+        scaled = tree_map(
+            lambda g, weight: (g.astype(mx.float32) * scale).astype(weight.dtype),
+            gradient,
+            parameters,
+        )
+        optimizer = self._optimizer
+        own = optimizer.state
+        optimizer.state = state
+        try:
+            return optimizer.apply_gradients(scaled, parameters), optimizer.state
+        finally:
+            optimizer.state = own
+
+
+def _norm(loss: mx.array, gradient: Any) -> mx.array:
+    return gradient_norm(gradient)
 
 
 def gradient_norm(gradient: Any) -> mx.array:

@@ -32,7 +32,9 @@ def test_steps_see_the_warm_up_and_validations_see_all(tmp_path: Path) -> None:
     assert measure is not None
     trainer._validation = lambda model: (validated.append(strengths(model)), measure(model))[1]
     trainer.train()
-    assert seen == [0.0, 0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert seen[:5] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    # later steps may repeat the graph of the fifth
+    assert set(seen[5:]) <= {1.0}
     assert validated == [{1.0}] * 3
     assert strengths(trainer.model) == {1.0}
 

@@ -56,6 +56,16 @@ def use(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
+@contextmanager
+def untimed() -> Iterator[None]:
+    """Forces the default inside the `with` block, but for a candidate that the environment names.
+
+    Results then do not depend on what happened to be fastest.
+    """
+    with use(environment_candidate() or DEFAULT):
+        yield
+
+
 def choose(
     operation: str,
     candidates: Sequence[str],

@@ -26,7 +26,7 @@ _tracing = threading.Lock()
 _is_tracing: ContextVar[bool] = ContextVar("is_tracing", default=False)
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], *, is_random: bool = False) -> Callable[..., Any]:
     """Compiles a function of arrays, so that MLX repeats its graph without Python.
 
     `mx.compile` also fuses elementwise operations. On a CPU it starts a C++ compiler for that, which
@@ -35,16 +35,18 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         function: A function whose results depend on its arguments and on arrays that do not change. The
-            shape of its first argument decides the shapes of the others.
+            shape of its first argument, if that is an array, decides the shapes of the others.
+        is_random: Whether the function draws numbers from MLX's global generator.
     """
     if not can_compile():
         return function
-    repeated = mx.compile(function)
+    state: Any = mx.random.state if is_random else None
+    repeated = mx.compile(function, inputs=state, outputs=state)
     traced: set[Any] = set()
 
     def call(*args: Any) -> Any:
         # MLX traces in each thread
-        key = (threading.get_ident(), args[0].shape)
+        key = (threading.get_ident(), getattr(args[0], "shape", None))
         if key in traced:
             return repeated(*args)
         with _tracing, _without_fusion() if on_cpu() else nullcontext():

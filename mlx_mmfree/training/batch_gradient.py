@@ -1,0 +1,62 @@
+"""The loss of a batch and its gradient, as a graph that is built once for each form of a batch."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..models import Decoder
+from ..ops.backend.choice import untimed
+from ..ops.backend.compilation import compiled
+from .batches import Batch
+from .loss import Loss
+
+
+class BatchGradient:
+    """Computes the sum of the losses of a batch and its gradient.
+
+    The graph depends on the batch, the trainable parameters and the random key. Frozen parameters are
+    constants of it. Kernels are not chosen by timing, since a resumed run must choose the same ones.
+
+    Args:
+        model: The model.
+        loss: The sum of the losses of a batch.
+        repeats_graphs: Whether the graph of a batch is compiled and repeated for others of its form.
+    """
+
+    def __init__(self, model: Decoder, loss: Loss, repeats_graphs: bool):
+        self._model = model
+        self._loss_and_gradient = nn.value_and_grad(model, loss)
+        self._repeats_graphs = repeats_graphs
+        self._graphs: dict[Any, Callable[..., tuple[mx.array, Any]]] = {}
+
+    def __call__(self, batch: Batch, *, is_special: bool = False) -> tuple[mx.array, Any]:
+        """The loss and its gradient, yet to be computed.
+
+        Args:
+            batch: The batch.
+            is_special: Whether the model differs from how other steps find it, so that the graph holds
+                for this call alone.
+        """
+        with untimed():
+            if is_special or not self._repeats_graphs:
+                return self._loss_and_gradient(self._model, batch)
+            given = {name: array for name, array in vars(batch).items() if array is not None}
+            form = type(batch), *((name, array.shape) for name, array in given.items())
+            if form not in self._graphs:
+                self._graphs[form] = compiled(partial(self._traced, batch), is_random=True)
+            arrays = {name: mx.array(array) for name, array in given.items()}
+            return self._graphs[form](arrays, self._model.trainable_parameters())
+
+    def _traced(
+        self, batch: Batch, arrays: dict[str, Any], parameters: dict[str, Any]
+    ) -> tuple[mx.array, Any]:
+        own = self._model.trainable_parameters()
+        self._model.update(parameters)
+        try:
+            return self._loss_and_gradient(self._model, replace(batch, **arrays))
+        finally:
+            self._model.update(own)

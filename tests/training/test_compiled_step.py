@@ -1,0 +1,187 @@
+"""A compiled training step: the bits of one whose graph is built anew, and built once for each form."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.optimizers as optim
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.layers.lora import add_adapters
+from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.ops.backend import choice
+from mlx_mmfree.ops.backend.compilation import can_compile
+from mlx_mmfree.training import loss as loss_module
+from mlx_mmfree.training import optimizer_step
+from mlx_mmfree.training.batches import Batch
+from mlx_mmfree.training.data_parallel import DataParallel
+from mlx_mmfree.training.distillation import distillation_loss
+from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
+from mlx_mmfree.training.loop_settings import LoopSettings
+from mlx_mmfree.training.loss import Loss, next_token_loss
+from mlx_mmfree.training.optimizer import OPTIMIZERS, named_optimizer
+from mlx_mmfree.training.optimizer_step import Batches, OptimizerStep, StepResult
+from mlx_mmfree.training.pairs import PairBatch
+from mlx_mmfree.training.preference_loss import preference_loss
+
+STEPS = 5
+# MLX traces the first function of a process twice
+MOST_GRAPHS = 2
+
+pytestmark = pytest.mark.skipif(not can_compile(), reason="MLX cannot compile here")
+
+
+def model(name: str = "hgrn_bit") -> Decoder:
+    mx.random.seed(4)
+    architecture = find(name)
+    built: Decoder = architecture.build(architecture.config.from_hub(architecture.tiny))
+    built.train()
+    return built
+
+
+def adapted() -> Decoder:
+    """A packed model with adapters, whose dropout and recomputed blocks draw numbers."""
+    built = pack_linears(model())
+    add_adapters(built, lambda *_: True, dropout=0.2)
+    checkpoint_blocks(built)
+    return built
+
+
+def batch(seed: int, rows: int = 3, length: int = 12) -> Batch:
+    tokens = np.random.default_rng(seed).integers(0, 16, (rows, length + 1)).astype(np.int32)
+    return Batch.of_rows(tokens)
+
+
+def padded(step: int) -> list[Batch]:
+    """A batch of one of two lengths, of which one has padding, and of which one has starts."""
+    whole = batch(step, length=(8, 12)[step % 2])
+    marks = np.ones(whole.inputs.shape, bool)
+    marks[0, 5:] = False
+    name = ("valid", "starts")[step % 2]
+    return [Batch(whole.inputs, whole.targets, whole.weights * marks, **{name: marks})]
+
+
+def pairs(step: int) -> list[Batch]:
+    whole = batch(step, rows=4)
+    reference = np.random.default_rng(step).normal(size=(2, 2)).astype(np.float32) - 20
+    return [PairBatch(whole.inputs, whole.targets, whole.weights, reference=reference)]
+
+
+def run(
+    trained: Decoder,
+    batches: Batches = lambda step: [batch(step)],
+    *,
+    loss: Loss = next_token_loss,
+    optimizer: optim.Optimizer | None = None,
+    **settings: Any,
+) -> tuple[list[StepResult], dict[str, mx.array]]:
+    step = OptimizerStep(
+        trained,
+        LoopSettings(Path("unused"), STEPS, clip_norm=1.0, **settings),
+        named_optimizer("adamw", 1e-2) if optimizer is None else optimizer,
+        lambda step: mx.array(1e-2 / (step + 1)),
+        batches,
+        loss,
+        DataParallel(),
+    )
+    results = [step(number) for number in range(STEPS)]
+    return results, dict(tree_flatten(trained.parameters()))
+
+
+def assert_same_bits(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    results, weights = call()
+    monkeypatch.setattr(optimizer_step, "can_compile", lambda: False)
+    wanted_results, wanted = call()
+    assert results == wanted_results
+    for name, array in weights.items():
+        assert mx.array_equal(array, wanted[name]), name
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # a head of more than the numbers from which moments are kept in 8 bits
+    def call() -> Any:
+        return run(model(), optimizer=named_optimizer(name, 1e-2))
+
+    assert_same_bits(call, monkeypatch)
+
+
+CALLS: dict[str, Callable[[], Any]] = {
+    "accumulation": lambda: run(model(), lambda step: [batch(step), batch(step + 9)]),
+    "adapters with dropout": lambda: run(adapted()),
+    "attention": lambda: run(model("llama")),
+    "bfloat16": lambda: run(model("llama"), dtype=mx.bfloat16),
+    "distillation": lambda: run(
+        trained := model(), loss=distillation_loss(model("llama"), trained, top_k=4)
+    ),
+    "forms of batches": lambda: run(model(), padded),
+    "preferences": lambda: run(model(), pairs, loss=preference_loss("dpo")),
+    "warm-up": lambda: run(model(), quantization_warmup=3),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_same_bits(CALLS[name], monkeypatch)
+
+
+def test_losses_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_module, "_WHOLE", 0)
+    monkeypatch.setattr(loss_module, "_BLOCK", 10 * model().vocab_size)
+    assert_same_bits(lambda: run(adapted()), monkeypatch)
+
+
+@pytest.mark.parametrize(("batches", "forms"), [(lambda step: [batch(step)], 1), (padded, 2)])
+def test_a_graph_is_built_once_for_each_form_of_a_batch(batches: Batches, forms: int) -> None:
+    built = []
+
+    def loss(trained: Decoder, given: Batch) -> mx.array:
+        built.append(given.inputs.shape)
+        return next_token_loss(trained, given)
+
+    run(model(), batches, loss=loss)
+    assert set(built) == {each.inputs.shape for step in range(STEPS) for each in batches(step)}
+    assert forms <= len(built) < forms + MOST_GRAPHS
+
+
+def test_dropout_differs_from_step_to_step() -> None:
+    trained = adapted()
+    same = [batch(0)]
+    results, _ = run(trained, lambda step: same, optimizer=optim.SGD(0.0))
+    assert len({result.loss for result in results}) == STEPS
+
+
+def test_a_step_that_fails_leaves_model_and_optimizer_as_they_were() -> None:
+    trained, optimizer = model(), named_optimizer("adamw", 1e-2)
+
+    def loss(trained: Decoder, given: Batch) -> mx.array:
+        return next_token_loss(trained, given) * mx.array(given.weights).max()
+
+    def batches(step: int) -> list[Batch]:
+        whole = batch(step)
+        # its square is infinite
+        weights = whole.weights * np.float32(1e30 if step == 3 else 1)
+        return [Batch(whole.inputs, whole.targets, weights)]
+
+    with pytest.raises(TrainingError, match="the loss is"):
+        run(trained, batches, loss=loss, optimizer=optimizer)
+    assert optimizer.state["step"].item() == 3
+    results, _ = run(trained, optimizer=optimizer)
+    assert all(np.isfinite(result.loss) for result in results)
+
+
+def test_no_kernel_is_chosen_by_timing() -> None:
+    """A resumed run must compute with the kernels that it began with."""
+    seen = []
+
+    def loss(trained: Decoder, given: Batch) -> mx.array:
+        seen.append(choice._forced.get())
+        return next_token_loss(trained, given)
+
+    run(model(), loss=loss)
+    assert set(seen) == {choice.DEFAULT}

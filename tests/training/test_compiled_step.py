@@ -160,12 +160,12 @@ def test_a_step_that_fails_leaves_model_and_optimizer_as_they_were() -> None:
     trained, optimizer = model(), named_optimizer("adamw", 1e-2)
 
     def loss(trained: Decoder, given: Batch) -> mx.array:
-        return next_token_loss(trained, given) * mx.array(given.weights).max()
+        is_finite = mx.array(given.weights).max() == 1
+        return next_token_loss(trained, given) * mx.where(is_finite, 1.0, mx.inf)
 
     def batches(step: int) -> list[Batch]:
         whole = batch(step)
-        # its square is infinite
-        weights = whole.weights * np.float32(1e30 if step == 3 else 1)
+        weights = whole.weights * np.float32(2 if step == 3 else 1)
         return [Batch(whole.inputs, whole.targets, weights)]
 
     with pytest.raises(TrainingError, match="the loss is"):

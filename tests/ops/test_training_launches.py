@@ -4,6 +4,7 @@ MLX's fast operations, their gradients and the library's kernels are stand-ins t
 views count as none. A layer's own are what a model of three layers has beyond one of two.
 """
 
+import shutil
 from typing import Any
 
 import mlx.core as mx
@@ -15,22 +16,32 @@ from mlx_mmfree.layers import PackedLinear, pack_linears
 from mlx_mmfree.layers.lora import add_adapters
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.ops import Projection, bit_linear, use_backend
+from mlx_mmfree.ops.backend import compilation
 from mlx_mmfree.ops.backend.self_check import packed_pattern
 from mlx_mmfree.ops.bit_linear import Options, dense_gradient
 from mlx_mmfree.ops.ternary import packed_width, unpack_ternary
+from mlx_mmfree.training.batch_gradient import BatchGradient
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.loss import next_token_loss
 from tests import graph
 from tests.ops.test_layer_launches import MODELS
 from tests.tolerances import TOLERANCE, relative_error
 
-# where all weights are trained, and where adapters of packed ternary ones are
+# where all weights are trained, and where adapters of packed matrices are
 COUNTS = {
     "hgrn_bit": (277, 334),
     "bitnet": (239, 267),
     "ternary llama": (234, 262),
     "dense llama": (51, 164),
     "qwen3": (59, 172),
+}
+# the same, once MLX has fused them
+LAUNCHES = {
+    "hgrn_bit": (160, 215),
+    "bitnet": (137, 168),
+    "ternary llama": (133, 166),
+    "dense llama": (36, 96),
+    "qwen3": (42, 102),
 }
 
 
@@ -66,6 +77,24 @@ def test_operations_of_a_layer(name: str, is_packed: bool) -> None:
     # there is no work for each position
     assert found[0] == found[1]
     assert added.total() == count, added
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="without a C++ compiler nothing is fused")
+@pytest.mark.usefixtures("recorded", "fused")
+@pytest.mark.parametrize("is_packed", [False, True], ids=["floats", "packed"])
+@pytest.mark.parametrize("name", MODELS)
+def test_launches_of_a_compiled_layer(
+    name: str, is_packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's step is compiled with the kernels and their gradients, and fused."""
+    monkeypatch.setattr(compilation, "on_cpu", lambda: False)
+    batch = Batch.of_rows(np.ones((2, 65), np.int32))
+    small, large = (
+        graph.launches(BatchGradient(_model(name, layers, is_packed), next_token_loss, True)(batch))
+        for layers in (2, 3)
+    )
+    # what is fused may lie in two layers
+    assert large.total() - small.total() == LAUNCHES[name][is_packed]
 
 
 @pytest.mark.usefixtures("recorded")

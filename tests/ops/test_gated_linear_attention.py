@@ -6,6 +6,7 @@ import pytest
 
 from mlx_mmfree.errors import BackendError
 from mlx_mmfree.ops import BACKENDS, gated_linear_attention, use_backend
+from tests.emulator.emulator import Emulator
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 GATES = ("none", "head", "channel")
@@ -138,6 +139,19 @@ def test_padding_and_starts(backend: str, gate: str) -> None:
             want, before = by_formula(*own, before if first == 0 else mx.zeros(before.shape))
             assert relative_error(o[row : row + 1][:, :, place], want) <= FLOAT32
         assert relative_error(last[row : row + 1], before) <= FLOAT32
+
+
+@pytest.mark.metal
+@pytest.mark.parametrize("gate", GATES)
+def test_a_step_on_metal_reads_and_writes_the_state_once(emulated: Emulator, gate: str) -> None:
+    # two pieces of a column, and more columns than lanes
+    arrays = arguments(3, gate, sizes=(2, 2, 20, 33))
+    with use_backend("metal"):
+        assert_close(gated_linear_attention(*arrays), by_formula(*arrays))
+    record, state = emulated.records[-1], arrays[-1].nbytes
+    assert record.loaded["state"] == record.stored["last"] == state
+    # all 32 lanes of both groups of columns read the same keys and queries
+    assert record.loaded["q"] == record.loaded["k"] == 2 * 32 * arrays[0].nbytes
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def example_calls(rows: Sequence[int]) -> dict[str, Iterator[Call]]:
         "cross_entropy": _cross_entropy_calls(),
         "dense_matmul": _dense_matmul_calls(),
         "gated_activation": _gated_activation_calls(),
+        "gated_linear_attention": _gated_linear_attention_calls(),
         "gated_rms_norm": _gated_rms_norm_calls(),
         "linear_scan": _linear_scan_calls(),
         "mlgru_step": _mlgru_step_calls(),
@@ -119,6 +120,13 @@ def _bit_linear_calls(numbers_of_rows: Sequence[int]) -> Iterator[Call]:
         down = (Projection(mx.zeros((4, packed_width(dims // 2)), mx.uint32), scale),)
         for gate in ACTIVATIONS:
             yield Call((x, down, ProjectionOptions(gate=gate, residual=x[:, :4])), {})
+
+
+def _gated_linear_attention_calls() -> Iterator[Call]:
+    for width, dtype in product((None, 1, 32), FLOATS):
+        x = mx.zeros((1, 1, 1, 32), dtype)
+        f = None if width is None else mx.ones((1, 1, 1, width), dtype)
+        yield Call((x, x, x, f, mx.zeros((1, 1, 32, 32))), {})
 
 
 def _gated_rms_norm_calls() -> Iterator[Call]:

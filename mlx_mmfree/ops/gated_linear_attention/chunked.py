@@ -27,9 +27,10 @@ def run(
     return o, last
 
 
-def _compute(
+def compute(
     q: mx.array, k: mx.array, v: mx.array, state: mx.array, f: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
+    """The operation in chunks, with everything in its graph kept for the gradient."""
     dtype, length = v.dtype, v.shape[2]
     # a power of two, since it is halved
     size = min(CHUNK_LENGTH, 1 << (length - 1).bit_length())
@@ -48,7 +49,7 @@ def _compute(
 
 
 # chunks are computed anew for the gradient instead of being kept
-_with_gradient = with_reference_gradient(_compute, _compute)
+_with_gradient = with_reference_gradient(compute, compute)
 
 
 def _chunks(x: mx.array, size: int, padding: float = 0.0) -> mx.array:

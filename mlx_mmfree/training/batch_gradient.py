@@ -47,16 +47,22 @@ class BatchGradient:
             given = {name: array for name, array in vars(batch).items() if array is not None}
             form = type(batch), *((name, array.shape) for name, array in given.items())
             if form not in self._graphs:
-                self._graphs[form] = compiled(partial(self._traced, batch), is_random=True)
+                function = partial(_traced, self._model, self._loss_and_gradient, batch)
+                self._graphs[form] = compiled(function, is_random=True)
             arrays = {name: mx.array(array) for name, array in given.items()}
             return self._graphs[form](arrays, self._model.trainable_parameters())
 
-    def _traced(
-        self, batch: Batch, arrays: dict[str, Any], parameters: dict[str, Any]
-    ) -> tuple[mx.array, Any]:
-        own = self._model.trainable_parameters()
-        self._model.update(parameters)
-        try:
-            return self._loss_and_gradient(self._model, replace(batch, **arrays))
-        finally:
-            self._model.update(own)
+
+def _traced(
+    model: Decoder,
+    loss_and_gradient: Callable[..., tuple[mx.array, Any]],
+    batch: Batch,
+    arrays: dict[str, Any],
+    parameters: dict[str, Any],
+) -> tuple[mx.array, Any]:
+    own = model.trainable_parameters()
+    model.update(parameters)
+    try:
+        return loss_and_gradient(model, replace(batch, **arrays))
+    finally:
+        model.update(own)

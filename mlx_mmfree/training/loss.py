@@ -14,7 +14,11 @@ from .batches import Batch
 from .loss_in_blocks import losses_in_blocks
 
 Loss = Callable[[Decoder, Batch], mx.array]
-"""Maps a model and a batch to the sum of the losses of the learned tokens, float32 `()`."""
+"""Maps a model and a batch to the sum of the losses of the learned tokens, float32 `()`.
+
+It is called once for each form of a batch, and its graph is repeated, so that it must depend on nothing
+else that changes.
+"""
 
 _WHOLE = 2**25
 """The most logits that are kept for the backward pass, 128 MB of float32."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -88,9 +89,9 @@ class OptimizerStep:
         self._processes = processes
         repeats_graphs = can_compile()
         self._gradient = BatchGradient(model, computed, repeats_graphs)
-        self._norm, self._updated = _norm, self._traced_update
+        self._norm, self._updated = _norm, partial(_updated, optimizer)
         if repeats_graphs:
-            self._norm, self._updated = compiled(_norm), compiled(self._traced_update)
+            self._norm, self._updated = compiled(self._norm), compiled(self._updated)
 
     def __call__(self, step: int) -> StepResult:
         """Runs one step.
@@ -141,23 +142,21 @@ class OptimizerStep:
         terms, tokens = np.array(summed).astype(int).tolist()
         return float(total), terms, tokens, gradient
 
-    def _traced_update(
-        self, scale: mx.array, gradient: Any, parameters: Any, state: Any
-    ) -> tuple[Any, Any]:
-        """The new parameters and the new state of the optimizer."""
-        # a float32 gradient would turn 16-bit weights into float32 ones
-        scaled = tree_map(
-            lambda g, weight: (g.astype(mx.float32) * scale).astype(weight.dtype),
-            gradient,
-            parameters,
-        )
-        optimizer = self._optimizer
-        own = optimizer.state
-        optimizer.state = state
-        try:
-            return optimizer.apply_gradients(scaled, parameters), optimizer.state
-        finally:
-            optimizer.state = own
+
+def _updated(
+    optimizer: optim.Optimizer, scale: mx.array, gradient: Any, parameters: Any, state: Any
+) -> tuple[Any, Any]:
+    """The new parameters and the new state of the optimizer."""
+    # a float32 gradient would turn 16-bit weights into float32 ones
+    scaled = tree_map(
+        lambda g, weight: (g.astype(mx.float32) * scale).astype(weight.dtype), gradient, parameters
+    )
+    own = optimizer.state
+    optimizer.state = state
+    try:
+        return optimizer.apply_gradients(scaled, parameters), optimizer.state
+    finally:
+        optimizer.state = own
 
 
 def _norm(loss: mx.array, gradient: Any) -> mx.array:

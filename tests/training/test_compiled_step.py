@@ -1,5 +1,6 @@
 """A compiled training step: the bits of one whose graph is built anew, and built once for each form."""
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,16 @@ def test_a_graph_is_built_once_for_each_form_of_a_batch(batches: Batches, forms:
     run(model(), batches, loss=loss)
     assert set(built) == {each.inputs.shape for step in range(STEPS) for each in batches(step)}
     assert forms <= len(built) < forms + MOST_GRAPHS
+
+
+def test_graphs_do_not_outlive_their_run() -> None:
+    def trained() -> weakref.ref:
+        built = model()
+        run(built)
+        return weakref.ref(built)
+
+    # at once, since a model's memory may be needed before cycles are looked for
+    assert trained()() is None
 
 
 def test_dropout_differs_from_step_to_step() -> None:

@@ -89,9 +89,8 @@ class OptimizerStep:
         self._processes = processes
         repeats_graphs = can_compile()
         self._gradient = BatchGradient(model, computed, repeats_graphs)
-        self._norm, self._updated = _norm, partial(_updated, optimizer)
-        if repeats_graphs:
-            self._norm, self._updated = compiled(self._norm), compiled(self._updated)
+        functions: list[Callable[..., Any]] = [_norm, partial(_updated, optimizer)]
+        self._norm, self._updated = map(compiled, functions) if repeats_graphs else functions
 
     def __call__(self, step: int) -> StepResult:
         """Runs one step.

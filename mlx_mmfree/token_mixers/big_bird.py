@@ -29,9 +29,9 @@ class BigBird(TokenMixer):
 
     With `n` blocks, :math:`N_h` of a token in block `i` are the blocks `0`, `i - 1`, `i`, `i + 1`,
     `n - 1` and `r` random ones of the head; the first and the last block see everything. This is the
-    "internal" form, ITC. Up to :math:`(5 + 2r) S` tokens all are seen, as in the published code. Blocks
-    are those of a call with its padding, which none sees, behind the tokens: the last one may hold
-    padding alone.
+    "internal" form, ITC. Up to :math:`(5 + 2r) S` tokens all are seen, as in the published code, but
+    with a plan of one's own only up to two blocks. Blocks are those of a call with its padding, which
+    none sees, behind the tokens: the last one may hold padding alone.
 
     A plan says which blocks are random. "drawn" draws them anew for each number of blocks, always the
     same ones, from the blocks that a block does not see anyway. "released" does what transformers does:
@@ -147,7 +147,8 @@ class BigBird(TokenMixer):
             for name in ("query_proj", "key_proj", "value_proj")
         )
         real = mx.full((batch,), length) if counts is None else mx.maximum(counts, 1)
-        if length <= (5 + 2 * self._num_random) * self._size:
+        enough = 5 + 2 * self._num_random if isinstance(self._plan, str) else 2
+        if length <= enough * self._size:
             seen = None if counts is None else (mx.arange(length) < real[:, None])[:, None, None]
             y = attention(queries, keys, values, seen)
         else:

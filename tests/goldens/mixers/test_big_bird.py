@@ -34,6 +34,10 @@ def test_big_bird(file: GoldenFile) -> None:
     assert_close(mixer(plan=plan)(x)[0], file.out["y_nopad"])
     valid = file.inputs["attention_mask"].astype(mx.bool_)
     assert_close(mixer(plan=plan)(x, None, valid)[0], file.out["y_padded"])
-    evaluated = mixer(plan="released")
-    evaluated.eval()
-    assert_close(evaluated(x)[0], file.out["y_eval_mode"])
+    first = mixer(plan=lambda count: np.zeros_like(drawn))
+    assert_close(first(x)[0], file.out["y_eval_mode"])
+    released = mixer(plan="released")
+    released.eval()
+    # with few blocks, a model of transformers would not take this kind of attention
+    if hyper["num_blocks"] > 5 + 2 * hyper["num_random_blocks"]:
+        assert_close(released(x)[0], file.out["y_eval_mode"])

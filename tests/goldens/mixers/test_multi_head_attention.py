@@ -9,7 +9,7 @@ import numpy as np
 from mlx_mmfree.ops import attention
 from mlx_mmfree.token_mixers import MultiHeadAttention
 from tests.goldens.mixers.attention import fill_packed
-from tests.goldens.mixers.files import GoldenFile, assert_close, golden
+from tests.goldens.mixers.files import GoldenFile, assert_close, fill, golden
 
 
 @golden("sdpa__basic")
@@ -29,15 +29,14 @@ def _mixer(file: GoldenFile, **options: Any) -> MultiHeadAttention:
     mixer = MultiHeadAttention(
         hyper["embed_dim"], num_heads=hyper["num_heads"], bias=hyper["bias"], **options
     )
-    mixer.output_proj.weight = file.weights["out_proj.weight"]
-    mixer.output_proj.bias = file.weights["out_proj.bias"]
+    fill(mixer, file.weights, {"output_proj": "out_proj"})
     return mixer
 
 
 @golden("mha__self")
 def test_self_attention(file: GoldenFile) -> None:
     x = file.inputs["x"]
-    own = file.weights["in_proj_weight"], file.weights["in_proj_bias"]
+    own = file.weights["in_proj_weight"], file.weights.get("in_proj_bias")
     causal, whole = _mixer(file), _mixer(file, is_causal=False)
     for mixer in (causal, whole):
         fill_packed(mixer, *own)
@@ -68,7 +67,7 @@ class _Columns(nn.Module):
 def test_weights_of_self_attention(file: GoldenFile) -> None:
     x, mixer = file.inputs["x"], _mixer(file, is_causal=False)
     heads, head_dim, count = mixer.num_heads, mixer.head_dim, x.shape[1]
-    fill_packed(mixer, file.weights["in_proj_weight"], file.weights["in_proj_bias"])
+    fill_packed(mixer, file.weights["in_proj_weight"], file.weights.get("in_proj_bias"))
     mixer.output_proj = nn.Identity()
     identity = np.pad(np.eye(count, dtype=np.float32), [(0, 0), (0, -count % head_dim)])
     parts = []
@@ -82,10 +81,11 @@ def test_weights_of_self_attention(file: GoldenFile) -> None:
 @golden("mha__cross")
 def test_cross_attention(file: GoldenFile) -> None:
     mixer = _mixer(file, memory_dims=(file.hyper["kdim"], file.hyper["vdim"]))
-    biases = mx.split(file.weights["in_proj_bias"], 3)
-    for name, bias in zip(("q", "k", "v"), biases, strict=True):
-        projection = mixer[{"q": "query_proj", "k": "key_proj", "v": "value_proj"}[name]]
-        projection.weight, projection.bias = file.weights[f"{name}_proj_weight"], bias
+    names = {"query_proj": "q", "key_proj": "k", "value_proj": "v"}
+    for part, (ours, theirs) in enumerate(names.items()):
+        mixer[ours].weight = file.weights[f"{theirs}_proj_weight"]
+        if file.hyper["bias"]:
+            mixer[ours].bias = mx.split(file.weights["in_proj_bias"], 3)[part]
     memory = (file.inputs["key"], file.inputs["value"])
     x = file.inputs["query"]
     y, state = mixer(x, memory=memory)

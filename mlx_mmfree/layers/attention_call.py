@@ -57,6 +57,8 @@ def attend_call(
             )
         # one by one, so that proposals of a draft model are read as ordinary tokens are
         pieces, first = list(pairwise(range(length + 1))), None
+    elif length == 1 and heads.cache.quantization is None:
+        return _attend(projected, state, heads, kind, context, tokens)
     else:
         pieces, first = _pieces(state, length, heads, kind)
     if first is not None and tokens.starts is not None:

@@ -213,6 +213,36 @@ FAULTS = {
         "query - key <= window",
         ("token_mixers/test_gqa.py",),
     ),
+    "window on both sides: a block does not see the next one": Fault(
+        "layers/sequence_blocks.py",
+        "high = query // step * step + window",
+        "high = query // step * step + 1",
+        ("layers/test_windows.py",),
+    ),
+    "window: a piece forgets which tokens of it are padding": Fault(
+        "layers/padding.py",
+        "mx.clip(counts - start, 0, stop - start)",
+        "mx.clip(counts, 0, stop - start)",
+        ("layers/test_windows.py",),
+    ),
+    "Longformer: a global token in the window counts twice": Fault(
+        "token_mixers/longformer.py",
+        "seen = mx.logical_and(seen, others)",
+        "seen = mx.logical_or(seen, mx.logical_not(others))",
+        ("token_mixers/test_longformer.py",),
+    ),
+    "Big Bird: the end beside a block counts twice": Fault(
+        "token_mixers/big_bird.py",
+        "counts_once[0, 1] = counts_once[-1, 3] = False",
+        "counts_once[0, 1] = False",
+        ("token_mixers/test_big_bird.py",),
+    ),
+    "ALiBi: heads beyond a power of 2 take the first slopes": Fault(
+        "layers/position_bias.py",
+        "_slopes(2 * known)[::2]",
+        "_slopes(2 * known)",
+        ("layers/test_position_bias.py",),
+    ),
     "MLGRU: lower bounds are shares of dims, not of blocks": Fault(
         "models/hgrn_bit.py",
         "shares = mx.softmax(self.lower_bounds.astype(mx.float32), axis=0)",

@@ -8,11 +8,13 @@ TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
 SCALES_FILE = "ternary_scales.safetensors"
 GGUF_SUFFIX = ".gguf"
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model")
+TRANSLATION_FILES = ("source.spm", "target.spm", "vocab.json")
 
 TOKENIZER_PATTERNS = (
     CONFIG_FILE,
     "generation_config.json",
     *VOCABULARY_FILES,
+    *TRANSLATION_FILES,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",

@@ -11,6 +11,7 @@ from ...ops.backend.early_checks import check_early
 from ...ops.backend.launch import MAX_GROUP_ROWS
 from ...ops.float_dtypes import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
+from ...tokenizer.translation_tokenizer import TranslationTokenizer
 from .checkpoint import Checkpoint, open_checkpoint
 from .fill import fill
 from .masters import MASTERS_FOLDER, Masters
@@ -69,14 +70,23 @@ class OpenedModel:
             CheckpointError: A file is missing or damaged, or there are more tokens than embeddings.
         """
         tokenizer = Tokenizer.from_folder(self.checkpoint.folder)
+        self._check_tokens(tokenizer.vocab_size)
+        return tokenizer
+
+    def translation_tokenizer(self) -> TranslationTokenizer:
+        """Reads the tokenizer of two languages; raises as `tokenizer` does."""
+        tokenizer = TranslationTokenizer(self.checkpoint.folder)
+        self._check_tokens(tokenizer.vocab_size)
+        return tokenizer
+
+    def _check_tokens(self, count: int) -> None:
         rows = self.model.vocab_size
-        if tokenizer.vocab_size > rows:
+        if count > rows:
             raise CheckpointError(
                 f"[load] the tokenizer in '{self.checkpoint.folder}' must have at most as many tokens "
-                f"as the embedding has rows, {rows}, but has {tokenizer.vocab_size}. Use the tokenizer "
-                "that belongs to the model."
+                f"as the embedding has rows, {rows}, but has {count}. Use the tokenizer that belongs "
+                "to the model."
             )
-        return tokenizer
 
     def load(self) -> Decoder:
         """Reads the weights into the model. It may be called once.
@@ -103,8 +113,11 @@ class OpenedModel:
                 path, _, key = name.rpartition(".")
                 dtype = self._dtype or self._skeleton.entries[name].dtype
                 setattr(modules[path], key, array.astype(dtype))
-        self.model(mx.zeros((1, 1), mx.int32))
-        self.model.hidden(mx.zeros((1, MAX_GROUP_ROWS), mx.int32))
+        model = self.model
+        model.predictions(mx.zeros((1, 1), mx.int32))
+        # a prompt needs no logits but the last
+        read = model.hidden if isinstance(model, Decoder) else model.predictions
+        read(mx.zeros((1, MAX_GROUP_ROWS), mx.int32))
 
     def _fill(self) -> None:
         if self._is_cached:

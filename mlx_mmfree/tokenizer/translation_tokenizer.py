@@ -1,0 +1,108 @@
+"""Tokenizers of two languages: a SentencePiece model for each, and one list of tokens (Marian)."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+from ..files.checkpoint_files import TRANSLATION_FILES
+from ..files.json_file import parse_json_object
+from .compiled_code import CHANGE_THE_TEXT, clean_errors
+from .sentencepiece_model import SPACE, load_processor
+from .tokenizer_files import MAX_VOCABULARY_BYTES, read_limited
+
+SOURCE_FILE, TARGET_FILE, LIST_FILE = TRANSLATION_FILES
+
+_MAX_TOKENS = 2_000_000
+_CODE = re.compile(r">>[^<>]*<<")
+
+
+class TranslationTokenizer:
+    """Turns texts of one language into tokens, and tokens into texts of the other.
+
+    A text may begin with the code of a language, such as `>>fra<<`, which is one token.
+
+    Args:
+        folder: Holds `source.spm`, `target.spm` and `vocab.json`.
+
+    Attributes:
+        folder: The folder.
+        vocab_size: One more than the largest token id.
+        eos_token_id: The token after the last.
+        pad_token_id: The token of padding.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or the list lacks `</s>`, `<pad>` or `<unk>`.
+    """
+
+    def __init__(self, folder: Path | str):
+        self.folder = Path(folder)
+        self._source, self._target = (
+            load_processor(read_limited(file, MAX_VOCABULARY_BYTES), file)
+            for file in (self.folder / SOURCE_FILE, self.folder / TARGET_FILE)
+        )
+        self._ids = self._listed()
+        self._pieces = {number: piece for piece, number in self._ids.items()}
+        self.vocab_size = max(self._pieces) + 1
+        self.eos_token_id, self.pad_token_id, self._unknown = (
+            self._ids[name] for name in ("</s>", "<pad>", "<unk>")
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text of the first language, with the last; what the list lacks is `<unk>`.
+
+        Raises:
+            CheckpointError: The text cannot be encoded.
+        """
+        code = _CODE.match(text)
+        pieces = [] if code is None else [code.group()]
+        with clean_errors(
+            f"'{self.folder / SOURCE_FILE}' cannot encode this text", CHANGE_THE_TEXT
+        ):
+            rest = text if code is None else text[code.end() :]
+            pieces += self._source.encode(rest, out_type=str)
+        return [*(self._ids.get(piece, self._unknown) for piece in pieces), self.eos_token_id]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of tokens of the second language, without the last token and padding.
+
+        Raises:
+            ValueError: The list lacks one of the ids.
+        """
+        parts: list[str] = []
+        pieces: list[str] = []
+        for number in ids:
+            if number not in self._pieces:
+                raise ValueError(
+                    f"[Tokenizer] 'ids' must be tokens of '{self.folder / LIST_FILE}' but got {number}."
+                )
+            if number in (self.eos_token_id, self.pad_token_id, self._unknown):
+                parts.append(self._together(pieces))
+                pieces = []
+            else:
+                pieces.append(self._pieces[number])
+        return "".join([*parts, self._together(pieces)]).replace(SPACE, " ").strip()
+
+    def _together(self, pieces: list[str]) -> str:
+        with clean_errors(f"'{self.folder / TARGET_FILE}' cannot decode these tokens"):
+            return str(self._target.decode_pieces(pieces)) if pieces else ""
+
+    def _listed(self) -> dict[str, int]:
+        file = self.folder / LIST_FILE
+        data = read_limited(file, MAX_VOCABULARY_BYTES)
+        listed: dict[str, Any] = parse_json_object(
+            data, f"'{file}'", max_bytes=MAX_VOCABULARY_BYTES, max_values=_MAX_TOKENS
+        )
+        for piece, number in listed.items():
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**31:
+                raise CheckpointError(
+                    f"[tokenizer] '{file}' must give each token a whole number from 0 but got "
+                    f"{number!r:.80} for {piece!r:.80}."
+                )
+        missing = [name for name in ("</s>", "<pad>", "<unk>") if name not in listed]
+        if missing:
+            raise CheckpointError(
+                f"[tokenizer] '{file}' must list {', '.join(missing)} but does not."
+            )
+        return listed

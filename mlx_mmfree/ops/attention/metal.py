@@ -1,4 +1,8 @@
-"""`attention` by MLX's fused kernels, in the dtype of the arguments."""
+"""`attention` by MLX's fused kernels, in the dtype of the arguments.
+
+While gradients are traced, MLX 0.32 computes plain operations on Metal, which it calls faster for
+training. They keep the weights of all keys for each query. On CUDA it has a fused gradient.
+"""
 
 import mlx.core as mx
 

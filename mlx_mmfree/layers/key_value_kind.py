@@ -16,22 +16,30 @@ class KeyValueKind(StateKind):
 
     Args:
         num_heads: Key and value heads `G`.
-        head_dim: Dims `K` of a head.
+        head_dim: Dims `K` of a key; 0 where there are only values.
         cache: Which tokens are seen, and how their keys and values are kept.
         takes_steps: Whether `attention_step` computes what this layer does with a single token.
+        value_dims: Dims of a value. Default: `head_dim`.
     """
 
-    def __init__(self, num_heads: int, head_dim: int, cache: KeyValueCache, *, takes_steps: bool):
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        cache: KeyValueCache,
+        *,
+        takes_steps: bool,
+        value_dims: int | None = None,
+    ):
         super().__init__(self.empty, is_fixed=False)
         self._num_heads = num_heads
-        self._head_dim = head_dim
+        self._dims = (head_dim, head_dim if value_dims is None else value_dims)
         self._cache = cache
         self._takes_steps = takes_steps
 
     def empty(self, batch_size: int, dtype: mx.Dtype) -> KeyValueState:
         """The state before the first token."""
-        dims = self._head_dim
-        state = KeyValueState.empty(batch_size, self._num_heads, dims, dims, dtype)
+        state = KeyValueState.empty(batch_size, self._num_heads, *self._dims, dtype)
         return self.quantized(state) if self._cache.exact_slots == 0 else state
 
     def quantized(self, state: KeyValueState) -> KeyValueState:

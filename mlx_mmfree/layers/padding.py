@@ -1,10 +1,13 @@
 """Padding behind the tokens of each row, where a causal mask hides it."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import mlx.core as mx
 
 from .context import Context
+
+Carried = TypeVar("Carried")
 
 
 class RealTokens(NamedTuple):
@@ -54,3 +57,28 @@ def _padding_last(context: Context, valid: mx.array) -> tuple[mx.array, mx.array
     if starts is not None:
         starts = mx.take_along_axis(starts, order, axis=1)
     return order, mx.argsort(order, axis=1), RealTokens(counts, starts)
+
+
+def read_without_padding(
+    x: mx.array,
+    context: Context,
+    read: Callable[[mx.array, RealTokens], tuple[mx.array, Carried]],
+) -> tuple[mx.array, Carried]:
+    """What `read` makes of rows whose padding stands behind their tokens.
+
+    Args:
+        x: `(B, L, D)`, padded anywhere.
+        context: The call.
+        read: Called with `x`, zero where padded, and the tokens; gives `(B, L, V)` and what is carried.
+
+    Returns:
+        `(B, L, V)` in the order of `x`, zero where padded, and what is carried.
+    """
+    valid = context.valid
+    if valid is None:
+        return read(x, RealTokens.all_of(context))
+    order, back, tokens = padding_last(context, valid)
+    x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
+    y, carried = read(mx.take_along_axis(x, order[..., None], axis=1), tokens)
+    y = mx.take_along_axis(y, back[..., None], axis=1)
+    return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), carried

@@ -14,6 +14,13 @@ from ..layers.state_kind import StatesByPosition
 from ..layers.token_mixer import TokenMixer
 from ..ops import mlgru_step
 
+Stacking = Literal["none", "recurrence", "all"]
+_INNER: dict[Stacking, tuple[str, ...]] = {
+    "none": ("input_proj", "forget_proj", "gate_proj"),
+    "recurrence": ("recurrence_proj", "gate_proj"),
+    "all": ("gates_proj",),
+}
+
 
 class MLGRUState(NamedTuple):
     """What an `MLGRU` carries.
@@ -45,6 +52,11 @@ class MLGRU(TokenMixer):
         hidden_dims: Width `E` of the recurrence. Default: `dims`.
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=False)`; or a mapping
             from the names of the projections to what makes each.
+        bias: Whether the projections have a bias.
+        stacking: Which projections of the input are one matrix; with ternary weights they then share
+            one scale. "recurrence" stacks input and forget gate as `recurrence_proj`, "all" these and
+            the output gate as `gates_proj`, as Keras-MML does; its "fully" and "partially" matmul-free
+            forms are these two with "sigmoid".
         norm_eps: Epsilon of the gate's norm.
         output_gate: "norm" for the released form, "sigmoid" for that of the paper.
         conv_size: Taps of short convolutions; 0 means none.
@@ -76,6 +88,8 @@ class MLGRU(TokenMixer):
         *,
         hidden_dims: int | None = None,
         linear: Linears = nn.Linear,
+        bias: bool = False,
+        stacking: Stacking = "none",
         norm_eps: float = 1e-6,
         output_gate: Literal["norm", "sigmoid"] = "norm",
         conv_size: int = 0,
@@ -89,12 +103,19 @@ class MLGRU(TokenMixer):
             raise ValueError(
                 f"[MLGRU] 'output_gate' must be 'norm' or 'sigmoid' but got {output_gate!r:.80}."
             )
+        if stacking not in _INNER:
+            raise ValueError(
+                f"[MLGRU] 'stacking' must be one of {', '.join(map(repr, _INNER))} but got "
+                f"{stacking!r:.80}."
+            )
         hidden_dims = dims if hidden_dims is None else hidden_dims
         self._dims = dims
         self._hidden_dims = hidden_dims
-        for name in ("input_proj", "forget_proj", "gate_proj"):
-            self[name] = factory_of(linear, name)(dims, hidden_dims, bias=False)
-        self.output_proj = factory_of(linear, "output_proj")(hidden_dims, dims, bias=False)
+        self._inner = _INNER[stacking]
+        widths = {"recurrence_proj": 2 * hidden_dims, "gates_proj": 3 * hidden_dims}
+        for name in self._inner:
+            self[name] = factory_of(linear, name)(dims, widths.get(name, hidden_dims), bias=bias)
+        self.output_proj = factory_of(linear, "output_proj")(hidden_dims, dims, bias=bias)
         if output_gate == "norm":
             self.gate_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
         if conv_size and share_conv:
@@ -143,7 +164,7 @@ class MLGRU(TokenMixer):
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
         if state.convolutions:
             return super().residual_by_position(x, norm, state, context, **arguments)
-        inner = (self["input_proj"], self["forget_proj"], self["gate_proj"])
+        inner = tuple(self[name] for name in self._inner)
         gates = project(x, inner, norm=norm)
         lower_bound = arguments.get("lower_bound")
         parts, states, hidden = [], [], state.hidden
@@ -170,7 +191,7 @@ class MLGRU(TokenMixer):
             x, last = self.shared_conv(x if norm is None else norm(x), convolutions[0], context)
             norm, convolutions = None, (last,)
         # items, since attributes of a module are slow to find
-        inner = (self["input_proj"], self["forget_proj"], self["gate_proj"])
+        inner = tuple(self[name] for name in self._inner)
         gates = project(x, inner, norm=norm)
         if "input_conv" in self:
             i, f, g = mx.split(gates, 3, axis=-1)

@@ -6,4 +6,6 @@ VARIANTS: list[dict[str, object]] = [
     {"conv_size": 4},
     {"output_gate": "sigmoid"},
     {"conv_size": 3, "share_conv": False},
+    {"stacking": "all", "bias": True, "output_gate": "sigmoid"},
+    {"stacking": "recurrence", "hidden_dims": 24},
 ]

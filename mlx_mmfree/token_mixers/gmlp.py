@@ -1,0 +1,184 @@
+"""gMLP: a perceptron whose gate is mixed along the sequence (Liu et al., arXiv 2105.08050)."""
+
+from typing import ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
+from ..layers.context import Context
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.padding import RealTokens, read_without_padding
+from ..layers.placed_tokens import (
+    PlacedState,
+    Places,
+    check_length,
+    placed_kind,
+    read_placed,
+)
+from ..layers.state_kind import StateKind
+from ..layers.token_mixer import TokenMixer
+
+
+class GMLP(TokenMixer):
+    r"""Spatial gating: one half of the channels gates the other after a product along the sequence.
+
+    .. math::
+        [u \mid v] &= \mathrm{gelu}(W_i X), \quad S = W_s\,\mathrm{LN}(v) + b_s + A(X) \\
+        Y &= W_o\,(u \odot S)
+
+    with :math:`W_s \in R^{T \times T}` and a bias for each token, made for a longest sequence `T`; a
+    shorter one takes the top left corner. If it is causal, what lies above the diagonal is not seen.
+    `A` is an optional small attention of one head (aMLP). It holds its own expansion of the channels,
+    as the block of the paper does: a model of this mixer alone leaves the channel mixer out or small.
+    Padding stands nowhere: places are counted over real tokens.
+
+    Args:
+        dims: Model dims `D`.
+        max_length: The longest sequence `T`.
+        hidden_dims: Channels behind :math:`W_i`, both halves. Default: `4 * dims`.
+        num_heads: Matrices along the sequence, each for an equal part of the channels.
+        attention_dims: Dims of queries, keys and values of the small attention; `None`: there is none.
+        norm_eps: Epsilon of the norm.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each. :math:`W_s` is a plain array.
+        is_causal: Later tokens are not seen.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`.
+
+    State:
+        `KeyValueState` of the normed halves and of the attention's keys and values; `()` if not causal.
+
+    Raises:
+        ValueError: The hidden dims are not a multiple of twice the heads, or a sequence is longer than
+            `max_length`.
+
+    Example:
+        >>> GMLP(32, max_length=16)(mx.zeros((1, 9, 32)))[0].shape
+        (1, 9, 32)
+    """
+
+    equation: ClassVar[str] = "[u | v] = gelu(W_i X), Y = W_o (u * (W_s norm(v) + b_s))"
+    complexity: ClassVar[str] = "T^2 F / 2"
+    paper: ClassVar[str] = "arXiv 2105.08050"
+    causal: ClassVar[bool] = True
+    bidirectional: ClassVar[bool] = True
+    length_bound: ClassVar[bool] = True
+    packs_samples: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        max_length: int,
+        hidden_dims: int | None = None,
+        num_heads: int = 1,
+        attention_dims: int | None = None,
+        norm_eps: float = 1e-5,
+        linear: Linears = nn.Linear,
+        is_causal: bool = True,
+    ):
+        super().__init__()
+        check_sizes("GMLP", dims=dims, max_length=max_length, num_heads=num_heads)
+        check_optional_sizes("GMLP", hidden_dims=hidden_dims, attention_dims=attention_dims)
+        hidden_dims = 4 * dims if hidden_dims is None else hidden_dims
+        if hidden_dims % (2 * num_heads):
+            raise ValueError(
+                "[GMLP] 'hidden_dims' must be a multiple of twice 'num_heads' but got "
+                f"{hidden_dims} for {num_heads} heads."
+            )
+        half = hidden_dims // 2
+        self._dims = dims
+        self._half = half
+        self._max_length = max_length
+        self._is_causal = is_causal
+        self._attention_dims = attention_dims
+        self.num_heads = num_heads
+        self.input_proj = factory_of(linear, "input_proj")(dims, hidden_dims, bias=True)
+        self.gate_norm = nn.LayerNorm(half, eps=norm_eps)
+        bound = 1e-3 / max_length
+        shape = (num_heads, max_length, max_length)
+        self.spatial_weight = mx.random.uniform(-bound, bound, shape)
+        self.spatial_bias = mx.ones((num_heads, max_length))
+        if attention_dims is not None:
+            for name in ("query_proj", "key_proj", "value_proj"):
+                self[name] = factory_of(linear, name)(dims, attention_dims, bias=False)
+            make = factory_of(linear, "attention_proj")
+            self.attention_proj = make(attention_dims, half, bias=True)
+        self.output_proj = factory_of(linear, "output_proj")(half, dims, bias=True)
+
+    @property
+    def is_causal(self) -> bool:
+        return self._is_causal
+
+    @property
+    def state_kind(self) -> StateKind:
+        if not self._is_causal:
+            return super().state_kind
+        width = self._attention_dims or 0
+        return placed_kind(1, width, self._half + width)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> PlacedState:
+        return self.state_kind.blank(batch_size, 0, dtype) if self._is_causal else ()
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: PlacedState | None = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+    ) -> tuple[mx.array, PlacedState]:
+        check_sequences("GMLP", x, self._dims)
+        before = self.init_state(x.shape[0], x.dtype) if state is None else state
+        check_length("GMLP", x.shape[1], before, self._max_length)
+        if not x.shape[1]:
+            return x, before
+        context = Context(valid, starts=starts)
+
+        def read(x: mx.array, tokens: RealTokens) -> tuple[mx.array, PlacedState]:
+            return self._mix(x, before, context, tokens)
+
+        return read_without_padding(x, context, read)
+
+    def _mix(
+        self, x: mx.array, before: PlacedState, context: Context, tokens: RealTokens
+    ) -> tuple[mx.array, PlacedState]:
+        u, v = mx.split(nn.gelu(self.input_proj(x)), 2, axis=-1)
+        values = self.gate_norm(v)
+        keys = values[..., :0]
+        if self._attention_dims is not None:
+            keys = self.key_proj(x)
+            values = mx.concatenate([values, self.value_proj(x)], axis=-1)
+        keys, values, places, after = read_placed(
+            keys[:, None], values[:, None], before, context, tokens
+        )
+        gates, attended = mx.split(values[:, 0].astype(mx.float32), [self._half], axis=-1)
+        s = self._along(gates, places)
+        if self._attention_dims is not None:
+            y = self._attend(self.query_proj(x), keys[:, 0], attended, places)
+            s = s + self.attention_proj(y.astype(x.dtype)).astype(mx.float32)
+        y = u.astype(mx.float32) * s
+        return self.output_proj(y.astype(x.dtype)).astype(x.dtype), after
+
+    def _along(self, gates: mx.array, places: Places) -> mx.array:
+        """The product along the sequence, float32 `(B, L, F / 2)`, of gates `(B, N, F / 2)`."""
+        weights = places.weights(self.spatial_weight.astype(mx.float32))
+        if places.seen is not None:
+            weights = mx.where(places.seen, weights, 0.0)
+        heads = mx.unflatten(gates, -1, (self.num_heads, -1)).swapaxes(1, 2)
+        # a bias is a table of one column
+        bias = places.rows_of(self.spatial_bias[..., None].astype(mx.float32))
+        return mx.flatten((weights @ heads + bias).swapaxes(1, 2), 2)
+
+    def _attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, places: Places
+    ) -> mx.array:
+        """The small attention of one head, float32 `(B, L, A)`."""
+        scale = queries.shape[-1] ** -0.5
+        scores = (queries.astype(mx.float32) * scale) @ keys.astype(mx.float32).swapaxes(1, 2)
+        scores = scores[:, None]
+        if places.seen is not None:
+            scores = mx.where(places.seen, scores, -mx.inf)
+        return mx.softmax(scores, axis=-1)[:, 0] @ values

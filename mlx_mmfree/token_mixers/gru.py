@@ -1,0 +1,139 @@
+"""GRU, the gated recurrent unit (Cho et al., arXiv 1406.1078)."""
+
+from typing import ClassVar, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import project
+from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
+from ..layers.context import Context
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.token_mixer import TokenMixer
+
+_GATES = ("reset_proj", "update_proj", "candidate_proj")
+
+
+class GRUState(NamedTuple):
+    """What a `GRU` carries.
+
+    Attributes:
+        hidden: The recurrent state, float32 `(B, E)`.
+    """
+
+    hidden: mx.array
+
+
+class GRU(TokenMixer):
+    r"""Gated recurrence whose gates see the state.
+
+    .. math::
+        r_t &= \sigma(W_r x_t + U_r h_{t-1}), \quad z_t = \sigma(W_z x_t + U_z h_{t-1}) \\
+        \hat h_t &= \tanh\big(W x_t + r_t \odot (U h_{t-1})\big) \\
+        h_t &= z_t \odot h_{t-1} + (1 - z_t) \odot \hat h_t, \quad y_t = W_o h_t
+
+    This is the form of cuDNN and PyTorch; in that of the paper the reset comes before the product,
+    :math:`U (r_t \odot h_{t-1})`. Since the gates see the state, the positions are computed one after
+    the other, in training and in reading as in decoding; only the products with `x` are done at once.
+    A compiled graph grows with the length. It is the baseline of the recurrences that have a scan.
+
+    Args:
+        dims: Model dims `D`.
+        hidden_dims: Width `E` of the recurrence. Default: `dims`.
+        resets_before: The reset comes before the product with the state.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each. :math:`U_r`, :math:`U_z` and :math:`U`
+            are `hidden_reset_proj`, `hidden_update_proj` and `hidden_candidate_proj`.
+        bias: Whether the projections, but for the output's, have a bias.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`.
+
+    State:
+        `GRUState`.
+
+    Example:
+        >>> y, state = GRU(32)(mx.zeros((1, 5, 32)))
+        >>> y.shape, state.hidden.shape
+        ((1, 5, 32), (1, 32))
+    """
+
+    equation: ClassVar[str] = "h_t = z_t h_(t-1) + (1 - z_t) tanh(W x_t + r_t (U h_(t-1)))"
+    complexity: ClassVar[str] = "3 T D^2, one position after the other"
+    paper: ClassVar[str] = "arXiv 1406.1078"
+    causal: ClassVar[bool] = True
+    recurrent: ClassVar[bool] = True
+    packs_samples: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        hidden_dims: int | None = None,
+        resets_before: bool = False,
+        linear: Linears = nn.Linear,
+        bias: bool = True,
+    ):
+        super().__init__()
+        check_sizes("GRU", dims=dims)
+        check_optional_sizes("GRU", hidden_dims=hidden_dims)
+        hidden_dims = dims if hidden_dims is None else hidden_dims
+        self._dims = dims
+        self._hidden_dims = hidden_dims
+        self._resets_before = resets_before
+        for name in _GATES:
+            self[name] = factory_of(linear, name)(dims, hidden_dims, bias=bias)
+            name = f"hidden_{name}"
+            self[name] = factory_of(linear, name)(hidden_dims, hidden_dims, bias=bias)
+        self.output_proj = factory_of(linear, "output_proj")(hidden_dims, dims, bias=False)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> GRUState:
+        return GRUState(mx.zeros((batch_size, self._hidden_dims)))
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: GRUState | None = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+    ) -> tuple[mx.array, GRUState]:
+        check_sequences("GRU", x, self._dims)
+        hidden = (self.init_state(x.shape[0], x.dtype) if state is None else state).hidden
+        context = Context(valid, starts=starts)
+        gates = project(x, [self[name] for name in _GATES])
+        states = []
+        for n in range(x.shape[1]):
+            old = hidden
+            if context.starts is not None:
+                hidden = mx.where(context.starts[:, n, None], 0.0, hidden)
+            hidden = self._step(gates[:, n], hidden)
+            if valid is not None:
+                hidden = mx.where(valid[:, n, None], hidden, old)
+            states.append(hidden)
+        if not states:
+            return x, GRUState(hidden)
+        y = mx.stack(states, axis=1).astype(x.dtype)
+        return project(y, (self["output_proj"],)), GRUState(hidden)
+
+    def _step(self, gates: mx.array, hidden: mx.array) -> mx.array:
+        """The state after a position, float32 `(B, E)`.
+
+        Args:
+            gates: What the input adds to the reset, the update and the candidate, `(B, 3 E)`.
+            hidden: The state before, float32 `(B, E)`.
+        """
+        dtype = gates.dtype
+        of_reset, of_update, of_candidate = mx.split(gates.astype(mx.float32), 3, axis=-1)
+        linears = [self[f"hidden_{name}"] for name in _GATES]
+        before = linears[:2] if self._resets_before else linears
+        parts = project(hidden.astype(dtype), before).astype(mx.float32)
+        parts = mx.split(parts, len(before), axis=-1)
+        reset = mx.sigmoid(of_reset + parts[0])
+        update = mx.sigmoid(of_update + parts[1])
+        if self._resets_before:
+            inner = project((reset * hidden).astype(dtype), linears[2:]).astype(mx.float32)
+        else:
+            inner = reset * parts[2]
+        candidate = mx.tanh(of_candidate + inner)
+        return update * hidden + (1.0 - update) * candidate

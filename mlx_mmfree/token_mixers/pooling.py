@@ -1,0 +1,178 @@
+"""Pooling along the sequence (MetaFormer, Yu et al., arXiv 2111.11418)."""
+
+from typing import ClassVar, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
+from ..layers.context import Context
+from ..layers.linear_factory import Linears
+from ..layers.padding import RealTokens, read_without_padding
+from ..layers.positions import count_on
+from ..layers.token_mixer import TokenMixer
+from ..ops import linear_scan
+
+
+class PoolingState(NamedTuple):
+    """What a causal `Pooling` carries.
+
+    Attributes:
+        read: Tokens of each row that were read, integers `(B,)`.
+        recent: The last tokens, float32 `(B, W - 1, D)`, first to last, zero where there were fewer;
+            without a window the mean of all, `(B, 1, D)`.
+    """
+
+    read: mx.array
+    recent: mx.array
+
+
+class Pooling(TokenMixer):
+    r"""The mean of the tokens around, less the token itself, without parameters.
+
+    .. math::
+        y_t = \frac{1}{|N(t)|} \sum_{j \in N(t)} x_j - x_t
+
+    where :math:`N(t)` is the `W` tokens in whose middle `t` stands or, if it is causal, the last `W`;
+    beyond the ends of the sequence none are counted. Without a window it is the whole sequence, or all
+    tokens before and `t`. PoolFormer has `window=3`, in both directions of an image.
+
+    Args:
+        dims: Model dims `D`.
+        window: Tokens `W`, an odd number if it is not causal; `None`: all.
+        linear: As other mixers take it; there is no projection.
+        is_causal: Later tokens do not count.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`.
+
+    State:
+        `PoolingState`; `()` if not causal.
+
+    Raises:
+        ValueError: The window has no middle.
+
+    Example:
+        >>> Pooling(1, window=3, is_causal=False)(mx.array([[[1.0], [2.0], [6.0]]]))[0].tolist()
+        [[[0.5], [1.0], [-2.0]]]
+    """
+
+    equation: ClassVar[str] = "y_t = mean of the x_j around t - x_t"
+    complexity: ClassVar[str] = "T W D, or T D without a window"
+    paper: ClassVar[str] = "arXiv 2111.11418"
+    causal: ClassVar[bool] = True
+    bidirectional: ClassVar[bool] = True
+    recurrent: ClassVar[bool] = True
+    packs_samples: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        window: int | None = None,
+        linear: Linears = nn.Linear,
+        is_causal: bool = True,
+    ):
+        super().__init__()
+        check_sizes("Pooling", dims=dims)
+        check_optional_sizes("Pooling", window=window)
+        if window is not None and not is_causal and window % 2 == 0:
+            raise ValueError(
+                f"[Pooling] 'window' must be odd unless 'is_causal' is set but got {window}."
+            )
+        self._dims = dims
+        self._window = window
+        self._is_causal = is_causal
+
+    @property
+    def is_causal(self) -> bool:
+        return self._is_causal
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> PoolingState | tuple[()]:
+        return self._first(batch_size) if self._is_causal else ()
+
+    def _first(self, batch_size: int) -> PoolingState:
+        kept = 1 if self._window is None else self._window - 1
+        recent = mx.zeros((batch_size, kept, self._dims))
+        return PoolingState(mx.zeros((batch_size,), mx.int32), recent)
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: PoolingState | tuple[()] | None = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+    ) -> tuple[mx.array, PoolingState | tuple[()]]:
+        check_sequences("Pooling", x, self._dims)
+        before = state if isinstance(state, PoolingState) else self._first(x.shape[0])
+        if not x.shape[1]:
+            return x, before if self._is_causal else ()
+
+        def read(x: mx.array, tokens: RealTokens) -> tuple[mx.array, PoolingState]:
+            mean, after = self._mean(x.astype(mx.float32), before, tokens)
+            return mean.astype(x.dtype) - x, after
+
+        y, after = read_without_padding(x, Context(valid, starts=starts), read)
+        return y, after if self._is_causal else ()
+
+    def _mean(
+        self, x: mx.array, before: PoolingState, tokens: RealTokens
+    ) -> tuple[mx.array, PoolingState]:
+        """The mean around each token, float32 `(B, L, D)`, of rows whose padding stands behind."""
+        counts, starts = tokens
+        length = x.shape[1]
+        valid = None if counts is None else mx.arange(length) < counts[:, None]
+        place, count = count_on(before.read, length, Context(valid, starts=starts))
+        if self._window is None:
+            keep = mx.broadcast_to((place / (place + 1))[..., None], x.shape)
+            if valid is not None:
+                keep = mx.where(valid[..., None], keep, 1.0)
+            means, last = linear_scan(keep, x * (1.0 - keep), before.recent[:, 0])
+            if not self._is_causal:
+                means = mx.take_along_axis(means, self._ends(place, counts)[..., None], axis=1)
+            return means, PoolingState(count, last[:, None])
+        if self._is_causal:
+            return self._mean_of_last(x, before, place, count, counts)
+        reach = self._window // 2
+        ends = self._ends(place, counts)
+        around = mx.pad(x, [(0, 0), (reach, reach), (0, 0)])
+        token = mx.arange(length)
+        total = mx.zeros_like(x)
+        for step in range(-reach, reach + 1):
+            is_in = mx.logical_and(place + step >= 0, token + step <= ends)
+            near = around[:, reach + step : reach + step + length]
+            total = total + mx.where(is_in[..., None], near, 0.0)
+        number = mx.minimum(place, reach) + mx.minimum(ends - token, reach) + 1
+        return total / mx.maximum(number, 1)[..., None], before
+
+    def _mean_of_last(
+        self,
+        x: mx.array,
+        before: PoolingState,
+        place: mx.array,
+        count: mx.array,
+        counts: mx.array | None,
+    ) -> tuple[mx.array, PoolingState]:
+        length, kept = x.shape[1], before.recent.shape[1]
+        rows = mx.concatenate([before.recent, x], axis=1)
+        total = x
+        for step in range(1, kept + 1):
+            earlier = rows[:, kept - step : kept - step + length]
+            total = total + mx.where((place >= step)[..., None], earlier, 0.0)
+        mean = total / mx.minimum(place + 1, kept + 1)[..., None]
+        ends = length if counts is None else counts[:, None, None]
+        chosen = mx.broadcast_to(mx.arange(kept)[:, None] + ends, (x.shape[0], kept, 1))
+        recent = mx.take_along_axis(rows, chosen, axis=1)
+        is_own = mx.arange(kept) >= kept - count[:, None]
+        return mean, PoolingState(count, mx.where(is_own[..., None], recent, 0.0))
+
+    def _ends(self, place: mx.array, counts: mx.array | None) -> mx.array:
+        """The last token of each one's sample, `(B, L)`."""
+        length = place.shape[1]
+        token = mx.arange(length)
+        last = length - 1 if counts is None else mx.maximum(counts[:, None] - 1, 0)
+        # the next sample begins where the place is 0 again
+        begins = mx.where(place[:, 1:] == 0, token[:-1], length - 1)
+        behind = mx.pad(begins, [(0, 0), (0, 1)], constant_values=length - 1)
+        return mx.minimum(mx.cummin(behind, axis=1, reverse=True), last)

@@ -1,0 +1,218 @@
+"""Synthesizer: attention without products of queries and keys (Tay et al., arXiv 2005.00743)."""
+
+import math
+from typing import ClassVar, Literal, get_args
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import project
+from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
+from ..layers.context import Context
+from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.padding import RealTokens, read_without_padding
+from ..layers.placed_tokens import PlacedState, Places, check_length, placed_kind, read_placed
+from ..layers.state_kind import StateKind
+from ..layers.token_mixer import TokenMixer
+
+Scores = Literal["dense", "random", "factorized_dense", "factorized_random"]
+Tiling = Literal["both_ways", "each", "whole"]
+
+
+class Synthesizer(TokenMixer):
+    r"""Softmax attention whose scores come from each token alone, or from its place.
+
+    .. math::
+        y = W_o\,[\mathrm{softmax}(S_h)\,V_h]_{h=1..H}
+
+    with one row of `T` scores for each token, of which a shorter sequence takes the first:
+
+    - dense: :math:`S_t = W_2\,\mathrm{relu}(W_1 q_t + b_1) + b_2`, shared by the heads;
+    - random: a learned matrix :math:`S = R`; freeze `table` for one that stays random;
+    - factorized dense: :math:`S_{t,m} = A_{t,\alpha(m)} B_{t,\beta(m)}` of `a` and `b` projections;
+    - factorized random: :math:`S = R_1 R_2`, of rank `k`.
+
+    In factorized dense, `tiling` says which of the numbers meet. "both_ways" repeats each of A and the
+    whole of B, :math:`\alpha = \lfloor m / b \rfloor, \beta = m \bmod b`, so that all pairs occur, as
+    the paper wants. Public codes repeat both in the same way, and columns can coincide: "each" has
+    :math:`\lfloor m / b \rfloor` and :math:`\lfloor m / a \rfloor`, "whole" has the remainders.
+
+    Args:
+        dims: Model dims `D`.
+        max_length: The longest sequence `T`.
+        scores: Where scores come from.
+        has_products: Scores of queries and keys are added (a mixture).
+        score_scale: What those are multiplied by. Default: :math:`1 / \sqrt K`.
+        score_dims: Width of the dense map between :math:`W_1` and :math:`W_2`, the number `a` of the
+            factorized dense one, or the rank `k`. Default: `K`, about the root of `T`, or 8.
+        tiling: As told above.
+        num_heads: Heads `H`.
+        head_dim: Dims `K` of a head. Default: `dims / num_heads`.
+        value_head_dim: Dims `V` of a head's values. Default: `K`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        bias: Whether queries, keys and values are projected with a bias; scores always are.
+        output_bias: Whether the output is. Default: `bias`.
+        is_causal: Later tokens are not seen.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`.
+
+    State:
+        `KeyValueState`, whose keys are empty unless there are products; `()` if not causal.
+
+    Raises:
+        ValueError: A word is unknown, or a sequence is longer than `max_length`.
+
+    Example:
+        >>> Synthesizer(32, max_length=16)(mx.zeros((1, 9, 32)))[0].shape
+        (1, 9, 32)
+    """
+
+    equation: ClassVar[str] = "y = softmax(W_2 relu(W_1 x)) V, or softmax(R) V"
+    complexity: ClassVar[str] = "T^2 D"
+    paper: ClassVar[str] = "arXiv 2005.00743"
+    causal: ClassVar[bool] = True
+    bidirectional: ClassVar[bool] = True
+    length_bound: ClassVar[bool] = True
+    packs_samples: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        max_length: int,
+        scores: Scores = "dense",
+        has_products: bool = False,
+        score_scale: float | None = None,
+        score_dims: int | None = None,
+        tiling: Tiling = "both_ways",
+        num_heads: int = 8,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        output_bias: bool | None = None,
+        is_causal: bool = True,
+    ):
+        super().__init__()
+        check_sizes("Synthesizer", max_length=max_length)
+        check_optional_sizes("Synthesizer", score_dims=score_dims, value_head_dim=value_head_dim)
+        for name, word, known in (("scores", scores, Scores), ("tiling", tiling, Tiling)):
+            if word not in get_args(known):
+                listed = ", ".join(map(repr, get_args(known)))
+                raise ValueError(
+                    f"[Synthesizer] '{name}' must be one of {listed} but got {word!r:.80}."
+                )
+        head_dim = dims_of_a_head("Synthesizer", dims, num_heads, head_dim)
+        self._dims = dims
+        self._max_length = max_length
+        self._is_causal = is_causal
+        self._tiling = tiling
+        self._scale = head_dim**-0.5 if score_scale is None else score_scale
+        self._key_dims = head_dim if has_products else 0
+        self._value_dims = head_dim if value_head_dim is None else value_head_dim
+        self.num_heads = num_heads
+        widths = {"value_proj": self._value_dims}
+        if has_products or scores == "dense":
+            widths["query_proj"] = head_dim
+        if has_products:
+            widths["key_proj"] = head_dim
+        for name, width in widths.items():
+            self[name] = factory_of(linear, name)(dims, num_heads * width, bias=bias)
+        self._make_scores(scores, score_dims, head_dim, linear)
+        output_bias = bias if output_bias is None else output_bias
+        make = factory_of(linear, "output_proj")
+        self.output_proj = make(num_heads * self._value_dims, dims, bias=output_bias)
+
+    def _make_scores(
+        self, scores: Scores, score_dims: int | None, head_dim: int, linear: Linears
+    ) -> None:
+        heads, length = self.num_heads, self._max_length
+        if scores == "dense":
+            hidden = head_dim if score_dims is None else score_dims
+            for name, sizes in {
+                "score_up_proj": (head_dim, hidden),
+                "score_proj": (hidden, length),
+            }.items():
+                self[name] = factory_of(linear, name)(*sizes, bias=True)
+        elif scores == "random":
+            self.table = mx.random.normal((heads, length, length)) * length**-0.5
+        elif scores == "factorized_random":
+            rank = 8 if score_dims is None else score_dims
+            self.left_table = mx.random.normal((heads, length, rank)) * rank**-0.5
+            self.right_table = mx.random.normal((heads, rank, length)) * rank**-0.5
+        else:
+            first = math.isqrt(length) if score_dims is None else score_dims
+            self._factors = (first, -(-length // first))
+            for name, count in zip(("first_proj", "second_proj"), self._factors, strict=True):
+                self[name] = factory_of(linear, name)(self._dims, heads * count, bias=True)
+
+    @property
+    def is_causal(self) -> bool:
+        return self._is_causal
+
+    @property
+    def state_kind(self) -> StateKind:
+        if not self._is_causal:
+            return super().state_kind
+        return placed_kind(self.num_heads, self._key_dims, self._value_dims)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> PlacedState:
+        return self.state_kind.blank(batch_size, 0, dtype) if self._is_causal else ()
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: PlacedState | None = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+    ) -> tuple[mx.array, PlacedState]:
+        check_sequences("Synthesizer", x, self._dims)
+        before = self.init_state(x.shape[0], x.dtype) if state is None else state
+        check_length("Synthesizer", x.shape[1], before, self._max_length)
+        if not x.shape[1]:
+            return x, before
+        context = Context(valid, starts=starts)
+
+        def read(x: mx.array, tokens: RealTokens) -> tuple[mx.array, PlacedState]:
+            return self._mix(x, before, context, tokens)
+
+        return read_without_padding(x, context, read)
+
+    def _mix(
+        self, x: mx.array, before: PlacedState, context: Context, tokens: RealTokens
+    ) -> tuple[mx.array, PlacedState]:
+        values = split_heads(self.value_proj(x), self.num_heads)
+        keys = split_heads(self.key_proj(x), self.num_heads) if self._key_dims else values[..., :0]
+        queries = split_heads(self.query_proj(x), self.num_heads) if "query_proj" in self else None
+        keys, values, places, after = read_placed(keys, values, before, context, tokens)
+        scores = places.columns_of(self._rows(x, queries, places).astype(mx.float32))
+        if self._key_dims and queries is not None:
+            q, k = queries.astype(mx.float32) * self._scale, keys.astype(mx.float32)
+            scores = scores + q @ k.swapaxes(-1, -2)
+        if places.seen is not None:
+            scores = mx.where(places.seen, scores, -mx.inf)
+        y = mx.softmax(scores, axis=-1) @ values.astype(mx.float32)
+        return project(merge_heads(y).astype(x.dtype), (self["output_proj"],)), after
+
+    def _rows(self, x: mx.array, queries: mx.array | None, places: Places) -> mx.array:
+        """The scores of each token for all places, `(B or 1, H, L, T)`."""
+        if queries is not None and "score_proj" in self:
+            rows: mx.array = self.score_proj(nn.relu(self.score_up_proj(queries)))
+            return rows
+        if "table" in self:
+            return places.rows_of(self.table)
+        if "left_table" in self:
+            left = places.rows_of(self.left_table).astype(mx.float32)
+            return left @ self.right_table.astype(mx.float32)
+        column, (a, b) = mx.arange(self._max_length), self._factors
+        first = column % a if self._tiling == "whole" else column // b
+        second = column // a if self._tiling == "each" else column % b
+        factors = (
+            split_heads(self[name](x), self.num_heads).astype(mx.float32)[..., chosen]
+            for name, chosen in (("first_proj", first), ("second_proj", second))
+        )
+        return next(factors) * next(factors)

@@ -22,8 +22,8 @@ SIGNATURES = {
     "rope=None, position_bias=None, norms=AttentionNorms(qk_eps=None, output_eps=None), "
     "is_causal=True, cache=KeyValueCache(window=None, sinks=0, quantization=None, "
     "quantization_start=0, step=1))",
-    "MLGRU": "(dims, *, hidden_dims=None, linear=Linear, norm_eps=1e-06, output_gate='norm', "
-    "conv_size=0, share_conv=True)",
+    "MLGRU": "(dims, *, hidden_dims=None, linear=Linear, bias=False, stacking='none', "
+    "norm_eps=1e-06, output_gate='norm', conv_size=0, share_conv=True)",
     "SwiGLU": "(dims, *, hidden_dims=None, linear=Linear, is_stacked=False, bias=False, "
     "norm_eps=None)",
     "batch_generate": "(model, tokenizer, prompts, *, "

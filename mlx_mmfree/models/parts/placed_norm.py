@@ -3,7 +3,7 @@
 import mlx.core as mx
 import mlx.nn as nn
 
-from .arguments import check_features, check_sizes
+from ...layers.arguments import check_features, check_sizes
 
 
 class PlacedRMSNorm(nn.Module):

@@ -23,7 +23,7 @@ from ..training.yaml_values import read_mapping
 from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
 from .parts.loading import DTYPES, add_latent_flag, dtype_of, model_source
-from .parts.memory import add_memory_flags, limited_memory
+from .parts.memory import add_dry_run_flag, add_memory_flags, limited_memory, show_plan
 from .parts.process_group import add_process_flags, connected, quiet_unless_first
 from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 
@@ -74,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     }
     add_settings_flags(parser, FineTuneSettings, _NOT_FLAGS, choices)
     add_report_flags(parser)
+    add_dry_run_flag(parser)
     parser.add_argument(
         "--rebuild-masters",
         action="store_true",
@@ -113,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     other = settings.teacher or settings.reference_model_path
     companion = None if other is None else open_model(other)
     model_bytes = opened.nbytes + (0 if companion is None else companion.nbytes)
-    if args.train:
+    if args.train and not args.dry_run:
         make_run_folder(Path(settings.adapter_path))
     group = connected(args, "lora")
     processes = DataParallel(group, timeout_s=settings.process_timeout_s)
@@ -138,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.train:
             teacher = None if settings.teacher is None else loaded
             _train(args, model, tokenizer, data, settings, teacher, processes)
-        if args.test and processes.is_first:
+        if args.test and processes.is_first and not args.dry_run:
             _test(args, model, data, settings)
     return 0
 
@@ -192,7 +193,7 @@ def _referenced(
         {name: samples for name, samples in data.items() if name in used},
         reference,
         batch_size=settings.batch_size,
-        folder=Path(settings.adapter_path) if args.train else None,
+        folder=Path(settings.adapter_path) if args.train and not args.dry_run else None,
         processes=processes,
     )
 
@@ -206,8 +207,11 @@ def _train(
     teacher: "Decoder | None",
     processes: "DataParallel",
 ) -> None:
-    from ..training.fine_tune import fine_tune
+    from ..training.fine_tune import fine_tune, plan_fine_tune
 
+    show_plan(plan_fine_tune(model, data, settings, processes, teacher=teacher))
+    if args.dry_run:
+        return
     if "valid" not in data:
         print(
             "Without a valid.jsonl, nothing is measured during training. The last weights are kept."

@@ -12,7 +12,7 @@ from ..training.settings import ADAMW, Settings, read_settings
 from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
 from .parts.loading import add_latent_flag
-from .parts.memory import add_memory_flags, limited_memory
+from .parts.memory import add_dry_run_flag, add_memory_flags, limited_memory, show_plan
 from .parts.process_group import add_process_flags, connected, quiet_unless_first
 from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 
@@ -42,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_latent_flag(parser)
     add_report_flags(parser)
     add_process_flags(parser)
+    add_dry_run_flag(parser)
     add_memory_flags(parser)
     return parser
 
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = _settings(args)
     from ..training.data_parallel import DataParallel
     from ..training.first_model import FirstModel
-    from ..training.language_model import train_language_model
+    from ..training.language_model import plan_language_model, train_language_model
     from ..training.results import kept_models
 
     keep_freed_memory()
@@ -64,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with quiet_unless_first(processes.rank), limited_memory(args, first.nbytes):
         if note := precision_note(settings.dtype):
             print(note)
+        show_plan(plan_language_model(settings, first.model, processes))
+        if args.dry_run:
+            return 0
         callbacks = report_callbacks(args, output, settings.record(), processes)
         result = train_language_model(settings, processes, callbacks=callbacks, first=first)
         print(

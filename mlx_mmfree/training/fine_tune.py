@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.optimizers as optim
 import numpy as np
 
 from ..errors import TrainingError
@@ -12,6 +13,7 @@ from ..hub import Tokenizer
 from ..hub.adapters.adapter_folder import load_adapter_weights
 from ..hub.checkpoint.target_folder import check_apart
 from ..hub.remote.download import dataset_folder
+from ..layers.parameters import parameters
 from ..models import Decoder, check_causal
 from .batches import Batch, SampleBatches, evaluation_batches, padded_batch
 from .callbacks import Callback
@@ -22,6 +24,7 @@ from .fine_tune_settings import FineTuneSettings
 from .gradient_checkpoint import checkpoint_blocks
 from .loop import Trainer
 from .loss import Loss, next_token_loss
+from .memory import MemoryPlan, plan_memory
 from .optimizer import named_optimizer, named_schedule
 from .pairs import pair_batch, read_pairs
 from .preference_loss import is_mode, preference_loss, preferences
@@ -143,11 +146,7 @@ def fine_tune(
     progress = Trainer(
         model,
         settings.loop(record),
-        named_optimizer(
-            settings.optimizer,
-            settings.learning_rate,
-            settings.optimizer_config.get(settings.optimizer),
-        ),
+        _optimizer(settings),
         _rate(settings),
         batches,
         _validation(data, settings),
@@ -158,6 +157,46 @@ def fine_tune(
     if processes.is_first:
         result.finish()
     return progress
+
+
+def plan_fine_tune(
+    model: Decoder,
+    data: Mapping[str, Samples[Any]],
+    settings: FineTuneSettings,
+    processes: DataParallel,
+    *,
+    teacher: Decoder | None = None,
+) -> MemoryPlan:
+    """Plans the memory of each process of a run, for its longest batch. Nothing is computed or written.
+
+    Args:
+        model: The model, after `prepare`.
+        data, settings, processes, teacher: As for `fine_tune`.
+    """
+    if settings.grad_checkpoint:
+        checkpoint_blocks(model)
+    rows = settings.batch_size // processes.size
+    if settings.pack:
+        batch = _batches(data["train"], settings, (0, processes.size))(0)[0]
+    else:
+        longest = sorted(data["train"].samples, key=lambda sample: -sample.length)[:rows]
+        # samples come again where a batch has more rows than there are samples
+        batch = _maker(settings)([longest[n % len(longest)] for n in range(rows)])
+    return plan_memory(
+        model,
+        _optimizer(settings),
+        _loss(settings) if teacher is None else _distillation(teacher, model, settings),
+        batch,
+        settings.loop({}),
+        processes=processes,
+        parts=settings.grad_accumulation_steps,
+        others=0 if teacher is None else sum(p.nbytes for p in parameters(teacher).values()),
+    )
+
+
+def _optimizer(settings: FineTuneSettings) -> optim.Optimizer:
+    options = settings.optimizer_config.get(settings.optimizer)
+    return named_optimizer(settings.optimizer, settings.learning_rate, options)
 
 
 def _batches(

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+import mlx.core as mx
+
 from ..errors import TrainingError
 from .data_parallel import DEFAULT_TIMEOUT_S
 from .loop_settings import LoopSettings
@@ -222,6 +224,11 @@ class FineTuneSettings:
         return self.fine_tune_type == "full"
 
     @property
+    def compute_dtype(self) -> mx.Dtype | None:
+        """The dtype that steps compute in; `None` for that of the base model."""
+        return compute_dtype(self.dtype or "float32") if self.is_full else None
+
+    @property
     def learns_preferences(self) -> bool:
         """Whether the samples are pairs of answers."""
         return self.train_mode != "sft"
@@ -255,7 +262,7 @@ class FineTuneSettings:
             patience=self.patience,
             quantization_warmup=self.quantization_warmup,
             validates_first=True,
-            dtype=compute_dtype(self.dtype or "float32") if self.is_full else None,
+            dtype=self.compute_dtype,
             clear_cache_bytes=self.clear_cache_threshold,
             record=self.record() | record,
         )

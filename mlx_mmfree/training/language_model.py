@@ -19,6 +19,8 @@ from .digests import weights_digest
 from .first_model import FirstModel
 from .gradient_checkpoint import checkpoint_blocks
 from .loop import Trainer, Validation
+from .loss import next_token_loss
+from .memory import MemoryPlan, plan_memory
 from .optimizer import build_optimizer, build_schedule
 from .results import TrainedModel
 from .run_folder import make_run_folder
@@ -95,6 +97,28 @@ def train_language_model(
     result.finish()
     model.eval()
     return progress | {"held_out": _held_out(model, settings, files)}
+
+
+def plan_language_model(settings: Settings, model: Decoder, processes: DataParallel) -> MemoryPlan:
+    """Plans the memory of each process of a run. Nothing is computed or written.
+
+    Args:
+        settings: The run.
+        model: The model that it begins with, whose weights may be uncomputed still.
+        processes: The processes that train together.
+    """
+    if settings.grad_checkpoint:
+        checkpoint_blocks(model)
+    rows = settings.batch_size // processes.size
+    return plan_memory(
+        model,
+        build_optimizer(settings),
+        next_token_loss,
+        Batch.of_rows(np.zeros((rows, settings.sequence_length + 1), np.int32)),
+        settings.loop({}),
+        processes=processes,
+        parts=settings.accumulation_steps,
+    )
 
 
 def _batches(

@@ -68,6 +68,12 @@ def batch_hidden(model: Decoder, batch: Batch) -> mx.array:
     return hidden
 
 
+def kept_logits(model: Decoder, batch: Batch) -> int:
+    """The number of logits of a batch that are in memory at a time."""
+    count = batch.targets.size * model.vocab_size
+    return count if count <= _WHOLE else min(count, max(_BLOCK, model.vocab_size))
+
+
 def losses_of_hidden(
     model: Decoder,
     loss: Callable[..., mx.array],

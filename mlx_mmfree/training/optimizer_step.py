@@ -49,6 +49,24 @@ class StepResult(NamedTuple):
     learning_rate: float
 
 
+class StepGraphs(NamedTuple):
+    """What a step computes, yet to be computed.
+
+    Attributes:
+        loss: Sum of the losses of a batch.
+        gradient: Its gradient.
+        norm: The norm of the gradient.
+        parameters: The new parameters.
+        state: The new state of the optimizer.
+    """
+
+    loss: mx.array
+    gradient: Any
+    norm: mx.array
+    parameters: Any
+    state: Any
+
+
 class OptimizerStep:
     r"""Changes the trainable parameters of a model in place, step by step.
 
@@ -122,6 +140,16 @@ class OptimizerStep:
         if limit is not None and mx.get_cache_memory() > limit:
             mx.clear_cache()
         return StepResult(loss, terms, tokens, norm, float(rate))
+
+    def graphs(self, batch: Batch) -> StepGraphs:
+        """What a step with one batch computes. The model stays as it is."""
+        own = self._model.trainable_parameters()
+        loss, gradient = self._gradient(batch)
+        # MLX leaves copies of them in the model
+        self._model.update(own)
+        norm = self._norm(loss, gradient)
+        updated = self._updated(mx.array(1.0), gradient, own, self._optimizer.state)
+        return StepGraphs(loss, gradient, norm, *updated)
 
     def _summed(self, step: int) -> tuple[float, int, int, Any]:
         """The sums of losses, their number, tokens and gradients over batches and processes."""

@@ -79,6 +79,17 @@ def test_trains_tests_and_the_adapter_is_read(
     assert generate(["--model", str(folder), *adapter, "--prompt", "The", "--max-tokens", "2"]) == 0
 
 
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_dry_run_prints_the_plan_and_writes_nothing(
+    masters: Path, data: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    flags = [*_flags(masters, data), *QUICK, "--fine-tune-type", kind, "--grad-checkpoint"]
+    assert main([*flags, "--train", "--test", "--dry-run"]) == 0
+    plan = capsys.readouterr().out.splitlines()[-1]
+    assert plan.startswith("Planned memory on cpu: ") and "trained weights" in plan
+    assert not (data.parent / "run").exists()
+
+
 def test_full_tuning_from_a_checkpoint_with_masters(masters: Path, data: Path) -> None:
     flags = [*_flags(masters, data), *QUICK, "--fine-tune-type", "full"]
     assert main([*flags, "--train", "--test"]) == 0

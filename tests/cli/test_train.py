@@ -41,6 +41,18 @@ def test_run_writes_a_model_that_loads(
     assert main(["--config", str(config)]) == 0
 
 
+def test_dry_run_prints_the_plan_and_writes_nothing(
+    config: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--dtype", "bfloat16", "--optimizer", "adamw8bit", "--dry-run"]
+    assert main(["--config", str(config), *flags]) == 0
+    note, plan = capsys.readouterr().out.splitlines()
+    assert note.startswith("The run computes in float32, because CPUs are slow at bfloat16.")
+    assert plan.startswith("Planned memory on cpu: ") and "moments" in plan
+    assert not (config.parent / "run").exists()
+
+
 def test_dense_linears_by_flag(config: Path) -> None:  # noqa: F811
     assert main(["--config", str(config), "--linear-class", "dense", "--output", "dense"]) == 0
     model, _ = load(config.parent / "dense/model")

@@ -12,6 +12,7 @@ from .flags import gigabytes
 
 if TYPE_CHECKING:
     from ...models import Decoder
+    from ...training.memory import MemoryPlan
 
 
 def add_memory_flags(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +30,19 @@ def add_memory_flags(parser: argparse.ArgumentParser) -> None:
         "--cache-limit", **sizes, help="set the limit of MLX's cache to this instead"
     )
     group.add_argument("--memory-limit", **sizes, help="limit of all memory that MLX uses")
+
+
+def add_dry_run_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what memory the run would take, and end"
+    )
+
+
+def show_plan(plan: "MemoryPlan") -> None:
+    """Prints the memory that a run will take, and warns if that is too much."""
+    print(plan)
+    if warning := plan.warning():
+        print("warning:", warning, file=sys.stderr)
 
 
 @contextmanager

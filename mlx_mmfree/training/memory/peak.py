@@ -1,0 +1,204 @@
+"""How much memory MLX takes while it computes a graph, found without computing it.
+
+MLX's CPU backend allocates the results of an operation when it hands the operation to the thread that
+computes, and frees what an operation has read when that thread has run it. The thread lags behind by up
+to about a hundred tasks, so that memory depends on the order of the operations and on this lag. Both are
+followed here (`eval_impl` in MLX's transforms.cpp).
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from ...ops.backend.graph import Graph, GraphNode, graph_of
+
+_WIDTH = 20
+"""How many operations MLX puts side by side before it goes deeper (`MLX_BFS_MAX_WIDTH`)."""
+
+_LAG = 110
+"""The tasks that have been handed over and not run, where operations are slow: 11 groups of 10."""
+
+_VIEWS = {
+    *("AsStrided", "Broadcast", "Copy", "ExpandDims", "Flatten", "Reshape", "Slice", "Split"),
+    *("Squeeze", "StopGradient", "Transpose", "Unflatten", "View"),
+}
+"""Operations whose results look at the memory of their first input."""
+
+_RESHAPES = {"Flatten", "Reshape", "Unflatten"}
+"""Those that copy an input that is not in order."""
+
+_PASSING = {"CustomTransforms", "Depends"}
+"""Operations whose results are their last inputs, or in turn their first ones."""
+
+_ELEMENTWISE = {
+    *("Abs", "Add", "AsType", "BitwiseBinary", "Ceil", "Cos", "Divide", "Equal", "Erf", "Exp"),
+    *("Expm1", "Floor", "Greater", "GreaterEqual", "Less", "LessEqual", "Log", "Log1p"),
+    *("LogAddExp", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Multiply"),
+    *("Negative", "NotEqual", "Power", "Remainder", "Round", "Rsqrt", "Select", "Sigmoid", "Sign"),
+    *("Sin", "Softmax", "Sqrt", "Square", "Subtract", "Tanh"),
+}
+"""Operations that write their result over an input that nothing else needs."""
+
+
+def peak_bytes(
+    results: Sequence[mx.array],
+    leaves: Sequence[mx.array],
+    *,
+    freed: Sequence[mx.array] = (),
+    held: Sequence[mx.array] = (),
+) -> int:
+    """The most bytes that MLX takes at a time on a CPU, beside the leaves, to compute arrays.
+
+    Args:
+        results: The arrays.
+        leaves: Arrays that are known by then and stay in memory, which is not counted.
+        freed: Further ones, which are counted, and freed once they have been read.
+        held: Arrays of the graph that somebody else holds too.
+
+    Raises:
+        BackendError: The compiled extension, which reads the graph, cannot be used.
+    """
+    graph = graph_of([*results, *held], [*leaves, *freed])
+    memory = _Memory(graph, len(leaves), len(leaves) + len(freed))
+    for node in _order(graph, graph.results[: len(results)]):
+        memory.run(graph.nodes[node])
+    return memory.peak
+
+
+def _order(graph: Graph, results: Sequence[int]) -> list[int]:
+    """The operations in the order in which MLX runs them: a breadth-first search backwards."""
+    maker = {array: n for n, node in enumerate(graph.nodes) for array in node.outputs}
+    readers = [[maker[a] for a in node.inputs if a in maker] for node in graph.nodes]
+    readers.append([maker[array] for array in results if array in maker])
+    uses = Counter(node for inputs in readers for node in inputs)
+    tape, at = [len(graph.nodes)], 0
+    waiting: list[tuple[int, int]] = []
+    while at < len(tape) or waiting:
+        if at < len(tape):
+            node, first = tape[at], 0
+            at += 1
+        else:
+            node, first = waiting.pop()
+        for n in range(first, len(readers[node])):
+            if len(tape) - at >= _WIDTH:
+                waiting.append((node, n))
+                break
+            maker_of_input = readers[node][n]
+            uses[maker_of_input] -= 1
+            if uses[maker_of_input] == 0:
+                tape.append(maker_of_input)
+    return tape[:0:-1]
+
+
+class _Memory:
+    """The memory that arrays of a graph take, as MLX counts the references to it.
+
+    Args:
+        graph: The graph.
+        kept: The number of leaves that stay.
+        known: The number of all leaves.
+
+    Attributes:
+        peak: The most bytes so far.
+    """
+
+    def __init__(self, graph: Graph, kept: int, known: int):
+        self._arrays = graph.arrays
+        self._readers = Counter(graph.results)
+        for node in graph.nodes:
+            self._readers.update(node.inputs)
+        self._block: dict[int, int] = {}
+        self._size: dict[int, int] = {}
+        self._holders: Counter[int] = Counter()
+        self._in_order = [True] * len(graph.arrays)
+        self._running: deque[tuple[int, list[int]]] = deque()
+        self._tasks = 0
+        self._total = 0
+        self.peak = 0
+        for array in range(kept, known):
+            self._allocate(array)
+
+    def run(self, node: GraphNode) -> None:
+        """Hands over an operation."""
+        while self._running and self._running[0][0] <= self._tasks - _LAG:
+            for block in self._running.popleft()[1]:
+                self._drop(block)
+        if not self._pass_on(node):
+            self._compute(node)
+        self.peak = max(self.peak, self._total)
+        blocks = {self._block.get(array) for array in (*node.inputs, *node.outputs)}
+        blocks -= {None, self._block.get(node.outputs[0])}
+        held = [block for block in blocks if block is not None]
+        self._holders.update(held)
+        self._running.append((self._tasks, held))
+        self._readers.subtract(node.inputs)
+        for array in {*node.inputs, *node.outputs}:
+            if self._readers[array] <= 0 and array in self._block:
+                self._drop(self._block.pop(array))
+
+    def _pass_on(self, node: GraphNode) -> bool:
+        """Whether the results are views of inputs, which they then become."""
+        if node.name in _PASSING:
+            count = len(node.outputs)
+            sources = node.inputs[-count:] if node.name == "CustomTransforms" else node.inputs
+        elif node.name in _VIEWS:
+            if node.name in _RESHAPES and not self._in_order[node.inputs[0]]:
+                return False
+            sources = node.inputs[:1] * len(node.outputs)
+        else:
+            return False
+        for array, source in zip(node.outputs, sources, strict=False):
+            if source in self._block:
+                self._block[array] = self._block[source]
+                self._holders[self._block[array]] += 1
+            self._in_order[array] = self._in_order[source] and self._keeps_order(
+                node.name, source, array
+            )
+        self._tasks += 1
+        return True
+
+    def _keeps_order(self, name: str, source: int, array: int) -> bool:
+        """Whether the numbers of a view lie one behind the other if those of its source do."""
+        before, after = self._arrays[source], self._arrays[array]
+        if name == "Transpose":
+            return sum(size > 1 for size in after.shape) < 2
+        if name in ("Slice", "Split"):
+            return after.shape[1:] == before.shape[1:]
+        return name not in ("AsStrided", "Broadcast") or after.nbytes == before.nbytes
+
+    def _compute(self, node: GraphNode) -> None:
+        reused = self._reusable(node)
+        for array in node.outputs:
+            if reused is None:
+                self._allocate(array)
+            else:
+                self._block[array] = reused
+                self._holders[reused] += 1
+                reused = None
+        self._tasks += len(node.inputs) + 1 if node.name == "Concatenate" else 2
+
+    def _reusable(self, node: GraphNode) -> int | None:
+        """The memory of an input that nothing else needs and in which the result is written."""
+        if node.name not in _ELEMENTWISE and not node.name.startswith("Compiled"):
+            return None
+        size = self._arrays[node.outputs[0]].nbytes
+        for array in node.inputs:
+            block = self._block.get(array)
+            if block is None or self._size[block] != size or self._arrays[array].nbytes != size:
+                continue
+            if self._readers[array] == self._holders[block] == 1:
+                return block
+        return None
+
+    def _allocate(self, array: int) -> None:
+        block = len(self._holders)
+        self._block[array] = block
+        self._holders[block] = 1
+        self._size[block] = self._arrays[array].nbytes
+        self._total += self._size[block]
+
+    def _drop(self, block: int) -> None:
+        self._holders[block] -= 1
+        if not self._holders[block]:
+            self._total -= self._size[block]

@@ -1,0 +1,57 @@
+"""The graph of arrays that are yet to be computed."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from mlx_mmfree import native
+from mlx_mmfree.layers import BitLinear
+from mlx_mmfree.ops.backend.graph import graph_of
+
+pytestmark = pytest.mark.skipif(
+    native.unavailable() is not None, reason="the compiled extension reads the graph"
+)
+
+
+def test_operations_stand_behind_those_they_read() -> None:
+    x, y = mx.ones((3, 4)), mx.ones((4, 2))
+    mx.eval(x, y)
+    graph = graph_of([mx.exp(x @ y), x], [y])
+    assert [node.name for node in graph.nodes] == ["Matmul", "Exp"]
+    product, result = graph.nodes
+    assert product.inputs == [graph.results[1], 0] and result.inputs == product.outputs
+    assert graph.results[0] == result.outputs[0]
+    assert graph.arrays[0] == (32, (4, 2)) and graph.arrays[graph.results[0]] == (24, (3, 2))
+
+
+def test_it_ends_at_leaves_whether_known_or_not() -> None:
+    leaf = mx.zeros((5,)) + 1
+    graph = graph_of([leaf * 2], [leaf])
+    assert "Add" not in [node.name for node in graph.nodes]
+    assert "Add" in [node.name for node in graph_of([leaf * 2]).nodes]
+
+
+def test_an_operation_with_several_results_stands_there_once() -> None:
+    first, second = mx.divmod(mx.zeros((5,)) + 1, mx.array(2.0))
+    names = [node.name for node in graph_of([second, first]).nodes]
+    assert names.count("DivMod") == 1
+    node = next(n for n in graph_of([second, first]).nodes if n.name == "DivMod")
+    assert len(node.outputs) == 2
+
+
+def test_a_long_chain_is_walked() -> None:
+    x = mx.zeros((1,))
+    for _ in range(5_000):
+        x = -x
+    assert len(graph_of([x]).nodes) > 5_000
+    mx.eval(x)
+    assert graph_of([x]).nodes == []
+
+
+def test_gradients_of_compiled_kernels_are_in_it() -> None:
+    layer = BitLinear(64, 32)
+    x = mx.random.normal((8, 64))
+    _, gradient = nn.value_and_grad(layer, lambda layer, x: layer(x).sum())(layer, x)
+    graph = graph_of([gradient["weight"]], [layer.weight, x])
+    assert "Matmul" in {node.name for node in graph.nodes}
+    assert graph.arrays[graph.results[0]].shape == (32, 64)

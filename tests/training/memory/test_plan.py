@@ -1,0 +1,218 @@
+"""The plan of a run's memory, beside what MLX then takes."""
+
+import gc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.optimizers as optim
+import numpy as np
+import pytest
+
+from mlx_mmfree import native
+from mlx_mmfree.errors import BackendError
+from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.platform.device import DeviceInfo
+from mlx_mmfree.training import loss as loss_module
+from mlx_mmfree.training.adamw_8bit import AdamW8bit
+from mlx_mmfree.training.batches import Batch
+from mlx_mmfree.training.data_parallel import DataParallel
+from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
+from mlx_mmfree.training.loop_settings import LoopSettings
+from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.memory import MemoryPlan, peak, plan_memory
+from mlx_mmfree.training.optimizer_step import OptimizerStep
+from mlx_mmfree.training.trainable import adapt_layers
+
+needs_extension = pytest.mark.skipif(
+    native.unavailable() is not None, reason="the compiled extension reads the operations"
+)
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "intermediate_size": 344,
+}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "mlgru": {"model_type": "hgrn_bit"},
+    "mlgru dense": {"model_type": "hgrn_bit", "linear_class": "dense"},
+    "llama": {"model_type": "llama", **HEADS},
+    "bitnet": {"model_type": "bitnet", **HEADS},
+}
+MB = 10**6
+
+
+def _model(name: str, *, checkpoints: bool = False, adapters: bool = False) -> Decoder:
+    mx.random.seed(3)
+    architecture = find(MODELS[name]["model_type"])
+    model: Decoder = architecture.build(architecture.config.from_hub(SIZES | MODELS[name]))
+    if adapters:
+        pack_linears(model)
+        adapt_layers(model)
+    if checkpoints:
+        checkpoint_blocks(model)
+    return model
+
+
+def _batch(rows: int, length: int) -> Batch:
+    random = np.random.default_rng(0)
+    return Batch.of_rows(random.integers(0, 512, (rows, length + 1), dtype=np.int32))
+
+
+def _settings(dtype: mx.Dtype | None) -> LoopSettings:
+    return LoopSettings(Path("unused"), steps=2, clip_norm=1.0, dtype=dtype)
+
+
+def _planned(
+    model: Decoder,
+    batch: Batch,
+    optimizer: optim.Optimizer | None = None,
+    dtype: mx.Dtype | None = None,
+    **options: int,
+) -> MemoryPlan:
+    return plan_memory(
+        model,
+        optim.AdamW(1e-3) if optimizer is None else optimizer,
+        next_token_loss,
+        batch,
+        _settings(dtype),
+        processes=DataParallel(),
+        **options,
+    )
+
+
+def _measured(
+    model: Decoder, optimizer: optim.Optimizer, batches: list[Batch], dtype: mx.Dtype | None
+) -> int:
+    """The peak of two steps, above what was there before the model."""
+    optimizer.init(model.trainable_parameters())
+    step = OptimizerStep(
+        model,
+        _settings(dtype),
+        optimizer,
+        lambda _: mx.array(1e-3),
+        lambda _: batches,
+        next_token_loss,
+        DataParallel(),
+    )
+    gc.collect()
+    before = mx.get_active_memory()
+    mx.eval(model.parameters(), optimizer.state)
+    mx.reset_peak_memory()
+    for n in range(2):
+        step(n)
+    return mx.get_peak_memory() - before
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    ("name", "rows", "length", "options"),
+    [
+        ("mlgru", 2, 128, {}),
+        ("mlgru", 4, 256, {}),
+        ("mlgru", 4, 256, {"checkpoints": True}),
+        ("mlgru", 2, 64, {"optimizer": AdamW8bit, "parts": 3}),
+        ("mlgru", 4, 128, {"adapters": True}),
+        ("mlgru", 4, 128, {"dtype": mx.bfloat16}),
+        ("mlgru dense", 4, 128, {"optimizer": optim.Adafactor}),
+        ("mlgru dense", 8, 64, {"checkpoints": True}),
+        ("llama", 2, 256, {}),
+        ("llama", 8, 128, {"checkpoints": True, "optimizer": AdamW8bit}),
+        ("llama", 4, 128, {"blocks": True}),
+        ("bitnet", 4, 128, {}),
+        ("bitnet", 4, 128, {"checkpoints": True, "adapters": True}),
+    ],
+)
+def test_the_plan_is_within_15_percent_of_what_is_measured(
+    monkeypatch: pytest.MonkeyPatch, name: str, rows: int, length: int, options: dict[str, Any]
+) -> None:
+    if options.pop("blocks", False):
+        monkeypatch.setattr(loss_module, "_WHOLE", 2**16)
+        monkeypatch.setattr(loss_module, "_BLOCK", 2**14)
+    options = dict(options)
+    optimizer = options.pop("optimizer", optim.AdamW)
+    parts, dtype = options.pop("parts", 1), options.pop("dtype", mx.float32)
+    batch = _batch(rows, length)
+    plan = _planned(
+        _model(name, **options), batch, optimizer(learning_rate=1e-3), dtype, parts=parts
+    )
+    measured = _measured(
+        _model(name, **options), optimizer(learning_rate=1e-3), [batch] * parts, dtype
+    )
+    assert plan.total == pytest.approx(measured, rel=0.15)
+
+
+def test_the_parts_of_a_plan_are_those_of_the_model() -> None:
+    plan = _planned(_model("llama"), _batch(2, 64))
+    size = sum(array.nbytes for array in _flat(_model("llama")))
+    assert (plan.masters, plan.weights, plan.gradients) == (size, 0, size)
+    assert 2 * size <= plan.moments < 2 * size + 100
+    assert plan.logits == 2 * 64 * 512 * 4
+    assert plan.batch == 3 * 2 * 64 * 4
+
+
+def test_adapters_leave_the_other_weights_without_gradients() -> None:
+    model = _model("bitnet", adapters=True)
+    plan = _planned(model, _batch(2, 64), others=7)
+    trained = sum(array.nbytes for array in _flat(model, "trainable_parameters"))
+    assert plan.masters == plan.gradients == trained
+    assert plan.weights == sum(array.nbytes for array in _flat(model)) - trained + 7
+
+
+def test_planning_computes_nothing_and_changes_nothing() -> None:
+    model = _model("mlgru")
+    before = _flat(model)
+    memory = mx.get_active_memory()
+    _planned(model, _batch(8, 256), dtype=mx.bfloat16)
+    gc.collect()
+    assert mx.get_active_memory() - memory < 0.2 * MB
+    assert all(old is new for old, new in zip(before, _flat(model), strict=True))
+
+
+def test_without_the_extension_activations_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arrays: Any) -> None:
+        raise BackendError("[native] it was not built")
+
+    monkeypatch.setattr(peak, "graph_of", fail)
+    plan = _planned(_model("llama"), _batch(2, 64))
+    assert plan.activations is None and plan.total > plan.moments
+    assert "activations unknown, as the compiled extension is missing" in str(plan)
+
+
+def _flat(model: Decoder, kind: str = "parameters") -> list[mx.array]:
+    from mlx.utils import tree_flatten
+
+    return [array for _, array in tree_flatten(getattr(model, kind)())]
+
+
+PLAN = MemoryPlan(
+    DeviceInfo("a chip", "cpu", 10**9, None, 8 * 10**8),
+    masters=10 * MB,
+    weights=0,
+    moments=20 * MB,
+    gradients=10 * MB,
+    activations=1700 * MB,
+    logits=5 * MB,
+    batch=10**5,
+)
+
+
+def test_a_plan_in_words() -> None:
+    assert str(PLAN) == (
+        "Planned memory on cpu: 1.74 GB (trained weights 10 MB, moments 20 MB, gradients 10 MB, batch "
+        "100 kB, activations 1.7 GB with 5 MB of logits)."
+    )
+    other = replace(PLAN, device=replace(PLAN.device, backend="metal"))
+    assert str(other).startswith("Estimated memory on metal: 1.74 GB")
+
+
+def test_what_does_not_fit_is_said_with_a_way_out() -> None:
+    warning = PLAN.warning()
+    assert warning is not None and "needs 1.74 GB but a chip has 800 MB for it" in warning
+    assert "adamw8bit" in warning
+    assert replace(PLAN, activations=700 * MB).warning() is None
+    limited = replace(PLAN.device, available_bytes=None, working_set_bytes=5 * 10**8)
+    assert "has 500 MB" in (replace(PLAN, device=limited).warning() or "")

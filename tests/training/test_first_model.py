@@ -61,3 +61,18 @@ def test_a_shared_embedding_keeps_its_standard_deviation(linear_class: str) -> N
 def test_runs_without_the_choice_go_on(config: Path) -> None:
     assert "embedding_std" not in read_settings(config).record()
     assert read_settings(config, {"embedding_std": 1.0}).record()["embedding_std"] == 1.0
+
+
+@pytest.mark.parametrize(("embedding_std", "low", "high"), [(0.02, 0.6, 1.0), (None, 0.0, 0.2)])
+def test_tokens_of_a_text_differ_behind_norms_only_with_a_large_embedding(
+    embedding_std: float | None, low: float, high: float
+) -> None:
+    size = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2}
+    model = FirstModel(_settings(model=BITNET | size, embedding_std=embedding_std)).load()
+    hidden = model.embed(mx.array(np.random.default_rng(0).integers(0, 900, (1, 128))))
+    for block in model.blocks:
+        hidden, _ = block(hidden)
+    late = hidden[0, 64:] / mx.linalg.norm(hidden[0, 64:], axis=-1, keepdims=True)
+    # the cosines of all pairs of the later half
+    cosines = np.array(late @ late.T)[np.triu_indices(64, 1)]
+    assert low < cosines.mean() < high

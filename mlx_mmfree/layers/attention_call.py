@@ -17,8 +17,8 @@ S = TypeVar("S", KeyValueState, FixedKeyValueState)
 GrowingState = KeyValueState | tuple[()]
 SelfAttentionState = GrowingState | FixedKeyValueState
 
-WINDOW_PIECE = 256
-"""Tokens that are read at a time at least, where a window hides most of a long call."""
+PIECE = 256
+"""Tokens that are read at a time at least, where a long call is read in pieces."""
 
 
 def attend_call(
@@ -83,7 +83,8 @@ def _pieces(
 ) -> tuple[list[tuple[int, int]], int | None]:
     """Where a call is cut to be read in pieces, and the piece before which the state is quantised.
 
-    With a window, a token of a long call costs what one of a short call does.
+    With a window, a token of a long call costs what one of a short call does. With a bias, the scores
+    of a piece are alive at once rather than those of the call.
     """
     cuts, capacity = {0, length}, heads.cache.capacity
     first = None if heads.cache.quantization is None else kind.left_exact(state)
@@ -91,9 +92,10 @@ def _pieces(
         first = None
     if first is not None:
         cuts.add(first)
-    if capacity is not None and isinstance(state, KeyValueState):
-        size = max(capacity, WINDOW_PIECE)
-        if length > 2 * size:
+    if isinstance(state, KeyValueState):
+        is_cut = capacity is not None or heads.position_bias is not None
+        size = max(capacity or 0, PIECE)
+        if is_cut and length > 2 * size:
             cuts |= set(range(size, length, size))
     return list(pairwise(sorted(cuts))), first
 

@@ -161,6 +161,9 @@ class SelfAttention(TokenMixer):
         kept = max(0, context_length - length)
         if self.capacity is not None:
             kept = min(kept, self.capacity)
+        if not self.has_plain_weights or "position_bias" in self:
+            # no kernel keeps them out of memory
+            queries = length
         # keys and values in float32 beside them
         a_key = self.num_heads * queries + 2 * self.num_kv_heads * self.head_dim
         return batch_size * a_key * (kept + length)

@@ -154,7 +154,7 @@ def _problems(found: dict[str, Any]) -> Iterator[str]:
     for kernel, fault in found["metal_kernels"].items():
         if fault:
             yield (
-                f"The Metal kernel {kernel} is switched off: {fault}. Slower code does its work. Please "
+                f"The kernel {kernel} is switched off: {fault}. Slower code does its work. Please "
                 "report this with the output of 'mmfree doctor --json'."
             )
 
@@ -173,7 +173,7 @@ def table(found: dict[str, Any]) -> list[str]:
         }
         lines += _section(op, rows)
     kernels = {name: fault or "sound" for name, fault in found["metal_kernels"].items()}
-    lines += _section("Metal kernels", kernels or {"none checked": "there is no Metal device"})
+    lines += _section("GPU kernels", kernels or {"none checked": "there is no GPU"})
     if found["kernel_times"]:
         lines += _section("times of Metal kernels", dict(map(_time, found["kernel_times"])))
     if found["choices"]:

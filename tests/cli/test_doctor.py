@@ -162,8 +162,8 @@ def test_switched_off_metal_kernels_are_problems(
     monkeypatch.setattr(self_check, "_checks", checks)
     assert main(["doctor"]) == 0
     shown = capsys.readouterr().out
-    assert "Metal kernels\n  good  sound\n  bad   it computes wrong values\n" in shown
-    assert "  - The Metal kernel bad is switched off: it computes wrong values. " in shown
+    assert "GPU kernels\n  good  sound\n  bad   it computes wrong values\n" in shown
+    assert "  - The kernel bad is switched off: it computes wrong values. " in shown
 
 
 def test_times_and_choices_are_shown(

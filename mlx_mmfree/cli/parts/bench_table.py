@@ -32,7 +32,7 @@ def report_lines(report: "Report") -> list[str]:
         lines.append(f"{name} was not measured: {reason}")
     for name, fault in report.machine.get("switched_off", {}).items():
         lines.append(
-            f"The Metal kernel {name} is switched off and slower code did its work: {fault}"
+            f"The kernel {name} is switched off and slower code did its work: {fault}"
         )
     return lines
 

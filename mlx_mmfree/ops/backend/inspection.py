@@ -119,7 +119,7 @@ def operation_reports(
 
 
 def metal_kernels() -> dict[str, str | None]:
-    """Returns each Metal kernel checked so far with its fault, or `None` for a sound one."""
+    """Returns each kernel of a GPU checked so far with its fault, or `None` for a sound one."""
     return self_check.checked_kernels()
 
 

@@ -31,9 +31,7 @@ def report_lines(report: "Report") -> list[str]:
     for name, reason in report.machine.get("left_out", {}).items():
         lines.append(f"{name} was not measured: {reason}")
     for name, fault in report.machine.get("switched_off", {}).items():
-        lines.append(
-            f"The kernel {name} is switched off and slower code did its work: {fault}"
-        )
+        lines.append(f"The kernel {name} is switched off and slower code did its work: {fault}")
     return lines
 
 

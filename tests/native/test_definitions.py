@@ -84,6 +84,14 @@ def gated_activation() -> Call:
     return lambda: ops.gated_activation(gate, mx.zeros_like(gate), name)
 
 
+def gated_linear_attention() -> Call:
+    batch, heads, length, keys, values = (number() for _ in range(5))
+    q, v = zeros(batch, heads, length, keys), zeros(batch, heads, length, values)
+    f = perhaps(zeros(batch, heads, length, random.choice([1, keys])))
+    state = mx.zeros((batch, heads, keys, values))
+    return lambda: ops.gated_linear_attention(q, q, v, f, state)
+
+
 def linear_scan() -> Call:
     batch, length, dims = number(), number(), number()
     f, i = zeros(batch, length, dims), zeros(batch, length, dims)
@@ -122,6 +130,7 @@ CALLS = [
     cross_entropy,
     dense_matmul,
     gated_activation,
+    gated_linear_attention,
     linear_scan,
     mlgru_step,
     rms_norm,

@@ -122,6 +122,44 @@ def test_gradients_are_those_of_finite_differences(backend: str, gate: str) -> N
 
 
 @pytest.mark.parametrize("gate", GATES)
+def test_heads_side_by_side(backend: str, gate: str) -> None:
+    arrays = arguments(70, gate, sizes=(2, 3, 19, 21))
+    split = [None if x is None else mx.contiguous(x.swapaxes(1, 2)) for x in arrays[:4]]
+
+    weights = mx.cos(mx.arange(2 * 70 * 3 * 21)).reshape(2, 70, 3, 21)
+
+    def read(*arrays: mx.array) -> mx.array:
+        q, k, v, *f = (x.swapaxes(1, 2) for x in arrays[:-1])
+        o, _ = gated_linear_attention(q, k, v, f[0] if f else None, arrays[-1])
+        return o.swapaxes(1, 2)
+
+    given = [x for x in (*split, arrays[-1]) if x is not None]
+    gradient = mx.grad(lambda *arrays: (read(*arrays) * weights).sum(), argnums=range(len(given)))
+    with use_backend(backend):
+        got, got_gradients = read(*given), gradient(*given)
+    with use_backend("reference"):
+        want_gradients = gradient(*given)
+    assert_close((got.swapaxes(1, 2),), by_formula(*arrays)[:1])
+    assert_close(got_gradients, want_gradients, GRADIENT_TOLERANCE)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_gradient_of_a_gradient(backend: str, gate: str) -> None:
+    if backend == "chunked":
+        pytest.skip("the kernel of its linear scan has no gradient of a gradient")
+    arrays = arguments(20, gate, sizes=(1, 2, 4, 3))
+
+    def penalty(q: mx.array) -> mx.array:
+        inner = mx.grad(lambda q: (gated_linear_attention(q, *arrays[1:])[0] ** 2).sum())
+        return (inner(q) ** 2).sum()
+
+    with use_backend(backend):
+        got = mx.grad(penalty)(arrays[0])
+    with use_backend("reference"):
+        assert_close((got,), (mx.grad(penalty)(arrays[0]),), GRADIENT_TOLERANCE)
+
+
+@pytest.mark.parametrize("gate", GATES)
 def test_padding_and_starts(backend: str, gate: str) -> None:
     q, k, v, f, state = arguments(100, gate)
     rows = mx.arange(100) + mx.array([[0], [1]])

@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -145,10 +145,10 @@ def train(run: Run, plan: Plan, folder: Path) -> dict[str, Any]:
     write_json(home / "train.yaml", settings_of(run, plan))
     command = [sys.executable, "-m", "mlx_mmfree", "train", "--config", str(home / "train.yaml")]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if finished.returncode:
-        raise RunFailed(f"{run.folder}: {finished.stderr}")
-    [figure] = re.findall(r"valid/bits_per_byte: (\S+)", finished.stdout)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if ended.returncode:
+        raise RunFailed(f"{run.folder}: {ended.stderr}")
+    [figure] = re.findall(r"valid/bits_per_byte: (\S+)", ended.stdout)
     records = read_log(home / "log.jsonl")
     figures = {
         "bits_per_byte": float(figure),
@@ -156,6 +156,15 @@ def train(run: Run, plan: Plan, folder: Path) -> dict[str, Any]:
     }
     write_json(home / "result.json", figures)
     return figures
+
+
+def finished(run: Run, plan: Plan, folder: Path) -> dict[str, Any] | None:
+    """What a finished run came to, unless it was another plan's."""
+    home = folder / run.folder
+    if not (home / "result.json").exists():
+        return None
+    is_same = json.loads((home / "train.yaml").read_text()) == settings_of(run, plan)
+    return dict(json.loads((home / "result.json").read_text())) if is_same else None
 
 
 def tokenise(plan: Plan, folder: Path) -> None:
@@ -170,15 +179,10 @@ def tokenise(plan: Plan, folder: Path) -> None:
         write_token_file(stories, new / "valid.tokens", tokenizer)
 
 
-def results_of(runs: Iterable[Run], plan: Plan, folder: Path, jobs: int) -> Results:
+def results_of(runs: Sequence[Run], plan: Plan, folder: Path, jobs: int) -> Results:
     """What each run came to. Those that are not finished are trained, several at a time."""
-    found, missing = {}, []
-    for run in runs:
-        result = folder / run.folder / "result.json"
-        if result.exists():
-            found[run] = json.loads(result.read_text())
-        else:
-            missing.append(run)
+    found = {run: figures for run in runs if (figures := finished(run, plan, folder))}
+    missing = [run for run in runs if run not in found]
     with ThreadPoolExecutor(jobs) as pool:
         started = {pool.submit(train, run, plan, folder): run for run in missing}
         try:
@@ -279,7 +283,9 @@ def draw(file: Path, search: list[Run], runs: list[Run], results: Results) -> No
             tokens, losses = zip(*results[run]["losses"], strict=True)
             label = model if embedding == "one" else f"{model}, small embedding"
             right.plot([n / 1e6 for n in tokens], losses, label=label, **style)
+    rates = sorted({run.rate for run in search})
     left.set_xscale("log", base=2)
+    left.set_xticks(rates, [f"{rate:g}" for rate in rates])
     left.set_xlabel("learning rate")
     left.set_ylabel("bits per byte of held-out stories")
     right.set_xlabel("million tokens learned from")

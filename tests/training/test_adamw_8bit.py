@@ -74,13 +74,14 @@ def test_small_arrays_are_updated_as_by_adamw() -> None:
 
 
 def test_a_second_moment_far_below_the_largest_does_not_vanish() -> None:
-    """A code for zero would make the other numbers' updates 10,000 times as large."""
+    """A code for zero would make the update of the last step, which has no gradient, 2.7."""
     optimizer = AdamW8bit(1e-3, betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
-    gradient = mx.where(mx.arange(MIN_SIZE) % BLOCK == 0, 1.0, 1e-4)
+    is_large = mx.arange(MIN_SIZE) % BLOCK == 0
     parameters = {"weight": mx.zeros((MIN_SIZE,))}
-    for _ in range(3):
+    for large, small in ((1e4, 8e-5), (-9e3, 8e-5), (0.0, 0.0)):
+        gradient = mx.where(is_large, large, small)
         parameters = optimizer.apply_gradients({"weight": gradient}, parameters)
-    assert mx.abs(parameters["weight"]).max() < 5e-3
+    assert mx.abs(parameters["weight"]).max() < 0.02
 
 
 def test_the_state_takes_a_quarter_of_the_memory() -> None:

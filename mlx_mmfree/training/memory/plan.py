@@ -73,8 +73,13 @@ class MemoryPlan:
     def warning(self) -> str | None:
         """A line that says what does not fit, and the way out; `None` if all fits."""
         device = self.device
-        offers = (device.working_set_bytes, device.available_bytes, device.memory_bytes)
-        offered = min(size for size in offers if size is not None)
+        offers = [device.memory_bytes]
+        if device.working_set_bytes is not None:
+            offers.append(device.working_set_bytes)
+        if device.available_bytes is not None:
+            # weights that have been loaded are in the plan too
+            offers.append(device.available_bytes + mx.get_active_memory())
+        offered = min(offers)
         if self.total <= offered:
             return None
         return (

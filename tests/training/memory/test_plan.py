@@ -209,10 +209,14 @@ def test_a_plan_in_words() -> None:
     assert str(other).startswith("Estimated memory on metal: 1.74 GB")
 
 
-def test_what_does_not_fit_is_said_with_a_way_out() -> None:
+def test_what_does_not_fit_is_said_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 0)
     warning = PLAN.warning()
     assert warning is not None and "needs 1.74 GB but a chip has 800 MB for it" in warning
     assert "adamw8bit" in warning
     assert replace(PLAN, activations=700 * MB).warning() is None
+    # what the process holds already is in the plan
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 100 * MB)
+    assert "has 900 MB" in (PLAN.warning() or "")
     limited = replace(PLAN.device, available_bytes=None, working_set_bytes=5 * 10**8)
     assert "has 500 MB" in (replace(PLAN, device=limited).warning() or "")

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops import attention
+from ..ops import attention, rotated_heads
 from ..ops.attention import Mask
 from .attention_options import KeyValueCache
 from .context import Context
@@ -96,6 +96,28 @@ class Heads(NamedTuple):
         )
         return tuple(rope.rotate(x, rotation) for x in arrays)
 
+    def read(
+        self,
+        projected: mx.array,
+        offset: int | mx.array,
+        which: tuple[Any, ...],
+        context: Context,
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """Rotated queries `(B, H, L, K)` and keys, and values, `(B, G, L, K)`, of projected tokens."""
+        rope = self.rope
+        has_norm = self.query_norm is not None or self.key_norm is not None
+        if rope is None or rope.wavelengths is None or has_norm or self.query_scale != 1.0:
+            plain, values = self.split(projected)
+            return *self.apart(self.rotated(plain, offset, which, context)), values
+        return rotated_heads(
+            projected,
+            offset,
+            rope.wavelengths,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            is_interleaved=rope.is_interleaved,
+        )
+
     def bias(
         self, relative: Callable[[], mx.array], which: tuple[Any, ...], context: Context
     ) -> mx.array | None:
@@ -138,16 +160,15 @@ def _attend_before(
     """Attention of each token to itself and those before it, `(B, H, L, K)`."""
     length, (counts, starts) = projected.shape[1], tokens
     window, sinks, step = heads.cache.window, heads.cache.sinks, heads.cache.step
-    plain, values = heads.split(projected)
     which, before = (state.used, length, window, sinks, step), state.positions
     reading = context.once(
         ("reading", *which), lambda: read(before, length, counts, starts, window, sinks, step)
     )
-    queries, keys = heads.apart(heads.rotated(plain, reading.offset, which, context))
+    queries, keys, values = heads.read(projected, reading.offset, which, context)
     keys, values, state = extend(state, keys, values, reading, window, sinks)
     mask = reading.mask
     if sinks and heads.rope is not None and not isinstance(mask, str | None):
-        near = heads.apart(plain)[0]
+        near = heads.apart(heads.split(projected)[0])[0]
         queries, keys = _near_sinks(heads, near, queries, keys, reading, which, context)
     bias = heads.bias(lambda: _relative(reading, heads.cache), which, context)
     return heads.mix(queries, keys, values, mask, bias), state
@@ -173,9 +194,8 @@ def _attend_around(
 ) -> mx.array:
     """Attention of each token to those on both sides, `(B, H, L, K)`."""
     length, (counts, starts), cache = projected.shape[1], tokens, heads.cache
-    plain, values = heads.split(projected)
     offset, mask = context.once(("whole", length), lambda: read_whole(length, counts, starts))
-    queries, keys = heads.apart(heads.rotated(plain, offset, ("whole", length), context))
+    queries, keys, values = heads.read(projected, offset, ("whole", length), context)
     if cache.window is None:
         token = mx.arange(length)
         bias = heads.bias(lambda: token[None, None] - token[:, None], ("whole", length), context)

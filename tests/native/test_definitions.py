@@ -117,6 +117,13 @@ def rms_norm_quantize() -> Call:
     return lambda: ops.rms_norm_quantize(x, weight, eps=eps)
 
 
+def rotated_heads() -> Call:
+    heads, groups, half = number(), number(), number()
+    projected = zeros(number(), number(), (heads + 2 * groups) * 2 * half)
+    options = {"num_heads": heads, "num_kv_heads": groups}
+    return lambda: ops.rotated_heads(projected, number(), mx.ones(half), **options)
+
+
 def ternary_matmul() -> Call:
     dims = number()
     x, weight = batched(dims), mx.zeros((number(), ops.packed_width(dims)), mx.uint32)
@@ -135,6 +142,7 @@ CALLS = [
     mlgru_step,
     rms_norm,
     rms_norm_quantize,
+    rotated_heads,
     ternary_matmul,
 ]
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention/kernels.h"
 #include "attention_step/kernels.h"
 #include "dense_matmul/kernels.h"
 #include "runtime/floats.h"
@@ -17,14 +18,14 @@ namespace {
 // Keys of one run. Runs begin at the same keys in every call, so that a query keeps its bits.
 constexpr size_t kRunKeys = 128;
 // Queries of one tile, for all heads that share keys. Their sums stay in the second-level cache.
-constexpr size_t kTileRows = 48;
+constexpr size_t kTileRows = 96;
 // Fewer multiplications than these are done by the caller alone, because another thread wakes up
 // too late.
 constexpr size_t kSharedProducts = 256 << 10;
 
 // The memory of a thread for one tile. Row `head * tokens + token` is a query.
 struct Tile {
-  float *queries, *scores, *runs, *scratch;
+  float *queries, *columns, *scores, *runs, *scratch;
   bool* seen;
 };
 
@@ -33,12 +34,12 @@ class Queries {
   Queries(const QueriesCall& call, const Kernels& set)
       : call_(call),
         loops_(table<AttentionStepKernels>(set)),
-        dense_(table<DenseMatmulKernels>(set)),
+        products_(table<AttentionKernels>(set)),
+        padding_(table<DenseMatmulKernels>(set).padding),
         shared_(call.heads / call.groups),
         tokens_(std::clamp<size_t>(kTileRows / shared_, 1, call.length)),
         tiles_((call.length + tokens_ - 1) / tokens_),
-        stride_(padded(call.dims)),
-        value_stride_(padded(call.value_dims)),
+        value_stride_(std::max(round_up(call.value_dims, padding_), padding_)),
         run_(shared_ * tokens_ * (value_stride_ + 2)) {
   }
 
@@ -60,15 +61,12 @@ class Queries {
   }
 
  private:
-  size_t padded(size_t dims) const {
-    return std::max(round_up(dims, dense_.padding), dense_.padding);
-  }
-
   std::pair<Tile, size_t> cut(char* memory) const {
     const size_t rows = shared_ * tokens_, runs = (call_.count + kRunKeys - 1) / kRunKeys;
     Cutter cutter(memory);
     Tile tile;
-    tile.queries = cutter.take<float>(rows * stride_);
+    tile.queries = cutter.take<float>(rows * call_.dims);
+    tile.columns = cutter.take<float>(call_.dims * kRunKeys);
     tile.scores = cutter.take<float>(rows * kRunKeys);
     tile.runs = cutter.take<float>(runs * run_);
     tile.scratch = cutter.take<float>(std::max(2 * call_.dims, call_.value_dims));
@@ -88,10 +86,10 @@ class Queries {
     for (size_t first = 0; first < end; first += kRunKeys, ++runs) {
       const size_t keys = std::min(kRunKeys, end - first);
       const size_t at = batch * c.key_batch + group * c.key_group + first * c.dims;
-      const Floats own_keys = offset(c.keys, at);
-      dense_.multiply(
-          {tile.queries, rows, stride_, c.dims, own_keys.data, own_keys.type, keys, tile.scores}, 0,
-          keys);
+      products_.turn({offset(c.keys, at), c.dims, keys, c.dims, tile.columns, kRunKeys},
+                     tile.scratch);
+      products_.multiply({tile.queries, c.dims, 1, tile.columns, kRunKeys, tile.scores, keys, rows,
+                          c.dims, keys, false});
       const bool has_mask = mark(batch, start, tokens, first, keys, tile.seen);
       const size_t value = batch * c.value_batch + group * c.value_group + first * c.value_dims;
       float* record = tile.runs + runs * run_;
@@ -114,7 +112,6 @@ class Queries {
   void gather(size_t batch, size_t head, size_t start, size_t tokens, const Tile& tile) const {
     const QueriesCall& c = call_;
     const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.dims)));
-    std::fill_n(tile.queries, shared_ * tokens * stride_, 0.0f);
     for (size_t row = 0; row < shared_ * tokens; ++row) {
       const size_t at = batch * c.query_batch + (head + row / tokens) * c.query_head +
                         (start + row % tokens) * c.query_token;
@@ -126,9 +123,9 @@ class Queries {
                             nullptr,
                             false,
                             scale,
-                            tile.queries + row * stride_,
+                            tile.queries + row * c.dims,
                             FloatType::float32,
-                            stride_},
+                            c.dims},
                            tile.scratch);
     }
   }
@@ -158,8 +155,9 @@ class Queries {
 
   const QueriesCall& call_;
   const AttentionStepKernels& loops_;
-  const DenseMatmulKernels& dense_;
-  size_t shared_, tokens_, tiles_, stride_, value_stride_, run_;
+  const AttentionKernels& products_;
+  size_t padding_;
+  size_t shared_, tokens_, tiles_, value_stride_, run_;
 };
 
 }  // namespace

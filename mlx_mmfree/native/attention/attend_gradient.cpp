@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "attention/kernels.h"
 #include "runtime/kernels.h"
@@ -19,6 +20,8 @@ constexpr size_t kKeys = 64, kTokens = 64;
 constexpr size_t kItems = 16;
 // Numbers of one piece in passes over whole arrays.
 constexpr size_t kPieceFloats = 16 << 10;
+// Independent sums of one product, so that none waits for the other.
+constexpr size_t kSums = 8;
 
 size_t key_blocks(size_t count) {
   return (count + kKeys - 1) / kKeys;
@@ -28,6 +31,7 @@ size_t key_blocks(size_t count) {
 struct Scratch {
   float *keys, *values;        // (dims, kKeys), (value_dims, kKeys): transposed
   float *weights, *gradients;  // (kTokens, kKeys)
+  float* row;                  // (max(dims, value_dims),)
   bool* seen;                  // (kTokens, kKeys)
 };
 
@@ -83,6 +87,7 @@ class Gradient {
     scratch.values = cutter.take<float>(call_.value_dims * kKeys);
     scratch.weights = cutter.take<float>(kTokens * kKeys);
     scratch.gradients = cutter.take<float>(kTokens * kKeys);
+    scratch.row = cutter.take<float>(std::max(call_.dims, call_.value_dims));
     scratch.seen = cutter.take<bool>(kTokens * kKeys);
     return {scratch, cutter.size()};
   }
@@ -93,11 +98,17 @@ class Gradient {
     const size_t token = row % c.length, head = row / c.length % c.heads;
     const size_t batch = row / c.length / c.heads;
     const float *y = c.y.at(batch, head, token), *d_y = c.d_y.at(batch, head, token);
-    double sum = 0;
-    for (size_t d = 0; d < c.value_dims; ++d) {
-      sum += static_cast<double>(y[d]) * d_y[d];
+    double sums[kSums] = {};
+    size_t d = 0;
+    for (; d + kSums <= c.value_dims; d += kSums) {
+      for (size_t s = 0; s < kSums; ++s) {
+        sums[s] += static_cast<double>(y[d + s]) * d_y[d + s];
+      }
     }
-    return static_cast<float>(sum);
+    for (; d < c.value_dims; ++d) {
+      sums[0] += static_cast<double>(y[d]) * d_y[d];
+    }
+    return static_cast<float>(std::accumulate(sums, sums + kSums, 0.0));
   }
 
   // Computes the gradients of one part of the keys of one group, and its part of those of queries.
@@ -120,8 +131,12 @@ class Gradient {
     const AttentionGradientCall& c = call_;
     const size_t keys = std::min(kKeys, c.count - first);
     const size_t row = (batch * c.groups + group) * c.count + first;
-    transpose(c.keys, batch, group, first, keys, c.dims, scratch.keys);
-    transpose(c.values, batch, group, first, keys, c.value_dims, scratch.values);
+    const auto turn = [&](const HeadRows& rows, size_t dims, float* columns) {
+      const Floats own{rows.at(batch, group, first), FloatType::float32};
+      loops_.turn({own, rows.token, keys, dims, columns, kKeys}, scratch.row);
+    };
+    turn(c.keys, c.dims, scratch.keys);
+    turn(c.values, c.value_dims, scratch.values);
     std::fill_n(c.d_keys + row * c.dims, keys * c.dims, 0.0f);
     std::fill_n(c.d_values + row * c.value_dims, keys * c.value_dims, 0.0f);
     // with a causal mask, the queries before see none of these keys
@@ -159,16 +174,6 @@ class Gradient {
     loops_.multiply({gradients, kKeys, 1, c.keys.at(batch, group, first), c.keys.token,
                      d_queries + (shared_head * c.length + start) * c.dims, c.dims, tokens, keys,
                      c.dims, true});
-  }
-
-  static void transpose(const HeadRows& rows, size_t batch, size_t group, size_t first, size_t keys,
-                        size_t dims, float* columns) {
-    for (size_t key = 0; key < keys; ++key) {
-      const float* row = rows.at(batch, group, first + key);
-      for (size_t d = 0; d < dims; ++d) {
-        columns[d * kKeys + key] = row[d];
-      }
-    }
   }
 
   // Marks what each token sees of a tile of keys. Returns false where that is everything.

@@ -2,6 +2,8 @@
 
 #include <cstddef>
 
+#include "runtime/floats.h"
+
 namespace mmfree {
 
 // c = a b, or c += a b, where element (m, k) of a lies at a[m * a_row + k * a_step].
@@ -14,6 +16,14 @@ struct TileProduct {
   size_t c_row;
   size_t rows, steps, columns;
   bool adds;
+};
+
+// Rows that are to be columns.
+struct RowsToTurn {
+  Floats rows;  // (count, dims), `distance` values apart
+  size_t distance, count, dims;
+  float* columns;  // (dims, count), rows `row` floats apart
+  size_t row;
 };
 
 // A tile of scores and what their gradient needs. Rows of (tokens, keys) are `row` floats apart.
@@ -32,6 +42,8 @@ struct AttentionKernels {
   // Each sum begins at zero and is then added to c.
   void (*multiply)(const TileProduct&);
   void (*weigh)(const ScoreTile&);
+  // scratch: (dims,).
+  void (*turn)(const RowsToTurn&, float* scratch);
 
   template <class Isa, class Dense>
   static constexpr AttentionKernels of();

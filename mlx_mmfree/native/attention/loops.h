@@ -91,9 +91,19 @@ void weigh_scores(const ScoreTile& t) {
   }
 }
 
+template <class Isa>
+void turn_rows(const RowsToTurn& t, float* scratch) {
+  for (size_t n = 0; n < t.count; ++n) {
+    widen<Isa>(t.rows, n * t.distance, t.dims, scratch);
+    for (size_t d = 0; d < t.dims; ++d) {
+      t.columns[d * t.row + n] = scratch[d];
+    }
+  }
+}
+
 template <class Isa, class Dense>
 constexpr AttentionKernels AttentionKernels::of() {
-  return {mmfree::multiply_tile<Dense>, mmfree::weigh_scores<Isa>};
+  return {mmfree::multiply_tile<Dense>, mmfree::weigh_scores<Isa>, mmfree::turn_rows<Isa>};
 }
 
 }  // namespace mmfree

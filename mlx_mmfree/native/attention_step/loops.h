@@ -8,13 +8,12 @@
 #include "dense_matmul/float_tile.h"
 #include "runtime/exponential.h"
 #include "runtime/floats.h"
+#include "runtime/lanes.h"
 
 // The parts of attention other than the scores, which are a dense product.
 
 namespace mmfree {
 
-// Independent maxima and sums, for vectors.
-constexpr size_t kScoreLanes = 16;
 // Slots whose values stay in the first-level cache while all heads and dims meet them.
 constexpr size_t kValueSlots = 16;
 // Vectors of one tile.
@@ -55,43 +54,22 @@ void prepare_heads(const Heads& h, float* scratch) {
 // Turns the scores of one head into weights. It sees every slot if `seen` is null.
 template <class Isa>
 void soften(float* scores, const bool* seen, size_t count, float* peak, float* total) {
-  float most[kScoreLanes], sums[kScoreLanes] = {};
-  for (float& lane : most) {
-    lane = -INFINITY;
-  }
   if (seen) {
     for (size_t j = 0; j < count; ++j) {
       scores[j] = seen[j] ? scores[j] : -INFINITY;
     }
   }
-  for (size_t j = 0; j < count; j += kScoreLanes) {
-    const size_t lanes = count - j < kScoreLanes ? count - j : kScoreLanes;
-    for (size_t l = 0; l < lanes; ++l) {
-      most[l] = scores[j + l] > most[l] ? scores[j + l] : most[l];
-    }
-  }
-  for (float lane : most) {
-    *most = lane > *most ? lane : *most;
-  }
+  const float most = largest_of<Isa>(scores, count);
   for (size_t j = 0; j < count; ++j) {
-    scores[j] = exponential<Isa>(scores[j] - *most);
+    scores[j] = exponential<Isa>(scores[j] - most);
   }
   if (seen) {
     for (size_t j = 0; j < count; ++j) {
       scores[j] = seen[j] ? scores[j] : 0.0f;
     }
   }
-  for (size_t j = 0; j < count; j += kScoreLanes) {
-    const size_t lanes = count - j < kScoreLanes ? count - j : kScoreLanes;
-    for (size_t l = 0; l < lanes; ++l) {
-      sums[l] += scores[j + l];
-    }
-  }
-  *peak = *most;
-  *total = 0.0f;
-  for (float lane : sums) {
-    *total += lane;
-  }
+  *peak = most;
+  *total = sum_of<Isa>(scores, count);
 }
 
 // Adds the values of the slots [slot, last) for M heads and V vectors of dims from `start` on. The

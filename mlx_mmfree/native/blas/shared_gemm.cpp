@@ -16,9 +16,9 @@ constexpr int kRowMajor = 101, kColumnMajor = 102, kNoTranspose = 111;
 // The fewest multiplications of a piece. The caller does less work than this alone, because another
 // thread wakes up too late.
 constexpr size_t kPieceProducts = 1 << 20;
-// The fewest rows or columns of a piece, and their divisor. They are many because every piece
-// arranges the whole other matrix anew.
-constexpr size_t kPieceWidth = 128, kPieceMultiple = 16;
+// The fewest rows or columns of a piece, those that more than one piece of each thread must have,
+// and their divisor. They are many because every piece arranges the whole other matrix anew.
+constexpr size_t kPieceWidth = 128, kGoodWidth = 192, kPieceMultiple = 16;
 // Pieces of each thread, so that a late one leaves something to take.
 constexpr size_t kPieces = 4;
 
@@ -28,7 +28,11 @@ std::atomic<Gemm<T>> chosen{nullptr};
 // The number of items in a piece of a product that has `items` rows of `products` multiplications
 // each.
 size_t piece(size_t items, size_t products) {
-  const size_t wanted = (items + kPieces * threads() - 1) / (kPieces * threads());
+  size_t pieces = kPieces * threads();
+  while (pieces > threads() && items < pieces * kGoodWidth) {
+    pieces /= 2;
+  }
+  const size_t wanted = (items + pieces - 1) / pieces;
   const size_t least = (kPieceProducts + products - 1) / std::max<size_t>(products, 1);
   return round_up(std::max({wanted, least, kPieceWidth}), kPieceMultiple);
 }
@@ -45,7 +49,7 @@ void shared_gemm(int order, int transpose_a, int transpose_b, int m, int n, int 
                  const T* a, int lda, const T* b, int ldb, T beta, T* c, int ldc) {
   const Gemm<T> gemm = chosen<T>.load();
   const bool is_known = order == kRowMajor || order == kColumnMajor;
-  if (!is_known || m <= 0 || n <= 0 || k <= 0) {
+  if (!is_known || m <= 0 || n <= 0 || k <= 0 || threads() == 1) {
     gemm(order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
     return;
   }

@@ -5,13 +5,12 @@
 #include "cross_entropy/kernels.h"
 #include "runtime/exponential.h"
 #include "runtime/floats.h"
+#include "runtime/lanes.h"
 
 namespace mmfree {
 
 // Classes that are computed at once, in the first-level cache. Their sums are added in float64.
 constexpr size_t kClasses = 2048;
-// Independent maxima and sums, for vectors.
-constexpr size_t kClassLanes = 16;
 
 // The class of a target, or `classes` if it is none.
 inline size_t class_of(int32_t target, size_t classes) {
@@ -28,40 +27,6 @@ MMFREE_INLINE inline void each_part(const Floats& logits, size_t row, size_t cla
     widen<Isa>(logits, row * classes + first, count, values);
     body(&values[0], first, count);
   }
-}
-
-template <class Isa>
-float largest_of(const float* values, size_t count) {
-  float most[kClassLanes];
-  for (float& lane : most) {
-    lane = -INFINITY;
-  }
-  for (size_t j = 0; j < count; j += kClassLanes) {
-    const size_t lanes = count - j < kClassLanes ? count - j : kClassLanes;
-    for (size_t l = 0; l < lanes; ++l) {
-      most[l] = values[j + l] > most[l] ? values[j + l] : most[l];
-    }
-  }
-  for (float lane : most) {
-    *most = lane > *most ? lane : *most;
-  }
-  return *most;
-}
-
-template <class Isa>
-float sum_of(const float* values, size_t count) {
-  float sums[kClassLanes] = {};
-  for (size_t j = 0; j < count; j += kClassLanes) {
-    const size_t lanes = count - j < kClassLanes ? count - j : kClassLanes;
-    for (size_t l = 0; l < lanes; ++l) {
-      sums[l] += values[j + l];
-    }
-  }
-  float total = 0.0f;
-  for (float lane : sums) {
-    total += lane;
-  }
-  return total;
 }
 
 template <class Isa>

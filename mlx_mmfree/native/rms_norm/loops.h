@@ -5,11 +5,9 @@
 #include "rms_norm/kernels.h"
 #include "rms_norm_quantize/loops.h"
 #include "runtime/floats.h"
+#include "runtime/lanes.h"
 
 namespace mmfree {
-
-// Independent sums, for vectors.
-constexpr size_t kNormLanes = 16;
 
 // The weight in float32, or ones.
 template <class Isa>
@@ -36,22 +34,6 @@ void normalize_rows(const NormRows& n, size_t first, size_t last, float* scratch
     narrow<Isa>(values, n.dims, n.x.type,
                 static_cast<char*>(n.y) + row * n.dims * size_of(n.x.type));
   }
-}
-
-template <class Isa>
-float sum_of_products(const float* a, const float* b, size_t count) {
-  float sums[kNormLanes] = {};
-  for (size_t j = 0; j < count; j += kNormLanes) {
-    const size_t lanes = count - j < kNormLanes ? count - j : kNormLanes;
-    for (size_t l = 0; l < lanes; ++l) {
-      sums[l] += a[j + l] * b[j + l];
-    }
-  }
-  float total = 0.0f;
-  for (float lane : sums) {
-    total += lane;
-  }
-  return total;
 }
 
 template <class Isa>

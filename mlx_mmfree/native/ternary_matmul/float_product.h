@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "runtime/lanes.h"
 #include "runtime/unroll.h"
 #include "ternary_matmul/kernels.h"
 
@@ -16,19 +17,6 @@
 // (s mod 4, w), so the bits depend on neither the rows, the threads nor the instruction set.
 
 namespace mmfree {
-
-template <class Isa>
-struct Lanes {
-  static constexpr size_t kVectors = 16 / Isa::kLanes;
-  typename Isa::Floats at[kVectors];
-};
-
-template <class Isa>
-MMFREE_INLINE inline typename Isa::Floats load_floats(const float* x) {
-  typename Isa::Floats values;
-  memcpy(&values, x, sizeof(values));
-  return values;
-}
 
 template <class Isa>
 MMFREE_INLINE inline typename Isa::Words load_words(const uint8_t* bytes) {

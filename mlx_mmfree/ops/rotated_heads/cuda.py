@@ -1,0 +1,3 @@
+"""`rotated_heads` by MLX's own kernels."""
+
+from .metal import run as run

@@ -14,6 +14,7 @@ from mlx.utils import tree_unflatten
 from ..ops import (
     Projection,
     bit_linear,
+    linear_product,
     pack_ternary,
     packed_width,
     rms_norm_quantize,
@@ -130,7 +131,7 @@ class _FromMaster(_TernaryLinear):
         if x.dtype == mx.bfloat16 and not on_cpu():
             # it holds codes and trits exactly, and a GPU sums in float32
             codes, trits = codes.astype(mx.bfloat16), trits.astype(mx.bfloat16)
-        y = (codes @ trits.T) * (scale if input_scale is None else scale / input_scale)
+        y = linear_product(codes, trits) * (scale if input_scale is None else scale / input_scale)
         return (y + self.bias if "bias" in self else y).astype(x.dtype)
 
     def _prepare(self, x: mx.array) -> tuple[mx.array, mx.array | None]:

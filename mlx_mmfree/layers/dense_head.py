@@ -3,7 +3,7 @@
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops import AffineForm, dense_matmul
+from ..ops import AffineForm, dense_matmul, linear_product
 from ..ops.dense_matmul import BITS, GROUP_SIZES
 
 
@@ -19,7 +19,10 @@ def apply_head(head: nn.Module, x: mx.array) -> mx.array:
     Returns:
         `(..., V)` in the dtype of `x`.
     """
-    is_plain = type(head) in (nn.Linear, nn.Embedding) and head.weight.dtype != mx.float32
+    is_matrix = type(head) in (nn.Linear, nn.Embedding)
+    if is_matrix and head.weight.dtype == mx.float32 and "bias" not in head:
+        return linear_product(x, head.weight)
+    is_plain = is_matrix and head.weight.dtype != mx.float32
     if not is_plain and not _is_affine(head):
         y: mx.array = head.as_linear(x) if hasattr(head, "as_linear") else head(x)
         return y

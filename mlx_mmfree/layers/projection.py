@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops import bit_linear, gated, gated_activation
+from ..ops import bit_linear, gated, gated_activation, linear_product
 from ..ops.activations import Activation
 from .apply_norm import apply_norm
 from .arguments import check_features
@@ -59,12 +59,11 @@ def project(
     if norm is not None:
         x = apply_norm(norm, x)
     if len(linears) == 1:
-        y = first(x)
-    elif _are_plain(linears) and x.size > x.shape[-1] ** 2:
-        # with more rows than columns, the weights are less to copy than the results
-        y = x @ mx.concatenate([linear["weight"] for linear in linears]).T
+        y = apply_linear(first, x)
+    elif _are_one_product(linears, x):
+        y = linear_product(x, mx.concatenate([linear["weight"] for linear in linears]))
     else:
-        y = mx.concatenate([linear(x) for linear in linears], axis=-1)
+        y = mx.concatenate([apply_linear(linear, x) for linear in linears], axis=-1)
     return (y if residual is None else residual + y).astype(dtype)
 
 
@@ -76,12 +75,12 @@ def project_apart(
     Returns:
         The result of each linear, or where one operation computes them, the one that holds them all.
     """
-    if len(linears) == 1 or _is_fused(linears, norm):
+    if len(linears) == 1 or _is_fused(linears, norm) or _are_one_product(linears, x):
         return (project(x, linears, norm=norm),)
     dtype = x.dtype
     if norm is not None:
         x = apply_norm(norm, x)
-    return tuple(linear(x).astype(dtype) for linear in linears)
+    return tuple(apply_linear(linear, x).astype(dtype) for linear in linears)
 
 
 def project_gated(
@@ -101,6 +100,12 @@ def project_gated(
     return y.astype(values.dtype)
 
 
+def apply_linear(linear: nn.Module, x: mx.array) -> mx.array:
+    """`linear(x)`, where the gradient of a plain weight is laid out as the weight is."""
+    y: mx.array = linear_product(x, linear["weight"]) if _are_plain((linear,)) else linear(x)
+    return y
+
+
 def _is_fused(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
     if norm is not None and type(norm) is not nn.RMSNorm:
         return False
@@ -110,6 +115,13 @@ def _is_fused(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
         if linear.activations != linears[0].activations:
             return False
     return True
+
+
+def _are_one_product(linears: Sequence[nn.Module], x: mx.array) -> bool:
+    """Whether the matrices are joined: with more rows than columns, they are less to copy than the
+    results, and the input is arranged for one product only.
+    """
+    return _are_plain(linears) and x.size > x.shape[-1] ** 2
 
 
 def _are_plain(linears: Sequence[nn.Module]) -> bool:

@@ -6,6 +6,7 @@ K key dims, V value dims, N output dims, W window.
 
 from ..platform import blas as _blas
 from .activations import ACTIVATIONS as ACTIVATIONS
+from .adamw import adamw as adamw
 from .attention import attention as attention
 from .attention_step import attention_step as attention_step
 from .backend.dispatch import BACKENDS as BACKENDS
@@ -20,6 +21,7 @@ from .gated_activation import gated as gated
 from .gated_activation import gated_activation as gated_activation
 from .gated_linear_attention import gated_linear_attention as gated_linear_attention
 from .gated_rms_norm import gated_rms_norm as gated_rms_norm
+from .linear_product import linear_product as linear_product
 from .linear_scan import linear_scan as linear_scan
 from .long_sums import log_softmax as log_softmax
 from .long_sums import logsumexp as logsumexp

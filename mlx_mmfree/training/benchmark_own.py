@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..models import Decoder, find
 from ..platform.allocator import keep_freed_memory
+from .adamw import AdamW
 from .batches import Batch
 from .benchmark import BETAS, CLIP_NORM, EPS, LEARNING_RATE, WARM_UP, WEIGHT_DECAY, Run, Setup
 from .data_parallel import DataParallel
@@ -27,7 +27,7 @@ def run(setup: Setup, program: str, threads: int) -> Run:
     step = OptimizerStep(
         _model(setup, program),
         LoopSettings(Path(), setup.steps + WARM_UP, clip_norm=CLIP_NORM),
-        optim.AdamW(
+        AdamW(
             learning_rate=LEARNING_RATE,
             betas=list(BETAS),
             eps=EPS,

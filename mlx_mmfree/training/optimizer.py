@@ -8,6 +8,7 @@ import mlx.optimizers as optim
 
 from ..errors import TrainingError
 from ..ops import long_mean
+from .adamw import AdamW
 from .adamw_8bit import AdamW8bit
 from .settings import Settings
 from .yaml_values import finite
@@ -53,7 +54,7 @@ class Adafactor(optim.Adafactor):
 
 OPTIMIZERS = {
     "adam": optim.Adam,
-    "adamw": optim.AdamW,
+    "adamw": AdamW,
     "adamw8bit": AdamW8bit,
     "sgd": optim.SGD,
     "adafactor": Adafactor,

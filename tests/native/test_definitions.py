@@ -33,6 +33,11 @@ def batched(*last: int) -> mx.array:
     return zeros(*(number() for _ in range(random.randint(0, 3))), *last)
 
 
+def adamw() -> Call:
+    w = mx.zeros([number() for _ in range(random.randint(0, 3))])
+    return lambda: ops.adamw(w, w, w, w, mx.ones(3), betas=(0.9, 0.95), eps=1e-8)
+
+
 def attention() -> Call:
     batch, groups, length, count, dims = (number() for _ in range(5))
     q = zeros(batch, groups * number(), length, dims)
@@ -131,6 +136,7 @@ def ternary_matmul() -> Call:
 
 
 CALLS = [
+    adamw,
     attention,
     attention_step,
     bit_linear,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree import native
-from mlx_mmfree.ops import gated_activation, use_backend
+from mlx_mmfree.ops import gated, gated_activation, use_backend
 from mlx_mmfree.ops.activations import Activation
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -74,6 +74,25 @@ def test_gradients_are_finite_differences(name: Any) -> None:
     assert np.allclose(np.array(d_up), value(gate), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_halves_of_one_array(name: Any, dtype: mx.Dtype, threads: int) -> None:
+    mx.random.seed(5)
+    x, weight = mx.random.normal((3, 37, 130)).astype(dtype), mx.random.normal((3, 37, 65))
+    for given in (x, x[:, ::2], mx.contiguous(x.swapaxes(0, 1)).swapaxes(0, 1)):
+        own_weight = weight[:, : given.shape[1]]
+
+        def loss(x: mx.array, w: mx.array = own_weight) -> mx.array:
+            return (gated(x, name) * w).sum()
+
+        with use_backend("native"):
+            y, d_x = gated(given, name), mx.grad(loss)(given)
+            gate, up = mx.split(given, 2, axis=-1)
+            apart = results("native", gate, up, own_weight, name)
+        assert mx.array_equal(y, apart[0])
+        assert mx.array_equal(d_x, mx.concatenate(apart[1:], axis=-1))
+
+
 def test_extreme_gates() -> None:
     gate = mx.array([-mx.inf, -200.0, -90.0, 0.0, 90.0, 200.0, 3e38, mx.nan])
     y, d_gate, _ = results("native", gate, mx.ones(8), mx.ones(8), "silu")
@@ -107,8 +126,23 @@ def test_transforms_and_second_order() -> None:
         assert relative_error(own, other) <= TOLERANCE[mx.float32]
 
 
+def test_second_order_of_halves() -> None:
+    x = mx.random.normal((2, 10))
+
+    def curvature(x: mx.array) -> mx.array:
+        return mx.grad(lambda x: gated(x, "silu").square().sum())(x).square().sum()
+
+    found = []
+    for backend in ("native", "reference"):
+        with use_backend(backend):
+            found.append(mx.grad(curvature)(x))
+    assert relative_error(*found) <= TOLERANCE[mx.float32]
+
+
 def test_what_is_refused() -> None:
     x = mx.ones((2, 3))
+    with pytest.raises(ValueError, match=r"'x' must have an even last axis but got \(2, 3\)"):
+        gated(x, "silu")
     with pytest.raises(ValueError, match="must be one of silu, relu2, gelu, relu but got 'tanh'"):
         gated_activation(x, x, "tanh")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"the same shape and dtype but got \(2, 3\)"):

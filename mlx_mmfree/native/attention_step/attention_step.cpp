@@ -1,12 +1,10 @@
 #include "attention_step/attention_step.h"
 
-#include <cstring>
 #include <limits>
 
 #include "attention_step/attend.h"
 #include "attention_step/slots.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/common/utils.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
@@ -22,21 +20,6 @@ void release(const Arrays& inputs, Arrays& outputs) {
     if (!output.is_tracer() && &output.inputs() != &inputs) {
       output.inputs().clear();
     }
-  }
-}
-
-// Gives an output the values of an input, and its memory if nothing else holds it.
-void take(const mx::array& input, mx::array& output, mx::Stream stream) {
-  if (!input.flags().row_contiguous) {
-    output.copy_shared_buffer(contiguous(input, stream));
-  } else if (mx::is_donatable(input, output)) {
-    output.copy_shared_buffer(input);
-  } else {
-    output.set_data(mx::allocator::malloc(output.nbytes()));
-    mx::cpu::get_command_encoder(stream).dispatch(
-        [from = input.data<char>(), to = output.data<char>(), bytes = output.nbytes()]() {
-          std::memcpy(to, from, bytes);
-        });
   }
 }
 

@@ -1,6 +1,7 @@
 #include "gated_activation/gated_activation.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
@@ -46,6 +47,15 @@ FloatRows rows_of(const mx::array& x, mx::Stream stream) {
   return {floats_of(x, stream), static_cast<size_t>(x.shape(-1))};
 }
 
+// The rows of gate and up, which may be the halves of one array.
+std::pair<FloatRows, FloatRows> gate_and_up(const Arguments& given, mx::Stream stream) {
+  const FloatRows gate = rows_of(*given[0], stream);
+  if (given[1]) {
+    return {gate, rows_of(*given[1], stream)};
+  }
+  return {gate, {offset(gate.floats, given[0]->shape(-1) / 2), gate.stride}};
+}
+
 void allocate(Arrays& outputs) {
   for (auto& output : outputs) {
     output.set_data(mx::allocator::malloc(output.nbytes()));
@@ -66,11 +76,12 @@ void share(size_t rows, size_t dims, size_t scratch_rows, F&& body) {
 
 }  // namespace
 
-mx::array gated_activation(const mx::array& gate, const mx::array& up,
+mx::array gated_activation(const mx::array& gate, const std::optional<mx::array>& up,
                            const std::string& activation) {
-  require(gate.ndim() >= 1 && gate.shape(-1) > 0 && gate.shape() == up.shape(),
+  require(gate.ndim() >= 1 && gate.shape(-1) > 0 &&
+              (up ? gate.shape() == up->shape() : gate.shape(-1) % 2 == 0),
           "[gated_activation] 'gate' and 'up' must be (..., D) with D > 0.");
-  require(is_float(gate) && gate.dtype() == up.dtype(),
+  require(is_float(gate) && (!up || gate.dtype() == up->dtype()),
           "[gated_activation] 'gate' and 'up' must be floats of one dtype.");
   const Activation chosen =
       activation_of(activation, "[gated_activation] 'activation' is unknown.");
@@ -81,9 +92,13 @@ mx::array gated_activation(const mx::array& gate, const mx::array& up,
 void GatedActivation::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   allocate(outputs);
   const mx::array& y = outputs[0];
-  const GatedRows rows{rows_of(inputs[0], stream()),     rows_of(inputs[1], stream()),
-                       static_cast<size_t>(y.shape(-1)), options_.activation,
-                       outputs[0].data<void>(),          float_type(y.dtype())};
+  const auto [gate, up] = gate_and_up(arguments(inputs), stream());
+  const GatedRows rows{gate,
+                       up,
+                       static_cast<size_t>(y.shape(-1)),
+                       options_.activation,
+                       outputs[0].data<void>(),
+                       float_type(y.dtype())};
   mx::cpu::get_command_encoder(stream()).dispatch([rows, count = y.size() / rows.dims]() {
     const auto& set = table<GatedActivationKernels>(kernels());
     share(count, rows.dims, 2, [&](size_t first, size_t last, float* scratch) {
@@ -94,8 +109,9 @@ void GatedActivation::eval_cpu(const Arrays& inputs, Arrays& outputs) {
 
 Arrays GatedActivation::vjp(const Arrays& primals, const Arrays& cotangents,
                             const std::vector<int>& argnums, const Arrays& outputs) {
-  const auto gradients =
-      GatedActivationGradient::call({primals[0], primals[1], cotangents[0]}, options_, stream());
+  auto given = arguments(primals);
+  given.push_back(cotangents[0]);
+  const auto gradients = GatedActivationGradient::call(std::move(given), options_, stream());
   Arrays wanted;
   for (int argnum : argnums) {
     wanted.push_back(gradients[argnum]);
@@ -105,20 +121,28 @@ Arrays GatedActivation::vjp(const Arrays& primals, const Arrays& cotangents,
 
 OutputForms GatedActivation::output_forms(const Arguments& arguments) const {
   const auto& gate = *arguments[0];
-  return {{gate.shape()}, {options_.activation == Activation::relu2 ? mx::float32 : gate.dtype()}};
+  auto shape = gate.shape();
+  shape.back() /= arguments[1] ? 1 : 2;
+  return {{shape}, {options_.activation == Activation::relu2 ? mx::float32 : gate.dtype()}};
 }
 
 void GatedActivationGradient::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   allocate(outputs);
-  const auto rows = [&](size_t n) { return rows_of(inputs[n], stream()); };
-  const GatedGradientRows all{rows(0),
-                              rows(1),
-                              rows(2),
-                              static_cast<size_t>(inputs[0].shape(-1)),
-                              options_.activation,
-                              outputs[0].data<void>(),
-                              outputs[1].data<void>()};
-  const size_t count = inputs[0].size() / all.dims;
+  const auto given = arguments(inputs);
+  const auto [gate, up] = gate_and_up(given, stream());
+  const size_t dims = given[2]->shape(-1);
+  const bool are_halves = !given[1];
+  char* d_gate = outputs[0].data<char>();
+  const GatedGradientRows all{
+      gate,
+      up,
+      rows_of(*given[2], stream()),
+      dims,
+      options_.activation,
+      d_gate,
+      are_halves ? d_gate + dims * outputs[0].itemsize() : outputs[1].data<char>(),
+      are_halves ? 2 * dims : dims};
+  const size_t count = given[2]->size() / dims;
   mx::cpu::get_command_encoder(stream()).dispatch([all, count]() {
     const auto& set = table<GatedActivationKernels>(kernels());
     share(count, all.dims, 4, [&](size_t first, size_t last, float* scratch) {
@@ -128,8 +152,11 @@ void GatedActivationGradient::eval_cpu(const Arrays& inputs, Arrays& outputs) {
 }
 
 OutputForms GatedActivationGradient::output_forms(const Arguments& arguments) const {
-  const auto &gate = *arguments[0], &up = *arguments[1];
-  return {{gate.shape(), up.shape()}, {gate.dtype(), up.dtype()}};
+  const auto& gate = *arguments[0];
+  if (!arguments[1]) {
+    return {{gate.shape()}, {gate.dtype()}};
+  }
+  return {{gate.shape(), gate.shape()}, {gate.dtype(), gate.dtype()}};
 }
 
 }  // namespace mmfree

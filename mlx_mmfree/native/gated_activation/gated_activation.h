@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -10,8 +11,9 @@
 namespace mmfree {
 
 // a(gate) * up for floats (..., D) of one dtype, computed in float32. The result has their dtype,
-// but float32 for the square of ReLU, which overflows float16.
-mx::array gated_activation(const mx::array& gate, const mx::array& up,
+// but float32 for the square of ReLU, which overflows float16. Without `up`, gate (..., 2 D) holds
+// both, the gate first.
+mx::array gated_activation(const mx::array& gate, const std::optional<mx::array>& up,
                            const std::string& activation);
 
 struct GatedActivationOptions {
@@ -23,7 +25,7 @@ struct GatedActivationOptions {
   }
 };
 
-// The arguments are gate and up.
+// The arguments are gate and up, which may be missing.
 class GatedActivation : public Operation<GatedActivation, GatedActivationOptions> {
  public:
   using Operation::Operation;
@@ -35,8 +37,8 @@ class GatedActivation : public Operation<GatedActivation, GatedActivationOptions
   DEFINE_NAME(GatedActivation)
 };
 
-// The arguments are gate, up and the gradient of the result. Returns the gradients of the first
-// two. Its own gradient is that of the definition.
+// The arguments are gate, up and the gradient of the result. Returns the gradients of those of
+// the first two that are given. Its own gradient is that of the definition.
 class GatedActivationGradient : public Defined<GatedActivationGradient, GatedActivationOptions> {
  public:
   using Defined::Defined;

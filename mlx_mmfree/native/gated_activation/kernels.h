@@ -28,7 +28,8 @@ struct GatedGradientRows {
   FloatRows gate, up, d_y;
   size_t dims;
   Activation activation;
-  void *d_gate, *d_up;  // (rows, dims)
+  void *d_gate, *d_up;  // rows `d_stride` values apart
+  size_t d_stride;
 };
 
 // The loops of one instruction set. They compute the rows [first, last).

@@ -106,9 +106,9 @@ void differentiate_gated(const GatedGradientRows& g, size_t first, size_t last, 
     }
     const FloatType types[] = {g.gate.floats.type, g.up.floats.type};
     narrow<Isa>(slope, g.dims, types[0],
-                static_cast<char*>(g.d_gate) + row * g.dims * size_of(types[0]));
+                static_cast<char*>(g.d_gate) + row * g.d_stride * size_of(types[0]));
     narrow<Isa>(gate, g.dims, types[1],
-                static_cast<char*>(g.d_up) + row * g.dims * size_of(types[1]));
+                static_cast<char*>(g.d_up) + row * g.d_stride * size_of(types[1]));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "mlx/allocator.h"
+#include "mlx/backend/common/utils.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "runtime/float_type.h"
 
@@ -50,6 +51,20 @@ mx::array contiguous(const mx::array& x, mx::Stream stream) {
                     strides = x.strides(), item = x.itemsize(),
                     count = x.size()]() { copy(from, to, shape, strides, item, count); });
   return result;
+}
+
+void take(const mx::array& input, mx::array& output, mx::Stream stream) {
+  if (!input.flags().row_contiguous) {
+    output.copy_shared_buffer(contiguous(input, stream));
+  } else if (mx::is_donatable(input, output)) {
+    output.copy_shared_buffer(input);
+  } else {
+    output.set_data(mx::allocator::malloc(output.nbytes()));
+    mx::cpu::get_command_encoder(stream).dispatch(
+        [from = input.data<char>(), to = output.data<char>(), bytes = output.nbytes()]() {
+          std::memcpy(to, from, bytes);
+        });
+  }
 }
 
 Floats floats_of(const std::optional<mx::array>& x, mx::Stream stream) {

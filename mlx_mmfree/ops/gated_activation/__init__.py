@@ -53,5 +53,9 @@ def gated(x: mx.array, activation: Activation) -> mx.array:
     Returns:
         `(..., D)` in the dtype of `x`, or in float32 for `"relu2"`.
     """
-    gate, up = mx.split(x, 2, axis=-1)
-    return gated_activation(gate, up, activation)
+    if x.shape[-1] % 2:
+        raise ValueError(f"[gated] 'x' must have an even last axis but got {x.shape}.")
+    if x.size == 0:
+        return gated_activation(*mx.split(x, 2, axis=-1), activation)
+    y: mx.array = dispatch(__name__, x, None, activation)
+    return y

@@ -14,11 +14,11 @@ from ..float_dtypes import FLOATS
 from . import reference
 
 
-def unsupported(gate: mx.array, up: mx.array, activation: Activation) -> str | None:
+def unsupported(gate: mx.array, up: mx.array | None, activation: Activation) -> str | None:
     return None if gate.dtype in FLOATS else f"an argument is {gate.dtype}"
 
 
-def run(gate: mx.array, up: mx.array, activation: Activation) -> mx.array:
+def run(gate: mx.array, up: mx.array | None, activation: Activation) -> mx.array:
     y: mx.array = _kernel()(gate, up, activation)
     return y
 
@@ -26,8 +26,9 @@ def run(gate: mx.array, up: mx.array, activation: Activation) -> mx.array:
 def _gradient(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
     """The definition of the gradient, which has a kernel too, so that it can be differentiated."""
     gate, up, cotangent = arrays
+    given = [gate] if up is None else [gate, up]
     gradients: list[mx.array] = mx.vjp(
-        lambda gate, up: reference.run(gate, up, options[0]), [gate, up], [cotangent]
+        lambda gate, up=None: reference.run(gate, up, options[0]), given, [cotangent]
     )[1]
     return gradients
 

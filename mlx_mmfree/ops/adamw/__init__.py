@@ -1,0 +1,43 @@
+"""A step of the optimizer AdamW for one parameter."""
+
+import mlx.core as mx
+
+from ..backend.dispatch import dispatch
+
+
+def adamw(
+    parameter: mx.array,
+    gradient: mx.array,
+    m: mx.array,
+    v: mx.array,
+    factors: mx.array,
+    *,
+    betas: tuple[float, float],
+    eps: float,
+) -> tuple[mx.array, mx.array, mx.array]:
+    r"""Updates a parameter and its moments.
+
+    .. math::
+        m' = \beta_1 m + (1 - \beta_1)\,g, \quad v' = \beta_2 v + (1 - \beta_2)\,g^2, \quad
+        w' = a\,w - \frac{b\,m'}{c \sqrt{v'} + \epsilon}
+
+    Source: decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), with the arithmetic of
+    `mlx.optimizers.AdamW`. It has no gradient.
+
+    Args:
+        parameter: :math:`w`, float32 `(...)`.
+        gradient: :math:`g`, of the same shape and dtype.
+        m: The first moment, likewise.
+        v: The second moment, likewise.
+        factors: :math:`a, b, c`, which hold learning rate, weight decay and bias correction, float32
+            `(3,)`.
+        betas: :math:`\beta_1, \beta_2`.
+        eps: :math:`\epsilon`.
+
+    Returns:
+        :math:`w', m', v'`.
+    """
+    updated: tuple[mx.array, mx.array, mx.array] = dispatch(
+        __name__, parameter, gradient, m, v, factors, betas, eps
+    )
+    return updated

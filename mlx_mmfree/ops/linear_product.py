@@ -1,0 +1,46 @@
+"""The product of a linear layer, whose weight gets its gradient in its own layout."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from .backend.gradient import with_reference_gradient
+
+_ROWS = 16
+"""The fewest rows whose gradient is laid out."""
+
+
+def linear_product(x: mx.array, weight: mx.array) -> mx.array:
+    r"""Multiplies rows by the transpose of a matrix, :math:`y = x W^\top`.
+
+    MLX gives the gradient of the weight as the transpose of :math:`x^\top \mathrm{d}y`. On a CPU, an
+    optimizer that meets such an array beside others reads it number by number. Here it is
+    :math:`\mathrm{d}y^\top x`, row by row.
+
+    Args:
+        x: `(..., K)`.
+        weight: `(N, K)`.
+
+    Returns:
+        `(..., N)`.
+    """
+    # a decoded token needs no gradient, and every operation counts
+    if x.dtype != weight.dtype or x.size < _ROWS * x.shape[-1]:
+        return x @ weight.T
+    y: mx.array = _product(x, weight)
+    return y
+
+
+def _multiply(x: mx.array, weight: mx.array) -> mx.array:
+    return x @ weight.T
+
+
+def _backward(
+    inputs: Sequence[mx.array], cotangents: Sequence[mx.array], outputs: Sequence[mx.array]
+) -> tuple[mx.array, mx.array]:
+    (x, weight), (d_y,) = inputs, cotangents
+    d_weight = d_y.reshape(-1, weight.shape[0]).T @ x.reshape(-1, weight.shape[1])
+    return d_y @ weight, d_weight
+
+
+_product = with_reference_gradient(_multiply, _multiply, _backward)

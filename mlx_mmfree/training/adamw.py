@@ -21,8 +21,9 @@ class AdamW(optim.AdamW):
         if any(array.dtype != mx.float32 for array in arrays):
             result: mx.array = super().apply_single(gradient, parameter, state)
             return result
+        b1, b2 = self.betas
         result, state["m"], state["v"] = adamw(
-            *arrays, self._factors(), betas=tuple(self.betas), eps=self.eps
+            *arrays, self._factors(), betas=(b1, b2), eps=self.eps
         )
         return result
 

@@ -38,8 +38,8 @@ def assert_close(got: mx.array, wanted: mx.array, tolerance: float) -> None:
     assert (mx.abs(got - wanted).max() <= tolerance * mx.abs(wanted).max()).item()
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_values_are_bit_equal(size: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("size", [*SIZES, (3, 400, 300)], ids=str)
+def test_values_are_bit_equal(size: tuple[int, int, int], threads: int) -> None:
     inputs = random_inputs(*size)
     for got, wanted in zip(compiled.run(*inputs), reference.run(*inputs), strict=True):
         assert mx.array_equal(got, wanted)

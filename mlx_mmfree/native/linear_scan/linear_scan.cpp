@@ -5,6 +5,7 @@
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "runtime/contiguous.h"
+#include "runtime/thread_pool.h"
 
 // These loops are compiled for several instruction sets, and the loader chooses one.
 #if defined(__x86_64__) && defined(__linux__)
@@ -17,12 +18,35 @@ namespace mmfree {
 
 namespace {
 
+// Dims of one item of work, whole lines of the cache.
+constexpr size_t kItemDims = 128;
+// Numbers of one piece of work. Fewer are done by the caller alone, because another thread wakes up
+// too late.
+constexpr size_t kPieceValues = 16 << 10;
+
 struct Size {
   size_t batch, length, dims;
 
   explicit Size(const mx::Shape& shape) : batch(shape[0]), length(shape[1]), dims(shape[2]) {
   }
 };
+
+// Calls scan(first number of the first step, first number of the state, dims) for all rows.
+template <class F>
+void share(const Size& size, F&& scan) {
+  const size_t blocks = (size.dims + kItemDims - 1) / kItemDims, items = size.batch * blocks;
+  const size_t least = kPieceValues / (std::max<size_t>(size.length, 1) * kItemDims);
+  const size_t step = threads() == 1 ? items : std::max<size_t>(least, 1);
+  parallel_for(items, step, [&](size_t item, size_t last) {
+    while (item < last) {
+      const size_t row = item / blocks, end = std::min(last, (row + 1) * blocks);
+      const size_t first = item % blocks * kItemDims;
+      const size_t stop = std::min((end - row * blocks) * kItemDims, size.dims);
+      scan(row * size.length * size.dims + first, row * size.dims + first, stop - first);
+      item = end;
+    }
+  });
+}
 
 void allocate(Arrays& outputs) {
   for (auto& output : outputs) {
@@ -32,31 +56,32 @@ void allocate(Arrays& outputs) {
 
 }  // namespace
 
-// f, i, states: (L, D) of one batch row, s0, final: (D,)
+// f, i, states: (L, width), steps `dims` numbers apart, s0, final: (width,)
 MMFREE_CLONES
 void scan_row(const float* __restrict__ f, const float* __restrict__ i, const float* s0,
-              float* states, float* final, size_t length, size_t dims) {
+              float* states, float* final, size_t length, size_t dims, size_t width) {
   const float* previous = s0;
   for (size_t t = 0; t < length; ++t) {
     float* __restrict__ current = states + t * dims;
-    for (size_t d = 0; d < dims; ++d) {
+    for (size_t d = 0; d < width; ++d) {
       current[d] = f[t * dims + d] * previous[d] + i[t * dims + d];
     }
     previous = current;
   }
-  std::copy_n(previous, dims, final);
+  std::copy_n(previous, width, final);
 }
 
-// f, states, d_states, d_f, d_i: (L, D) of one batch row, s0, d_final, d_s0: (D,)
+// f, states, d_states, d_f, d_i: (L, width), steps `dims` numbers apart, s0, d_final, d_s0:
+// (width,)
 MMFREE_CLONES
 void scan_gradient_row(const float* __restrict__ f, const float* s0, const float* states,
                        const float* __restrict__ d_states, const float* __restrict__ d_final,
                        float* __restrict__ d_f, float* __restrict__ d_i, float* __restrict__ d_s0,
-                       size_t length, size_t dims) {
-  std::copy_n(d_final, dims, d_s0);
+                       size_t length, size_t dims, size_t width) {
+  std::copy_n(d_final, width, d_s0);
   for (size_t t = length; t-- > 0;) {
     const float* previous = t > 0 ? states + (t - 1) * dims : s0;
-    for (size_t d = 0; d < dims; ++d) {
+    for (size_t d = 0; d < width; ++d) {
       float gradient = d_s0[d] + d_states[t * dims + d];
       d_i[t * dims + d] = gradient;
       d_f[t * dims + d] = gradient * previous[d];
@@ -79,15 +104,14 @@ std::pair<mx::array, mx::array> linear_scan(const mx::array& f, const mx::array&
 void LinearScan::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   allocate(outputs);
   const auto data = [&](size_t n) { return contiguous(inputs[n], stream()).data<float>(); };
-  mx::cpu::get_command_encoder(stream()).dispatch([size = Size(inputs[0].shape()), f = data(0),
-                                                   i = data(1), s0 = data(2),
-                                                   states = outputs[0].data<float>(),
-                                                   final = outputs[1].data<float>()]() {
-    for (size_t b = 0; b < size.batch; ++b) {
-      const size_t row = b * size.length * size.dims, state = b * size.dims;
-      scan_row(f + row, i + row, s0 + state, states + row, final + state, size.length, size.dims);
-    }
-  });
+  mx::cpu::get_command_encoder(stream()).dispatch(
+      [size = Size(inputs[0].shape()), f = data(0), i = data(1), s0 = data(2),
+       states = outputs[0].data<float>(), final = outputs[1].data<float>()]() {
+        share(size, [&](size_t row, size_t state, size_t width) {
+          scan_row(f + row, i + row, s0 + state, states + row, final + state, size.length,
+                   size.dims, width);
+        });
+      });
 }
 
 Arrays LinearScan::vjp(const Arrays& primals, const Arrays& cotangents,
@@ -112,11 +136,10 @@ void LinearScanGradient::eval_cpu(const Arrays& inputs, Arrays& outputs) {
       [size = Size(inputs[0].shape()), f = data(0), s0 = data(1), states = data(2),
        d_states = data(3), d_final = data(4), d_f = outputs[0].data<float>(),
        d_i = outputs[1].data<float>(), d_s0 = outputs[2].data<float>()]() {
-        for (size_t b = 0; b < size.batch; ++b) {
-          const size_t row = b * size.length * size.dims, state = b * size.dims;
+        share(size, [&](size_t row, size_t state, size_t width) {
           scan_gradient_row(f + row, s0 + state, states + row, d_states + row, d_final + state,
-                            d_f + row, d_i + row, d_s0 + state, size.length, size.dims);
-        }
+                            d_f + row, d_i + row, d_s0 + state, size.length, size.dims, width);
+        });
       });
 }
 

@@ -56,6 +56,7 @@ def gated(x: mx.array, activation: Activation) -> mx.array:
     if x.shape[-1] % 2:
         raise ValueError(f"[gated] 'x' must have an even last axis but got {x.shape}.")
     if x.size == 0:
-        return gated_activation(*mx.split(x, 2, axis=-1), activation)
+        gate, up = mx.split(x, 2, axis=-1)
+        return gated_activation(gate, up, activation)
     y: mx.array = dispatch(__name__, x, None, activation)
     return y

@@ -14,7 +14,7 @@ def run(
     is_interleaved: bool,
 ) -> tuple[mx.array, mx.array, mx.array]:
     (batch, length), count = projected.shape[:2], num_heads + num_kv_heads
-    tokens = projected.reshape(batch, length, count + num_kv_heads, -1)
+    tokens = mx.unflatten(projected, -1, (count + num_kv_heads, -1))
     both, values = mx.split(tokens.swapaxes(1, 2), [count], axis=1)
     rotate = partial(
         mx.fast.rope,

@@ -45,7 +45,7 @@ def _gradient(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) 
     queries, keys, values, cosines, sines = arrays
     turned = [reference.rotate(x, cosines, -sines, options[2]) for x in (queries, keys)]
     tokens = mx.concatenate([*turned, values], axis=1).swapaxes(1, 2)
-    return [tokens.reshape(*tokens.shape[:2], -1)]
+    return [mx.flatten(tokens, 2)]
 
 
 _kernel = native_kernel("rotated_heads", _gradient)

@@ -22,7 +22,7 @@ def split(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Queries, keys and values of projected tokens."""
     count = num_heads + num_kv_heads
-    tokens = projected.reshape(*projected.shape[:2], count + num_kv_heads, -1)
+    tokens = mx.unflatten(projected, -1, (count + num_kv_heads, -1))
     queries, keys, values = mx.split(tokens.swapaxes(1, 2), [num_heads, count], axis=1)
     return queries, keys, values
 

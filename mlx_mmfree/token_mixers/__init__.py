@@ -33,6 +33,7 @@ from .performer import Performer as Performer
 from .performer import PerformerState as PerformerState
 from .pooling import Pooling as Pooling
 from .pooling import PoolingState as PoolingState
+from .reformer import Reformer as Reformer
 from .relu_attention import ReLUAttention as ReLUAttention
 from .retnet import RetNet as RetNet
 from .retnet import RetNetState as RetNetState

@@ -1,0 +1,6 @@
+"""Options with which the contract is asked of `Reformer`: within a chunk, where all is seen."""
+
+VARIANTS: list[dict[str, object]] = [
+    {},
+    {"convention": "reformer_pytorch", "num_heads": 2, "num_rounds": 1, "num_buckets": 6},
+]

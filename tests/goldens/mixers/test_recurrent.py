@@ -11,6 +11,7 @@ from mlx_mmfree.ops import gated_linear_attention, linear_scan
 from mlx_mmfree.token_mixers import GLA, HGRN, HGRN2, MLGRU, RetNet
 from tests.goldens.mixers.files import GoldenFile, assert_close, fill, golden
 from tests.goldens.mixers.passing import passing
+from tests.goldens.mixers.rounding import Watched, assert_close_rounded
 
 CUTS = pytest.mark.parametrize("cut", [1, 4, 1000])
 RECURRENT = {
@@ -63,16 +64,19 @@ def test_mlgru_of_the_paper(file: GoldenFile) -> None:
 
 
 @golden("mlgru__hgrn_bit_attention")
-def test_mlgru_as_released(file: GoldenFile) -> None:
+@pytest.mark.parametrize("name", ["y", "y_lower_bound", "y_left_padded"])
+def test_mlgru_as_released(file: GoldenFile, name: str) -> None:
     hyper, weights = file.hyper, file.weights
     linear = partial(BitLinear, norm_eps=hyper["bitlinear_norm_eps"])
     mixer = MLGRU(hyper["hidden"], norm_eps=hyper["norm_eps"], linear=linear)
     fill(mixer, weights, RECURRENT | {"gate_norm": "g_norm"})
     for ours, theirs in RECURRENT.items():
         mixer[ours].norm.weight = weights[f"{theirs}.norm.weight"]
-    check_bounded(mixer, file, cut=1000)
-    valid = file.inputs["attention_mask"].astype(mx.bool_)
-    assert_close(mixer(file.inputs["x"], None, valid)[0], file.out["y_left_padded"])
+        mixer[ours] = Watched(mixer[ours])
+    bound = file.inputs["lower_bound"] if name == "y_lower_bound" else None
+    valid = file.inputs["attention_mask"].astype(mx.bool_) if name == "y_left_padded" else None
+    y, _ = mixer(file.inputs["x"], None, valid, lower_bound=bound)
+    assert_close_rounded(y, file.out[name], *(mixer[ours] for ours in RECURRENT))
 
 
 @golden("hgrn__op")

@@ -30,7 +30,6 @@ VARIANTS: list[dict[str, object]] = [
         "cache": KeyValueCache(4, sinks=2),
     },
     {"num_heads": 4, "rope": DynamicRoPE(8, factor=4.0, trained_length=5)},
-    {"num_heads": 4, "num_kv_heads": 2, "position_bias": ALiBi(4)},
     {"num_heads": 4, "position_bias": ALiBi(4), "cache": KeyValueCache(4, sinks=2)},
     {"num_heads": 2, "position_bias": RelativeBias(2, num_buckets=8, max_distance=10)},
 ]

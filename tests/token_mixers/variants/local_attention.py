@@ -5,8 +5,6 @@ from mlx_mmfree.layers.position_bias import ALiBi
 
 VARIANTS: list[dict[str, object]] = [
     {},
-    {"block_size": 1, "neighbours": 0},
     {"block_size": 4, "num_heads": 4, "num_kv_heads": 2, "rope": RoPE(8)},
     {"block_size": 3, "neighbours": 0, "num_heads": 4, "position_bias": ALiBi(4)},
-    {"block_size": 2, "neighbours": 2, "bias": True},
 ]

@@ -2,11 +2,9 @@
 
 from mlx_mmfree.layers import RoPE
 from mlx_mmfree.layers.position_bias import ALiBi
-from mlx_mmfree.token_mixers import KeyValueCache
 
 VARIANTS: list[dict[str, object]] = [
     {},
     {"num_heads": 4, "rope": RoPE(8), "bias": True},
     {"num_heads": 2, "head_dim": 8, "position_bias": ALiBi(2)},
-    {"num_heads": 4, "cache": KeyValueCache(window=4)},
 ]

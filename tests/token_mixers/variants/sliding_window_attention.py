@@ -4,7 +4,6 @@ from mlx_mmfree.layers import RoPE
 from mlx_mmfree.layers.position_bias import ALiBi
 
 VARIANTS: list[dict[str, object]] = [
-    {"window": 1},
     {"window": 4, "num_heads": 4, "num_kv_heads": 2, "rope": RoPE(8)},
     {"window": 5, "num_heads": 4, "position_bias": ALiBi(4), "bias": True},
     {},

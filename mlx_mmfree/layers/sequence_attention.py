@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops import attention, rotated_heads
+from ..ops import Rotation, attention, rotated_heads
 from ..ops.attention import Mask
 from .attention_options import KeyValueCache
 from .context import Context
@@ -109,10 +109,13 @@ class Heads(NamedTuple):
         if rope is None or rope.wavelengths is None or has_norm or self.query_scale != 1.0:
             plain, values = self.split(projected)
             return *self.apart(self.rotated(plain, offset, which, context)), values
+        waves = rope.wavelengths
+        rotation = context.once(
+            ("angles", id(rope), *which), lambda: Rotation.of(offset, projected.shape[1], waves)
+        )
         return rotated_heads(
             projected,
-            offset,
-            rope.wavelengths,
+            rotation,
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             is_interleaved=rope.is_interleaved,

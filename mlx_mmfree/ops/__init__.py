@@ -31,6 +31,7 @@ from .long_sums import long_sum as long_sum
 from .mlgru_step import mlgru_step as mlgru_step
 from .rms_norm import rms_norm as rms_norm
 from .rms_norm_quantize import rms_norm_quantize as rms_norm_quantize
+from .rotated_heads import Rotation as Rotation
 from .rotated_heads import rotated_heads as rotated_heads
 from .straight_through import straight_through as straight_through
 from .ternary import pack_ternary as pack_ternary

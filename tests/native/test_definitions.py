@@ -126,7 +126,8 @@ def rotated_heads() -> Call:
     heads, groups, half = number(), number(), number()
     projected = zeros(number(), number(), (heads + 2 * groups) * 2 * half)
     options = {"num_heads": heads, "num_kv_heads": groups}
-    return lambda: ops.rotated_heads(projected, number(), mx.ones(half), **options)
+    rotation = ops.Rotation.of(number(), projected.shape[1], mx.ones(half))
+    return lambda: ops.rotated_heads(projected, rotation, **options)
 
 
 def ternary_matmul() -> Call:

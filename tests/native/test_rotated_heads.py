@@ -8,7 +8,7 @@ import pytest
 
 from mlx_mmfree import native
 from mlx_mmfree.layers.rope import rope_wavelengths
-from mlx_mmfree.ops import rotated_heads, use_backend
+from mlx_mmfree.ops import Rotation, rotated_heads, use_backend
 from tests.tolerances import TOLERANCE, relative_error
 
 if reason := native.unavailable():
@@ -26,7 +26,8 @@ HEADS, GROUPS, DIMS = 4, 2, 6
 def heads(x: mx.array, offset: Any, is_interleaved: bool) -> list[mx.array]:
     waves = rope_wavelengths(DIMS)
     options = {"num_heads": HEADS, "num_kv_heads": GROUPS, "is_interleaved": is_interleaved}
-    return list(rotated_heads(x, offset, waves, **options))
+    rotation = Rotation.of(offset, x.shape[1], waves)
+    return list(rotated_heads(x, rotation, **options))
 
 
 def wanted(x: np.ndarray, offset: Any, is_interleaved: bool) -> list[np.ndarray]:
@@ -137,6 +138,8 @@ def test_nothing_and_what_is_refused() -> None:
     ]
     with pytest.raises(ValueError, match=r"\[rotated_heads\] 'projected' must be \(B, L"):
         heads(projected()[..., 1:], 0, False)
+    with pytest.raises(ValueError, match="'num_heads' must be positive but got 0"):
+        rotated_heads(projected(), Rotation.of(0, 5, mx.ones(3)), num_heads=0, num_kv_heads=1)
     kernel = native.kernels().rotated_heads
     x, angles = projected(), mx.ones((1, 5, DIMS // 2))
     for arrays, message in [

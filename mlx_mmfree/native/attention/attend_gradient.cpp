@@ -61,11 +61,7 @@ class Gradient {
     take(cutter);
     deltas_ = deltas;
     parallel_for(rows, std::max<size_t>(kPieceFloats / c.value_dims, 1),
-                 [&](size_t first, size_t last) {
-                   for (size_t row = first; row < last; ++row) {
-                     deltas[row] = delta(row);
-                   }
-                 });
+                 [&](size_t first, size_t last) { set_deltas(first, last, deltas); });
     parallel_region(parts_ * c.batch * c.groups, 1, threads(), [&](Claims& claims) {
       const Scratch scratch = cut(memory + claims.thread() * size).first;
       for (size_t item, last; claims.next(item, last);) {
@@ -92,23 +88,27 @@ class Gradient {
     return {scratch, cutter.size()};
   }
 
-  // The product of a row of the result and its gradient. No sum of weights needs it then.
-  float delta(size_t row) const {
+  // Sets the product of each row of the result and its gradient. No sum of weights needs it then.
+  // The rows [first, last) are in the order of (batch, length, heads), in which results lie.
+  void set_deltas(size_t first, size_t last, float* deltas) const {
     const AttentionGradientCall& c = call_;
-    const size_t token = row % c.length, head = row / c.length % c.heads;
-    const size_t batch = row / c.length / c.heads;
-    const float *y = c.y.at(batch, head, token), *d_y = c.d_y.at(batch, head, token);
-    double sums[kSums] = {};
-    size_t d = 0;
-    for (; d + kSums <= c.value_dims; d += kSums) {
-      for (size_t s = 0; s < kSums; ++s) {
-        sums[s] += static_cast<double>(y[d + s]) * d_y[d + s];
+    for (size_t row = first; row < last; ++row) {
+      const size_t head = row % c.heads, token = row / c.heads % c.length;
+      const size_t batch = row / c.heads / c.length;
+      const float *y = c.y.at(batch, head, token), *d_y = c.d_y.at(batch, head, token);
+      double sums[kSums] = {};
+      size_t d = 0;
+      for (; d + kSums <= c.value_dims; d += kSums) {
+        for (size_t s = 0; s < kSums; ++s) {
+          sums[s] += static_cast<double>(y[d + s]) * d_y[d + s];
+        }
       }
+      for (; d < c.value_dims; ++d) {
+        sums[0] += static_cast<double>(y[d]) * d_y[d];
+      }
+      deltas[(batch * c.heads + head) * c.length + token] =
+          static_cast<float>(std::accumulate(sums, sums + kSums, 0.0));
     }
-    for (; d < c.value_dims; ++d) {
-      sums[0] += static_cast<double>(y[d]) * d_y[d];
-    }
-    return static_cast<float>(std::accumulate(sums, sums + kSums, 0.0));
   }
 
   // Computes the gradients of one part of the keys of one group, and its part of those of queries.

@@ -4,16 +4,18 @@ from functools import partial
 
 import mlx.core as mx
 
+from . import Rotation
+
 
 def run(
     projected: mx.array,
-    offset: int | mx.array,
-    wavelengths: mx.array,
+    rotation: Rotation,
     num_heads: int,
     num_kv_heads: int,
     is_interleaved: bool,
 ) -> tuple[mx.array, mx.array, mx.array]:
     (batch, length), count = projected.shape[:2], num_heads + num_kv_heads
+    offset = rotation.offset
     tokens = mx.unflatten(projected, -1, (count + num_kv_heads, -1))
     both, values = mx.split(tokens.swapaxes(1, 2), [count], axis=1)
     rotate = partial(
@@ -22,7 +24,7 @@ def run(
         traditional=is_interleaved,
         base=None,
         scale=1.0,
-        freqs=wavelengths,
+        freqs=rotation.wavelengths,
     )
     if isinstance(offset, mx.array) and offset.ndim == 2:
         # rows of one token

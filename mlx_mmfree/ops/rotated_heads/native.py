@@ -10,13 +10,12 @@ import mlx.core as mx
 
 from ..backend.native_kernel import Arrays, native_kernel
 from ..float_dtypes import FLOATS
-from . import reference
+from . import Rotation, reference
 
 
 def unsupported(
     projected: mx.array,
-    offset: int | mx.array,
-    wavelengths: mx.array,
+    rotation: Rotation,
     num_heads: int,
     num_kv_heads: int,
     is_interleaved: bool,
@@ -26,16 +25,13 @@ def unsupported(
 
 def run(
     projected: mx.array,
-    offset: int | mx.array,
-    wavelengths: mx.array,
+    rotation: Rotation,
     num_heads: int,
     num_kv_heads: int,
     is_interleaved: bool,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    angles = reference.angles(offset, projected.shape[1], wavelengths)
-    cosines, sines = (mx.stop_gradient(array) for array in angles)
     heads: tuple[mx.array, mx.array, mx.array] = _kernel()(
-        projected, cosines, sines, num_heads, num_kv_heads, is_interleaved
+        projected, rotation.cosines, rotation.sines, num_heads, num_kv_heads, is_interleaved
     )
     return heads
 

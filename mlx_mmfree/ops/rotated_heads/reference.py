@@ -2,16 +2,17 @@
 
 import mlx.core as mx
 
+from . import Rotation
+
 
 def run(
     projected: mx.array,
-    offset: int | mx.array,
-    wavelengths: mx.array,
+    rotation: Rotation,
     num_heads: int,
     num_kv_heads: int,
     is_interleaved: bool,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    cosines, sines = angles(offset, projected.shape[1], wavelengths)
+    cosines, sines = rotation.cosines, rotation.sines
     queries, keys, values = split(projected, num_heads, num_kv_heads)
     turned = [rotate(x, cosines, sines, is_interleaved) for x in (queries, keys)]
     return turned[0], turned[1], values
@@ -25,16 +26,6 @@ def split(
     tokens = mx.unflatten(projected, -1, (count + num_kv_heads, -1))
     queries, keys, values = mx.split(tokens.swapaxes(1, 2), [num_heads, count], axis=1)
     return queries, keys, values
-
-
-def angles(offset: int | mx.array, length: int, wavelengths: mx.array) -> tuple[mx.array, mx.array]:
-    """Cosines and sines of the rotations, float32 `(1 or B, L, K / 2)`."""
-    places = mx.array(offset)
-    if places.ndim < 2:
-        places = places.reshape(-1, 1) + mx.arange(length)
-    # as MLX has it, so that the last bits of large angles agree
-    theta = places.astype(mx.float32)[..., None] * mx.reciprocal(wavelengths)
-    return mx.cos(theta), mx.sin(theta)
 
 
 def rotate(x: mx.array, cosines: mx.array, sines: mx.array, is_interleaved: bool) -> mx.array:

@@ -121,3 +121,21 @@ def test_fusion_that_somebody_turned_off_stays_off() -> None:
     fused = mx.compile(lambda x: mx.abs(-x) * 2 + 1)(mx.ones((1,)))
     compilation._fusion_switch()(True)
     assert "Compiled" not in operations(fused)
+
+
+@pytest.mark.usefixtures("extension", "fused")
+@needs_compiler
+def test_what_is_traced_again_is_not_fused() -> None:
+    """Other trees and dtypes behind the first argument are traced too."""
+
+    def step(x: mx.array, others: dict[str, mx.array]) -> mx.array:
+        return sum((mx.abs(-other) + 1 for other in others.values()), x)
+
+    repeated = compilation.compiled(step)
+    x = mx.array(1.0)
+    for others in ({"a": x}, {"a": x.astype(mx.int32)}, {"a": x, "b": x}):
+        result = repeated(x, others)
+        assert "Compiled" not in operations(result)
+        assert result.item() == step(x, others).item()
+    # and fusing is on again
+    assert compilation._fuses()

@@ -45,11 +45,12 @@ def model(name: str = "hgrn_bit") -> Decoder:
     return built
 
 
-def adapted() -> Decoder:
-    """A packed model with adapters, whose dropout and recomputed blocks draw numbers."""
+def adapted(is_recomputed: bool = False) -> Decoder:
+    """A packed model with adapters, whose dropout draws numbers."""
     built = pack_linears(model())
     add_adapters(built, lambda *_: True, dropout=0.2)
-    checkpoint_blocks(built)
+    if is_recomputed:
+        checkpoint_blocks(built)
     return built
 
 
@@ -115,6 +116,7 @@ def test_every_optimizer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 CALLS: dict[str, Callable[[], Any]] = {
     "accumulation": lambda: run(model(), lambda step: [batch(step), batch(step + 9)]),
     "adapters with dropout": lambda: run(adapted()),
+    "adapters in recomputed blocks": lambda: run(adapted(True)),
     "attention": lambda: run(model("llama")),
     "bfloat16": lambda: run(model("llama"), dtype=mx.bfloat16),
     "distillation": lambda: run(

@@ -4,7 +4,7 @@ import ctypes
 import io
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,8 @@ _NO_FUSION, _FUSION = 2, 3
 # MLX traces the first function of a process twice
 _CALLS = 3
 
-_tracing = threading.Lock()
+_tracing = threading.RLock()
+_call: ContextVar[ExitStack | None] = ContextVar("call", default=None)
 _is_tracing: ContextVar[bool] = ContextVar("is_tracing", default=False)
 
 
@@ -34,29 +35,36 @@ def compiled(function: Callable[..., Any], *, is_random: bool = False) -> Callab
     `mx.disable_compile()` the function is returned as it is.
 
     Args:
-        function: A function whose results depend on its arguments and on arrays that do not change. The
-            shape of its first argument, if that is an array, decides the shapes of the others.
+        function: A function whose results depend on its arguments and on arrays that do not change.
         is_random: Whether the function draws numbers from MLX's global generator.
     """
     if not can_compile():
         return function
+
+    def traced(*args: Any) -> Any:
+        # only MLX knows when it traces: for other shapes, dtypes and trees, and in each thread
+        call = _call.get()
+        assert call is not None
+        call.enter_context(_tracing)
+        if on_cpu():
+            # until MLX would have fused what is traced here
+            call.enter_context(_without_fusion())
+        token = _is_tracing.set(True)
+        try:
+            return function(*args)
+        finally:
+            _is_tracing.reset(token)
+
     state: Any = mx.random.state if is_random else None
-    repeated = mx.compile(function, inputs=state, outputs=state)
-    traced: set[Any] = set()
+    repeated = mx.compile(traced, inputs=state, outputs=state)
 
     def call(*args: Any) -> Any:
-        # MLX traces in each thread
-        key = (threading.get_ident(), getattr(args[0], "shape", None))
-        if key in traced:
-            return repeated(*args)
-        with _tracing, _without_fusion() if on_cpu() else nullcontext():
-            token = _is_tracing.set(True)
+        with ExitStack() as stack:
+            token = _call.set(stack)
             try:
-                result = repeated(*args)
+                return repeated(*args)
             finally:
-                _is_tracing.reset(token)
-        traced.add(key)
-        return result
+                _call.reset(token)
 
     return call
 
@@ -66,13 +74,18 @@ def fold(*arrays: mx.array) -> None:
 
     Nothing happens outside of `compiled`, or to arrays that depend on the arguments of the step.
     """
-    if not _is_tracing.get():
+    if not is_tracing():
         return
     try:
         mx.eval(arrays)
     except ValueError:
         # they have no values while they are traced
         return
+
+
+def is_tracing() -> bool:
+    """Whether a function is traced by `compiled` here and now."""
+    return _is_tracing.get()
 
 
 def can_compile() -> bool:

@@ -37,6 +37,8 @@ from .reformer import Reformer as Reformer
 from .relu_attention import ReLUAttention as ReLUAttention
 from .retnet import RetNet as RetNet
 from .retnet import RetNetState as RetNetState
+from .ring_attention import RingAttention as RingAttention
 from .sima import SimA as SimA
+from .sinkhorn import Sinkhorn as Sinkhorn
 from .sliding_window_attention import SlidingWindowAttention as SlidingWindowAttention
 from .synthesizer import Synthesizer as Synthesizer

@@ -1,0 +1,172 @@
+"""Ring attention: a sequence split over processes (Liu et al., arXiv 2310.01889)."""
+
+from typing import Any, ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import project
+from ..layers.arguments import check_sequences
+from ..layers.attention_call import SelfAttentionState
+from ..layers.context import Context
+from ..layers.heads import merge_heads, split_heads
+from ..layers.linear_factory import Linears
+from ..layers.rope import RoPE
+from ..layers.self_attention import SelfAttention
+from ..layers.state_kind import StatesByPosition
+from ..ops.ring_attention import ring_attention
+
+
+class RingAttention(SelfAttention):
+    r"""Softmax attention of the part of a sequence that a process holds to the whole of it.
+
+    .. math::
+        y_t = W_o\,\Big[\sum_{j} \mathrm{softmax}_j\big(q_{t,h}^\top k_{j,g(h)} / \sqrt{K}\big)
+        \,v_{j,g(h)}\Big]_{h=1..H}
+
+    Of `P` processes, number `r` is called with the `r`-th part of the sequence and returns that part of
+    the result. Keys and values go round in a ring, so that a process needs memory for its own part and
+    one other. The result is that of ordinary attention over the whole, and so are the gradients of the
+    inputs; those of the weights are this process's share, whose sum over the processes is the whole.
+    In a group of one process, which is the default, it is ordinary attention, with its state.
+
+    While the sequence is split, it is read whole: there is no state to go on from, samples are not
+    packed, and a call cannot be compiled. All processes make the same calls in the same order.
+
+    Args:
+        dims: Model dims `D`.
+        num_heads: Query heads `H`.
+        num_kv_heads: Key and value heads `G`, a divisor of `H`. Default: `num_heads`.
+        head_dim: Dims `K` of a head. Default: `dims / num_heads`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        bias: Whether the projections have a bias.
+        rope: Rotates queries and keys by the positions in the whole text, made for `head_dim`.
+        is_causal: Each token sees the ones before it and itself; otherwise all of the sequence.
+        group: The processes among which sequences are split; `None`: this one alone.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`, in a group parts of one length.
+
+    State:
+        `KeyValueState`, which stays empty in a group; `()` if not causal.
+
+    Raises:
+        ValueError: Parts have different lengths, or what a group cannot do is asked of it.
+
+    Example:
+        >>> RingAttention(32)(mx.zeros((1, 5, 32)))[0].shape
+        (1, 5, 32)
+    """
+
+    equation: ClassVar[str] = "y = softmax(Q K^T / sqrt(d)) V, keys passed round P processes"
+    complexity: ClassVar[str] = "T^2 D / P for each process"
+    paper: ClassVar[str] = "arXiv 2310.01889"
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        num_heads: int = 8,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        rope: RoPE | None = None,
+        is_causal: bool = True,
+        group: mx.distributed.Group | None = None,
+    ):
+        super().__init__(
+            dims,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            linear=linear,
+            bias=bias,
+            rope=rope,
+            is_causal=is_causal,
+        )
+        self._group = group if group is not None and group.size() > 1 else None
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: SelfAttentionState | None = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+    ) -> tuple[mx.array, SelfAttentionState]:
+        if self._group is None:
+            return super().__call__(x, state, valid, starts=starts)
+        return self._read_part(x, state, Context(valid, starts=starts), self._group)
+
+    def residual(
+        self,
+        x: mx.array,
+        norm: nn.Module | None,
+        state: SelfAttentionState | None,
+        context: Context,
+        **arguments: Any,
+    ) -> tuple[mx.array, SelfAttentionState]:
+        if self._group is None:
+            return super().residual(x, norm, state, context, **arguments)
+        normed = x if norm is None else norm(x)
+        y, state = self._read_part(normed, state, context, self._group)
+        return x + y, state
+
+    def residual_by_position(
+        self,
+        x: mx.array,
+        norm: nn.Module | None,
+        state: SelfAttentionState | None,
+        context: Context,
+        **arguments: Any,
+    ) -> tuple[mx.array, SelfAttentionState | StatesByPosition]:
+        if self._group is None:
+            return super().residual_by_position(x, norm, state, context, **arguments)
+        return self.residual(x, norm, state, context, **arguments)
+
+    def _read_part(
+        self,
+        x: mx.array,
+        state: SelfAttentionState | None,
+        context: Context,
+        group: mx.distributed.Group,
+    ) -> tuple[mx.array, SelfAttentionState]:
+        check_sequences("RingAttention", x, self._dims)
+        before = self.init_state(x.shape[0], x.dtype) if state is None else state
+        for name, given in (
+            ("state", getattr(before, "used", 0)),
+            ("starts", context.starts is not None),
+        ):
+            if given:
+                raise ValueError(
+                    f"[RingAttention] '{name}' must be None where the sequence is split over "
+                    f"{group.size()} processes. Without 'group' one process reads it all."
+                )
+        valid = context.valid
+        if valid is not None:
+            x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
+        heads = split_heads(self.project_inner(x, None), self.num_heads + 2 * self.num_kv_heads)
+        both, values = mx.split(heads, [self.num_heads + self.num_kv_heads], axis=1)
+        if "rope" in self:
+            offset = self._offset(x.shape[1], valid, group)
+            both = self.rope.rotate(both, self.rope.rotation(offset, x.shape[1]))
+        queries, keys = mx.split(both, [self.num_heads], axis=1)
+        scale = self._query_scale
+        queries = queries if scale == 1.0 else queries * scale
+        y = ring_attention(queries, keys, values, group, is_causal=self.is_causal, valid=valid)
+        y = project(merge_heads(y).astype(x.dtype), (self["output_proj"],))
+        return y if valid is None else mx.where(valid[..., None], y, mx.zeros((), y.dtype)), before
+
+    def _offset(
+        self, length: int, valid: mx.array | None, group: mx.distributed.Group
+    ) -> int | mx.array:
+        """The position in the whole text of the first token or, with padding, of each, `(B, L)`."""
+        if valid is None:
+            return group.rank() * length
+        own = mx.cumsum(valid.astype(mx.int32), axis=1)
+        counts = mx.distributed.all_gather(own[None, :, -1], group=group)
+        mx.eval(counts)
+        before = counts[: group.rank()].sum(axis=0)
+        return mx.maximum(before[:, None] + own - 1, 0)

@@ -1,0 +1,223 @@
+"""Sinkhorn attention: blocks see themselves and a sorted block (Tay et al., arXiv 2002.11296)."""
+
+from typing import ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import project
+from ..layers.arguments import check_sequences, check_sizes
+from ..layers.attention_options import KeyValueCache
+from ..layers.block_sorting import (
+    attend_blocks,
+    attend_past_blocks,
+    blocks_of,
+    soft_sorting,
+)
+from ..layers.context import Context
+from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.key_value_kind import KeyValueKind
+from ..layers.key_value_reading import extend, read
+from ..layers.key_value_state import KeyValueState
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.padding import RealTokens, read_without_padding
+from ..layers.state_kind import StateKind
+from ..layers.token_mixer import TokenMixer
+
+_PROJECTIONS = ("query_proj", "key_proj", "value_proj")
+
+
+class Sinkhorn(TokenMixer):
+    r"""Softmax attention within blocks, each beside a block that a sorting puts there.
+
+    .. math::
+        y_t = W_o\,\Big[\mathrm{softmax}\big(q_t\,[\hat K_u; K_u]^\top / \sqrt K\big)\,[\hat V_u; V_u]
+        \Big]_{h=1..H}, \quad \hat K_u = \sum_v P_{uv} K_v, \quad \hat V_u = \sum_v P_{uv} V_v
+
+    for the block `u` of `t`. If it is not causal, `P` is a soft permutation, by Gumbel-Sinkhorn of the
+    products of the blocks' mean queries and keys, as sinkhorn-transformer has it (which, as released,
+    takes the sorted values from the sorted keys; this does not). If it is causal, it is that package's
+    form, not the paper's: a block sees the few blocks of the past that its first token finds nearest,
+    times their weights, or learned empty blocks where there are too few; in half of the heads blocks
+    begin a token before those of the others, and what comes before the first of them sees only itself.
+
+    Args:
+        dims: Model dims `D`.
+        block_size: Tokens of a block.
+        iterations: Those of Sinkhorn.
+        num_blocks: Blocks of the past that a causal one sees.
+        temperature: Of the sorting. Default: 0.75, or 1 if it is causal.
+        has_noise: Gumbel noise is drawn while the module is in training, if it is not causal.
+        num_heads: Heads `H`.
+        head_dim: Dims `K` of a head. Default: `dims / num_heads`.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        is_causal: Later tokens are not seen.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`; `uniform`: numbers from 0 to 1 that the noise is made of,
+        `(B, H, N, N)` for `N` blocks.
+
+    State:
+        `KeyValueState`, whose keys are keys and queries side by side; `()` if not causal.
+
+    Example:
+        >>> Sinkhorn(32, block_size=4)(mx.zeros((1, 9, 32)))[0].shape
+        (1, 9, 32)
+    """
+
+    equation: ClassVar[str] = "y = softmax(Q [P K; K]^T / sqrt(d)) [P V; V], over the own block"
+    complexity: ClassVar[str] = "T S D + (T / S)^2 D"
+    paper: ClassVar[str] = "arXiv 2002.11296"
+    causal: ClassVar[bool] = True
+    bidirectional: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        block_size: int = 64,
+        iterations: int = 7,
+        num_blocks: int = 2,
+        temperature: float | None = None,
+        has_noise: bool = False,
+        num_heads: int = 8,
+        head_dim: int | None = None,
+        linear: Linears = nn.Linear,
+        is_causal: bool = True,
+    ):
+        super().__init__()
+        check_sizes("Sinkhorn", block_size=block_size, iterations=iterations, num_blocks=num_blocks)
+        default = 1.0 if is_causal else 0.75
+        self._temperature = default if temperature is None else temperature
+        if not self._temperature > 0:
+            raise ValueError(f"[Sinkhorn] 'temperature' must be positive but got {temperature}.")
+        head_dim = dims_of_a_head("Sinkhorn", dims, num_heads, head_dim)
+        self._dims = dims
+        self._block = block_size
+        self._iterations = iterations
+        self._num_blocks = num_blocks
+        self._has_noise = has_noise
+        self._is_causal = is_causal
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        for name in _PROJECTIONS:
+            self[name] = factory_of(linear, name)(dims, num_heads * head_dim, bias=False)
+        self.output_proj = factory_of(linear, "output_proj")(num_heads * head_dim, dims, bias=False)
+        if is_causal:
+            self.empty_keys = mx.random.normal((num_heads, 1, head_dim))
+            self.empty_values = mx.random.normal((num_heads, 1, head_dim))
+
+    @property
+    def is_causal(self) -> bool:
+        return self._is_causal
+
+    @property
+    def state_kind(self) -> StateKind:
+        if not self._is_causal:
+            return super().state_kind
+        dims = self.head_dim
+        cache = KeyValueCache()
+        return KeyValueKind(self.num_heads, 2 * dims, cache, takes_steps=False, value_dims=dims)
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> KeyValueState | tuple[()]:
+        return self.state_kind.blank(batch_size, 0, dtype) if self._is_causal else ()
+
+    def __call__(
+        self,
+        x: mx.array,
+        state: KeyValueState | tuple[()] | None = None,
+        valid: mx.array | None = None,
+        *,
+        uniform: mx.array | None = None,
+    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
+        check_sequences("Sinkhorn", x, self._dims)
+        before = self.init_state(x.shape[0], x.dtype) if state is None else state
+        if not x.shape[1]:
+            return x, before
+
+        def read(x: mx.array, tokens: RealTokens) -> tuple[mx.array, KeyValueState | tuple[()]]:
+            projected = project(x, [self[name] for name in _PROJECTIONS])
+            heads = split_heads(projected, 3 * self.num_heads)
+            parts = [heads[:, n * self.num_heads : (n + 1) * self.num_heads] for n in range(3)]
+            after: KeyValueState | tuple[()] = ()
+            if isinstance(before, KeyValueState):
+                y, after = self._see_past(parts, before, tokens.counts)
+            else:
+                y = self._see_all(parts, tokens.counts, uniform)
+            return project(merge_heads(y).astype(x.dtype), (self["output_proj"],)), after
+
+        return read_without_padding(x, Context(valid), read)
+
+    def _see_all(
+        self, parts: list[mx.array], counts: mx.array | None, uniform: mx.array | None
+    ) -> mx.array:
+        """Attention of whole sequences, float32 `(B, H, L, K)`."""
+        length = parts[0].shape[2]
+        block = min(self._block, length)
+        queries, keys, values = (blocks_of(part, block) for part in parts)
+        token = mx.arange(queries.shape[2] * block)[None]
+        real = token < (mx.array([length]) if counts is None else counts)[:, None]
+        real = real.reshape(-1, 1, *queries.shape[2:4])
+        queries, keys, values = (
+            mx.where(real[..., None], part, 0.0) for part in (queries, keys, values)
+        )
+        if uniform is None and self._has_noise and self.training:
+            uniform = mx.random.uniform(shape=(*queries.shape[:2], *[queries.shape[2]] * 2))
+        shares = soft_sorting(
+            queries,
+            keys,
+            real,
+            temperature=self._temperature,
+            iterations=self._iterations,
+            uniform=uniform,
+        )
+        sorted_keys, sorted_values = (
+            mx.unflatten(shares @ mx.flatten(part, 3), 3, part.shape[3:]) for part in (keys, values)
+        )
+        # a place of a block is there if any block has a token at it
+        places = mx.broadcast_to(mx.any(real, axis=2, keepdims=True), real.shape)
+        seen = mx.concatenate([places, real], axis=-1)[..., None, :]
+        # padding alone sees itself, so that its gradient is a number
+        seen = mx.logical_or(seen, mx.logical_not(mx.any(seen, axis=-1, keepdims=True)))
+        keys = mx.concatenate([sorted_keys, keys], axis=3)
+        values = mx.concatenate([sorted_values, values], axis=3)
+        return attend_blocks(queries, keys, values, seen)[:, :, :length]
+
+    def _see_past(
+        self, parts: list[mx.array], before: KeyValueState, counts: mx.array | None
+    ) -> tuple[mx.array, KeyValueState]:
+        """Attention of tokens to those before them, float32 `(B, H, L, K)`, and the state."""
+        queries, keys, values = parts
+        length = queries.shape[2]
+        reading = read(before.positions, length, counts)
+        both = mx.concatenate([keys, queries], axis=-1)
+        both, values, after = extend(before, both, values, reading)
+        keys, queries = mx.split(both, 2, axis=-1)
+        half = self.num_heads // 2
+        split = [
+            mx.split(part.astype(mx.float32), [half], axis=1) for part in (queries, keys, values)
+        ]
+        empty = [
+            mx.split(part.astype(mx.float32), [half])
+            for part in (self.empty_keys, self.empty_values)
+        ]
+        groups = [
+            attend_past_blocks(
+                [part[n] for part in split],
+                [part[n] for part in empty],
+                block=self._block,
+                offset=offset,
+                count=self._num_blocks,
+                temperature=self._temperature,
+            )
+            for n, offset in enumerate((0, self._block - 1))
+            if split[0][n].shape[1]
+        ]
+        y = mx.concatenate(groups, axis=1)
+        if before.used:
+            # padding behind the tokens has no slot, and any place does
+            places = mx.minimum(reading.places, y.shape[2] - 1)
+            index = mx.broadcast_to(places, (y.shape[0], length))
+            y = mx.take_along_axis(y, index[:, None, :, None], axis=2)
+        return y, after

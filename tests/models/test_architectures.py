@@ -6,7 +6,17 @@ import pytest
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.models import architecture_of, find, known_model_types
 
-KNOWN = ["bitnet", "hgrn_bit", "llama", "marian", "metaformer", "qwen3"]
+KNOWN = [
+    "big_bird",
+    "bitnet",
+    "fnet",
+    "hgrn_bit",
+    "llama",
+    "longformer",
+    "marian",
+    "metaformer",
+    "qwen3",
+]
 
 
 def test_known_types() -> None:

@@ -89,7 +89,7 @@ class OpenedModel:
             )
 
     def load(self) -> Decoder:
-        """Reads the weights into the model. It may be called once.
+        """Reads the weights into the model, which is set to evaluation. It may be called once.
 
         Raises:
             CheckpointError: A tensor is damaged.
@@ -100,6 +100,7 @@ class OpenedModel:
         model = self.model
         self._masters.make(model)
         model.rounding = checked_rounding(self.checkpoint)
+        model.eval()
         return converted(model, self._dtype)
 
     def _build_graphs(self) -> None:

@@ -27,6 +27,7 @@ class Tokenizer:
         bos_token_id: The token that begins a text; `None` if there is none.
         eos_token_id: The token named as the end of a text; `None` if there is none.
         eos_token_ids: The tokens that end a text. Any of them ends generation.
+        mask_token_id: The token that stands for a missing one; `None` if there is none.
         special_tokens: The ids of the special tokens by their text.
 
     Example:
@@ -45,6 +46,7 @@ class Tokenizer:
             self.bos_token_id = settings.bos_token_id
         eos_token_id = self._named_id("eos_token", vocabulary.eos_token_id)
         self.eos_token_id = eos_token_id
+        self.mask_token_id = self._named_id("mask_token", None)
         self.eos_token_ids = set(settings.eos_token_ids)
         if eos_token_id is not None:
             self.eos_token_ids.add(eos_token_id)

@@ -9,6 +9,7 @@ import yaml
 
 from mlx_mmfree.hub import save_model
 from tests.hub.checkpoints import GOLDENS, tiny_model, tiny_transformer, write_bitnet_checkpoint
+from tests.hub.encoder_folder import encoder_folder
 from tests.hub.marian_folder import marian_folder
 from tests.readme.documents import ROOT, sections
 from tests.training.conftest import write_corpus
@@ -27,8 +28,9 @@ def write_repositories(folder: Path) -> dict[str, Path]:
             _write_bitnet(target)
         for file in (GOLDENS / "tokenizer_bpe").glob("tokenizer*.json"):
             shutil.copyfile(file, target / file.name)
-    translator = "Helsinki-NLP/opus-mt-en-de"
+    encoder, translator = "google/fnet-base", "Helsinki-NLP/opus-mt-en-de"
     found[translator] = marian_folder(folder / translator.replace("/", "--"))
+    found[encoder] = encoder_folder(folder / encoder.replace("/", "--"))
     return found
 
 

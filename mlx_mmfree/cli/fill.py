@@ -1,0 +1,74 @@
+"""`mmfree fill`: fills in the masks of a text with an encoder such as FNet, Big Bird or Longformer."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import cast
+
+from ..errors import UsageError
+from .parts.columns import aligned
+from .parts.command import CommandParser, argument_errors, command
+from .parts.flags import positive
+from .parts.memory import add_memory_flags, limited_memory
+from .parts.prompts import given_prompt
+
+HELP = "fill in the masks of a text with an encoder"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(prog="mmfree fill", description=__doc__)
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="folder or Hub repository of the model, such as google/fnet-base",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
+    parser.add_argument(
+        "--text",
+        required=True,
+        help="text that spells the model's mask token where a word is missing; '-' reads standard input",
+    )
+    parser.add_argument(
+        "--top-k", type=positive, default=5, help="number of words for each mask (%(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_memory_flags(parser)
+    return parser
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    text = given_prompt(args.text)
+    from ..generation.filling import fill
+    from ..hub.checkpoint.opened_model import open_model
+    from ..models import MaskedLM, TokenModel
+
+    opened = open_model(args.model, args.revision)
+    planned: TokenModel = opened.model
+    if not isinstance(planned, MaskedLM):
+        raise UsageError(
+            f"[fill] 'model' must fill in masked tokens but '{args.model}' is a model for "
+            f"{planned.purpose}."
+        )
+    with limited_memory(args, opened.nbytes):
+        tokenizer = opened.tokenizer()
+        model = cast(MaskedLM, opened.load())
+        with argument_errors():
+            found = fill(model, tokenizer, text, top_k=args.top_k)
+    if args.json:
+        masks = [
+            [
+                {"word": word, "probability": probability}
+                for word, probability in zip(each.words, each.probabilities, strict=True)
+            ]
+            for each in found
+        ]
+        print(json.dumps({"masks": masks}, ensure_ascii=False))
+        return 0
+    rows = [("mask", "word", "probability")]
+    for number, each in enumerate(found, 1):
+        for word, probability in zip(each.words, each.probabilities, strict=True):
+            rows.append((str(number), word, f"{probability:.3f}"))
+    print("\n".join(aligned(rows, left=2)))
+    return 0

@@ -1,7 +1,7 @@
 """Keras-MML: its layers are options of this library's.
 
 What its kernels hold as `[in, out]` is `[out, in]` here, and gates that it keeps in one matrix stand in
-another order. Where it maps to more dims than it is given, the input gets further dims of zeros.
+another order.
 """
 
 from functools import partial
@@ -22,44 +22,33 @@ EPS = 1e-24
 Weights = dict[str, mx.array]
 
 
-def _ternary(weights: Weights, prefix: str, inputs: int, order: list[int] | None = None) -> Watched:
-    """A `DenseMML` with so many inputs, its outputs in another order of equal parts."""
+def _ternary(weights: Weights, prefix: str, order: list[int] | None = None) -> Watched:
+    """A `DenseMML`, its outputs in another order of equal parts."""
     kernel, bias, gain = (weights[f"{prefix}{name}"] for name in ("kernel", "bias", "gain"))
     if order is not None:
         kernel, bias = (_reordered(part, order) for part in (kernel, bias))
-    given, outputs = kernel.shape
-    # inputs that are zero do not count; the mean of the weights stays
-    missing = [(0, inputs - given), (0, 0)]
-    kernel = mx.pad(kernel, missing, constant_values=mx.abs(kernel).mean().item())
     if gain.ndim > 1:
-        assert given == inputs
-        layer = BitLinear(inputs, outputs, bias=True)
-        norm = PlacedRMSNorm(inputs, max_length=gain.shape[0])
+        layer = BitLinear(*kernel.shape, bias=True)
+        norm = PlacedRMSNorm(gain.shape[1], max_length=gain.shape[0])
         norm.weight = gain
         watched = Watched(layer, norm)
     else:
-        layer = BitLinear(inputs, outputs, bias=True, norm_eps=EPS)
-        layer.norm.weight = mx.pad(gain * (given / inputs) ** 0.5, missing[:1])
+        layer = BitLinear(*kernel.shape, bias=True, norm_eps=EPS)
+        layer.norm.weight = gain
         watched = Watched(layer)
     layer.weight, layer.bias = kernel.T, bias
     return watched
 
 
-def _dense(weights: Weights, prefix: str, inputs: int) -> nn.Linear:
-    kernel = weights[f"{prefix}kernel"]
-    layer = nn.Linear(inputs, kernel.shape[1])
-    layer.weight = mx.pad(kernel, [(0, inputs - kernel.shape[0]), (0, 0)]).T
-    layer.bias = weights[f"{prefix}bias"]
+def _dense(weights: Weights, prefix: str) -> nn.Linear:
+    layer = nn.Linear(*weights[f"{prefix}kernel"].shape)
+    layer.weight, layer.bias = weights[f"{prefix}kernel"].T, weights[f"{prefix}bias"]
     return layer
 
 
 def _reordered(x: mx.array, order: list[int]) -> mx.array:
     parts = mx.split(x, len(order), axis=-1)
     return mx.concatenate([parts[n] for n in order], axis=-1)
-
-
-def _widened(x: mx.array, dims: int) -> mx.array:
-    return mx.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, dims - x.shape[-1])])
 
 
 def _made(layers: dict[str, Any]) -> dict[str, Any]:
@@ -71,14 +60,14 @@ def _mixer(weights: Weights, dims: int, hidden: int, is_full: bool, prefix: str 
     if is_full:
         # f, c, g
         layers: dict[str, Any] = {
-            "gates_proj": _ternary(weights, f"{prefix}in.", dims, [1, 0, 2]),
-            "output_proj": _ternary(weights, f"{prefix}out.", hidden),
+            "gates_proj": _ternary(weights, f"{prefix}in.", [1, 0, 2]),
+            "output_proj": _ternary(weights, f"{prefix}out."),
         }
     else:
         layers = {
-            "recurrence_proj": _ternary(weights, f"{prefix}in.", dims, [1, 0]),
-            "gate_proj": _dense(weights, f"{prefix}data_gate.", dims),
-            "output_proj": _dense(weights, f"{prefix}out.", hidden),
+            "recurrence_proj": _ternary(weights, f"{prefix}in.", [1, 0]),
+            "gate_proj": _dense(weights, f"{prefix}data_gate."),
+            "output_proj": _dense(weights, f"{prefix}out."),
         }
     return MLGRU(
         dims,
@@ -92,8 +81,8 @@ def _mixer(weights: Weights, dims: int, hidden: int, is_full: bool, prefix: str 
 
 def _feed_forward(weights: Weights, dims: int, hidden: int, prefix: str = "") -> SwiGLU:
     layers = {
-        "gate_up_proj": _ternary(weights, f"{prefix}gate_up.", dims),
-        "down_proj": _ternary(weights, f"{prefix}down.", hidden),
+        "gate_up_proj": _ternary(weights, f"{prefix}gate_up."),
+        "down_proj": _ternary(weights, f"{prefix}down."),
     }
     return SwiGLU(dims, hidden_dims=hidden, is_stacked=True, bias=True, linear=_made(layers))
 
@@ -105,7 +94,7 @@ def _watched(module: nn.Module) -> list[Watched]:
 @golden("keras_mml__dense")
 def test_dense(file: GoldenFile) -> None:
     x = file.inputs["x"]
-    layer = _ternary(file.weights, "", x.shape[-1])
+    layer = _ternary(file.weights, "")
     assert_close_rounded(layer(x), file.out["y"], layer)
 
 
@@ -130,11 +119,8 @@ def test_norm(file: GoldenFile) -> None:
 def test_recurrence(file: GoldenFile) -> None:
     hyper, x = file.hyper, file.inputs["x"]
     units = hyper["units"] if "units" in hyper else hyper["out_dim"]
-    dims = max(units, x.shape[-1])
-    assert dims == units
-    x = _widened(x, dims)
     for cut in (1, x.shape[1]):
-        mixer = _mixer(file.weights, dims, units, hyper["fully_mml"])
+        mixer = _mixer(file.weights, x.shape[-1], units, hyper["fully_mml"])
         state, parts = None, []
         for start in range(0, x.shape[1], cut):
             y, state = mixer(x[:, start : start + cut], state)
@@ -145,10 +131,9 @@ def test_recurrence(file: GoldenFile) -> None:
 
 @golden("keras_mml__swiglu")
 def test_feed_forward(file: GoldenFile) -> None:
-    dims, hidden = file.hyper["units"], file.hyper["intermediate"]
-    mixer = _feed_forward(file.weights, dims, hidden)
-    y = mixer(_widened(file.inputs["x"], dims))
-    assert_close_rounded(y, file.out["y"], *_watched(mixer))
+    x = file.inputs["x"]
+    mixer = _feed_forward(file.weights, x.shape[-1], file.hyper["intermediate"])
+    assert_close_rounded(mixer(x), file.out["y"], *_watched(mixer))
 
 
 @golden("keras_mml__transformer_block")

@@ -221,8 +221,8 @@ def _attend_some(
 
 
 def factors_of(count: int, chunk: int) -> tuple[int, ...]:
-    """Even factors of about twice as many buckets as there are chunks; two where one is large."""
+    """Even factors of about twice as many buckets as there are chunks; two of more than 32."""
     halves = max(0, math.ceil(math.log2(max(1, count / chunk))))
-    if halves < 8:
+    if halves < 5:
         return (2 ** (halves + 1),)
     return (2 ** ((halves + 1) // 2), 2 ** (halves + 1 - (halves + 1) // 2))

@@ -315,4 +315,58 @@ FAULTS = {
         "if not plan.is_private and not api.repo_info(plan.repository).private:",
         ("hub/test_upload.py",),
     ),
+    "GRU: the roles of the update gate are swapped": Fault(
+        "token_mixers/gru.py",
+        "return update * hidden + (1.0 - update) * candidate",
+        "return update * candidate + (1.0 - update) * hidden",
+        ("token_mixers/test_gru.py",),
+    ),
+    "FNet: padding counts in the length": Fault(
+        "token_mixers/fnet.py",
+        "count = mx.maximum(place[:, -1:] + 1, 1)[..., None]",
+        "count = mx.full((x.shape[0], 1, 1), x.shape[1])",
+        ("token_mixers/test_fnet.py",),
+    ),
+    "pooling: what lies before a sample is averaged": Fault(
+        "token_mixers/pooling.py",
+        "is_in = mx.logical_and(place + step >= 0, token + step <= ends)",
+        "is_in = mx.logical_and(token + step >= 0, token + step <= ends)",
+        ("token_mixers/test_pooling.py",),
+    ),
+    "places: columns of a packed sample are counted from the row": Fault(
+        "layers/placed_tokens.py",
+        "columns = columns - reading.begins[..., None]",
+        "columns = columns + 0 * reading.begins[..., None]",
+        ("token_mixers/test_synthesizer.py",),
+    ),
+    "Reformer: the first chunk looks at the last one of its own round": Fault(
+        "layers/hashed_attention.py",
+        "(index // number - 1) % rounds * number",
+        "(index // number) % rounds * number",
+        ("goldens/mixers/test_reformer.py",),
+    ),
+    "Reformer: rounds count alike": Fault(
+        "layers/hashed_attention.py",
+        "weights = total * mx.exp(",
+        "weights = 1.0 + 0.0 * mx.exp(",
+        ("goldens/mixers/test_reformer.py",),
+    ),
+    "Sinkhorn: sorted values are taken from the keys": Fault(
+        "token_mixers/sinkhorn.py",
+        "values = mx.concatenate([sorted_values, values], axis=3)",
+        "values = mx.concatenate([sorted_keys, values], axis=3)",
+        ("goldens/mixers/test_sinkhorn.py",),
+    ),
+    "reversible blocks: gradients of the channel mixer are lost": Fault(
+        "models/parts/reversible.py",
+        "gradients = [a + b for a, b in zip(own, others, strict=True)]",
+        "gradients = others",
+        ("models/test_reversible.py",),
+    ),
+    "ring attention: parts are added without their largest scores": Fault(
+        "ops/ring_attention.py",
+        "self.total * before + weights",
+        "self.total + weights",
+        ("goldens/mixers/test_ring_attention.py",),
+    ),
 }

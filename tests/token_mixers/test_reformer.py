@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.layers.hashed_attention import hash_buckets
+from mlx_mmfree.layers.hashed_attention import factors_of, hash_buckets
 from mlx_mmfree.token_mixers import Reformer
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -105,3 +105,9 @@ def test_what_is_refused() -> None:
         Reformer(16, num_buckets=5)
     with pytest.raises(ValueError, match=r"\[Reformer\] 'convention' must be one of 'trax'"):
         Reformer(16, convention="other")  # type: ignore[arg-type]
+
+
+def test_long_texts_have_two_factors() -> None:
+    assert factors_of(13, 64) == (2,)
+    assert factors_of(64 * 16, 64) == (32,)
+    assert factors_of(64 * 100, 64) == (16, 16)

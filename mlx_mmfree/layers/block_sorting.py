@@ -137,6 +137,7 @@ def attend_past_blocks(
     offset: int,
     count: int,
     temperature: float,
+    places: mx.array | None = None,
 ) -> mx.array:
     """Attention of each token to its block up to itself, and to blocks before that `past_sorting` finds.
 
@@ -147,10 +148,21 @@ def attend_past_blocks(
         offset: The first token of the first block. Those before it see only each other.
         count: Blocks that are found.
         temperature: That of the sorting.
+        places: The tokens whose results are asked for, `(B, A)`; `None`: all.
 
     Returns:
-        float32 `(B, H, L, V)`.
+        float32 `(B, H, L, V)`, or `(B, H, A, V)`.
     """
+    if places is not None:
+        return _attend_past_of(
+            parts,
+            empty,
+            places,
+            block=block,
+            offset=offset,
+            count=count,
+            temperature=temperature,
+        )
     length, results = parts[0].shape[2], []
     if offset and length:
         queries, keys, values = (part[:, :, None, : min(offset, length)] for part in parts)
@@ -172,6 +184,47 @@ def attend_past_blocks(
             attend_blocks(queries, near_keys, near_values, seen)[:, :, : length - offset]
         )
     return mx.concatenate(results, axis=2)
+
+
+def _attend_past_of(
+    parts: Sequence[mx.array],
+    empty: Sequence[mx.array],
+    places: mx.array,
+    *,
+    block: int,
+    offset: int,
+    count: int,
+    temperature: float,
+) -> mx.array:
+    """`attend_past_blocks` of some tokens, each with the keys and values of its own blocks."""
+    asked = places[:, None, :, None]
+    queries = mx.take_along_axis(parts[0], asked, axis=2)[:, :, :, None]
+    y, length = None, parts[0].shape[2]
+    if offset:
+        first, values = (part[:, :, None, : min(offset, length)] for part in parts[1:])
+        seen = mx.arange(first.shape[3]) <= asked[..., None]
+        y = attend_blocks(queries, first, values, seen)
+    if length <= offset and y is not None:
+        return y
+    rest = [blocks_of(part[:, :, offset:], block) for part in parts]
+    whole = [mx.flatten(part, 2, 3) for part in rest[:2]]
+    found = past_sorting(*whole, block=block, count=count, temperature=temperature)
+    place = mx.maximum(places - offset, 0)
+    own = (place // block)[:, None]
+    number = mx.broadcast_to(own, (place.shape[0], queries.shape[1], place.shape[1]))
+    near = [
+        (mx.take_along_axis(one, own, axis=2), mx.take_along_axis(weight, own, axis=2))
+        for one, weight in found
+    ]
+    near.append((number + 1, mx.ones(number.shape)))
+    keys, values = (
+        mx.concatenate([_chosen(part, null, *one) for one in near], axis=3)
+        for part, null in zip(rest[1:], empty, strict=True)
+    )
+    column = mx.arange(keys.shape[3]) - count * block
+    seen = column <= (place % block)[:, None, :, None, None]
+    later = attend_blocks(queries, keys, values, seen)
+    return later if y is None else mx.where(asked >= offset, later, y)
 
 
 def _chosen(blocks: mx.array, empty: mx.array, number: mx.array, weight: mx.array) -> mx.array:

@@ -202,6 +202,13 @@ class Sinkhorn(TokenMixer):
             mx.split(part.astype(mx.float32), [half])
             for part in (self.empty_keys, self.empty_values)
         ]
+        places = None
+        # few tokens look for their own blocks, many let all blocks be computed
+        is_few = length * self._block <= keys.shape[2]
+        if before.used:
+            # padding behind the tokens has no slot, and any place does
+            places = mx.minimum(reading.places, keys.shape[2] - 1)
+            places = mx.broadcast_to(places, (keys.shape[0], length))
         groups = [
             attend_past_blocks(
                 [part[n] for part in split],
@@ -210,14 +217,12 @@ class Sinkhorn(TokenMixer):
                 offset=offset,
                 count=self._num_blocks,
                 temperature=self._temperature,
+                places=places if is_few else None,
             )
             for n, offset in enumerate((0, self._block - 1))
             if split[0][n].shape[1]
         ]
         y = mx.concatenate(groups, axis=1)
-        if before.used:
-            # padding behind the tokens has no slot, and any place does
-            places = mx.minimum(reading.places, y.shape[2] - 1)
-            index = mx.broadcast_to(places, (y.shape[0], length))
-            y = mx.take_along_axis(y, index[:, None, :, None], axis=2)
+        if places is not None and not is_few:
+            y = mx.take_along_axis(y, places[:, None, :, None], axis=2)
         return y, after

@@ -54,3 +54,14 @@ def test_noise_belongs_to_training() -> None:
 def test_a_temperature_is_positive() -> None:
     with pytest.raises(ValueError, match=r"\[Sinkhorn\] 'temperature' must be positive"):
         Sinkhorn(16, temperature=0.0)
+
+
+@pytest.mark.parametrize("num_heads", [1, 2])
+def test_few_tokens_and_many_see_the_same(num_heads: int) -> None:
+    mixer = Sinkhorn(16, block_size=4, num_heads=num_heads)
+    x = mx.random.normal((2, 50, 16), key=mx.random.key(1))
+    whole, _ = mixer(x)
+    for piece in (1, 7, 30):
+        _, state = mixer(x[:, :17])
+        y, _ = mixer(x[:, 17 : 17 + piece], state)
+        assert relative_error(y, whole[:, 17 : 17 + piece]) <= TOLERANCE[mx.float32]

@@ -253,7 +253,6 @@ ARCHITECTURE = Architecture(
         "model.encoder.norm": "encoder.norm",
         "lm_head": "head",
     },
-    is_ternarizable=True,
     tiny={
         "vocab_size": 60,
         "hidden_size": 32,

@@ -54,6 +54,7 @@ TRAIN_OPTIONS: list[Values] = [
     # arrays of this size have moments in 8 bits
     {"optimizer": "adamw8bit", "model": TRAIN["model"] | {"hidden_size": 64}},
     {"dtype": "bfloat16"},
+    {"embedding_std": 0.5},
     {"clip_norm": 0.0},
     {"quantization_warmup": 30},
     {"grad_checkpoint": True},

@@ -22,6 +22,8 @@ from mlx_mmfree.training.optimizer_step import OptimizerStep
 from tests.training.parallel_run import batch, build
 
 BLOCKS = 4
+# blocks of one kind, where an architecture may have several
+ALIKE = {"metaformer": {"token_mixer": "mlgru"}}
 
 
 def _nodes(arrays: list[mx.array]) -> int:
@@ -48,7 +50,8 @@ def _decoders() -> list[str]:
 @pytest.mark.parametrize("model_type", _decoders())
 def test_gradients_follow_in_the_order_of_the_backward_pass(model_type: str) -> None:
     architecture = find(model_type)
-    config = architecture.config.from_hub(architecture.tiny | {"num_hidden_layers": BLOCKS})
+    values = {**architecture.tiny, "num_hidden_layers": BLOCKS, **ALIKE.get(model_type, {})}
+    config = architecture.config.from_hub(values)
     model = architecture.build(config)
     mx.eval(model.parameters())
     rows = np.random.default_rng(0).integers(0, 40, (2, 9)).astype(np.int32)

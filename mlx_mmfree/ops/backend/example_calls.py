@@ -14,6 +14,7 @@ from ..bit_linear.metal_texts import MAX_MATRICES
 from ..dense_matmul import BITS, AffineForm
 from ..float_dtypes import FLOATS
 from ..mlgru_step import Options as GateOptions
+from ..rotated_heads import Rotation
 from ..ternary import packed_width
 from . import choice, launch
 
@@ -43,6 +44,7 @@ def example_calls(rows: Sequence[int]) -> dict[str, Iterator[Call]]:
         rows: The numbers of rows of products.
     """
     return {
+        "adamw": _adamw_calls(),
         "attention": _attention_calls(),
         "attention_step": _attention_step_calls(),
         "bit_linear": _products(_bit_linear_calls, rows),
@@ -55,6 +57,7 @@ def example_calls(rows: Sequence[int]) -> dict[str, Iterator[Call]]:
         "mlgru_step": _mlgru_step_calls(),
         "rms_norm": _rms_norm_calls(),
         "rms_norm_quantize": _rms_norm_quantize_calls(),
+        "rotated_heads": _rotated_heads_calls(),
         "ternary_matmul": _products(_ternary_matmul_calls, rows),
     }
 
@@ -66,6 +69,17 @@ def _products(
     yield from calls(rows)
     for call in calls([number for number in rows if number > launch.FEW_ROWS]):
         yield call._replace(product="split")
+
+
+def _adamw_calls() -> Iterator[Call]:
+    x = mx.zeros((32,))
+    yield Call((x, x, x, x, mx.ones((3,)), (0.9, 0.95), 1e-8), {})
+
+
+def _rotated_heads_calls() -> Iterator[Call]:
+    rotation = Rotation.of(0, 2, mx.ones((4,)))
+    for dtype, is_interleaved in product(FLOATS, (False, True)):
+        yield Call((mx.zeros((1, 2, 32), dtype), rotation, 2, 1, is_interleaved), {})
 
 
 def _attention_calls() -> Iterator[Call]:

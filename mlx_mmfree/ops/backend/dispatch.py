@@ -49,6 +49,11 @@ def _backends(package: str) -> dict[str, ModuleType]:
     }
 
 
+def has_backend(package: str, name: str) -> bool:
+    """Whether the operation whose package is named has this backend."""
+    return name in _backends(package)
+
+
 def backend_module(package: str, name: str) -> ModuleType:
     """A backend of the operation whose package is named."""
     return _backends(package)[name]

@@ -53,6 +53,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("file", values)
 
 
+@pytest.fixture
+def mixer_files(request: pytest.FixtureRequest) -> list[Path]:
+    """The files of single mixers in the folder."""
+    folder = Path(request.config.getoption("--goldens", str(DEFAULT_FOLDER)))
+    return sorted((folder / "mixers").rglob("*.safetensors"))
+
+
 def _parametrize(metafunc: pytest.Metafunc, fixture: str, cases: list[Case]) -> None:
     """Each case, in each of its forms if the test has the argument `packed`."""
     marks = {case: pytest.mark.skip(case.reason) if case.reason else () for case in cases}

@@ -4,12 +4,14 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+import yaml
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.models import Decoder, EncoderDecoder, MaskedLM, SequenceClassifier, find
 from mlx_mmfree.models.parts.mixers import token_mixers
 from mlx_mmfree.models.parts.token_model import TokenModel
+from tests.readme.documents import ROOT, sections
 from tests.tolerances import TOLERANCE, relative_error
 
 METAFORMER = find("metaformer")
@@ -166,3 +168,12 @@ def test_the_description_is_read_back() -> None:
 def test_what_does_not_go_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
         build(**values)
+
+
+def test_the_page_on_token_mixers_describes_a_model() -> None:
+    page = sections(ROOT / "mlx_mmfree" / "token_mixers" / "README.md")
+    [text] = next(part for part in page if part.title == "A model of any mixers").blocks("yaml")
+    model = METAFORMER.build(METAFORMER.config.from_hub(yaml.safe_load(text)))
+    names = [type(mixer).__name__ for mixer in model.token_mixers]
+    assert names == ["MLGRU", "MLGRU", "MLGRU", "SlidingWindowAttention"] * 2
+    assert model.blocks[0].token_mixer.is_causal

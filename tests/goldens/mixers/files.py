@@ -1,5 +1,6 @@
 """Golden files of single mixers: what third-party code computes from given weights and inputs."""
 
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,9 +63,20 @@ def name_of(path: Path) -> str:
     return metadata["golden"]
 
 
+_compared: set[str] = set()
+
+
 def golden(*names: str) -> Callable[[T], T]:
     """A test of these files, which it takes one by one as `file`."""
+    _compared.update(names)
     return pytest.mark.golden(*names)
+
+
+def compared_names() -> set[str]:
+    """The names of all files with which some test of this folder compares."""
+    for file in Path(__file__).parent.glob("test_*.py"):
+        importlib.import_module(f"tests.goldens.mixers.{file.stem}")
+    return _compared
 
 
 def assert_close(got: mx.array, want: mx.array, tolerance: float = 1e-5) -> None:

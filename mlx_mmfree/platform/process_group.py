@@ -35,9 +35,12 @@ def start_group(
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         hosts = [[f"127.0.0.1:{each.getsockname()[1]}"] for each in sockets]
-    file = folder / "hosts.json"
-    file.write_text(json.dumps(hosts))
-    shared = {**os.environ, **(variables or {}), "MLX_HOSTFILE": str(file)}
+    shared = {**os.environ, **(variables or {})}
+    # a ring of one process would wait for itself
+    if size > 1:
+        file = folder / "hosts.json"
+        file.write_text(json.dumps(hosts))
+        shared["MLX_HOSTFILE"] = str(file)
     processes: list[subprocess.Popen[str]] = []
     try:
         for rank in range(size):

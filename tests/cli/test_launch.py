@@ -81,6 +81,13 @@ def test_a_run_in_two_processes(config: Path, backend: str) -> None:  # noqa: F8
     assert (config.parent / "run" / "model" / "model.safetensors").exists()
 
 
+def test_a_run_in_one_process(config: Path) -> None:  # noqa: F811
+    words = [*LAUNCH, "-n", "1", "train", "--config", str(config)]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert read_log(config.parent / "run/log.jsonl")[0]["processes"] == 1
+
+
 def test_signals_are_handled_as_before_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -20,7 +20,9 @@ def nothing_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_metal_kernels_pass_their_checks(metal: None) -> None:
     # other numbers of rows are computed in tests of values
     reports = operation_reports(rows=(1, 64))
-    assert [report["metal"] for report in reports.values()] == [None] * len(reports)
+    # an optimizer's step is left to MLX's own operations
+    assert {op for op, report in reports.items() if "metal" not in report} == {"adamw"}
+    assert {report.get("metal") for report in reports.values()} == {None}
     checked = metal_kernels()
     assert set(checked.values()) == {None}
     for start in (
@@ -86,5 +88,6 @@ def test_one_broken_kernel_is_the_reason(emulated: Emulator) -> None:
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="this machine has Metal")
 def test_without_metal_nothing_is_checked() -> None:
-    assert all(report["metal"] == "no Metal device" for report in operation_reports().values())
+    found = {report.get("metal") for op, report in operation_reports().items() if op != "adamw"}
+    assert found == {"no Metal device"}
     assert metal_kernels() == {}

@@ -100,7 +100,7 @@ LORA_OPTIONS: list[Values] = [
     {"lr_schedule": _SCHEDULE},
     {"learning_rate": 1e-4},
     {"iters": 30},
-    {"batch_size": 3},
+    {"batch_size": 6},
     {"grad_accumulation_steps": 2},
     {"clip_norm": 0.5},
     {"max_seq_length": 12},

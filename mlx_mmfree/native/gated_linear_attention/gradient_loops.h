@@ -176,8 +176,9 @@ class PositionChunkGradient : public PositionChunk<Isa> {
     }
     for (size_t t = 0; t < n; ++t) {
       float *d_q = s.d_q + t * s.row, *d_k = s.d_k + t * s.row;
-      s.d_until[t] = dot_rows<Isa>(d_q, s.q + t * s.row, s.row);
-      s.d_after[t] = dot_rows<Isa>(d_k, s.k + t * s.row, s.row);
+      // what lies behind the keys of a row of gradients was never written
+      s.d_until[t] = dot_rows<Isa>(d_q, s.q + t * s.row, h.keys);
+      s.d_after[t] = dot_rows<Isa>(d_k, s.k + t * s.row, h.keys);
       for (size_t k = 0; k < s.row; ++k) {
         d_q[k] *= s.until[t];
         d_k[k] *= s.after[t];

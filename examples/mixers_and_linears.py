@@ -1,17 +1,17 @@
 """Trains token mixers with dense and ternary linears at equal size, and writes a table of them.
 
-python examples/mixers_and_linears.py [--quick] [--output DIR] [--tokens N] [--seeds N] [--rates R ...]
-    [--jobs N]
+python examples/mixers_and_linears.py [--quick] [--output DIR] [--models NAME ...]
+    [--embeddings one small] [--tokens N] [--seeds N] [--rates R ...] [--jobs N]
 
 Each model has 1.38 million parameters: 4 blocks of 128 dims and a vocabulary of 2,048 tokens. All learn
-for 320 steps, from the same tokens of TinyStories in the same order, once with `embedding_std: 1`, the
-default, and once with an embedding as small as the other weights. The learning rate is the best of
-`--rates` with the first seed. The table holds the bits per byte of 200 held-out stories, as mean and
-standard deviation over the seeds.
+for 320 steps, from the same tokens of TinyStories in the same order. The learning rate is the best one
+with the first seed: while the best one lies at an end of those tried, twice or half of it is tried as
+well. The table holds the bits per byte of 200 held-out stories, as mean and standard deviation over the
+seeds. `--embeddings one small` also trains all models with embeddings as small as the other weights.
 
-The folder gets `table.md`, `table.json`, `table.png` (extra `plot`) and the folders of all runs. Repeat
-the command to go on after a stop: finished runs are not repeated. mlx_mmfree/training/README.md shows
-the results.
+The folder gets `table.md`, `table.json`, `table.png` (extra `plot`) and the folders of all runs. The
+tables are written when the rates are chosen, and again after each seed. Repeat the command to go on
+after a stop: finished runs are not repeated. mlx_mmfree/training/README.md shows the results.
 """
 
 import argparse
@@ -71,8 +71,10 @@ class Plan:
     length: int = 256
     tokens: int = 1_310_720
     seeds: int = 3
-    rates: tuple[float, ...] = (2e-3, 4e-3, 8e-3)
+    rates: tuple[float, ...] = (4e-3, 8e-3)
+    most_further_rates: int = 4
     models: tuple[str, ...] = tuple(MODELS)
+    embeddings: tuple[str, ...] = ("one",)
 
 
 QUICK = Plan(
@@ -87,6 +89,7 @@ QUICK = Plan(
     tokens=64,
     seeds=1,
     rates=(4e-3,),
+    most_further_rates=0,
     models=("MLGRU, ternary",),
 )
 
@@ -200,65 +203,89 @@ def results_of(runs: Sequence[Run], plan: Plan, folder: Path, jobs: int) -> Resu
 def compare(plan: Plan, folder: Path, jobs: int) -> str:
     """Runs the comparison. Returns its table."""
     tokenise(plan, folder)
-    kinds = [(model, embedding) for model in plan.models for embedding in EMBEDDINGS]
-    search = [Run(*kind, rate) for rate in plan.rates for kind in kinds]
-    tried = results_of(search, plan, folder, jobs)
-    best = {
-        kind: min(
-            (run for run in search if (run.model, run.embedding) == kind),
-            key=lambda run: tried[run]["bits_per_byte"],
-        )
-        for kind in kinds
-    }
-    runs = [replace(run, seed=seed) for seed in range(plan.seeds) for run in best.values()]
-    results = {**tried, **results_of(runs, plan, folder, jobs)}
-    write_figures(folder, plan, search, runs, results)
-    draw(folder / "table.png", search, runs, results)
-    text = table(best, runs, results)
-    with new_file(folder / "table.md") as new:
-        new.write_text(text)
+    tried = search(plan, folder, jobs)
+    best = [best_of(kind, tried) for kind in kinds_of(plan)]
+    results = dict(tried)
+    for seed in range(plan.seeds):
+        runs = [replace(run, seed=seed) for run in best]
+        results |= results_of(runs, plan, folder, jobs)
+        write_figures(folder, plan, results)
+        draw(folder / "table.png", tried, best, results)
+        text = table(tried, best, results)
+        with new_file(folder / "table.md") as new:
+            new.write_text(text)
     return text
 
 
-def values_of(run: Run, runs: Iterable[Run], results: Results) -> list[float]:
+def kinds_of(plan: Plan) -> list[tuple[str, str]]:
+    return [(model, embedding) for embedding in plan.embeddings for model in plan.models]
+
+
+def rates_of(kind: tuple[str, str], tried: Iterable[Run]) -> list[float]:
+    """The rates that were tried for a model and an embedding."""
+    return sorted(run.rate for run in tried if (run.model, run.embedding) == kind)
+
+
+def best_of(kind: tuple[str, str], tried: Results) -> Run:
+    return min(
+        (run for run in tried if (run.model, run.embedding) == kind),
+        key=lambda run: float(tried[run]["bits_per_byte"]),
+    )
+
+
+def search(plan: Plan, folder: Path, jobs: int) -> Results:
+    """Tries rates with the first seed until the best one of each row lies between two others."""
+    kinds = kinds_of(plan)
+    tried: dict[Run, Mapping[str, Any]] = {}
+    wanted = [Run(*kind, rate) for rate in plan.rates for kind in kinds]
+    for _ in range(1 + plan.most_further_rates):
+        tried |= results_of(wanted, plan, folder, jobs)
+        wanted = []
+        for kind in kinds:
+            best, rates = best_of(kind, tried).rate, rates_of(kind, tried)
+            beyond = {rates[-1]: 2 * best, rates[0]: best / 2}
+            wanted += [Run(*kind, beyond[best])] if best in beyond else []
+    return tried
+
+
+def values_of(run: Run, results: Results) -> list[float]:
     """The bits per byte of a run with each seed."""
-    return [results[other]["bits_per_byte"] for other in runs if replace(other, seed=0) == run]
+    return [results[other]["bits_per_byte"] for other in results if replace(other, seed=0) == run]
 
 
-def table(best: Mapping[tuple[str, str], Run], runs: list[Run], results: Results) -> str:
+def table(tried: Results, best: Iterable[Run], results: Results) -> str:
     """The table as Markdown."""
-    lines = ["| model | rate | `embedding_std: 0.02` | rate | `embedding_std: 1` |"]
-    lines.append("|---|---|---|---|---|")
-    for model in dict.fromkeys(model for model, _ in best):
-        cells = [model]
-        for embedding in EMBEDDINGS:
-            run = best[model, embedding]
-            values = values_of(run, runs, results)
-            spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-            cells += [f"{run.rate:g}", f"{statistics.mean(values):.3f}{spread}"]
+    lines = [
+        "| model | `embedding_std` | rates tried | best | bits per byte |",
+        "|---|---|---|---|---|",
+    ]
+    for run in best:
+        values = values_of(run, results)
+        spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+        rates = rates_of((run.model, run.embedding), tried)
+        cells = [run.model, f"{EMBEDDINGS[run.embedding]:g}", f"{rates[0]:g} to {rates[-1]:g}"]
+        cells += [f"{run.rate:g}", f"{statistics.mean(values):.3f}{spread}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def write_figures(
-    folder: Path, plan: Plan, search: list[Run], runs: list[Run], results: Results
-) -> None:
+def write_figures(folder: Path, plan: Plan, results: Results) -> None:
     """Writes the bits per byte of all runs as JSON."""
-    figures = [
+    runs = [
         {
             "model": run.model,
             "embedding_std": EMBEDDINGS[run.embedding],
             "learning_rate": run.rate,
             "seed": run.seed,
-            "bits_per_byte": results[run]["bits_per_byte"],
+            "bits_per_byte": figures["bits_per_byte"],
         }
-        for run in dict.fromkeys([*search, *runs])
+        for run, figures in results.items()
     ]
     size = {"tokens": plan.tokens, "steps": plan.steps, "sequence_length": plan.length}
-    write_json(folder / "table.json", {**size, "runs": figures})
+    write_json(folder / "table.json", {**size, "runs": runs})
 
 
-def draw(file: Path, search: list[Run], runs: list[Run], results: Results) -> None:
+def draw(file: Path, tried: Results, best: Sequence[Run], results: Results) -> None:
     """Draws the bits per byte over the rate, and the training losses of the first seed."""
     try:
         from matplotlib.figure import Figure
@@ -267,23 +294,17 @@ def draw(file: Path, search: list[Run], runs: list[Run], results: Results) -> No
         return
     figure = Figure(figsize=(10, 4.5), dpi=120, layout="constrained")
     left, right = figure.subplots(1, 2)
-    models = dict.fromkeys(run.model for run in runs)
-    for model, colour in zip(models, COLOURS, strict=False):
-        for embedding, line in zip(EMBEDDINGS, ("--", "-"), strict=True):
-            style = {"color": colour, "linestyle": line, "linewidth": 1}
-            tried = sorted(
-                (run.rate, results[run]["bits_per_byte"])
-                for run in search
-                if (run.model, run.embedding) == (model, embedding)
-            )
-            left.plot(*zip(*tried, strict=True), marker=".", **style)
-            [run] = [
-                run for run in runs if (run.model, run.embedding, run.seed) == (model, embedding, 0)
-            ]
-            tokens, losses = zip(*results[run]["losses"], strict=True)
-            label = model if embedding == "one" else f"{model}, small embedding"
-            right.plot([n / 1e6 for n in tokens], losses, label=label, **style)
-    rates = sorted({run.rate for run in search})
+    colours = dict(zip(dict.fromkeys(run.model for run in best), COLOURS, strict=False))
+    for run in best:
+        line = "-" if run.embedding == "one" else "--"
+        style = {"color": colours[run.model], "linestyle": line, "linewidth": 1}
+        rates = rates_of((run.model, run.embedding), tried)
+        values = [tried[replace(run, rate=rate)]["bits_per_byte"] for rate in rates]
+        left.plot(rates, values, marker=".", **style)
+        tokens, losses = zip(*results[run]["losses"], strict=True)
+        label = run.model if run.embedding == "one" else f"{run.model}, small embedding"
+        right.plot([n / 1e6 for n in tokens], losses, label=label, **style)
+    rates = sorted({run.rate for run in tried})
     left.set_xscale("log", base=2)
     left.set_xticks(rates, [f"{rate:g}" for rate in rates])
     left.set_xlabel("learning rate")
@@ -306,13 +327,20 @@ def main() -> None:
         "--tokens", type=int, help="tokens of a run, a multiple of 81,920 (1,310,720)"
     )
     parser.add_argument("--seeds", type=int, help="number of seeds (3)")
-    parser.add_argument("--rates", type=float, nargs="+", help="learning rates (0.002 0.004 0.008)")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", help="learning rates to begin with (0.004 0.008)"
+    )
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), help="rows (all)")
+    parser.add_argument(
+        "--embeddings", nargs="+", choices=list(EMBEDDINGS), help="sizes of embeddings (one)"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time (1)")
     arguments = parser.parse_args()
-    names = ("tokens", "seeds", "rates")
-    given = {name: value for name, value in vars(arguments).items() if name in names and value}
-    if "rates" in given:
-        given["rates"] = tuple(given["rates"])
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name in ("tokens", "seeds", "rates", "models", "embeddings")
+        if (value := getattr(arguments, name))
+    }
     if arguments.quick:
         with tempfile.TemporaryDirectory() as folder:
             print(compare(QUICK, Path(folder), arguments.jobs))

@@ -4,14 +4,11 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .attention_options import KeyValueCache
 from .context import Context
-from .key_value_kind import KeyValueKind
+from .key_value_mixer import HeldTokens
 from .key_value_reading import extend, read, read_whole
 from .key_value_state import KeyValueState
 from .padding import RealTokens
-
-PlacedState = KeyValueState | tuple[()]
 
 
 class Places(NamedTuple):
@@ -52,31 +49,9 @@ class Places(NamedTuple):
         return mx.take_along_axis(rows, columns, axis=-1)
 
 
-def placed_kind(num_heads: int, key_dims: int, value_dims: int) -> KeyValueKind:
-    """The states of causal mixers of this family.
-
-    Args:
-        num_heads: Heads `G`.
-        key_dims: Numbers of a key; 0 where weights follow from places or queries alone.
-        value_dims: Numbers of a value.
-    """
-    cache = KeyValueCache()
-    return KeyValueKind(num_heads, key_dims, cache, takes_steps=False, value_dims=value_dims)
-
-
-def check_length(place: str, length: int, state: PlacedState, max_length: int) -> None:
-    """Refuses more tokens than there are places for, with `ValueError`."""
-    used = state.used if isinstance(state, KeyValueState) else 0
-    if used + length > max_length:
-        raise ValueError(
-            f"[{place}] 'x' and what was read before must not be longer than 'max_length', "
-            f"{max_length}, but have {used + length} positions."
-        )
-
-
 def read_placed(
-    keys: mx.array, values: mx.array, state: PlacedState, context: Context, tokens: RealTokens
-) -> tuple[mx.array, mx.array, Places, PlacedState]:
+    keys: mx.array, values: mx.array, state: HeldTokens, context: Context, tokens: RealTokens
+) -> tuple[mx.array, mx.array, Places, HeldTokens]:
     """Adds the tokens of a call to those of a state, and says where all stand.
 
     Args:

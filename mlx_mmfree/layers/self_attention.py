@@ -14,7 +14,7 @@ from .attention_options import AttentionNorms, KeyValueCache, check_heads
 from .context import Context
 from .key_value_kind import KeyValueKind
 from .linear_factory import Linears, factory_of
-from .padding import RealTokens, padding_last
+from .padding import RealTokens, read_without_padding
 from .position_bias import PositionBias
 from .projection import project
 from .quantized_array import Quantization
@@ -150,10 +150,6 @@ class SelfAttention(TokenMixer):
         return mixer
 
     @property
-    def is_causal(self) -> bool:
-        return self._is_causal
-
-    @property
     def key_value_dims(self) -> int | None:  # type: ignore[override]
         return self.head_dim if self._is_causal else None
 
@@ -223,15 +219,9 @@ class SelfAttention(TokenMixer):
     ) -> tuple[mx.array, SelfAttentionState]:
         """Attention of rows with padding, which moves behind their tokens."""
         check_sequences(self._name, x, self._dims)
-        valid = context.valid
-        if valid is None:
-            return self._read(x, state, context, RealTokens.all_of(context))
-        order, back, tokens = padding_last(context, valid)
-        x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
-        x = mx.take_along_axis(x, order[..., None], axis=1)
-        y, state = self._read(x, state, context, tokens)
-        y = mx.take_along_axis(y, back[..., None], axis=1)
-        return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), state
+        return read_without_padding(
+            x, context, lambda x, tokens: self._read(x, state, context, tokens)
+        )
 
     def residual_by_position(
         self,

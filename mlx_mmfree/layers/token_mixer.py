@@ -49,11 +49,12 @@ class TokenMixer(nn.Module):
     length_bound: ClassVar[bool] = False
     packs_samples: ClassVar[bool] = False
     key_value_dims: int | None = None
+    _is_causal: bool | None = None
 
     @property
     def is_causal(self) -> bool:
         """Whether output t of this one depends on inputs up to t only."""
-        return self.causal
+        return self.causal if self._is_causal is None else self._is_causal
 
     def with_state(
         self,

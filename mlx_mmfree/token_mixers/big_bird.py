@@ -12,7 +12,7 @@ from ..layers.arguments import check_counts, check_sequences, check_sizes
 from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.padding import padding_last
+from ..layers.padding import read_without_padding
 from ..layers.token_mixer import TokenMixer
 from ..ops import attention
 
@@ -131,13 +131,9 @@ class BigBird(TokenMixer):
         check_sequences("BigBird", x, self._dims)
         if not x.shape[1]:
             return x, ()
-        if valid is None:
-            return self._attend(x, None), ()
-        order, back, tokens = padding_last(Context(valid), valid)
-        x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
-        y = self._attend(mx.take_along_axis(x, order[..., None], axis=1), tokens.counts)
-        y = mx.take_along_axis(y, back[..., None], axis=1)
-        return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), ()
+        return read_without_padding(
+            x, Context(valid), lambda x, tokens: (self._attend(x, tokens.counts), ())
+        )
 
     def _attend(self, x: mx.array, counts: mx.array | None) -> mx.array:
         """Attention of rows whose padding stands behind."""

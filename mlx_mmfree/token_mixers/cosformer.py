@@ -97,10 +97,6 @@ class CosFormer(TokenMixer):
         for name in ("query_proj", "key_proj", "value_proj", "output_proj"):
             self[name] = factory_of(linear, name)(dims, dims, bias=bias)
 
-    @property
-    def is_causal(self) -> bool:
-        return self._is_causal
-
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> CosFormerState | tuple[()]:
         if not self._is_causal:
             return ()

@@ -1,26 +1,20 @@
 """gMLP: a perceptron whose gate is mixed along the sequence (Liu et al., arXiv 2105.08050)."""
 
+from functools import partial
 from typing import ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
+from ..layers.arguments import check_optional_sizes, check_sizes
 from ..layers.context import Context
+from ..layers.key_value_mixer import HeldTokens, KeyValueMixer
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.padding import RealTokens, read_without_padding
-from ..layers.placed_tokens import (
-    PlacedState,
-    Places,
-    check_length,
-    placed_kind,
-    read_placed,
-)
-from ..layers.state_kind import StateKind
-from ..layers.token_mixer import TokenMixer
+from ..layers.padding import RealTokens
+from ..layers.placed_tokens import Places, read_placed
 
 
-class GMLP(TokenMixer):
+class GMLP(KeyValueMixer):
     r"""Spatial gating: one half of the channels gates the other after a product along the sequence.
 
     .. math::
@@ -109,42 +103,24 @@ class GMLP(TokenMixer):
         self.output_proj = factory_of(linear, "output_proj")(half, dims, bias=True)
 
     @property
-    def is_causal(self) -> bool:
-        return self._is_causal
-
-    @property
-    def state_kind(self) -> StateKind:
-        if not self._is_causal:
-            return super().state_kind
+    def held_dims(self) -> tuple[int, int, int]:
         width = self._attention_dims or 0
-        return placed_kind(1, width, self._half + width)
-
-    def init_state(self, batch_size: int, dtype: mx.Dtype) -> PlacedState:
-        return self.state_kind.blank(batch_size, 0, dtype) if self._is_causal else ()
+        return 1, width, self._half + width
 
     def __call__(
         self,
         x: mx.array,
-        state: PlacedState | None = None,
+        state: HeldTokens | None = None,
         valid: mx.array | None = None,
         *,
         starts: mx.array | None = None,
-    ) -> tuple[mx.array, PlacedState]:
-        check_sequences("GMLP", x, self._dims)
-        before = self.init_state(x.shape[0], x.dtype) if state is None else state
-        check_length("GMLP", x.shape[1], before, self._max_length)
-        if not x.shape[1]:
-            return x, before
+    ) -> tuple[mx.array, HeldTokens]:
         context = Context(valid, starts=starts)
-
-        def read(x: mx.array, tokens: RealTokens) -> tuple[mx.array, PlacedState]:
-            return self._mix(x, before, context, tokens)
-
-        return read_without_padding(x, context, read)
+        return self.read_tokens(x, state, context, partial(self._mix, context))
 
     def _mix(
-        self, x: mx.array, before: PlacedState, context: Context, tokens: RealTokens
-    ) -> tuple[mx.array, PlacedState]:
+        self, context: Context, x: mx.array, before: HeldTokens, tokens: RealTokens
+    ) -> tuple[mx.array, HeldTokens]:
         u, v = mx.split(nn.gelu(self.input_proj(x)), 2, axis=-1)
         values = self.gate_norm(v)
         keys = values[..., :0]

@@ -116,10 +116,6 @@ class LinearAttention(TokenMixer):
             self[name] = factory_of(linear, name)(dims, num_heads * width, bias=bias)
         self.output_proj = factory_of(linear, "output_proj")(num_heads * value_dim, dims, bias=bias)
 
-    @property
-    def is_causal(self) -> bool:
-        return self._is_causal
-
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> LinearAttentionState | tuple[()]:
         if not self._is_causal:
             return ()

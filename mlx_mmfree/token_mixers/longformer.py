@@ -10,7 +10,7 @@ from ..layers.arguments import check_counts, check_sequences, check_sizes
 from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.padding import RealTokens, padding_last
+from ..layers.padding import RealTokens, padding_last, read_without_padding
 from ..layers.sequence_blocks import SequenceBlocks, near_mask
 from ..layers.token_mixer import TokenMixer
 from ..ops import attention
@@ -103,17 +103,13 @@ class Longformer(TokenMixer):
             )
         if not x.shape[1]:
             return x, ()
-        if valid is None:
-            return self._attend(x, RealTokens(None, None), is_global), ()
-        order, back, tokens = padding_last(Context(valid), valid)
-        x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
-        x = mx.take_along_axis(x, order[..., None], axis=1)
-        if is_global is not None:
-            marked = mx.logical_and(is_global, valid)
-            is_global = mx.take_along_axis(marked, order, axis=1)
-        y = self._attend(x, tokens, is_global)
-        y = mx.take_along_axis(y, back[..., None], axis=1)
-        return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), ()
+        context = Context(valid)
+        if is_global is not None and valid is not None:
+            order, _, _ = padding_last(context, valid)
+            is_global = mx.take_along_axis(mx.logical_and(is_global, valid), order, axis=1)
+        return read_without_padding(
+            x, context, lambda x, tokens: (self._attend(x, tokens, is_global), ())
+        )
 
     def _attend(self, x: mx.array, tokens: RealTokens, is_global: mx.array | None) -> mx.array:
         """Attention of rows whose padding stands behind."""

@@ -136,10 +136,6 @@ class Performer(TokenMixer):
         self.freeze(keys=["projection_matrix"], recurse=False)
         return self
 
-    @property
-    def is_causal(self) -> bool:
-        return self._is_causal
-
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> PerformerState | tuple[()]:
         if not self._is_causal:
             return ()

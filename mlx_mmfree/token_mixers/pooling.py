@@ -84,10 +84,6 @@ class Pooling(TokenMixer):
         self._window = window
         self._is_causal = is_causal
 
-    @property
-    def is_causal(self) -> bool:
-        return self._is_causal
-
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> PoolingState | tuple[()]:
         return self._first(batch_size) if self._is_causal else ()
 

@@ -1,14 +1,14 @@
 """Reformer: attention to tokens of similar queries (Kitaev et al., arXiv 2001.04451)."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.arguments import check_sequences, check_sizes
-from ..layers.attention_options import KeyValueCache
+from ..layers.arguments import check_sizes
 from ..layers.context import Context
 from ..layers.hashed_attention import (
     Rules,
@@ -18,13 +18,11 @@ from ..layers.hashed_attention import (
     hashed_attention,
 )
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
-from ..layers.key_value_kind import KeyValueKind
+from ..layers.key_value_mixer import HeldTokens, KeyValueMixer
 from ..layers.key_value_reading import extend, read
 from ..layers.key_value_state import KeyValueState
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.padding import RealTokens, read_without_padding
-from ..layers.state_kind import StateKind
-from ..layers.token_mixer import TokenMixer
+from ..layers.padding import RealTokens
 
 Convention = Literal["trax", "reformer_pytorch"]
 
@@ -43,7 +41,7 @@ _CONVENTIONS: dict[Convention, _Scores] = {
 }
 
 
-class Reformer(TokenMixer):
+class Reformer(KeyValueMixer):
     r"""Softmax attention within sorted buckets of a hash, with queries that are keys.
 
     .. math::
@@ -136,17 +134,8 @@ class Reformer(TokenMixer):
         self.output_proj = factory_of(linear, "output_proj")(num_heads * head_dim, dims, bias=False)
 
     @property
-    def is_causal(self) -> bool:
-        return self._is_causal
-
-    @property
-    def state_kind(self) -> StateKind:
-        if not self._is_causal:
-            return super().state_kind
-        return KeyValueKind(self.num_heads, self.head_dim, KeyValueCache(), takes_steps=False)
-
-    def init_state(self, batch_size: int, dtype: mx.Dtype) -> KeyValueState | tuple[()]:
-        return self.state_kind.blank(batch_size, 0, dtype) if self._is_causal else ()
+    def held_dims(self) -> tuple[int, int, int]:
+        return self.num_heads, self.head_dim, self.head_dim
 
     def buckets(self, x: mx.array, rotations: mx.array | None = None) -> mx.array:
         """The bucket of each token of a sequence in each round, integers `(B, H, rounds, L)`."""
@@ -155,28 +144,20 @@ class Reformer(TokenMixer):
     def __call__(
         self,
         x: mx.array,
-        state: KeyValueState | tuple[()] | None = None,
+        state: HeldTokens | None = None,
         valid: mx.array | None = None,
         *,
         rotations: mx.array | None = None,
-    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
-        check_sequences("Reformer", x, self._dims)
-        before = self.init_state(x.shape[0], x.dtype) if state is None else state
-        if not x.shape[1]:
-            return x, before
-
-        def read(x: mx.array, tokens: RealTokens) -> tuple[mx.array, KeyValueState | tuple[()]]:
-            return self._mix(x, before, tokens, rotations)
-
-        return read_without_padding(x, Context(valid), read)
+    ) -> tuple[mx.array, HeldTokens]:
+        return self.read_tokens(x, state, Context(valid), partial(self._mix, rotations))
 
     def _mix(
         self,
-        x: mx.array,
-        before: KeyValueState | tuple[()],
-        tokens: RealTokens,
         rotations: mx.array | None,
-    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
+        x: mx.array,
+        before: HeldTokens,
+        tokens: RealTokens,
+    ) -> tuple[mx.array, HeldTokens]:
         projected = project(x, (self["query_key_proj"], self["value_proj"]))
         both = split_heads(projected, 2 * self.num_heads)
         queries, values = mx.split(both, 2, axis=1)

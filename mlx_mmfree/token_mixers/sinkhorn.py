@@ -1,13 +1,13 @@
 """Sinkhorn attention: blocks see themselves and a sorted block (Tay et al., arXiv 2002.11296)."""
 
+from functools import partial
 from typing import ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.arguments import check_sequences, check_sizes
-from ..layers.attention_options import KeyValueCache
+from ..layers.arguments import check_sizes
 from ..layers.block_sorting import (
     attend_blocks,
     attend_past_blocks,
@@ -16,18 +16,16 @@ from ..layers.block_sorting import (
 )
 from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
-from ..layers.key_value_kind import KeyValueKind
+from ..layers.key_value_mixer import HeldTokens, KeyValueMixer
 from ..layers.key_value_reading import extend, read
 from ..layers.key_value_state import KeyValueState
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.padding import RealTokens, read_without_padding
-from ..layers.state_kind import StateKind
-from ..layers.token_mixer import TokenMixer
+from ..layers.padding import RealTokens
 
 _PROJECTIONS = ("query_proj", "key_proj", "value_proj")
 
 
-class Sinkhorn(TokenMixer):
+class Sinkhorn(KeyValueMixer):
     r"""Softmax attention within blocks, each beside a block that a sorting puts there.
 
     .. math::
@@ -109,45 +107,31 @@ class Sinkhorn(TokenMixer):
             self.empty_values = mx.random.normal((num_heads, 1, head_dim))
 
     @property
-    def is_causal(self) -> bool:
-        return self._is_causal
-
-    @property
-    def state_kind(self) -> StateKind:
-        if not self._is_causal:
-            return super().state_kind
-        dims = self.head_dim
-        cache = KeyValueCache()
-        return KeyValueKind(self.num_heads, 2 * dims, cache, takes_steps=False, value_dims=dims)
-
-    def init_state(self, batch_size: int, dtype: mx.Dtype) -> KeyValueState | tuple[()]:
-        return self.state_kind.blank(batch_size, 0, dtype) if self._is_causal else ()
+    def held_dims(self) -> tuple[int, int, int]:
+        return self.num_heads, 2 * self.head_dim, self.head_dim
 
     def __call__(
         self,
         x: mx.array,
-        state: KeyValueState | tuple[()] | None = None,
+        state: HeldTokens | None = None,
         valid: mx.array | None = None,
         *,
         uniform: mx.array | None = None,
-    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
-        check_sequences("Sinkhorn", x, self._dims)
-        before = self.init_state(x.shape[0], x.dtype) if state is None else state
-        if not x.shape[1]:
-            return x, before
+    ) -> tuple[mx.array, HeldTokens]:
+        return self.read_tokens(x, state, Context(valid), partial(self._mix, uniform))
 
-        def read(x: mx.array, tokens: RealTokens) -> tuple[mx.array, KeyValueState | tuple[()]]:
-            projected = project(x, [self[name] for name in _PROJECTIONS])
-            heads = split_heads(projected, 3 * self.num_heads)
-            parts = [heads[:, n * self.num_heads : (n + 1) * self.num_heads] for n in range(3)]
-            after: KeyValueState | tuple[()] = ()
-            if isinstance(before, KeyValueState):
-                y, after = self._see_past(parts, before, tokens.counts)
-            else:
-                y = self._see_all(parts, tokens.counts, uniform)
-            return project(merge_heads(y).astype(x.dtype), (self["output_proj"],)), after
-
-        return read_without_padding(x, Context(valid), read)
+    def _mix(
+        self, uniform: mx.array | None, x: mx.array, before: HeldTokens, tokens: RealTokens
+    ) -> tuple[mx.array, HeldTokens]:
+        projected = project(x, [self[name] for name in _PROJECTIONS])
+        heads = split_heads(projected, 3 * self.num_heads)
+        parts = [heads[:, n * self.num_heads : (n + 1) * self.num_heads] for n in range(3)]
+        after: HeldTokens = ()
+        if isinstance(before, KeyValueState):
+            y, after = self._see_past(parts, before, tokens.counts)
+        else:
+            y = self._see_all(parts, tokens.counts, uniform)
+        return project(merge_heads(y).astype(x.dtype), (self["output_proj"],)), after
 
     def _see_all(
         self, parts: list[mx.array], counts: mx.array | None, uniform: mx.array | None

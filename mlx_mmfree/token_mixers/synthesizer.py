@@ -1,26 +1,26 @@
 """Synthesizer: attention without products of queries and keys (Tay et al., arXiv 2005.00743)."""
 
 import math
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
+from ..layers.arguments import check_optional_sizes, check_sizes
 from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.key_value_mixer import HeldTokens, KeyValueMixer
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.padding import RealTokens, read_without_padding
-from ..layers.placed_tokens import PlacedState, Places, check_length, placed_kind, read_placed
-from ..layers.state_kind import StateKind
-from ..layers.token_mixer import TokenMixer
+from ..layers.padding import RealTokens
+from ..layers.placed_tokens import Places, read_placed
 
 Scores = Literal["dense", "random", "factorized_dense", "factorized_random"]
 Tiling = Literal["both_ways", "each", "whole"]
 
 
-class Synthesizer(TokenMixer):
+class Synthesizer(KeyValueMixer):
     r"""Softmax attention whose scores come from each token alone, or from its place.
 
     .. math::
@@ -150,41 +150,23 @@ class Synthesizer(TokenMixer):
                 self[name] = factory_of(linear, name)(self._dims, heads * count, bias=True)
 
     @property
-    def is_causal(self) -> bool:
-        return self._is_causal
-
-    @property
-    def state_kind(self) -> StateKind:
-        if not self._is_causal:
-            return super().state_kind
-        return placed_kind(self.num_heads, self._key_dims, self._value_dims)
-
-    def init_state(self, batch_size: int, dtype: mx.Dtype) -> PlacedState:
-        return self.state_kind.blank(batch_size, 0, dtype) if self._is_causal else ()
+    def held_dims(self) -> tuple[int, int, int]:
+        return self.num_heads, self._key_dims, self._value_dims
 
     def __call__(
         self,
         x: mx.array,
-        state: PlacedState | None = None,
+        state: HeldTokens | None = None,
         valid: mx.array | None = None,
         *,
         starts: mx.array | None = None,
-    ) -> tuple[mx.array, PlacedState]:
-        check_sequences("Synthesizer", x, self._dims)
-        before = self.init_state(x.shape[0], x.dtype) if state is None else state
-        check_length("Synthesizer", x.shape[1], before, self._max_length)
-        if not x.shape[1]:
-            return x, before
+    ) -> tuple[mx.array, HeldTokens]:
         context = Context(valid, starts=starts)
-
-        def read(x: mx.array, tokens: RealTokens) -> tuple[mx.array, PlacedState]:
-            return self._mix(x, before, context, tokens)
-
-        return read_without_padding(x, context, read)
+        return self.read_tokens(x, state, context, partial(self._mix, context))
 
     def _mix(
-        self, x: mx.array, before: PlacedState, context: Context, tokens: RealTokens
-    ) -> tuple[mx.array, PlacedState]:
+        self, context: Context, x: mx.array, before: HeldTokens, tokens: RealTokens
+    ) -> tuple[mx.array, HeldTokens]:
         values = split_heads(self.value_proj(x), self.num_heads)
         keys = split_heads(self.key_proj(x), self.num_heads) if self._key_dims else values[..., :0]
         queries = split_heads(self.query_proj(x), self.num_heads) if "query_proj" in self else None

@@ -9,6 +9,7 @@ import mlx.nn as nn
 from ..layers import ChannelMixer
 from ..layers.arguments import check_optional_sizes, check_sizes
 from ..layers.linear_factory import Linears, factory_of
+from ..layers.partition import Partition
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
@@ -40,6 +41,8 @@ class FeedForward(ChannelMixer):
         >>> FeedForward(64)(mx.ones((1, 3, 64))).shape
         (1, 3, 64)
     """
+
+    partition = Partition({"up_proj": 1}, rows="down_proj", counts=())
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ import mlx.nn as nn
 from ..layers import ChannelMixer, project_apart, project_gated
 from ..layers.arguments import check_features, check_optional_sizes, check_sizes
 from ..layers.linear_factory import Linears, factory_of
+from ..layers.partition import Partition
 from ..ops.activations import Activation
 
 
@@ -35,6 +36,12 @@ class GatedLinearUnit(ChannelMixer):
     """
 
     activation: ClassVar[Activation]
+    partition = Partition(
+        {"gate_proj": 1, "up_proj": 1, "gate_up_proj": 2},
+        rows="down_proj",
+        norm="hidden_norm",
+        counts=(),
+    )
 
     def __init__(
         self,

@@ -3,12 +3,23 @@
 import mlx.core as mx
 import mlx.nn as nn
 
+from .partition import Group, Partition
+
 
 class ChannelMixer(nn.Module):
-    """A module that mixes within each position: maps `(..., D)` to `(..., D)`."""
+    """A module that mixes within each position: maps `(..., D)` to `(..., D)`.
+
+    Attributes:
+        partition: How it is divided between processes; `None`: it cannot be.
+    """
+
+    partition: Partition | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
         raise NotImplementedError
+
+    def take_part(self, group: Group) -> None:
+        """As that of a `TokenMixer`."""
 
     def residual(self, x: mx.array, norm: nn.Module | None) -> mx.array:
         """`x + mixer(norm(x))`, or `x + mixer(x)` without a norm.

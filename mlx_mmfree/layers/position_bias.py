@@ -1,12 +1,15 @@
 """Terms of attention's scores that depend on how far apart two positions are."""
 
 import math
+from copy import copy
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
 from .arguments import check_sizes
+from .partition import Group, part_of
 
 
 class PositionBias(nn.Module):
@@ -31,6 +34,12 @@ class PositionBias(nn.Module):
                 f"[{place}] 'position_bias' must be made for {num_heads} heads but got one for "
                 f"{self._num_heads}."
             )
+
+    def part(self, group: Group) -> "PositionBias":
+        """That of this process' share of the heads."""
+        part = copy(self)
+        part._num_heads //= group.size()
+        return part
 
     def __call__(self, relative: mx.array) -> mx.array:
         raise NotImplementedError
@@ -62,6 +71,11 @@ class ALiBi(PositionBias):
         slopes = _slopes(known) + _slopes(2 * known)[::2]
         # underscored: no parameter
         self._slopes = mx.array(slopes[:num_heads])
+
+    def part(self, group: Group) -> "ALiBi":
+        part = cast(ALiBi, super().part(group))
+        part._slopes = part_of(self._slopes, group)
+        return part
 
     def __call__(self, relative: mx.array) -> mx.array:
         return -self._slopes[:, None, None] * mx.abs(relative)[:, None].astype(mx.float32)
@@ -118,6 +132,11 @@ class RelativeBias(PositionBias):
         # a table, so that no device's logarithm puts a distance into the bucket beside
         self._buckets = mx.array(_buckets(side, max_distance))
         self.weight = mx.random.normal((num_buckets, num_heads)) * 0.02
+
+    def part(self, group: Group) -> "RelativeBias":
+        part = cast(RelativeBias, super().part(group))
+        part.weight = part_of(self.weight, group, axis=-1)
+        return part
 
     def __call__(self, relative: mx.array) -> mx.array:
         distance = mx.maximum(-relative, 0) if self._is_causal else mx.abs(relative)

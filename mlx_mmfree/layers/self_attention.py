@@ -15,6 +15,7 @@ from .context import Context
 from .key_value_kind import KeyValueKind
 from .linear_factory import Linears, factory_of
 from .padding import RealTokens, read_without_padding
+from .partition import QUERIES_KEYS_VALUES, Group, Partition
 from .position_bias import PositionBias
 from .projection import project
 from .quantized_array import Quantization
@@ -54,6 +55,12 @@ class SelfAttention(TokenMixer):
     causal: ClassVar[bool] = True
     bidirectional: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    partition: Partition | None = Partition(
+        QUERIES_KEYS_VALUES,
+        norm="output_norm",
+        counts=("num_heads", "num_kv_heads"),
+        arrays=("sink_logits",),
+    )
 
     def __init__(
         self,
@@ -98,6 +105,10 @@ class SelfAttention(TokenMixer):
             self.key_norm = nn.RMSNorm(head_dim, eps=norms.qk_eps)
         if norms.output_eps is not None:
             self.output_norm = nn.RMSNorm(num_heads * head_dim, eps=norms.output_eps)
+
+    def take_part(self, group: Group) -> None:
+        if "position_bias" in self:
+            self.position_bias = self.position_bias.part(group)
 
     @property
     def _name(self) -> str:

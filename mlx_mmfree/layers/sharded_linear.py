@@ -17,8 +17,7 @@ from ..ops.activations import Activation
 from .arguments import check_features
 from .bit_linear import PackedBitLinear
 from .packed_linear import PackedLinear
-
-Group = mx.distributed.Group
+from .partition import Group, part_of
 
 
 class ShardedRMSNorm(nn.RMSNorm):
@@ -41,7 +40,7 @@ class ShardedRMSNorm(nn.RMSNorm):
         super().__init__(norm.weight.shape[0] // group.size(), eps=norm.eps)
         self._dims = norm.weight.shape[0]
         self._group = group
-        self.weight = _part(norm.weight, group)
+        self.weight = part_of(norm.weight, group)
 
     def __call__(self, x: mx.array) -> mx.array:
         y = x.astype(mx.float32)
@@ -169,7 +168,7 @@ class ShardedToAllPackedLinear(PackedLinear):
         self.weight = packed_columns(linear.weight, linear.input_dims, start, start + width)
         self.scale = linear.scale
         if "input_scale" in linear:
-            self.input_scale = _part(linear.input_scale, group)
+            self.input_scale = part_of(linear.input_scale, group)
         if "bias" in linear:
             self.bias = linear.bias
 
@@ -191,18 +190,18 @@ def can_shard(linear: nn.Module) -> bool:
     return hasattr(linear, "to_packed") or type(linear) in _SHARDABLE
 
 
-def all_to_sharded(linear: nn.Module, group: Group) -> nn.Module:
-    """The part of a linear layer that makes this process' share of the outputs."""
+def all_to_sharded(linear: nn.Module, group: Group, sections: int = 1) -> nn.Module:
+    """The part of a linear layer that makes this process' share of the outputs, of each section."""
     if not isinstance(linear, PackedBitLinear | PackedLinear):
-        dense: nn.Module = shard_linear(linear, "all-to-sharded", group=group)
+        dense: nn.Module = shard_linear(linear, "all-to-sharded", segments=sections, group=group)
         return dense
     part = copy(linear)
     part._output_dims = linear.output_dims // group.size()
-    part.weight = _part(linear.weight, group)
+    part.weight = part_of(linear.weight, group, sections)
     if linear.scale.size > 1:
-        part.scale = _part(linear.scale, group)
+        part.scale = part_of(linear.scale, group, sections)
     if "bias" in linear:
-        part.bias = _part(linear.bias, group)
+        part.bias = part_of(linear.bias, group, sections)
     return part
 
 
@@ -219,10 +218,3 @@ def sharded_to_all(linear: nn.Module, group: Group) -> nn.Module:
 def sharded_norm(norm: nn.RMSNorm, linear: nn.Module, group: Group) -> nn.RMSNorm:
     """The norm before a layer of `sharded_to_all`, whole where the layer takes it of whole tokens."""
     return norm if isinstance(linear, ShardedToAllBitLinear) else ShardedRMSNorm(norm, group)
-
-
-def _part(array: mx.array, group: Group) -> mx.array:
-    """This process' share of the first axis, as an array of its own."""
-    size = array.shape[0] // group.size()
-    start = group.rank() * size
-    return mx.contiguous(array[start : start + size])

@@ -8,6 +8,7 @@ import mlx.nn as nn
 
 from .context import Context
 from .linear_factory import LinearFactory as LinearFactory
+from .partition import Group, Partition
 from .quantized_array import Quantization
 from .state_kind import State as State
 from .state_kind import StateKind, StatesByPosition
@@ -37,6 +38,7 @@ class TokenMixer(nn.Module):
         length_bound: It is made with `max_length=` and takes no longer sequence.
         packs_samples: `__call__` takes `starts`.
         key_value_dims: Numbers of one key of those that its state holds; `None`: it holds none.
+        partition: How it is divided between processes; `None`: it cannot be, or has no weights.
     """
 
     equation: ClassVar[str] = ""
@@ -49,6 +51,7 @@ class TokenMixer(nn.Module):
     length_bound: ClassVar[bool] = False
     packs_samples: ClassVar[bool] = False
     key_value_dims: int | None = None
+    partition: Partition | None = None
     _is_causal: bool | None = None
 
     @property
@@ -82,6 +85,9 @@ class TokenMixer(nn.Module):
             context_length: The longest text.
         """
         return 0
+
+    def take_part(self, group: Group) -> None:
+        """Called before it is divided as `partition` says, for what cannot be said there."""
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> State:
         """The state before the first position."""

@@ -7,7 +7,7 @@ codes round half away from zero, as in the kernel that published models were tra
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -158,6 +158,8 @@ class HGRNBit(Decoder):
     The bound of block n is :math:`b_n = \\sum_{k=1}^{n} \\mathrm{softmax}(\\Gamma)_k`, the softmax over
     blocks, so the first block has none.
     """
+
+    channel_arrays: ClassVar[tuple[str, ...]] = ("lower_bounds",)
 
     def block_arguments(self) -> list[dict[str, mx.array]]:
         if "lower_bounds" not in self:

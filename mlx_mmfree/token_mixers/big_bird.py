@@ -13,6 +13,7 @@ from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.padding import read_without_padding
+from ..layers.partition import QUERIES_KEYS_VALUES, Group, Partition, own_share
 from ..layers.token_mixer import TokenMixer
 from ..ops import attention
 
@@ -69,6 +70,7 @@ class BigBird(TokenMixer):
     complexity: ClassVar[str] = "T (5 + r) S D"
     paper: ClassVar[str] = "arXiv 2007.14062"
     bidirectional: ClassVar[bool] = True
+    partition = Partition(QUERIES_KEYS_VALUES)
 
     def __init__(
         self,
@@ -94,6 +96,7 @@ class BigBird(TokenMixer):
         head_dim = dims_of_a_head("BigBird", dims, num_heads, head_dim)
         self._dims = dims
         self.num_heads = num_heads
+        self._drawn_heads, self._own_heads = num_heads, slice(num_heads)
         self._size = block_size
         self._num_random = num_random
         self._plan = plan
@@ -102,12 +105,15 @@ class BigBird(TokenMixer):
             self[name] = factory_of(linear, name)(dims, num_heads * head_dim, bias=bias)
         self.output_proj = factory_of(linear, "output_proj")(num_heads * head_dim, dims, bias=bias)
 
+    def take_part(self, group: Group) -> None:
+        self._own_heads = own_share(self.num_heads, group)
+
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()
 
     def random_blocks(self, count: int) -> np.ndarray:
         """The random blocks of blocks 1 to `count - 2`, integers `(H, count - 2, r)`."""
-        shape = (self.num_heads, count - 2, self._num_random)
+        shape = (self._drawn_heads, count - 2, self._num_random)
         if not isinstance(self._plan, str):
             blocks = np.asarray(self._plan(count))
             if blocks.shape != shape or blocks.min(initial=0) < 0 or blocks.max(initial=0) >= count:
@@ -122,7 +128,7 @@ class BigBird(TokenMixer):
         own, block = np.arange(1, count - 1)[:, None], np.arange(count)
         is_seen = (np.abs(own - block) <= 1) | (block == 0) | (block == count - 1)
         # the smallest of random numbers stand where no block is seen already
-        drawn = rng.random((self.num_heads, count - 2, count)) + is_seen
+        drawn = rng.random((self._drawn_heads, count - 2, count)) + is_seen
         return np.argsort(drawn, axis=-1)[..., : self._num_random]
 
     def __call__(
@@ -174,9 +180,8 @@ class BigBird(TokenMixer):
         # beside an end, the neighbour is the end that is seen anyway
         counts_once = np.ones((count - 2, 5 + self._num_random), bool)
         counts_once[0, 1] = counts_once[-1, 3] = False
-        blocks = np.concatenate(
-            [np.broadcast_to(fixed, (heads, *fixed.shape)), self.random_blocks(count)], axis=-1
-        )
+        drawn = self.random_blocks(count)[self._own_heads]
+        blocks = np.concatenate([np.broadcast_to(fixed, (heads, *fixed.shape)), drawn], axis=-1)
 
         def near(x: mx.array) -> mx.array:
             """The blocks that each block of each head sees, each a row, `(B H (n - 2), 1, N, K)`."""

@@ -12,6 +12,7 @@ from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.linear_sums import attend_to_all, check_no_starts, with_ones
+from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.positions import count_on
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_linear_attention
@@ -74,6 +75,7 @@ class CosFormer(TokenMixer):
     recurrent: ClassVar[bool] = True
     length_bound: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    partition = Partition(QUERIES_KEYS_VALUES)
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.heads import dims_of_a_head, split_heads
 from ..layers.linear_factory import Linears, factory_of
+from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_linear_attention, gated_rms_norm
 
@@ -67,6 +68,7 @@ class GLA(TokenMixer):
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    partition = Partition({**QUERIES_KEYS_VALUES, "gate_proj": 1, "forget_proj": 1})
 
     def __init__(
         self,

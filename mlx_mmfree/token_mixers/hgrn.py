@@ -10,6 +10,8 @@ from ..layers.arguments import check_optional_sizes, check_sequences, check_size
 from ..layers.context import Context
 from ..layers.gated_recurrence import gated_recurrence
 from ..layers.linear_factory import Linears, factory_of
+from ..layers.partition import Group, Partition
+from ..layers.sharded_linear import ShardedRMSNorm
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_rms_norm
 
@@ -65,6 +67,10 @@ class HGRN(TokenMixer):
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    partition = Partition(
+        {"input_proj": 1, "forget_proj": 1, "gate_proj": 1},
+        counts=("_hidden_dims",),
+    )
 
     def __init__(
         self,
@@ -86,6 +92,9 @@ class HGRN(TokenMixer):
         self.output_proj = factory_of(linear, "output_proj")(hidden_dims, dims, bias=bias)
         self.output_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
 
+    def take_part(self, group: Group) -> None:
+        self.output_norm = ShardedRMSNorm(self.output_norm, group)
+
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> HGRNState:
         return HGRNState(mx.zeros((batch_size, self._hidden_dims)))
 
@@ -105,5 +114,8 @@ class HGRN(TokenMixer):
         i, f, g = mx.split(project(x, inner), 3, axis=-1)
         h, last = gated_recurrence(i, f, state.hidden, context, lower_bound)
         norm = self["output_norm"]
-        y = gated_rms_norm(h, g, norm["weight"], eps=norm.eps).astype(x.dtype)
-        return project(y, (self["output_proj"],)), HGRNState(last)
+        if isinstance(norm, ShardedRMSNorm):
+            y = norm(h) * nn.silu(g.astype(mx.float32))
+        else:
+            y = gated_rms_norm(h, g, norm["weight"], eps=norm.eps)
+        return project(y.astype(x.dtype), (self["output_proj"],)), HGRNState(last)

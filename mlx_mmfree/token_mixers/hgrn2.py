@@ -10,6 +10,7 @@ from ..layers.arguments import check_sequences
 from ..layers.gated_recurrence import bounded_gate
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
+from ..layers.partition import Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_linear_attention
 
@@ -65,6 +66,7 @@ class HGRN2(TokenMixer):
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    partition = Partition({"query_proj": 1, "forget_proj": 1, "input_proj": 1}, norm="output_norm")
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from ..layers.arguments import check_sequences, check_sizes
 from ..layers.context import Context
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.linear_sums import check_no_starts
+from ..layers.partition import QUERIES_KEYS_VALUES, Group, Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import linear_scan, long_sum
 
@@ -62,6 +63,7 @@ class Hydra(TokenMixer):
     bidirectional: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    partition = Partition(QUERIES_KEYS_VALUES, counts=("_channels",))
 
     def __init__(
         self,
@@ -75,13 +77,18 @@ class Hydra(TokenMixer):
         super().__init__()
         check_sizes("Hydra", dims=dims)
         self._dims = dims
+        self._channels = dims
+        self._group: Group | None = None
         self._eps = eps
         self._is_causal = is_causal
         for name in ("query_proj", "key_proj", "value_proj", "output_proj"):
             self[name] = factory_of(linear, name)(dims, dims, bias=bias)
 
+    def take_part(self, group: Group) -> None:
+        self._group = group
+
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> HydraState | tuple[()]:
-        return HydraState(mx.zeros((batch_size, self._dims))) if self._is_causal else ()
+        return HydraState(mx.zeros((batch_size, self._channels))) if self._is_causal else ()
 
     def __call__(
         self,
@@ -101,7 +108,7 @@ class Hydra(TokenMixer):
         if isinstance(state, HydraState):
             starts = Context(valid, starts=starts).starts
             kept = mx.ones((1, 1, 1)) if starts is None else 1.0 - starts[..., None]
-            sums, last = linear_scan(mx.broadcast_to(kept, x.shape), products, state.sums)
+            sums, last = linear_scan(mx.broadcast_to(kept, products.shape), products, state.sums)
             state = HydraState(last)
         else:
             check_no_starts("Hydra", starts)
@@ -110,6 +117,8 @@ class Hydra(TokenMixer):
         return project(y, (self["output_proj"],)), state
 
     def _unit(self, x: mx.array) -> mx.array:
-        """Vectors of length 1 over the last axis."""
+        """Vectors of length 1, which the processes of a group hold in parts."""
         squares = x.square().sum(axis=-1, keepdims=True)
+        if self._group is not None:
+            squares = mx.distributed.all_sum(squares, group=self._group)
         return x * mx.rsqrt(mx.maximum(squares, self._eps**2))

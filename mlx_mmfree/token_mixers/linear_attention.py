@@ -12,6 +12,7 @@ from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.linear_sums import attend_to_all, check_no_starts, with_ones
+from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_linear_attention
 
@@ -82,6 +83,7 @@ class LinearAttention(TokenMixer):
     cross: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    partition = Partition(QUERIES_KEYS_VALUES)
 
     def __init__(
         self,

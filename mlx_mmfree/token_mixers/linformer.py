@@ -11,6 +11,7 @@ from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.padding import padding_last
+from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import attention
 
@@ -99,6 +100,12 @@ class Linformer(TokenMixer):
         make = factory_of(linear, "output_proj")
         output_bias = bias if output_bias is None else output_bias
         self.output_proj = make(num_heads * head_dim, dims, bias=output_bias)
+
+    @property
+    def partition(self) -> Partition:  # type: ignore[override]
+        if self.num_kv_heads == 1:
+            return Partition({"query_proj": 1})
+        return Partition(QUERIES_KEYS_VALUES, counts=("num_heads", "num_kv_heads"))
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()

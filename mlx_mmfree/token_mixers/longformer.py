@@ -11,6 +11,7 @@ from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.padding import RealTokens, padding_last, read_without_padding
+from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.sequence_blocks import SequenceBlocks, near_mask
 from ..layers.token_mixer import TokenMixer
 from ..ops import attention
@@ -61,6 +62,9 @@ class Longformer(TokenMixer):
     complexity: ClassVar[str] = "T (W + G) D"
     paper: ClassVar[str] = "arXiv 2004.05150"
     bidirectional: ClassVar[bool] = True
+    partition = Partition(
+        {**QUERIES_KEYS_VALUES, **{f"global_{name}": 1 for name in QUERIES_KEYS_VALUES}}
+    )
 
     def __init__(
         self,

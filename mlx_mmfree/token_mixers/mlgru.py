@@ -10,6 +10,8 @@ from ..layers.arguments import check_counts, check_optional_sizes, check_sequenc
 from ..layers.context import Context
 from ..layers.gated_recurrence import gated_recurrence
 from ..layers.linear_factory import Linears, factory_of
+from ..layers.partition import Group, Partition, part_of
+from ..layers.sharded_linear import ShardedRMSNorm
 from ..layers.state_kind import StatesByPosition
 from ..layers.token_mixer import TokenMixer
 from ..ops import mlgru_step
@@ -81,6 +83,10 @@ class MLGRU(TokenMixer):
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    partition = Partition(
+        {"input_proj": 1, "forget_proj": 1, "gate_proj": 1, "recurrence_proj": 2, "gates_proj": 3},
+        counts=("_hidden_dims",),
+    )
 
     def __init__(
         self,
@@ -123,6 +129,13 @@ class MLGRU(TokenMixer):
         elif conv_size:
             self.input_conv = ShortConvolution(hidden_dims, conv_size)
             self.forget_conv = ShortConvolution(hidden_dims, conv_size)
+
+    def take_part(self, group: Group) -> None:
+        if "gate_norm" in self:
+            self.gate_norm = ShardedRMSNorm(self.gate_norm, group)
+        if "input_conv" in self:
+            for conv in (self.input_conv, self.forget_conv):
+                conv.weight = part_of(conv.weight, group)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> MLGRUState:
         names = [name for name in ("shared_conv", "input_conv", "forget_conv") if name in self]
@@ -210,11 +223,13 @@ class MLGRU(TokenMixer):
         lower_bound: mx.array | None,
     ) -> tuple[mx.array, mx.array]:
         """What lies between the projections."""
-        if "gate_norm" not in self:
+        gate_norm = self.get("gate_norm")
+        if gate_norm is None or isinstance(gate_norm, ShardedRMSNorm):
             i, f, g = mx.split(gates, 3, axis=-1)
             h, last = gated_recurrence(i, f, hidden, context, lower_bound)
-            return (mx.sigmoid(g.astype(mx.float32)) * h).astype(gates.dtype), last
-        gate_norm = self["gate_norm"]
+            g = g.astype(mx.float32)
+            y = mx.sigmoid(g) * h if gate_norm is None else gate_norm(g) * nn.silu(h)
+            return y.astype(gates.dtype), last
         return mlgru_step(
             gates,
             hidden,

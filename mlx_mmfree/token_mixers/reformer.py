@@ -23,6 +23,7 @@ from ..layers.key_value_reading import extend, read
 from ..layers.key_value_state import KeyValueState
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.padding import RealTokens
+from ..layers.partition import Group, Partition, own_share
 
 Convention = Literal["trax", "reformer_pytorch"]
 
@@ -95,6 +96,7 @@ class Reformer(KeyValueMixer):
     paper: ClassVar[str] = "arXiv 2001.04451"
     causal: ClassVar[bool] = True
     bidirectional: ClassVar[bool] = True
+    partition = Partition({"query_key_proj": 1, "value_proj": 1})
 
     def __init__(
         self,
@@ -128,10 +130,14 @@ class Reformer(KeyValueMixer):
         scale = head_dim**-0.5 if scores.has_root else 1.0
         self._rules = Rules(chunk_size, scale, scores.own_score, is_causal)
         self.num_heads = num_heads
+        self._drawn_heads, self._own_heads = num_heads, slice(num_heads)
         self.head_dim = head_dim
         for name in ("query_key_proj", "value_proj"):
             self[name] = factory_of(linear, name)(dims, num_heads * head_dim, bias=False)
         self.output_proj = factory_of(linear, "output_proj")(num_heads * head_dim, dims, bias=False)
+
+    def take_part(self, group: Group) -> None:
+        self._own_heads = own_share(self.num_heads, group)
 
     @property
     def held_dims(self) -> tuple[int, int, int]:
@@ -197,8 +203,10 @@ class Reformer(KeyValueMixer):
     def _hashed(self, queries: mx.array, rotations: mx.array | None) -> mx.array:
         factors = self._factors or factors_of(queries.shape[2], self._rules.chunk)
         if rotations is None:
-            sizes = (self.num_heads, self.head_dim, self._num_rounds)
+            sizes = (self._drawn_heads, self.head_dim, self._num_rounds)
             rotations = draw_rotations(*sizes, factors, self._seed)
+        if rotations.shape[0] > 1:
+            rotations = rotations[self._own_heads]
         return hash_buckets(queries, rotations, factors)
 
 

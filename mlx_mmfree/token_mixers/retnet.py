@@ -11,6 +11,7 @@ from ..layers.arguments import check_optional_sizes, check_sequences, check_size
 from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, split_heads
 from ..layers.linear_factory import Linears, factory_of
+from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.positions import count_on
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_linear_attention, gated_rms_norm
@@ -69,6 +70,7 @@ class RetNet(TokenMixer):
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    partition = Partition({**QUERIES_KEYS_VALUES, "gate_proj": 1}, arrays=("_decay",))
 
     def __init__(
         self,

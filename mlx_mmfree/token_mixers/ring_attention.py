@@ -62,6 +62,7 @@ class RingAttention(SelfAttention):
     equation: ClassVar[str] = "y = softmax(Q K^T / sqrt(d)) V, keys passed round P processes"
     complexity: ClassVar[str] = "T^2 D / P for each process"
     paper: ClassVar[str] = "arXiv 2310.01889"
+    partition = None
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from ..layers import project
 from ..layers.arguments import check_sequences
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
+from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import long_sum
 
@@ -52,6 +53,7 @@ class SimA(TokenMixer):
     complexity: ClassVar[str] = "T D min(T, D / H)"
     paper: ClassVar[str] = "arXiv 2206.08898"
     bidirectional: ClassVar[bool] = True
+    partition = Partition(QUERIES_KEYS_VALUES)
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ from ..layers.key_value_reading import extend, read
 from ..layers.key_value_state import KeyValueState
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.padding import RealTokens
+from ..layers.partition import QUERIES_KEYS_VALUES, Group, Partition, own_share
 
 _PROJECTIONS = ("query_proj", "key_proj", "value_proj")
 
@@ -69,6 +70,7 @@ class Sinkhorn(KeyValueMixer):
     paper: ClassVar[str] = "arXiv 2002.11296"
     causal: ClassVar[bool] = True
     bidirectional: ClassVar[bool] = True
+    partition = Partition(QUERIES_KEYS_VALUES, arrays=("empty_keys", "empty_values"))
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class Sinkhorn(KeyValueMixer):
         self._has_noise = has_noise
         self._is_causal = is_causal
         self.num_heads = num_heads
+        self._first_heads = num_heads // 2
         self.head_dim = head_dim
         for name in _PROJECTIONS:
             self[name] = factory_of(linear, name)(dims, num_heads * head_dim, bias=False)
@@ -105,6 +108,10 @@ class Sinkhorn(KeyValueMixer):
         if is_causal:
             self.empty_keys = mx.random.normal((num_heads, 1, head_dim))
             self.empty_values = mx.random.normal((num_heads, 1, head_dim))
+
+    def take_part(self, group: Group) -> None:
+        own = own_share(self.num_heads, group)
+        self._first_heads = len(range(own.start, min(self._first_heads, own.stop)))
 
     @property
     def held_dims(self) -> tuple[int, int, int]:
@@ -178,12 +185,12 @@ class Sinkhorn(KeyValueMixer):
         both = mx.concatenate([keys, queries], axis=-1)
         both, values, after = extend(before, both, values, reading)
         keys, queries = mx.split(both, 2, axis=-1)
-        half = self.num_heads // 2
+        first = self._first_heads
         split = [
-            mx.split(part.astype(mx.float32), [half], axis=1) for part in (queries, keys, values)
+            mx.split(part.astype(mx.float32), [first], axis=1) for part in (queries, keys, values)
         ]
         empty = [
-            mx.split(part.astype(mx.float32), [half])
+            mx.split(part.astype(mx.float32), [first])
             for part in (self.empty_keys, self.empty_values)
         ]
         places = None

@@ -14,6 +14,7 @@ from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.key_value_mixer import HeldTokens, KeyValueMixer
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.padding import RealTokens
+from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.placed_tokens import Places, read_placed
 
 Scores = Literal["dense", "random", "factorized_dense", "factorized_random"]
@@ -77,6 +78,10 @@ class Synthesizer(KeyValueMixer):
     bidirectional: ClassVar[bool] = True
     length_bound: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    partition = Partition(
+        {**QUERIES_KEYS_VALUES, "first_proj": 1, "second_proj": 1},
+        arrays=("table", "left_table", "right_table"),
+    )
 
     def __init__(
         self,

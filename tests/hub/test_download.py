@@ -367,9 +367,7 @@ def test_packed_form_is_named_for_the_repository(
         "../x",
     ],
 )
-def test_names_that_are_neither(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_names_that_are_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(CheckpointError, match="existing folder or a Hub repository 'owner/name'"):

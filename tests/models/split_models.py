@@ -13,7 +13,7 @@ from mlx_mmfree.layers import PackedBitLinear, pack_linears
 from mlx_mmfree.layers.lora import LoRALinear
 from mlx_mmfree.layers.parameters import converted
 from mlx_mmfree.layers.sharded_linear import sharded_to_all
-from mlx_mmfree.models import Decoder
+from mlx_mmfree.models import Decoder, metaformer
 from mlx_mmfree.models.parts.tensor_parallel import shard
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops import pack_ternary, ternarize
@@ -22,6 +22,12 @@ from tests.hub.checkpoints import tiny_model, tiny_transformer
 TOKENS = mx.array([[1, 5, 9, 2, 7, 7, 3], [4, 4, 8, 0, 30, 21, 6]])
 VALID = mx.array([[False, False, *[True] * 5], [True] * 7])
 DENSE: dict[str, Any] = {"linears": None, "attention_bias": True, "mlp_bias": True}
+RECURRENT = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "token_mixer": "gru",
+}
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
 
 
@@ -52,6 +58,7 @@ MODELS: dict[str, Callable[[], Decoder]] = {
     "ternary llama, norms inside": lambda: tiny_transformer(
         "llama", linears=TernaryLinears(norm_eps=1e-6)
     ),
+    "matmul-free": tiny_model,
     "dense llama": lambda: tiny_transformer("llama", **DENSE),
     "quantized llama": quantized,
     "dense qwen3": lambda: tiny_transformer("qwen3", **DENSE),
@@ -62,7 +69,13 @@ MODELS: dict[str, Callable[[], Decoder]] = {
 }
 
 
-STEPS = {"bitnet": 4, "dense llama": 4, "dense qwen3": 4, "quantized keys and values": 1}
+STEPS = {
+    "bitnet": 4,
+    "matmul-free": 4,
+    "dense llama": 4,
+    "dense qwen3": 4,
+    "quantized keys and values": 1,
+}
 """Greedy tokens; collectives between processes on one busy machine take milliseconds each."""
 
 
@@ -115,7 +128,7 @@ def refusals() -> list[str]:
         _refusal(adapted),
         _refusal(tiny_transformer("llama", num_attention_heads=6, num_key_value_heads=3)),
         _refusal(tiny_transformer("llama", intermediate_size=45)),
-        _refusal(tiny_model()),
+        _refusal(metaformer.build(metaformer.Config.from_hub(RECURRENT))),
     ]
 
 

@@ -1,13 +1,16 @@
 """Models split over two processes against the same models in one."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from mlx_mmfree.models.parts.mixers import token_mixers
 from mlx_mmfree.models.parts.tensor_parallel import shard
 from tests.hub.checkpoints import tiny_transformer
+from tests.models.split_mixers import WHOLE
 from tests.models.split_models import MODELS
 from tests.process_group import finish, start_group
 from tests.tolerances import TOLERANCE, relative_error
@@ -50,12 +53,30 @@ def test_what_does_not_divide_is_refused(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         adapter, heads, columns, recurrent = rank["refusals"]
         assert "LoRALinear. Fuse an adapter before." in adapter
-        assert "must divide 3 key and value heads and 44 hidden columns but got 2." in heads
-        assert "2 key and value heads and 45 hidden columns but got 2." in columns
-        assert "in every block but got a MLGRU. Run it in one process." in recurrent
+        assert "channels of all mixers, 3, 6, 18, 36, 44, but got 2. Fitting numbers: 1." in heads
+        assert "45, but got 2. Fitting numbers: 1." in columns
+        assert "in every block but got a GRU. Run it in one process." in recurrent
 
 
 def test_a_group_of_one_changes_nothing() -> None:
     model = tiny_transformer("bitnet")
     linear = model.blocks[0].token_mixer.query_proj
     assert shard(model).blocks[0].token_mixer.query_proj is linear
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_mixer_with_heads_or_channels_is_split(tmp_path: Path, size: int) -> None:
+    outputs = finish(start_group(tmp_path, size, "-m", "tests.models.split_mixers"))
+    assert [errors for _, errors in outputs] == [""] * size
+    for output, _ in outputs:
+        found = json.loads(output)
+        named = {name.split(" ")[0] for name in found}
+        assert named >= token_mixers().keys() - set(WHOLE)
+        for name, figures in found.items():
+            assert figures["error"] < TOLERANCE[mx.float32], name
+            assert figures.get("share", 0) < 0.8, name
+
+
+def test_mixers_that_stay_whole_say_so() -> None:
+    for name, mixer in token_mixers().items():
+        assert (mixer.partition is None) == (name in (*WHOLE, "fnet", "pooling")), name

@@ -1,7 +1,7 @@
 """Blocks one after the other, with what they share in a call."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -31,6 +31,8 @@ class Stack(nn.Module):
         positions: Adds positions before the first block; `None`: nothing does.
 
     Attributes:
+        channel_arrays: Arrays of a subclass whose last axis has a number for each channel of a token
+            mixer.
         run_block: Calls each block; another one may recompute it in the backward pass.
 
     Shape:
@@ -39,6 +41,8 @@ class Stack(nn.Module):
     State:
         A tuple with the state of each of `token_mixers`; every array has the batch on axis 0.
     """
+
+    channel_arrays: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, blocks: Sequence[Block], norm: nn.Module, positions: AddedPositions | None = None

@@ -1,107 +1,130 @@
-"""Tensor parallelism of transformers: each process holds some heads and some hidden columns.
+"""Tensor parallelism: each process holds some heads or channels of every mixer.
 
 Shoeybi et al. (arXiv 1909.08053). Embedding, head and norms of the residual stream stay whole.
 """
 
+from collections.abc import Iterator
+from typing import TypeVar
+
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...channel_mixers import GatedLinearUnit
 from ...errors import UnsupportedModelError
-from ...layers import pack_linears
+from ...layers import ChannelMixer, pack_linears
 from ...layers.matrix import matrix_of
+from ...layers.partition import Group, Partition, part_of
 from ...layers.sharded_linear import (
-    Group,
     all_to_sharded,
     can_shard,
     sharded_norm,
     sharded_to_all,
 )
-from ...token_mixers import GQA
-from .decoder import Decoder
+from ...layers.token_mixer import TokenMixer
+from .block import Block
+from .stack import Stack
 
-_ATTENTION = ("query_proj", "key_proj", "value_proj", "output_proj", "output_norm")
-_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj", "hidden_norm")
+Mixer = TokenMixer | ChannelMixer
+Model = TypeVar("Model", bound=nn.Module)
 
 
-def shard(model: Decoder, group: Group | None = None) -> Decoder:
+def shard(model: Model, group: Group | None = None) -> Model:
     """Splits a model, in place, over the processes of a group, each of which has loaded it whole.
 
-    Every process must then run the model on the same tokens; all get the same logits. Linears in
-    their training form are packed. Ternary products are those of one process bit for bit; float sums
-    are taken in another order.
+    Every process must then run the model on the same input; all get the same result. Linears in their
+    training form are packed. Ternary products are those of one process bit for bit; float sums are
+    taken in another order.
 
     Args:
-        model: A transformer: blocks of `GQA` and a gated feed-forward.
+        model: A model whose mixers have heads or channels that can be told apart.
         group: The processes. Default: all that were started together.
 
     Returns:
         The model.
 
     Raises:
-        UnsupportedModelError: A block is of another kind, or has linears that cannot be split.
-        ValueError: The number of processes does not divide heads or hidden columns.
+        UnsupportedModelError: A mixer cannot be divided, or has linears that cannot be.
+        ValueError: The number of processes does not divide heads or channels.
 
     Example:
         >>> model = shard(load_model("microsoft/bitnet-b1.58-2B-4T"))  # doctest: +SKIP
     """
     group = mx.distributed.init() if group is None else group
-    for block in model.blocks:
-        _check(block.token_mixer, block.channel_mixer, group.size())
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    mixers = [mixer for stack in stacks for block in stack.blocks for mixer in _mixers(block)]
+    sizes = sorted({size for mixer, parts in mixers for size in _divided(mixer, parts)})
+    if any(size % group.size() for size in sizes):
+        fitting = [n for n in range(1, sizes[0] + 1) if not any(size % n for size in sizes)]
+        raise ValueError(
+            "[shard] the number of processes must divide the heads and channels of all mixers, "
+            f"{', '.join(map(str, sizes))}, but got {group.size()}. Fitting numbers: "
+            f"{', '.join(map(str, fitting))}."
+        )
+    for mixer, parts in mixers:
+        _check_groups(mixer, parts, group.size())
     if group.size() == 1:
         return model
-    for block in model.blocks:
-        mixer = block.token_mixer
-        mixer.num_heads //= group.size()
-        mixer.num_kv_heads //= group.size()
-        _split(mixer, _ATTENTION, group)
-        _split(block.channel_mixer, _FEED_FORWARD, group)
-        mx.eval(block.parameters())
+    for mixer, parts in mixers:
+        _divide(mixer, parts, group)
+        mx.eval(mixer.parameters())
         # the whole matrices would otherwise stay in MLX's cache
         mx.clear_cache()
+    for stack in stacks:
+        for name in stack.channel_arrays:
+            if name in stack:
+                stack[name] = part_of(stack[name], group, axis=-1)
     return model
 
 
-def _split(mixer: nn.Module, names: tuple[str, ...], group: Group) -> None:
-    pack_linears(mixer)
-    *columns, rows, norm = names
-    for name in columns:
-        mixer[name] = all_to_sharded(mixer[name], group)
-    mixer[rows] = sharded_to_all(mixer[rows], group)
-    if norm in mixer:
-        mixer[norm] = sharded_norm(mixer[norm], mixer[rows], group)
-
-
-def _check(attention: nn.Module, feed_forward: nn.Module, size: int) -> None:
-    _check_mixer(attention, GQA, _ATTENTION)
-    _check_mixer(feed_forward, GatedLinearUnit, _FEED_FORWARD)
-    heads, hidden = attention.num_kv_heads, feed_forward.gate_proj.weight.shape[0]
-    if heads % size or hidden % size:
-        fitting = [n for n in range(1, heads + 1) if heads % n == 0 == hidden % n]
-        raise ValueError(
-            f"[shard] the number of processes must divide {heads} key and value heads and {hidden} "
-            f"hidden columns but got {size}. Fitting numbers: {', '.join(map(str, fitting))}."
-        )
-    queries = attention.num_heads * attention.head_dim
-    for inputs, linear in ((queries, attention.output_proj), (hidden, feed_forward.down_proj)):
-        matrix = matrix_of(linear)
-        if matrix is not None and inputs // size % matrix.group_size:
-            raise ValueError(
-                f"[shard] the part of {inputs} quantized inputs must be a multiple of the group, "
-                f"{matrix.group_size}, but got {inputs // size}. Start fewer processes."
-            )
-
-
-def _check_mixer(mixer: nn.Module, kind: type[nn.Module], names: tuple[str, ...]) -> None:
-    *linears, _ = names
-    if not isinstance(mixer, kind) or not all(name in mixer for name in linears):
-        raise UnsupportedModelError(
-            "[shard] 'model' must have attention and a gated feed-forward in every block but got a "
-            f"{type(mixer).__name__}. Run it in one process."
-        )
-    for name in linears:
-        if not can_shard(mixer[name]):
+def _mixers(block: Block) -> Iterator[tuple[Mixer, Partition]]:
+    """The mixers of a block that have weights, and how they can be divided."""
+    for name in ("token_mixer", "memory_mixer", "channel_mixer"):
+        mixer = block.get(name)
+        if mixer is None or not mixer.parameters():
+            continue
+        if mixer.partition is None:
             raise UnsupportedModelError(
-                "[shard] 'model' must have dense, quantized or packed linears but got a "
-                f"{type(mixer[name]).__name__}. Fuse an adapter before."
+                "[shard] 'model' must have mixers whose heads or channels can be told apart in every "
+                f"block but got a {type(mixer).__name__}. Run it in one process."
             )
+        for linear in (mixer.partition.rows, *_columns(mixer, mixer.partition)):
+            if not can_shard(mixer[linear]):
+                raise UnsupportedModelError(
+                    "[shard] 'model' must have dense, quantized or packed linears but got a "
+                    f"{type(mixer[linear]).__name__}. Fuse an adapter before."
+                )
+        yield mixer, mixer.partition
+
+
+def _columns(mixer: Mixer, parts: Partition) -> dict[str, int]:
+    return {name: sections for name, sections in parts.columns.items() if name in mixer}
+
+
+def _divided(mixer: Mixer, parts: Partition) -> Iterator[int]:
+    """The numbers that the processes share out."""
+    yield from (getattr(mixer, name) for name in parts.counts)
+    for name, sections in _columns(mixer, parts).items():
+        yield mixer[name].weight.shape[0] // sections
+
+
+def _check_groups(mixer: Mixer, parts: Partition, size: int) -> None:
+    matrix = matrix_of(mixer[parts.rows])
+    if matrix is not None and matrix.input_dims // size % matrix.group_size:
+        raise ValueError(
+            f"[shard] the part of {matrix.input_dims} quantized inputs must be a multiple of the group, "
+            f"{matrix.group_size}, but got {matrix.input_dims // size}. Start fewer processes."
+        )
+
+
+def _divide(mixer: Mixer, parts: Partition, group: Group) -> None:
+    pack_linears(mixer)
+    mixer.take_part(group)
+    for name, sections in _columns(mixer, parts).items():
+        mixer[name] = all_to_sharded(mixer[name], group, sections)
+    mixer[parts.rows] = sharded_to_all(mixer[parts.rows], group)
+    if parts.norm is not None and parts.norm in mixer:
+        mixer[parts.norm] = sharded_norm(mixer[parts.norm], mixer[parts.rows], group)
+    for name in parts.counts:
+        setattr(mixer, name, getattr(mixer, name) // group.size())
+    for name in parts.arrays:
+        if name in mixer:
+            mixer[name] = part_of(mixer[name], group)

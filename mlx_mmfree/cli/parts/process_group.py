@@ -40,8 +40,8 @@ def add_tensor_parallel_flag(parser: argparse.ArgumentParser) -> None:
     add_process_flags(parser).add_argument(
         "--tensor-parallel",
         action="store_true",
-        help="split a transformer over the processes that 'mlx.launch -n N --backend ring' started; "
-        "N must divide its number of key and value heads",
+        help="split the model over the processes that 'mlx.launch -n N --backend ring' started; "
+        "N must divide its heads and channels",
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MeasurementError, UsageError
-from .parts import bench_train
+from .parts import bench_mixers, bench_train
 from .parts.bench_table import graph_lines, report_lines, starting_lines
 from .parts.command import CommandParser, command
 from .parts.flags import positive
@@ -34,6 +34,12 @@ _OPTIONAL_PACKAGES = (
 )
 """Flags, the modules that they need, and the packages of those."""
 
+_OTHERS: dict[str, tuple[Any, str]] = {
+    "train": (bench_train, "training steps, beside PyTorch if wanted"),
+    "mixers": (bench_mixers, "token mixers against the length of the sequence"),
+}
+"""Measurements with flags of their own."""
+
 
 class _Parser(CommandParser):
     """Names the configurations in its help alone: to know them, the architectures are imported."""
@@ -48,18 +54,19 @@ class _Parser(CommandParser):
 
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="mmfree bench", description=__doc__)
-    train = bench_train.build_parser()
     others = parser.add_subparsers(
-        title="other measurements", metavar="train", parser_class=CommandParser
+        title="other measurements", metavar=", ".join(_OTHERS), parser_class=CommandParser
     )
-    others.add_parser(
-        "train",
-        prog=train.prog,
-        description=train.description,
-        help="training steps, beside PyTorch if wanted",
-        parents=[train],
-        add_help=False,
-    )
+    for name, (module, what) in _OTHERS.items():
+        other = module.build_parser()
+        others.add_parser(
+            name,
+            prog=other.prog,
+            description=other.description,
+            help=what,
+            parents=[other],
+            add_help=False,
+        )
     _add_model_flags(parser.add_argument_group("models"))
     _add_amount_flags(parser.add_argument_group("amount"))
     output = parser.add_argument_group("output")
@@ -152,8 +159,8 @@ def _add_amount_flags(group: Any) -> None:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else argv
-    if given[:1] == ["train"]:
-        return bench_train.main(given[1:])
+    if given and given[0] in _OTHERS:
+        return _OTHERS[given[0]][0].main(given[1:])
     args = build_parser().parse_args(given)
     _check(args)
     if args.host:

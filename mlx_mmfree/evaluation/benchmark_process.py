@@ -19,32 +19,52 @@ _TASKS = {
     "model": "benchmark_models",
     "training": "benchmark_training",
     "llama.cpp": "benchmark_llama",
+    "mixer": "benchmark_mixer_cell",
+    "mixer rates": "benchmark_mixer_rates",
 }
 _MAX_MESSAGE = 1000
+_SHORT_MEMORY: dict[int, str] = {
+    signal.SIGKILL: ", which the system sends when memory is short",
+    signal.SIGSEGV: ", as MLX's processes on a CPU do when memory is short",
+}
 
 
-def measure(task: str, arguments: dict[str, Any], threads: int) -> tuple[list[Record], dict]:
+def measure(
+    task: str, arguments: dict[str, Any], threads: int, seconds: float | None = None
+) -> tuple[list[Record], dict]:
     """Runs a task in a new process and returns its records and its notes.
 
     Args:
-        task: `products`, `model`, `training` or `llama.cpp`.
+        task: A key of `_TASKS`.
         arguments: The arguments of the function `run` of the task's module, as JSON values.
         threads: Number of threads that compute in the process, 0 on a GPU.
+        seconds: The most that the process may take; `None`: as long as it needs.
 
     Raises:
         MeasurementError: The task failed, or its process ended before.
+        TimeoutError: The process took longer, and was ended.
     """
-    process = subprocess.run(
+    try:
+        process = _run(task, arguments, threads, seconds)
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"[bench] the measurement of {task} took over {seconds:g} s.") from error
+    check_ending(f"the measurement of {task}", process.returncode, process.stderr)
+    return read_result(process.stdout.splitlines()[-1])
+
+
+def _run(
+    task: str, arguments: dict[str, Any], threads: int, seconds: float | None
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
         [sys.executable, "-m", __name__],
         input=json.dumps({"task": task, "arguments": arguments}),
         env=child_environment(threads or None),
         capture_output=True,
         text=True,
         errors="replace",
+        timeout=seconds,
         check=False,
     )
-    check_ending(f"the measurement of {task}", process.returncode, process.stderr)
-    return read_result(process.stdout.splitlines()[-1])
 
 
 def check_ending(what: str, status: int, errors: str) -> None:
@@ -61,8 +81,7 @@ def check_ending(what: str, status: int, errors: str) -> None:
     if not status:
         return
     ending = f"status {status}" if status > 0 else f"the signal {signal.Signals(-status).name}"
-    if -status == signal.SIGKILL:
-        ending += ", which the system sends when memory is short"
+    ending += _SHORT_MEMORY.get(-status, "")
     lines = errors.strip().splitlines() or ["It did not say why."]
     raise MeasurementError(f"[bench] {what} ended with {ending}. {lines[-1][:_MAX_MESSAGE]}")
 

@@ -8,6 +8,9 @@ from typing import Any
 READ, MULTIPLY, BLAS = "plain read", "8-bit arithmetic", "float32 products"
 """Limits: reading the same memory, the processor's arithmetic, and the same products in float32."""
 
+COPY = "copy"
+"""The limit of work that must read and write: copying as many bytes."""
+
 HALF = "float16 products"
 """The limit of arithmetic on a GPU: how fast MLX multiplies large float16 matrices."""
 
@@ -53,7 +56,7 @@ class Record:
     @property
     def limit_rate(self) -> float:
         """The bytes or multiply-accumulates per second of the limit in the median round."""
-        work = self.bytes if self.limit == READ else self.macs
+        work = self.bytes if self.limit in (READ, COPY) else self.macs
         return work / median(self.limit_seconds)
 
 

@@ -2,10 +2,11 @@
 
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-STATUS = Path("/proc/self/status")
+STATUS, REFERENCES = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class ResidentMemory(NamedTuple):
@@ -36,6 +37,14 @@ def peak_resident_bytes() -> int:
         return fields["VmHWM"]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def forget_peak() -> None:
+    """Lets `peak_resident_bytes` begin anew, where the system is Linux and permits it."""
+    with suppress(OSError):
+        if REFERENCES.exists():
+            # the number stands for the peak alone
+            REFERENCES.write_text("5")
 
 
 def _status() -> dict[str, int]:

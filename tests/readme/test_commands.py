@@ -29,6 +29,7 @@ ONLY_PARSED = (
     "mmfree bench --config ",
     "mmfree bench --host ",
     "mmfree bench train ",
+    "mmfree bench mixers ",
 )
 # a shell goes on where a command between $( ) fails
 COMPLAINTS = ("Traceback", "command not found", "No module named")

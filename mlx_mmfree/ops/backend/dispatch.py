@@ -171,6 +171,33 @@ def _candidates(package: str, on_cpu: bool) -> list[_Candidate]:
     ]
 
 
+@contextmanager
+def recorded_calls(package: str) -> Iterator[list[tuple[tuple[Any, ...], dict[str, Any]]]]:
+    """Records with which arguments an operation is called inside the `with` block, in any thread.
+
+    Where a backend is forced, nothing is recorded.
+
+    Yields:
+        The arguments of each call, by place and by name.
+    """
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def recording(run: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            calls.append((args, kwargs))
+            return run(*args, **kwargs)
+
+        return record
+
+    candidates = _candidates(package, on_cpu())
+    usual = list(candidates)
+    candidates[:] = [each._replace(run=recording(each.run)) for each in usual]
+    try:
+        yield calls
+    finally:
+        candidates[:] = usual
+
+
 def forget_candidates() -> None:
     """Looks again for the backends that devices have, as a test needs that changes them."""
     _candidates.cache_clear()

@@ -1,0 +1,219 @@
+"""`mmfree bench mixers`: measures time and memory of token mixers against the length."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import CheckpointError, UsageError
+from ...platform.units import BYTES_PER_GB
+from .command import CommandParser, command
+from .flags import gigabytes, non_negative, positive
+from .mixer_table import mixer_lines
+from .writable import check_writable
+
+if TYPE_CHECKING:
+    from ...evaluation.benchmark_mixers import MixerReport, MixerSettings
+
+_WORKS = ("forward", "backward", "decoding")
+_SIZES = ("dims", "batch_size", "rounds", "rate_processes")
+_QUICK: dict[str, Any] = {
+    "dims": 32,
+    "lengths": (16, 32, 64),
+    "positions": (4, 16),
+    "rounds": 1,
+    "rate_length": 128,
+    "rate_processes": 1,
+}
+
+
+def build_parser() -> CommandParser:
+    parser = CommandParser(
+        prog="mmfree bench mixers",
+        description=__doc__,
+        epilog="Each figure comes from a fresh process. Ctrl-C prints what is there, and the same "
+        "command with --results goes on where it stopped.",
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="MIXER",
+        help="names as 'mmfree mixers' lists them; default: all",
+    )
+    parser.add_argument(
+        "--work",
+        nargs="+",
+        choices=_WORKS,
+        default=list(_WORKS),
+        help="what is measured: %(choices)s, where backward is a forward pass and its gradients",
+    )
+    parser.add_argument(
+        "--lengths",
+        type=positive,
+        nargs="+",
+        help="lengths of the sequences (512 to 32768, doubling)",
+    )
+    parser.add_argument(
+        "--positions",
+        type=positive,
+        nargs="+",
+        help="numbers of tokens after which decoding is measured (100 10000)",
+    )
+    parser.add_argument("--dims", type=positive, help="model dims (512)")
+    parser.add_argument("--batch-size", type=positive, help="sequences at a time (1)")
+    parser.add_argument("--rounds", type=positive, help="measurements in each process (3)")
+    parser.add_argument("--threads", type=positive, help="threads of a CPU (all processors)")
+    parser.add_argument(
+        "--time-limit", type=positive, default=60, help="the most seconds for each process (60)"
+    )
+    parser.add_argument(
+        "--memory-limit",
+        type=gigabytes,
+        default=4 * BYTES_PER_GB,
+        metavar="GB",
+        help="the most memory for each process (4)",
+    )
+    parser.add_argument(
+        "--rate-length",
+        type=non_negative,
+        help="length at which recurrences are compared with the limits of the machine; 0: they are "
+        "not (4096)",
+    )
+    parser.add_argument(
+        "--rate-processes", type=positive, help="fresh processes for each of these ratios (3)"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="try the command in a short time; the figures say nothing about speed",
+    )
+    _add_output_flags(parser.add_argument_group("output"))
+    return parser
+
+
+def _add_output_flags(group: Any) -> None:
+    form = group.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    form.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
+    group.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="JSON file that keeps each figure; what it holds is not measured again",
+    )
+    group.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="PNG file for a picture with fitted slopes; needs matplotlib",
+    )
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    _check(args)
+    from ...evaluation.benchmark_mixers import new_report
+    from ...models.parts.mixers import find_token_mixer, token_mixers
+
+    names = args.names or list(token_mixers())
+    for name in names:
+        find_token_mixer(name)
+    settings = _settings(args)
+    report = new_report(settings)
+    _read(args.results, report)
+    stops = _measure(args, names, settings, report)
+    if args.plot is not None and report.cells:
+        from ...evaluation.benchmark_mixer_plot import plot_mixers
+
+        plot_mixers(report, args.plot)
+    if args.json:
+        print(json.dumps(report.to_json() | {"is_complete": not stops}))
+    else:
+        print("\n".join(mixer_lines(report, args.markdown)))
+    for stop in stops:
+        raise stop
+    return 0
+
+
+def _measure(
+    args: argparse.Namespace, names: Sequence[str], settings: "MixerSettings", report: "MixerReport"
+) -> list[BaseException]:
+    """Measures what the report lacks; what is there stays if it is interrupted."""
+    from tqdm import tqdm
+
+    from ...errors import MeasurementError
+    from ...evaluation.benchmark_mixers import benchmark_mixers, remaining
+    from ...files.json_file import write_json
+    from ...files.replacing import new_file, writing
+
+    def keep(report: "MixerReport") -> None:
+        if args.results is not None:
+            with writing("bench", args.results), new_file(args.results) as file:
+                write_json(file, report.to_json())
+
+    total = remaining(report, names, settings)
+    try:
+        with tqdm(total=total, unit="figure", disable=None, dynamic_ncols=True) as bar:
+            for number, what in enumerate(benchmark_mixers(report, names, settings, keep)):
+                bar.update(number - bar.n)
+                bar.set_postfix_str(what)
+            bar.update(total - bar.n)
+    except (KeyboardInterrupt, MeasurementError) as stop:
+        return [stop]
+    return []
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.plot is not None:
+        if find_spec("matplotlib") is None:
+            raise UsageError(
+                "[bench] 'plot' needs the package matplotlib, which is not installed. Install it: pip "
+                "install matplotlib"
+            )
+        check_writable("[bench] 'plot'", args.plot)
+    if args.results is not None:
+        check_writable("[bench] 'results'", args.results)
+
+
+def _settings(args: argparse.Namespace) -> "MixerSettings":
+    from ...evaluation.benchmark_mixers import MixerSettings
+    from ...ops.backend.dispatch import on_cpu
+    from ...platform.threads import thread_count
+
+    if args.threads and not on_cpu():
+        raise UsageError(
+            f"[bench] 'threads' must be left out where a GPU computes but got {args.threads}."
+        )
+    given: dict[str, Any] = dict(_QUICK) if args.quick else {}
+    for name in (*_SIZES, "rate_length"):
+        if (value := getattr(args, name)) is not None:
+            given[name] = value
+    for name in ("lengths", "positions"):
+        if (values := getattr(args, name)) is not None:
+            given[name] = tuple(sorted(set(values)))
+    return replace(
+        MixerSettings(threads=(args.threads or thread_count()) if on_cpu() else 0),
+        works=tuple(name for name in _WORKS if name in args.work),
+        seconds=float(args.time_limit),
+        memory_bytes=args.memory_limit,
+        **given,
+    )
+
+
+def _read(file: Path | None, report: "MixerReport") -> None:
+    """Adds what an earlier run has kept."""
+    from ...files.json_file import read_json_object
+
+    if file is None or not file.exists():
+        return
+    try:
+        report.read(read_json_object(file))
+    except (CheckpointError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"[bench] 'results' must be a file that this command wrote, or a new one, but '{file}' is "
+            "something else."
+        ) from error

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,10 @@ from tests.kills.options import LORA, LORA_OPTIONS, TRAIN, TRAIN_OPTIONS, Values
 from tests.process_group import ROOT
 
 BASES = {"train": (TRAIN, TRAIN_OPTIONS), "lora": (LORA, LORA_OPTIONS)}
+TURNS = [(command, option) for command, (_, options) in BASES.items() for option in options]
 _TIMEOUT_S = 600
 _MOST_KILLS = 3
+_REFUSED, _LATE = 2, 124
 # what differs between two runs of the same course: time, and what else the machine does
 _OF_THE_MACHINE = (
     *("tokens_per_second", "peak_memory_bytes", "anonymous_bytes", "mapped_bytes"),
@@ -54,8 +57,7 @@ class Refused(Exception):
 
 def draw_case(number: int, draw: random.Random) -> Case:
     """A case in which the option of this number has its turn, with others beside it."""
-    turns = [(command, option) for command, (_, options) in BASES.items() for option in options]
-    command, option = turns[number % len(turns)]
+    command, option = TURNS[number % len(TURNS)]
     base, options = BASES[command]
     values = base | option
     for other in draw.sample(options, draw.choice([0, 0, 1, 2])):
@@ -66,8 +68,7 @@ def draw_case(number: int, draw: random.Random) -> Case:
 
 def alone(number: int, case: Case) -> Case:
     """The case without what stands beside the option whose turn it is."""
-    turns = [(command, option) for command, (_, options) in BASES.items() for option in options]
-    command, option = turns[number % len(turns)]
+    command, option = TURNS[number % len(TURNS)]
     return Case(command, _given(BASES[command][0] | option), case.processes)
 
 
@@ -86,15 +87,19 @@ def kill_and_compare(case: Case, folder: Path, draw: random.Random) -> tuple[int
     """
     began = time.monotonic()
     status, output = _run(case, folder, "whole", None)
-    if status == 2:
+    if status == _REFUSED:
         raise Refused(output)
     if status:
         return 0, [f"the whole run ended with status {status}: {output[-2000:]}"]
     duration = time.monotonic() - began
     kills = 0
-    for _ in range(draw.randint(1, _MOST_KILLS)):
-        status, _ = _run(case, folder, "killed", draw.uniform(0.0, duration))
-        kills += status == -signal.SIGKILL
+    while not kills:
+        shutil.rmtree(folder / "killed", ignore_errors=True)
+        for _ in range(draw.randint(1, _MOST_KILLS)):
+            status, _ = _run(case, folder, "killed", draw.uniform(0.0, duration))
+            kills += status == -signal.SIGKILL
+        # it had ended before each of the moments
+        duration /= 2
     status, output = _run(case, folder, "killed", None)
     if status:
         return kills, [f"the last start ended with status {status}: {output[-2000:]}"]
@@ -114,24 +119,26 @@ def _run(case: Case, folder: Path, run: str, seconds: float | None) -> tuple[int
             words, case.processes, folder, own, cwd=folder, stdout=output, stderr=output
         )
         try:
-            _wait(processes, seconds)
+            has_ended = _wait(processes, _TIMEOUT_S if seconds is None else seconds)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
+    if seconds is None and not has_ended:
+        return _LATE, log.read_text()
     ended = [process.returncode for process in processes]
     return next((status for status in ended if status), 0), log.read_text()
 
 
-def _wait(processes: Sequence[subprocess.Popen[str]], seconds: float | None) -> None:
-    deadline = time.monotonic() + (_TIMEOUT_S if seconds is None else seconds)
+def _wait(processes: Sequence[subprocess.Popen[str]], seconds: float) -> bool:
+    """Whether all end within so many seconds."""
+    deadline = time.monotonic() + seconds
     for process in processes:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            if seconds is None:
-                raise
-            return
+            return False
+    return True
 
 
 def differences(whole: Path, killed: Path) -> list[str]:

@@ -1,13 +1,16 @@
 """Kills training runs at random moments and compares them with whole ones, bit for bit.
 
 `python -m tests.kills.run --count 50` goes on until so many starts were killed. Each option has its
-turn; `--first 12 --seed 3 --count 1` runs one case again.
+turn, and each run is killed at least once. `--all` goes on until every option had its turn.
+`--first 12 --seed 3 --count 1` runs one case again.
 """
 
 import argparse
 import json
+import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -18,7 +21,7 @@ from tqdm import tqdm
 
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.models import find
-from tests.kills.case import Refused, alone, draw_case, kill_and_compare
+from tests.kills.case import TURNS, Refused, alone, draw_case, kill_and_compare
 from tests.process_group import ROOT
 from tests.training.conftest import write_corpus
 
@@ -37,34 +40,43 @@ _MODELS: dict[str, dict[str, Any]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=50, help="kills")
+    parser.add_argument("--all", action="store_true", help="go on until every option had its turn")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0, help="seed of moments and combinations")
     arguments = parser.parse_args()
+    turns = len(TURNS) if arguments.all else 0
     kills, cases, refused, faults = 0, 0, 0, []
     with tempfile.TemporaryDirectory() as name, tqdm(total=arguments.count, unit="kill") as bar:
         folder = Path(name)
         write_files(folder)
-        while kills < arguments.count:
-            number = arguments.first + cases
-            draw = random.Random(f"{arguments.seed} {number}")
-            case = draw_case(number, draw)
-            try:
-                new, found = kill_and_compare(case, folder, draw)
-            except Refused:
-                refused += 1
-                _empty(folder)
-                case = alone(number, case)
-                new, found = kill_and_compare(case, folder, draw)
-            faults += [f"case {number}: {case}: {text}" for text in found]
-            kills, cases = kills + new, cases + 1
+        while kills < arguments.count or cases < turns:
+            new, found, is_refused = _turn(arguments.first + cases, arguments.seed, folder)
+            kills, cases, refused = kills + new, cases + 1, refused + is_refused
+            faults += found
+            for fault in found:
+                tqdm.write(fault)
             bar.update(new)
-            _empty(folder)
-    print("\n".join(faults))
     print(
         f"{cases} runs were killed {kills} times; {refused} combinations were refused; "
         f"{len(faults)} differences."
     )
     return int(bool(faults))
+
+
+def _turn(number: int, seed: int, folder: Path) -> tuple[int, list[str], bool]:
+    """The kills and faults of a case, and whether its option had to go alone."""
+    draw = random.Random(f"{seed} {number}")
+    case = draw_case(number, draw)
+    for each in (case, alone(number, case)):
+        try:
+            kills, found = kill_and_compare(each, folder, draw)
+            return kills, [f"case {number}: {each}: {text}" for text in found], each is not case
+        except Refused as refusal:
+            reason = str(refusal)
+        finally:
+            for run in ("whole", "killed"):
+                shutil.rmtree(folder / run, ignore_errors=True)
+    return 0, [f"case {number}: {each} is refused: {reason}"], True
 
 
 def write_files(folder: Path) -> None:
@@ -84,6 +96,15 @@ def write_files(folder: Path) -> None:
         model = architecture.build(architecture.config.from_hub(_SIZES | values))
         save_model(folder / name, model, TOKENIZER)
     save_model(folder / "packed", load_model(folder / "masters", packed=True), TOKENIZER)
+    _write_adapter(folder)
+
+
+def _write_adapter(folder: Path) -> None:
+    flags = {"model": "masters", "data": "data", "adapter-path": "adapters", "iters": "1"}
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    command = [sys.executable, "-m", "mlx_mmfree", "lora", "--train", *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
 _DATA = {
@@ -104,11 +125,6 @@ def _sample(features: tuple[str, ...], draw: random.Random) -> dict[str, object]
         roles = ("user", "assistant")
         return {"talk": [{"role": role, "content": text()} for role in roles]}
     return {name: text() for name in features}
-
-
-def _empty(folder: Path) -> None:
-    for name in ("whole", "killed"):
-        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 if __name__ == "__main__":

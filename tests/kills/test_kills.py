@@ -1,6 +1,8 @@
 """The script that kills training runs tries every option, and sees what differs."""
 
 import json
+import random
+import signal
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -9,7 +11,9 @@ import pytest
 
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
 from mlx_mmfree.training.settings import Settings
-from tests.kills.case import differences
+from tests.kills import case as cases
+from tests.kills import run as script
+from tests.kills.case import Refused, differences, draw_case, kill_and_compare
 from tests.kills.options import LORA, LORA_OPTIONS, TRAIN, TRAIN_OPTIONS, Values
 
 # where the run lies, and whether there is one
@@ -60,3 +64,30 @@ def test_each_difference_is_seen(tmp_path: Path, name: str, change: Callable[[Pa
     assert differences(*runs) == []
     change(runs[1] / name)
     assert len(differences(*runs)) == 1
+
+
+def test_a_refused_option_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise Refused("no such file")
+
+    monkeypatch.setattr(script, "kill_and_compare", refuse)
+    kills, [fault], is_refused = script._turn(0, 0, tmp_path)
+    assert (kills, is_refused) == (0, True)
+    assert fault.startswith("case 0: train") and fault.endswith("is refused: no such file")
+
+
+def test_every_run_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float | None] = []
+
+    def run(case: object, folder: Path, name: str, seconds: float | None) -> tuple[int, str]:
+        limits.append(seconds)
+        if not (folder / name).exists():
+            _run(folder / name)
+        # the first five end before they are killed
+        return -signal.SIGKILL if seconds is not None and len(limits) > 5 else 0, ""
+
+    monkeypatch.setattr(cases, "_run", run)
+    draw = random.Random(0)
+    kills, found = kill_and_compare(draw_case(0, draw), tmp_path, draw)
+    assert kills >= 1 and found == []
+    assert limits[0] is None is limits[-1]

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlx.core as mx
+
 from mlx_mmfree.platform import process_group
 
 ROOT = Path(__file__).parents[1]
@@ -22,6 +24,12 @@ def start_group(folder: Path, size: int, *arguments: str) -> list[subprocess.Pop
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+def connect() -> mx.distributed.Group:
+    """The group of this process, which `start_group` has started."""
+    process_group.wait_for_group()
+    return mx.distributed.init(strict=True, backend="ring")
 
 
 def finish(processes: list[subprocess.Popen[str]], timeout_s: float = 300) -> list[tuple[str, str]]:

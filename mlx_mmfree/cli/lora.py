@@ -100,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..training.run_folder import make_run_folder
 
     keep_freed_memory()
+    # before work that may take one process longer than MLX waits for it
+    group = connected(args, "lora")
     is_full = settings.is_full and bool(args.train)
     args.dtype = "float32" if is_full else settings.dtype
     opened = open_model(
@@ -116,7 +118,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     model_bytes = opened.nbytes + (0 if companion is None else companion.nbytes)
     if args.train and not args.dry_run:
         make_run_folder(Path(settings.adapter_path))
-    group = connected(args, "lora")
     processes = DataParallel(group, timeout_s=settings.process_timeout_s)
     with quiet_unless_first(processes.rank), limited_memory(args, model_bytes):
         tokenizer = opened.tokenizer()

@@ -59,8 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     keep_freed_memory()
     output = settings.path(settings.output)
-    first = FirstModel(settings)
+    # before work that may take one process longer than MLX waits for it
     group = connected(args, "train")
+    first = FirstModel(settings)
     processes = DataParallel(group, timeout_s=settings.process_timeout_s)
     with quiet_unless_first(processes.rank), limited_memory(args, first.nbytes):
         if note := precision_note(settings.dtype):

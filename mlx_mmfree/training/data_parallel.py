@@ -4,16 +4,17 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
-from threading import Thread, Timer
-from typing import Any, TypeVar
+from functools import partial
+from threading import Thread
+from typing import Any, NoReturn, TypeVar
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import TrainingError
+from .exchanges import Exchanges
 from .gradient_buckets import backward_order, buckets, joined, parted
 
 Result = TypeVar("Result")
@@ -51,9 +52,10 @@ class DataParallel:
             )
         self._group = mx.distributed.init() if group is None else group
         self._timeout_s = timeout_s
-        # processes exchange numbers on a stream of the CPU, which must not be the one that computes
+        self._exchanges = Exchanges()
         is_cpu = mx.default_device() == mx.Device(mx.cpu)
-        self._stream = mx.new_thread_local_stream(mx.cpu) if is_cpu else None
+        # each thread has streams of its own; on a GPU, MLX chooses the device
+        self._stream = mx.cpu if is_cpu else None
 
     @property
     def rank(self) -> int:
@@ -181,44 +183,40 @@ class DataParallel:
         Each bucket is sent as soon as its arrays have been computed, while the rest are.
         """
         parts = list(buckets(arrays))
-        totals = self._exchanges(parts)
-        with self._lost_process():
-            for total in totals:
-                mx.async_eval(total)
+        totals = self._exchanged(parts)
         # the time that this process computes is not spent on waiting for others
         mx.synchronize()
-        for total in totals:
-            self._wait(total)
         return [
             piece
             for total, part in zip(totals, parts, strict=True)
-            for piece in parted(total, part)
+            for piece in parted(self._wait(total), part)
         ]
 
-    def _exchanges(self, parts: Sequence[Sequence[mx.array]]) -> list[mx.array]:
-        """For each bucket its sum over the processes, not computed yet."""
-        return [
-            mx.distributed.all_sum(joined(part), group=self._group, stream=self._stream)
-            for part in parts
-        ]
+    def _exchanged(self, parts: Sequence[Sequence[mx.array]]) -> "list[Future[mx.array]]":
+        """For each bucket its future sum over the processes."""
+        futures = []
+        for part in parts:
+            message = joined(part)
+            mx.async_eval(message)
+            futures.append(self._begin(mx.distributed.all_sum, message))
+        return futures
 
     def _run_collective(self, collective: Callable[..., mx.array], array: mx.array) -> mx.array:
-        """Runs a collective operation on a computed array."""
+        """Runs a collective operation on an array."""
         mx.eval(array)
-        result = collective(array, group=self._group, stream=self._stream)
-        self._wait(result)
-        return result
+        return self._wait(self._begin(collective, array))
 
-    def _wait(self, result: mx.array) -> None:
+    def _begin(self, collective: Callable[..., mx.array], array: mx.array) -> "Future[mx.array]":
+        return self._exchanges.add(
+            partial(collective, array, group=self._group, stream=self._stream)
+        )
+
+    def _wait(self, exchange: "Future[mx.array]") -> mx.array:
         """Waits for the result of a collective operation whose input has been computed."""
-        with self._lost_process(), self._time_limit():
-            mx.eval(result)
-
-    @contextmanager
-    def _lost_process(self) -> Iterator[None]:
-        """Turns the failure of a connection inside the `with` block into an error of the run."""
         try:
-            yield
+            return exchange.result(self._timeout_s)
+        except TimeoutError:
+            self._give_up()
         except RuntimeError as error:
             if not _BACKEND_ERROR.match(str(error)):
                 raise
@@ -227,18 +225,8 @@ class DataParallel:
                 f"stops ({error}). Start all of them again: they go on from the last checkpoint."
             ) from error
 
-    @contextmanager
-    def _time_limit(self) -> Iterator[None]:
-        timer = Timer(self._timeout_s, self._give_up)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _give_up(self) -> None:
-        """Ends the process, because a thread that waits inside MLX cannot be woken."""
+    def _give_up(self) -> NoReturn:
+        """Ends the process, because the thread that waits inside MLX cannot be woken."""
         message = (
             f"error: [training] process {self.rank} has waited {self._timeout_s:g} s for another of the "
             f"{self.size} processes, which hangs or was stopped. Start all of them again: they go "

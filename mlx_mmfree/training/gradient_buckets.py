@@ -27,8 +27,7 @@ def backward_order(names: Iterable[str]) -> list[str]:
 def buckets(arrays: Sequence[mx.array]) -> Iterator[list[mx.array]]:
     """Groups arrays, in order, into buckets of at most 25 MiB of float32 or a single larger array.
 
-    Large models have larger buckets, at most about 32: MLX stops to compute while many operations wait
-    for other processes.
+    Large models have larger buckets, at most about 32, since each has a cost of its own.
     """
     largest = max(_BYTES // _ITEMSIZE, -(-sum(array.size for array in arrays) // _MOST))
     bucket: list[mx.array] = []

@@ -15,9 +15,9 @@ from tests.process_group import MMFREE, finish, start_group
 from tests.training.conftest import config, run_values  # noqa: F401
 
 SEEDS = """
-import mlx.core as mx
 from mlx_mmfree.cli.parts.process_group import common_seed
-group = mx.distributed.init(strict=True)
+from tests.process_group import connect
+group = connect()
 print(common_seed(group), common_seed(group))
 """
 

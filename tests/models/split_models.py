@@ -18,6 +18,7 @@ from mlx_mmfree.models.parts.tensor_parallel import shard
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops import pack_ternary, ternarize
 from tests.hub.checkpoints import tiny_model, tiny_transformer
+from tests.process_group import connect
 
 TOKENS = mx.array([[1, 5, 9, 2, 7, 7, 3], [4, 4, 8, 0, 30, 21, 6]])
 VALID = mx.array([[False, False, *[True] * 5], [True] * 7])
@@ -142,7 +143,7 @@ def _refusal(model: Decoder) -> str:
 
 def main() -> None:
     mx.set_default_device(mx.cpu)
-    group = mx.distributed.init(strict=True, backend="ring")
+    group = connect()
     result: dict[str, Any] = {"products": same_products(group), "refusals": refusals()}
     result["models"] = {
         name: {

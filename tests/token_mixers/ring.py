@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_mmfree.layers import RoPE
 from mlx_mmfree.ops.ring_attention import ring_attention
 from mlx_mmfree.token_mixers import RingAttention
-from tests.process_group import finish, start_group
+from tests.process_group import connect, finish, start_group
 
 Arrays = dict[str, mx.array]
 
@@ -75,7 +75,7 @@ def run_group(
 
 
 def main(folder: Path) -> None:
-    group = mx.distributed.init(strict=True, backend="ring")
+    group = connect()
     rank, size = group.rank(), group.size()
     arrays = cast(Arrays, mx.load(str(folder / "cases.safetensors")))
     found = {}

@@ -9,6 +9,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
+from ...platform.process_group import wait_for_group
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -64,6 +65,7 @@ def connected(args: argparse.Namespace, name: str) -> "mx.distributed.Group":
             f"[{name}] 'backend' must be one that MLX has here ({', '.join(found)}) but got "
             f"{backend!r}. {_REMEDIES[backend]}."
         )
+    wait_for_group()
     try:
         return mx.distributed.init(strict=backend != "any", backend=backend)
     except (RuntimeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""`mmfree fill`: fills in the masks of a text with an encoder such as FNet, Big Bird or Longformer."""
+"""`mmfree fill`: fills in the masks of a text with a masked language model."""
 
 import argparse
 import json

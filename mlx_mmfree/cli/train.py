@@ -1,4 +1,4 @@
-"""`mmfree train`: trains a language model from texts or token files."""
+"""`mmfree train`: trains a language model from texts, token files, labelled texts or pairs of texts."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 from ..platform.allocator import keep_freed_memory
 from ..training.corpus.mixture import ORDERS
 from ..training.precision import COMPUTE_DTYPES, precision_note
-from ..training.settings import ADAMW, Settings, read_settings
+from ..training.settings import ADAMW, SCHEDULES, Settings, read_settings
 from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
 from .parts.loading import add_latent_flag
@@ -16,7 +16,7 @@ from .parts.memory import add_dry_run_flag, add_memory_flags, limited_memory, sh
 from .parts.process_group import add_process_flags, connected, quiet_unless_first
 from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 
-HELP = "train a language model from texts or token files"
+HELP = "train a language model from files"
 
 _NOT_FLAGS = ("model", "stages", "valid", "betas", "root", "latent")
 
@@ -32,7 +32,15 @@ def build_parser() -> argparse.ArgumentParser:
         "-c", "--config", required=True, type=Path, help="YAML file with the settings"
     )
     add_settings_flags(
-        parser, Settings, _NOT_FLAGS, {"order": ORDERS, "dtype": COMPUTE_DTYPES, "optimizer": ADAMW}
+        parser,
+        Settings,
+        _NOT_FLAGS,
+        {
+            "order": ORDERS,
+            "dtype": COMPUTE_DTYPES,
+            "optimizer": ADAMW,
+            "schedule": SCHEDULES,
+        },
     )
     parser.add_argument(
         "--linear-class",

@@ -1,4 +1,4 @@
-"""`mmfree translate`: turns texts into another language with a Marian model."""
+"""`mmfree translate`: turns texts into others, such as translations, with an encoder-decoder."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from .parts.flags import positive
 from .parts.memory import add_memory_flags, limited_memory
 from .parts.prompts import given_prompt, read_prompts
 
-HELP = "translate texts with a Marian model"
+HELP = "translate texts with an encoder-decoder"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -66,16 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     opened = open_model(args.model, args.revision)
     planned: TokenModel = opened.model
-    if not isinstance(planned, EncoderDecoder) or not hasattr(
-        planned.config, "decoder_start_token_id"
-    ):
+    if not isinstance(planned, EncoderDecoder):
         raise UsageError(
-            f"[translate] 'model' must be of the type marian but '{args.model}' is a model for "
+            f"[translate] 'model' must turn one text into another but '{args.model}' is a model for "
             f"{planned.purpose}."
         )
     prefix = "" if args.language is None else f">>{args.language}<< "
     with limited_memory(args, opened.nbytes):
-        tokenizer = opened.translation_tokenizer()
+        tokenizer = opened.pair_tokenizer()
         model = cast(EncoderDecoder, opened.load())
         with (
             argument_errors(),

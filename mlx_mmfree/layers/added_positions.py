@@ -26,6 +26,7 @@ class AddedPositions(TokenMixer):
     Args:
         dims: Model dims `D`.
         code: Maps positions, integers `(B, L)`, to `(B, L, D)`.
+        scale: What the residual stream is multiplied by before.
 
     Shape:
         `x` and `y`: `(B, L, D)`.
@@ -38,9 +39,10 @@ class AddedPositions(TokenMixer):
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
 
-    def __init__(self, dims: int, code: nn.Module):
+    def __init__(self, dims: int, code: nn.Module, *, scale: float = 1.0):
         super().__init__()
         self._dims = dims
+        self._scale = scale
         self.code = code
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> AddedPositionsState:
@@ -65,7 +67,7 @@ class AddedPositions(TokenMixer):
         **arguments: Any,
     ) -> tuple[mx.array, AddedPositionsState]:
         codes, state = self._codes(x, state, context)
-        return x + codes, state
+        return (x if self._scale == 1 else x * self._scale) + codes, state
 
     def _codes(
         self, x: mx.array, state: AddedPositionsState | None, context: Context

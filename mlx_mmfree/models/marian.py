@@ -163,11 +163,20 @@ def _heads(config: Mapping[str, Any], key: str, dims: int) -> int:
 
 
 class Marian(EncoderDecoder):
-    """An `EncoderDecoder` with a bias of the logits, `(1, V)`, and tokens that scale with the dims."""
+    """An `EncoderDecoder` with a bias of the logits, `(1, V)`."""
 
-    def embedded(self, tokens: mx.array) -> mx.array:
-        x = super().embedded(tokens)
-        return x * self.config.d_model**0.5 if self.config.scale_embedding else x
+    @property
+    def start_token_id(self) -> int:
+        return int(self.config.decoder_start_token_id)
+
+    @property
+    def unwritten_tokens(self) -> tuple[int, ...]:
+        return (self.config.pad_token_id,)
+
+    @property
+    def head_modules(self) -> list[nn.Module]:
+        # its bias belongs to the model itself
+        return [self]
 
     def logits(self, hidden: mx.array) -> mx.array:
         return super().logits(hidden) + self.logits_bias
@@ -179,17 +188,19 @@ def build(config: Config) -> Marian:
     encoder = Stack(
         [_block(config, "encoder") for _ in range(config.encoder_layers)],
         nn.Identity(),
-        _positions(dims),
+        _positions(config),
     )
     blocks = [_block(config, "decoder") for _ in range(config.decoder_layers)]
     embed = nn.Embedding(config.vocab_size, dims)
-    model = Marian(embed, encoder, blocks, nn.Identity(), None, config, _positions(dims))
+    model = Marian(embed, encoder, blocks, nn.Identity(), None, config, _positions(config))
     model.logits_bias = mx.zeros((1, config.vocab_size))
     return draw_weights(model, config.init_std)
 
 
-def _positions(dims: int) -> AddedPositions:
-    return AddedPositions(dims, SinusoidalPositions(dims, layout="concatenated"))
+def _positions(config: Config) -> AddedPositions:
+    dims = config.d_model
+    scale = dims**0.5 if config.scale_embedding else 1.0
+    return AddedPositions(dims, SinusoidalPositions(dims, layout="concatenated"), scale=scale)
 
 
 def _block(config: Config, side: str) -> Block:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import CheckpointError, UnsupportedModelError
@@ -66,10 +67,16 @@ class Config:
         norm_eps: Their epsilon.
         norm_order: Whether they stand before the mixers or behind the sums.
         num_labels: Classes of a classifier.
+        labels: Their names.
         pooling: Which vector of a text it looks at.
         tie_word_embeddings: The head reads the embedding's weight.
         linear_class: Kind of the linears of the blocks. Embedding and head are dense.
+        scale_embedding: Embedded tokens are multiplied by the root of D before positions are added, and
+            fresh ones have a standard deviation of one over it, as in tensor2tensor.
         initializer_range: Standard deviation of freshly made weights.
+        eos_token_id: The token that ends a text; that of a vocabulary that `mmfree train` makes is 0.
+            An encoder-decoder begins its target with it too.
+        num_beams: Beams that an encoder-decoder searches with.
     """
 
     vocab_size: int
@@ -89,10 +96,14 @@ class Config:
     norm_eps: float = 1e-6
     norm_order: NormOrder = "pre"
     num_labels: int = 2
+    labels: tuple[str, ...] = ()
     pooling: Pooling = "mean"
     tie_word_embeddings: bool = True
     linear_class: str = "dense"
+    scale_embedding: bool = False
     initializer_range: float = 0.02
+    eos_token_id: int = 0
+    num_beams: int = 1
 
     @classmethod
     def from_hub(cls, config: Mapping[str, Any]) -> "Config":
@@ -114,8 +125,16 @@ class Config:
             if config.get(name) is not None:
                 given[name] = MixerChoice.read(name, config[name])
         is_pair = given.get("task") == "encoder_decoder"
+        labels = _labels(config.get("labels"))
+        num_labels = integer(config, "num_labels", len(labels) or 2, high=2**20)
+        if labels and num_labels != len(labels):
+            raise CheckpointError(
+                f"[config.json] 'num_labels' must be the number of 'labels', {len(labels)}, but got "
+                f"{num_labels}."
+            )
+        vocab_size = integer(config, "vocab_size", high=2**24)
         return cls(
-            vocab_size=integer(config, "vocab_size", high=2**24),
+            vocab_size=vocab_size,
             hidden_size=integer(config, "hidden_size", high=2**17),
             num_hidden_layers=integer(config, "num_hidden_layers", high=1024),
             token_mixer=mixers,
@@ -127,9 +146,13 @@ class Config:
             max_position_embeddings=integer(config, "max_position_embeddings", 2048, high=2**20),
             rope_theta=number(config, "rope_theta", 10000.0, low=1.0, high=1e12),
             norm_eps=number(config, "norm_eps", 1e-6, low=1e-12, high=1.0),
-            num_labels=integer(config, "num_labels", 2, high=2**20),
+            num_labels=num_labels,
+            labels=labels,
             tie_word_embeddings=boolean(config, "tie_word_embeddings", True),
+            scale_embedding=boolean(config, "scale_embedding", False),
             initializer_range=number(config, "initializer_range", 0.02, low=0.0, high=10.0),
+            eos_token_id=integer(config, "eos_token_id", 0, low=0, high=vocab_size - 1),
+            num_beams=integer(config, "num_beams", 1, high=1024),
             **given,
         )
 
@@ -138,11 +161,23 @@ class Config:
         return {
             "model_type": "metaformer",
             **asdict(self),
+            "labels": list(self.labels),
             "token_mixer": [choice.plain() for choice in self.token_mixer],
             "encoder_token_mixer": [choice.plain() for choice in self.encoder_token_mixer] or None,
             "channel_mixer": self.channel_mixer.plain(),
             "memory_mixer": self.memory_mixer.plain(),
         }
+
+
+def _labels(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    is_list = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    if not is_list or len(set(value)) < len(value):  # type: ignore[call-overload, arg-type]
+        raise CheckpointError(
+            f"[config.json] 'labels' must be a list of different names but got {value!r:.100}."
+        )
+    return tuple(value)  # type: ignore[arg-type]
 
 
 def _word(config: Mapping[str, Any], name: str) -> str:
@@ -183,7 +218,10 @@ def build(config: Config) -> TokenModel:
         model = EncoderDecoder(embed, _encoder(config, norm()), *arguments)
     else:
         model = (Decoder if is_causal else MaskedLM)(embed, *arguments)
-    return draw_weights(model, config.initializer_range)
+    draw_weights(model, config.initializer_range)
+    if config.scale_embedding:
+        embed.weight = mx.random.normal(embed.weight.shape, scale=dims**-0.5)
+    return model
 
 
 def _encoder(config: Config, norm: nn.Module) -> Stack:
@@ -227,15 +265,21 @@ def _block(config: Config, choice: MixerChoice, is_causal: bool, has_memory: boo
 
 def _positions(config: Config) -> AddedPositions | None:
     dims = config.hidden_size
+    scale = dims**0.5 if config.scale_embedding else 1.0
     if config.positions == "sinusoidal":
         if dims % 2:
             raise CheckpointError(
                 f"[config.json] 'hidden_size' must be even for sinusoidal positions but got {dims}."
             )
-        return AddedPositions(dims, SinusoidalPositions(dims))
+        return AddedPositions(dims, SinusoidalPositions(dims), scale=scale)
     if config.positions == "learned":
         rows = config.max_position_embeddings
-        return AddedPositions(dims, LearnedPositions(dims, max_length=rows))
+        return AddedPositions(dims, LearnedPositions(dims, max_length=rows), scale=scale)
+    if config.scale_embedding:
+        raise CheckpointError(
+            "[config.json] 'scale_embedding' must be false where no positions are added but got "
+            f"'positions' {config.positions!r}."
+        )
     return None
 
 

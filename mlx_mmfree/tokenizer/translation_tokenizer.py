@@ -56,13 +56,14 @@ class TranslationTokenizer:
             CheckpointError: The text cannot be encoded.
         """
         code = _CODE.match(text)
-        pieces = [] if code is None else [code.group()]
-        with clean_errors(
-            f"'{self.folder / SOURCE_FILE}' cannot encode this text", CHANGE_THE_TEXT
-        ):
-            rest = text if code is None else text[code.end() :]
-            pieces += self._source.encode(rest, out_type=str)
-        return [*(self._ids.get(piece, self._unknown) for piece in pieces), self.eos_token_id]
+        if code is None:
+            return self._encoded(self._source, SOURCE_FILE, text)
+        first = self._ids.get(code.group(), self._unknown)
+        return [first, *self._encoded(self._source, SOURCE_FILE, text[code.end() :])]
+
+    def encode_target(self, text: str) -> list[int]:
+        """As `encode`, for a text of the second language, which begins with no code."""
+        return self._encoded(self._target, TARGET_FILE, text)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of tokens of the second language, without the last token and padding.
@@ -83,6 +84,11 @@ class TranslationTokenizer:
             else:
                 pieces.append(self._pieces[number])
         return "".join([*parts, self._together(pieces)]).replace(SPACE, " ").strip()
+
+    def _encoded(self, processor: Any, file: str, text: str) -> list[int]:
+        with clean_errors(f"'{self.folder / file}' cannot encode this text", CHANGE_THE_TEXT):
+            pieces = processor.encode(text, out_type=str)
+        return [*(self._ids.get(piece, self._unknown) for piece in pieces), self.eos_token_id]
 
     def _together(self, pieces: list[str]) -> str:
         with clean_errors(f"'{self.folder / TARGET_FILE}' cannot decode these tokens"):

@@ -8,7 +8,7 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..models import Decoder
+from ..models import TokenModel
 from ..ops.backend.choice import untimed
 from ..ops.backend.compilation import compiled
 from .batches import Batch
@@ -29,7 +29,7 @@ class BatchGradient:
             unless its backward pass computes parts of it again.
     """
 
-    def __init__(self, model: Decoder, loss: Loss, repeats_graphs: bool):
+    def __init__(self, model: TokenModel, loss: Loss, repeats_graphs: bool):
         self._model = model
         self._loss_and_gradient = nn.value_and_grad(model, loss)
         self._repeats_graphs = repeats_graphs
@@ -66,7 +66,7 @@ class BatchGradient:
 
 
 def _traced(
-    model: Decoder,
+    model: TokenModel,
     loss_and_gradient: Callable[..., tuple[mx.array, Any]],
     batch: Batch,
     arrays: dict[str, Any],

@@ -2,8 +2,8 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, cast
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Self, cast
 
 import numpy as np
 
@@ -36,6 +36,11 @@ class Batch:
     def of_rows(cls, rows: np.ndarray) -> "Batch":
         """The batch of token rows `(B, L + 1)` that are learned as a whole."""
         return cls(rows[:, :-1], rows[:, 1:], np.ones(rows[:, 1:].shape, np.float32))
+
+    def part(self, rows: slice) -> Self:
+        """The batch of some of its rows."""
+        arrays = {name: array for name, array in vars(self).items() if array is not None}
+        return replace(self, **{name: array[rows] for name, array in arrays.items()})
 
     @property
     def tokens(self) -> int:

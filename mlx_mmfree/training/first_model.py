@@ -11,9 +11,10 @@ from ..errors import TrainingError
 from ..hub.checkpoint.opened_model import OpenedModel, open_model
 from ..layers.matrix import matrices, matrix_of
 from ..layers.parameters import parameters
-from ..models import Decoder, check_causal, find
+from ..models import TokenModel, find
 from ..models.parts.ternary_linears import TernaryLinears
 from .settings import Settings
+from .tasks.kinds import task_of
 
 DEFAULT_EMBEDDING_STD = 1.0
 """The standard deviation of a fresh embedding that no head shares.
@@ -32,13 +33,14 @@ class FirstModel:
     Attributes:
         model: The model. `load` gives it its weights.
         nbytes: Number of bytes of its float32 weights.
+        task: What it learns.
         tokenizer_folder: Folder of the tokenizer that comes with the model, or `None`.
 
     Raises:
         TrainingError: The settings ask for linear layers that the architecture does not have, or for
             another embedding of a model whose head shares it.
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`; the last one also for a
-            model that cannot continue a text.
+            model that learns nothing from files.
     """
 
     def __init__(self, settings: Settings):
@@ -53,9 +55,9 @@ class FirstModel:
             self.tokenizer_folder = self._opened.checkpoint.folder
             self.model = self._opened.model
             self.nbytes = self._opened.nbytes
-        check_causal(self.model)
+        self.task = task_of(self.model)
 
-    def load(self) -> Decoder:
+    def load(self) -> TokenModel:
         """Returns the model with its weights. It may be called only once."""
         return self.model if self._opened is None else self._opened.load()
 
@@ -72,17 +74,17 @@ def _opened(settings: Settings) -> OpenedModel:
     )
 
 
-def _random_model(settings: Settings) -> Decoder:
+def _random_model(settings: Settings) -> TokenModel:
     """A model with random weights, which take no memory until they are computed."""
     architecture = find(settings.model.get("model_type"))
     config = architecture.config.from_hub(_with_linear_class(settings.model))
-    model: Decoder = architecture.build(config)
+    model: TokenModel = architecture.build(config)
     _check_linear_class(model, settings.model)
     _draw_embedding(model, settings.embedding_std)
     return model
 
 
-def _draw_embedding(model: Decoder, standard_deviation: float | None) -> None:
+def _draw_embedding(model: TokenModel, standard_deviation: float | None) -> None:
     """Draws the embedding anew. It is drawn last, so that the other weights do not depend on it."""
     head = matrix_of(model.head) if "head" in model else None
     if head is None or head.storage == "elsewhere":
@@ -91,6 +93,8 @@ def _draw_embedding(model: Decoder, standard_deviation: float | None) -> None:
                 "[train] 'embedding_std' must be left out for a model with 'tie_word_embeddings', "
                 f"whose head would share these weights, but got {standard_deviation}."
             )
+        return
+    if standard_deviation is None and getattr(model.config, "scale_embedding", False):
         return
     wanted = DEFAULT_EMBEDDING_STD if standard_deviation is None else standard_deviation
     if wanted != getattr(model.config, "initializer_range", None):
@@ -108,7 +112,7 @@ def _with_linear_class(model: Mapping[str, Any]) -> dict[str, Any]:
     return kept | ({"quantization_config": ternary} if kind == "ternary" else {})
 
 
-def _check_linear_class(model: Decoder, described: Mapping[str, Any]) -> None:
+def _check_linear_class(model: TokenModel, described: Mapping[str, Any]) -> None:
     kind = described.get("linear_class")
     found = "ternary" if any(m.is_ternary for m in matrices(model).values()) else "dense"
     if kind not in (None, found):

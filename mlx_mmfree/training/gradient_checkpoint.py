@@ -66,8 +66,10 @@ def recomputed(
 
 
 def checkpoint_blocks(model: Stack) -> None:
-    """Turns on gradient checkpointing for every block of a model."""
-    model.run_block = recomputed
+    """Turns on gradient checkpointing for every block of a model, those of its encoder too."""
+    for _, module in model.named_modules():
+        if isinstance(module, Stack):
+            module.run_block = recomputed
 
 
 def _flatten(tree: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from ..errors import TrainingError, TrainingStopped
 from ..layers import set_quantization_strength
-from ..models import Decoder
+from ..models import TokenModel
 from ..platform.resident_memory import resident_memory
 from .callbacks import Callback
 from .checkpoint import (
@@ -34,7 +34,7 @@ from .reports.curve import plot_run
 from .reports.ternary_weights import TernaryWeights
 from .run_folder import writing
 
-Validation = Callable[[Decoder], dict[str, Any]]
+Validation = Callable[[Any], dict[str, Any]]
 """Maps the model to figures by name. The figure `valid_loss` decides which weights are the best."""
 
 
@@ -62,7 +62,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: Decoder,
+        model: TokenModel,
         settings: LoopSettings,
         optimizer: optim.Optimizer,
         schedule: LearningRate,

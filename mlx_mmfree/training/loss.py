@@ -1,20 +1,18 @@
-"""The loss that training minimises: the cross-entropy of the next token."""
+"""The losses that training minimises: cross-entropies, of the next token and in general."""
 
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
-from ..layers.matrix import matrix_of
-from ..models import Decoder
+from ..models import Decoder, TokenModel
 from ..ops import cross_entropy, long_sum
 from .batches import Batch
 from .loss_in_blocks import losses_in_blocks
 
-Loss = Callable[[Decoder, Batch], mx.array]
-"""Maps a model and a batch to the sum of the losses of the learned tokens, float32 `()`.
+Loss = Callable[[Any, Any], mx.array]
+"""Maps a model and a batch to the sum of the losses of what it learns, float32 `()`.
 
 It is called once for each form of a batch, and its graph is repeated, so that it must depend on nothing
 else that changes.
@@ -34,28 +32,68 @@ def batch_logits(model: Decoder, batch: Batch) -> mx.array:
     return model.logits(batch_hidden(model, batch))
 
 
-def next_token_loss(model: Decoder, batch: Batch) -> mx.array:
+def next_token_loss(model: Decoder, batch: Batch, *, label_smoothing: float = 0.0) -> mx.array:
     r"""The sum of the cross-entropies of the learned tokens, in nats.
 
     .. math::
         -\sum_{b, t} w_{bt} \log p(y_{bt} \mid x_{b, \le t})
 
-    for the batch's inputs :math:`x`, targets :math:`y` and weights :math:`w`. The logits of many tokens
-    over a large vocabulary are computed in blocks, and again in the backward pass, so that the memory
-    for them does not grow with the batch.
+    for the batch's inputs :math:`x`, targets :math:`y` and weights :math:`w`; `label_smoothing` as of
+    `smoothed_cross_entropy`. The logits of many tokens over a large vocabulary are computed in blocks,
+    and again in the backward pass, so that the memory for them does not grow with the batch.
     """
-    return long_sum(token_losses(model, batch))
+    return long_sum(token_losses(model, batch, label_smoothing))
 
 
-def token_losses(model: Decoder, batch: Batch) -> mx.array:
+def token_losses(model: Decoder, batch: Batch, label_smoothing: float = 0.0) -> mx.array:
     """The cross-entropy of each learned token, 0 at the other places, in nats, float32 `(B, L)`."""
+    return target_losses(model, batch_hidden(model, batch), batch, label_smoothing)
+
+
+def target_losses(
+    model: TokenModel, hidden: mx.array, batch: Batch, label_smoothing: float = 0.0
+) -> mx.array:
+    """The cross-entropy of each target of a batch times its weight, in nats, float32 `(B, L)`.
+
+    Args:
+        model: The model whose head gives the logits.
+        hidden: What the head reads for each target, `(B, L, D)`.
+        batch: Has the targets and their weights.
+        label_smoothing: As of `smoothed_cross_entropy`.
+    """
 
     def loss(hidden: mx.array, targets: mx.array) -> mx.array:
-        return cross_entropy(model.logits(hidden), targets)
+        return smoothed_cross_entropy(model.logits(hidden), targets, label_smoothing)
 
-    targets = mx.array(batch.targets)
-    losses = losses_of_hidden(model, loss, batch_hidden(model, batch), [targets])
+    losses = losses_of_hidden(model, loss, hidden, [mx.array(batch.targets)])
     return losses * mx.array(batch.weights)
+
+
+def smoothed_cross_entropy(
+    logits: mx.array, targets: mx.array, label_smoothing: float = 0.0
+) -> mx.array:
+    r"""The cross-entropy with a distribution that is not quite sure of the target, in nats.
+
+    .. math::
+        -\sum_k q_k \log p_k, \quad q_k = (1 - \epsilon)\,[k = y] + \epsilon / K
+
+    for :math:`K` classes, as in `torch.nn.CrossEntropyLoss(label_smoothing=...)` and in Szegedy et al.,
+    arXiv 1512.00567, whom Vaswani et al., arXiv 1706.03762, follow.
+
+    Args:
+        logits: Floats `(..., K)`.
+        targets: Integers `(...)`.
+        label_smoothing: The share :math:`\epsilon`.
+
+    Returns:
+        float32 `(...)`.
+    """
+    losses = cross_entropy(logits, targets)
+    if not label_smoothing:
+        return losses
+    logits = logits.astype(mx.float32)
+    of_target = mx.take_along_axis(logits, targets[..., None], axis=-1).squeeze(-1)
+    return losses + label_smoothing * (of_target - long_sum(logits, axis=-1) / logits.shape[-1])
 
 
 def batch_hidden(model: Decoder, batch: Batch) -> mx.array:
@@ -68,14 +106,14 @@ def batch_hidden(model: Decoder, batch: Batch) -> mx.array:
     return hidden
 
 
-def kept_logits(model: Decoder, batch: Batch) -> int:
+def kept_logits(model: TokenModel, batch: Batch) -> int:
     """The number of logits of a batch that are in memory at a time."""
-    count = batch.targets.size * model.vocab_size
-    return count if count <= _WHOLE else min(count, max(_BLOCK, model.vocab_size))
+    count = batch.targets.size * model.num_logits
+    return count if count <= _WHOLE else min(count, max(_BLOCK, model.num_logits))
 
 
 def losses_of_hidden(
-    model: Decoder,
+    model: TokenModel,
     loss: Callable[..., mx.array],
     hidden: mx.array,
     given: Sequence[mx.array],
@@ -98,19 +136,10 @@ def losses_of_hidden(
         return loss(hidden, *given)
     rows = [array.reshape(-1, *array.shape[2:]) for array in given]
     losses = losses_in_blocks(
-        _head_modules(model),
+        model.head_modules,
         loss,
         hidden.reshape(-1, hidden.shape[-1]),
         rows,
         max(_BLOCK // model.vocab_size, 1),
     )
     return losses.reshape(shape)
-
-
-def _head_modules(model: Decoder) -> list[nn.Module]:
-    """The modules whose parameters the logits depend on."""
-    if "head" not in model:
-        return [model.embed]
-    matrix = matrix_of(model.head)
-    is_shared = matrix is None or matrix.storage == "elsewhere"
-    return [model.embed, model.head] if is_shared else [model.head]

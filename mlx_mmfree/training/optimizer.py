@@ -10,7 +10,7 @@ from ..errors import TrainingError
 from ..ops import long_mean
 from .adamw import AdamW
 from .adamw_8bit import AdamW8bit
-from .settings import Settings
+from .settings import INVERSE_SQRT, Settings
 from .yaml_values import finite
 
 
@@ -20,7 +20,8 @@ def build_optimizer(settings: Settings) -> optim.MultiOptimizer:
 
     def adamw(weight_decay: float) -> optim.Optimizer:
         optimizer: optim.Optimizer = kind(
-            learning_rate=settings.learning_rate,
+            # each step has its own
+            learning_rate=0.0,
             betas=list(settings.betas),
             weight_decay=weight_decay,
             bias_correction=True,
@@ -33,9 +34,26 @@ def build_optimizer(settings: Settings) -> optim.MultiOptimizer:
     return optim.MultiOptimizer([adamw(settings.weight_decay), adamw(0.0)], [is_matrix])
 
 
-def build_schedule(settings: Settings) -> Callable[[int], mx.array]:
-    """Maps a step to its learning rate: a linear warm-up to the peak, then cosine decay."""
-    peak, end = settings.learning_rate, settings.learning_rate * settings.final_learning_rate
+def build_schedule(settings: Settings, dims: int) -> Callable[[int], mx.array]:
+    r"""Maps a step to its learning rate: a linear warm-up to the peak, then a decay.
+
+    The decay is that of a cosine, or for step :math:`s`, counted from 1, of :math:`w` of the warm-up
+
+    .. math::
+        \text{peak}\,\min\!\left(\sqrt{w / s},\; s / w\right),
+
+    which for the peak :math:`(d w)^{-1/2}` is :math:`d^{-1/2} \min(s^{-1/2}, s\,w^{-3/2})` (Vaswani et
+    al., arXiv 1706.03762, equation 3).
+
+    Args:
+        settings: The run.
+        dims: Model dims :math:`d`.
+    """
+    peak = settings.peak_learning_rate(dims)
+    if settings.schedule == INVERSE_SQRT:
+        steps = settings.warmup_steps
+        return lambda step: mx.array(peak * min((steps / (step + 1)) ** 0.5, (step + 1) / steps))
+    end = peak * settings.final_learning_rate
     cosine = optim.cosine_decay(peak, settings.steps - settings.warmup_steps, end)
     if settings.warmup_steps:
         warmup = optim.linear_schedule(peak / settings.warmup_steps, peak, settings.warmup_steps)

@@ -13,7 +13,7 @@ from mlx.utils import tree_map, tree_reduce
 
 from ..errors import TrainingError
 from ..layers import set_quantization_strength
-from ..models import Decoder
+from ..models import TokenModel
 from ..ops import long_sum
 from ..ops.backend.compilation import can_compile, compiled
 from .batch_gradient import BatchGradient
@@ -90,7 +90,7 @@ class OptimizerStep:
 
     def __init__(
         self,
-        model: Decoder,
+        model: TokenModel,
         settings: LoopSettings,
         optimizer: optim.Optimizer,
         schedule: LearningRate,
@@ -198,7 +198,7 @@ def gradient_norm(gradient: Any) -> mx.array:
 
 
 @contextmanager
-def _quantization_warmup(model: Decoder, step: int, steps: int) -> Iterator[None]:
+def _quantization_warmup(model: TokenModel, step: int, steps: int) -> Iterator[None]:
     """Quantises with the strength of a step inside the `with` block, and fully after it."""
     if step >= steps:
         yield

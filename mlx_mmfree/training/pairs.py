@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 
 from .batches import Batch, padded_batch
+from .lines import LineError, read_lines, text_of
 from .samples import (
     Features,
-    LineError,
     Sample,
     SampleEncoder,
     Samples,
     SampleTokenizer,
     common_length,
     cut,
-    read_lines,
-    text_of,
 )
 
 Encoded = tuple[list[int], int]

@@ -14,7 +14,7 @@ from ..hub.checkpoint.checkpoint import RUN_MODEL
 from ..hub.checkpoint.masters import MASTERS_FOLDER
 from ..hub.checkpoint.target_folder import check_target
 from ..layers import pack_linears, packable
-from ..models import Decoder
+from ..models import Decoder, TokenModel
 from .callbacks import BestWeights, Callback
 from .checkpoint import load_trainable
 from .run_folder import writing
@@ -69,7 +69,7 @@ class TrainedModel(BestWeights):
     """
 
     def __init__(
-        self, folder: Path, model: Decoder, tokenizer: Tokenizer | Path, has_validation: bool
+        self, folder: Path, model: TokenModel, tokenizer: Tokenizer | Path, has_validation: bool
     ):
         super().__init__(model, folder / "best.safetensors", has_validation)
         source = tokenizer.folder if isinstance(tokenizer, Tokenizer) else tokenizer

@@ -1,6 +1,7 @@
 """The token files of a run: those that its settings name, and those made of the texts that they name."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import TrainingError
@@ -15,18 +16,26 @@ from .corpus.tokenize import TOKENIZER_FOLDER, write_token_file
 from .digests import file_digest
 from .run_folder import writing
 from .settings import Settings
-from .vocabulary import own_vocabulary
+from .vocabulary import check_vocab_size, own_vocabulary
 
 _FOLDER = "tokens"
 
 
-def tokenizer_folder(settings: Settings, vocab_size: int, *, is_resumed: bool) -> Path:
+def tokenizer_folder(
+    settings: Settings,
+    vocab_size: int,
+    *,
+    is_resumed: bool,
+    columns: Sequence[str] = (),
+    mask_token: str | None = None,
+) -> Path:
     """The folder of the tokenizer of a run without a model to begin with.
 
     Args:
         settings: The run.
         vocab_size: Size of a vocabulary that is trained.
         is_resumed: Whether a checkpoint of the run belongs to the vocabulary that is there.
+        columns, mask_token: As for `own_vocabulary`.
 
     Raises:
         TrainingError: There is no tokenizer beside the token files, or a text cannot be read.
@@ -36,7 +45,10 @@ def tokenizer_folder(settings: Settings, vocab_size: int, *, is_resumed: bool) -
     paths = [settings.path(name) for name in settings.stages[0].weights]
     made = next((path for path in paths if path.suffix == SUFFIX), None)
     if made is None:
-        return own_vocabulary(settings.path(settings.output), paths, vocab_size, keeps=is_resumed)
+        run = settings.path(settings.output)
+        return own_vocabulary(
+            run, paths, vocab_size, keeps=is_resumed, columns=columns, mask_token=mask_token
+        )
     folder = made.with_name(TOKENIZER_FOLDER)
     if not folder.is_dir():
         raise TrainingError(
@@ -60,11 +72,7 @@ def open_tokens(settings: Settings, folder: Path, vocab_size: int) -> dict[str, 
         TrainingError: A file cannot be read, does not belong to the tokenizer, or is too short.
     """
     tokenizer = load_tokenizer(folder)
-    if tokenizer.vocab_size > vocab_size:
-        raise TrainingError(
-            f"[train] 'vocab_size' must cover the tokenizer's {tokenizer.vocab_size} tokens but got "
-            f"{vocab_size}. Set it to at least that number."
-        )
+    check_vocab_size(tokenizer.vocab_size, vocab_size)
     digest = tokenizer_digest(tokenizer)
     names = {name for stage in settings.stages for name in stage.weights} | set(settings.valid)
     found = {}

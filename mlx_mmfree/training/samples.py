@@ -1,6 +1,6 @@
 """Reads fine-tuning samples from JSON lines: texts, prompts with completions, or conversations."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -8,12 +8,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ..errors import MMFreeError, TrainingError
-from ..files.json_reader import parse_json
-from ..files.opening import open_file
+from ..errors import TrainingError
+from .lines import LineError, read_lines, text_of
 
 SPLITS = ("train", "valid", "test")
-MAX_LINE_BYTES = 4_000_000
 
 
 class SampleTokenizer(Protocol):
@@ -73,7 +71,6 @@ class Example(Protocol):
 
 
 Item = TypeVar("Item", bound=Example)
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -181,51 +178,6 @@ def cut(tokens: Sequence[int], prompt: int, max_length: int) -> Sample | None:
     return Sample(np.array(tokens, np.int32), prompt)
 
 
-def read_lines(path: Path, encode: Callable[[dict[str, Any]], Result]) -> Iterator[Result]:
-    """What `encode` makes of each JSON object of a file.
-
-    Raises:
-        TrainingError: A line cannot be used. The message names the file and the line.
-    """
-    for number, line in _lines(path):
-        try:
-            yield encode(_parsed(line))
-        except (MMFreeError, ValueError, LineError) as error:
-            raise TrainingError(f"[data] '{path}' line {number}: {error}") from error
-
-
-class LineError(Exception):
-    """What is wrong with a line."""
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    try:
-        with open_file(path) as file:
-            number = 0
-            while line := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                if len(line) > MAX_LINE_BYTES:
-                    raise TrainingError(
-                        f"[data] '{path}' line {number}: it must have at most {MAX_LINE_BYTES:,} "
-                        "bytes but has more. Split it into several samples."
-                    )
-                if line.strip():
-                    yield number, line
-    except OSError as error:
-        raise TrainingError(f"[data] '{path}' cannot be read: {error}.") from error
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    try:
-        # columns that are not read may hold NaN
-        value = parse_json(line, max_bytes=MAX_LINE_BYTES, finite=False)
-    except ValueError as error:
-        raise LineError(f"it {error}.") from error
-    if not isinstance(value, dict):
-        raise LineError(f"it must be a JSON object but is {type(value).__name__}.")
-    return value
-
-
 class SampleEncoder:
     """Maps a line to its token ids and the number of those that are read but not learned."""
 
@@ -296,11 +248,3 @@ class SampleEncoder:
 def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
     """How many values at the beginning of two sequences are the same."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
-
-
-def text_of(line: Mapping[str, Any], key: str) -> str:
-    """The text under a key of a line."""
-    value = line[key]
-    if not isinstance(value, str):
-        raise LineError(f"'{key}' must be text but is {type(value).__name__}.")
-    return value

@@ -16,6 +16,11 @@ from .yaml_values import check_keys, checked_values, finite, read_mapping
 ADAMW = ("adamw", "adamw8bit")
 """The optimizers of a run from a corpus."""
 
+COSINE, INVERSE_SQRT = SCHEDULES = ("cosine", "inverse_sqrt")
+"""What the learning rate does after the warm-up."""
+
+_PEAK = 4e-3
+
 _WITHOUT_INFLUENCE = (
     "root",
     "output",
@@ -25,12 +30,23 @@ _WITHOUT_INFLUENCE = (
     "clear_cache_threshold",
     "process_timeout_s",
 )
+_LATER = (
+    "dtype",
+    "optimizer",
+    "embedding_std",
+    "text_column",
+    "label_column",
+    "source_column",
+    "target_column",
+    "mlm_probability",
+    "label_smoothing",
+    "schedule",
+)
 _POSITIVE = (
     "steps",
     "batch_size",
     "accumulation_steps",
     "sequence_length",
-    "learning_rate",
     "steps_per_report",
     "steps_per_eval",
     "save_every",
@@ -64,7 +80,7 @@ class Settings:
         rebuild_masters: Make float master weights from the ternary weights of that model, if it is
             packed without them. What had been rounded away stays lost.
         stages: Mixtures of training files, one for each stage: texts, or token files that `mmfree
-            tokenize` wrote.
+            tokenize` wrote; for a classifier or an encoder-decoder JSON lines or tables (`.tsv`).
         order: How sequences are drawn. `random` cuts each one at a random place, `epochs` takes every
             one of a file once before any of them comes again.
         valid: Held-out files, measured at the end. Without any, the last weights are kept.
@@ -75,9 +91,19 @@ class Settings:
         steps: Number of optimizer steps.
         batch_size: Number of sequences in a forward pass.
         accumulation_steps: Number of forward passes in an optimizer step.
-        sequence_length: Number of tokens predicted in a sequence.
-        learning_rate: Learning rate at its peak, after a linear warm-up and before cosine decay.
-        final_learning_rate: Fraction of the peak that is left at the end.
+        sequence_length: Number of tokens of a sequence that a language model predicts or sees masked;
+            the most tokens of a text to classify, of a source or of a target.
+        text_column: Key of the text to classify in JSON lines. In a table the text is the first column.
+        label_column: Key of its label. In a table it is the second column.
+        source_column: Key of the source in JSON lines. In a table it is the first column.
+        target_column: Key of the target. In a table it is the second column.
+        mlm_probability: Share of the tokens that a masked language model has to fill in.
+        label_smoothing: Share of the target's probability that is spread evenly over all classes.
+        learning_rate: Learning rate at its peak, after a linear warm-up. Default: 0.004, or with
+            `inverse_sqrt` that of the paper, 1 / sqrt(dims * warmup_steps).
+        schedule: How it falls after that: by `cosine` to a fraction of the peak at the end, or by
+            `inverse_sqrt`, in proportion to 1 / sqrt(step).
+        final_learning_rate: Fraction of the peak that is left at the end of `cosine`.
         warmup_steps: Number of steps of the warm-up.
         weight_decay: Weight decay of matrices. Norms and bounds have none.
         optimizer: `adamw`, or `adamw8bit`, which keeps the moments of large arrays in 8 bits.
@@ -112,7 +138,14 @@ class Settings:
     batch_size: int = 16
     accumulation_steps: int = 1
     sequence_length: int = 256
-    learning_rate: float = 4e-3
+    text_column: str = "text"
+    label_column: str = "label"
+    source_column: str = "source"
+    target_column: str = "target"
+    mlm_probability: float = 0.15
+    label_smoothing: float = 0.0
+    learning_rate: float | None = None
+    schedule: str = COSINE
     final_learning_rate: float = 0.1
     warmup_steps: int = 100
     weight_decay: float = 0.1
@@ -138,9 +171,16 @@ class Settings:
             self._check(name, 0 <= getattr(self, name) < 2**63, "at least 0")
         rule = f"at least 0 and below 'steps' ({self.steps})"
         self._check("warmup_steps", 0 <= self.warmup_steps < self.steps, rule)
+        is_plain = self.schedule == COSINE or self.warmup_steps > 0
+        self._check("warmup_steps", is_plain, f"positive with {INVERSE_SQRT}")
+        is_sound = self.learning_rate is None or 0 < self.learning_rate < math.inf
+        self._check("learning_rate", is_sound, "positive")
+        self._check("mlm_probability", 0 < self.mlm_probability < 1, "above 0 and below 1")
+        self._check("label_smoothing", 0 <= self.label_smoothing < 1, "at least 0 and below 1")
         is_sound = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         self._check("betas", is_sound, "two numbers of at least 0 and below 1")
         self._check("order", self.order in ORDERS, f"one of {', '.join(ORDERS)}")
+        self._check("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}")
         self._check("optimizer", self.optimizer in ADAMW, f"one of {', '.join(ADAMW)}")
         self._check("dtype", self.dtype in COMPUTE_DTYPES, f"one of {', '.join(COMPUTE_DTYPES)}")
         ends = [stage.until for stage in self.stages]
@@ -170,6 +210,15 @@ class Settings:
             shown = list(value) if isinstance(value, tuple) else value
             raise TrainingError(f"[train] '{name}' must be {rule} but got {shown!r}.")
 
+    def peak_learning_rate(self, dims: int) -> float:
+        """The learning rate after the warm-up, of a model of so many dims."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        if self.schedule == COSINE:
+            return _PEAK
+        # Vaswani et al., arXiv 1706.03762, equation 3 at the end of the warm-up
+        return (dims * self.warmup_steps) ** -0.5
+
     def path(self, name: str) -> Path:
         """A path of the settings. It is relative to the file that they were read from."""
         return self.root / name
@@ -197,9 +246,11 @@ class Settings:
         for name in _WITHOUT_INFLUENCE:
             del record[name]
         # runs that were begun before there was a choice have no such key
-        for name in ("dtype", "optimizer", "embedding_std"):
+        for name in _LATER:
             if record[name] == Settings.__dataclass_fields__[name].default:
                 del record[name]
+        if self.learning_rate is None and self.schedule == COSINE:
+            record["learning_rate"] = _PEAK
         return record
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import TrainingError
 from ..files.json_file import write_json
 from ..files.json_reader import MAX_BYTES, parse_json
 from ..files.opening import read_member
@@ -11,21 +12,32 @@ from ..files.replacing import new_folder
 from ..tokenizer.train_vocabulary import train_vocabulary
 from .corpus.documents import read_documents
 from .digests import file_digest
+from .lines import read_lines
 from .run_folder import writing
 
 _ORIGIN = "trained_on.json"
 
 
-def own_vocabulary(run: Path, texts: Sequence[Path], vocab_size: int, *, keeps: bool) -> Path:
+def own_vocabulary(
+    run: Path,
+    files: Sequence[Path],
+    vocab_size: int,
+    *,
+    keeps: bool,
+    columns: Sequence[str] = (),
+    mask_token: str | None = None,
+) -> Path:
     """The folder of the run's own tokenizer, which is trained unless it is there already.
 
     A tokenizer that was trained on other texts or with another size is replaced, unless it is kept.
 
     Args:
         run: Folder of the run.
-        texts: The text files to train on.
+        files: The files to train on.
         vocab_size: Number of tokens.
         keeps: Whether to keep the tokenizer in any case, since a checkpoint of the run belongs to it.
+        columns: The columns that hold texts, of JSON lines or tables; none of files that are texts.
+        mask_token: As for `train_vocabulary`.
 
     Raises:
         TrainingError: A text cannot be read, or the folder cannot be written.
@@ -35,16 +47,42 @@ def own_vocabulary(run: Path, texts: Sequence[Path], vocab_size: int, *, keeps: 
         return folder
 
     def documents() -> Iterator[str]:
-        for path in texts:
-            yield from read_documents(path)
+        for path in files:
+            yield from _texts_of_columns(path, columns) if columns else read_documents(path)
 
     with writing(run):
-        origin = {"vocab_size": vocab_size, "texts": [file_digest(path) for path in texts]}
+        origin: dict[str, Any] = {
+            "vocab_size": vocab_size,
+            "texts": [file_digest(path) for path in files],
+        }
+        # what was trained before there was a choice has no such keys
+        if columns:
+            origin["columns"] = list(columns)
+        if mask_token is not None:
+            origin["mask_token"] = mask_token
         if _origin(folder) != origin:
             with new_folder(folder, replaces=True) as new:
-                train_vocabulary(documents(), vocab_size, new)
+                train_vocabulary(documents(), vocab_size, new, mask_token=mask_token)
                 write_json(new / _ORIGIN, origin)
     return folder
+
+
+def check_vocab_size(count: int, vocab_size: int) -> None:
+    """Refuses a model with fewer rows than its tokenizer has tokens.
+
+    Raises:
+        TrainingError: There are fewer.
+    """
+    if count > vocab_size:
+        raise TrainingError(
+            f"[train] 'vocab_size' must cover the tokenizer's {count} tokens but got {vocab_size}. Set "
+            "it to at least that number."
+        )
+
+
+def _texts_of_columns(path: Path, columns: Sequence[str]) -> Iterator[str]:
+    for line in read_lines(path, lambda line: line, columns):
+        yield from (line[name] for name in columns if isinstance(line.get(name), str))
 
 
 def _origin(folder: Path) -> Any:

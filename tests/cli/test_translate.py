@@ -52,7 +52,10 @@ def test_the_language_is_the_first_token(model: str, capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model", str(demo.path()), "--text", "a"], "--model must be of the type marian but"),
+        (
+            ["--model", str(demo.path()), "--text", "a"],
+            "--model must turn one text into another but",
+        ),
         (["--length-penalty", "-1", "--text", "a"], "--length-penalty must be a number from 0"),
     ],
 )

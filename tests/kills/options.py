@@ -25,7 +25,37 @@ TRAIN: Values = {
     "save_every": 3,
 }
 _ATTENTION = {"num_attention_heads": 2, "model_type": "llama", "linear_class": "ternary"}
+_MIXERS = {
+    "model_type": "metaformer",
+    "token_mixer": {"name": "multi_head_attention", "num_heads": 2},
+    "positions": "sinusoidal",
+}
+
+
+def _of(name: str) -> Values:
+    """The files of a task with samples."""
+    return {
+        "stages": [{"until": 1, "weights": {f"{name}/train.jsonl": 1}}],
+        "valid": [f"{name}/valid.jsonl"],
+    }
+
+
 TRAIN_OPTIONS: list[Values] = [
+    {"model": TRAIN["model"] | _MIXERS | {"task": "masked_lm"}, "mlm_probability": 0.3},
+    {
+        "model": TRAIN["model"] | _MIXERS | {"task": "classifier", "num_labels": 2},
+        **_of("labelled"),
+        "text_column": "line",
+        "label_column": "kind",
+    },
+    {
+        "model": TRAIN["model"] | _MIXERS | {"task": "encoder_decoder", "scale_embedding": True},
+        **_of("renamed"),
+        "source_column": "question",
+        "target_column": "answer",
+    },
+    {"schedule": "inverse_sqrt", "learning_rate": None},
+    {"label_smoothing": 0.1},
     {"model": TRAIN["model"] | _ATTENTION},
     {"model": TRAIN["model"] | {"linear_class": "dense"}},
     {"model": TRAIN["model"] | {"model_type": "bitnet", "num_attention_heads": 2}},

@@ -114,6 +114,7 @@ _DATA = {
     "renamed_pairs": ("prompt", "a", "b"),
     "talks": ("talk",),
     "lines": ("line",),
+    "labelled": ("line", "kind"),
 }
 
 
@@ -124,7 +125,7 @@ def _sample(features: tuple[str, ...], draw: random.Random) -> dict[str, object]
     if features == ("talk",):
         roles = ("user", "assistant")
         return {"talk": [{"role": role, "content": text()} for role in roles]}
-    return {name: text() for name in features}
+    return {name: draw.randrange(2) if name == "kind" else text() for name in features}
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def _trainer(model: Decoder, settings: Settings, batches: Any, **options: Any) -
         model,
         settings.loop({}),
         build_optimizer(settings),
-        build_schedule(settings),
+        build_schedule(settings, 16),
         batches,
         _validation,
         **options,
@@ -194,7 +194,7 @@ def test_a_finished_run_goes_on_to_more_steps(tmp_path: Path) -> None:
     assert [r["step"] for r in log if "loss" in r] == list(range(1, 10))
     assert [r["step"] for r in log if r.get("extended_to") == 9] == [7]
     rates = [r["learning_rate"] for r in log if "loss" in r]
-    assert rates[8] == pytest.approx(build_schedule(_settings(tmp_path, steps=9))(8).item())
+    assert rates[8] == pytest.approx(build_schedule(_settings(tmp_path, steps=9), 16)(8).item())
     for steps in (8, 9):
         finished = _trainer(_model(), _settings(tmp_path, steps=steps), _batches())
         if steps == 9:
@@ -453,7 +453,7 @@ def test_a_state_that_was_never_saved_is_not_spoken_of(tmp_path: Path) -> None:
 
 def test_schedule_warms_up_and_decays(tmp_path: Path) -> None:
     settings = _settings(tmp_path, steps=100, warmup_steps=10, learning_rate=1.0)
-    schedule = build_schedule(settings)
+    schedule = build_schedule(settings, 16)
     rates = [schedule(step).item() for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
     assert rates[10] == pytest.approx(1.0)
@@ -476,3 +476,18 @@ def test_adafactor_measures_large_matrices_right(size: int) -> None:
     optimizer.update(layer, {"weight": mx.full((size,), 0.1)})
     # a step of the learning rate times the root mean square of the weights
     assert 0.5 - layer.weight[0].item() == pytest.approx(1e-3 * 0.5, rel=1e-3)
+
+
+def test_inverse_sqrt_is_the_schedule_of_the_paper(tmp_path: Path) -> None:
+    settings = _settings(
+        tmp_path, schedule="inverse_sqrt", learning_rate=None, steps=50, warmup_steps=8
+    )
+    schedule = build_schedule(settings, 512)
+    for step in (1, 2, 7, 8, 9, 20, 50):
+        want = 512**-0.5 * min(step**-0.5, step * 8**-1.5)
+        assert schedule(step - 1).item() == pytest.approx(want, rel=1e-6)
+    # a learning rate is that at the end of the warm-up
+    given = build_schedule(replace(settings, learning_rate=0.3), 512)
+    assert given(7).item() == pytest.approx(0.3)
+    with pytest.raises(TrainingError, match="'warmup_steps' must be positive with inverse_sqrt"):
+        replace(settings, warmup_steps=0)

@@ -117,3 +117,49 @@ def test_a_token_outside_of_the_vocabulary_is_no_loss() -> None:
     given = batch()
     given.inputs[0, 3] = VOCABULARY
     assert mx.isnan(next_token_loss(build(), given))
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.9])
+def test_smoothing_is_that_of_torch(label_smoothing: float) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(3)
+    logits = (5 * rng.standard_normal((6, 7, 1000))).astype(np.float32)
+    targets = rng.integers(0, 1000, (6, 7))
+
+    def ours(logits: mx.array) -> mx.array:
+        return module.smoothed_cross_entropy(logits, mx.array(targets), label_smoothing).sum()
+
+    got, gradient = mx.value_and_grad(ours)(mx.array(logits))
+    theirs = torch.tensor(logits).double().requires_grad_()
+    want = torch.nn.functional.cross_entropy(
+        theirs.reshape(-1, 1000),
+        torch.tensor(targets).reshape(-1),
+        label_smoothing=label_smoothing,
+        reduction="sum",
+    )
+    want.backward()
+    assert got.item() == pytest.approx(want.item(), rel=1e-6)
+    wanted = mx.array(theirs.grad.numpy().astype(np.float32))
+    assert relative_error(gradient, wanted) <= GRADIENT_TOLERANCE
+
+
+@pytest.mark.parametrize("model_type", ["fnet", "marian", "metaformer"])
+def test_heads_learn_as_a_whole_in_blocks(monkeypatch: pytest.MonkeyPatch, model_type: str) -> None:
+    """A head may have parameters of its own: biases, or a layer before it."""
+    mx.random.seed(1)
+    architecture = find(model_type)
+    model = architecture.build(architecture.config.from_hub(architecture.tiny))
+    dims = model.dims
+    hidden = mx.random.normal((3, 10, dims))
+    made = batch(vocab_size=60)
+
+    def loss(model: Any) -> mx.array:
+        return module.target_losses(model, hidden, made, 0.1).sum()
+
+    whole = dict(tree_flatten(nn.value_and_grad(model, loss)(model)[1]))
+    in_blocks(monkeypatch)
+    parts = dict(tree_flatten(nn.value_and_grad(model, loss)(model)[1]))
+    changed = [name for name, gradient in whole.items() if mx.abs(gradient).max() > 0]
+    assert changed
+    for name in changed:
+        assert relative_error(parts[name], whole[name]) <= GRADIENT_TOLERANCE, name

@@ -1,22 +1,15 @@
 """Texts in another language, by an encoder-decoder."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from ...models import EncoderDecoder
 from ...models.parts.tokens import check_tokens
+from ...tokenizer.pair_tokenizer import PairTokenizer
 from .beam_search import BeamSettings, beam_search
-
-
-class PairTokenizer(Protocol):
-    """Turns texts of one language into tokens, and tokens into texts of the other."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 def translate(
@@ -33,7 +26,7 @@ def translate(
     """Translates texts, those of similar length together.
 
     Args:
-        model: A model whose configuration names the first, the last and the padding token.
+        model: A model whose configuration names the last token.
         tokenizer: Belongs to the model.
         texts: The texts; sentences, for most models.
         num_beams: Texts that are written side by side; 1 is greedy. Default: as the model's publishers
@@ -62,9 +55,9 @@ def translate(
         length_penalty=length_penalty,
         # the first token takes a position
         max_tokens=config.max_position_embeddings - 1 if max_tokens is None else max_tokens,
-        start=config.decoder_start_token_id,
+        start=model.start_token_id,
         end=config.eos_token_id,
-        never=(config.pad_token_id,),
+        never=model.unwritten_tokens,
     )
     sources = [tokenizer.encode(text) for text in texts]
     order = sorted(range(len(sources)), key=lambda n: len(sources[n]))

@@ -10,8 +10,8 @@ from ...models import Decoder
 from ...ops.backend.early_checks import check_early
 from ...ops.backend.launch import MAX_GROUP_ROWS
 from ...ops.float_dtypes import FLOATS
+from ...tokenizer.pair_tokenizer import PairTokenizer, open_pair_tokenizer
 from ...tokenizer.tokenizer import Tokenizer
-from ...tokenizer.translation_tokenizer import TranslationTokenizer
 from .checkpoint import Checkpoint, open_checkpoint
 from .fill import fill
 from .masters import MASTERS_FOLDER, Masters
@@ -73,9 +73,9 @@ class OpenedModel:
         self._check_tokens(tokenizer.vocab_size)
         return tokenizer
 
-    def translation_tokenizer(self) -> TranslationTokenizer:
-        """Reads the tokenizer of two languages; raises as `tokenizer` does."""
-        tokenizer = TranslationTokenizer(self.checkpoint.folder)
+    def pair_tokenizer(self) -> PairTokenizer:
+        """Reads the tokenizer of an encoder-decoder; raises as `tokenizer` does."""
+        tokenizer = open_pair_tokenizer(self.checkpoint.folder)
         self._check_tokens(tokenizer.vocab_size)
         return tokenizer
 

@@ -15,7 +15,7 @@ from ...files.replacing import new_folder, writing
 from ...files.safetensors_writer import METADATA, PlannedTensors, write_safetensors, write_shards
 from ...layers.matrix import matrices
 from ...layers.parameters import parameters
-from ...models import Decoder, architecture_of, find
+from ...models import TokenModel, architecture_of, find
 from ...tokenizer.tokenizer import Tokenizer
 from .forms import affine_format
 from .forms.packed_format import WRITER_KEY, describe_packing
@@ -26,7 +26,7 @@ from .writer_record import record
 
 def save_model(
     path: str | os.PathLike[str],
-    model: Decoder,
+    model: TokenModel,
     tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
     *,
     overwrite: bool = False,
@@ -64,7 +64,7 @@ def save_model(
         copy_files(copied, folder)
 
 
-def disk_tensors(model: Decoder) -> dict[str, mx.array]:
+def disk_tensors(model: TokenModel) -> dict[str, mx.array]:
     """The parameters of a model by their names on disk."""
     architecture = architecture_of(model.config)
     names = WeightNames(architecture.weight_names)
@@ -88,7 +88,7 @@ def write_tensors(
     write_safetensors(file, plan, {**METADATA, **(metadata or {})})
 
 
-def describe_model(model: Decoder) -> dict[str, Any]:
+def describe_model(model: TokenModel) -> dict[str, Any]:
     """The content of `config.json` for a model, without the ids of special tokens."""
     config: dict[str, Any] = {**model.config.to_hub(), WRITER_KEY: record(model.rounding)}
     packed = [matrix for matrix in matrices(model).values() if matrix.storage == "trits"]

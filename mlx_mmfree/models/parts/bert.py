@@ -183,6 +183,11 @@ class Bert(MaskedLM):
         self.logits_bias = mx.zeros((config.vocab_size,))
         draw_weights(self, config.initializer_range)
 
+    @property
+    def head_modules(self) -> list[nn.Module]:
+        # its bias belongs to the model itself
+        return [self]
+
     def hidden(self, tokens: mx.array, valid: mx.array | None = None) -> mx.array:
         context = Context(valid)
         return self.transform(self.front(known_rows(self.embed, tokens), context), context)

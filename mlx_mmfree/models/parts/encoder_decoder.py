@@ -27,7 +27,8 @@ class EncoderDecoder(TokenModel):
         blocks: The blocks that read the target, first to last.
         norm: The norm before the head.
         head: Maps `(..., D)` to `(..., V)`; `None` ties it to the embedding.
-        config: The architecture's configuration.
+        config: The architecture's configuration. To write a target, it must name `eos_token_id`, the
+            token after the last, `num_beams` and `max_position_embeddings`.
         positions: Adds positions to the target; the encoder has its own.
 
     Shape:
@@ -39,6 +40,16 @@ class EncoderDecoder(TokenModel):
     """
 
     purpose = "turning one text into another"
+
+    @property
+    def start_token_id(self) -> int:
+        """The token before the first of the target: the one that ends a text, as in fairseq."""
+        return int(self.config.eos_token_id)
+
+    @property
+    def unwritten_tokens(self) -> tuple[int, ...]:
+        """Tokens that no target holds."""
+        return ()
 
     def __init__(
         self,
@@ -71,11 +82,22 @@ class EncoderDecoder(TokenModel):
         valid: mx.array | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
         """The logits for the target's next tokens, and the state after them."""
+        x, state = self.read_target(tokens, memory, state, memory_valid=memory_valid, valid=valid)
+        return self.logits(x), state
+
+    def read_target(
+        self,
+        tokens: mx.array,
+        memory: mx.array,
+        state: tuple[State, ...] | None = None,
+        *,
+        memory_valid: mx.array | None = None,
+        valid: mx.array | None = None,
+    ) -> tuple[mx.array, tuple[State, ...]]:
+        """As `decode`, but the normed residual stream before the head, `(B, L, D)`."""
         x = self.embedded(tokens)
         state = self.init_state(x.shape[0]) if state is None else state
-        context = Context(valid, memory=memory, memory_valid=memory_valid)
-        x, state = self.run(x, state, context)
-        return self.logits(x), state
+        return self.run(x, state, Context(valid, memory=memory, memory_valid=memory_valid))
 
     def predictions(self, tokens: mx.array) -> mx.array:
         return self(tokens, tokens)[0]

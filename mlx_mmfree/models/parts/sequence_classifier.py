@@ -60,12 +60,25 @@ class SequenceClassifier(TokenModel):
         super().__init__(embed, blocks, norm, head, config, positions)
         self._pooling = pooling
 
+    @property
+    def num_logits(self) -> int:
+        return int(self.head.weight.shape[0])
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the classes, or their numbers where the configuration names none."""
+        names = getattr(self.config, "labels", ())
+        return list(names) or [str(number) for number in range(self.num_logits)]
+
     def predictions(self, tokens: mx.array) -> mx.array:
         return self(tokens)
 
     def __call__(self, tokens: mx.array, valid: mx.array | None = None) -> mx.array:
-        x = self.transform(known_rows(self.embed, tokens), Context(valid))
-        return self.logits(self._pooled(x, valid))
+        return self.logits(self.hidden(tokens, valid))
+
+    def hidden(self, tokens: mx.array, valid: mx.array | None = None) -> mx.array:
+        """The vector of each text that the head reads, `(B, D)`."""
+        return self._pooled(self.transform(known_rows(self.embed, tokens), Context(valid)), valid)
 
     def _pooled(self, x: mx.array, valid: mx.array | None) -> mx.array:
         """The vector of each text, `(B, D)`."""

@@ -8,6 +8,7 @@ import mlx.nn as nn
 
 from ...layers import apply_head
 from ...layers.added_positions import AddedPositions
+from ...layers.matrix import matrix_of
 from ...layers.token_mixer import State
 from ...ops.ternary import ROUNDING_VERSION
 from .block import Block
@@ -55,6 +56,11 @@ class TokenModel(Stack):
         return int(self.embed.weight.shape[0])
 
     @property
+    def dims(self) -> int:
+        """Model dims D."""
+        return int(self.embed.weight.shape[1])
+
+    @property
     def dtype(self) -> mx.Dtype:
         """The dtype of the residual stream."""
         return self.embed(mx.zeros((1,), mx.int32)).dtype
@@ -65,6 +71,20 @@ class TokenModel(Stack):
     def predictions(self, tokens: mx.array) -> mx.array:
         """The logits for tokens `(B, L)`, whatever else the model takes or returns when it is called."""
         raise NotImplementedError
+
+    @property
+    def num_logits(self) -> int:
+        """How many logits the head gives at a time."""
+        return self.vocab_size
+
+    @property
+    def head_modules(self) -> list[nn.Module]:
+        """The modules whose parameters the logits depend on."""
+        if "head" not in self:
+            return [self.embed]
+        matrix = matrix_of(self.head)
+        is_shared = matrix is None or matrix.storage == "elsewhere"
+        return [self.embed, self.head] if is_shared else [self.head]
 
     def logits(self, hidden: mx.array) -> mx.array:
         """The head, applied to the normed residual stream."""

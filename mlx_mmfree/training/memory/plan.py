@@ -8,7 +8,7 @@ import mlx.optimizers as optim
 from mlx.utils import tree_flatten
 
 from ...errors import BackendError
-from ...models import Decoder
+from ...models import TokenModel
 from ...platform.device import DeviceInfo, device_info
 from ..batches import Batch
 from ..data_parallel import DataParallel
@@ -90,7 +90,7 @@ class MemoryPlan:
 
 
 def plan_memory(
-    model: Decoder,
+    model: TokenModel,
     optimizer: optim.Optimizer,
     loss: Loss,
     batch: Batch,
@@ -132,7 +132,7 @@ def plan_memory(
         activations: int | None = max(0, most - gradients)
     except BackendError:
         activations = None
-    batch_arrays = (batch.inputs, batch.targets, batch.weights)
+    batch_arrays = (array for array in vars(batch).values() if array is not None)
     return MemoryPlan(
         device=device_info(),
         masters=masters,

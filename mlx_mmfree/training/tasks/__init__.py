@@ -1,0 +1,1 @@
+"""What models learn in a run from files: one task for each kind of model."""

@@ -1,0 +1,157 @@
+"""Tasks whose files hold samples, one on each line."""
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from ...errors import TrainingError
+from ...hub.checkpoint.target_folder import tokenizer_files
+from ..batches import PADDED_TO, Batch
+from ..corpus.byte_bar import byte_bar
+from ..corpus.epoch_mixture import EpochMixture
+from ..corpus.mixture import EPOCHS, RandomMixture
+from ..digests import file_digest
+from ..lines import read_lines
+from ..settings import Settings
+from .task import Task
+
+_POOL = 32
+"""Steps whose samples are drawn together, so that those of similar length come in one batch."""
+
+
+class Item(Protocol):
+    """A sample.
+
+    Attributes:
+        length: Tokens of its longest text.
+        size: Tokens of all its texts.
+    """
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+Found = TypeVar("Found", bound=Item)
+
+
+class SampleTask(Task):
+    """A task whose batches are made of whole samples.
+
+    A file of a stage is drawn in proportion to its weight times its number of samples, and its samples
+    at random, or each once before any comes again. Samples of similar length go into one batch.
+
+    Args: as for `Task`.
+    """
+
+    def __init__(self, settings: Settings, model: Any, tokenizer: Path, share: tuple[int, int]):
+        super().__init__(settings, model, tokenizer, share)
+        trained = sorted({name for stage in settings.stages for name in stage.weights})
+        self._samples = {name: self._read(name) for name in sorted({*trained, *settings.valid})}
+        self._all = [sample for name in trained for sample in self._samples[name]]
+        ends = np.cumsum([len(self._samples[name]) for name in trained]).tolist()
+        # a row of two numbers begins with that of a sample
+        numbers = {
+            name: np.arange(end - len(self._samples[name]), end + 1)
+            for name, end in zip(trained, ends, strict=True)
+        }
+        self._rows = settings.batch_size * settings.accumulation_steps
+        self._mixture = (EpochMixture if settings.order == EPOCHS else RandomMixture)(
+            numbers, settings.stages, settings.seed, steps=settings.steps, rows=self._rows, length=1
+        )
+        self._pool: tuple[int, list[list[Any]]] = (-1, [])
+        self.digests = {name: _digest(settings.path(name), tokenizer) for name in self._samples}
+
+    def encode(self, line: Mapping[str, Any]) -> Any:
+        """The sample of a line.
+
+        Raises:
+            LineError: The line holds none.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def batch_of(cls, model: Any, samples: Sequence[Any], most: int) -> Batch:
+        """The batch of some samples, of which none is longer than `most`."""
+        raise NotImplementedError
+
+    def batches(self, step: int) -> list[Batch]:
+        size, (rank, ranks) = self._settings.batch_size, self._share
+        samples = self._samples_of(step)
+        parts = [samples[first : first + size] for first in range(0, self._rows, size)]
+        most = self._settings.sequence_length
+        return [self.batch_of(self._model, part[rank::ranks], most) for part in parts]
+
+    def held_out_batches(self, name: str, most_tokens: int | None) -> Iterator[Batch]:
+        samples = self._samples[name]
+        if most_tokens is not None:
+            before = np.cumsum([0, *(sample.size for sample in samples)])[:-1]
+            samples = samples[: int(np.count_nonzero(before < most_tokens))]
+        in_order = sorted(samples, key=lambda sample: int(sample.length))
+        size, most = self._settings.batch_size, self._settings.sequence_length
+        for first in range(0, len(in_order), size):
+            yield self.batch_of(self._model, in_order[first : first + size], most)
+
+    def _samples_of(self, step: int) -> list[Any]:
+        """The samples of a step, the shortest first."""
+        number, place = divmod(step, _POOL)
+        if self._pool[0] != number:
+            self._pool = number, self._drawn(number)
+        return self._pool[1][place]
+
+    def _drawn(self, number: int) -> list[list[Any]]:
+        """The samples of the steps of a pool."""
+        first = number * _POOL
+        steps = range(first, min(first + _POOL, self._settings.steps))
+        drawn = np.concatenate([self._mixture.rows(step)[:, 0] for step in steps])
+        in_order = sorted(
+            (self._all[n] for n in drawn.tolist()), key=lambda sample: int(sample.length)
+        )
+        key = np.random.SeedSequence([self._settings.seed, number])
+        order = np.random.Generator(np.random.Philox(key)).permutation(len(steps))
+        return [in_order[n * self._rows : (n + 1) * self._rows] for n in order.tolist()]
+
+    def _read(self, name: str) -> list[Any]:
+        path = self._settings.path(name)
+        try:
+            bar = byte_bar(path.stat().st_size, f"tokenizing {path.name}")
+        except OSError as error:
+            raise TrainingError(f"[data] '{path}' cannot be read: {error}.") from error
+        found, longer = [], 0
+        with bar:
+            columns = self.columns(self._settings)
+            for sample in read_lines(path, self.encode, columns, on_bytes=bar.update):
+                if sample.length > self._settings.sequence_length:
+                    longer += 1
+                else:
+                    found.append(sample)
+        if not found:
+            raise TrainingError(
+                f"[train] '{name}' must hold a sample of at most 'sequence_length', "
+                f"{self._settings.sequence_length}, tokens but has none."
+            )
+        if longer:
+            print(
+                f"{longer} of {longer + len(found)} samples of '{name}' are left out, since they are "
+                f"longer than 'sequence_length', {self._settings.sequence_length} tokens.",
+                file=sys.stderr,
+            )
+        return found
+
+
+def rounded_length(longest: int, most: int) -> int:
+    """The length that rows are padded to, so that few shapes are compiled."""
+    return min(most, -(-longest // PADDED_TO) * PADDED_TO)
+
+
+def _digest(path: Path, tokenizer: Path) -> str:
+    digest = hashlib.sha256(file_digest(path).encode())
+    for name, file in sorted(tokenizer_files(tokenizer).items()):
+        digest.update(f" {name} {file_digest(file)}".encode())
+    return digest.hexdigest()

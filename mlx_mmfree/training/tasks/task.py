@@ -1,0 +1,120 @@
+"""What a run learns: the batches of its steps, their loss, and how it is measured."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import mlx.core as mx
+import numpy as np
+
+from ...ops import cross_entropy, long_sum
+from ..batches import Batch
+from ..loss import Loss, kept_logits, target_losses
+from ..settings import Settings
+
+
+class Task:
+    """What a model learns from the files of a run. A kind of model has one of its own.
+
+    Args:
+        settings: The run.
+        model: The model.
+        tokenizer: Folder of its tokenizer.
+        share: The rank of this process and their number. It takes its rows of each batch.
+
+    Attributes:
+        mask_token: A token beside the end of a text that a vocabulary needs which the run trains.
+        digests: What tells the content of each file of the run, by its name in the settings.
+
+    Raises:
+        TrainingError: A file cannot be read, or does not belong to the tokenizer or the model.
+    """
+
+    mask_token: ClassVar[str | None] = None
+    digests: Mapping[str, str]
+
+    def __init__(self, settings: Settings, model: Any, tokenizer: Path, share: tuple[int, int]):
+        self._settings = settings
+        self._model = model
+        self._share = share
+
+    @staticmethod
+    def columns(settings: Settings) -> tuple[str, ...]:
+        """The columns of the files that hold texts; none if the files are texts."""
+        return ()
+
+    @staticmethod
+    def hidden(model: Any, batch: Any) -> mx.array:
+        """What the head reads for each target of a batch, `(B, N, D)`."""
+        raise NotImplementedError
+
+    @classmethod
+    def loss(cls, settings: Settings) -> Loss:
+        """The loss of a run: the sum of the cross-entropies of the targets, in nats."""
+        return partial(_loss, cls, label_smoothing=settings.label_smoothing)
+
+    @classmethod
+    def largest_batch(cls, settings: Settings, model: Any, rows: int) -> Batch:
+        """A batch as large as the largest of a run, with so many rows."""
+        raise NotImplementedError
+
+    def batches(self, step: int) -> list[Batch]:
+        """The rows of a step that this process takes, a batch for each forward pass."""
+        raise NotImplementedError
+
+    def held_out_batches(self, name: str, most_tokens: int | None) -> Iterable[Batch]:
+        """Batches of a held-out file: of about its first `most_tokens` tokens, or of all."""
+        raise NotImplementedError
+
+    def validate(self, model: Any) -> dict[str, float]:
+        """The loss of the first held-out file, which picks the best weights, and what goes with it."""
+        settings = self._settings
+        figures = self._figures(model, settings.valid[0], settings.valid_tokens)
+        return {f"valid_{name}": value for name, value in figures.items()}
+
+    def held_out(self, model: Any) -> dict[str, float]:
+        """The figures of the whole held-out files."""
+        return {
+            f"{Path(name).name.split('.')[0]}/{figure}": value
+            for name in self._settings.valid
+            for figure, value in self._figures(model, name, None).items()
+        }
+
+    def _figures(self, model: Any, name: str, most_tokens: int | None) -> dict[str, float]:
+        """The mean loss of the targets, and the share of those that have the largest logit."""
+        loss, hits, weight = 0.0, 0.0, 0.0
+        for batch in self.held_out_batches(name, most_tokens):
+            for part in self._small_parts(batch):
+                logits = model.logits(self.hidden(model, part))
+                targets, weights = mx.array(part.targets), mx.array(part.weights)
+                is_hit = mx.argmax(logits, axis=-1) == targets
+                loss += float(long_sum(cross_entropy(logits, targets) * weights))
+                hits += float(long_sum(is_hit * weights))
+                weight += float(part.weights.sum())
+        return {"loss": loss / weight, "accuracy": hits / weight}
+
+    def _small_parts(self, batch: Batch) -> Iterator[Batch]:
+        """Rows of a batch whose logits are held at a time."""
+        rows, width = batch.targets.shape
+        most = max(1, kept_logits(self._model, batch) // (width * self._model.num_logits))
+        return (batch.part(slice(first, first + most)) for first in range(0, rows, most))
+
+    def _split(self, batch: Batch) -> list[Batch]:
+        """The rows of a step, for each forward pass those of this process."""
+        size, (rank, ranks) = self._settings.batch_size, self._share
+        parts = self._settings.accumulation_steps
+        return [batch.part(slice(n * size + rank, (n + 1) * size, ranks)) for n in range(parts)]
+
+
+def _loss(task: type[Task], model: Any, batch: Any, *, label_smoothing: float) -> mx.array:
+    return long_sum(target_losses(model, task.hidden(model, batch), batch, label_smoothing))
+
+
+def padded(rows: list[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Rows of ids as int32 `(B, length)`, and which are real, `None` if all are."""
+    ids = np.zeros((len(rows), length), np.int32)
+    for place, row in zip(ids, rows, strict=True):
+        place[: len(row)] = row
+    valid = np.arange(length) < np.array([len(row) for row in rows])[:, None]
+    return ids, None if valid.all() else valid

@@ -109,6 +109,13 @@ def test_added_positions_go_on_with_the_state(positions: str) -> None:
     assert state[-1].read.tolist() == [5, 5]
 
 
+def test_the_width_of_a_token_mixer_is_an_option_of_its_own() -> None:
+    model = build(token_mixer={"name": "hgrn", "hidden_dims": 24}, intermediate_size=40)
+    block = model.blocks[0]
+    assert block.token_mixer.output_proj.weight.shape == (32, 24)
+    assert block.channel_mixer.down_proj.weight.shape == (32, 40)
+
+
 def test_linears_are_of_the_class() -> None:
     for kind in ("dense", "ternary"):
         model = build(token_mixer="gla", linear_class=kind)
@@ -145,6 +152,10 @@ def test_the_description_is_read_back() -> None:
         ),
         ({"token_mixer": {"name": "gqa", "heads": 4}}, "must be among num_heads, .* but got heads"),
         ({"token_mixer": {"name": "gqa", "cache": 4}}, "but got cache"),
+        (
+            {"token_mixer": "gqa", "channel_mixer": {"name": "swiglu", "hidden_dims": 4}},
+            "but got hidden_dims",
+        ),
         (
             {"token_mixer": {"name": "gqa", "num_heads": 5}},
             "options of gqa do not fit: .*must divide",

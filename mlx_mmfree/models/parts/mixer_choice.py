@@ -14,8 +14,8 @@ from .mixers import find_channel_mixer, find_token_mixer
 _MOST = 2**20
 """No option of a real model is a larger number, and sizes follow from options."""
 
-_OF_THE_MODEL = ("linear", "is_causal", "max_length", "rope", "hidden_dims")
-"""Arguments that the model decides for all its mixers."""
+_OF_THE_MODEL = ("dims", "linear", "is_causal", "max_length", "rope")
+"""Arguments that the model decides for all its mixers, besides those that it gives some."""
 
 Made = TypeVar("Made")
 
@@ -110,7 +110,7 @@ class MixerChoice:
         own = [
             name
             for name, parameter in known.items()
-            if name not in ("dims", *_OF_THE_MODEL) and _is_plain(parameter.annotation)
+            if name not in (*_OF_THE_MODEL, *of_the_model) and _is_plain(parameter.annotation)
         ]
         unknown = [name for name in self.options if name not in own]
         if unknown:

@@ -18,16 +18,18 @@ import argparse
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from comparisons import runs as comparisons
 
 from mlx_mmfree.evaluation.picture import COLOURS, save_picture
 from mlx_mmfree.files.json_file import write_json
@@ -107,10 +109,6 @@ class Run:
         return f"runs/{model}-{self.embedding}-{self.rate:g}-{self.seed}"
 
 
-class RunFailed(Exception):
-    """A run ended with an error, or was stopped."""
-
-
 Results = Mapping[Run, Mapping[str, Any]]
 
 
@@ -150,7 +148,7 @@ def train(run: Run, plan: Plan, folder: Path) -> dict[str, Any]:
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     if ended.returncode:
-        raise RunFailed(f"{run.folder}: {ended.stderr}")
+        raise comparisons.RunFailed(f"{run.folder}: {ended.stderr}")
     [figure] = re.findall(r"valid/bits_per_byte: (\S+)", ended.stdout)
     records = read_log(home / "log.jsonl")
     figures = {
@@ -184,20 +182,13 @@ def tokenise(plan: Plan, folder: Path) -> None:
 
 def results_of(runs: Sequence[Run], plan: Plan, folder: Path, jobs: int) -> Results:
     """What each run came to. Those that are not finished are trained, several at a time."""
-    found = {run: figures for run in runs if (figures := finished(run, plan, folder))}
-    missing = [run for run in runs if run not in found]
-    with ThreadPoolExecutor(jobs) as pool:
-        started = {pool.submit(train, run, plan, folder): run for run in missing}
-        try:
-            for number, future in enumerate(as_completed(started), 1):
-                run = started[future]
-                found[run] = future.result()
-                value = f"{found[run]['bits_per_byte']:.3f} bits per byte"
-                print(f"[{number} of {len(missing)}] {run.folder}: {value}", flush=True)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return found
+    known = partial(finished, plan=plan, folder=folder)
+    trained = partial(train, plan=plan, folder=folder)
+    return comparisons.results_of(runs, known, trained, ThreadPoolExecutor(jobs), line)
+
+
+def line(run: Run, figures: comparisons.Figures) -> str:
+    return f"{run.folder}: {figures['bits_per_byte']:.3f} bits per byte"
 
 
 def compare(plan: Plan, folder: Path, jobs: int) -> str:
@@ -261,10 +252,9 @@ def table(tried: Results, best: Iterable[Run], results: Results) -> str:
     ]
     for run in best:
         values = values_of(run, results)
-        spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
         rates = rates_of((run.model, run.embedding), tried)
         cells = [run.model, f"{EMBEDDINGS[run.embedding]:g}", f"{rates[0]:g} to {rates[-1]:g}"]
-        cells += [f"{run.rate:g}", f"{statistics.mean(values):.3f}{spread}"]
+        cells += [f"{run.rate:g}", comparisons.mean_and_spread(values)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -350,7 +340,7 @@ def main() -> None:
         parser.error(f"--tokens must be a multiple of {plan.steps * plan.length}")
     try:
         print(compare(plan, arguments.output, arguments.jobs))
-    except RunFailed as failure:
+    except comparisons.RunFailed as failure:
         parser.exit(1, f"{failure}Repeat the command to go on.\n")
     except KeyboardInterrupt:
         parser.exit(130, "The runs were stopped. Repeat the command to go on.\n")

@@ -1,0 +1,1 @@
+"""What the examples that compare models share."""

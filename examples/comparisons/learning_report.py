@@ -1,0 +1,223 @@
+"""The learning table as Markdown, JSON and a picture."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mlx_mmfree.evaluation.picture import COLOURS, save_picture
+from mlx_mmfree.files.json_file import write_json
+from mlx_mmfree.files.replacing import new_file
+
+from .learning_runs import LINEARS, Plan, Row, Run, rows_of
+from .models import REFERENCE
+from .runs import Figures, mean_and_spread
+from .tasks import Task
+
+_SOLVED = 0.99
+"""The share of the answers that softmax attention must give for a generated task to count."""
+
+Results = Mapping[Run, Figures]
+
+
+def write_report(folder: Path, plan: Plan, best: Sequence[Run], results: Results) -> str:
+    """Writes the tables, all figures and the picture. Returns the tables as Markdown.
+
+    Args:
+        folder: The folder that gets them.
+        plan: The plan of the runs.
+        best: The run of each row that has the best rate, with the first seed.
+        results: What the runs that are finished came to.
+    """
+    chosen = {run.row: run for run in best}
+    parts = [
+        _state(plan, results),
+        _main_table(plan, chosen, results),
+        _verdicts(plan, chosen, results),
+    ]
+    if "MLGRU" in plan.ablations:
+        parts.append(_mlgru_table(plan, chosen, results))
+    if "sinks" in plan.ablations:
+        parts.append(_sinks_table(plan, chosen, results))
+    text = "\n\n".join(part for part in parts if part) + "\n"
+    with new_file(folder / "table.md") as new:
+        new.write_text(text)
+    write_json(folder / "table.json", {"runs": _figures(chosen, results)})
+    _draw(folder / "table.png", plan, chosen, results)
+    return text
+
+
+def _state(plan: Plan, results: Results) -> str:
+    rows = len(rows_of(plan))
+    planned = rows * (len(plan.rates) + plan.seeds - 1)
+    tried = sum(run.seed == 0 for run in results)
+    return (
+        f"{len(results)} of {planned} runs are finished: {tried} of {rows * len(plan.rates)} of the "
+        f"search for rates, and {len(results) - tried} with further seeds. A value without a spread is "
+        "from one seed."
+    )
+
+
+def _runs(run: Run, results: Results) -> list[Figures]:
+    """The figures of a run with each seed."""
+    same = [figures for other, figures in results.items() if replace(other, seed=run.seed) == run]
+    return [figures for figures in same if figures["value"] is not None]
+
+
+def _cell(run: Run | None, results: Results) -> str:
+    if run is None:
+        return "-"
+    values = [figures["value"] for figures in _runs(run, results)]
+    if run.row.task.is_generated:
+        return mean_and_spread([100 * value for value in values], digits=1)
+    return mean_and_spread(values)
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _heading(task: Task) -> str:
+    return f"{task.name}, %" if task.is_generated else "bits per character"
+
+
+def _speed(row: Row, results: Results) -> str:
+    """The best speed of a row's runs, since other programs only ever slow a run down."""
+    speeds = [
+        figures["tokens_per_second"]
+        for run, figures in results.items()
+        if run.row == row and "tokens_per_second" in figures
+    ]
+    return f"{max(speeds):,.0f}" if speeds else "-"
+
+
+def _main_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
+    header = ["mixer"]
+    for task in plan.tasks:
+        header += [f"{_heading(task)}, {linear}" for linear in LINEARS]
+    text = next((task for task in plan.tasks if not task.is_generated), None)
+    if text is not None:
+        header += [f"tokens/s, {linear}" for linear in LINEARS]
+    rows = []
+    for mixer in plan.mixers:
+        cells = [mixer]
+        for task in plan.tasks:
+            rows_of_task = [Row("table", task, mixer, linear) for linear in LINEARS]
+            cells += [_cell(chosen.get(row), results) for row in rows_of_task]
+        if text is not None:
+            cells += [_speed(Row("table", text, mixer, linear), results) for linear in LINEARS]
+        rows.append(cells)
+    return _markdown(header, rows) if plan.tasks else ""
+
+
+def _verdicts(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
+    """Which of the generated tasks softmax attention fails, so that they say little."""
+    lines = []
+    for task in plan.tasks:
+        run = chosen.get(Row("table", task, REFERENCE, "dense"))
+        if not task.is_generated or run is None:
+            continue
+        share = statistics.mean(figures["value"] for figures in _runs(run, results))
+        if share < _SOLVED:
+            lines.append(
+                f"`{task.name}` does not count: softmax attention gives {share:.1%} of the answers."
+            )
+    return "\n".join(lines)
+
+
+def _mlgru_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
+    rows = [
+        [row.model, _rate(chosen.get(row)), _cell(chosen.get(row), results)]
+        for row in rows_of(plan)
+        if row.part == "MLGRU"
+    ]
+    return _markdown(["ternary MatMul-free model", "rate", "bits per character"], rows)
+
+
+def _rate(run: Run | None) -> str:
+    return "-" if run is None else f"{run.rate:g}"
+
+
+def _sinks_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
+    """Perplexities of characters: of pieces as long as those learned from, and of the long text."""
+    rows = []
+    for row in rows_of(plan):
+        run = chosen.get(row)
+        if row.part != "sinks" or run is None:
+            continue
+        found = _runs(run, results)
+        short = mean_and_spread([2 ** figures["value"] for figures in found])
+        for name in found[0]["long"]:
+            values = [2 ** figures["long"][name] for figures in found]
+            rows.append([row.model, name, short, mean_and_spread(values)])
+    header = ["learned to see", "sees", "perplexity of pieces", "of the long text"]
+    return _markdown(header, rows) if rows else ""
+
+
+def _figures(chosen: Mapping[Row, Run], results: Results) -> list[dict[str, Any]]:
+    return [
+        {
+            "part": run.row.part,
+            "task": run.row.task.name,
+            "model": run.row.model,
+            "linear": run.row.linear,
+            "learning_rate": run.rate,
+            "seed": run.seed,
+            "is_best_rate": run.row in chosen and chosen[run.row].rate == run.rate,
+            **{name: value for name, value in figures.items() if name != "losses"},
+        }
+        for run, figures in results.items()
+    ]
+
+
+def _draw(file: Path, plan: Plan, chosen: Mapping[Row, Run], results: Results) -> None:
+    """Draws each mixer's value on each task, with dense and with ternary linears."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("No picture was drawn, because matplotlib is not installed.")
+        return
+    count = max(len(plan.tasks), 1)
+    figure = Figure(
+        figsize=(3 * count + 2, 0.27 * len(plan.mixers) + 1.4), dpi=120, layout="constrained"
+    )
+    all_axes = figure.subplots(1, count, sharey=True, squeeze=False)[0]
+    for axes, task in zip(all_axes, plan.tasks, strict=False):
+        for linear, colour, marker, shift in zip(
+            LINEARS, COLOURS, "o^", (-0.15, 0.15), strict=False
+        ):
+            points = []
+            for place, mixer in enumerate(plan.mixers):
+                run = chosen.get(Row("table", task, mixer, linear))
+                if run is not None:
+                    values = [figures["value"] for figures in _runs(run, results)]
+                    scale = 100 if task.is_generated else 1
+                    spread = statistics.stdev(values) if len(values) > 1 else math.nan
+                    points.append((scale * statistics.mean(values), place + shift, scale * spread))
+            if points:
+                x, y, spreads = zip(*points, strict=True)
+                axes.errorbar(
+                    x,
+                    y,
+                    xerr=spreads,
+                    fmt=marker,
+                    color=colour,
+                    markersize=5,
+                    capsize=2,
+                    label=linear,
+                )
+        axes.set_title(task.name)
+        axes.set_xlabel(
+            "answers given (%)" if task.is_generated else "bits per character (less is better)"
+        )
+        if task.is_generated:
+            axes.set_xlim(-4, 104)
+        axes.grid(alpha=0.3)
+    all_axes[0].set_yticks(range(len(plan.mixers)), plan.mixers)
+    all_axes[0].invert_yaxis()
+    handles, labels = all_axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=2, fontsize="small")
+    save_picture(figure, file)

@@ -1,0 +1,169 @@
+"""The runs of the learning table: what there is to train, and what each run came to."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.files.json_file import write_json
+
+from .learner import accuracy, bits_per_character, learn
+from .models import MLGRU_FORMS, SINK_FORMS, causal_mixers, metaformer, mlgru_form
+from .runs import Figures
+from .tasks import Task
+
+TASKS = (
+    Task("characters", vocab_size=256, length=128, steps=600),
+    Task("recall", vocab_size=64, length=31, count=8, steps=2000),
+    Task("copying", vocab_size=32, length=48, steps=1000),
+    Task("induction", vocab_size=32, length=63, count=6, steps=1200),
+)
+LINEARS = ("dense", "ternary")
+ABLATIONS = ("MLGRU", "sinks")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The size of the comparison.
+
+    Attributes:
+        tasks: The tasks. The ablations learn characters in any case.
+        ablations: Those to run.
+        mixers: The mixers of the table.
+        rates: The learning rates, the likeliest first.
+        seeds: Seeds of each row at its best rate.
+        held_out_batches: Batches that accuracy is measured on.
+        stories: Held-out stories.
+        long_text: Bytes of the long text.
+    """
+
+    tasks: tuple[Task, ...] = TASKS
+    ablations: tuple[str, ...] = ABLATIONS
+    mixers: tuple[str, ...] = tuple(causal_mixers())
+    rates: tuple[float, ...] = (3e-3, 1e-3, 1e-2)
+    seeds: int = 3
+    held_out_batches: int = 32
+    stories: int = 80
+    long_text: int = 16384
+
+
+QUICK = Plan(
+    tasks=tuple(replace(task, steps=2, batch_size=2) for task in TASKS[:2]),
+    mixers=("multi_head_attention",),
+    rates=(3e-3,),
+    seeds=1,
+    held_out_batches=1,
+    stories=1,
+    long_text=400,
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model on a task: one value of the report.
+
+    Attributes:
+        part: "table" or one of `ABLATIONS`.
+        task: The task.
+        model: Name of the mixer or of the form.
+        linear: Kind of the linears.
+    """
+
+    part: str
+    task: Task
+    model: str
+    linear: str
+
+
+@dataclass(frozen=True)
+class Run:
+    row: Row
+    rate: float
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        row = self.row
+        words = (row.part, row.task.name, row.model, row.linear, f"{self.rate:g}", str(self.seed))
+        return "-".join(words).lower().replace(" ", "_")
+
+
+def rows_of(plan: Plan) -> list[Row]:
+    """All rows, in the order in which they are tried."""
+    dense, ternary = (
+        [Row("table", task, mixer, linear) for task in plan.tasks for mixer in plan.mixers]
+        for linear in LINEARS
+    )
+    text = next((task for task in plan.tasks if not task.is_generated), TASKS[0])
+    others = []
+    if "MLGRU" in plan.ablations:
+        others += [Row("MLGRU", text, form, "ternary") for form in MLGRU_FORMS]
+    if "sinks" in plan.ablations:
+        others += [Row("sinks", text, form, "dense") for form in SINK_FORMS]
+    return [*dense, *others, *ternary]
+
+
+def settings_of(run: Run, plan: Plan) -> dict[str, Any]:
+    """What a result depends on."""
+    measured = {"batches": plan.held_out_batches, "stories": plan.stories, "long": plan.long_text}
+    return asdict(run) | {"measured": measured}
+
+
+def train(run: Run, plan: Plan, folder: Path) -> Figures:
+    """Trains a run, measures it and writes down what it came to."""
+    row, task = run.row, run.row.task
+    if row.part == "MLGRU":
+        model = mlgru_form(task, run.seed, **MLGRU_FORMS[row.model])
+    elif row.part == "sinks":
+        model = metaformer(SINK_FORMS[row.model][0], task, run.seed, positions="rope")
+    else:
+        model = metaformer({"name": row.model}, task, run.seed, linear_class=row.linear)
+    figures: Figures = {"value": None}
+    try:
+        figures |= learn(model, task, run.rate, run.seed)
+    except TrainingError as error:
+        figures["failure"] = str(error)
+    else:
+        if task.is_generated:
+            figures["value"] = accuracy(model, task, plan.held_out_batches)
+        else:
+            figures["value"] = bits_per_character(model, task.length, plan.stories)
+    if row.part == "sinks" and figures["value"] is not None:
+        figures["long"] = {}
+        for name, mixer in SINK_FORMS[row.model][1].items():
+            reader = metaformer(mixer, task, run.seed, positions="rope")
+            reader.update(model.parameters())
+            figures["long"][name] = bits_per_character(
+                reader, task.length, plan.stories, carries_state=True, most=plan.long_text
+            )
+    write_json(folder / f"{run.name}.json", {"settings": settings_of(run, plan), **figures})
+    return figures
+
+
+def finished(run: Run, plan: Plan, folder: Path) -> Figures | None:
+    """What a finished run came to, unless it was another plan's."""
+    file = folder / f"{run.name}.json"
+    if not file.exists():
+        return None
+    figures = dict(json.loads(file.read_text()))
+    return figures if figures.pop("settings") == settings_of(run, plan) else None
+
+
+def best_runs(plan: Plan, tried: dict[Run, Figures]) -> list[Run]:
+    """The run with the best rate of each row of which any run has come to a value."""
+    best: dict[Row, Run] = {}
+    for run, figures in tried.items():
+        if figures["value"] is None:
+            continue
+        other = best.setdefault(run.row, run)
+        sign = 1 if run.row.task.is_generated else -1
+        if sign * figures["value"] > sign * tried[other]["value"]:
+            best[run.row] = run
+    return [best[row] for row in rows_of(plan) if row in best]
+
+
+def turn(run: Run, plan: Plan) -> tuple[bool, bool]:
+    """Every row comes with the likeliest rate first, then the dense ones with the others."""
+    is_likeliest = run.rate == plan.rates[0]
+    return not is_likeliest, not is_likeliest and run.row.linear == "ternary"

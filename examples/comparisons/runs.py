@@ -1,0 +1,50 @@
+"""Many runs, several at a time, of which finished ones are not repeated."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, as_completed
+from typing import Any, TypeVar
+
+Run = TypeVar("Run")
+Figures = dict[str, Any]
+
+
+class RunFailed(Exception):
+    """A run ended with an error, or was stopped."""
+
+
+def results_of(
+    runs: Sequence[Run],
+    finished: Callable[[Run], Figures | None],
+    train: Callable[[Run], Figures],
+    executor: Executor,
+    line: Callable[[Run, Figures], str],
+) -> dict[Run, Figures]:
+    """What each run came to.
+
+    Args:
+        runs: The runs, those first that are to be trained first.
+        finished: What a run came to before, if it is finished.
+        train: Trains a run.
+        executor: Trains those that are not finished, and is shut down at the end.
+        line: What is printed about a run that has ended.
+    """
+    found = {run: figures for run in runs if (figures := finished(run)) is not None}
+    missing = [run for run in dict.fromkeys(runs) if run not in found]
+    with executor:
+        started = {executor.submit(train, run): run for run in missing}
+        try:
+            for number, future in enumerate(as_completed(started), 1):
+                run = started[future]
+                found[run] = future.result()
+                print(f"[{number} of {len(missing)}] {line(run, found[run])}", flush=True)
+        except BaseException:
+            executor.shutdown(cancel_futures=True)
+            raise
+    return found
+
+
+def mean_and_spread(values: Sequence[float], digits: int = 3) -> str:
+    """The mean and, of several values, the standard deviation."""
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}"

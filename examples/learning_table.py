@@ -1,0 +1,138 @@
+"""Trains every causal token mixer at equal size on recall, copying, induction and text; writes a table.
+
+python examples/learning_table.py [--quick] [--output DIR] [--mixers NAME ...] [--tasks NAME ...]
+    [--rates R ...] [--seeds N] [--jobs N] [--table-only]
+
+Each model has 2 blocks of 64 dims and about as many parameters as that of multi-head attention: the
+channel mixer makes up for what the token mixer has more or less. Learned positions are added to the
+tokens, whatever the mixer. All learn from the same batches, with dense and with ternary linears. The
+learning rate of each row and task is the best of `--rates` with the first seed. A generated task counts
+only if softmax attention gives 99 % of its answers.
+
+Two ablations learn the characters too: a ternary MatMul-free model without some part of it, and
+attention to a window with and without sinks, on a text far longer than those it learned from.
+
+The folder gets a file for each run, `table.md`, `table.json` and `table.png` (extra `plot`). Repeat the
+command to go on after a stop: finished runs are not repeated. `--table-only` writes the table of what is
+there. examples/README.md shows the results.
+"""
+
+import argparse
+import os
+import signal
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from threading import Thread
+
+from comparisons.learning_report import write_report
+from comparisons.learning_runs import (
+    ABLATIONS,
+    QUICK,
+    TASKS,
+    Plan,
+    Run,
+    best_runs,
+    finished,
+    rows_of,
+    train,
+    turn,
+)
+from comparisons.models import causal_mixers
+from comparisons.runs import Figures, results_of
+
+
+def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
+    """Runs the comparison, or only gathers the runs that are finished. Returns its tables."""
+    home = folder / "runs"
+    home.mkdir(parents=True, exist_ok=True)
+
+    def results(runs: Sequence[Run]) -> dict[Run, Figures]:
+        known = partial(finished, plan=plan, folder=home)
+        if not trains:
+            return {run: figures for run in runs if (figures := known(run)) is not None}
+        executor = ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker)
+        return results_of(runs, known, partial(train, plan=plan, folder=home), executor, _line)
+
+    search = [Run(row, rate) for row in rows_of(plan) for rate in plan.rates]
+    search.sort(key=lambda run: turn(run, plan))
+    tried = results(search)
+    best = best_runs(plan, tried)
+    seeds = [replace(run, seed=seed) for seed in range(1, plan.seeds) for run in best]
+    return write_report(folder, plan, best, tried | results(seeds))
+
+
+def _begin_worker() -> None:
+    # Ctrl-C ends a run at once and without words, since its parent has some
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _line(run: Run, figures: Figures) -> str:
+    value = figures["value"]
+    return f"{run.name}: {figures['failure'] if value is None else f'{value:.3f}'}"
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    tasks = [task.name for task in TASKS]
+    parser.add_argument("--quick", action="store_true", help="train few models for two steps")
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/learning_table"), help="folder of all runs"
+    )
+    parser.add_argument("--mixers", nargs="+", choices=causal_mixers(), help="mixers of the table")
+    parser.add_argument(
+        "--tasks", nargs="+", choices=[*tasks, *ABLATIONS], help="tasks and ablations (all)"
+    )
+    parser.add_argument(
+        "--rates", type=float, nargs="+", help="learning rates, the likeliest first"
+    )
+    parser.add_argument("--seeds", type=int, help="number of seeds (3)")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time (1)")
+    parser.add_argument(
+        "--table-only", action="store_true", help="train nothing: write the table of finished runs"
+    )
+    return parser
+
+
+def main() -> None:
+    parser = _arguments()
+    arguments = parser.parse_args()
+    # of the processes that train
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    if arguments.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            print(compare(QUICK, Path(folder), arguments.jobs))
+        return
+    plan = Plan()
+    if arguments.tasks:
+        plan = replace(
+            plan,
+            tasks=tuple(task for task in TASKS if task.name in arguments.tasks),
+            ablations=tuple(name for name in ABLATIONS if name in arguments.tasks),
+        )
+    if arguments.mixers:
+        plan = replace(plan, mixers=tuple(arguments.mixers))
+    if arguments.rates:
+        plan = replace(plan, rates=tuple(arguments.rates))
+    if arguments.seeds:
+        plan = replace(plan, seeds=arguments.seeds)
+    try:
+        print(compare(plan, arguments.output, arguments.jobs, trains=not arguments.table_only))
+    except KeyboardInterrupt:
+        parser.exit(130, "The runs were stopped. Repeat the command to go on.\n")
+
+
+if __name__ == "__main__":
+    main()

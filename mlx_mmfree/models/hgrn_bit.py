@@ -7,7 +7,7 @@ codes round half away from zero, as in the kernel that published models were tra
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,9 +19,9 @@ from ..layers import BitLinear, TiedBitLinear
 from ..token_mixers import MLGRU
 from .parts.architecture import Architecture
 from .parts.block import Block
-from .parts.decoder import Decoder
 from .parts.fields import boolean, integer, number
 from .parts.initialization import draw_weights
+from .parts.lower_bounds import BoundedDecoder, check_bounds
 
 WEIGHT_NAMES: dict[str, str | None] = {
     "model.embeddings": "embed",
@@ -90,12 +90,13 @@ class Config:
                 f"[config.json] 'num_heads' must divide the recurrence's {self.recurrence_dims} dims "
                 f"but got {self.num_heads}."
             )
-        bounded = self.use_lower_bound and self.num_hidden_layers > 1
-        if bounded and self.recurrence_dims != self.hidden_size:
-            raise UnsupportedModelError(
-                f"[config.json] 'expand_ratio' must be 1 with 'use_lower_bound' but got "
-                f"{self.expand_ratio}: the lower bounds have 'hidden_size' columns."
-            )
+        check_bounds(
+            self.use_lower_bound,
+            self.num_hidden_layers,
+            self.hidden_size,
+            self.recurrence_dims,
+            self.expand_ratio,
+        )
 
     @classmethod
     def from_hub(cls, config: Mapping[str, Any]) -> "Config":
@@ -152,21 +153,11 @@ class Config:
         }
 
 
-class HGRNBit(Decoder):
-    """A `Decoder` whose blocks share one table of forget-gate lower bounds.
+class HGRNBit(BoundedDecoder):
+    """A `BoundedDecoder` whose bounds are rounded to the dtype of the residual stream."""
 
-    The bound of block n is :math:`b_n = \\sum_{k=1}^{n} \\mathrm{softmax}(\\Gamma)_k`, the softmax over
-    blocks, so the first block has none.
-    """
-
-    channel_arrays: ClassVar[tuple[str, ...]] = ("lower_bounds",)
-
-    def block_arguments(self) -> list[dict[str, mx.array]]:
-        if "lower_bounds" not in self:
-            return super().block_arguments()
-        shares = mx.softmax(self.lower_bounds.astype(mx.float32), axis=0)
-        bounds = (mx.cumsum(shares, axis=0) - shares[:1]).astype(self.dtype)
-        return [{}, *({"lower_bound": bounds[n]} for n in range(1, len(self.blocks)))]
+    def bounds(self) -> mx.array:
+        return super().bounds().astype(self.dtype)
 
 
 def build(config: Config) -> HGRNBit:
@@ -204,7 +195,7 @@ def build(config: Config) -> HGRNBit:
         head = None
     model = HGRNBit(embed, blocks, nn.RMSNorm(dims, eps=eps), head, config)
     if config.use_lower_bound:
-        model.lower_bounds = mx.zeros((config.num_hidden_layers, dims))
+        model.add_bounds()
     return draw_weights(model, config.initializer_range)
 
 

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint
+from mlx_mmfree.layers import packable
 from mlx_mmfree.models import Decoder
 
 DEFAULT_FOLDER = Path(__file__).parents[1] / "data" / "goldens"
@@ -68,8 +69,9 @@ def _reason(folder: Path) -> str | None:
 
 @cache
 def _forms(folder: Path) -> tuple[bool, ...]:
-    """Checkpoints with packed weights alone have no float form."""
+    """Checkpoints with packed weights alone have no float form, and dense ones no packed form."""
     if _reason(folder) is not None:
         return (True,)
-    tensors = open_checkpoint(folder).tensors.values()
-    return (True,) if any(entry.dtype == mx.uint8 for entry in tensors) else (True, False)
+    if any(entry.dtype == mx.uint8 for entry in open_checkpoint(folder).tensors.values()):
+        return (True,)
+    return (True, False) if packable(model_of(folder, False, None)) else (False,)

@@ -13,6 +13,7 @@ from mlx_mmfree.hub.checkpoint.names import WeightNames
 from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.layers.lora import DoRAEmbedding, add_adapters
 from mlx_mmfree.models import Block, Decoder, find
+from mlx_mmfree.token_mixers import MLGRU
 from tests.goldens.cases import Case, golden, model_of
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
@@ -98,10 +99,13 @@ def test_padded_rows_equal_rows_alone(padded_case: Case, packed: bool) -> None:
     tensors, model = golden(padded_case.folder), model_of(padded_case.folder, packed, mx.float32)
     tokens, valid = inputs(tensors)
     batch, state = model(tokens, None, valid)
+    is_elementwise = all(isinstance(mixer, MLGRU) for mixer in model.token_mixers)
     for row, length in enumerate(valid.sum(axis=1).tolist()):
         alone, alone_state = model(tokens[row : row + 1, -length:])
-        assert mx.array_equal(batch[row, -length:], alone[0])
-        assert mx.array_equal(state[-1].hidden[row], alone_state[-1].hidden[0])
+        assert relative_error(batch[row, -length:], alone[0]) <= FLOAT32
+        if is_elementwise:
+            assert mx.array_equal(batch[row, -length:], alone[0])
+            assert mx.array_equal(state[-1].hidden[row], alone_state[-1].hidden[0])
 
 
 def gradients_of(model: Decoder, tensors: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -152,7 +156,7 @@ def test_gradients_of_fresh_adapters(gradient_case: Case, packed: bool) -> None:
     wanted = reference_gradients(model, tensors)
     names = add_adapters(model, lambda *_: True, kind="dora", rank=4, scale=1.0)
     gradients, modules = gradients_of(model, tensors), dict(model.named_modules())
-    assert len(names) > 8 and "embed" in names and "head" in names
+    assert len(names) > 8 and "embed" in names and ("head" in names) == ("head" in modules)
     for name in names:
         adapter, gradient = modules[name], wanted[f"{name}.weight"]
         base, is_embedding = adapter.base, type(adapter) is DoRAEmbedding

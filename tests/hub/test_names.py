@@ -12,6 +12,8 @@ TABLE = {
     "model.norm.weight": "norm.weight",
     "model.layers.{}.proj": "blocks.{}.inner.proj",
     "model.layers.{}.experts.{}.up": "blocks.{}.experts.{}.up_proj",
+    "model.layers.{}.gate.0": "blocks.{}.gate_down_proj",
+    "model.layers.{}.gate.1": "blocks.{}.gate_proj",
     "model.layers.{}.proj.unused": None,
     "lm_head": "head",
 }
@@ -25,6 +27,8 @@ TABLE = {
         ("model.layers.0.proj.norm.weight", "blocks.0.inner.proj.norm.weight"),
         ("model.layers.0.proj.weight_scale", "blocks.0.inner.proj.scale"),
         ("model.layers.3.experts.7.up.weight", "blocks.3.experts.7.up_proj.weight"),
+        ("model.layers.31.gate.0.weight", "blocks.31.gate_down_proj.weight"),
+        ("model.layers.1.gate.1.norm.2.weight", "blocks.1.gate_proj.norm.2.weight"),
         ("lm_head.weight", "head.weight"),
         ("lm_head", "head"),
     ],
@@ -35,7 +39,10 @@ def test_translates_both_ways(disk: str, memory: str) -> None:
     assert names.to_disk(memory) == disk
 
 
-@pytest.mark.parametrize("name", ["", "x", "model.norm", "model.layers.1", "model.layers.a.proj"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "x", "model.norm", "model.layers.1", "model.layers.a.proj", "model.layers.1.gate.2"],
+)
 def test_unknown_names(name: str) -> None:
     names = WeightNames(TABLE)
     assert names.to_memory(name) is None

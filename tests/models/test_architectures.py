@@ -10,12 +10,16 @@ KNOWN = [
     "big_bird",
     "bitnet",
     "fnet",
+    "gla",
+    "hgrn",
+    "hgrn2",
     "hgrn_bit",
     "llama",
     "longformer",
     "marian",
     "metaformer",
     "qwen3",
+    "retnet",
 ]
 
 

@@ -43,6 +43,11 @@ MODELS: dict[str, Callable[[], Decoder]] = {
     "hgrn_bit-shared-conv": lambda: _build("hgrn_bit", use_short_conv=True),
     "hgrn_bit-convs": lambda: _build("hgrn_bit", use_short_conv=True, share_conv_kernel=False),
     "hgrn_bit-dense": lambda: _build("hgrn_bit", linear_class="dense"),
+    "hgrn": lambda: _build("hgrn"),
+    "hgrn2": lambda: _build("hgrn2", expand_ratio=8),
+    "gla": lambda: _build("gla"),
+    # with small heads, a query and a key that nearly cancel are normed up, and their rounding with them
+    "retnet": lambda: _build("retnet", num_heads=2),
     "bitnet": lambda: _build("bitnet", **HEADS),
     "llama": lambda: _build("llama", **HEADS),
     "llama-window": lambda: _windowed(_build("llama", **HEADS)),

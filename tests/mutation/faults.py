@@ -250,7 +250,7 @@ FAULTS = {
         ("layers/test_position_bias.py",),
     ),
     "MLGRU: lower bounds are shares of dims, not of blocks": Fault(
-        "models/hgrn_bit.py",
+        "models/parts/lower_bounds.py",
         "shares = mx.softmax(self.lower_bounds.astype(mx.float32), axis=0)",
         "shares = mx.softmax(self.lower_bounds.astype(mx.float32), axis=-1)",
         ("models/test_hgrn_bit.py",),

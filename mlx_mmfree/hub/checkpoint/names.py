@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 from ...models import architecture_of
 from ...models.parts.architecture import Config
@@ -19,7 +20,7 @@ class WeightNames:
 
     Args:
         table: Patterns on disk to patterns in memory. `{}` stands for a number, and `None` marks unused
-            tensors.
+            tensors. Behind the number of a layer, an entry may name others as they are.
     """
 
     def __init__(self, table: Mapping[str, str | None]):
@@ -42,7 +43,7 @@ class WeightNames:
     def is_unused(self, disk_name: str) -> bool:
         """Whether the architecture stores the tensor but never uses it."""
         entry = _longest_entry(disk_name, self._to_memory)
-        return entry is not None and self._to_memory[entry[0]] is None
+        return entry is not None and self._to_memory[entry.pattern] is None
 
     def to_memory(self, disk_name: str) -> str | None:
         """The name in memory; `None` if the table lacks the tensor or marks it unused."""
@@ -73,19 +74,36 @@ class WeightNames:
         return self.to_disk(f"{path}.weight").removesuffix(".weight")
 
 
+class _Entry(NamedTuple):
+    """An entry that covers a name.
+
+    Attributes:
+        pattern: The entry.
+        rest: The rest of the name.
+        numbers: What stands in the places of both.
+    """
+
+    pattern: str
+    rest: str
+    numbers: tuple[str, ...]
+
+
 @lru_cache(maxsize=4096)
-def _template(name: str) -> tuple[str, tuple[str, ...]]:
-    return _NUMBER.sub("{}", name), tuple(_NUMBER.findall(name))
+def _templates(name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The name with places in place of all numbers, and of the first one alone, and those numbers."""
+    numbers = tuple(_NUMBER.findall(name))
+    found = ((_NUMBER.sub("{}", name), numbers),)
+    return found if len(numbers) < 2 else (*found, (_NUMBER.sub("{}", name, count=1), numbers[:1]))
 
 
-def _longest_entry(name: str, table: Mapping[str, str | None]) -> tuple[str, str] | None:
-    """The entry that covers a name, and the rest of the name; `None` if there is no entry."""
-    pattern, _ = _template(name)
-    parts = pattern.split(".")
-    for length in range(len(parts), 0, -1):
-        head = ".".join(parts[:length])
-        if head in table:
-            return head, ".".join(parts[length:])
+def _longest_entry(name: str, table: Mapping[str, str | None]) -> _Entry | None:
+    """The longest entry that covers a name; `None` if there is none."""
+    split = [(pattern.split("."), numbers) for pattern, numbers in _templates(name)]
+    for length in range(len(split[0][0]), 0, -1):
+        for parts, numbers in split:
+            head = ".".join(parts[:length])
+            if head in table:
+                return _Entry(head, ".".join(parts[length:]), numbers)
     return None
 
 
@@ -93,12 +111,12 @@ def _translate(
     name: str, table: Mapping[str, str | None], scale_from: str, scale_to: str
 ) -> str | None:
     found = _longest_entry(name, table)
-    if found is None or (target := table[found[0]]) is None:
+    if found is None or (target := table[found.pattern]) is None:
         return None
-    module, dot, key = found[1].rpartition(".")
+    module, dot, key = found.rest.rpartition(".")
     rest = module + dot + (scale_to if key == scale_from else key)
     result = f"{target}.{rest}" if rest else target
-    for number in _template(name)[1]:
+    for number in found.numbers:
         result = result.replace("{}", number, 1)
     return result
 

@@ -1,0 +1,71 @@
+"""Gated linear attention (Yang et al., arXiv 2312.06635) in the form of flash-linear-attention."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..token_mixers import GLA
+from .parts.architecture import Architecture
+from .parts.decoder import Decoder
+from .parts.fields import refuse_unless
+from .parts.recurrent import build_recurrent, weight_names
+from .parts.recurrent_config import ExpandedConfig
+
+
+@dataclass(frozen=True)
+class Config(ExpandedConfig):
+    """The description of one GLA.
+
+    Attributes: as `ExpandedConfig`.
+    """
+
+    model_type: ClassVar[str] = "gla"
+    architecture: ClassVar[str] = "GLAForCausalLM"
+
+    num_heads: int = 4
+    expand_k: float = 0.5
+    expand_v: float = 1.0
+
+    @classmethod
+    def mixer_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        refuse_unless(config, {"clamp_min": None, "use_gk": True, "use_gv": False})
+        return super().mixer_fields(config)
+
+
+def build(config: Config) -> Decoder:
+    """A model with fresh weights."""
+
+    def mixer() -> GLA:
+        return GLA(
+            config.hidden_size,
+            num_heads=config.num_heads,
+            key_dims=config.key_dims,
+            value_dims=config.value_dims,
+            norm_eps=config.norm_eps,
+        )
+
+    return build_recurrent(config, mixer, Decoder)
+
+
+ARCHITECTURE = Architecture(
+    name="gla",
+    config=Config,
+    build=build,
+    weight_names=weight_names(
+        {
+            "gk_proj.0": "forget_down_proj",
+            "gk_proj.1": "forget_proj",
+            "g_proj": "gate_proj",
+            # the name where norm and gate are not fused
+            "g_norm": "output_norm",
+            "g_norm_swish_gate": "output_norm",
+        }
+    ),
+    tiny={
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "intermediate_size": 48,
+        "num_heads": 2,
+    },
+)

@@ -1,0 +1,78 @@
+"""HGRN (Qin et al., arXiv 2311.04823) in the form of flash-linear-attention, which is real-valued."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..token_mixers import HGRN
+from .parts.architecture import Architecture
+from .parts.fields import boolean, number
+from .parts.lower_bounds import BoundedDecoder, check_bounds
+from .parts.recurrent import build_recurrent, weight_names
+from .parts.recurrent_config import RecurrentConfig
+
+
+@dataclass(frozen=True)
+class Config(RecurrentConfig):
+    """The description of one HGRN.
+
+    Attributes: as `RecurrentConfig`, and
+        expand_ratio: Width of the recurrence over D.
+        use_lower_bound: Forget gates of later blocks have a learned lower bound.
+    """
+
+    model_type: ClassVar[str] = "hgrn"
+    architecture: ClassVar[str] = "HGRNForCausalLM"
+
+    expand_ratio: float = 1.0
+    use_lower_bound: bool = True
+
+    @property
+    def recurrence_dims(self) -> int:
+        return int(self.hidden_size * self.expand_ratio)
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            self.use_lower_bound,
+            self.num_hidden_layers,
+            self.hidden_size,
+            self.recurrence_dims,
+            self.expand_ratio,
+        )
+
+    @classmethod
+    def mixer_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "expand_ratio": number(config, "expand_ratio", 1, low=1e-3, high=64),
+            "use_lower_bound": boolean(config, "use_lower_bound", True),
+        }
+
+
+def build(config: Config) -> BoundedDecoder:
+    """A model with fresh weights."""
+
+    def mixer() -> HGRN:
+        dims, hidden_dims = config.hidden_size, config.recurrence_dims
+        return HGRN(dims, hidden_dims=hidden_dims, norm_eps=config.norm_eps)
+
+    model = build_recurrent(config, mixer, BoundedDecoder)
+    return model.add_bounds() if config.use_lower_bound else model
+
+
+ARCHITECTURE = Architecture(
+    name="hgrn",
+    config=Config,
+    build=build,
+    weight_names={
+        **weight_names(
+            {
+                "i_proj": "input_proj",
+                "f_proj": "forget_proj",
+                "g_proj": "gate_proj",
+                "g_norm": "output_norm",
+            }
+        ),
+        "model.lower_bounds": "lower_bounds",
+    },
+    tiny={"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48},
+)

@@ -1,0 +1,63 @@
+"""RetNet (Sun et al., arXiv 2307.08621) in the form of flash-linear-attention."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..token_mixers import RetNet
+from .parts.architecture import Architecture
+from .parts.decoder import Decoder
+from .parts.recurrent import build_recurrent, weight_names
+from .parts.recurrent_config import ExpandedConfig
+
+
+@dataclass(frozen=True)
+class Config(ExpandedConfig):
+    """The description of one RetNet.
+
+    Attributes: as `ExpandedConfig`.
+    """
+
+    model_type: ClassVar[str] = "retnet"
+    architecture: ClassVar[str] = "RetNetForCausalLM"
+    hidden_ratio: ClassVar[int] = 2
+
+    num_heads: int = 8
+    expand_k: float = 1.0
+    expand_v: float = 2.0
+
+
+def build(config: Config) -> Decoder:
+    """A model with fresh weights."""
+
+    def mixer() -> RetNet:
+        return RetNet(
+            config.hidden_size,
+            num_heads=config.num_heads,
+            key_dims=config.key_dims,
+            value_dims=config.value_dims,
+            norm_eps=config.norm_eps,
+        )
+
+    return build_recurrent(config, mixer, Decoder)
+
+
+ARCHITECTURE = Architecture(
+    name="retnet",
+    config=Config,
+    build=build,
+    weight_names=weight_names(
+        {
+            "g_proj": "gate_proj",
+            # the name where norm and gate are not fused
+            "g_norm": "output_norm",
+            "g_norm_swish_gate": "output_norm",
+        }
+    ),
+    tiny={
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "intermediate_size": 48,
+        "num_heads": 2,
+    },
+)

@@ -1,0 +1,145 @@
+"""HGRN, HGRN2, GLA and RetNet: published sizes, configurations, states, what is refused.
+
+What they compute is compared with flash-linear-attention in `goldens`.
+"""
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_mmfree.errors import CheckpointError, MMFreeError, UnsupportedModelError
+from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.token_mixers import GQA
+from tests.tolerances import TOLERANCE, relative_error
+
+KINDS = ("hgrn", "hgrn2", "gla", "retnet")
+HYBRID = {"layers": [1], "num_heads": 4, "num_kv_heads": 2, "qkv_bias": True, "window_size": 3}
+TOKENS = mx.array([[1, 5, 9, 2, 7, 7, 3]])
+
+
+def config_of(kind: str, **keys: Any) -> Any:
+    architecture = find(kind)
+    return architecture.config.from_hub({**architecture.tiny, **keys})
+
+
+def build(kind: str, **keys: Any) -> Decoder:
+    mx.random.seed(1)
+    model: Decoder = find(kind).build(config_of(kind, initializer_range=0.3, **keys))
+    return model
+
+
+def test_published_sizes() -> None:
+    """`fla-hub/*-1.3B-100B`: what their configurations say are the defaults."""
+    for kind in KINDS:
+        model = find(kind).build(find(kind).config.from_hub({}))
+        count = sum(value.size for _, value in tree_flatten(model.parameters()))
+        assert 1.3e9 < count < 1.4e9
+        if kind == "retnet":
+            assert count == 1_351_727_104
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("attn", [None, HYBRID, [HYBRID, HYBRID | {"layers": [0]}]], ids=str)
+def test_config_survives_a_round_trip(kind: str, attn: Any) -> None:
+    config = config_of(kind, attn=attn, tie_word_embeddings=attn is None, norm_eps=1e-5)
+    assert find(kind).config.from_hub(config.to_hub()) == config
+    model = find(kind).build(config)
+    attention = [isinstance(block.token_mixer, GQA) for block in model.blocks]
+    assert attention.count(True) == len(config.attn)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("attn", [None, HYBRID], ids=["plain", "hybrid"])
+def test_whole_is_pieces(kind: str, attn: Any) -> None:
+    model = build(kind, attn=attn, num_hidden_layers=3)
+    whole, _ = model(TOKENS)
+    state, parts = None, []
+    for n in (0, 3, 4, 5):
+        end = {0: 3, 5: 7}.get(n, n + 1)
+        logits, state = model(TOKENS[:, n:end], state)
+        parts.append(logits)
+    pieces = mx.concatenate(parts, axis=1)
+    assert relative_error(pieces, whole) <= TOLERANCE[mx.float32]
+
+
+def test_bounds_are_of_blocks_with_gates() -> None:
+    model = build("hgrn2", attn=HYBRID, num_hidden_layers=3)
+    model.lower_bounds = mx.random.normal(model.lower_bounds.shape)
+    given = [list(each) for each in model.block_arguments()]
+    assert given == [[], [], ["lower_bound"]]
+    assert mx.allclose(model.bounds()[2], mx.softmax(model.lower_bounds, axis=0)[1:].sum(axis=0))
+
+
+def test_heads_may_be_given_in_place_of_their_dims() -> None:
+    assert config_of("hgrn2", expand_ratio=None, num_heads=4).expand_ratio == 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"hidden_act": "powlu"},
+        {"use_short_conv": True},
+        {"attnres_block_size": 4},
+        {"elementwise_affine": False},
+    ],
+    ids=str,
+)
+def test_other_mathematics_is_refused(kind: str, keys: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match=next(iter(keys))):
+        config_of(kind, **keys)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("gla", {"num_kv_heads": 1}),
+        ("gla", {"feature_map": "relu"}),
+        ("gla", {"use_output_gate": False}),
+        ("gla", {"clamp_min": -1.0}),
+        ("gla", {"use_gk": False}),
+        ("retnet", {"num_kv_heads": 1}),
+        ("retnet", {"feature_map": "elu"}),
+        ("hgrn", {"expand_ratio": 2}),
+    ],
+    ids=str,
+)
+def test_other_mathematics_of_a_mixer_is_refused(kind: str, keys: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match=next(iter(keys))):
+        config_of(kind, **keys)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "named"),
+    [
+        ("hgrn2", {"expand_ratio": 5}, "expand_ratio"),
+        ("gla", {"num_heads": 3}, "expand_k"),
+        ("retnet", {"expand_v": 0.001}, "expand_v"),
+        ("hgrn", {"attn": [3]}, "attn"),
+        ("hgrn", {"attn": HYBRID | {"layers": [2]}}, "layers"),
+        ("hgrn", {"attn": [HYBRID, HYBRID]}, "layers"),
+        ("hgrn", {"attn": HYBRID | {"num_heads": 3}}, "num_heads"),
+        ("hgrn", {"attn": HYBRID | {"num_kv_heads": 3}}, "num_kv_heads"),
+    ],
+)
+def test_damaged_configurations_name_the_key(kind: str, keys: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        config_of(kind, **keys)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_configurations(kind: str) -> None:
+    rng = random.Random(0)
+    values: list[Any] = [None, -1, 0, 2**40, 1.5, "x", [], {}, True, 10**30, float("nan")]
+    keys = [*config_of(kind).to_hub(), "hidden_ratio", "num_kv_heads", "rms_norm_eps"]
+    for _ in range(300):
+        changed = {rng.choice(keys): rng.choice(values) for _ in range(2)}
+        try:
+            config = config_of(kind, **changed)
+        except MMFreeError as error:
+            assert "\n" not in str(error)
+        else:
+            assert find(kind).config.from_hub(config.to_hub()) == config

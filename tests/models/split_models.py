@@ -13,7 +13,7 @@ from mlx_mmfree.layers import PackedBitLinear, pack_linears
 from mlx_mmfree.layers.lora import LoRALinear
 from mlx_mmfree.layers.parameters import converted
 from mlx_mmfree.layers.sharded_linear import sharded_to_all
-from mlx_mmfree.models import Decoder, metaformer
+from mlx_mmfree.models import Decoder, find, metaformer
 from mlx_mmfree.models.parts.tensor_parallel import shard
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops import pack_ternary, ternarize
@@ -51,7 +51,19 @@ def quantized() -> Decoder:
     return model
 
 
+def hybrid_hgrn2() -> Decoder:
+    """Gates with lower bounds, and attention with biases between them."""
+    attention = {"layers": [1], "num_heads": 4, "num_kv_heads": 2, "qkv_bias": True}
+    keys = {"attn": attention, "num_hidden_layers": 3, "initializer_range": 0.3}
+    architecture = find("hgrn2")
+    mx.random.seed(5)
+    model: Decoder = architecture.build(architecture.config.from_hub({**architecture.tiny, **keys}))
+    model.lower_bounds = mx.random.normal(model.lower_bounds.shape)
+    return model
+
+
 MODELS: dict[str, Callable[[], Decoder]] = {
+    "hybrid hgrn2": hybrid_hgrn2,
     "bitnet": lambda: pack_linears(tiny_transformer("bitnet")),
     "bitnet at word boundaries": lambda: tiny_transformer("bitnet", **WIDE),
     "bitnet float16": lambda: converted(pack_linears(tiny_transformer("bitnet")), mx.float16),

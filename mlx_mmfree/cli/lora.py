@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..platform.allocator import keep_freed_memory
 from ..platform.units import BYTES_PER_GB
-from ..training.fine_tune_settings import (
-    KINDS,
-    LOSS_TYPES,
-    TRAIN_MODES,
-    FineTuneSettings,
-    fine_tune_settings,
-)
+from ..training.fine_tune_rules import KINDS, LOSS_TYPES, TRAIN_MODES
+from ..training.fine_tune_settings import FineTuneSettings, fine_tune_settings
 from ..training.optimizer import OPTIMIZERS
 from ..training.precision import precision_note
 from ..training.yaml_values import read_mapping
@@ -96,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..models import check_causal
     from ..training.companion import load_companion
     from ..training.data_parallel import DataParallel
-    from ..training.fine_tune import read_data
+    from ..training.fine_tune import plan_fine_tune
+    from ..training.fine_tune_data import read_data
     from ..training.run_folder import make_run_folder
 
     keep_freed_memory()
@@ -134,13 +130,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.train:
             _prepare(model, settings)
         loaded = None if companion is None else load_companion(companion, tokenizer)
+        teacher = None if settings.teacher is None else loaded
+        if args.train:
+            show_plan(plan_fine_tune(model, data, settings, processes, teacher=teacher))
+        if args.dry_run:
+            return 0
         if settings.train_mode == "dpo":
             reference = model if loaded is None else loaded
             data = _referenced(args, data, reference, settings, processes)
+            # the training has no use for its memory
+            del companion, reference, loaded
         if args.train:
-            teacher = None if settings.teacher is None else loaded
             _train(args, model, tokenizer, data, settings, teacher, processes)
-        if args.test and processes.is_first and not args.dry_run:
+        if args.test and processes.is_first:
             _test(args, model, data, settings)
     return 0
 
@@ -194,7 +196,7 @@ def _referenced(
         {name: samples for name, samples in data.items() if name in used},
         reference,
         batch_size=settings.batch_size,
-        folder=Path(settings.adapter_path) if args.train and not args.dry_run else None,
+        folder=Path(settings.adapter_path) if args.train else None,
         processes=processes,
     )
 
@@ -208,11 +210,8 @@ def _train(
     teacher: "Decoder | None",
     processes: "DataParallel",
 ) -> None:
-    from ..training.fine_tune import fine_tune, plan_fine_tune
+    from ..training.fine_tune import fine_tune
 
-    show_plan(plan_fine_tune(model, data, settings, processes, teacher=teacher))
-    if args.dry_run:
-        return
     if "valid" not in data:
         print(
             "Without a valid.jsonl, nothing is measured during training. The last weights are kept."
@@ -262,7 +261,7 @@ def _test(
 ) -> None:
     from ..hub.adapters.adapter import attach
     from ..hub.adapters.adapter_folder import read_adapter
-    from ..training.fine_tune import held_out_figures
+    from ..training.held_out_samples import held_out_figures
 
     if not args.train and settings.adapter_path and settings.fine_tune_type != "full":
         attach(model, read_adapter(settings.adapter_path))

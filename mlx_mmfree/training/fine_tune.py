@@ -1,6 +1,7 @@
 """Fine-tunes a model on samples: the adapters, or the weights themselves."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,44 +13,26 @@ from ..errors import TrainingError
 from ..hub import Tokenizer
 from ..hub.adapters.adapter_folder import load_adapter_weights
 from ..hub.checkpoint.target_folder import check_apart
-from ..hub.remote.download import dataset_folder
 from ..layers.parameters import parameters
 from ..models import Decoder, check_causal
-from .batches import Batch, SampleBatches, evaluation_batches, padded_batch
 from .callbacks import Callback
 from .data_parallel import DataParallel
 from .digests import samples_digest, weights_digest
 from .distillation import distillation_loss
+from .fine_tune_data import batch_maker, training_batches
 from .fine_tune_settings import FineTuneSettings
 from .gradient_checkpoint import checkpoint_blocks
+from .held_out_samples import validation
 from .loop import Trainer
 from .loss import Loss, next_token_loss
 from .memory import MemoryPlan, plan_memory
 from .optimizer import named_optimizer, named_schedule
-from .pairs import pair_batch, read_pairs
-from .preference_loss import is_mode, preference_loss, preferences
+from .pairs import PairBatch
+from .preference_loss import is_mode, preference_loss
 from .reference import reference_digest
 from .results import AdapterFiles, TrainedModel
-from .samples import Samples, find_splits, read_samples
+from .samples import Samples
 from .trainable import adapt_layers, unfreeze_layers
-
-
-def read_data(settings: FineTuneSettings, tokenizer: Tokenizer) -> dict[str, Samples[Any]]:
-    """Reads the samples of each split that `settings.data` has: pairs for preferences.
-
-    Raises:
-        TrainingError: There is no such data, or a line cannot be used.
-        DownloadError: The dataset cannot be downloaded from the Hub.
-    """
-    splits = find_splits(dataset_folder(settings.data))
-    options: dict[str, Any] = {
-        "max_length": settings.max_seq_length,
-        "features": settings.features,
-    }
-    if settings.learns_preferences:
-        return {name: read_pairs(file, tokenizer, **options) for name, file in splits.items()}
-    options["mask_prompt"] = settings.mask_prompt
-    return {name: read_samples(file, tokenizer, **options) for name, file in splits.items()}
 
 
 def prepare(model: Decoder, settings: FineTuneSettings) -> list[str]:
@@ -127,7 +110,7 @@ def fine_tune(
             f"[data] 'data' must hold a train.jsonl but '{settings.data}' has none."
         )
     processes = DataParallel() if processes is None else processes
-    batches = _batches(data["train"], settings, processes.share(settings.batch_size))
+    batches = training_batches(data["train"], settings, processes.share(settings.batch_size))
     if settings.grad_checkpoint:
         checkpoint_blocks(model)
     has_validation = "valid" in data
@@ -149,7 +132,7 @@ def fine_tune(
         _optimizer(settings),
         _rate(settings),
         batches,
-        _validation(data, settings),
+        validation(data, settings),
         loss=_loss(settings) if teacher is None else _distillation(teacher, model, settings),
         processes=processes,
         callbacks=[result, *callbacks],
@@ -171,17 +154,20 @@ def plan_fine_tune(
 
     Args:
         model: The model, after `prepare`.
-        data, settings, processes, teacher: As for `fine_tune`.
+        data, settings, processes, teacher: As for `fine_tune`. DPO's pairs need no reference yet.
     """
     if settings.grad_checkpoint:
         checkpoint_blocks(model)
     rows = settings.batch_size // processes.size
     if settings.pack:
-        batch = _batches(data["train"], settings, (0, processes.size))(0)[0]
+        batch = training_batches(data["train"], settings, (0, processes.size))(0)[0]
     else:
         longest = sorted(data["train"].samples, key=lambda sample: -sample.length)[:rows]
         # samples come again where a batch has more rows than there are samples
-        batch = _maker(settings)([longest[n % len(longest)] for n in range(rows)])
+        batch = batch_maker(settings)([longest[n % len(longest)] for n in range(rows)])
+    if isinstance(batch, PairBatch):
+        # a plan needs no numbers
+        batch = replace(batch, reference=np.zeros((rows, 2), np.float32))
     return plan_memory(
         model,
         _optimizer(settings),
@@ -199,22 +185,6 @@ def _optimizer(settings: FineTuneSettings) -> optim.Optimizer:
     return named_optimizer(settings.optimizer, settings.learning_rate, options)
 
 
-def _batches(
-    samples: Samples[Any], settings: FineTuneSettings, share: tuple[int, int]
-) -> Callable[[int], list[Batch]]:
-    """Maps a step to this process' share of its rows, in one batch for each forward pass."""
-    in_order = SampleBatches(
-        samples.samples,
-        settings.batch_size,
-        settings.seed,
-        settings.max_seq_length - 1 if settings.pack else None,
-        share,
-        _maker(settings),
-    )
-    parts = settings.grad_accumulation_steps
-    return lambda step: [in_order.batch(step * parts + part) for part in range(parts)]
-
-
 def _distillation(teacher: Decoder, student: Decoder, settings: FineTuneSettings) -> Loss:
     return distillation_loss(
         teacher,
@@ -227,79 +197,9 @@ def _distillation(teacher: Decoder, student: Decoder, settings: FineTuneSettings
 
 def _loss(settings: FineTuneSettings) -> Loss:
     mode = settings.train_mode
-    return preference_loss(mode, **_options(settings)) if is_mode(mode) else next_token_loss
-
-
-def _options(settings: FineTuneSettings) -> dict[str, Any]:
-    return {"beta": settings.beta, "loss_type": settings.loss_type}
-
-
-def _maker(settings: FineTuneSettings) -> Callable[[Sequence[Any]], Batch]:
-    return pair_batch if settings.learns_preferences else padded_batch
-
-
-def mean_loss(model: Decoder, batches: Sequence[Batch]) -> float:
-    """The mean cross-entropy of the learned tokens of some batches, in nats."""
-    total = sum(float(next_token_loss(model, batch)) for batch in batches)
-    return total / sum(batch.tokens for batch in batches)
-
-
-def held_out_loss(model: Decoder, samples: Samples[Any], settings: FineTuneSettings) -> float:
-    """The mean loss of the learned tokens, or of the pairs, of held-out samples, in nats."""
-    return held_out_figures(model, samples, settings)["loss"]
-
-
-def held_out_figures(
-    model: Decoder, samples: Samples[Any], settings: FineTuneSettings
-) -> dict[str, float]:
-    """How well a model does on held-out samples.
-
-    Returns:
-        `loss`, the mean of the learned tokens or of the pairs, in nats. For preferences also
-        `accuracy`, the share of pairs whose chosen answer has the larger reward, and `margin`, the mean
-        difference of the rewards.
-    """
-    model.eval()
-    batches = evaluation_batches(
-        samples.samples, settings.batch_size, settings.test_batches, make=_maker(settings)
-    )
-    return _figures(model, batches, settings)
-
-
-def _figures(
-    model: Decoder, batches: Sequence[Batch], settings: FineTuneSettings
-) -> dict[str, float]:
-    mode = settings.train_mode
     if not is_mode(mode):
-        return {"loss": mean_loss(model, batches)}
-    parts = [preferences(model, batch, mode, **_options(settings)) for batch in batches]
-    losses = np.concatenate([np.array(part.losses) for part in parts])
-    margins = np.concatenate([np.array(part.margins) for part in parts])
-    return {
-        "loss": float(losses.mean(dtype=np.float64)),
-        "accuracy": float((margins > 0).mean()),
-        "margin": float(margins.mean(dtype=np.float64)),
-    }
-
-
-def _validation(
-    data: Mapping[str, Samples[Any]], settings: FineTuneSettings
-) -> Callable[[Decoder], dict[str, float]] | None:
-    if "valid" not in data:
-        return None
-    batches = evaluation_batches(
-        data["valid"].samples,
-        settings.batch_size,
-        settings.val_batches,
-        settings.seed,
-        _maker(settings),
-    )
-
-    def validate(model: Decoder) -> dict[str, float]:
-        figures = _figures(model, batches, settings)
-        return {f"valid_{name}": figure for name, figure in figures.items()}
-
-    return validate
+        return next_token_loss
+    return preference_loss(mode, **settings.preference_options)
 
 
 def _rate(settings: FineTuneSettings) -> Callable[[int], mx.array]:

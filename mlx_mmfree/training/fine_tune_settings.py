@@ -1,40 +1,20 @@
 """The settings of a fine-tuning run."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import mlx.core as mx
 
 from ..errors import TrainingError
 from .data_parallel import DEFAULT_TIMEOUT_S
+from .fine_tune_rules import check_rules
 from .loop_settings import LoopSettings
-from .optimizer import OPTIMIZERS, SCHEDULES
-from .precision import ADAPTER_DTYPES, COMPUTE_DTYPES, compute_dtype
-from .preference_loss import LossType, TrainMode
+from .precision import compute_dtype
 from .samples import Features
 from .yaml_values import check_keys, checked_values
 
-KINDS = ("lora", "dora", "full")
-TRAIN_MODES = ("sft", *get_args(TrainMode))
-LOSS_TYPES = get_args(LossType)
-
-_POSITIVE = (
-    "batch_size",
-    "iters",
-    "learning_rate",
-    "steps_per_report",
-    "steps_per_eval",
-    "grad_accumulation_steps",
-    "save_every",
-    "rank",
-    "teacher_weight",
-    "teacher_temperature",
-    "process_timeout_s",
-    "beta",
-)
 _OF_PREFERENCES = ("train_mode", "beta", "loss_type", "chosen_feature", "rejected_feature")
 _WITHOUT_INFLUENCE = (
     "data",
@@ -166,57 +146,7 @@ class FineTuneSettings:
     rejected_feature: str = "rejected"
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
-            self._check(name, 0 < getattr(self, name) < math.inf, "positive")
-        for name in ("num_layers", "val_batches", "test_batches"):
-            value = getattr(self, name)
-            self._check(name, value == -1 or value > 0, "positive, or -1 for all,")
-        for name in ("clip_norm", "patience", "seed", "quantization_warmup"):
-            self._check(name, 0 <= getattr(self, name) < math.inf, "at least 0")
-        self._check("max_seq_length", self.max_seq_length >= 2, "at least 2")
-        self._check("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
-        self._check("fine_tune_type", self.fine_tune_type in KINDS, "one of " + ", ".join(KINDS))
-        for name, values in (("train_mode", TRAIN_MODES), ("loss_type", LOSS_TYPES)):
-            self._check(name, getattr(self, name) in values, "one of " + ", ".join(values))
-        known = ", ".join(OPTIMIZERS)
-        self._check("optimizer", self.optimizer in OPTIMIZERS, f"one of {known}")
-        dtypes = COMPUTE_DTYPES if self.is_full else ADAPTER_DTYPES
-        is_known = self.dtype is None or self.dtype in dtypes
-        self._check("dtype", is_known, f"one of {', '.join(dtypes)} with {self.fine_tune_type}")
-        if self.lr_schedule is not None:
-            is_known = self.lr_schedule.get("name") in SCHEDULES
-            self._check("lr_schedule", is_known, f"named one of {', '.join(SCHEDULES)}")
-        if self.teacher is None and self.teacher_top_k is not None:
-            raise TrainingError(
-                "[lora] 'teacher_top_k' must come with 'teacher' but came alone. Name a teacher."
-            )
-        if self.is_full and self.resume_adapter_file is not None:
-            raise TrainingError(
-                "[lora] 'resume_adapter_file' must be left out for full fine-tuning, which trains no "
-                "adapter. Give the folder of the model to begin with as 'model'."
-            )
-
-        self._check_preferences()
-
-    def _check_preferences(self) -> None:
-        """Refuses settings of preferences without them, and what does not go with them."""
-        if self.learns_preferences and (self.pack or self.teacher is not None):
-            name = "pack" if self.pack else "teacher"
-            raise TrainingError(
-                f"[lora] '{name}' must be left out with 'train_mode' {self.train_mode} but was given. "
-                "It goes with 'train_mode' sft."
-            )
-        for name, modes in (
-            ("beta", ("dpo", "orpo")),
-            ("loss_type", ("dpo",)),
-            ("reference_model_path", ("dpo",)),
-        ):
-            default = FineTuneSettings.__dataclass_fields__[name].default
-            if self.train_mode not in modes and getattr(self, name) != default:
-                raise TrainingError(
-                    f"[lora] '{name}' must come with 'train_mode' {' or '.join(modes)} but got "
-                    f"{self.train_mode!r}. Leave it out."
-                )
+        check_rules(self)
 
     @property
     def is_full(self) -> bool:
@@ -233,9 +163,10 @@ class FineTuneSettings:
         """Whether the samples are pairs of answers."""
         return self.train_mode != "sft"
 
-    def _check(self, name: str, is_sound: bool, rule: str) -> None:
-        if not is_sound:
-            raise TrainingError(f"[lora] '{name}' must be {rule} but got {getattr(self, name)!r}.")
+    @property
+    def preference_options(self) -> dict[str, Any]:
+        """The options of the loss of preferences."""
+        return {"beta": self.beta, "loss_type": self.loss_type}
 
     @property
     def features(self) -> Features:

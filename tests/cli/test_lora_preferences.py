@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree.cli.lora import main
+from mlx_mmfree.training import reference
 from mlx_mmfree.training.log import read_log
 from tests.cli.test_lora import QUICK, _flags
 
@@ -55,6 +56,21 @@ def test_another_model_is_the_reference(
     capsys.readouterr()
     assert main([*_flags(folder, data, "third"), *flags, "--reference-model-path", str(data)]) == 2
     assert "must hold a checkpoint" in capsys.readouterr().err
+
+
+def test_dry_run_asks_no_reference(
+    folder: Path,
+    data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = [*_flags(folder, data), "--train-mode", "dpo", *QUICK, "--train"]
+    assert main(flags) == 0
+    plan = next(line for line in capsys.readouterr().out.splitlines() if "memory on" in line)
+    monkeypatch.setattr(reference, "answer_log_probabilities", None)
+    assert main([*flags, "--test", "--adapter-path", str(data / "other"), "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == plan
+    assert not (data / "other").exists()
 
 
 def test_samples_are_no_pairs(folder: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:

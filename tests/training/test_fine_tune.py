@@ -19,9 +19,11 @@ from mlx_mmfree.layers.parameters import converted
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.training.batches import SampleBatches, padded_batch
 from mlx_mmfree.training.callbacks import Callback
-from mlx_mmfree.training.fine_tune import fine_tune, held_out_loss, prepare, read_data
+from mlx_mmfree.training.fine_tune import fine_tune, prepare
+from mlx_mmfree.training.fine_tune_data import read_data
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
 from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
+from mlx_mmfree.training.held_out_samples import held_out_loss
 from mlx_mmfree.training.log import read_log
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import OPTIMIZERS

@@ -13,8 +13,10 @@ from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.training import reference
-from mlx_mmfree.training.fine_tune import fine_tune, held_out_figures, prepare, read_data
+from mlx_mmfree.training.fine_tune import fine_tune, prepare
+from mlx_mmfree.training.fine_tune_data import read_data
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
+from mlx_mmfree.training.held_out_samples import held_out_figures
 from mlx_mmfree.training.log import read_log
 from mlx_mmfree.training.pairs import Pair, pair_batch
 from mlx_mmfree.training.preference_loss import answer_log_probabilities

@@ -1,0 +1,50 @@
+"""The samples of a fine-tuning run, and the batches that are made of them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..hub import Tokenizer
+from ..hub.remote.download import dataset_folder
+from .batches import Batch, SampleBatches, padded_batch
+from .fine_tune_settings import FineTuneSettings
+from .pairs import pair_batch, read_pairs
+from .samples import Samples, find_splits, read_samples
+
+
+def read_data(settings: FineTuneSettings, tokenizer: Tokenizer) -> dict[str, Samples[Any]]:
+    """Reads the samples of each split that `settings.data` has: pairs for preferences.
+
+    Raises:
+        TrainingError: There is no such data, or a line cannot be used.
+        DownloadError: The dataset cannot be downloaded from the Hub.
+    """
+    splits = find_splits(dataset_folder(settings.data))
+    options: dict[str, Any] = {
+        "max_length": settings.max_seq_length,
+        "features": settings.features,
+    }
+    if settings.learns_preferences:
+        return {name: read_pairs(file, tokenizer, **options) for name, file in splits.items()}
+    options["mask_prompt"] = settings.mask_prompt
+    return {name: read_samples(file, tokenizer, **options) for name, file in splits.items()}
+
+
+def training_batches(
+    samples: Samples[Any], settings: FineTuneSettings, share: tuple[int, int]
+) -> Callable[[int], list[Batch]]:
+    """Maps a step to this process' share of its rows, in one batch for each forward pass."""
+    in_order = SampleBatches(
+        samples.samples,
+        settings.batch_size,
+        settings.seed,
+        settings.max_seq_length - 1 if settings.pack else None,
+        share,
+        batch_maker(settings),
+    )
+    parts = settings.grad_accumulation_steps
+    return lambda step: [in_order.batch(step * parts + part) for part in range(parts)]
+
+
+def batch_maker(settings: FineTuneSettings) -> Callable[[Sequence[Any]], Batch]:
+    """What makes a batch of some samples, or of some pairs."""
+    return pair_batch if settings.learns_preferences else padded_batch

@@ -52,3 +52,25 @@ def gated_recurrence(
         gate = mx.where(context.valid[..., None], gate, 1.0)
         i = mx.where(context.valid[..., None], i, 0.0)
     return linear_scan(gate, i, hidden)
+
+
+def weights_of_gates(gate: mx.array, free: mx.array) -> mx.array:
+    r"""Those of the recurrence :math:`h_t = f_t \odot h_{t-1} + g_t \odot v_t`, unrolled from zero.
+
+    .. math::
+        A_{t,s} = g_s \odot \prod_{r=s+1}^{t} f_r, \quad s \le t
+
+    Args:
+        gate: :math:`f`, `(B, L, E)`.
+        free: :math:`g`, of the same shape.
+
+    Returns:
+        Those of each channel, float32 `(B, E, L, L)`.
+    """
+    batch, length, dims = gate.shape
+    gates = mx.broadcast_to(gate[..., None], (*gate.shape, length))
+    values = free[..., None] * mx.eye(length)[:, None]
+    weights, _ = linear_scan(
+        mx.flatten(gates, 2), mx.flatten(values, 2), mx.zeros((batch, dims * length))
+    )
+    return mx.unflatten(weights, 2, (dims, length)).swapaxes(1, 2)

@@ -15,6 +15,11 @@ def merge_heads(x: mx.array) -> mx.array:
     return mx.flatten(x.swapaxes(1, 2), 2)
 
 
+def one_hot_values(batch_size: int, num_heads: int, length: int) -> mx.array:
+    """The values for which a sum of weighted values is the weights, float32 `(B, H, N, N)`."""
+    return mx.broadcast_to(mx.eye(length), (batch_size, num_heads, length, length))
+
+
 def dims_of_a_head(place: str, dims: int, num_heads: int, head_dim: int | None = None) -> int:
     """`head_dim`, or by default what each of `num_heads` gets of `dims`.
 

@@ -61,20 +61,19 @@ class KeyValueMixer(TokenMixer):
         Raises:
             ValueError: `x` has other dims, or there are more tokens than places.
         """
-        name = type(self).__name__
-        check_sequences(name, x, self._dims)
         before = self.init_state(x.shape[0], x.dtype) if state is None else state
-        if self.length_bound:
-            _check_length(name, x.shape[1], before, self._max_length)
+        self.check_tokens(x, before)
         if not x.shape[1]:
             return x, before
         return read_without_padding(x, context, lambda x, tokens: mix(x, before, tokens))
 
-
-def _check_length(place: str, length: int, state: HeldTokens, max_length: int) -> None:
-    used = state.used if isinstance(state, KeyValueState) else 0
-    if used + length > max_length:
-        raise ValueError(
-            f"[{place}] 'x' and what was read before must not be longer than 'max_length', "
-            f"{max_length}, but have {used + length} positions."
-        )
+    def check_tokens(self, x: mx.array, before: HeldTokens = ()) -> None:
+        """Refuses what it cannot read behind the tokens before, as `read_tokens` does."""
+        name = type(self).__name__
+        check_sequences(name, x, self._dims)
+        used = before.used if isinstance(before, KeyValueState) else 0
+        if self.length_bound and used + x.shape[1] > self._max_length:
+            raise ValueError(
+                f"[{name}] 'x' and what was read before must not be longer than 'max_length', "
+                f"{self._max_length}, but have {used + x.shape[1]} positions."
+            )

@@ -1,6 +1,8 @@
-"""What mixers share that attend by sums of keys and values instead of weights between positions."""
+"""What mixers share that attend by sums of keys and values, and the weights that these stand for."""
 
 import mlx.core as mx
+
+from ..ops import gated_linear_attention
 
 
 def with_ones(v: mx.array) -> mx.array:
@@ -34,3 +36,28 @@ def check_no_starts(place: str, starts: mx.array | None) -> None:
             f"[{place}] 'starts' must be None where 'is_causal' is False, since all of a row is seen, "
             "but got an array. Give each sample a row."
         )
+
+
+def weights_of_kernel(q: mx.array, k: mx.array, *, is_causal: bool) -> mx.array:
+    """Products of features of queries `(B, H, L, F)` and keys `(B, H, M, F)`, `(B, H, L, M)`."""
+    weights = q @ k.swapaxes(-1, -2)
+    return mx.tril(weights) if is_causal else weights
+
+
+def weights_of_recurrence(q: mx.array, k: mx.array, f: mx.array | None) -> mx.array:
+    r"""Those of `ops.gated_linear_attention`, unrolled from a state of zeros.
+
+    .. math::
+        A_{t,s} = q_t\,\Big(\prod_{r=s+1}^{t} \mathrm{diag}(f_r)\Big)\,k_s^\top, \quad s \le t
+
+    Args:
+        q: Queries `(B, H, L, K)`.
+        k: Keys, of the same shape.
+        f: Gates, `(B, H, L, K)` or `(B, H, L, 1)`; `None` stands for ones.
+
+    Returns:
+        float32 `(B, H, L, L)`.
+    """
+    batch, heads, length, dims = q.shape
+    one_hot = mx.broadcast_to(mx.eye(length), (batch, heads, length, length))
+    return gated_linear_attention(q, k, one_hot, f, mx.zeros((batch, heads, dims, length)))[0]

@@ -12,6 +12,7 @@ from .arguments import check_sequences
 from .attention_call import SelfAttentionState, attend_call
 from .attention_options import AttentionNorms, KeyValueCache, check_heads
 from .context import Context
+from .heads import split_heads
 from .key_value_kind import KeyValueKind
 from .linear_factory import Linears, factory_of
 from .padding import RealTokens, read_without_padding
@@ -224,6 +225,24 @@ class SelfAttention(TokenMixer):
             return self._read(x, state, context, RealTokens.all_of(context), norm, x, **arguments)
         y, state = self._padded(x if norm is None else norm(x), state, context, **arguments)
         return x + y, state
+
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        check_sequences(self._name, x, self._dims)
+        (batch, length, _), dims = x.shape, self.head_dim
+        projected = self.project_inner(x, None).astype(mx.float32)
+        known = projected[..., : -self.num_kv_heads * dims]
+        parts = []
+        for start in range(0, length, dims):
+            # one-hot values of so many tokens as a value has dims
+            values = mx.tile(mx.eye(length, dims, -start), (batch, 1, self.num_kv_heads))
+            y, _ = self._attend(
+                mx.concatenate([known, values], axis=-1),
+                self.init_state(batch, mx.float32),
+                Context(),
+                RealTokens(None, None),
+            )
+            parts.append(split_heads(y, self.num_heads))
+        return mx.concatenate(parts, axis=-1)[..., :length]
 
     def _padded(
         self, x: mx.array, state: SelfAttentionState | None, context: Context

@@ -37,6 +37,7 @@ class TokenMixer(nn.Module):
         recurrent: Its state has a constant size.
         length_bound: It is made with `max_length=` and takes no longer sequence.
         packs_samples: `__call__` takes `starts`.
+        weighs_channels: `mixing_weights` has weights of each channel instead of each head.
         key_value_dims: Numbers of one key of those that its state holds; `None`: it holds none.
         partition: How it is divided between processes; `None`: it cannot be, or has no weights.
     """
@@ -50,6 +51,7 @@ class TokenMixer(nn.Module):
     recurrent: ClassVar[bool] = False
     length_bound: ClassVar[bool] = False
     packs_samples: ClassVar[bool] = False
+    weighs_channels: ClassVar[bool] = False
     key_value_dims: int | None = None
     partition: Partition | None = None
     _is_causal: bool | None = None
@@ -92,6 +94,26 @@ class TokenMixer(nn.Module):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> State:
         """The state before the first position."""
         raise NotImplementedError
+
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        """How much of each position's values the result of each position holds, to be looked at.
+
+        Times the values of a head, they are what the mixer computes before its output's gates, norms
+        and projection. Recurrences give those of their unrolled form.
+
+        Args:
+            x: A sequence from its beginning, without padding, `(B, L, D)`.
+            arguments: Those of `__call__` that decide what is seen, such as `memory` or a lower bound.
+
+        Returns:
+            `(B, H, L, N)`, for heads or for channels.
+
+        Raises:
+            ValueError: The mixer has no such weights.
+        """
+        raise ValueError(
+            f"[{type(self).__name__}] has no weights between positions that could be shown."
+        )
 
     @property
     def state_kind(self) -> StateKind:

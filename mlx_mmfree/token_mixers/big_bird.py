@@ -1,7 +1,7 @@
 """Big Bird: blocks that are near, global or random (Zaheer et al., arXiv 2007.14062)."""
 
 from collections.abc import Callable
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -10,15 +10,17 @@ import numpy as np
 from ..layers import project
 from ..layers.arguments import check_counts, check_sequences, check_sizes
 from ..layers.context import Context
-from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.heads import dims_of_a_head, merge_heads, one_hot_values, split_heads
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.padding import read_without_padding
+from ..layers.padding import RealTokens, read_without_padding
 from ..layers.partition import QUERIES_KEYS_VALUES, Group, Partition, own_share
 from ..layers.token_mixer import TokenMixer
 from ..ops import attention
 
 PlanFunction = Callable[[int], np.ndarray]
 PlanName = Literal["drawn", "released"]
+
+_PROJECTIONS = ("query_proj", "key_proj", "value_proj")
 
 
 class BigBird(TokenMixer):
@@ -101,7 +103,7 @@ class BigBird(TokenMixer):
         self._num_random = num_random
         self._plan = plan
         self._seed = seed
-        for name in ("query_proj", "key_proj", "value_proj"):
+        for name in _PROJECTIONS:
             self[name] = factory_of(linear, name)(dims, num_heads * head_dim, bias=bias)
         self.output_proj = factory_of(linear, "output_proj")(num_heads * head_dim, dims, bias=bias)
 
@@ -137,30 +139,39 @@ class BigBird(TokenMixer):
         check_sequences("BigBird", x, self._dims)
         if not x.shape[1]:
             return x, ()
-        return read_without_padding(
-            x, Context(valid), lambda x, tokens: (self._attend(x, tokens.counts), ())
-        )
+        return read_without_padding(x, Context(valid), self._attend)
 
-    def _attend(self, x: mx.array, counts: mx.array | None) -> mx.array:
+    def _attend(self, x: mx.array, tokens: RealTokens) -> tuple[mx.array, tuple[()]]:
         """Attention of rows whose padding stands behind."""
-        batch, length, _ = x.shape
         queries, keys, values = (
-            split_heads(self[name](x), self.num_heads)
-            for name in ("query_proj", "key_proj", "value_proj")
+            split_heads(self[name](x), self.num_heads) for name in _PROJECTIONS
         )
+        y = merge_heads(self._mix(queries, keys, values, tokens.counts))
+        return project(y.astype(x.dtype), (self["output_proj"],)), ()
+
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        check_sequences("BigBird", x, self._dims)
+        queries, keys = (
+            split_heads(self[name](x), self.num_heads).astype(mx.float32)
+            for name in _PROJECTIONS[:2]
+        )
+        return self._mix(queries, keys, one_hot_values(*keys.shape[:3]), None)
+
+    def _mix(
+        self, queries: mx.array, keys: mx.array, values: mx.array, counts: mx.array | None
+    ) -> mx.array:
+        """Attention between the projections, `(B, H, L, V)`."""
+        batch, _, length, _ = queries.shape
         real = mx.full((batch,), length) if counts is None else mx.maximum(counts, 1)
         enough = 5 + 2 * self._num_random if isinstance(self._plan, str) else 2
         if length <= enough * self._size:
             seen = None if counts is None else (mx.arange(length) < real[:, None])[:, None, None]
-            y = attention(queries, keys, values, seen)
-        else:
-            missing = -length % self._size
-            q, k, v = (
-                mx.pad(part, [(0, 0), (0, 0), (0, missing), (0, 0)])
-                for part in (queries, keys, values)
-            )
-            y = self._in_blocks(q, k, v, real)[:, :, :length]
-        return project(merge_heads(y).astype(x.dtype), (self["output_proj"],))
+            return attention(queries, keys, values, seen)
+        missing = -length % self._size
+        q, k, v = (
+            mx.pad(part, [(0, 0), (0, 0), (0, missing), (0, 0)]) for part in (queries, keys, values)
+        )
+        return self._in_blocks(q, k, v, real)[:, :, :length]
 
     def _in_blocks(self, q: mx.array, k: mx.array, v: mx.array, real: mx.array) -> mx.array:
         """Attention of whole blocks, `(B, H, L, K)`, of which so many tokens are real."""

@@ -1,7 +1,7 @@
 """cosFormer, linear attention that favours near tokens (Qin et al., arXiv 2202.08791)."""
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,7 +11,7 @@ from ..layers.arguments import check_sequences, check_sizes
 from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.linear_sums import attend_to_all, check_no_starts, with_ones
+from ..layers.linear_sums import attend_to_all, check_no_starts, weights_of_kernel, with_ones
 from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.positions import count_on
 from ..layers.token_mixer import TokenMixer
@@ -145,6 +145,18 @@ class CosFormer(TokenMixer):
         o = o[..., :-1] / mx.maximum(o[..., -1:], self._eps)
         o = mx.where((places < self.max_length)[:, None, :, None], o, mx.nan)
         return project(merge_heads(o).astype(x.dtype), (self["output_proj"],)), state
+
+    def mixing_weights(
+        self, x: mx.array, *, memory: mx.array | None = None, **arguments: Any
+    ) -> mx.array:
+        check_sequences("CosFormer", x, self._dims)
+        source = x if memory is None else memory
+        q, k = (
+            self._features(name, part, mx.arange(part.shape[1])[None])
+            for name, part in (("query_proj", x), ("key_proj", source))
+        )
+        weights = weights_of_kernel(q, k, is_causal=self.is_causal and memory is None)
+        return weights / mx.maximum(weights.sum(axis=-1, keepdims=True), self._eps)
 
     def _features(self, name: str, x: mx.array, places: mx.array) -> mx.array:
         """Rectified projections times sine and cosine of their positions, `(B, H, L, 2K)`."""

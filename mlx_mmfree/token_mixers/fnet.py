@@ -1,7 +1,7 @@
 """FNet: tokens mixed by the Fourier transform (Lee-Thorp et al., arXiv 2105.03824)."""
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -64,10 +64,23 @@ class FNet(TokenMixer):
             return mx.fft.fft2(x.astype(mx.float32), axes=(1, 2)).real.astype(x.dtype), ()
         shown = mx.where(valid[..., None], x.astype(mx.float32), 0.0)
         over_dims = mx.fft.fft(shown, axis=2)
-        # integers, since the angle of a large product would be rounded
         place = mx.maximum(mx.cumsum(valid.astype(mx.int64), axis=1) - 1, 0)
         count = mx.maximum(place[:, -1:] + 1, 1)[..., None]
-        turns = (place[:, :, None] * place[:, None]) % count
-        angles = turns.astype(mx.float32) * (2 * math.pi / count.astype(mx.float32))
+        angles = _angles(place, count)
         y = mx.cos(angles) @ over_dims.real + mx.sin(angles) @ over_dims.imag
         return mx.where(valid[..., None], y, 0.0).astype(x.dtype), ()
+
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        """Those of the real and of the imaginary part of the transform over dims, `(B, 2, L, L)`."""
+        check_sequences("FNet", x, self._dims)
+        batch, length, _ = x.shape
+        angles = _angles(mx.arange(length, dtype=mx.int64)[None], mx.array(length))
+        both = mx.stack([mx.cos(angles), mx.sin(angles)], axis=1)
+        return mx.broadcast_to(both, (batch, *both.shape[1:]))
+
+
+def _angles(place: mx.array, count: mx.array) -> mx.array:
+    """The angles between places `(B, L)` of sequences of so many tokens, float32 `(B, L, L)`."""
+    # integers, since the angle of a large product would be rounded
+    turns = (place[:, :, None] * place[:, None]) % count
+    return turns.astype(mx.float32) * (2 * math.pi / count.astype(mx.float32))

@@ -1,6 +1,6 @@
 """Gated linear attention (Yang et al., arXiv 2312.06635)."""
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -9,6 +9,7 @@ from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.heads import dims_of_a_head, split_heads
 from ..layers.linear_factory import Linears, factory_of
+from ..layers.linear_sums import weights_of_recurrence
 from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_linear_attention, gated_rms_norm
@@ -120,14 +121,23 @@ class GLA(TokenMixer):
     ) -> tuple[mx.array, GLAState]:
         check_sequences("GLA", x, self._dims)
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
-        q, k, v, g, low = (self[name](x) for name in self._widths)
-        f = nn.log_sigmoid(self.forget_proj(low).astype(mx.float32))
-        f = mx.exp(f / self._gate_root)
-        q, k, v, f = (split_heads(part, self.num_heads) for part in (q, k, v, f))
-        q, v = q.astype(mx.float32) * self._key_dim**-0.5, v.astype(mx.float32)
+        q, k, v, f, g = self._inner(x)
         o, memory = gated_linear_attention(q, k, v, f, state.memory, valid=valid, starts=starts)
         norm = self["output_norm"]
         g = mx.unflatten(g, -1, (self.num_heads, -1))
         y = gated_rms_norm(o.swapaxes(1, 2), g, norm["weight"], eps=norm.eps)
         y = project(mx.flatten(y, 2).astype(x.dtype), (self["output_proj"],))
         return y, GLAState(memory)
+
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        check_sequences("GLA", x, self._dims)
+        q, k, _, f, _ = self._inner(x)
+        return weights_of_recurrence(q, k, f)
+
+    def _inner(self, x: mx.array) -> tuple[mx.array, ...]:
+        """Queries, keys, values and forget gates in heads, and the output gate, `(B, L, H V)`."""
+        q, k, v, g, low = (self[name](x) for name in self._widths)
+        f = nn.log_sigmoid(self.forget_proj(low).astype(mx.float32))
+        f = mx.exp(f / self._gate_root)
+        q, k, v, f = (split_heads(part, self.num_heads) for part in (q, k, v, f))
+        return q.astype(mx.float32) * self._key_dim**-0.5, k, v.astype(mx.float32), f, g

@@ -1,7 +1,7 @@
 """gMLP: a perceptron whose gate is mixed along the sequence (Liu et al., arXiv 2105.08050)."""
 
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -133,28 +133,41 @@ class GMLP(KeyValueMixer):
         gates, attended = mx.split(values[:, 0].astype(mx.float32), [self._half], axis=-1)
         s = self._along(gates, places)
         if self._attention_dims is not None:
-            y = self._attend(self.query_proj(x), keys[:, 0], attended, places)
+            y = self._shares(self.query_proj(x), keys[:, 0], places)[:, 0] @ attended
             s = s + self.attention_proj(y.astype(x.dtype)).astype(mx.float32)
         y = u.astype(mx.float32) * s
         return self.output_proj(y.astype(x.dtype)).astype(x.dtype), after
 
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        """Those of the heads along the sequence and, last, of the small attention if there is one."""
+        self.check_tokens(x)
+        batch, length, _ = x.shape
+        seen = mx.tril(mx.ones((length, length), mx.bool_)) if self._is_causal else None
+        places = Places(length, None, None, seen)
+        along = self._spatial(places)
+        weights = mx.broadcast_to(along, (batch, *along.shape[1:]))
+        if self._attention_dims is None:
+            return weights
+        small = self._shares(self.query_proj(x), self.key_proj(x), places)
+        return mx.concatenate([weights, small], axis=1)
+
     def _along(self, gates: mx.array, places: Places) -> mx.array:
         """The product along the sequence, float32 `(B, L, F / 2)`, of gates `(B, N, F / 2)`."""
-        weights = places.weights(self.spatial_weight.astype(mx.float32))
-        if places.seen is not None:
-            weights = mx.where(places.seen, weights, 0.0)
         heads = mx.unflatten(gates, -1, (self.num_heads, -1)).swapaxes(1, 2)
         # a bias is a table of one column
         bias = places.rows_of(self.spatial_bias[..., None].astype(mx.float32))
-        return mx.flatten((weights @ heads + bias).swapaxes(1, 2), 2)
+        return mx.flatten((self._spatial(places) @ heads + bias).swapaxes(1, 2), 2)
 
-    def _attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, places: Places
-    ) -> mx.array:
-        """The small attention of one head, float32 `(B, L, A)`."""
+    def _spatial(self, places: Places) -> mx.array:
+        """The matrices along the sequence, float32 `(B or 1, H, L, N)`."""
+        weights = places.weights(self.spatial_weight.astype(mx.float32))
+        return weights if places.seen is None else mx.where(places.seen, weights, 0.0)
+
+    def _shares(self, queries: mx.array, keys: mx.array, places: Places) -> mx.array:
+        """The weights of the small attention of one head, float32 `(B, 1, L, N)`."""
         scale = queries.shape[-1] ** -0.5
         scores = (queries.astype(mx.float32) * scale) @ keys.astype(mx.float32).swapaxes(1, 2)
         scores = scores[:, None]
         if places.seen is not None:
             scores = mx.where(places.seen, scores, -mx.inf)
-        return mx.softmax(scores, axis=-1)[:, 0] @ values
+        return mx.softmax(scores, axis=-1)

@@ -1,6 +1,6 @@
 """GRU, the gated recurrent unit (Cho et al., arXiv 1406.1078)."""
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -8,6 +8,7 @@ import mlx.nn as nn
 from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context
+from ..layers.gated_recurrence import weights_of_gates
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.token_mixer import TokenMixer
 
@@ -64,6 +65,7 @@ class GRU(TokenMixer):
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    weighs_channels: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class GRU(TokenMixer):
             old = hidden
             if context.starts is not None:
                 hidden = mx.where(context.starts[:, n, None], 0.0, hidden)
-            hidden = self._step(gates[:, n], hidden)
+            hidden, _ = self._step(gates[:, n], hidden)
             if valid is not None:
                 hidden = mx.where(valid[:, n, None], hidden, old)
             states.append(hidden)
@@ -116,8 +118,19 @@ class GRU(TokenMixer):
         y = mx.stack(states, axis=1).astype(x.dtype)
         return project(y, (self["output_proj"],)), GRUState(hidden)
 
-    def _step(self, gates: mx.array, hidden: mx.array) -> mx.array:
-        """The state after a position, float32 `(B, E)`.
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        check_sequences("GRU", x, self._dims)
+        hidden = self.init_state(x.shape[0], x.dtype).hidden
+        gates = project(x, [self[name] for name in _GATES])
+        updates = []
+        for n in range(x.shape[1]):
+            hidden, update = self._step(gates[:, n], hidden)
+            updates.append(update)
+        update = mx.stack(updates, axis=1)
+        return weights_of_gates(update, 1.0 - update)
+
+    def _step(self, gates: mx.array, hidden: mx.array) -> tuple[mx.array, mx.array]:
+        """The state after a position, and the share of the state before, float32 `(B, E)`.
 
         Args:
             gates: What the input adds to the reset, the update and the candidate, `(B, 3 E)`.
@@ -136,4 +149,4 @@ class GRU(TokenMixer):
         else:
             inner = reset * parts[2]
         candidate = mx.tanh(of_candidate + inner)
-        return update * hidden + (1.0 - update) * candidate
+        return update * hidden + (1.0 - update) * candidate, update

@@ -1,6 +1,6 @@
 """HGRN, the hierarchically gated recurrent network (Qin et al., arXiv 2311.04823)."""
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -8,7 +8,7 @@ import mlx.nn as nn
 from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context
-from ..layers.gated_recurrence import gated_recurrence
+from ..layers.gated_recurrence import bounded_gate, gated_recurrence, weights_of_gates
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.partition import Group, Partition
 from ..layers.sharded_linear import ShardedRMSNorm
@@ -67,6 +67,7 @@ class HGRN(TokenMixer):
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    weighs_channels: ClassVar[bool] = True
     partition = Partition(
         {"input_proj": 1, "forget_proj": 1, "gate_proj": 1},
         counts=("_hidden_dims",),
@@ -119,3 +120,9 @@ class HGRN(TokenMixer):
         else:
             y = gated_rms_norm(h, g, norm["weight"], eps=norm.eps)
         return project(y.astype(x.dtype), (self["output_proj"],)), HGRNState(last)
+
+    def mixing_weights(
+        self, x: mx.array, *, lower_bound: mx.array | None = None, **arguments: Any
+    ) -> mx.array:
+        check_sequences("HGRN", x, self._dims)
+        return weights_of_gates(*bounded_gate(self["forget_proj"](x), lower_bound))

@@ -1,6 +1,6 @@
 """HGRN2, gated linear recurrence with an expanded state (Qin et al., arXiv 2404.07904)."""
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -10,6 +10,7 @@ from ..layers.arguments import check_sequences
 from ..layers.gated_recurrence import bounded_gate
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
+from ..layers.linear_sums import weights_of_recurrence
 from ..layers.partition import Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_linear_attention
@@ -107,12 +108,7 @@ class HGRN2(TokenMixer):
     ) -> tuple[mx.array, HGRN2State]:
         check_sequences("HGRN2", x, self._dims)
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
-        width = self.num_heads * self._head_dim
-        inner = (self["query_proj"], self["forget_proj"], self["input_proj"])
-        q, f, v = mx.split(project(x, inner), [width, 2 * width], axis=-1)
-        q = nn.silu(q.astype(mx.float32)) * self._scale
-        gates = bounded_gate(f, lower_bound)
-        q, f, k, v = (split_heads(part, self.num_heads) for part in (q, *gates, v))
+        q, f, k, v = self._inner(x, lower_bound)
         o, memory = gated_linear_attention(
             q, k, v.astype(mx.float32), f, state.memory, valid=valid, starts=starts
         )
@@ -120,3 +116,19 @@ class HGRN2(TokenMixer):
             merge_heads(o).astype(x.dtype), (self["output_proj"],), norm=self["output_norm"]
         )
         return y, HGRN2State(memory)
+
+    def mixing_weights(
+        self, x: mx.array, *, lower_bound: mx.array | None = None, **arguments: Any
+    ) -> mx.array:
+        check_sequences("HGRN2", x, self._dims)
+        q, f, k, _ = self._inner(x, lower_bound)
+        return weights_of_recurrence(q, k, f)
+
+    def _inner(self, x: mx.array, lower_bound: mx.array | None) -> tuple[mx.array, ...]:
+        """Queries, gates, what is not forgotten by them, and values, in heads."""
+        width = self.num_heads * self._head_dim
+        inner = (self["query_proj"], self["forget_proj"], self["input_proj"])
+        q, f, v = mx.split(project(x, inner), [width, 2 * width], axis=-1)
+        q = nn.silu(q.astype(mx.float32)) * self._scale
+        gates = bounded_gate(f, lower_bound)
+        return tuple(split_heads(part, self.num_heads) for part in (q, *gates, v))

@@ -1,6 +1,6 @@
 """Hydra attention, with as many heads as dims (Bolya et al., arXiv 2209.07484)."""
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -9,7 +9,7 @@ from ..layers import project
 from ..layers.arguments import check_sequences, check_sizes
 from ..layers.context import Context
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.linear_sums import check_no_starts
+from ..layers.linear_sums import check_no_starts, weights_of_kernel
 from ..layers.partition import QUERIES_KEYS_VALUES, Group, Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import linear_scan, long_sum
@@ -63,6 +63,7 @@ class Hydra(TokenMixer):
     bidirectional: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    weighs_channels: ClassVar[bool] = True
     partition = Partition(QUERIES_KEYS_VALUES, counts=("_channels",))
 
     def __init__(
@@ -115,6 +116,14 @@ class Hydra(TokenMixer):
             sums = long_sum(products.swapaxes(1, 2), axis=-1)[:, None]
         y = (self._unit(q) * sums).astype(x.dtype)
         return project(y, (self["output_proj"],)), state
+
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        check_sequences("Hydra", x, self._dims)
+        q, k = (
+            self._unit(self[name](x).astype(mx.float32)).swapaxes(1, 2)[..., None]
+            for name in ("query_proj", "key_proj")
+        )
+        return weights_of_kernel(q, k, is_causal=self.is_causal)
 
     def _unit(self, x: mx.array) -> mx.array:
         """Vectors of length 1, which the processes of a group hold in parts."""

@@ -1,7 +1,7 @@
 """Linear attention (Katharopoulos et al., arXiv 2006.16236)."""
 
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,7 +11,7 @@ from ..layers.arguments import check_optional_sizes, check_sequences
 from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.linear_sums import attend_to_all, check_no_starts, with_ones
+from ..layers.linear_sums import attend_to_all, check_no_starts, weights_of_kernel, with_ones
 from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_linear_attention
@@ -137,8 +137,8 @@ class LinearAttention(TokenMixer):
         check_sequences("LinearAttention", x, self._dims)
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
         source = x if memory is None else memory
-        q = self.feature_map(self._heads("query_proj", x) * self._scale)
-        k, v = self.feature_map(self._heads("key_proj", source)), self._heads("value_proj", source)
+        q, k = self._queries_and_keys(x, source)
+        v = self._heads("value_proj", source)
         v = with_ones(v) if self._normalize else v
         if isinstance(state, LinearAttentionState) and memory is None:
             context = Context(valid, starts=starts)
@@ -152,6 +152,21 @@ class LinearAttention(TokenMixer):
         if self._normalize:
             o = o[..., :-1] / (o[..., -1:] + self._eps)
         return project(merge_heads(o).astype(x.dtype), (self["output_proj"],)), state
+
+    def mixing_weights(
+        self, x: mx.array, *, memory: mx.array | None = None, **arguments: Any
+    ) -> mx.array:
+        check_sequences("LinearAttention", x, self._dims)
+        q, k = self._queries_and_keys(x, x if memory is None else memory)
+        weights = weights_of_kernel(q, k, is_causal=self.is_causal and memory is None)
+        if self._normalize:
+            weights = weights / (weights.sum(axis=-1, keepdims=True) + self._eps)
+        return weights
+
+    def _queries_and_keys(self, x: mx.array, source: mx.array) -> tuple[mx.array, mx.array]:
+        """Their features, float32 `(B, H, L, F)` and `(B, H, M, F)`."""
+        q = self.feature_map(self._heads("query_proj", x) * self._scale)
+        return q, self.feature_map(self._heads("key_proj", source))
 
     def _heads(self, name: str, x: mx.array) -> mx.array:
         return split_heads(self[name](x), self.num_heads).astype(mx.float32)

@@ -1,6 +1,6 @@
 """Linformer: attention to a fixed number of projected keys (Wang et al., arXiv 2006.04768)."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -8,7 +8,7 @@ import mlx.nn as nn
 from ..layers import project
 from ..layers.arguments import check_sequences, check_sizes
 from ..layers.context import Context
-from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.heads import dims_of_a_head, merge_heads, one_hot_values, split_heads
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.padding import padding_last
 from ..layers.partition import QUERIES_KEYS_VALUES, Partition
@@ -132,6 +132,16 @@ class Linformer(TokenMixer):
         y = attention(queries, keys, values)
         y = project(merge_heads(y).astype(x.dtype), (self["output_proj"],))
         return y if valid is None else mx.where(valid[..., None], y, mx.zeros((), y.dtype)), ()
+
+    def mixing_weights(
+        self, x: mx.array, *, memory: mx.array | None = None, **arguments: Any
+    ) -> mx.array:
+        """Those of the projected keys, `(B, H, L, k)`, which stand at no position."""
+        check_sequences("Linformer", x, self._dims)
+        queries = split_heads(self["query_proj"](x), self.num_heads).astype(mx.float32)
+        keys, _ = self._projected(x if memory is None else memory, None)
+        keys = keys.astype(mx.float32)
+        return attention(queries, keys, one_hot_values(*keys.shape[:3]))
 
     def _projected(self, source: mx.array, valid: mx.array | None) -> tuple[mx.array, mx.array]:
         """Keys and values of a sequence, `(B, G, k, K)` each."""

@@ -1,6 +1,6 @@
 """Longformer: a window on both sides, and tokens that see all (Beltagy et al., arXiv 2004.05150)."""
 
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -8,7 +8,7 @@ import mlx.nn as nn
 from ..layers import project
 from ..layers.arguments import check_counts, check_sequences, check_sizes
 from ..layers.context import Context
-from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.heads import dims_of_a_head, merge_heads, one_hot_values, split_heads
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.padding import RealTokens, padding_last, read_without_padding
 from ..layers.partition import QUERIES_KEYS_VALUES, Partition
@@ -109,14 +109,33 @@ class Longformer(TokenMixer):
             return x, ()
         context = Context(valid)
         if is_global is not None and valid is not None:
-            order, _, _ = padding_last(context, valid)
-            is_global = mx.take_along_axis(mx.logical_and(is_global, valid), order, axis=1)
-        return read_without_padding(
-            x, context, lambda x, tokens: (self._attend(x, tokens, is_global), ())
-        )
+            marked = mx.logical_and(is_global, valid)
+            is_global = mx.take_along_axis(marked, padding_last(context, valid)[0], axis=1)
 
-    def _attend(self, x: mx.array, tokens: RealTokens, is_global: mx.array | None) -> mx.array:
-        """Attention of rows whose padding stands behind."""
+        def read(x: mx.array, tokens: RealTokens) -> tuple[mx.array, tuple[()]]:
+            y = merge_heads(self._attend(x, tokens, is_global))
+            return project(y, (self["output_proj"],)), ()
+
+        return read_without_padding(x, context, read)
+
+    def mixing_weights(
+        self, x: mx.array, *, is_global: mx.array | None = None, **arguments: Any
+    ) -> mx.array:
+        check_sequences("Longformer", x, self._dims)
+        values = one_hot_values(x.shape[0], self.num_heads, x.shape[1])
+        return self._attend(x.astype(mx.float32), RealTokens(None, None), is_global, values)
+
+    def _attend(
+        self,
+        x: mx.array,
+        tokens: RealTokens,
+        is_global: mx.array | None,
+        values: mx.array | None = None,
+    ) -> mx.array:
+        """Attention of rows whose padding stands behind, `(B, H, L, V)`.
+
+        `values`, `(B, H, L, V)`, stand in the place of those of `x`.
+        """
         batch, length, _ = x.shape
         token = mx.arange(length)[None]
         if is_global is None:
@@ -130,15 +149,16 @@ class Longformer(TokenMixer):
         # the global tokens of each row, and behind them some others where a row has fewer
         places = mx.argsort(mx.where(is_global, token - length, token), axis=1)[:, :count]
         marked = mx.take_along_axis(is_global, places, axis=1)
-        y = self._local(x, tokens.counts, is_global, places, marked)
+        y = self._local(x, tokens.counts, is_global, places, marked, values)
         if count:
+            places = places[:, None, :, None]
             own = mx.where(
-                marked[..., None],
-                self._global(x, tokens.counts, places),
-                mx.take_along_axis(y, places[..., None], axis=1),
+                marked[:, None, :, None],
+                self._global(x, tokens.counts, places[:, 0, :, 0], values),
+                mx.take_along_axis(y, places, axis=2),
             )
-            y = mx.put_along_axis(y, mx.broadcast_to(places[..., None], own.shape), own, axis=1)
-        return project(y, (self["output_proj"],))
+            y = mx.put_along_axis(y, mx.broadcast_to(places, own.shape), own, axis=2)
+        return y
 
     def _local(
         self,
@@ -147,13 +167,15 @@ class Longformer(TokenMixer):
         is_global: mx.array,
         places: mx.array,
         marked: mx.array,
+        values: mx.array | None,
     ) -> mx.array:
-        """What each token sees in its window and of the global tokens, `(B, L, H K)`."""
+        """What each token sees in its window and of the global tokens, `(B, H, L, V)`."""
         batch, length, _ = x.shape
         blocks = SequenceBlocks.of_window(length, self._window)
-        queries, keys, values = (
+        queries, keys, own_values = (
             split_heads(self[name](x), self.num_heads) for name in _PROJECTIONS
         )
+        values = own_values if values is None else values
         seen = blocks.every_row(near_mask(blocks, counts, None, self._window, 1), batch)
         others = blocks.near(mx.logical_not(is_global)[:, None, :, None]).swapaxes(2, 3)
         seen = mx.logical_and(seen, others)
@@ -167,12 +189,14 @@ class Longformer(TokenMixer):
             for part in (keys, values)
             for chosen in (mx.take_along_axis(part, places[:, None, :, None], axis=2),)
         )
-        return merge_heads(blocks.joined(attention(blocks.own(queries), keys, values, seen)))
+        return blocks.joined(attention(blocks.own(queries), keys, values, seen))
 
-    def _global(self, x: mx.array, counts: mx.array | None, places: mx.array) -> mx.array:
-        """What the tokens at some places see of all, `(B, G, H K)`."""
+    def _global(
+        self, x: mx.array, counts: mx.array | None, places: mx.array, values: mx.array | None
+    ) -> mx.array:
+        """What the tokens at some places see of all, `(B, H, G, V)`."""
         asking = mx.take_along_axis(x, places[..., None], axis=1)
-        queries, keys, values = (
+        queries, keys, own_values = (
             split_heads(self[f"global_{name}"](source), self.num_heads)
             for name, source in zip(_PROJECTIONS, (asking, x, x), strict=True)
         )
@@ -180,4 +204,4 @@ class Longformer(TokenMixer):
         if counts is not None:
             # a row of padding alone sees its first place
             seen = mx.arange(x.shape[1]) < mx.maximum(counts, 1)[:, None, None, None]
-        return merge_heads(attention(queries, keys, values, seen))
+        return attention(queries, keys, own_values if values is None else values, seen)

@@ -8,7 +8,7 @@ import mlx.nn as nn
 from ..layers import ShortConvolution, project
 from ..layers.arguments import check_counts, check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context
-from ..layers.gated_recurrence import gated_recurrence
+from ..layers.gated_recurrence import bounded_gate, gated_recurrence, weights_of_gates
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.partition import Group, Partition, part_of
 from ..layers.sharded_linear import ShardedRMSNorm
@@ -83,6 +83,7 @@ class MLGRU(TokenMixer):
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    weighs_channels: ClassVar[bool] = True
     partition = Partition(
         {"input_proj": 1, "forget_proj": 1, "gate_proj": 1, "recurrence_proj": 2, "gates_proj": 3},
         counts=("_hidden_dims",),
@@ -199,7 +200,19 @@ class MLGRU(TokenMixer):
     ) -> tuple[mx.array, MLGRUState]:
         check_sequences("MLGRU", x, self._dims)
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
-        convolutions = state.convolutions
+        gates, convolutions = self._gates(x, norm, state.convolutions, context)
+        y, hidden = self._recur(gates, state.hidden, context, lower_bound)
+        y = project(y, (self["output_proj"],), residual=residual)
+        return y, MLGRUState(hidden, convolutions)
+
+    def _gates(
+        self,
+        x: mx.array,
+        norm: nn.Module | None,
+        convolutions: tuple[mx.array, ...],
+        context: Context,
+    ) -> tuple[mx.array, tuple[mx.array, ...]]:
+        """Input, forget and output gate before their activations, `(B, L, 3 E)`, and what is carried."""
         if "shared_conv" in self:
             x, last = self.shared_conv(x if norm is None else norm(x), convolutions[0], context)
             norm, convolutions = None, (last,)
@@ -211,9 +224,15 @@ class MLGRU(TokenMixer):
             i, last_i = self.input_conv(i, convolutions[0], context)
             f, last_f = self.forget_conv(f, convolutions[1], context)
             gates, convolutions = mx.concatenate([i, f, g], axis=-1), (last_i, last_f)
-        y, hidden = self._recur(gates, state.hidden, context, lower_bound)
-        y = project(y, (self["output_proj"],), residual=residual)
-        return y, MLGRUState(hidden, convolutions)
+        return gates, convolutions
+
+    def mixing_weights(
+        self, x: mx.array, *, lower_bound: mx.array | None = None, **arguments: Any
+    ) -> mx.array:
+        check_sequences("MLGRU", x, self._dims)
+        before = self.init_state(x.shape[0], x.dtype).convolutions
+        _, f, _ = mx.split(self._gates(x, None, before, Context())[0], 3, axis=-1)
+        return weights_of_gates(*bounded_gate(f, lower_bound))
 
     def _recur(
         self,

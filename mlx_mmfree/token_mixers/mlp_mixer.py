@@ -1,6 +1,6 @@
 """MLP-Mixer: a perceptron along the sequence (Tolstikhin et al., arXiv 2105.01601)."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -8,6 +8,7 @@ import mlx.nn as nn
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context
 from ..layers.linear_factory import Linears, factory_of
+from ..layers.matrix import matrix_of
 from ..layers.padding import RealTokens, read_without_padding
 from ..layers.token_mixer import TokenMixer
 
@@ -52,6 +53,7 @@ class MLPMixer(TokenMixer):
     paper: ClassVar[str] = "arXiv 2105.01601"
     bidirectional: ClassVar[bool] = True
     length_bound: ClassVar[bool] = True
+    weighs_channels: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -82,16 +84,38 @@ class MLPMixer(TokenMixer):
         state: tuple[()] | None = None,
         valid: mx.array | None = None,
     ) -> tuple[mx.array, tuple[()]]:
+        self._check(x)
+        return read_without_padding(x, Context(valid), self._mix)
+
+    def _check(self, x: mx.array) -> None:
         check_sequences("MLPMixer", x, self._dims)
         if x.shape[1] > self._max_length:
             raise ValueError(
                 f"[MLPMixer] 'x' must not be longer than 'max_length', {self._max_length}, but has "
                 f"{x.shape[1]} positions."
             )
-        return read_without_padding(x, Context(valid), self._mix)
 
     def _mix(self, x: mx.array, tokens: RealTokens) -> tuple[mx.array, tuple[()]]:
         length = x.shape[1]
         columns = mx.pad(x, [(0, 0), (0, self._max_length - length), (0, 0)]).swapaxes(1, 2)
         y = self.down_length_proj(nn.gelu(self.up_length_proj(columns)))
         return y.swapaxes(1, 2)[:, :length].astype(x.dtype), ()
+
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        r"""Those that :math:`\mathrm{gelu}(z) = z\,\Phi(z)` leaves: for each channel a product of
+        matrices, :math:`W_2\,\mathrm{diag}(\Phi(z))\,W_1`, `(B, D, L, L)`.
+        """
+        self._check(x)
+        up, down = (matrix_of(self[name]) for name in ("up_length_proj", "down_length_proj"))
+        if up is None or down is None or up.is_ternary or down.is_ternary:
+            raise ValueError(
+                "[MLPMixer] has no weights between positions that could be shown: its projections "
+                "norm what they read."
+            )
+        length = x.shape[1]
+        columns = mx.pad(x, [(0, 0), (0, self._max_length - length), (0, 0)]).swapaxes(1, 2)
+        z = self.up_length_proj(columns).astype(mx.float32)
+        shares = (1.0 + mx.erf(z * 0.5**0.5)) / 2
+        first = up.multiply(mx.eye(length, self._max_length))
+        last = down.multiply(mx.eye(first.shape[1]))[:, :length]
+        return (shares[:, :, None] * last.T) @ first.T

@@ -9,7 +9,7 @@ from ..layers import project
 from ..layers.arguments import check_sequences, check_sizes
 from ..layers.attention_options import KeyValueCache
 from ..layers.context import Context
-from ..layers.heads import merge_heads, split_heads
+from ..layers.heads import merge_heads, one_hot_values, split_heads
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.position_bias import PositionBias
 from ..layers.rope import RoPE
@@ -159,6 +159,17 @@ class MultiHeadAttention(SelfAttention):
         if context.memory is None and not isinstance(state, MemoryState):
             return super().residual_by_position(x, norm, state, context, **arguments)
         return self.residual(x, norm, state, context, **arguments)
+
+    def mixing_weights(
+        self, x: mx.array, *, memory: Memory | None = None, **arguments: Any
+    ) -> mx.array:
+        if memory is None:
+            self._check_sees_itself()
+            return super().mixing_weights(x, **arguments)
+        check_sequences("MultiHeadAttention", x, self._dims)
+        keys = self._read_memory(x.shape[0], None, memory, None).keys.astype(mx.float32)
+        queries = split_heads(self["query_proj"](x), self.num_heads).astype(mx.float32)
+        return attention(queries, keys, one_hot_values(*keys.shape[:3]))
 
     def _read_memory(
         self, batch: int, state: State, memory: Memory, valid: mx.array | None

@@ -11,7 +11,13 @@ from ..layers.arguments import check_optional_sizes, check_sequences
 from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.linear_sums import attend_to_all, check_no_starts, with_ones
+from ..layers.linear_sums import (
+    attend_to_all,
+    check_no_starts,
+    weights_of_kernel,
+    weights_of_recurrence,
+    with_ones,
+)
 from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.random_features import (
     NO_MAXIMUM,
@@ -176,6 +182,21 @@ class Performer(TokenMixer):
             shares = o[..., -1:]
         y = merge_heads(o[..., :-1] / shares).astype(x.dtype)
         return project(y, (self["output_proj"],)), state
+
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        check_sequences("Performer", x, self._dims)
+        q, k = (
+            split_heads(self[name](x).astype(mx.float32), self.num_heads)
+            for name in ("query_proj", "key_proj")
+        )
+        q = self._query_features(q)
+        k, decay, _ = self._key_features(k, mx.full(k.shape[:2], NO_MAXIMUM), Context())
+        if not self._is_causal:
+            weights = weights_of_kernel(q, k, is_causal=False)
+            return weights / weights.sum(axis=-1, keepdims=True)
+        weights = weights_of_recurrence(q, k, decay)
+        least = DENOMINATOR_EPS * q.sum(axis=-1, keepdims=True)
+        return weights / (weights.sum(axis=-1, keepdims=True) + least)
 
     def _query_features(self, q: mx.array) -> mx.array:
         """Features of heads `(B, H, L, K)`, `(B, H, L, F)`."""

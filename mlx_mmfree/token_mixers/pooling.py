@@ -1,6 +1,6 @@
 """Pooling along the sequence (MetaFormer, Yu et al., arXiv 2111.11418)."""
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -85,11 +85,11 @@ class Pooling(TokenMixer):
         self._is_causal = is_causal
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> PoolingState | tuple[()]:
-        return self._first(batch_size) if self._is_causal else ()
+        return self._first(batch_size, self._dims) if self._is_causal else ()
 
-    def _first(self, batch_size: int) -> PoolingState:
+    def _first(self, batch_size: int, dims: int) -> PoolingState:
         kept = 1 if self._window is None else self._window - 1
-        recent = mx.zeros((batch_size, kept, self._dims))
+        recent = mx.zeros((batch_size, kept, dims))
         return PoolingState(mx.zeros((batch_size,), mx.int32), recent)
 
     def __call__(
@@ -101,7 +101,7 @@ class Pooling(TokenMixer):
         starts: mx.array | None = None,
     ) -> tuple[mx.array, PoolingState | tuple[()]]:
         check_sequences("Pooling", x, self._dims)
-        before = state if isinstance(state, PoolingState) else self._first(x.shape[0])
+        before = state if isinstance(state, PoolingState) else self._first(x.shape[0], self._dims)
         if not x.shape[1]:
             return x, before if self._is_causal else ()
 
@@ -111,6 +111,13 @@ class Pooling(TokenMixer):
 
         y, after = read_without_padding(x, Context(valid, starts=starts), read)
         return y, after if self._is_causal else ()
+
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        check_sequences("Pooling", x, self._dims)
+        batch, length, _ = x.shape
+        one_hot = mx.broadcast_to(mx.eye(length), (batch, length, length))
+        mean, _ = self._mean(one_hot, self._first(batch, length), RealTokens(None, None))
+        return mean[:, None] - mx.eye(length)
 
     def _mean(
         self, x: mx.array, before: PoolingState, tokens: RealTokens

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,7 +17,7 @@ from ..layers.hashed_attention import (
     hash_buckets,
     hashed_attention,
 )
-from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.heads import dims_of_a_head, merge_heads, one_hot_values, split_heads
 from ..layers.key_value_mixer import HeldTokens, KeyValueMixer
 from ..layers.key_value_reading import extend, read
 from ..layers.key_value_state import KeyValueState
@@ -194,6 +194,16 @@ class Reformer(KeyValueMixer):
             index = mx.broadcast_to(places, x.shape[:2])
             y = mx.take_along_axis(y, index[:, None, :, None], axis=2)
         return project(merge_heads(y).astype(x.dtype), (self["output_proj"],)), after
+
+    def mixing_weights(
+        self, x: mx.array, *, rotations: mx.array | None = None, **arguments: Any
+    ) -> mx.array:
+        self.check_tokens(x)
+        heads = split_heads(self["query_key_proj"](x), self.num_heads)
+        buckets, queries = self._hashed(heads, rotations), heads.astype(mx.float32)
+        positions = mx.broadcast_to(mx.arange(x.shape[1]), x.shape[:2])
+        tokens = (self._keys(queries), one_hot_values(*heads.shape[:3]), positions)
+        return hashed_attention(queries, tokens, buckets, self._rules)
 
     def _keys(self, queries: mx.array) -> mx.array:
         """Queries of the length 1."""

@@ -1,6 +1,7 @@
 """Attention by ReLU (Wortsman et al., arXiv 2309.08586; ReLA, Zhang et al., arXiv 2104.07012)."""
 
-from typing import ClassVar, Literal, get_args
+from copy import copy
+from typing import Any, ClassVar, Literal, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -176,6 +177,11 @@ class ReLUAttention(SelfAttention):
             )
         y = mx.concatenate(parts, axis=2) if parts else queries
         return self.head_norm(y) if "head_norm" in self else y
+
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        plain = copy(self)
+        plain.pop("head_norm", None)
+        return super(ReLUAttention, plain).mixing_weights(x, **arguments)
 
     def _weigh(
         self,

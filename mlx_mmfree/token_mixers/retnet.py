@@ -1,6 +1,6 @@
 """Multi-scale retention (Sun et al., arXiv 2307.08621)."""
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,6 +11,7 @@ from ..layers.arguments import check_optional_sizes, check_sequences, check_size
 from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, split_heads
 from ..layers.linear_factory import Linears, factory_of
+from ..layers.linear_sums import weights_of_recurrence
 from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.positions import count_on
 from ..layers.token_mixer import TokenMixer
@@ -123,10 +124,9 @@ class RetNet(TokenMixer):
         state = self.init_state(x.shape[0], x.dtype) if state is None else state
         context = Context(valid, starts=starts)
         places, position = count_on(state.position, x.shape[1], context)
-        q, k, v, g = (self[name](x) for name in self._widths)
-        q, k, v = (split_heads(part, self.num_heads).astype(mx.float32) for part in (q, k, v))
-        q, k = (self.rope(part, offset=places) for part in (q * self._key_dim**-0.5, k))
-        decay = mx.broadcast_to(self["_decay"][:, None, None], (*v.shape[:3], 1))
+        q, k, decay = self._inner(x, places)
+        v, g = self["value_proj"](x), self["gate_proj"](x)
+        v = split_heads(v, self.num_heads).astype(mx.float32)
         o, memory = gated_linear_attention(
             q, k, v, decay, state.memory, valid=context.valid, starts=context.starts
         )
@@ -135,3 +135,17 @@ class RetNet(TokenMixer):
         y = gated_rms_norm(o.swapaxes(1, 2), g, norm["weight"], eps=norm.eps)
         y = project(mx.flatten(y, 2).astype(x.dtype), (self["output_proj"],))
         return y, RetNetState(memory, position)
+
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        check_sequences("RetNet", x, self._dims)
+        places = mx.broadcast_to(mx.arange(x.shape[1]), x.shape[:2])
+        return weights_of_recurrence(*self._inner(x, places))
+
+    def _inner(self, x: mx.array, places: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Rotated queries and keys `(B, H, L, K)`, and the decay `(B, H, L, 1)`, float32."""
+        q, k = (
+            split_heads(self[name](x), self.num_heads).astype(mx.float32)
+            for name in ("query_proj", "key_proj")
+        )
+        q, k = (self.rope(part, offset=places) for part in (q * self._key_dim**-0.5, k))
+        return q, k, mx.broadcast_to(self["_decay"][:, None, None], (*q.shape[:3], 1))

@@ -127,6 +127,14 @@ class RingAttention(SelfAttention):
             return super().residual_by_position(x, norm, state, context, **arguments)
         return self.residual(x, norm, state, context, **arguments)
 
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        if self._group is not None:
+            raise ValueError(
+                "[RingAttention] has no weights that could be shown while the sequence is split over "
+                f"{self._group.size()} processes. Without 'group' one process reads it all."
+            )
+        return super().mixing_weights(x, **arguments)
+
     def _read_part(
         self,
         x: mx.array,

@@ -1,6 +1,6 @@
 """SimA, attention without softmax (Koohpayegani and Pirsiavash, arXiv 2206.08898)."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -9,6 +9,7 @@ from ..layers import project
 from ..layers.arguments import check_sequences
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
+from ..layers.linear_sums import weights_of_kernel
 from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import long_sum
@@ -82,12 +83,7 @@ class SimA(TokenMixer):
         self, x: mx.array, state: tuple[()] | None = None, valid: mx.array | None = None
     ) -> tuple[mx.array, tuple[()]]:
         check_sequences("SimA", x, self._dims)
-        inner = (self["query_proj"], self["key_proj"], self["value_proj"])
-        projected = project(x, inner).astype(mx.float32)
-        if valid is not None:
-            projected = mx.where(valid[..., None], projected, 0.0)
-        q, k, v = (split_heads(part, self.num_heads) for part in mx.split(projected, 3, axis=-1))
-        q, k = self._normed(q), self._normed(k)
+        q, k, v = self._heads(x, valid)
         first = mx.zeros((x.shape[0],), mx.int32) if valid is None else mx.argmax(valid, axis=1)
         if self._class_only:
             q = mx.take_along_axis(q, first[:, None, None, None], axis=2)
@@ -100,6 +96,24 @@ class SimA(TokenMixer):
             is_first = mx.arange(x.shape[1]) == first[:, None]
             y = mx.where(is_first[..., None], y, x)
         return y, ()
+
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        check_sequences("SimA", x, self._dims)
+        q, k, _ = self._heads(x, None)
+        weights = weights_of_kernel(q, k, is_causal=False)
+        if self._class_only:
+            # the others stay as they are
+            weights = mx.where((mx.arange(x.shape[1]) == 0)[:, None], weights, 0.0)
+        return weights
+
+    def _heads(self, x: mx.array, valid: mx.array | None) -> tuple[mx.array, ...]:
+        """Normed queries and keys, and values, float32 `(B, H, L, K)`, zero where padded."""
+        inner = (self["query_proj"], self["key_proj"], self["value_proj"])
+        projected = project(x, inner).astype(mx.float32)
+        if valid is not None:
+            projected = mx.where(valid[..., None], projected, 0.0)
+        q, k, v = (split_heads(part, self.num_heads) for part in mx.split(projected, 3, axis=-1))
+        return self._normed(q), self._normed(k), v
 
     def _normed(self, x: mx.array) -> mx.array:
         """Heads `(B, H, L, K)` divided by the sums of their absolute values over the tokens."""

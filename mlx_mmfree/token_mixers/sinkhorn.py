@@ -1,7 +1,7 @@
 """Sinkhorn attention: blocks see themselves and a sorted block (Tay et al., arXiv 2002.11296)."""
 
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,7 +15,7 @@ from ..layers.block_sorting import (
     soft_sorting,
 )
 from ..layers.context import Context
-from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.heads import dims_of_a_head, merge_heads, one_hot_values, split_heads
 from ..layers.key_value_mixer import HeldTokens, KeyValueMixer
 from ..layers.key_value_reading import extend, read
 from ..layers.key_value_state import KeyValueState
@@ -135,10 +135,24 @@ class Sinkhorn(KeyValueMixer):
         parts = [heads[:, n * self.num_heads : (n + 1) * self.num_heads] for n in range(3)]
         after: HeldTokens = ()
         if isinstance(before, KeyValueState):
-            y, after = self._see_past(parts, before, tokens.counts)
+            y, after = self._see_past(parts, before, tokens.counts, self.empty_values)
         else:
             y = self._see_all(parts, tokens.counts, uniform)
         return project(merge_heads(y).astype(x.dtype), (self["output_proj"],)), after
+
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        """Those of tokens; what empty blocks add to a causal mixer's result is left out."""
+        self.check_tokens(x)
+        queries, keys = (
+            split_heads(self[name](x), self.num_heads).astype(mx.float32)
+            for name in _PROJECTIONS[:2]
+        )
+        batch, heads, length, dims = keys.shape
+        parts = [queries, keys, one_hot_values(batch, heads, length)]
+        if not self._is_causal:
+            return self._see_all(parts, None, None)
+        before = KeyValueState.empty(batch, heads, 2 * dims, length, mx.float32)
+        return self._see_past(parts, before, None, mx.zeros((heads, 1, length)))[0]
 
     def _see_all(
         self, parts: list[mx.array], counts: mx.array | None, uniform: mx.array | None
@@ -176,9 +190,13 @@ class Sinkhorn(KeyValueMixer):
         return attend_blocks(queries, keys, values, seen)[:, :, :length]
 
     def _see_past(
-        self, parts: list[mx.array], before: KeyValueState, counts: mx.array | None
+        self,
+        parts: list[mx.array],
+        before: KeyValueState,
+        counts: mx.array | None,
+        empty_values: mx.array,
     ) -> tuple[mx.array, KeyValueState]:
-        """Attention of tokens to those before them, float32 `(B, H, L, K)`, and the state."""
+        """Attention of tokens to those before them, float32 `(B, H, L, V)`, and the state."""
         queries, keys, values = parts
         length = queries.shape[2]
         reading = read(before.positions, length, counts)
@@ -190,8 +208,7 @@ class Sinkhorn(KeyValueMixer):
             mx.split(part.astype(mx.float32), [first], axis=1) for part in (queries, keys, values)
         ]
         empty = [
-            mx.split(part.astype(mx.float32), [first])
-            for part in (self.empty_keys, self.empty_values)
+            mx.split(part.astype(mx.float32), [first]) for part in (self.empty_keys, empty_values)
         ]
         places = None
         # few tokens look for their own blocks, many let all blocks be computed

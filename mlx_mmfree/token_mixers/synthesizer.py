@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -172,6 +172,20 @@ class Synthesizer(KeyValueMixer):
     def _mix(
         self, context: Context, x: mx.array, before: HeldTokens, tokens: RealTokens
     ) -> tuple[mx.array, HeldTokens]:
+        weights, values, after = self._weigh(context, x, before, tokens)
+        y = weights @ values.astype(mx.float32)
+        return project(merge_heads(y).astype(x.dtype), (self["output_proj"],)), after
+
+    def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
+        self.check_tokens(x)
+        before = self.init_state(x.shape[0], x.dtype)
+        weights, _, _ = self._weigh(Context(), x, before, RealTokens(None, None))
+        return mx.broadcast_to(weights, (x.shape[0], *weights.shape[1:]))
+
+    def _weigh(
+        self, context: Context, x: mx.array, before: HeldTokens, tokens: RealTokens
+    ) -> tuple[mx.array, mx.array, HeldTokens]:
+        """Weights `(B or 1, H, L, N)`, values `(B, H, N, V)` and the state."""
         values = split_heads(self.value_proj(x), self.num_heads)
         keys = split_heads(self.key_proj(x), self.num_heads) if self._key_dims else values[..., :0]
         queries = split_heads(self.query_proj(x), self.num_heads) if "query_proj" in self else None
@@ -182,8 +196,7 @@ class Synthesizer(KeyValueMixer):
             scores = scores + q @ k.swapaxes(-1, -2)
         if places.seen is not None:
             scores = mx.where(places.seen, scores, -mx.inf)
-        y = mx.softmax(scores, axis=-1) @ values.astype(mx.float32)
-        return project(merge_heads(y).astype(x.dtype), (self["output_proj"],)), after
+        return mx.softmax(scores, axis=-1), values, after
 
     def _rows(self, x: mx.array, queries: mx.array | None, places: Places) -> mx.array:
         """The scores of each token for all places, `(B or 1, H, L, T)`."""

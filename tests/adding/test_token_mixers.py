@@ -23,7 +23,7 @@ def passed() -> list[str]:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-p", "tests.adding.search_path", "-n", "0", "-v"),
-            *("-p", "no:cacheprovider", "tests/token_mixers/test_contract.py"),
+            *("-p", "no:cacheprovider", "tests/token_mixers/contract"),
             *("-k", " or ".join(ASKED)),
         ],
         cwd=ROOT,

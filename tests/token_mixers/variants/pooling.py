@@ -1,3 +1,3 @@
 """Options with which the contract is asked of `Pooling`."""
 
-VARIANTS: list[dict[str, object]] = [{}, {"window": 4}, {"window": 1000}]
+VARIANTS: list[dict[str, object]] = [{}, {"window": 4}, {"window": 40}]

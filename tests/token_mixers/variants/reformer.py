@@ -4,3 +4,6 @@ VARIANTS: list[dict[str, object]] = [
     {},
     {"convention": "reformer_pytorch", "num_heads": 2, "num_rounds": 1, "num_buckets": 6},
 ]
+
+# beyond a chunk, what is near follows from all tokens of a call
+EXACT_UP_TO = 64

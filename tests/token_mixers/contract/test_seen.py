@@ -1,0 +1,85 @@
+"""What each position sees and what it does not, for every mixer found in the package."""
+
+import mlx.core as mx
+
+from tests.token_mixers.contract.cases import (
+    CAUSAL,
+    CROSS,
+    DIMS,
+    LENGTH,
+    WHOLE,
+    Case,
+    assert_equal,
+    beside,
+    by_case,
+    continue_equally,
+    recurrence,
+    sequence,
+)
+
+
+@by_case(CAUSAL)
+def test_output_depends_on_the_past_only(case: Case) -> None:
+    mixer, x = case.mixer, sequence()
+    changed = mx.concatenate([x[:, :6], x[:, 6:] + 1.0], axis=1)
+    assert mx.array_equal(mixer(changed)[0][:, :6], mixer(x)[0][:, :6])
+
+
+@by_case(CAUSAL)
+def test_left_padding_changes_nothing(case: Case) -> None:
+    mixer, x = case.mixer, sequence()
+    padded = mx.concatenate([mx.full((3, 4, DIMS), 9.0), x], axis=1)
+    valid = mx.broadcast_to(mx.arange(LENGTH + 4) >= 4, (3, LENGTH + 4))
+    y, state = mixer(padded, None, valid)
+    want, want_state = mixer(x)
+    assert_equal(y[:, 4:], want)
+    if mixer.recurrent:
+        assert_equal(state, want_state)
+    continue_equally(mixer, x, state, want_state)
+
+
+@by_case(CAUSAL)
+def test_a_padded_step_leaves_the_recurrence(case: Case) -> None:
+    mixer, x = case.mixer, sequence()
+    _, state = mixer(x)
+    _, after = mixer(x[:, :2], state, mx.zeros((3, 2), mx.bool_))
+    if mixer.recurrent:
+        assert_equal(recurrence(after), recurrence(state))
+    else:
+        continue_equally(mixer, x, after, state)
+
+
+@by_case([each for each in WHOLE if set(each.values[0].options) <= {"is_causal"}])
+def test_every_position_sees_the_whole_sequence(case: Case) -> None:
+    mixer, x = case.mixer, sequence()
+    assert not mixer.is_causal
+    changed = mx.concatenate([x[:, :-1], x[:, -1:] + 1.0], axis=1)
+    assert not mx.array_equal(mixer(changed)[0][:, 0], mixer(x)[0][:, 0])
+
+
+@by_case(WHOLE)
+def test_padding_around_a_sequence_changes_nothing(case: Case) -> None:
+    mixer, x, total = case.mixer, sequence(), LENGTH + 4
+    want, place = mixer(x)[0], mx.arange(total)
+    for before in (0, 2, 4):
+        padded = mx.pad(x, [(0, 0), (before, 4 - before), (0, 0)], constant_values=9.0)
+        valid = mx.broadcast_to((place >= before) & (place < before + LENGTH), (3, total))
+        y, _ = mixer(padded, None, valid)
+        assert_equal(y[:, before : before + LENGTH], want)
+
+
+@by_case(WHOLE)
+def test_rows_do_not_see_each_other(case: Case) -> None:
+    mixer, x = case.mixer, sequence()
+    assert_equal(mixer(x[1:2])[0], mixer(x)[0][1:2])
+
+
+@by_case(CROSS)
+def test_the_second_sequence_is_seen_but_for_its_padding(case: Case) -> None:
+    mixer, x = case.mixer, sequence()
+    memory = beside(mixer)["memory"]
+    y, _ = mixer(x, memory=memory)
+    assert not mx.array_equal(mixer(x, memory=memory + 1.0)[0], y)
+    padded = mx.concatenate([memory, mx.full((3, 2, DIMS), 9.0)], axis=1)
+    valid = mx.broadcast_to(mx.arange(9) < 7, (3, 9))
+    assert_equal(mixer(x, memory=padded, memory_valid=valid)[0], y)

@@ -7,8 +7,8 @@ import mlx.core as mx
 from ..ops.attention import Mask
 from ..ops.slots import held_positions, new_slots, slots_after, write_slots
 from .key_value_state import Buffer, KeyValueState, each, length_of, padded
+from .positions import sample_begins
 from .quantized_array import QuantizedArray
-from .sample_starts import sample_begins
 
 
 class Reading(NamedTuple):

@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from .key_value_reading import first_seen
-from .sample_starts import sample_begins
+from .positions import sample_begins
 
 SMALLEST = 64
 """Tokens of a block at least; smaller products would take longer for each token."""

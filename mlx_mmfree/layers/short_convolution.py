@@ -7,7 +7,7 @@ import mlx.nn as nn
 
 from .arguments import check_sizes
 from .context import Context
-from .sample_starts import sample_begins
+from .positions import sample_begins
 
 
 class ShortConvolution(nn.Module):

@@ -19,7 +19,7 @@ from .callbacks import Callback
 from .data_parallel import DataParallel
 from .digests import samples_digest, weights_digest
 from .distillation import distillation_loss
-from .fine_tune_data import batch_maker, training_batches
+from .fine_tune_data import largest_batch, training_batches
 from .fine_tune_settings import FineTuneSettings
 from .gradient_checkpoint import checkpoint_blocks
 from .held_out_samples import validation
@@ -155,19 +155,16 @@ def plan_fine_tune(
     Args:
         model: The model, after `prepare`.
         data, settings, processes, teacher: As for `fine_tune`. DPO's pairs need no reference yet.
+
+    Raises:
+        TrainingError: There are no samples, or a batch cannot be split between the processes.
     """
     if settings.grad_checkpoint:
         checkpoint_blocks(model)
-    rows = settings.batch_size // processes.size
-    if settings.pack:
-        batch = training_batches(data["train"], settings, (0, processes.size))(0)[0]
-    else:
-        longest = sorted(data["train"].samples, key=lambda sample: -sample.length)[:rows]
-        # samples come again where a batch has more rows than there are samples
-        batch = batch_maker(settings)([longest[n % len(longest)] for n in range(rows)])
+    batch = largest_batch(data["train"], settings, processes.share(settings.batch_size))
     if isinstance(batch, PairBatch):
         # a plan needs no numbers
-        batch = replace(batch, reference=np.zeros((rows, 2), np.float32))
+        batch = replace(batch, reference=np.zeros((batch.terms, 2), np.float32))
     return plan_memory(
         model,
         _optimizer(settings),

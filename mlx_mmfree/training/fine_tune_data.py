@@ -45,6 +45,19 @@ def training_batches(
     return lambda step: [in_order.batch(step * parts + part) for part in range(parts)]
 
 
+def largest_batch(
+    samples: Samples[Any], settings: FineTuneSettings, share: tuple[int, int]
+) -> Batch:
+    """A batch of this process that is as large as the largest of the run."""
+    batches = training_batches(samples, settings, share)
+    if settings.pack:
+        return batches(0)[0]
+    rows = settings.batch_size // share[1]
+    longest = sorted(samples.samples, key=lambda sample: -sample.length)[:rows]
+    # samples come again where a batch has more rows than there are samples
+    return batch_maker(settings)([longest[n % len(longest)] for n in range(rows)])
+
+
 def batch_maker(settings: FineTuneSettings) -> Callable[[Sequence[Any]], Batch]:
     """What makes a batch of some samples, or of some pairs."""
     return pair_batch if settings.learns_preferences else padded_batch

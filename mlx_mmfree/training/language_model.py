@@ -110,7 +110,11 @@ def plan_language_model(
         settings: The run.
         model: The model that it begins with, whose weights may be uncomputed still.
         processes: The processes that train together.
+
+    Raises:
+        TrainingError: A batch cannot be split between the processes.
     """
+    _, size = processes.share(settings.batch_size)
     if settings.grad_checkpoint:
         checkpoint_blocks(model)
     task = task_of(model)
@@ -118,7 +122,7 @@ def plan_language_model(
         model,
         build_optimizer(settings),
         task.loss(settings),
-        task.largest_batch(settings, model, settings.batch_size // processes.size),
+        task.largest_batch(settings, model, settings.batch_size // size),
         settings.loop({}),
         processes=processes,
         parts=settings.accumulation_steps,

@@ -90,6 +90,17 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert not (data.parent / "run").exists()
 
 
+@pytest.mark.parametrize("flag", [(), ("--dry-run",)])
+def test_samples_without_anything_to_learn_are_refused(
+    folder: Path, data: Path, capsys: pytest.CaptureFixture[str], flag: tuple[str, ...]
+) -> None:
+    flags = [*_flags(folder, data), *QUICK, "--train", "--mask-prompt", "--max-seq-length", "2"]
+    assert main([*flags, *flag]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: [data] --data must hold at least one sample but has none with")
+    assert error.count("\n") == 1
+
+
 def test_full_tuning_from_a_checkpoint_with_masters(masters: Path, data: Path) -> None:
     flags = [*_flags(masters, data), *QUICK, "--fine-tune-type", "full"]
     assert main([*flags, "--train", "--test"]) == 0

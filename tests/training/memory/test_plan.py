@@ -11,19 +11,25 @@ import numpy as np
 import pytest
 
 from mlx_mmfree import native
-from mlx_mmfree.errors import BackendError
+from mlx_mmfree.errors import BackendError, TrainingError
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.platform.device import DeviceInfo
 from mlx_mmfree.training import loss as loss_module
 from mlx_mmfree.training.adamw_8bit import AdamW8bit
 from mlx_mmfree.training.batches import Batch
+from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.data_parallel import DataParallel
+from mlx_mmfree.training.fine_tune import plan_fine_tune
+from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
 from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
+from mlx_mmfree.training.language_model import plan_language_model
 from mlx_mmfree.training.loop_settings import LoopSettings
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.memory import MemoryPlan, peak, plan_memory
 from mlx_mmfree.training.optimizer_step import OptimizerStep
+from mlx_mmfree.training.samples import Sample, Samples
+from mlx_mmfree.training.settings import Settings
 from mlx_mmfree.training.trainable import adapt_layers
 
 needs_extension = pytest.mark.skipif(
@@ -220,3 +226,22 @@ def test_what_does_not_fit_is_said_with_a_way_out(monkeypatch: pytest.MonkeyPatc
     assert "has 900 MB" in (PLAN.warning() or "")
     limited = replace(PLAN.device, available_bytes=None, working_set_bytes=5 * 10**8)
     assert "has 500 MB" in (replace(PLAN, device=limited).warning() or "")
+
+
+class _TwoProcesses(DataParallel):
+    @property
+    def size(self) -> int:
+        return 2
+
+
+def test_a_batch_that_processes_cannot_share_is_refused() -> None:
+    rule = "'batch_size' must be a multiple of the number of processes, 2, but got 1"
+    samples = Samples([Sample([1, 2, 3], 0)])
+    settings = FineTuneSettings("data", batch_size=1)
+    with pytest.raises(TrainingError, match=rule):
+        plan_fine_tune(_model("mlgru"), {"train": samples}, settings, _TwoProcesses())
+    run = Settings(
+        output="run", stages=(Stage(1, {}),), model={"model_type": "hgrn_bit"}, batch_size=1
+    )
+    with pytest.raises(TrainingError, match=rule):
+        plan_language_model(run, _model("mlgru"), _TwoProcesses())

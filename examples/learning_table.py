@@ -1,7 +1,7 @@
 """Trains every causal token mixer at equal size on recall, copying, induction and text; writes a table.
 
 python examples/learning_table.py [--quick] [--output DIR] [--mixers NAME ...] [--tasks NAME ...]
-    [--rates R ...] [--seeds N] [--jobs N] [--table-only]
+    [--linears KIND ...] [--rates R ...] [--seeds N] [--jobs N] [--table-only]
 
 Each model has 2 blocks of 64 dims and about as many parameters as that of multi-head attention: the
 channel mixer makes up for what the token mixer has more or less. Learned positions are added to the
@@ -32,6 +32,7 @@ from threading import Thread
 from comparisons.learning_report import write_report
 from comparisons.learning_runs import (
     ABLATIONS,
+    LINEARS,
     QUICK,
     TASKS,
     Plan,
@@ -96,6 +97,9 @@ def _arguments() -> argparse.ArgumentParser:
         "--tasks", nargs="+", choices=[*tasks, *ABLATIONS], help="tasks and ablations (all)"
     )
     parser.add_argument(
+        "--linears", nargs="+", choices=LINEARS, help="linears of the table (dense ternary)"
+    )
+    parser.add_argument(
         "--rates", type=float, nargs="+", help="learning rates, the likeliest first"
     )
     parser.add_argument("--seeds", type=int, help="number of seeds (3)")
@@ -124,6 +128,8 @@ def main() -> None:
         )
     if arguments.mixers:
         plan = replace(plan, mixers=tuple(arguments.mixers))
+    if arguments.linears:
+        plan = replace(plan, linears=tuple(arguments.linears))
     if arguments.rates:
         plan = replace(plan, rates=tuple(arguments.rates))
     if arguments.seeds:

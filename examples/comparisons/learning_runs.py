@@ -1,6 +1,7 @@
 """The runs of the learning table: what there is to train, and what each run came to."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.files.json_file import write_json
 
 from .learner import accuracy, bits_per_character, learn
-from .models import MLGRU_FORMS, SINK_FORMS, causal_mixers, metaformer, mlgru_form
+from .models import MLGRU_FORMS, OPTIONS, SINK_FORMS, SIZES, causal_mixers, metaformer, mlgru_form
 from .runs import Figures
 from .tasks import Task
 
 TASKS = (
-    Task("characters", vocab_size=256, length=128, steps=600),
+    Task("characters", vocab_size=256, length=128, batch_size=8, steps=1500),
+    Task("shifted recall", vocab_size=64, length=31, count=8, is_shifted=True, steps=2000),
     Task("recall", vocab_size=64, length=31, count=8, steps=2000),
     Task("copying", vocab_size=32, length=48, steps=1000),
     Task("induction", vocab_size=32, length=63, count=6, steps=1200),
@@ -31,6 +33,7 @@ class Plan:
         tasks: The tasks. The ablations learn characters in any case.
         ablations: Those to run.
         mixers: The mixers of the table.
+        linears: Kinds of their linears.
         rates: The learning rates, the likeliest first.
         seeds: Seeds of each row at its best rate.
         held_out_batches: Batches that accuracy is measured on.
@@ -41,6 +44,7 @@ class Plan:
     tasks: tuple[Task, ...] = TASKS
     ablations: tuple[str, ...] = ABLATIONS
     mixers: tuple[str, ...] = tuple(causal_mixers())
+    linears: tuple[str, ...] = LINEARS
     rates: tuple[float, ...] = (3e-3, 1e-3, 1e-2)
     seeds: int = 3
     held_out_batches: int = 32
@@ -91,23 +95,34 @@ class Run:
 
 def rows_of(plan: Plan) -> list[Row]:
     """All rows, in the order in which they are tried."""
-    dense, ternary = (
-        [Row("table", task, mixer, linear) for task in plan.tasks for mixer in plan.mixers]
-        for linear in LINEARS
-    )
+    table = {
+        linear: [Row("table", task, mixer, linear) for task in plan.tasks for mixer in plan.mixers]
+        for linear in plan.linears
+    }
     text = next((task for task in plan.tasks if not task.is_generated), TASKS[0])
     others = []
     if "MLGRU" in plan.ablations:
         others += [Row("MLGRU", text, form, "ternary") for form in MLGRU_FORMS]
     if "sinks" in plan.ablations:
         others += [Row("sinks", text, form, "dense") for form in SINK_FORMS]
-    return [*dense, *others, *ternary]
+    return [*table.get("dense", ()), *others, *table.get("ternary", ())]
 
 
 def settings_of(run: Run, plan: Plan) -> dict[str, Any]:
-    """What a result depends on."""
-    measured = {"batches": plan.held_out_batches, "stories": plan.stories, "long": plan.long_text}
-    return asdict(run) | {"measured": measured}
+    """What a result depends on, as JSON gives it back."""
+    forms: dict[str, Mapping[str, Any]] = {
+        "table": OPTIONS,
+        "MLGRU": MLGRU_FORMS,
+        "sinks": SINK_FORMS,
+    }
+    settings = {
+        **asdict(run),
+        "model": {**SIZES, "form": forms[run.row.part].get(run.row.model)},
+        "batches": plan.held_out_batches,
+        "stories": plan.stories,
+        "long_text": plan.long_text,
+    }
+    return dict(json.loads(json.dumps(settings)))
 
 
 def train(run: Run, plan: Plan, folder: Path) -> Figures:

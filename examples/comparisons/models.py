@@ -24,8 +24,16 @@ DIMS, LAYERS, HEADS, WIDTH = 64, 2, 2, 128
 
 REFERENCE = "multi_head_attention"
 WEIGHT_STD, EMBEDDING_STD = 0.05, 1.0
+SIZES = {
+    "dims": DIMS,
+    "layers": LAYERS,
+    "heads": HEADS,
+    "width": WIDTH,
+    "weight_std": WEIGHT_STD,
+    "embedding_std": EMBEDDING_STD,
+}
 
-_OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "attention_sink": {"window": 14, "sinks": 2},
     "gmlp": {"hidden_dims": 128, "num_heads": 1},
     "local_attention": {"block_size": 8},
@@ -35,6 +43,9 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "sliding_window_attention": {"window": 16},
 }
 """What differs from the defaults: windows shorter than the sequences, and room for the gMLP's matrix."""
+
+_SHIFT = {"name": "sliding_window_attention", "window": 2}
+"""Brings each token the one before. Many memories cannot, and other models have a short convolution."""
 
 MLGRU_FORMS: dict[str, dict[str, Any]] = {
     "MLGRU": {},
@@ -88,15 +99,13 @@ def _parameters(model: Decoder) -> int:
 
 
 def _built(mixer: Mapping[str, Any], task: Task, width: int, **settings: Any) -> Decoder:
-    name = mixer["name"]
-    known = inspect.signature(token_mixers()[name].__init__).parameters
-    heads = {"num_heads": HEADS} if "num_heads" in known else {}
+    mixers = [_SHIFT, mixer] if task.is_shifted else [mixer]
     description = {
         "vocab_size": task.vocab_size,
         "hidden_size": DIMS,
         "num_hidden_layers": LAYERS,
         "intermediate_size": width,
-        "token_mixer": heads | _OPTIONS.get(name, {}) | dict(mixer),
+        "token_mixer": [_with_options(each) for each in mixers],
         "positions": "learned",
         "max_position_embeddings": task.length,
         "tie_word_embeddings": False,
@@ -105,6 +114,13 @@ def _built(mixer: Mapping[str, Any], task: Task, width: int, **settings: Any) ->
     }
     model: Decoder = ARCHITECTURE.build(ARCHITECTURE.config.from_hub(description))
     return model
+
+
+def _with_options(mixer: Mapping[str, Any]) -> dict[str, Any]:
+    name = mixer["name"]
+    known = inspect.signature(token_mixers()[name].__init__).parameters
+    heads = {"num_heads": HEADS} if "num_heads" in known else {}
+    return heads | OPTIONS.get(name, {}) | dict(mixer)
 
 
 def mlgru_form(

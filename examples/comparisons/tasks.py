@@ -31,6 +31,7 @@ class Task:
         vocab_size: Number of tokens.
         length: Tokens read.
         count: Pairs to recall, or marks of an induction.
+        is_shifted: Whether the first block of a model sees the token before, whatever the mixer.
         batch_size: Sequences in a batch.
         steps: Batches that are learned from.
     """
@@ -39,6 +40,7 @@ class Task:
     vocab_size: int
     length: int
     count: int = 0
+    is_shifted: bool = False
     batch_size: int = 16
     steps: int = 1000
 
@@ -106,6 +108,7 @@ def induction(task: Task, random: np.random.Generator) -> Rows:
 
 _GENERATED: dict[str, Callable[[Task, np.random.Generator], Rows]] = {
     "recall": recall,
+    "shifted recall": recall,
     "copying": copying,
     "induction": induction,
 }

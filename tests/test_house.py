@@ -12,7 +12,7 @@ ROOT = Path(mlx_mmfree.__file__).parent
 FOLDERS = sorted(file.parent for file in ROOT.rglob("__init__.py"))
 MOST_FILES = 15
 """Files of one floor that a newcomer can look over."""
-CATALOGUES = {"channel_mixers", "cli", "models", "token_mixers"}
+CATALOGUES = {"channel_mixers", "cli", "models", "spatial_mixers", "token_mixers"}
 """Folders in which each file is one of a kind, which a newcomer finds by its name."""
 
 

@@ -1,4 +1,4 @@
-"""`mmfree mixers`: lists the token mixers, with what each computes, costs and can do."""
+"""`mmfree mixers`: lists the token or spatial mixers, with what each computes, costs and can do."""
 
 import argparse
 import json
@@ -9,9 +9,10 @@ from .parts.columns import aligned
 from .parts.command import CommandParser, command
 
 if TYPE_CHECKING:
+    from ..layers.maps.spatial_mixer import SpatialMixer
     from ..layers.token_mixer import TokenMixer
 
-HELP = "list the token mixers, with what each computes, costs and can do"
+HELP = "list the token or spatial mixers, with what each computes, costs and can do"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -19,6 +20,9 @@ def build_parser() -> argparse.ArgumentParser:
         prog="mmfree mixers",
         description=__doc__,
         epilog="The cost counts multiplications between T positions of D dims, without projections.",
+    )
+    parser.add_argument(
+        "--spatial", action="store_true", help="list the mixers of images instead of those of texts"
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
@@ -31,17 +35,27 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    from ..models.parts.mixers import capabilities, token_mixers
+    from ..models.parts.mixers import capabilities, spatial_mixers, token_mixers
 
-    mixers = token_mixers()
+    listed = (
+        [_facts(name, mixer) for name, mixer in spatial_mixers().items()]
+        if args.spatial
+        else [
+            _facts(name, mixer) | {"capabilities": capabilities(mixer)}
+            for name, mixer in token_mixers().items()
+        ]
+    )
     if args.json:
-        listed = [_facts(name, mixer, capabilities(mixer)) for name, mixer in mixers.items()]
         print(json.dumps({"mixers": listed}))
         return 0
-    rows: list[tuple[str, ...]] = [("mixer", "cost", "can be", "paper", "equation")]
-    for name, mixer in mixers.items():
-        can = ", ".join(capabilities(mixer))
-        rows.append((name, mixer.complexity, can, mixer.paper, mixer.equation))
+    columns = {"name": "mixer", "complexity": "cost", "capabilities": "can be", "paper": "paper"}
+    if args.spatial:
+        del columns["capabilities"]
+    columns["equation"] = "equation"
+    rows: list[tuple[str, ...]] = [tuple(columns.values())]
+    for facts in listed:
+        facts["capabilities"] = ", ".join(facts.get("capabilities", ()))
+        rows.append(tuple(facts[name] for name in columns))
     if args.markdown:
         rows = [tuple(cell.replace("|", "\\|") for cell in row) for row in rows]
         rows[1:] = [(f"`{name}`", *rest, f"`{equation}`") for name, *rest, equation in rows[1:]]
@@ -52,11 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _facts(name: str, mixer: "type[TokenMixer]", can: list[str]) -> dict[str, Any]:
+def _facts(name: str, mixer: "type[TokenMixer | SpatialMixer]") -> dict[str, Any]:
     return {
         "name": name,
         "equation": mixer.equation,
         "complexity": mixer.complexity,
-        "capabilities": can,
         "paper": mixer.paper,
     }

@@ -9,7 +9,7 @@ from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.heads import dims_of_a_head, split_heads
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.linear_sums import weights_of_recurrence
+from ..layers.mixing.linear_sums import weights_of_recurrence
 from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_linear_attention, gated_rms_norm

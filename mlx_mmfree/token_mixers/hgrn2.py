@@ -7,10 +7,10 @@ import mlx.nn as nn
 
 from ..layers import project
 from ..layers.arguments import check_sequences
-from ..layers.gated_recurrence import bounded_gate
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.linear_sums import weights_of_recurrence
+from ..layers.mixing.gated_recurrence import bounded_gate
+from ..layers.mixing.linear_sums import weights_of_recurrence
 from ..layers.partition import Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_linear_attention

@@ -9,7 +9,7 @@ from ..layers import project
 from ..layers.arguments import check_sequences, check_sizes
 from ..layers.context import Context
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.linear_sums import check_no_starts, weights_of_kernel
+from ..layers.mixing.linear_sums import check_no_starts, weights_of_kernel
 from ..layers.partition import QUERIES_KEYS_VALUES, Group, Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import linear_scan, long_sum

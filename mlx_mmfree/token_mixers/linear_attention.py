@@ -11,7 +11,7 @@ from ..layers.arguments import check_optional_sizes, check_sequences
 from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.linear_sums import attend_to_all, check_no_starts, weights_of_kernel, with_ones
+from ..layers.mixing.linear_sums import attend_to_all, check_no_starts, weights_of_kernel, with_ones
 from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_linear_attention

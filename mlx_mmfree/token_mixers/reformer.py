@@ -10,18 +10,18 @@ import mlx.nn as nn
 from ..layers import project
 from ..layers.arguments import check_sizes
 from ..layers.context import Context
-from ..layers.hashed_attention import (
+from ..layers.heads import dims_of_a_head, merge_heads, one_hot_values, split_heads
+from ..layers.key_value_mixer import HeldTokens, KeyValueMixer
+from ..layers.key_value_reading import extend, read
+from ..layers.key_value_state import KeyValueState
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.mixing.hashed_attention import (
     Rules,
     draw_rotations,
     factors_of,
     hash_buckets,
     hashed_attention,
 )
-from ..layers.heads import dims_of_a_head, merge_heads, one_hot_values, split_heads
-from ..layers.key_value_mixer import HeldTokens, KeyValueMixer
-from ..layers.key_value_reading import extend, read
-from ..layers.key_value_state import KeyValueState
-from ..layers.linear_factory import Linears, factory_of
 from ..layers.padding import RealTokens
 from ..layers.partition import Group, Partition, own_share
 

@@ -11,7 +11,7 @@ from ..layers.arguments import check_optional_sizes, check_sequences, check_size
 from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, split_heads
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.linear_sums import weights_of_recurrence
+from ..layers.mixing.linear_sums import weights_of_recurrence
 from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.positions import count_on
 from ..layers.token_mixer import TokenMixer

@@ -9,7 +9,7 @@ from ..layers import project
 from ..layers.arguments import check_sequences
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
-from ..layers.linear_sums import weights_of_kernel
+from ..layers.mixing.linear_sums import weights_of_kernel
 from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import long_sum

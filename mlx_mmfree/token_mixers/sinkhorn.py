@@ -8,18 +8,18 @@ import mlx.nn as nn
 
 from ..layers import project
 from ..layers.arguments import check_sizes
-from ..layers.block_sorting import (
-    attend_blocks,
-    attend_past_blocks,
-    blocks_of,
-    soft_sorting,
-)
 from ..layers.context import Context
 from ..layers.heads import dims_of_a_head, merge_heads, one_hot_values, split_heads
 from ..layers.key_value_mixer import HeldTokens, KeyValueMixer
 from ..layers.key_value_reading import extend, read
 from ..layers.key_value_state import KeyValueState
 from ..layers.linear_factory import Linears, factory_of
+from ..layers.mixing.block_sorting import (
+    attend_blocks,
+    attend_past_blocks,
+    blocks_of,
+    soft_sorting,
+)
 from ..layers.padding import RealTokens
 from ..layers.partition import QUERIES_KEYS_VALUES, Group, Partition, own_share
 

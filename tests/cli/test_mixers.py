@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from mlx_mmfree import spatial_mixers as spatial_package
 from mlx_mmfree import token_mixers as package
 from mlx_mmfree.cli.mixers import main
 from mlx_mmfree.errors import UnsupportedModelError
-from mlx_mmfree.models.parts.mixers import find_token_mixer, token_mixers
+from mlx_mmfree.models.parts.mixers import find_token_mixer, spatial_mixers, token_mixers
 from mlx_mmfree.token_mixers import GQA, MLGRU
 
 
@@ -27,6 +28,15 @@ def test_the_page_on_token_mixers_lists_all(capsys: pytest.CaptureFixture[str]) 
     assert table.count("\n") == 2 + len(token_mixers())
     page = (Path(package.__file__).parent / "README.md").read_text()
     # mmfree mixers --markdown prints the table anew
+    assert table in page
+
+
+def test_the_page_on_spatial_mixers_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--spatial", "--markdown"]) == 0
+    table = capsys.readouterr().out
+    assert table.count("\n") == 2 + len(spatial_mixers())
+    page = (Path(spatial_package.__file__).parent / "README.md").read_text()
+    # mmfree mixers --spatial --markdown prints the table anew
     assert table in page
 
 

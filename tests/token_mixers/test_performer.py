@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree.layers.random_features import orthogonal_projection
+from mlx_mmfree.layers.mixing.random_features import orthogonal_projection
 from mlx_mmfree.token_mixers import GQA, Performer
 
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.layers.hashed_attention import factors_of, hash_buckets
+from mlx_mmfree.layers.mixing.hashed_attention import factors_of, hash_buckets
 from mlx_mmfree.token_mixers import Reformer
 from tests.tolerances import TOLERANCE, relative_error
 

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.layers.block_sorting import sinkhorn
+from mlx_mmfree.layers.mixing.block_sorting import sinkhorn
 from mlx_mmfree.token_mixers import Sinkhorn
 from tests.tolerances import TOLERANCE, relative_error
 

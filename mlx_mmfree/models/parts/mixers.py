@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import UnsupportedModelError
 from ...layers import ChannelMixer
+from ...layers.maps.spatial_mixer import SpatialMixer
 from ...layers.token_mixer import TokenMixer
 
 _CAPABILITIES = {
@@ -23,6 +24,11 @@ _CAPABILITIES = {
 def token_mixers() -> dict[str, type[TokenMixer]]:
     """All token mixers by name, sorted."""
     return _mixers("mlx_mmfree.token_mixers", TokenMixer)
+
+
+def spatial_mixers() -> dict[str, type[SpatialMixer]]:
+    """All spatial mixers by name, sorted."""
+    return _mixers("mlx_mmfree.spatial_mixers", SpatialMixer)
 
 
 def channel_mixers() -> dict[str, type[ChannelMixer]]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_mmfree.layers.random_features import exponents, softmax_features
+from mlx_mmfree.layers.mixing.random_features import exponents, softmax_features
 from mlx_mmfree.token_mixers import Performer
 from tests.goldens.mixers.files import GoldenFile, assert_close, golden, heads_apart, heads_together
 

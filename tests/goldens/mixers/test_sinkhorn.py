@@ -4,7 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_mmfree.layers.block_sorting import blocks_of, sinkhorn, soft_sorting
+from mlx_mmfree.layers.mixing.block_sorting import blocks_of, sinkhorn, soft_sorting
 from mlx_mmfree.token_mixers import Sinkhorn
 from tests.goldens.mixers.files import (
     GoldenFile,

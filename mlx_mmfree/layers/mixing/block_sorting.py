@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..ops import linear_scan
-from .heads import merge_heads, split_heads
+from ...ops import linear_scan
+from ..heads import merge_heads, split_heads
 
 NEVER = -1e30
 """The logit of what cannot be."""

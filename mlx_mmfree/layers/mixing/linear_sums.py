@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from ..ops import gated_linear_attention
+from ...ops import gated_linear_attention
 
 
 def with_ones(v: mx.array) -> mx.array:

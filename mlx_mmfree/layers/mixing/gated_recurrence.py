@@ -3,8 +3,8 @@
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops import linear_scan
-from .context import Context
+from ...ops import linear_scan
+from ..context import Context
 
 
 def bounded_gate(x: mx.array, lower_bound: mx.array | None) -> tuple[mx.array, mx.array]:

@@ -1,0 +1,1 @@
+"""Layers of maps, arrays of shape (B, H, W, D)."""

@@ -1,0 +1,48 @@
+"""Convolution of each channel of a map by itself."""
+
+import math
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..arguments import check_sizes
+
+
+class DepthwiseConvolution(nn.Module):
+    r"""Convolution of each channel with a window of its own, padded with zeros to keep the size.
+
+    .. math::
+        y_{i,j,c} = b_c + \sum_{u,v} w_{c,u,v}\,x_{i+u-\lfloor k/2 \rfloor,\,j+v-\lfloor k/2 \rfloor,\,c}
+
+    Args:
+        dims: Channels `D`.
+        kernel_size: Side `k` of the window, an odd number.
+        bias: Whether there is `b`.
+
+    Shape:
+        `x` and `y`: `(B, H, W, D)`; `weight`: `(D, k, k, 1)`.
+
+    Raises:
+        ValueError: The window has no place in its middle.
+
+    Example:
+        >>> DepthwiseConvolution(8, 3)(mx.zeros((1, 5, 4, 8))).shape
+        (1, 5, 4, 8)
+    """
+
+    def __init__(self, dims: int, kernel_size: int, *, bias: bool = True):
+        super().__init__()
+        check_sizes("DepthwiseConvolution", dims=dims, kernel_size=kernel_size)
+        if kernel_size % 2 == 0:
+            raise ValueError(
+                f"[DepthwiseConvolution] 'kernel_size' must be odd but got {kernel_size}."
+            )
+        bound = 1.0 / math.sqrt(kernel_size * kernel_size)
+        self.weight = mx.random.uniform(-bound, bound, (dims, kernel_size, kernel_size, 1))
+        if bias:
+            self.bias = mx.zeros((dims,))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        dims, side = self.weight.shape[:2]
+        y = mx.conv2d(x, self.weight.astype(x.dtype), padding=side // 2, groups=dims)
+        return y + self.bias.astype(y.dtype) if "bias" in self else y

@@ -1,0 +1,48 @@
+"""Values weighted by a convolution, the mixer of Conv2Former (Hou et al., arXiv 2211.11943)."""
+
+from typing import ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.maps.depthwise_convolution import DepthwiseConvolution
+from ..layers.maps.spatial_mixer import SpatialMixer, check_map
+
+
+class ConvolutionalModulation(SpatialMixer):
+    r"""The weights of a place come from a large window, without a softmax.
+
+    .. math::
+        y = W_o\,\big(\mathrm{dwconv}_{k \times k}(\mathrm{gelu}(W_g x)) \odot W_v x\big)
+
+    Args:
+        dims: Dims `D`.
+        kernel_size: Side `k` of the window, an odd number; 7 in the smallest published models.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+
+    Shape:
+        `x` and `y`: `(B, H, W, D)`.
+
+    Example:
+        >>> ConvolutionalModulation(32)(mx.zeros((1, 5, 4, 32))).shape
+        (1, 5, 4, 32)
+    """
+
+    equation: ClassVar[str] = "y = W_o (dwconv(gelu(W_g x)) * W_v x)"
+    complexity: ClassVar[str] = "T k^2 D"
+    paper: ClassVar[str] = "arXiv 2211.11943"
+
+    def __init__(self, dims: int, *, kernel_size: int = 11, linear: Linears = nn.Linear):
+        super().__init__()
+        self.convolution = DepthwiseConvolution(dims, kernel_size)
+        self._dims = dims
+        for name in ("gate_proj", "value_proj", "output_proj"):
+            self[name] = factory_of(linear, name)(dims, dims, bias=True)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        check_map("ConvolutionalModulation", x, self._dims)
+        gates = self.convolution(nn.gelu(self.gate_proj(x)))
+        y: mx.array = self.output_proj(gates * self.value_proj(x))
+        return y.astype(x.dtype)

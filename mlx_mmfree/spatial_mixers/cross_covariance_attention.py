@@ -1,0 +1,73 @@
+"""Attention between channels instead of places (XCiT, El-Nouby et al., arXiv 2106.09681)."""
+
+from typing import ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import project
+from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.maps.spatial_mixer import SpatialMixer, check_map
+from ..ops import long_sum
+
+_PROJECTIONS = ("query_proj", "key_proj", "value_proj")
+_EPS = 1e-12
+
+
+class CrossCovarianceAttention(SpatialMixer):
+    r"""Softmax attention whose weights lie between the channels of a head.
+
+    .. math::
+        A_h = \mathrm{softmax}\big(\tau_h\,\hat q_h^\top \hat k_h\big) \in R^{K \times K}, \quad
+        y = W_o\,[v_h A_h^\top]_{h=1..H}, \quad
+        \hat q_{tc} = q_{tc} / \max(\lVert q_{:c} \rVert_2, 10^{-12})
+
+    Places meet in the norms and in the products only: a model needs convolutions beside it.
+
+    Args:
+        dims: Dims `D`.
+        num_heads: Heads `H`, of `K` dims.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        bias: Whether queries, keys and values are projected with a bias; the output always is.
+
+    Shape:
+        `x` and `y`: `(B, H, W, D)`; `temperature`: `(H,)`, :math:`\tau`.
+
+    Example:
+        >>> CrossCovarianceAttention(32)(mx.zeros((1, 5, 4, 32))).shape
+        (1, 5, 4, 32)
+    """
+
+    equation: ClassVar[str] = "y = v softmax(t q^T k)^T, q and k of length 1 over the places"
+    complexity: ClassVar[str] = "T D^2 / H"
+    paper: ClassVar[str] = "arXiv 2106.09681"
+
+    def __init__(
+        self, dims: int, *, num_heads: int = 8, linear: Linears = nn.Linear, bias: bool = True
+    ):
+        super().__init__()
+        dims_of_a_head("CrossCovarianceAttention", dims, num_heads)
+        self._dims = dims
+        self.num_heads = num_heads
+        for name in _PROJECTIONS:
+            self[name] = factory_of(linear, name)(dims, dims, bias=bias)
+        self.output_proj = factory_of(linear, "output_proj")(dims, dims, bias=True)
+        self.temperature = mx.ones((num_heads,))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        check_map("CrossCovarianceAttention", x, self._dims)
+        tokens = mx.flatten(x, 1, 2)
+        projected = project(tokens, [self[name] for name in _PROJECTIONS]).astype(mx.float32)
+        q, k, v = (split_heads(part, self.num_heads) for part in mx.split(projected, 3, axis=-1))
+        scores = _unit(q).swapaxes(-1, -2) @ _unit(k)
+        weights = mx.softmax(self.temperature[:, None, None].astype(mx.float32) * scores, axis=-1)
+        y = merge_heads(v @ weights.swapaxes(-1, -2)).astype(x.dtype)
+        return project(y, (self["output_proj"],)).reshape(x.shape)
+
+
+def _unit(x: mx.array) -> mx.array:
+    """Channels `(B, H, T, K)` of length 1 over the places."""
+    squares = long_sum(x.square().swapaxes(-1, -2), axis=-1)[:, :, None]
+    return x / mx.maximum(mx.sqrt(squares), _EPS)

@@ -1,0 +1,112 @@
+"""Attention within windows of a map, the mixer of Swin (Liu et al., arXiv 2103.14030)."""
+
+from typing import ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ..layers import project
+from ..layers.arguments import check_counts, check_sizes
+from ..layers.heads import dims_of_a_head, merge_heads, split_heads
+from ..layers.linear_factory import Linears, factory_of
+from ..layers.maps.spatial_mixer import SpatialMixer, check_map
+from ..layers.maps.windows import MapWindows
+from ..ops import attention
+
+_PROJECTIONS = ("query_proj", "key_proj", "value_proj")
+
+
+class WindowAttention(SpatialMixer):
+    r"""Softmax attention between the places of a window, with a learned term for each offset.
+
+    .. math::
+        y_p = W_o\,\Big[\sum_{r \in N(p)} \mathrm{softmax}_r\big(q_{p,h}^\top k_{r,h} / \sqrt K
+        + B_{p-r,h}\big)\,v_{r,h}\Big]_{h=1..H}
+
+    Windows tile the map (W-MSA); with a shift of half a window in every second block, neighbours of
+    one block lie in the same window in the next (SW-MSA). The shift is cyclic: places that come from
+    opposite edges share a window, but do not see each other. Along an axis that is not longer than a
+    window there is one, which is not shifted. Where windows do not fit, the map is padded with zeros,
+    which are seen like any other place.
+
+    Args:
+        dims: Dims `D`.
+        window: Side `M` of a window.
+        shift: By how many places windows are moved, less than `M`; 0: they are not.
+        pads_first: A map is padded and then shifted, as in the original code and in transformers. timm
+            shifts first, which differs where windows do not fit.
+        num_heads: Heads `H`, of `K` dims.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        bias: Whether queries, keys and values are projected with a bias; the output always is.
+
+    Shape:
+        `x` and `y`: `(B, H, W, D)`; `position_table`: `((2M - 1)^2, H)`, the row
+        :math:`(\Delta y + M - 1)(2M - 1) + \Delta x + M - 1` for an offset.
+
+    Raises:
+        ValueError: The shift is not less than the window.
+
+    Example:
+        >>> WindowAttention(32, window=4, shift=2)(mx.zeros((1, 9, 6, 32))).shape
+        (1, 9, 6, 32)
+    """
+
+    equation: ClassVar[str] = "y = softmax(Q K^T / sqrt(d) + B) V, in windows"
+    complexity: ClassVar[str] = "T M^2 D"
+    paper: ClassVar[str] = "arXiv 2103.14030"
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        window: int = 7,
+        shift: int = 0,
+        pads_first: bool = True,
+        num_heads: int = 8,
+        linear: Linears = nn.Linear,
+        bias: bool = True,
+    ):
+        super().__init__()
+        check_sizes("WindowAttention", window=window)
+        check_counts("WindowAttention", shift=shift)
+        if shift >= window:
+            raise ValueError(
+                f"[WindowAttention] 'shift' must be less than the window, {window}, but got {shift}."
+            )
+        dims_of_a_head("WindowAttention", dims, num_heads)
+        self._dims = dims
+        self._window = window
+        self._shift = shift
+        self._pads_first = pads_first
+        self.num_heads = num_heads
+        for name in _PROJECTIONS:
+            self[name] = factory_of(linear, name)(dims, dims, bias=bias)
+        self.output_proj = factory_of(linear, "output_proj")(dims, dims, bias=True)
+        self.position_table = mx.random.normal(((2 * window - 1) ** 2, num_heads)) * 0.02
+
+    def __call__(self, x: mx.array) -> mx.array:
+        check_map("WindowAttention", x, self._dims)
+        windows = MapWindows.of(x.shape[1], x.shape[2], self._window, self._shift, self._pads_first)
+        seen = windows.same_region()
+        y = self.attend(windows.cut(x), self.position_bias(windows.sides), seen)
+        return windows.joined(y)
+
+    def position_bias(self, sides: tuple[int, int]) -> mx.array:
+        """The term of all pairs of places of a window, `(H, h w, h w)`."""
+        rows, columns = (axis.reshape(-1) for axis in np.indices(sides))
+        down = rows[:, None] - rows + self._window - 1
+        right = columns[:, None] - columns + self._window - 1
+        index = mx.array(down * (2 * self._window - 1) + right)
+        return mx.moveaxis(self.position_table[index], -1, 0)
+
+    def attend(self, windows: mx.array, bias: mx.array, seen: mx.array | None) -> mx.array:
+        """Attention in windows `(B N, h w, D)`, of which places see what `(N, h w, h w)` says."""
+        parts = mx.split(project(windows, [self[name] for name in _PROJECTIONS]), 3, axis=-1)
+        queries, keys, values = (split_heads(part, self.num_heads) for part in parts)
+        mask = None
+        if seen is not None:
+            mask = mx.tile(seen, (windows.shape[0] // seen.shape[0], 1, 1))[:, None]
+        y = attention(queries, keys, values, mask, bias=bias[None])
+        return project(merge_heads(y), (self["output_proj"],))

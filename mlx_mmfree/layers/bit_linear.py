@@ -13,16 +13,14 @@ from mlx.utils import tree_unflatten
 
 from ..ops import (
     Projection,
+    Quantization,
     bit_linear,
-    linear_product,
     pack_ternary,
     packed_width,
-    rms_norm_quantize,
-    straight_through,
     ternarize,
+    ternary_linear,
     ternary_matmul,
 )
-from ..ops.backend.dispatch import on_cpu
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
 from .float32_scales import Float32Scales
@@ -116,34 +114,17 @@ class _FromMaster(_TernaryLinear):
 
     def __call__(self, x: mx.array) -> mx.array:
         """The layer, straight-through for weight and activations."""
-        weight = self.master
         check_features("BitLinear", x, self.input_dims)
-        codes, input_scale = self._prepare(x)
-        trits, scale = ternarize(mx.stop_gradient(weight))
-        floats = weight.astype(mx.float32) * (1.0 / scale)
-        strength = self._quantization_strength
-        if strength < 1:
-            trits = floats + strength * (trits - floats)
-            if input_scale is not None:
-                scaled = self._normed(x) * mx.stop_gradient(input_scale)
-                codes = straight_through(scaled + strength * (codes - scaled), scaled)
-        trits = straight_through(trits, floats)
-        if x.dtype == mx.bfloat16 and not on_cpu():
-            # it holds codes and trits exactly, and a GPU sums in float32
-            codes, trits = codes.astype(mx.bfloat16), trits.astype(mx.bfloat16)
-        y = linear_product(codes, trits) * (scale if input_scale is None else scale / input_scale)
-        return (y + self.bias if "bias" in self else y).astype(x.dtype)
-
-    def _prepare(self, x: mx.array) -> tuple[mx.array, mx.array | None]:
-        """The activations that meet the ternary matrix, and the scale `s` of their codes."""
-        norm_weight = None if self._norm_eps is None else self.norm.weight
-        if self._quantize_activations:
-            return rms_norm_quantize(x, norm_weight, eps=self._norm_eps, rounding=self._rounding)
-        return self._normed(x), None
-
-    def _normed(self, x: mx.array) -> mx.array:
-        x = x.astype(mx.float32)
-        return x if self._norm_eps is None else self.norm(x)
+        y = ternary_linear(
+            x,
+            self.master,
+            None if self._norm_eps is None else self.norm.weight,
+            eps=self._norm_eps,
+            quantization=Quantization(
+                self._rounding, self._quantize_activations, self._quantization_strength
+            ),
+        )
+        return (y + self.bias).astype(x.dtype) if "bias" in self else y
 
 
 class BitLinear(_FromMaster):

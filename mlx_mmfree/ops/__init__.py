@@ -40,6 +40,8 @@ from .ternary import packed_width as packed_width
 from .ternary import ternarize as ternarize
 from .ternary import ternarize_packed as ternarize_packed
 from .ternary import unpack_ternary as unpack_ternary
+from .ternary_linear import Quantization as Quantization
+from .ternary_linear import ternary_linear as ternary_linear
 from .ternary_matmul import ternary_matmul as ternary_matmul
 
 # the BLAS of MLX on Linux is slow

@@ -43,7 +43,7 @@ def ternarize(weight: mx.array) -> tuple[mx.array, mx.array]:
         The trits as float32 `(N, D)` and `m` as float32 of shape `(1,)`.
     """
     weight = weight.astype(mx.float32)
-    scale = _scale(long_mean(mx.abs(weight)))
+    scale = scale_of_mean(long_mean(mx.abs(weight)))
     return mx.clip(mx.round(weight * (1.0 / scale)), -1.0, 1.0), scale
 
 
@@ -59,11 +59,12 @@ def ternarize_packed(weight: mx.array) -> tuple[mx.array, mx.array]:
     if not on_cpu():
         trits, scale = ternarize(weight)
         return pack_ternary(trits), scale
-    scale = _scale(long_sum(block_sums_of_sizes(weight)) / weight.size)
+    scale = scale_of_mean(long_sum(block_sums_of_sizes(weight)) / weight.size)
     return pack_rounded(weight, np.asarray(1.0 / scale), packed_width(weight.shape[1])), scale
 
 
-def _scale(mean: mx.array) -> mx.array:
+def scale_of_mean(mean: mx.array) -> mx.array:
+    """The scale, float32 `(1,)`, of a matrix whose mean magnitude is given."""
     return mx.maximum(mean.reshape(1), 1e-5)
 
 

@@ -28,15 +28,24 @@ std::vector<float> check_rms_norm(const std::string& name) {
         (*buffer)[i] = normal(random_source);
       }
     }
+    Buffer<float> scale(rows);
+    for (size_t row = 0; row < rows; ++row) {
+      scale[row] = 0.5f + row;
+    }
     for (const Floats& given : {floats(weight), kNone}) {
+      const float* factors = given.data ? scale.data() : nullptr;
       const NormRows forward{floats(x), given, dims, eps, y.data()};
       loops.normalize(forward, 0, 2, scratch.data());
       loops.normalize(forward, 2, rows, scratch.data());
-      loops.differentiate({floats(x), floats(d_y), given, dims, eps, d_x.data()}, 0, rows,
+      loops.differentiate({floats(x), floats(d_y), given, factors, dims, eps, d_x.data()}, 0, rows,
                           d_weight.data(), scratch.data());
       std::vector<double> sums(dims);
       for (size_t row = 0; row < rows; ++row) {
-        const float *own = x.data() + row * dims, *cotangent = d_y.data() + row * dims;
+        const float* own = x.data() + row * dims;
+        std::vector<double> cotangent(d_y.data() + row * dims, d_y.data() + (row + 1) * dims);
+        for (double& value : cotangent) {
+          value *= factors ? factors[row] : 1.0;
+        }
         double square = 0, product = 0;
         const auto scale = [&](size_t j) { return given.data ? weight[j] : 1.0; };
         for (size_t j = 0; j < dims; ++j) {

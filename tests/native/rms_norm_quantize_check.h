@@ -48,6 +48,17 @@ std::vector<float> check_codes(size_t rows, size_t dims, const std::string& wher
     }
     result.insert(result.end(), codes.data(), codes.data() + codes.size);
     result.insert(result.end(), scale.data(), scale.data() + scale.size);
+    Buffer<float> rounded(rows * dims);
+    RowQuantizer rounder = quantizer;
+    rounder.codes = rounded.data();
+    rounder.scale = nullptr;
+    table<RmsNormQuantizeKernels>(kernels()).round_rows(rounder, 0, rows);
+    for (size_t i = 0; i < codes.size; ++i) {
+      const double want = codes[i] / static_cast<double>(scale[i / dims]);
+      require(std::abs(rounded[i] - want) <= 3e-7 * std::abs(want), "a code has another step",
+              where);
+    }
+    result.insert(result.end(), rounded.data(), rounded.data() + rounded.size);
   }
   return result;
 }

@@ -130,6 +130,14 @@ def rotated_heads() -> Call:
     return lambda: ops.rotated_heads(projected, rotation, **options)
 
 
+def ternary_linear() -> Call:
+    dims = number()
+    x, weight = batched(dims), zeros(number(), dims)
+    eps = random.choice([None, 1e-6])
+    norm = zeros(dims) if eps is not None and random.random() < 0.5 else None
+    return lambda: ops.ternary_linear(x, weight, norm, eps=eps)
+
+
 def ternary_matmul() -> Call:
     dims = number()
     x, weight = batched(dims), mx.zeros((number(), ops.packed_width(dims)), mx.uint32)
@@ -150,6 +158,7 @@ CALLS = [
     rms_norm,
     rms_norm_quantize,
     rotated_heads,
+    ternary_linear,
     ternary_matmul,
 ]
 

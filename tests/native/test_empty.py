@@ -84,6 +84,20 @@ CALLS: dict[str, tuple[Callable[[], mx.array], tuple[int, ...]]] = {
         lambda: KERNELS.rms_norm_quantize(mx.ones((0, 8)), None, None, False)[1],
         (0, 1),
     ),
+    "rms_norm_round, no rows": (
+        lambda: KERNELS.rms_norm_round(mx.ones((0, 8)), None, None, False),
+        (0, 8),
+    ),
+    "size_sums, no weights": (lambda: KERNELS.size_sums(mx.ones((0, 8))), (0,)),
+    "pack_rounded, no outputs": (
+        lambda: KERNELS.pack_rounded(mx.ones((0, 8)), mx.ones(1)),
+        (0, 2),
+    ),
+    "pack_rounded, no inputs": (lambda: KERNELS.pack_rounded(mx.ones((3, 0)), mx.ones(1)), (3, 0)),
+    "unpack_scaled, no outputs": (
+        lambda: KERNELS.unpack_scaled(mx.zeros((0, 2), mx.uint32), mx.ones(1), 8),
+        (0, 8),
+    ),
     "bit_linear, no rows": (lambda: bit_linear(0, 3, True), (0, 3)),
     "bit_linear, no outputs": (lambda: bit_linear(2, 0, True), (2, 0)),
     "bit_linear, many rows, no outputs": (lambda: bit_linear(40, 0, False), (40, 0)),

@@ -144,6 +144,24 @@ FAULTS = {
     "gradient of a weight by itself": Fault(
         "rms_norm/loops.h", "d_weight[j] += d_y[j] * x[j];", "d_weight[j] = d_y[j] * x[j];"
     ),
+    "gradient of codes without their scale": Fault(
+        "rms_norm/loops.h", "d_y[j] *= scale;", "d_y[j] *= 1.0f;"
+    ),
+    "rounded values without their step": Fault(
+        "rms_norm_quantize/loops.h", "1.0f / quantize_row<Isa>(q, row)", "quantize_row<Isa>(q, row)"
+    ),
+    "ties of weights away from zero": Fault(
+        "ternary_linear/loops.h", "(scaled > 0.5f)", "(scaled >= 0.5f)"
+    ),
+    "padding of weights is not zero": Fault(
+        "ternary_linear/loops.h", "memset(codes + count, 1,", "memset(codes + count, 0,"
+    ),
+    "unpacked rows without their last trits": Fault(
+        "ternary_linear/loops.h", "if (rest) {", "if (false) {"
+    ),
+    "sums of one block": Fault(
+        "ternary_linear/loops.h", "row ? sums[c] + fabsf(values[c])", "row ? fabsf(values[c])"
+    ),
     "angles of another position": Fault(
         "attention_step/attend.cpp",
         "static_cast<float>(position) * (1.0f",

@@ -74,6 +74,20 @@ CASES = {
         ops.ternary_matmul,
         1,
     ),
+    "ternary_linear": Case(
+        lambda n, dtype: (
+            _normal(5, n, dtype=dtype),
+            _normal(33, n, dtype=dtype),
+            1.0 + 0.1 * _normal(n, dtype=dtype),
+        ),
+        # as for `rms_norm`
+        lambda x, weight, norm: ops.ternary_linear(
+            x, weight, norm, eps=0.1, quantization=ops.Quantization("half_away")
+        ),
+        3,
+        keeps_dtype=True,
+        gpu_keeps_dtype=True,
+    ),
     "rms_norm": Case(
         lambda n, dtype: (_normal(5, n, dtype=dtype), 1.0 + 0.1 * _normal(n, dtype=dtype)),
         # the norm of one value hardly has a gradient, were this small

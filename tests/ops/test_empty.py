@@ -85,6 +85,13 @@ CASES = {
         lambda sizes, f, i, state: ops.linear_scan(f, i, state),
         lambda B, L, D: [(B, L, D), (B, D)],
     ),
+    "ternary_linear": Case(
+        ROWS,
+        lambda R, D, N: [(R, D), (N, D), (D,)],
+        lambda sizes, x, weight, norm: ops.ternary_linear(x, weight, norm, eps=1e-6),
+        lambda R, D, N: [(R, N)],
+        ("D",),
+    ),
     "ternary_matmul": Case(
         ROWS,
         lambda R, D, N: [(R, D)],

@@ -21,11 +21,7 @@ MMFREE_INLINE inline size_t padded(size_t dims) {
 template <class Isa>
 void scale_row(const float* values, float inverse, const Floats& weight, size_t dims,
                float* scratch, float* result) {
-  const float* factors = static_cast<const float*>(weight.data);
-  if (weight.type != FloatType::float32) {
-    widen<Isa>(weight, 0, dims, scratch);
-    factors = scratch;
-  }
+  const float* factors = as_float32<Isa>(weight, 0, dims, scratch);
   for (size_t j = 0; j < dims; ++j) {
     result[j] = values[j] * inverse * factors[j];
   }

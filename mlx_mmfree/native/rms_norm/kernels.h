@@ -15,10 +15,11 @@ struct NormRows {
   void* y;  // (rows, dims) of the type of x
 };
 
-// The gradients of x and of the weight.
+// The gradients of x and of the weight. A scale multiplies y.
 struct NormGradientRows {
-  Floats x, d_y;  // (rows, dims)
-  Floats weight;  // (dims,) or none
+  Floats x, d_y;       // (rows, dims)
+  Floats weight;       // (dims,) or none
+  const float* scale;  // (rows,) or null
   size_t dims;
   float eps;
   void* d_x;  // (rows, dims) of the type of x

@@ -46,8 +46,10 @@ void differentiate_norm(const NormGradientRows& n, size_t first, size_t last, fl
     widen<Isa>(n.x, row * n.dims, n.dims, x);
     widen<Isa>(n.d_y, row * n.dims, n.dims, d_y);
     const float inverse = inverse_of<Isa>(x, n.dims, n.eps);
+    const float scale = n.scale ? n.scale[row] : 1.0f;
     for (size_t j = 0; j < n.dims; ++j) {
       x[j] *= inverse;
+      d_y[j] *= scale;
       d_weight[j] += d_y[j] * x[j];
       d_y[j] *= weight[j];
     }

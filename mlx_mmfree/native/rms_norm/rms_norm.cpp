@@ -87,6 +87,7 @@ Arrays RmsNorm::vjp(const Arrays& primals, const Arrays& cotangents,
                     const std::vector<int>& argnums, const Arrays& outputs) {
   auto given = arguments(primals);
   given.push_back(cotangents[0]);
+  given.push_back(std::nullopt);
   const auto gradients = RmsNormGradient::call(std::move(given), options_, stream());
   Arrays wanted;
   for (int argnum : argnums) {
@@ -103,9 +104,13 @@ void RmsNormGradient::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   allocate(outputs);
   const auto given = arguments(inputs);
   const auto floats = [&](size_t n) { return floats_of(given[n], stream()); };
-  const NormGradientRows rows{floats(0),    floats(2),
-                              floats(1),    static_cast<size_t>(given[0]->shape(-1)),
-                              options_.eps, outputs[0].data<void>()};
+  const NormGradientRows rows{floats(0),
+                              floats(2),
+                              floats(1),
+                              static_cast<const float*>(floats(3).data),
+                              static_cast<size_t>(given[0]->shape(-1)),
+                              options_.eps,
+                              outputs[0].data<void>()};
   mx::cpu::get_command_encoder(stream()).dispatch(
       [rows, count = outputs[0].size() / rows.dims, d_weight = outputs[1].data<float>()]() {
         differentiate(rows, count, d_weight);

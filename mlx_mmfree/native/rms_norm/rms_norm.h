@@ -33,8 +33,9 @@ class RmsNorm : public Operation<RmsNorm, RmsNormOptions> {
   DEFINE_NAME(RmsNorm)
 };
 
-// The arguments are x, the weight and the gradient of the result. Returns the gradients of x, in
-// its dtype, and of the weight, float32 (D,). Its own gradient is that of the definition.
+// The arguments are x, the weight, the gradient of the result and float32 (..., 1) by which the
+// result was multiplied, or none. Returns the gradients of x, in its dtype, and of the weight,
+// float32 (D,). Its own gradient is that of the definition.
 class RmsNormGradient : public Defined<RmsNormGradient, RmsNormOptions> {
  public:
   using Defined::Defined;

@@ -1,8 +1,8 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 
 #include "rms_norm_quantize/rms_norm_quantize.h"
-#include "runtime/bind_definition.h"
 
 namespace mmfree {
 
@@ -26,7 +26,16 @@ void bind_rms_norm_quantize(nb::module_& m) {
         Raises:
             ValueError: A shape or dtype does not fit, or there is a weight without `eps`.)");
 
-  bind_definition<RmsNormQuantize>(m, "define_rms_norm_quantize");
+  m.def(
+      "rms_norm_round", &rms_norm_round, "x"_a, "weight"_a.none(), "eps"_a.none(), "half_away"_a,
+      R"(Rounds each row to multiples of a step, which are the codes of `rms_norm_quantize` divided by
+        their scale. The arguments are the same. It has no gradient.
+
+        Returns:
+            float32 (..., D).
+
+        Raises:
+            ValueError: A shape or dtype does not fit, or there is a weight without `eps`.)");
 }
 
 }  // namespace mmfree

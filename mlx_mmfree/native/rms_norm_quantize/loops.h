@@ -103,8 +103,9 @@ MMFREE_INLINE inline float round_half_away(float scaled) {
   return copysignf(whole, scaled);
 }
 
+// Returns the scale of the codes.
 template <class Isa>
-void quantize_row(const RowQuantizer& q, size_t row) {
+float quantize_row(const RowQuantizer& q, size_t row) {
   float* values = q.codes + row * q.dims;
   widen<Isa>(q.x, row * q.dims, q.dims, values);
   if (q.has_norm) {
@@ -120,7 +121,6 @@ void quantize_row(const RowQuantizer& q, size_t row) {
     }
   }
   const float scale = code_scale<Isa>(values, q.dims);
-  q.scale[row] = scale;
   if (q.half_away) {
     for (size_t j = 0; j < q.dims; ++j) {
       values[j] = round_half_away<Isa>(values[j] * scale);
@@ -130,18 +130,30 @@ void quantize_row(const RowQuantizer& q, size_t row) {
       values[j] = values[j] * scale + kRounder - kRounder;
     }
   }
+  return scale;
 }
 
 template <class Isa>
 void quantize_rows(const RowQuantizer& q, size_t first, size_t last) {
   for (size_t row = first; row < last; ++row) {
-    quantize_row<Isa>(q, row);
+    q.scale[row] = quantize_row<Isa>(q, row);
+  }
+}
+
+template <class Isa>
+void round_rows(const RowQuantizer& q, size_t first, size_t last) {
+  for (size_t row = first; row < last; ++row) {
+    const float inverse = 1.0f / quantize_row<Isa>(q, row);
+    float* values = q.codes + row * q.dims;
+    for (size_t j = 0; j < q.dims; ++j) {
+      values[j] *= inverse;
+    }
   }
 }
 
 template <class Isa, class Dense>
 constexpr RmsNormQuantizeKernels RmsNormQuantizeKernels::of() {
-  return {mmfree::quantize_rows<Isa>, mmfree::rms_inverse<Isa>};
+  return {mmfree::quantize_rows<Isa>, mmfree::round_rows<Isa>, mmfree::rms_inverse<Isa>};
 }
 
 }  // namespace mmfree

@@ -1,8 +1,8 @@
 #pragma once
 
 #include <optional>
-#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "mlx/array.h"
 #include "runtime/operation.h"
@@ -16,24 +16,37 @@ std::pair<mx::array, mx::array> rms_norm_quantize(const mx::array& x,
                                                   const std::optional<mx::array>& weight,
                                                   std::optional<float> eps, bool half_away);
 
+// Codes divided by their scale, float32 (..., D). They have no gradient.
+mx::array rms_norm_round(const mx::array& x, const std::optional<mx::array>& weight,
+                         std::optional<float> eps, bool half_away);
+
 struct RmsNormQuantizeOptions {
   std::optional<float> eps;
   bool half_away;
 
   bool operator==(const RmsNormQuantizeOptions&) const = default;
-  auto values() const {
-    return std::tuple(eps, half_away);
-  }
+};
+
+// The arguments are x and the weight. The gradient is that of the norm, times the scale.
+class RmsNormQuantize : public Operation<RmsNormQuantize, RmsNormQuantizeOptions> {
+ public:
+  using Operation::Operation;
+
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+             const Arrays& outputs) override;
+  OutputForms output_forms(const Arguments& arguments) const;
+  DEFINE_NAME(RmsNormQuantize)
 };
 
 // The arguments are x and the weight.
-class RmsNormQuantize : public Defined<RmsNormQuantize, RmsNormQuantizeOptions> {
+class RmsNormRound : public Operation<RmsNormRound, RmsNormQuantizeOptions> {
  public:
-  using Defined::Defined;
+  using Operation::Operation;
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
   OutputForms output_forms(const Arguments& arguments) const;
-  DEFINE_NAME(RmsNormQuantize)
+  DEFINE_NAME(RmsNormRound)
 };
 
 }  // namespace mmfree

@@ -51,6 +51,16 @@ void widen(const Floats& x, size_t start, size_t count, float* values) {
   }
 }
 
+// The values themselves if they are float32, else widened ones. scratch: (count,).
+template <class Isa>
+const float* as_float32(const Floats& x, size_t start, size_t count, float* scratch) {
+  if (x.type == FloatType::float32) {
+    return static_cast<const float*>(x.data) + start;
+  }
+  widen<Isa>(x, start, count, scratch);
+  return scratch;
+}
+
 // Rounds to the nearest, ties to even.
 template <class Isa>
 void narrow(const float* values, size_t count, FloatType type, void* result) {

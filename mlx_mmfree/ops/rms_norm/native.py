@@ -18,13 +18,15 @@ def unsupported(x: mx.array, weight: mx.array | None, *, eps: float) -> str | No
 
 
 def run(x: mx.array, weight: mx.array | None, *, eps: float) -> mx.array:
-    y: mx.array = _kernel()(x, weight, eps)
+    y: mx.array = kernel()(x, weight, eps)
     return y
 
 
 def _gradient(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
     """The definition of the gradient, which has a kernel too, so that it can be differentiated."""
-    x, weight, cotangent = arrays
+    x, weight, cotangent, y_scale = arrays
+    if y_scale is not None:
+        cotangent = cotangent.astype(mx.float32) * y_scale
     # without a weight, the second result is that of ones
     scale = mx.ones(x.shape[-1:]) if weight is None else weight.astype(mx.float32)
     gradients: list[mx.array] = mx.vjp(
@@ -33,4 +35,4 @@ def _gradient(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) 
     return gradients
 
 
-_kernel = native_kernel("rms_norm", _gradient)
+kernel = native_kernel("rms_norm", _gradient)

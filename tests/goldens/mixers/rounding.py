@@ -28,7 +28,7 @@ class Watched(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         y: mx.array = self.norm(x) if "norm" in self else x
-        normed = np.array(self.linear._normed(y), np.float64)
+        normed = np.array(self.linear.norm(y) if "norm" in self.linear else y, np.float64)
         largest = np.abs(normed).max(axis=-1, keepdims=True)
         scaled = np.abs(normed) * 127 / np.maximum(largest, 1e-30)
         self._between.append((np.abs(scaled % 1 - 0.5) < NEAR).any(axis=-1))

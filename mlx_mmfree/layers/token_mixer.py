@@ -169,10 +169,23 @@ class TokenMixer(nn.Module):
         """
         if self.state_kind.can_rewind(state, x.shape[1]):
             return self.residual(x, norm, state, context, **arguments)
-        parts, states = [], []
-        for n in range(x.shape[1]):
-            one = x[:, n : n + 1]
-            y, state = self.residual(one, norm, state, context.at(n), **arguments)
-            parts.append(y)
-            states.append(state)
-        return mx.concatenate(parts, axis=1), StatesByPosition(tuple(states))
+
+        def step(one: mx.array, state: State, context: Context) -> tuple[mx.array, State]:
+            return self.residual(one, norm, state, context, **arguments)
+
+        return one_by_one(step, x, state, context)
+
+
+def one_by_one(
+    step: Callable[[mx.array, State, Context], tuple[mx.array, State]],
+    x: mx.array,
+    state: State,
+    context: Context,
+) -> tuple[mx.array, StatesByPosition]:
+    """What `step` makes of each position after those before it, and the state after each."""
+    parts, states = [], []
+    for n in range(x.shape[1]):
+        y, state = step(x[:, n : n + 1], state, context.at(n))
+        parts.append(y)
+        states.append(state)
+    return mx.concatenate(parts, axis=1), StatesByPosition(tuple(states))

@@ -102,8 +102,7 @@ def batch_hidden(model: Decoder, batch: Batch) -> mx.array:
     masks: dict[str, Any] = {
         name: mx.array(array) for name, array in arrays.items() if array is not None
     }
-    hidden, _ = model.known_hidden(mx.array(batch.inputs), **masks)
-    return hidden
+    return model.text_hidden(mx.array(batch.inputs), **masks)
 
 
 def kept_logits(model: TokenModel, batch: Batch) -> int:

@@ -54,6 +54,7 @@ TRAIN_OPTIONS: list[Values] = [
         "source_column": "question",
         "target_column": "answer",
     },
+    {"model": TRAIN["model"] | _MIXERS | {"positions": "relative_bias", "block": "reversible"}},
     {"schedule": "inverse_sqrt", "learning_rate": None},
     {"label_smoothing": 0.1},
     {"model": TRAIN["model"] | _ATTENTION},

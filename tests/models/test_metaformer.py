@@ -1,18 +1,24 @@
 """Models of any mixers, described by their names."""
 
+import inspect
+from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 import yaml
+from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.layers import BitLinear
+from mlx_mmfree.layers.position_bias import ALiBi, RelativeBias
 from mlx_mmfree.models import Decoder, EncoderDecoder, MaskedLM, SequenceClassifier, find
 from mlx_mmfree.models.parts.mixers import token_mixers
+from mlx_mmfree.models.parts.reversible import ReversibleBlock
 from mlx_mmfree.models.parts.token_model import TokenModel
 from tests.readme.documents import ROOT, sections
-from tests.tolerances import TOLERANCE, relative_error
+from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 METAFORMER = find("metaformer")
 SIZES = {
@@ -89,7 +95,7 @@ def test_a_list_repeats_from_layer_to_layer() -> None:
     assert names == ["MLGRU"] * 3 + ["SlidingWindowAttention"] + ["MLGRU"] * 2
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rope"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rope", "alibi", "relative_bias"])
 def test_positions_tell_tokens_apart(positions: str) -> None:
     """Attention without positions sees a set: its last output does not depend on the order before."""
     swapped = TOKENS[:, mx.array([1, 0, 2, 3, 4])]
@@ -116,6 +122,97 @@ def test_the_width_of_a_token_mixer_is_an_option_of_its_own() -> None:
     assert block.channel_mixer.down_proj.weight.shape == (32, 40)
 
 
+@pytest.mark.parametrize("positions", ["alibi", "relative_bias"])
+def test_biases_are_of_each_stack(positions: str) -> None:
+    """Of blocks that see the whole text too; mixers of a constant state may stand beside them."""
+    model = build(
+        task="encoder_decoder",
+        encoder_layers=1,
+        encoder_token_mixer={"name": "multi_head_attention", "num_heads": 4},
+        token_mixer=["mlgru", {"name": "sliding_window_attention", "num_heads": 2}],
+        positions=positions,
+    )
+    encoder, plain, windowed = model.encoder.token_mixers + model.token_mixers
+    assert "position_bias" not in plain
+    kind = {"alibi": ALiBi, "relative_bias": RelativeBias}[positions]
+    assert type(encoder.position_bias) is type(windowed.position_bias) is kind
+    after, before = (mx.array([[[distance]]]) for distance in (5, -5))
+    if positions == "relative_bias":
+        # causal attention has no buckets for what comes after
+        now = mx.array([[[0]]])
+        assert mx.array_equal(windowed.position_bias(after), windowed.position_bias(now))
+        assert not mx.array_equal(encoder.position_bias(after), encoder.position_bias(before))
+    whole, _ = model(TOKENS, TOKENS)
+    memory, state, parts = model.encode(TOKENS), None, []
+    for n in range(5):
+        logits, state = model.decode(TOKENS[:, n : n + 1], memory, state)
+        parts.append(logits)
+    assert relative_error(mx.concatenate(parts, axis=1), whole) <= TOLERANCE[mx.float32]
+
+
+def _able_with_scores() -> set[str]:
+    names = set()
+    for name, mixer in token_mixers().items():
+        task = "causal_lm" if mixer.causal else "masked_lm"
+        with suppress(UnsupportedModelError):
+            build(token_mixer=name, task=task, positions="alibi")
+            names.add(name)
+    return names
+
+
+def test_mixers_with_scores_take_biases() -> None:
+    with_argument = {
+        name
+        for name, mixer in token_mixers().items()
+        if "position_bias" in inspect.signature(mixer.__init__).parameters
+    }
+    assert _able_with_scores() == with_argument >= {"gqa", "multi_head_attention"}
+
+
+@pytest.mark.parametrize("mixer", ["mlgru", "gqa", "reformer"])
+def test_reversible_blocks_go_on_with_the_state(mixer: str) -> None:
+    model = build(token_mixer=mixer, block="reversible", positions="learned")
+    assert all(isinstance(block, ReversibleBlock) for block in model.blocks)
+    whole, _ = model(TOKENS)
+    # the way of training, which keeps nothing
+    assert relative_error(model.logits(model.text_hidden(TOKENS)), whole) <= TOLERANCE[mx.float32]
+    state, parts = None, []
+    for part in (TOKENS[:, :2], TOKENS[:, 2:3], TOKENS[:, 3:]):
+        logits, state = model(part, state)
+        parts.append(logits)
+    tolerance = 2e-2 if mixer == "reformer" else TOLERANCE[mx.float32]
+    assert relative_error(mx.concatenate(parts, axis=1), whole) <= tolerance
+
+
+def test_states_by_position_of_reversible_blocks() -> None:
+    """A caller may take tokens back, of recurrent mixers too."""
+    model = build(token_mixer=["mlgru", "gqa"], block="reversible")
+    _, state = model.hidden(TOKENS[:1, :2])
+    _, both = model.hidden(TOKENS[:1, 2:5], state, by_position=True)
+    _, want = model.hidden(TOKENS[:1, 2:4], state)
+    got, wanted = (dict(tree_flatten(each)) for each in (both[0].states[1], want[0]))
+    assert got.keys() == wanted.keys() and wanted
+    for name, array in wanted.items():
+        assert relative_error(got[name], array) <= TOLERANCE[mx.float32]
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "masked_lm", "classifier"])
+def test_gradients_of_reversible_models_are_those_of_kept_activations(task: str) -> None:
+    mixer = {"name": "multi_head_attention", "num_heads": 4}
+    model = build(token_mixer=mixer, task=task, block="reversible", initializer_range=0.3)
+    read = model.text_hidden if task == "causal_lm" else model.hidden
+
+    def loss(model: TokenModel) -> mx.array:
+        return mx.sin(model.logits(read(TOKENS))).sum()
+
+    got = dict(tree_flatten(nn.value_and_grad(model, loss)(model)[1]))
+    model.transform = lambda x, context: model.run(x, model.init_state(2), context)[0]
+    want = dict(tree_flatten(nn.value_and_grad(model, loss)(model)[1]))
+    assert got.keys() == want.keys()
+    for name, gradient in want.items():
+        assert relative_error(got[name], gradient) <= GRADIENT_TOLERANCE, name
+
+
 def test_linears_are_of_the_class() -> None:
     for kind in ("dense", "ternary"):
         model = build(token_mixer="gla", linear_class=kind)
@@ -133,6 +230,9 @@ def test_the_description_is_read_back() -> None:
         "norm": "layer_norm",
         "norm_order": "post",
         "positions": "learned",
+        "labels": ["a", "b", "c"],
+        "scale_embedding": True,
+        "eos_token_id": 2,
     }
     config = METAFORMER.config.from_hub(values)
     assert METAFORMER.config.from_hub(config.to_hub()) == config
@@ -173,6 +273,34 @@ def test_the_description_is_read_back() -> None:
         (
             {"token_mixer": "mlgru", "hidden_size": 33, "positions": "sinusoidal"},
             "'hidden_size' must be even",
+        ),
+        (
+            {"token_mixer": ["gqa", "fnet"], "task": "masked_lm", "positions": "alibi"},
+            "'positions' must not be alibi for fnet, which has no scores",
+        ),
+        (
+            {"token_mixer": "mlgru", "positions": "relative_bias"},
+            "'positions' must not be relative_bias for mlgru, which has no scores",
+        ),
+        (
+            {"token_mixer": "gqa", "block": "reversible", "norm_order": "post"},
+            "'block' must be residual with 'norm_order' 'post' but got 'reversible'",
+        ),
+        (
+            {"token_mixer": "gqa", "block": "reversible", "task": "encoder_decoder"},
+            "'block' must be residual with 'task' 'encoder_decoder' but got 'reversible'",
+        ),
+        (
+            {"token_mixer": "gqa", "scale_embedding": True},
+            "'scale_embedding' must be false where no positions are added",
+        ),
+        (
+            {"token_mixer": "gqa", "labels": ["a", "a"]},
+            "'labels' must be a list of different names",
+        ),
+        (
+            {"token_mixer": "gqa", "labels": ["a", "b"], "num_labels": 3},
+            "'num_labels' must be the number of 'labels', 2, but got 3",
         ),
     ],
 )

@@ -64,6 +64,16 @@ class Decoder(TokenModel):
         state = self.init_state(x.shape[0]) if state is None else state
         return self.run(x, state, Context(valid, starts=starts))
 
+    def text_hidden(
+        self,
+        tokens: mx.array,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+    ) -> mx.array:
+        """As `known_hidden`, of texts that begin and end with the call, without a state."""
+        return self.transform(known_rows(self.embed, tokens), Context(valid, starts=starts))
+
     def __call__(
         self,
         tokens: mx.array,

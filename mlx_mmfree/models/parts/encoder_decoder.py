@@ -10,6 +10,7 @@ from ...layers.added_positions import AddedPositions
 from ...layers.context import Context
 from ...layers.token_mixer import State
 from .block import Block
+from .reversible import ReversibleBlock
 from .stack import Stack
 from .token_model import TokenModel
 from .tokens import known_rows
@@ -55,7 +56,7 @@ class EncoderDecoder(TokenModel):
         self,
         embed: nn.Embedding,
         encoder: Stack,
-        blocks: Sequence[Block],
+        blocks: Sequence[Block | ReversibleBlock],
         norm: nn.Module,
         head: nn.Module | None = None,
         config: Any = None,

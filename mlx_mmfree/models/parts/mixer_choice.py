@@ -5,9 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
+import mlx.nn as nn
+
 from ...errors import CheckpointError, UnsupportedModelError
 from ...layers import ChannelMixer, RoPE
 from ...layers.linear_factory import Linears
+from ...layers.position_bias import ALiBi, RelativeBias
 from ...layers.token_mixer import TokenMixer
 from .mixers import find_channel_mixer, find_token_mixer
 
@@ -18,6 +21,42 @@ _OF_THE_MODEL = ("dims", "linear", "is_causal", "max_length", "rope")
 """Arguments that the model decides for all its mixers, besides those that it gives some."""
 
 Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class MixerPositions:
+    """What tells positions apart within mixers.
+
+    Attributes:
+        kind: `rope`, `alibi`, `relative_bias`, or another word for nothing.
+        rope_base: Base of the rotation.
+    """
+
+    kind: str
+    rope_base: float = 10000.0
+
+    @property
+    def is_bias(self) -> bool:
+        """Whether it is a term of scores."""
+        return self.kind in ("alibi", "relative_bias")
+
+    @property
+    def argument(self) -> str | None:
+        """The argument of mixers that takes it."""
+        return "rope" if self.kind == "rope" else "position_bias" if self.is_bias else None
+
+    def refusal(self, mixer: str) -> UnsupportedModelError:
+        """What is said of a mixer that has no place for it."""
+        return UnsupportedModelError(
+            f"[config.json] 'positions' must not be {self.kind} for {mixer}, which has no scores to add "
+            "it to. mmfree mixers describes those that have."
+        )
+
+    def made(self, heads: int, head_dim: int, *, is_causal: bool) -> nn.Module:
+        """It, for a mixer with these heads."""
+        if self.kind == "rope":
+            return RoPE(head_dim, base=self.rope_base)
+        return ALiBi(heads) if self.kind == "alibi" else RelativeBias(heads, is_causal=is_causal)
 
 
 @dataclass(frozen=True)
@@ -67,7 +106,7 @@ class MixerChoice:
         linear: Linears,
         is_causal: bool,
         max_length: int,
-        rope_base: float | None = None,
+        positions: "MixerPositions | None" = None,
     ) -> TokenMixer:
         """Makes it.
 
@@ -76,7 +115,7 @@ class MixerChoice:
             linear: Makes its projections.
             is_causal: Whether it must not see what comes after a position.
             max_length: Positions of the longest sequence, for a mixer that must know.
-            rope_base: Base of the rotation of queries and keys, for a mixer that has it.
+            positions: What tells positions apart within a mixer that can; `None`: nothing does.
 
         Raises:
             UnsupportedModelError: There is no such mixer, or it cannot do what is asked.
@@ -94,11 +133,34 @@ class MixerChoice:
         arguments: dict[str, Any] = {"linear": linear, "max_length": max_length}
         if mixer.causal and mixer.bidirectional:
             arguments["is_causal"] = is_causal
-        if rope_base is not None and "rope" in known:
-            heads = self.options.get("num_heads") or known["num_heads"].default
-            head_dim = self.options.get("head_dim") or dims // heads
-            arguments["rope"] = _checked(self.name, lambda: RoPE(head_dim, base=rope_base))
+        if positions is not None:
+            arguments |= self._with_positions(positions, dims, mixer, known, is_causal)
         return self._made(mixer, dims, arguments)
+
+    def _with_positions(
+        self,
+        positions: "MixerPositions",
+        dims: int,
+        mixer: type[TokenMixer],
+        known: Mapping[str, inspect.Parameter],
+        is_causal: bool,
+    ) -> dict[str, Any]:
+        """The arguments of a mixer that take positions into it."""
+        name = positions.argument
+        if name is None or name not in known:
+            if positions.is_bias and not mixer.recurrent:
+                raise positions.refusal(self.name)
+            return {}
+        heads = self.options.get("num_heads") or known["num_heads"].default
+        head_dim = self.options.get("head_dim") or dims // heads
+        return {
+            name: _checked(self.name, lambda: positions.made(heads, head_dim, is_causal=is_causal))
+        }
+
+    def takes(self, positions: "MixerPositions") -> bool:
+        """Whether the mixer has a place for them."""
+        mixer = find_token_mixer(self.name)
+        return positions.argument in inspect.signature(mixer.__init__).parameters
 
     def channel_mixer(self, dims: int, *, linear: Linears, hidden_dims: int | None) -> ChannelMixer:
         """Makes it, with so many channels between its projections; raises as `token_mixer` does."""

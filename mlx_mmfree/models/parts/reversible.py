@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten, tree_map
 from ...layers import ChannelMixer
 from ...layers.arguments import check_features, check_sizes
 from ...layers.context import Context
-from ...layers.token_mixer import State, TokenMixer
+from ...layers.token_mixer import State, TokenMixer, one_by_one
 
 Branch = Callable[[mx.array], mx.array]
 
@@ -80,12 +80,27 @@ class ReversibleBlock(nn.Module):
         return y
 
     def _mixed(self, x: mx.array, state: State, context: Context) -> tuple[mx.array, State]:
-        # given to `residual` without a norm, it would add the stream that it has mixed
-        given: dict[str, Any] = {}
-        if context.starts is not None:
-            given["starts"] = context.starts
         normed = self.token_norm(x) if "token_norm" in self else x
-        return self.token_mixer(normed, state, context.valid, **given)
+        kind = self.token_mixer.state_kind
+        if context.by_position and not kind.can_rewind(state, x.shape[1]):
+            return one_by_one(self._mix, normed, state, context)
+        return self._mix(normed, state, context)
+
+    def _mix(self, x: mx.array, state: State, context: Context) -> tuple[mx.array, State]:
+        # `residual` of a mixer would add the stream that it has mixed
+        given = {} if context.starts is None else {"starts": context.starts}
+        return self.token_mixer(x, state, context.valid, **given)
+
+
+def two_streams(x: mx.array) -> mx.array:
+    """Both streams before the first block, each the residual stream `(B, L, D)`."""
+    return mx.concatenate([x, x], axis=-1)
+
+
+def one_stream(x: mx.array) -> mx.array:
+    """The residual stream behind the last block: the mean of both, `(B, L, D)`."""
+    first, second = mx.split(x, 2, axis=-1)
+    return (first + second) / 2
 
 
 class ReversibleSequence(nn.Module):

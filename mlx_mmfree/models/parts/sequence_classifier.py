@@ -10,6 +10,7 @@ from ...layers.added_positions import AddedPositions
 from ...layers.context import Context
 from ...ops.long_sums import long_sum
 from .block import Block
+from .reversible import ReversibleBlock
 from .token_model import TokenModel
 from .tokens import known_rows
 
@@ -44,7 +45,7 @@ class SequenceClassifier(TokenModel):
     def __init__(
         self,
         embed: nn.Embedding,
-        blocks: Sequence[Block],
+        blocks: Sequence[Block | ReversibleBlock],
         norm: nn.Module,
         head: nn.Module,
         config: Any = None,

@@ -1,7 +1,7 @@
 """Blocks one after the other, with what they share in a call."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,6 +11,7 @@ from ...layers.added_positions import AddedPositions
 from ...layers.context import Context
 from ...layers.token_mixer import State, TokenMixer
 from .block import Block
+from .reversible import ReversibleBlock, ReversibleSequence, one_stream, two_streams
 
 RunBlock = Callable[..., tuple[mx.array, State]]
 """Calls a block: `run(block, x, state, context, **arguments)` gives what the block gives."""
@@ -26,7 +27,8 @@ class Stack(nn.Module):
     """Blocks and the norm after them; the models that have a head are made of it.
 
     Args:
-        blocks: The blocks, first to last.
+        blocks: The blocks, first to last; or reversible ones, whose two streams begin alike and are
+            averaged behind the last.
         norm: The norm after the last.
         positions: Adds positions before the first block; `None`: nothing does.
 
@@ -45,10 +47,13 @@ class Stack(nn.Module):
     channel_arrays: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
-        self, blocks: Sequence[Block], norm: nn.Module, positions: AddedPositions | None = None
+        self,
+        blocks: Sequence[Block | ReversibleBlock],
+        norm: nn.Module,
+        positions: AddedPositions | None = None,
     ):
         super().__init__()
-        self.blocks = list(blocks)
+        self.blocks: list[Block | ReversibleBlock] = list(blocks)
         self.norm = norm
         if positions is not None:
             self.positions = positions
@@ -97,25 +102,46 @@ class Stack(nn.Module):
         Raises:
             ValueError: Samples begin inside rows and a token mixer cannot keep them apart.
         """
+        each = self.block_arguments() if block_arguments is None else block_arguments
+        x, state, added = self._placed(x, state, context)
+        new_state: list[State] = []
+        x = two_streams(x) if self._is_reversible else x
+        for block, arguments, old in zip(self.blocks, each, state, strict=True):
+            x, new = self.run_block(block, x, old, context, **arguments)
+            new_state.append(new)
+        x = one_stream(x) if self._is_reversible else x
+        return apply_norm(self.norm, x), (*new_state, *added)
+
+    def transform(self, x: mx.array, context: Context | None = None) -> mx.array:
+        """The normed residual stream after all blocks, of sequences that begin and end with the call.
+
+        Reversible blocks keep no activations for a backward pass. Streams of 16 bits could not be
+        undone exactly enough; theirs are kept.
+        """
+        context = Context() if context is None else context
+        state = self.init_state(x.shape[0], x.dtype)
+        if not self._is_reversible or x.dtype != mx.float32:
+            return self.run(x, state, context)[0]
+        x, _, _ = self._placed(x, state, context)
+        blocks = cast("list[ReversibleBlock]", self.blocks)
+        x = one_stream(ReversibleSequence(blocks)(two_streams(x), context))
+        return apply_norm(self.norm, x)
+
+    @property
+    def _is_reversible(self) -> bool:
+        return bool(self.blocks) and isinstance(self.blocks[0], ReversibleBlock)
+
+    def _placed(
+        self, x: mx.array, state: tuple[State, ...], context: Context
+    ) -> tuple[mx.array, tuple[State, ...], tuple[State, ...]]:
+        """The residual stream with positions, the state of the blocks, and that of the positions."""
         if context.starts is not None and not self.packs_samples:
             raise ValueError(
                 "[model] 'starts' must be None for a model whose token mixers cannot keep the "
                 "samples of a row apart. Give each sample a row of its own."
             )
-        each = self.block_arguments() if block_arguments is None else block_arguments
-        new_state: list[State] = []
-        added: tuple[State, ...] = ()
-        if "positions" in self:
-            state, before = state[:-1], state[-1]
-            add = "residual_by_position" if context.by_position else "residual"
-            x, after = getattr(self.positions, add)(x, None, before, context)
-            added = (after,)
-        for block, arguments, old in zip(self.blocks, each, state, strict=True):
-            x, new = self.run_block(block, x, old, context, **arguments)
-            new_state.append(new)
-        return apply_norm(self.norm, x), (*new_state, *added)
-
-    def transform(self, x: mx.array, context: Context | None = None) -> mx.array:
-        """The normed residual stream after all blocks, of sequences that begin and end with the call."""
-        context = Context() if context is None else context
-        return self.run(x, self.init_state(x.shape[0], x.dtype), context)[0]
+        if "positions" not in self:
+            return x, state, ()
+        add = "residual_by_position" if context.by_position else "residual"
+        x, after = getattr(self.positions, add)(x, None, state[-1], context)
+        return x, state[:-1], (after,)

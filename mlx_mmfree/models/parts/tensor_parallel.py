@@ -20,7 +20,6 @@ from ...layers.sharded_linear import (
     sharded_to_all,
 )
 from ...layers.token_mixer import TokenMixer
-from .block import Block
 from .stack import Stack
 
 Mixer = TokenMixer | ChannelMixer
@@ -75,7 +74,7 @@ def shard(model: Model, group: Group | None = None) -> Model:
     return model
 
 
-def _mixers(block: Block) -> Iterator[tuple[Mixer, Partition]]:
+def _mixers(block: nn.Module) -> Iterator[tuple[Mixer, Partition]]:
     """The mixers of a block that have weights, and how they can be divided."""
     for name in ("token_mixer", "memory_mixer", "channel_mixer"):
         mixer = block.get(name)

@@ -12,6 +12,7 @@ from ...layers.matrix import matrix_of
 from ...layers.token_mixer import State
 from ...ops.ternary import ROUNDING_VERSION
 from .block import Block
+from .reversible import ReversibleBlock
 from .stack import Stack
 
 
@@ -36,7 +37,7 @@ class TokenModel(Stack):
     def __init__(
         self,
         embed: nn.Embedding,
-        blocks: Sequence[Block],
+        blocks: Sequence[Block | ReversibleBlock],
         norm: nn.Module,
         head: nn.Module | None = None,
         config: Any = None,

@@ -13,7 +13,7 @@ from mlx_mmfree.training.corpus.mixture import Stage
 from tests.training.conftest import WORDS, write_corpus
 
 TASKS = ("masked_lm", "classifier", "encoder_decoder")
-_FILES = {"masked_lm": "txt", "classifier": "jsonl", "encoder_decoder": "tsv"}
+_FILES = {"causal_lm": "txt", "masked_lm": "txt", "classifier": "jsonl", "encoder_decoder": "tsv"}
 
 MODEL: dict[str, Any] = {
     "model_type": "metaformer",

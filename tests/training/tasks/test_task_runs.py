@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 from mlx_mmfree import load
 from mlx_mmfree.cli.classify import main as classify_main
@@ -19,13 +20,15 @@ from mlx_mmfree.hub import load_tokenizer
 from mlx_mmfree.training import Settings, train_language_model
 from mlx_mmfree.training.callbacks import Callback
 from mlx_mmfree.training.corpus.mixture import Stage
+from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.first_model import FirstModel
+from mlx_mmfree.training.language_model import plan_language_model
 from mlx_mmfree.training.log import read_log
 from mlx_mmfree.training.run_tokens import tokenizer_folder
 from mlx_mmfree.training.tasks.kinds import task_of
 from mlx_mmfree.training.tasks.task import Task
 from tests.tolerances import TOLERANCE
-from tests.training.tasks.conftest import TASKS
+from tests.training.tasks.conftest import MODEL, TASKS
 
 Make = Callable[..., Settings]
 
@@ -256,3 +259,42 @@ def test_the_mask_takes_the_space_before_it(settings_of: Make) -> None:
     place = left_out.index(tokenizer.mask_token_id)
     assert left_out[:place] == whole[:place]
     assert left_out[place + 1 :] == tokenizer.encode(" sat")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"positions": "alibi"},
+        {"positions": "relative_bias"},
+        {"positions": "relative_bias", "task": "masked_lm"},
+        {"block": "reversible"},
+        {"block": "reversible", "task": "masked_lm", "linear_class": "ternary"},
+        {"block": "reversible", "token_mixer": ["mlgru", MODEL["token_mixer"]]},
+    ],
+    ids=str,
+)
+def test_positions_and_blocks_of_descriptions_are_trained(
+    settings_of: Make, values: dict[str, Any]
+) -> None:
+    settings = settings_of(values.get("task", "causal_lm"), values)
+    first = FirstModel(settings)
+    before = dict(tree_flatten(first.model.trainable_parameters()))
+    train_language_model(settings, first=first)
+    model, _ = load(settings.root / "run/model", packed=True)
+    assert model.config.positions == settings.model["positions"]
+    after = dict(tree_flatten(first.model.trainable_parameters()))
+    still = [name for name in before if mx.array_equal(before[name], after[name])]
+    assert not still
+
+
+def test_reversible_blocks_keep_no_activations(settings_of: Make) -> None:
+    """A run of more layers is planned with hardly more memory for activations."""
+    grown = {}
+    for block in ("residual", "reversible"):
+        activations = []
+        for layers in (2, 6):
+            settings = settings_of("masked_lm", {"block": block, "num_hidden_layers": layers})
+            model = FirstModel(settings).model
+            activations.append(plan_language_model(settings, model, DataParallel()).activations)
+        grown[block] = activations[1] - activations[0]
+    assert grown["reversible"] < grown["residual"] / 4, grown

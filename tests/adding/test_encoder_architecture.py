@@ -10,6 +10,7 @@ import pytest
 from mlx_mmfree.cli import main
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.models import MaskedLM, find
+from mlx_mmfree.training import loop
 from tests.hub.checkpoints import GOLDENS
 
 TOKENS = mx.array([[1, 7, 3, 39, 0]])
@@ -77,12 +78,19 @@ def test_what_goes_on_with_a_text_is_refused(
     assert PURPOSE in shown.err and shown.err.count("\n") == 1
 
 
-def test_training_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_trained_and_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "plot_run", lambda *_: True)
     (tmp_path / "text.txt").write_text("The dog sees the cat. " * 200)
     (tmp_path / "train.yaml").write_text(
         "output: run\nmodel: {model_type: fill_in, vocab_size: 300, width: 32, heads: 4}\n"
         "stages: [{until: 1.0, weights: {text.txt: 1}}]\nsequence_length: 16\nbatch_size: 2\n"
         "steps: 2\nwarmup_steps: 0\n"
     )
-    assert main(["train", "--config", str(tmp_path / "train.yaml")]) == 2
-    assert PURPOSE in capsys.readouterr().err
+    assert main(["train", "--config", str(tmp_path / "train.yaml")]) == 0
+    capsys.readouterr()
+    model = str(tmp_path / "run/model")
+    assert main(["fill", "--model", model, "--text", "The [MASK] sees the cat.", "--json"]) == 0
+    [words] = json.loads(capsys.readouterr().out)["masks"]
+    assert len(words) == 5

@@ -12,6 +12,7 @@ from ..layers.linear_factory import Linears, factory_of
 from ..layers.maps.depthwise_convolution import DepthwiseConvolution
 from ..layers.maps.spatial_mixer import SpatialMixer, check_map
 from ..layers.mixing.linear_sums import attend_to_all, with_ones
+from ..layers.stored_layout import StoredLayout
 
 
 class GroupedScale(nn.Module):
@@ -28,6 +29,12 @@ class GroupedScale(nn.Module):
         self.convolution = DepthwiseConvolution(groups * head_dim, kernel_size, bias=False)
         bound = head_dim**-0.5
         self.weight = mx.random.uniform(-bound, bound, (groups, head_dim, head_dim))
+
+    @property
+    def stored_layouts(self) -> dict[str, StoredLayout]:
+        groups, dims = self.weight.shape[:2]
+        on_disk = (groups * dims, dims, 1, 1)
+        return {"weight": StoredLayout.reshaped(on_disk, self.weight.shape)}
 
     def __call__(self, x: mx.array) -> mx.array:
         groups, dims = self.weight.shape[:2]

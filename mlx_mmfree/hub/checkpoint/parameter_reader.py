@@ -9,6 +9,7 @@ from ...files.tensor_entry import TensorEntry, read_tensor
 from ...layers import PackedLinear
 from ...layers.matrix import Matrix, matrices
 from ...layers.parameters import parameters
+from ...layers.stored_layout import StoredLayout, stored_layouts
 from ...models import Decoder
 from ...ops import ternarize_packed, unpack_ternary
 from ...ops.float_dtypes import FLOATS
@@ -100,6 +101,11 @@ class ParameterReader:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of all parameters by their names in memory."""
         return {name: array.shape for name, array in parameters(self.model).items()}
+
+    @cached_property
+    def layouts(self) -> dict[str, StoredLayout]:
+        """How float arrays lie on disk whose axes differ in memory, by their names in memory."""
+        return stored_layouts(self.model)
 
     @cached_property
     def activation_dtype(self) -> mx.Dtype:

@@ -15,7 +15,9 @@ from ...files.replacing import new_folder, writing
 from ...files.safetensors_writer import METADATA, PlannedTensors, write_safetensors, write_shards
 from ...layers.matrix import matrices
 from ...layers.parameters import parameters
+from ...layers.stored_layout import stored_layouts
 from ...models import TokenModel, architecture_of, find
+from ...ops.float_dtypes import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
 from .forms import affine_format
 from .forms.packed_format import WRITER_KEY, describe_packing
@@ -68,8 +70,11 @@ def disk_tensors(model: TokenModel) -> dict[str, mx.array]:
     """The parameters of a model by their names on disk."""
     architecture = architecture_of(model.config)
     names = WeightNames(architecture.weight_names)
+    layouts = stored_layouts(model)
     tensors: dict[str, mx.array] = {}
     for name, array in parameters(model).items():
+        if name in layouts and array.dtype in FLOATS:
+            array = layouts[name].write(array)
         try:
             tensors[names.to_disk(name)] = array
         except KeyError as error:

@@ -17,6 +17,8 @@ from ...errors import CheckpointError
 from ...files.tensor_entry import TensorEntry, read_tensor
 from ...layers import PackedLinear, packable
 from ...layers.matrix import matrices
+from ...layers.parameters import parameters
+from ...layers.stored_layout import stored_layouts
 from ...models import Decoder, find
 from ...models.parts.fields import section
 from ...ops.float_dtypes import FLOATS
@@ -77,15 +79,25 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     if quantization is not None:
         affine_format.quantize_modules(model, names, checkpoint.tensors, quantization)
     described = section(checkpoint.config, "quantization_config")
-    forms: dict[str, StoredForm] = {}
+    forms = _laid_out(model)
     if bitnet_format.is_packed(described):
         _check_packed_everywhere(model, names, checkpoint)
-        forms = _bitnet_forms(model, described, names, checkpoint)
+        forms |= _bitnet_forms(model, described, names, checkpoint)
     else:
         _check_described(checkpoint)
     entries = match(model, names, forms, checkpoint)
     masters = _pack_masters(model, entries) if packed else {}
     return Skeleton(model, names, entries, forms, training, masters, packed)
+
+
+def _laid_out(model: Decoder) -> dict[str, StoredForm]:
+    """The forms of float arrays whose axes lie in another order on disk."""
+    arrays = parameters(model)
+    return {
+        name: StoredForm((layout.shape,), FLOATS, layout.read)
+        for name, layout in stored_layouts(model).items()
+        if arrays[name].dtype in FLOATS
+    }
 
 
 def _pack(model: Decoder, modules: Mapping[str, nn.Module]) -> None:

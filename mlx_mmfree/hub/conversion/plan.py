@@ -1,11 +1,13 @@
 """Plans of conversions: what is written to a checkpoint folder, and what becomes of floats."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
 from ...files.safetensors_writer import PlannedTensors, TensorSpec
+from ...ops.float_dtypes import FLOATS
 from ..checkpoint.parameter_reader import ParameterReader
 
 
@@ -51,13 +53,30 @@ def float_tensor(
     """The plan of a parameter that is written as it is, or as floats of another dtype."""
     stored = reader.dtype(name)
     kept = stored if dtype is None or not mx.issubdtype(stored, mx.floating) else dtype
-    spec = TensorSpec(disk_name or reader.names.to_disk(name), kept, reader.shapes[name])
-    return PlannedTensors((spec,), lambda: (reader.read(name).astype(kept),))
+    if stored not in FLOATS:
+        spec = TensorSpec(disk_name or reader.names.to_disk(name), kept, reader.shapes[name])
+        return PlannedTensors((spec,), lambda: (reader.read(name),))
+    return laid_out(reader, name, kept, reader.shapes[name], lambda: reader.read(name), disk_name)
+
+
+def laid_out(
+    reader: ParameterReader,
+    name: str,
+    dtype: mx.Dtype,
+    shape: tuple[int, ...],
+    read: Callable[[], mx.array],
+    disk_name: str | None = None,
+) -> PlannedTensors:
+    """The plan of a float array, read as it lies in memory, in the layout of the disk."""
+    layout = reader.layouts.get(name)
+    write = layout.write if layout else mx.array
+    on_disk = layout.shape if layout else shape
+    spec = TensorSpec(disk_name or reader.names.to_disk(name), dtype, on_disk)
+    return PlannedTensors((spec,), lambda: (write(read()).astype(dtype),))
 
 
 def written_out(reader: ParameterReader, path: str, dtype: mx.Dtype | None) -> PlannedTensors:
     """The plan of the float matrix of a module that is stored in few bits."""
     kept = dtype or reader.matrix_dtype(path)
-    name = reader.names.to_disk(f"{path}.weight")
-    spec = TensorSpec(name, kept, reader.matrix_shape(path))
-    return PlannedTensors((spec,), lambda: (reader.read_matrix(path).astype(kept),))
+    shape = reader.matrix_shape(path)
+    return laid_out(reader, f"{path}.weight", kept, shape, lambda: reader.read_matrix(path))

@@ -11,7 +11,7 @@ from ...models import architecture_of
 from ..checkpoint.forms import bitnet_format
 from ..checkpoint.names import WeightNames, weight_names
 from ..checkpoint.parameter_reader import ParameterReader
-from .plan import FloatForms, FolderPlan, float_tensor, written_out
+from .plan import FloatForms, FolderPlan, float_tensor, laid_out, written_out
 
 
 def plan_hf(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
@@ -130,5 +130,4 @@ def _masters(reader: ParameterReader, path: str) -> list[PlannedTensors]:
         return []
     module, name = reader.ternary[path], f"{path}.weight"
     shape = (module.output_dims, module.input_dims)
-    spec = TensorSpec(reader.names.to_disk(name), reader.dtype(name), shape)
-    return [PlannedTensors((spec,), lambda: (reader.read(name),))]
+    return [laid_out(reader, name, reader.dtype(name), shape, lambda: reader.read(name))]

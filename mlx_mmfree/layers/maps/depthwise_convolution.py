@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..arguments import check_sizes
+from ..stored_layout import StoredLayout
 
 
 class DepthwiseConvolution(nn.Module):
@@ -41,6 +42,11 @@ class DepthwiseConvolution(nn.Module):
         self.weight = mx.random.uniform(-bound, bound, (dims, kernel_size, kernel_size, 1))
         if bias:
             self.bias = mx.zeros((dims,))
+
+    @property
+    def stored_layouts(self) -> dict[str, StoredLayout]:
+        dims, side = self.weight.shape[:2]
+        return {"weight": StoredLayout.reshaped((dims, 1, side, side), self.weight.shape)}
 
     def __call__(self, x: mx.array) -> mx.array:
         dims, side = self.weight.shape[:2]

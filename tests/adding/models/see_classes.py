@@ -10,6 +10,9 @@ import mlx.nn as nn
 
 from mlx_mmfree.channel_mixers import SwiGLU
 from mlx_mmfree.layers import BitLinear
+from mlx_mmfree.layers.linear_factory import LinearFactory
+from mlx_mmfree.layers.maps.convolution import Convolution
+from mlx_mmfree.layers.maps.depthwise_convolution import DepthwiseConvolution
 from mlx_mmfree.models.parts.architecture import Architecture
 from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.models.parts.fields import integer
@@ -35,15 +38,16 @@ class Config:
 
 
 class Patches(nn.Module):
-    """Squares of 4 by 4 pixels of a grey image, one behind the other."""
+    """Squares of 4 by 4 pixels of a grey image, mixed with their neighbours, one behind the other."""
 
-    def __init__(self, dims: int):
+    def __init__(self, dims: int, linear: LinearFactory):
         super().__init__()
-        self.proj = nn.Conv2d(1, dims, 4, stride=4)
+        self.proj = Convolution(1, dims, 4, stride=4, linear=linear)
+        self.near = DepthwiseConvolution(dims, 3)
+        self.mix = Convolution(dims, dims, 1)
 
     def __call__(self, images: mx.array) -> mx.array:
-        y: mx.array = self.proj(images).flatten(1, 2)
-        return y
+        return self.mix(self.near(self.proj(images))).flatten(1, 2)
 
 
 def build(config: Config) -> ImageClassifier:
@@ -52,7 +56,7 @@ def build(config: Config) -> ImageClassifier:
     block = Block(dims, attention, SwiGLU(dims, hidden_dims=2 * dims, linear=linear))
     stage = Stack([block], nn.RMSNorm(dims))
     head = nn.Linear(dims, config.classes)
-    return draw_weights(ImageClassifier(Patches(dims), [stage], head, config=config), 0.3)
+    return draw_weights(ImageClassifier(Patches(dims, linear), [stage], head, config=config), 0.3)
 
 
 ARCHITECTURE = Architecture(
@@ -60,7 +64,9 @@ ARCHITECTURE = Architecture(
     config=Config,
     build=build,
     weight_names={
-        "patches": "embed.proj",
+        "patches": "embed.proj.linear",
+        "near": "embed.near",
+        "mix": "embed.mix.linear",
         "stages.{}.layers.{}": "stages.{}.blocks.{}",
         "stages.{}.norm": "stages.{}.norm",
         "classes": "head",

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 import numpy as np
 
-from ..files.host_array import host_array
 from .long_sums import BLOCK
 
 _NUMBERS = 2**16
@@ -80,7 +79,10 @@ def unpack_codes(weights: Sequence[mx.array], dims: int) -> mx.array:
     """
     # the four trits of each byte
     table = (np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3).astype(np.float32) - 1
-    trits, rest = host_array((sum(weight.shape[0] for weight in weights), dims), mx.float32)
+    shape = sum(weight.shape[0] for weight in weights), dims
+    # no `host_array`, because this may happen in a backward pass
+    trits = mx.array(np.empty(shape, np.float32))
+    rest = np.array(trits, copy=False)
     for weight in weights:
         octets = np.asarray(weight).view(np.uint8)
         rows, rest = np.split(rest, [len(octets)])

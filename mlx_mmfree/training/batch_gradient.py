@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,7 +13,6 @@ from ..ops.backend.choice import untimed
 from ..ops.backend.compilation import compiled
 from .batches import Batch
 from .loss import Loss
-from .recomputing import RecomputingError
 
 
 class BatchGradient:
@@ -25,15 +24,14 @@ class BatchGradient:
     Args:
         model: The model.
         loss: The sum of the losses of a batch.
-        repeats_graphs: Whether the graph of a batch is compiled and repeated for others of its form,
-            unless its backward pass computes parts of it again.
+        repeats_graphs: Whether the graph of a batch is compiled and repeated for others of its form.
     """
 
     def __init__(self, model: TokenModel, loss: Loss, repeats_graphs: bool):
         self._model = model
         self._loss_and_gradient = nn.value_and_grad(model, loss)
         self._repeats_graphs = repeats_graphs
-        self._graphs: dict[Any, Callable[..., tuple[mx.array, Any]] | None] = {}
+        self._graphs: dict[Any, Callable[..., tuple[mx.array, Any]]] = {}
 
     def __call__(self, batch: Batch, *, is_special: bool = False) -> tuple[mx.array, Any]:
         """The loss and its gradient, yet to be computed.
@@ -51,18 +49,8 @@ class BatchGradient:
             if form not in self._graphs:
                 function = partial(_traced, self._model, self._loss_and_gradient, batch)
                 self._graphs[form] = compiled(function, is_random=True)
-            graph = self._graphs[form]
-            if graph is None:
-                return self._loss_and_gradient(self._model, batch)
             arrays = {name: mx.array(array) for name, array in given.items()}
-            high, low = cast(Any, mx.random.state)[0].tolist()
-            try:
-                return graph(arrays, self._model.trainable_parameters())
-            except RecomputingError:
-                # the same numbers must be drawn once more
-                mx.random.seed(high << 32 | low)
-                self._graphs[form] = None
-                return self._loss_and_gradient(self._model, batch)
+            return self._graphs[form](arrays, self._model.trainable_parameters())
 
 
 def _traced(

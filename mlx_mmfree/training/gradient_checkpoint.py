@@ -10,7 +10,6 @@ from ..layers.token_mixer import State
 from ..models import Block
 from ..models.parts.stack import Stack
 from .random_key import random_key, set_random_key
-from .recomputing import check_not_traced
 
 
 def recomputed(
@@ -33,7 +32,6 @@ def recomputed(
     Returns:
         The output `(B, L, D)` and the new state.
     """
-    check_not_traced()
     key = random_key()
     parameters = block.trainable_parameters()
 

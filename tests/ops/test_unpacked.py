@@ -73,6 +73,25 @@ def test_what_is_traced_is_not_kept() -> None:
 
 
 @cpu_only
+def test_what_a_backward_pass_unpacks_stays_in_compiled_graphs() -> None:
+    """MLX remembers there how arrays were computed, and a compiled graph computes them again."""
+    matrices, trits = UnpackedMatrices(10**6), mx.random.randint(-1, 2, (5, 40))
+    weight = pack_ternary(trits)
+
+    @mx.custom_function
+    def product(x: mx.array) -> mx.array:
+        return x @ trits.T
+
+    @product.vjp
+    def backward(x: mx.array, d_y: mx.array, y: mx.array) -> mx.array:
+        floats = matrices.find((weight,), 40)
+        assert floats is not None
+        return d_y @ floats.whole + (d_y[0] @ floats.blocks[0].T)
+
+    gradient = mx.compile(mx.grad(lambda x: product(x).sum()))
+    assert mx.array_equal(gradient(mx.ones((2, 40))), 2 * mx.ones((2, 5)) @ trits)
+
+
 @pytest.mark.parametrize("limit_bytes", [0, 10**6])
 @pytest.mark.parametrize("rows", [1, 2, 3, 9])
 @pytest.mark.parametrize("inputs", [40, 300])

@@ -15,7 +15,7 @@ from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.lora import add_adapters
 from mlx_mmfree.models import Decoder, find
-from mlx_mmfree.ops.backend import choice
+from mlx_mmfree.ops.backend import choice, dispatch
 from mlx_mmfree.ops.backend.compilation import can_compile
 from mlx_mmfree.training import loss as loss_module
 from mlx_mmfree.training import optimizer_step
@@ -133,21 +133,37 @@ def test_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same_bits(CALLS[name], monkeypatch)
 
 
+@pytest.mark.parametrize("name", ["adapters in recomputed blocks", "warm-up"])
+def test_the_same_bits_without_the_extension(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "native_unavailable", lambda: "not built")
+    dispatch.forget_candidates()
+    try:
+        assert_same_bits(CALLS[name], monkeypatch)
+    finally:
+        dispatch.forget_candidates()
+
+
 def test_losses_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_module, "_WHOLE", 0)
     monkeypatch.setattr(loss_module, "_BLOCK", 10 * model().vocab_size)
     assert_same_bits(lambda: run(adapted()), monkeypatch)
 
 
+@pytest.mark.parametrize("is_recomputed", [False, True])
 @pytest.mark.parametrize(("batches", "forms"), [(lambda step: [batch(step)], 1), (padded, 2)])
-def test_a_graph_is_built_once_for_each_form_of_a_batch(batches: Batches, forms: int) -> None:
+def test_a_graph_is_built_once_for_each_form_of_a_batch(
+    batches: Batches, forms: int, is_recomputed: bool
+) -> None:
     built = []
 
     def loss(trained: Decoder, given: Batch) -> mx.array:
         built.append(given.inputs.shape)
         return next_token_loss(trained, given)
 
-    run(model(), batches, loss=loss)
+    trained = model()
+    if is_recomputed:
+        checkpoint_blocks(trained)
+    run(trained, batches, loss=loss)
     assert set(built) == {each.inputs.shape for step in range(STEPS) for each in batches(step)}
     assert forms <= len(built) < forms + MOST_GRAPHS
 

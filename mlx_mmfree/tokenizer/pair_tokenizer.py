@@ -25,6 +25,9 @@ class PairTokenizer(Protocol):
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the tokens of a target."""
 
+    def piece(self, token_id: int) -> str:
+        """A token as the files spell it."""
+
 
 class SharedVocabulary:
     """One vocabulary for sources and targets.
@@ -55,6 +58,10 @@ class SharedVocabulary:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some tokens, without special ones."""
         return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def piece(self, token_id: int) -> str:
+        """A token as the files spell it."""
+        return self._tokenizer.piece(token_id)
 
 
 def open_pair_tokenizer(folder: Path | str) -> PairTokenizer:

@@ -85,6 +85,10 @@ class TranslationTokenizer:
                 pieces.append(self._pieces[number])
         return "".join([*parts, self._together(pieces)]).replace(SPACE, " ").strip()
 
+    def piece(self, token_id: int) -> str:
+        """A token as the list spells it."""
+        return self._pieces[token_id]
+
     def _encoded(self, processor: Any, file: str, text: str) -> list[int]:
         with clean_errors(f"'{self.folder / file}' cannot encode this text", CHANGE_THE_TEXT):
             pieces = processor.encode(text, out_type=str)

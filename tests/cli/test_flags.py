@@ -12,6 +12,7 @@ from mlx_mmfree.cli.parts.flags import (
     integer,
     json_object,
     non_negative,
+    number_list,
     positive,
     seed,
     size_bytes,
@@ -36,6 +37,8 @@ from mlx_mmfree.cli.parts.flags import (
         (boolean, "T", True),
         (boolean, "false", False),
         (json_object, '{"a": [1]}', {"a": [1]}),
+        (number_list, "0", {0}),
+        (number_list, "7, 0-2,2", {0, 1, 2, 7}),
     ],
 )
 def test_values(kind: Callable[[str], Any], text: str, value: object) -> None:
@@ -55,6 +58,9 @@ def test_values(kind: Callable[[str], Any], text: str, value: object) -> None:
         (size_bytes, "2KB", "a size such as 500MB or 2GB but got '2KB'"),
         (size_bytes, "MB", "a size such as"),
         (boolean, "yes", "T or F but got 'yes'"),
+        (number_list, "3-1", "numbers and ranges such as 0,4-6 but got '3-1'"),
+        (number_list, "", "numbers and ranges such as"),
+        (number_list, "-1", "numbers and ranges such as"),
         (json_object, "[]", "a JSON object but got"),
         (json_object, "{", "a JSON object but '{'"),
     ],

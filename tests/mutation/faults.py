@@ -321,6 +321,24 @@ FAULTS = {
         "return update * candidate + (1.0 - update) * hidden",
         ("token_mixers/test_gru.py",),
     ),
+    "weights: a recurrence adds all of each value": Fault(
+        "layers/gated_recurrence.py",
+        "values = free[..., None] * mx.eye(length)[:, None]",
+        "values = mx.ones_like(free)[..., None] * mx.eye(length)[:, None]",
+        ("token_mixers/contract/test_mixing_weights.py",),
+    ),
+    "weights: the memory mixer's are those of the block's input": Fault(
+        "models/parts/block.py",
+        'partial(self._weights, "memory", x, memory=context.memory)',
+        'partial(self._weights, "memory", x, memory=x)',
+        ("evaluation/test_mixing_maps.py",),
+    ),
+    "gMLP: a causal gate has a gradient beyond the diagonal": Fault(
+        "token_mixers/gmlp.py",
+        "weights if places.seen is None else mx.where(places.seen, weights, 0.0)",
+        "weights",
+        ("token_mixers/contract/test_seen.py",),
+    ),
     "FNet: padding counts in the length": Fault(
         "token_mixers/fnet.py",
         "count = mx.maximum(place[:, -1:] + 1, 1)[..., None]",

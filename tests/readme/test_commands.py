@@ -23,13 +23,14 @@ from tests.readme.documents import FOLDERS, MAIN, ROOT, Section, sections
 from tests.readme.stand_ins import write_repositories, write_working_folder
 
 RUN_BY_CI = ("pip ", "python3 -m venv ")
-# lm-evaluation-harness and its datasets are not at hand, and a measurement takes minutes
+# lm-evaluation-harness, its datasets and matplotlib are not at hand, and a measurement takes minutes
 ONLY_PARSED = (
     "mmfree evaluate ",
     "mmfree bench --config ",
     "mmfree bench --host ",
     "mmfree bench train ",
     "mmfree bench mixers ",
+    "mmfree show attention ",
 )
 # a shell goes on where a command between $( ) fails
 COMPLAINTS = ("Traceback", "command not found", "No module named")

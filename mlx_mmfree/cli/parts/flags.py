@@ -81,6 +81,20 @@ def boolean(text: str) -> bool:
     return values[text.lower()]
 
 
+def number_list(text: str) -> set[int]:
+    """Numbers from 0 on and ranges of them, such as `0,4-6`."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part, re.ASCII)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first:
+            raise ArgumentTypeError(
+                f"must be numbers and ranges such as 0,4-6 but got {text[:_MAX_SHOWN]!r}"
+            )
+        numbers |= set(range(first, last + 1))
+    return numbers
+
+
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object."""
     try:

@@ -1,6 +1,7 @@
 """One residual block: a token mixer and a channel mixer (MetaFormer, arXiv 2111.11418)."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, get_args
 
 import mlx.core as mx
@@ -97,6 +98,23 @@ class Block(nn.Module):
         if self._is_post:
             return self["channel_norm"](mixer.residual(x, None)), state
         return mixer.residual(x, self.get("channel_norm")), state
+
+    def mixing_weights(
+        self, x: mx.array, state: State, context: Context, **arguments: Any
+    ) -> dict[str, Callable[[], mx.array]]:
+        """What gives the weights of "token" and "memory" mixer for the input of a call."""
+        weights: dict[str, Callable[[], mx.array]]
+        weights = {"token": partial(self._weights, "token", x, **arguments)}
+        if "memory_mixer" in self:
+            own = None if state is None else state[0]
+            x, _ = self._mixed("token", x, own, context.with_memory(None), **arguments)
+            weights["memory"] = partial(self._weights, "memory", x, memory=context.memory)
+        return weights
+
+    def _weights(self, name: str, x: mx.array, **arguments: Any) -> mx.array:
+        norm = None if self._is_post else self.get(name + "_norm")
+        mixer: TokenMixer = self[name + "_mixer"]
+        return mixer.mixing_weights(x if norm is None else norm(x), **arguments)
 
     def _mixed(
         self, name: str, x: mx.array, state: State, context: Context, **arguments: Any

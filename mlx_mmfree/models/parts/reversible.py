@@ -69,6 +69,14 @@ class ReversibleBlock(nn.Module):
         first = first + mixed
         return mx.concatenate([first, second + self.of_channels(first)], axis=-1), state
 
+    def mixing_weights(
+        self, x: mx.array, state: State, context: Context
+    ) -> dict[str, Callable[[], mx.array]]:
+        """What gives the weights of the "token" mixer for the input of a call."""
+        _, second = mx.split(x, 2, axis=-1)
+        normed = self.token_norm(second) if "token_norm" in self else second
+        return {"token": lambda: self.token_mixer.mixing_weights(normed)}
+
     def of_tokens(self, context: Context) -> Branch:
         """What the first stream gets of the second, of whole sequences."""
         return lambda x: self._mixed(x, None, context)[0]

@@ -1,0 +1,183 @@
+"""`mmfree show attention`: draws the weights by which layers and heads mix a text.
+
+Softmax attention shows its weights; recurrences and linear attention those of their unrolled form.
+"""
+
+import argparse
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ...errors import UsageError
+from .command import CommandParser, argument_errors, command
+from .flags import number_list, positive
+from .loading import DTYPES, dtype_of, model_name, model_source
+from .memory import add_memory_flags, limited_memory
+from .prompts import given_prompt
+from .show_model import add_checkpoint_flags
+from .writable import check_writable
+
+if TYPE_CHECKING:
+    from ...evaluation.mixing_maps import LayerMaps
+    from ...hub.checkpoint.opened_model import OpenedModel
+    from ...models import TokenModel
+    from ...tokenizer.pair_tokenizer import PairTokenizer
+    from ...tokenizer.tokenizer import Tokenizer
+
+_MOST_LAYERS, _MOST_HEADS, _MOST_TOKENS = 6, 8, 64
+
+Labels = dict[str, list[str]]
+
+
+def build_parser() -> CommandParser:
+    parser = CommandParser(prog="mmfree show attention", description=__doc__)
+    add_checkpoint_flags(parser)
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="float type to compute in; default: the checkpoint's"
+    )
+    parser.add_argument(
+        "--prompt", required=True, help="text that is read; '-' reads standard input"
+    )
+    parser.add_argument(
+        "--target",
+        help="with an encoder-decoder: the text that its decoder reads beside the prompt",
+    )
+    parser.add_argument(
+        "--layers",
+        type=number_list,
+        metavar="NUMBERS",
+        help=f"layers to draw from 0 on, such as 0,4-6; default: the first {_MOST_LAYERS}",
+    )
+    parser.add_argument(
+        "--heads",
+        type=number_list,
+        metavar="NUMBERS",
+        help=f"heads to draw from 0 on, such as 0,2-3; default: the first {_MOST_HEADS}",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=positive,
+        default=_MOST_TOKENS,
+        help="number of first tokens of the prompt that are read and drawn (%(default)s)",
+    )
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        metavar="FILE",
+        default=Path("attention.png"),
+        help="PNG file of the picture; needs matplotlib (%(default)s)",
+    )
+    add_memory_flags(parser)
+    return parser
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    text = given_prompt(args.prompt)
+    require_matplotlib("picture")
+    check_writable("[show] 'picture'", args.picture)
+    from ...evaluation.mixing_picture import draw_maps
+    from ...hub.checkpoint.opened_model import open_model
+
+    opened = open_model(model_source(args), args.revision, dtype_of(args), latent=args.latent)
+    model = cast("TokenModel", opened.model)
+    depth = len(model.blocks)
+    layers = sorted(args.layers or range(min(depth, _MOST_LAYERS)))
+    if layers[-1] >= depth:
+        raise UsageError(
+            f"[show] 'layers' must be numbers from 0 to {depth - 1} for this model but got {layers[-1]}."
+        )
+    heads = args.heads or set(range(_MOST_HEADS))
+    with limited_memory(args, opened.nbytes), argument_errors():
+        maps, labels = _maps(args, opened, text, layers, heads)
+    for layer in maps:
+        if not layer.panels:
+            print(
+                f"{layer.name}: {layer.reason or f'has {layer.heads} heads, none of them chosen.'}"
+            )
+    drawn = [layer for layer in maps if layer.panels]
+    if not drawn:
+        raise UsageError(
+            "[show] 'layers' and 'heads' must name some that have weights to be drawn but none has."
+        )
+    draw_maps(drawn, labels, f"Weights of {model_name(args)}: rows read from columns", args.picture)
+    _report(args, drawn, depth)
+    return 0
+
+
+def _maps(
+    args: argparse.Namespace,
+    opened: "OpenedModel",
+    text: str,
+    layers: Sequence[int],
+    heads: set[int],
+) -> tuple[list["LayerMaps"], Labels]:
+    """The maps, and the labels of the tokens of each text."""
+    from ...evaluation.mixing_maps import pair_maps, text_maps
+    from ...models import EncoderDecoder, TokenModel
+
+    planned: TokenModel = opened.model
+    if not isinstance(planned, EncoderDecoder):
+        if args.target is not None:
+            raise UsageError(
+                "[show] 'target' must be left out for a model that reads one text but was given."
+            )
+        tokenizer = opened.tokenizer()
+        tokens = _first(args, tokenizer.encode(text), "prompt")
+        maps = text_maps(opened.load(), tokens, layers, heads)
+        return maps, {"text": _labels(tokenizer, tokens)}
+    pair = opened.pair_tokenizer()
+    source = _first(args, pair.encode(text), "prompt")
+    model = cast(EncoderDecoder, opened.load())
+    target: list[int] = []
+    if args.target is not None:
+        written = pair.encode_target(args.target)
+        target = _first(args, [model.start_token_id, *written[:-1]], "target")
+    maps = pair_maps(model, source, target, layers, heads)
+    return maps, {"source": _labels(pair, source), "target": _labels(pair, target)}
+
+
+def _labels(tokenizer: "Tokenizer | PairTokenizer", tokens: Sequence[int]) -> list[str]:
+    from ...evaluation.mixing_picture import token_label
+
+    words = [tokenizer.decode([each]) for each in tokens]
+    # a token that is left out of texts, or bytes that alone are no character, as the files spell it
+    return [
+        token_label(word if word and "\ufffd" not in word else tokenizer.piece(each))
+        for each, word in zip(tokens, words, strict=True)
+    ]
+
+
+def _first(args: argparse.Namespace, tokens: list[int], name: str) -> list[int]:
+    if not tokens:
+        raise UsageError(f"[show] '{name}' must hold a token at least but is empty.")
+    if len(tokens) > args.max_tokens:
+        print(
+            f"The first {args.max_tokens} of {len(tokens)} tokens of the {name} are read; --max-tokens "
+            "takes more."
+        )
+    return tokens[: args.max_tokens]
+
+
+def _report(args: argparse.Namespace, drawn: Sequence["LayerMaps"], depth: int) -> None:
+    most = max(layer.heads for layer in drawn)
+    shown = max(len(layer.panels) for layer in drawn)
+    lines = [f"Drawn: {len(drawn)} mixers into {args.picture}."]
+    if args.layers is None and depth > _MOST_LAYERS:
+        lines.append(
+            f"They are of the first {_MOST_LAYERS} of {depth} layers; --layers takes others."
+        )
+    if args.heads is None and shown < most:
+        lines.append(f"They have the first {shown} of {most} heads; --heads takes others.")
+    print("\n".join(lines))
+
+
+def require_matplotlib(flag: str) -> None:
+    """Refuses to draw without the package."""
+    if find_spec("matplotlib") is None:
+        raise UsageError(
+            f"[show] '{flag}' needs the package matplotlib, which is not installed. Install it: pip "
+            "install 'mlx-mmfree[plot]'"
+        )

@@ -24,7 +24,7 @@ SKIPPING = ("time", "memory")
 _SAME = ("dims", "batch_size", "rounds", "seconds", "memory_bytes", "rate_length", "threads")
 """Settings in which runs must agree that go on with each other."""
 
-_SLOPE_SPAN = 8
+_SLOPE_SPAN = 16
 """A slope is fitted to lengths from the greatest one down to this part of it."""
 
 
@@ -285,7 +285,7 @@ def slope(values: Mapping[int, float | None]) -> float | None:
 
     Args:
         values: By length; `None` where there is none. Those of the greatest lengths count, as far down
-            as an eighth of it.
+            as a sixteenth of it.
 
     Returns:
         The power, or `None` where fewer than three values count.

@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from ..ops import attention_step
 from ..ops.slots import next_place
+from ..ops.splitting import split_many
 from .context import Context
 from .key_value_kind import KeyValueKind
 from .key_value_state import FixedKeyValueState, KeyValueState
@@ -67,13 +68,14 @@ def attend_call(
             f"{tokens.starts.shape}. Set 'quantization_start' to 0 or leave out the quantization."
         )
     parts = []
-    for start, stop in pieces:
+    cut = split_many(projected, [stop for _, stop in pieces[:-1]], axis=1)
+    for piece, (start, stop) in zip(cut, pieces, strict=True):
         if start == first:
             state = kind.quantized(cast(KeyValueState, state))
         if len(pieces) == 1:
             return _attend(projected, state, heads, kind, context, tokens)
         one, own = context.part(start, stop), tokens.part(start, stop)
-        y, state = _attend(projected[:, start:stop], state, heads, kind, one, own)
+        y, state = _attend(piece, state, heads, kind, one, own)
         parts.append(y)
     return mx.concatenate(parts, axis=1), state
 

@@ -11,6 +11,7 @@ from ..layers.context import Context
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.mixing.gated_recurrence import weights_of_gates
 from ..layers.token_mixer import TokenMixer
+from ..ops.splitting import positions
 
 _GATES = ("reset_proj", "update_proj", "candidate_proj")
 
@@ -105,11 +106,11 @@ class GRU(TokenMixer):
         context = Context(valid, starts=starts)
         gates = project(x, [self[name] for name in _GATES])
         states = []
-        for n in range(x.shape[1]):
+        for n, step in enumerate(positions(gates, axis=1)):
             old = hidden
             if context.starts is not None:
                 hidden = mx.where(context.starts[:, n, None], 0.0, hidden)
-            hidden, _ = self._step(gates[:, n], hidden)
+            hidden, _ = self._step(step[:, 0], hidden)
             if valid is not None:
                 hidden = mx.where(valid[:, n, None], hidden, old)
             states.append(hidden)

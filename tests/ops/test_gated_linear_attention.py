@@ -8,6 +8,7 @@ from mlx_mmfree.errors import BackendError
 from mlx_mmfree.ops import BACKENDS, gated_linear_attention, use_backend
 from mlx_mmfree.ops.backend.dispatch import has_backend
 from tests.emulator.emulator import Emulator
+from tests.graph import launches
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 GATES = ("none", "head", "channel")
@@ -195,6 +196,89 @@ def test_a_step_on_metal_reads_and_writes_the_state_once(emulated: Emulator, gat
     assert record.loaded["state"] == record.stored["last"] == state
     # all 32 lanes of both groups of columns read the same keys and queries
     assert record.loaded["q"] == record.loaded["k"] == 2 * 32 * arrays[0].nbytes
+
+
+@pytest.mark.metal
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize(("length", "keys", "values"), [(33, 1, 1), (65, 20, 33), (200, 20, 5)])
+def test_chunks_on_metal(metal: None, gate: str, length: int, keys: int, values: int) -> None:
+    arrays = arguments(length, gate, 4.0, (2, 2, keys, values))
+    if arrays[3] is not None:
+        arrays[3][:, :, ::7] = 0.0
+    with use_backend("metal"):
+        assert_close(gated_linear_attention(*arrays), by_formula(*arrays))
+
+
+@pytest.mark.metal
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_chunks_on_metal_of_other_dtypes(metal: None, gate: str, dtype: mx.Dtype) -> None:
+    q, k, v, f, state = arguments(70, gate, sizes=(1, 2, 20, 33))
+    q, k, v, f = (None if x is None else x.astype(dtype) for x in (q, k, v, f))
+    with use_backend("metal"):
+        o, last = gated_linear_attention(q, k, v, f, state)
+    want = by_formula(*(None if x is None else x.astype(mx.float32) for x in (q, k, v, f, state)))
+    assert o.dtype == dtype and relative_error(o, want[0]) <= TOLERANCE[dtype]
+    assert last.dtype == mx.float32 and relative_error(last, want[1]) <= FLOAT32
+
+
+@pytest.mark.metal
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("length", [130, 260])
+def test_chunks_on_metal_read_what_they_must(emulated: Emulator, gate: str, length: int) -> None:
+    arrays = arguments(length, gate, sizes=(2, 2, 20, 33))
+    q, _, v, f, state = arrays
+    with use_backend("metal"):
+        gated_linear_attention(*arrays)
+        emulated.records.clear()
+        assert_close(gated_linear_attention(*arrays), by_formula(*arrays))
+    sums, carry, read = emulated.records
+    chunks = -(-length // 64)
+    # both groups of columns read the keys, each once
+    assert sums.loaded["k"] == read.loaded["k"] == read.loaded["q"] == 2 * q.nbytes
+    # each of the two pieces of a column reads its values
+    assert sums.loaded["v"] == read.loaded["v"] == 2 * v.nbytes
+    assert read.stored["o"] == v.nbytes
+    for moved in (sums.stored["sums"], carry.loaded["sums"], carry.stored["before"]):
+        assert moved == chunks * state.nbytes == read.loaded["before"]
+    assert carry.loaded["state"] == carry.stored["last"] == state.nbytes
+    if f is not None:
+        # a gate for each head is read for each key
+        assert sums.loaded["f"] == read.loaded["f"] == 2 * q.nbytes
+        assert sums.stored["gates"] == chunks * state.nbytes // 33
+
+
+@pytest.mark.metal
+@pytest.mark.parametrize("gate", GATES)
+def test_gradient_of_chunks_on_metal(metal: None, gate: str) -> None:
+    given = [x for x in arguments(70, gate, sizes=(1, 2, 20, 5)) if x is not None]
+
+    def loss(*arrays: mx.array) -> mx.array:
+        q, k, v, *f, state = arrays
+        o, last = gated_linear_attention(q, k, v, f[0] if f else None, state)
+        return (o**2).sum() + (last * mx.cos(mx.arange(last.size)).reshape(last.shape)).sum()
+
+    gradient = mx.grad(loss, argnums=range(len(given)))
+    with use_backend("metal"):
+        got = gradient(*given)
+    with use_backend("reference"):
+        assert_close(got, gradient(*given), GRADIENT_TOLERANCE)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_the_gradient_takes_as_many_launches_for_any_length(recorded: None, gate: str) -> None:
+    def launched(length: int) -> int:
+        q, k, v, f, state = arguments(length, gate, sizes=(1, 2, 20, 5))
+        given = [q, k, v, state, *([] if f is None else [f])]
+
+        def loss(*arrays: mx.array) -> mx.array:
+            q, k, v, state, *f = arrays
+            return gated_linear_attention(q, k, v, f[0] if f else None, state)[0].sum()
+
+        mx.eval(given)
+        return launches(mx.grad(loss, argnums=range(len(given)))(*given)).total()
+
+    assert launched(200) == launched(2000) <= {"none": 40, "head": 212, "channel": 300}[gate]
 
 
 @pytest.mark.parametrize(

@@ -137,9 +137,9 @@ def _bit_linear_calls(numbers_of_rows: Sequence[int]) -> Iterator[Call]:
 
 
 def _gated_linear_attention_calls() -> Iterator[Call]:
-    for width, dtype in product((None, 1, 32), FLOATS):
-        x = mx.zeros((1, 1, 1, 32), dtype)
-        f = None if width is None else mx.ones((1, 1, 1, width), dtype)
+    for length, width, dtype in product((1, 65), (None, 1, 32), FLOATS):
+        x = mx.zeros((1, 1, length, 32), dtype)
+        f = None if width is None else mx.ones((1, 1, length, width), dtype)
         yield Call((x, x, x, f, mx.zeros((1, 1, 32, 32))), {})
 
 

@@ -1,8 +1,9 @@
-"""`gated_linear_attention` on Metal over few positions, as when a text is decoded, in one launch.
+"""`gated_linear_attention` on Metal.
 
-A threadgroup holds 32 columns of the state of one head in registers, each thread a piece of one column,
-and reads the state once and writes it once, however many positions there are. Longer sequences are left
-to the products of matrices of `chunked`, and so is the gradient.
+Over few positions, as when a text is decoded, it is one launch: a threadgroup holds 32 columns of the
+state of one head in registers, each thread a piece of one column, and reads the state once and writes it
+once, however many positions there are. Longer sequences are computed in chunks by `metal_chunks`. The
+gradient is left to the products of matrices of `chunked`, as many launches for any length.
 """
 
 import math
@@ -13,13 +14,11 @@ import mlx.core as mx
 from ..backend import launch
 from ..backend.gradient import with_reference_gradient
 from ..backend.self_check import kernel_fault
-from . import chunked, reference
+from . import chunked, metal_chunks, reference
+from .metal_chunks import PIECE
 
 MAX_LENGTH = 32
-"""The most positions: beyond, the products of `chunked` have more to do in parallel."""
-
-PIECE = 16
-"""Numbers of a column that a thread holds."""
+"""The most positions for one launch: beyond, there is more to do in parallel."""
 
 MAX_KEYS = 32 * PIECE
 
@@ -92,15 +91,17 @@ def unsupported(
 ) -> str | None:
     if reason := launch.not_floats(q, k, v, f, state):
         return reason
-    if q.shape[2] > MAX_LENGTH or q.shape[3] > MAX_KEYS:
-        return f"it takes up to {MAX_LENGTH} positions and {MAX_KEYS} dims of a key"
+    if q.shape[3] > MAX_KEYS:
+        return f"it takes up to {MAX_KEYS} dims of a key"
     dtypes: dict[str, Any] = {"q": q.dtype, "k": k.dtype, "v": v.dtype}
     dtypes["f"] = None if f is None else f.dtype
+    is_long = q.shape[2] > MAX_LENGTH
+    length = 2 * metal_chunks.CHUNK + 2 if is_long else 3
     return kernel_fault(
-        f"gated_linear_attention_{_gate(q, f)}",
-        _states,
+        f"gated_linear_attention_{'chunks_' if is_long else ''}{_gate(q, f)}",
+        _computed,
         lambda q, k, v, state, *f: reference.run(q, k, v, f[0] if f else None, state),
-        lambda: _check_inputs(_gate(q, f), **dtypes),
+        lambda: _check_inputs(_gate(q, f), length, **dtypes),
         **dtypes,
     )
 
@@ -120,10 +121,10 @@ def _gate(q: mx.array, f: mx.array | None) -> str:
 
 
 def _check_inputs(
-    gate: str, q: mx.Dtype, k: mx.Dtype, v: mx.Dtype, f: mx.Dtype | None
+    gate: str, length: int, q: mx.Dtype, k: mx.Dtype, v: mx.Dtype, f: mx.Dtype | None
 ) -> tuple[mx.array, ...]:
     # two pieces of a column, and more columns than lanes
-    heads, keys, values = (2, 1, 3), PIECE + 1, launch.SIMD_GROUP + 1
+    heads, keys, values = (2, 1, length), PIECE + 1, launch.SIMD_GROUP + 1
 
     def pattern(factor: int, *shape: int) -> mx.array:
         numbers = mx.arange(math.prod(shape)).reshape(shape)
@@ -138,6 +139,13 @@ def _check_inputs(
     if f is None:
         return given
     return *given, pattern(83, *heads, 1 if gate == "head" else keys).astype(f)
+
+
+def _computed(
+    q: mx.array, k: mx.array, v: mx.array, state: mx.array, f: mx.array | None = None
+) -> tuple[mx.array, mx.array]:
+    compute = metal_chunks.run if q.shape[2] > MAX_LENGTH else _states
+    return compute(q, k, v, state, f)
 
 
 def _states(
@@ -158,4 +166,4 @@ def _states(
     return o.astype(v.dtype), last
 
 
-_with_gradient = with_reference_gradient(_states, chunked.compute)
+_with_gradient = with_reference_gradient(_computed, chunked.compute)

@@ -2,14 +2,16 @@
 
 import mlx.core as mx
 
+from ..splitting import positions
+
 
 def run(f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
     length = f.shape[1]
     if length == 0:
         return mx.zeros(f.shape, mx.float32), state
     # Time first, so that one step is one contiguous (B, D) block.
-    gates = mx.split(f.astype(mx.float32).swapaxes(0, 1), length, axis=0)
-    inputs = mx.split(i.astype(mx.float32).swapaxes(0, 1), length, axis=0)
+    gates = positions(f.astype(mx.float32).swapaxes(0, 1), axis=0)
+    inputs = positions(i.astype(mx.float32).swapaxes(0, 1), axis=0)
     states = []
     last = state.astype(mx.float32)[None]
     for gate, value in zip(gates, inputs, strict=True):

@@ -173,6 +173,26 @@ def _figures(chosen: Mapping[Row, Run], results: Results) -> list[dict[str, Any]
     ]
 
 
+def _points(
+    plan: Plan,
+    task: Task,
+    linear: str,
+    shift: float,
+    chosen: Mapping[Row, Run],
+    results: Results,
+) -> list[tuple[float, float, float]]:
+    """Mean, place and deviation of each mixer that has run."""
+    points = []
+    for place, mixer in enumerate(plan.mixers):
+        run = chosen.get(Row("table", task, mixer, linear))
+        if run is not None:
+            scale = 100 if task.is_generated else 1
+            values = [scale * figures["value"] for figures in _runs(run, results)]
+            spread = statistics.stdev(values) if len(values) > 1 else math.nan
+            points.append((statistics.mean(values), place + shift, spread))
+    return points
+
+
 def _draw(file: Path, plan: Plan, chosen: Mapping[Row, Run], results: Results) -> None:
     """Draws each mixer's value on each task, with dense and with ternary linears."""
     try:
@@ -189,35 +209,23 @@ def _draw(file: Path, plan: Plan, chosen: Mapping[Row, Run], results: Results) -
         for linear, colour, marker, shift in zip(
             LINEARS, COLOURS, "o^", (-0.15, 0.15), strict=False
         ):
-            points = []
-            for place, mixer in enumerate(plan.mixers):
-                run = chosen.get(Row("table", task, mixer, linear))
-                if run is not None:
-                    values = [figures["value"] for figures in _runs(run, results)]
-                    scale = 100 if task.is_generated else 1
-                    spread = statistics.stdev(values) if len(values) > 1 else math.nan
-                    points.append((scale * statistics.mean(values), place + shift, scale * spread))
+            points = _points(plan, task, linear, shift, chosen, results)
             if points:
                 x, y, spreads = zip(*points, strict=True)
-                axes.errorbar(
-                    x,
-                    y,
-                    xerr=spreads,
-                    fmt=marker,
-                    color=colour,
-                    markersize=5,
-                    capsize=2,
-                    label=linear,
-                )
+                style = {"color": colour, "markersize": 5, "capsize": 2, "label": linear}
+                axes.errorbar(x, y, xerr=spreads, fmt=marker, **style)
         axes.set_title(task.name)
         axes.set_xlabel(
-            "answers given (%)" if task.is_generated else "bits per character (less is better)"
+            "right answers (%)" if task.is_generated else "bits per character (less is better)"
         )
         if task.is_generated:
             axes.set_xlim(-4, 104)
         axes.grid(alpha=0.3)
     all_axes[0].set_yticks(range(len(plan.mixers)), plan.mixers)
     all_axes[0].invert_yaxis()
-    handles, labels = all_axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=2, fontsize="small")
+    handles = [axes.get_legend_handles_labels() for axes in all_axes]
+    by_label = {name: handle for pair in handles for handle, name in zip(*pair, strict=True)}
+    if by_label:
+        figure.legend(by_label.values(), by_label, loc="outside upper right", ncols=2)
+    figure.suptitle("Causal token mixers at equal parameters, mean and deviation over seeds")
     save_picture(figure, file)

@@ -57,7 +57,9 @@ class Performer(TokenMixer):
     otherwise. The rows of `W` are random and orthogonal by blocks. They are part of the model: `W` is
     saved with the weights and never trained; `redraw` draws others. The constant `c` keeps the
     exponential from overflowing and cancels but for :math:`\epsilon`. It is the largest exponent of a
-    query, and of all keys that are seen: where that grows, the sums so far are scaled down. The estimate
+    query, and of all keys that are seen: where that grows, the sums so far are scaled down. So the
+    largest feature is always 1, and no vector is so long that its features fade beside
+    :math:`\epsilon`. The estimate
     is good where products of queries and keys are moderate, since its variance grows with their
     exponential.
 
@@ -67,9 +69,10 @@ class Performer(TokenMixer):
         num_features: `F`. Default: `K ln K`.
         kernel: "softmax", or "relu" for :math:`\phi(x) = \mathrm{relu}(W \tilde x) + \epsilon`.
         eps: :math:`\epsilon`. Default: 1e-4, and 1e-3 for "relu".
-        key_maximum: Of which keys a causal mixer takes the largest exponent. "seen": those up to each
-            token. "call": all of a call, as performer-pytorch does; :math:`\epsilon` then lets a token
-            depend a little on later ones, and on how a text is cut into calls.
+        key_maximum: What `c` is. "seen": the largest exponent, for keys of a causal mixer the one of
+            those up to each token. "call": as in performer-pytorch, the largest :math:`W \tilde x`, for
+            keys that of a call; :math:`\epsilon` then lets a token depend a little on later ones, and
+            on how a text is cut into calls, and the attention of long vectors becomes uniform.
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
             from the names of the projections to what makes each.
         bias: Whether the projections have a bias.
@@ -203,8 +206,13 @@ class Performer(TokenMixer):
         projected, half = exponents(q, self.projection_matrix)
         if not self._is_softmax:
             return nn.relu(projected) + self._eps
-        largest = mx.stop_gradient(projected.max(axis=-1, keepdims=True))
+        largest = self._largest(projected, half)[..., None]
         return softmax_features(projected, half, largest, self._eps)
+
+    def _largest(self, projected: mx.array, half: mx.array) -> mx.array:
+        """The constant of each vector, `(B, H, L)`."""
+        whole = projected if self._key_maximum == "call" else projected - half
+        return mx.stop_gradient(whole.max(axis=-1))
 
     def _key_features(
         self, k: mx.array, before: mx.array, context: Context
@@ -223,7 +231,7 @@ class Performer(TokenMixer):
         projected, half = exponents(k, self.projection_matrix)
         if not self._is_softmax or not k.shape[2]:
             return nn.relu(projected) + self._eps, None, before
-        largest = mx.stop_gradient(projected.max(axis=-1))
+        largest = self._largest(projected, half)
         if context.valid is not None:
             largest = mx.where(context.valid[:, None], largest, NO_MAXIMUM)
         if self._is_causal and self._key_maximum == "seen":

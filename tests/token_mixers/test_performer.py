@@ -7,6 +7,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.layers.mixing.random_features import orthogonal_projection
 from mlx_mmfree.token_mixers import GQA, Performer
+from tests.tolerances import relative_error
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -29,6 +30,28 @@ def test_large_vectors_do_not_overflow(is_causal: bool) -> None:
     valid = mx.arange(20)[None] % 5 != 0
     gradient = mx.grad(lambda x: mx.where(valid[..., None], mixer(x, None, valid)[0], 0.0).sum())(x)
     assert mx.isfinite(mixer(x)[0]).all().item() and mx.isfinite(gradient).all().item()
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_epsilon_stays_small_beside_the_features_of_long_vectors(is_causal: bool) -> None:
+    mx.random.seed(3)
+    mixer = Performer(8, num_heads=1, num_features=12, eps=1e-6, is_causal=is_causal)
+    x = 3.0 * mx.random.normal((1, 15, 8))
+    q, k, v = (
+        np.array(x[0], np.float64) @ np.array(mixer[name].weight, np.float64).T
+        for name in ("query_proj", "key_proj", "value_proj")
+    )
+    directions = np.array(mixer.projection_matrix, np.float64)
+    # without epsilon, any constants cancel
+    features = [
+        np.exp(y @ directions.T - (y * y).sum(axis=1, keepdims=True) / 2)
+        for y in (part * 8**-0.25 for part in (q, k))
+    ]
+    weights = features[0] @ features[1].T
+    weights = np.tril(weights) if is_causal else weights
+    o = weights / weights.sum(axis=1, keepdims=True) @ v
+    want = o @ np.array(mixer.output_proj.weight, np.float64).T
+    assert relative_error(mixer(x)[0][0], mx.array(want, mx.float32)) < 1e-3
 
 
 def test_directions_are_orthogonal_by_blocks() -> None:

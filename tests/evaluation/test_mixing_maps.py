@@ -81,6 +81,18 @@ def test_a_mixer_without_weights_says_why() -> None:
     assert linformer.columns is None
 
 
+@pytest.mark.parametrize("task", ["causal_lm", "masked_lm"])
+def test_reversible_blocks(task: str) -> None:
+    gqa = {"name": "gqa", "num_heads": 4}
+    model = _model(task=task, token_mixer=gqa, num_hidden_layers=2, block="reversible")
+    found = text_maps(model, TOKENS, [0, 1], None)
+    assert [each.name for each in found] == ["layer 0", "layer 1"]
+    x = model.embed(mx.array([TOKENS]))
+    block = model.blocks[0]
+    want = block.token_mixer.mixing_weights(block.token_norm(x))[0, 0]
+    assert relative_error(mx.array(found[0].panels[0].weights), want) <= TOLERANCE[mx.float32]
+
+
 @pytest.mark.parametrize("norm_order", ["pre", "post"])
 def test_an_encoder_decoder(norm_order: str) -> None:
     gqa = {"name": "gqa", "num_heads": 4}

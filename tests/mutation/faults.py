@@ -322,7 +322,7 @@ FAULTS = {
         ("token_mixers/test_gru.py",),
     ),
     "weights: a recurrence adds all of each value": Fault(
-        "layers/gated_recurrence.py",
+        "layers/mixing/gated_recurrence.py",
         "values = free[..., None] * mx.eye(length)[:, None]",
         "values = mx.ones_like(free)[..., None] * mx.eye(length)[:, None]",
         ("token_mixers/contract/test_mixing_weights.py",),
@@ -358,13 +358,13 @@ FAULTS = {
         ("token_mixers/test_synthesizer.py",),
     ),
     "Reformer: the first chunk looks at the last one of its own round": Fault(
-        "layers/hashed_attention.py",
+        "layers/mixing/hashed_attention.py",
         "(index // number - 1) % rounds * number",
         "(index // number) % rounds * number",
         ("goldens/mixers/test_reformer.py",),
     ),
     "Reformer: rounds count alike": Fault(
-        "layers/hashed_attention.py",
+        "layers/mixing/hashed_attention.py",
         "weights = total * mx.exp(",
         "weights = 1.0 + 0.0 * mx.exp(",
         ("goldens/mixers/test_reformer.py",),

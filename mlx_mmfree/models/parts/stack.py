@@ -120,7 +120,8 @@ class Stack(nn.Module):
         """
         context = Context() if context is None else context
         state = self.init_state(x.shape[0], x.dtype)
-        if not self._is_reversible or x.dtype != mx.float32:
+        is_plain = self.run_block is run_block
+        if not self._is_reversible or x.dtype != mx.float32 or not is_plain:
             return self.run(x, state, context)[0]
         x, _, _ = self._placed(x, state, context)
         blocks = cast("list[ReversibleBlock]", self.blocks)

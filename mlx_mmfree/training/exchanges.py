@@ -39,7 +39,7 @@ class Exchanges:
         return future
 
     def _work(self) -> None:
-        failure: RuntimeError | None = None
+        failure: Exception | None = None
         while True:
             exchange, future = self._tasks.get()
             if failure is not None:
@@ -48,7 +48,7 @@ class Exchanges:
             try:
                 result = exchange()
                 mx.eval(result)
-            except RuntimeError as error:
+            except Exception as error:
                 failure = error
                 future.set_exception(error)
             else:

@@ -20,6 +20,7 @@ class KeyValueKind(StateKind):
         cache: Which tokens are seen, and how their keys and values are kept.
         takes_steps: Whether `attention_step` computes what this layer does with a single token.
         value_dims: Dims of a value. Default: `head_dim`.
+        is_exact: A token sees the same whether it is read with later ones or alone.
     """
 
     def __init__(
@@ -30,12 +31,14 @@ class KeyValueKind(StateKind):
         *,
         takes_steps: bool,
         value_dims: int | None = None,
+        is_exact: bool = True,
     ):
         super().__init__(self.empty, is_fixed=False)
         self._num_heads = num_heads
         self._dims = (head_dim, head_dim if value_dims is None else value_dims)
         self._cache = cache
         self._takes_steps = takes_steps
+        self._is_exact = is_exact
 
     def empty(self, batch_size: int, dtype: mx.Dtype) -> KeyValueState:
         """The state before the first token."""
@@ -65,7 +68,7 @@ class KeyValueKind(StateKind):
         return (state.positions,)
 
     def can_rewind(self, state: AnyKeyValueState, count: int) -> bool:
-        if self._cache.window is not None:
+        if self._cache.window is not None or not self._is_exact:
             return False
         if isinstance(state, FixedKeyValueState):
             return True

@@ -1,6 +1,7 @@
 """Mixers that read whole rows, and hold keys and values of the tokens before if they are causal."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import mlx.core as mx
 
@@ -21,7 +22,12 @@ class KeyValueMixer(TokenMixer):
 
     A mixer of this family sets `_dims`, `_is_causal` and, if it is bound to a length, `_max_length`. It
     says what it holds in `held_dims`, and calls `read_tokens`.
+
+    Attributes:
+        is_exact: As `KeyValueKind` has it.
     """
+
+    is_exact: ClassVar[bool] = True
 
     _dims: int
     _max_length: int
@@ -37,7 +43,14 @@ class KeyValueMixer(TokenMixer):
             return super().state_kind
         heads, key_dims, value_dims = self.held_dims
         cache = KeyValueCache()
-        return KeyValueKind(heads, key_dims, cache, takes_steps=False, value_dims=value_dims)
+        return KeyValueKind(
+            heads,
+            key_dims,
+            cache,
+            takes_steps=False,
+            value_dims=value_dims,
+            is_exact=self.is_exact,
+        )
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> HeldTokens:
         return self.state_kind.blank(batch_size, 0, dtype) if self.is_causal else ()

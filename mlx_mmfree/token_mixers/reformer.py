@@ -25,19 +25,28 @@ from ..layers.mixing.hashed_attention import (
 from ..layers.padding import RealTokens
 from ..layers.partition import Group, Partition, own_share
 
-Convention = Literal["trax", "reformer_pytorch"]
+Convention = Literal["trax", "transformers", "reformer_pytorch"]
 
 
 class _Scores(NamedTuple):
-    """What sets public codes apart: the norm's epsilon, the scale of scores, the score of oneself."""
+    """What sets public codes apart.
+
+    Attributes:
+        norm_eps: Epsilon of the norm of keys.
+        has_root: Scores are divided by the root of the dims.
+        own_score: The score of oneself.
+        has_ring: As `Rules` has it.
+    """
 
     norm_eps: float
     has_root: bool
     own_score: float
+    has_ring: bool = False
 
 
 _CONVENTIONS: dict[Convention, _Scores] = {
     "trax": _Scores(1e-6, False, -1e5),
+    "transformers": _Scores(1e-6, False, -1e5, has_ring=True),
     "reformer_pytorch": _Scores(1e-24, True, -5e4),
 }
 
@@ -59,16 +68,16 @@ class Reformer(KeyValueMixer):
 
     Causality is by position: no later token is weighed, but which earlier ones are near follows from
     the order of all tokens of the call. So what a text longer than a chunk gives whole and in pieces
-    differs; a token that is read by itself sees what it would at the end of the text so far. Up to a
-    chunk all is seen, and they are equal. Published models draw rotations anew in each call; here they
-    follow from `seed`.
+    differs; a token that is read by itself sees what it would at the end of the text so far, or with
+    `"transformers"` two chunks in a ring of sorted tokens, as there. Up to a chunk all is seen, and they
+    are equal. Published models draw rotations anew in each call; here they follow from `seed`.
 
     Args:
         dims: Model dims `D`.
         chunk_size: Tokens of a chunk.
         num_rounds: Rounds of hashing.
         num_buckets: An even number of buckets, or even factors of it. Default: about two for a chunk.
-        convention: `"trax"` or `"reformer_pytorch"`, as told above.
+        convention: `"trax"`, `"transformers"` or `"reformer_pytorch"`, as told above.
         num_heads: Heads `H`.
         head_dim: Dims `K` of a head. Default: `dims / num_heads`.
         seed: Of the rotations.
@@ -96,6 +105,7 @@ class Reformer(KeyValueMixer):
     paper: ClassVar[str] = "arXiv 2001.04451"
     causal: ClassVar[bool] = True
     bidirectional: ClassVar[bool] = True
+    is_exact: ClassVar[bool] = False
     partition = Partition({"query_key_proj": 1, "value_proj": 1})
 
     def __init__(
@@ -128,7 +138,7 @@ class Reformer(KeyValueMixer):
         scores = _CONVENTIONS[convention]
         self._norm_eps = scores.norm_eps
         scale = head_dim**-0.5 if scores.has_root else 1.0
-        self._rules = Rules(chunk_size, scale, scores.own_score, is_causal)
+        self._rules = Rules(chunk_size, scale, scores.own_score, is_causal, scores.has_ring)
         self.num_heads = num_heads
         self._drawn_heads, self._own_heads = num_heads, slice(num_heads)
         self.head_dim = head_dim
@@ -180,7 +190,9 @@ class Reformer(KeyValueMixer):
                 # padding behind the tokens has no slot, and any place does
                 places = mx.minimum(reading.places, seen.shape[2] - 1)
         positions = mx.broadcast_to(positions, (x.shape[0], seen.shape[2]))
-        is_whole = places is None or 2 * length * self._rules.chunk > seen.shape[2]
+        is_step = self._rules.has_ring and length == 1
+        is_short = not is_step and 2 * length * self._rules.chunk > seen.shape[2]
+        is_whole = places is None or is_short
         exact = [part.astype(mx.float32) for part in (queries, seen, values)]
         asking, all_queries, values = exact
         y = hashed_attention(

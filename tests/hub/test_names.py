@@ -15,6 +15,8 @@ TABLE = {
     "model.layers.{}.gate.0": "blocks.{}.gate_down_proj",
     "model.layers.{}.gate.1": "blocks.{}.gate_proj",
     "model.layers.{}.proj.unused": None,
+    "positions.0": "positions.lines",
+    "positions.1": "positions.columns",
     "lm_head": "head",
 }
 
@@ -29,6 +31,7 @@ TABLE = {
         ("model.layers.3.experts.7.up.weight", "blocks.3.experts.7.up_proj.weight"),
         ("model.layers.31.gate.0.weight", "blocks.31.gate_down_proj.weight"),
         ("model.layers.1.gate.1.norm.2.weight", "blocks.1.gate_proj.norm.2.weight"),
+        ("positions.1", "positions.columns"),
         ("lm_head.weight", "head.weight"),
         ("lm_head", "head"),
     ],

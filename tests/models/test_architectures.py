@@ -19,6 +19,7 @@ KNOWN = [
     "marian",
     "metaformer",
     "qwen3",
+    "reformer",
     "retnet",
 ]
 

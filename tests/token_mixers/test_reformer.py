@@ -18,7 +18,7 @@ def x() -> mx.array:
     return mx.random.normal((2, 30, 16), key=mx.random.key(1))
 
 
-@pytest.mark.parametrize("convention", ["trax", "reformer_pytorch"])
+@pytest.mark.parametrize("convention", ["trax", "transformers", "reformer_pytorch"])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_all_is_seen_within_a_chunk(x: mx.array, convention: Any, is_causal: bool) -> None:
     """Against attention with the same scores in NumPy, in float64."""
@@ -33,8 +33,9 @@ def test_all_is_seen_within_a_chunk(x: mx.array, convention: Any, is_causal: boo
         (rows @ weights[name].T).reshape(2, 30, 2, 8).swapaxes(1, 2)
         for name in ("query_key", "value")
     )
-    keys = q / np.linalg.norm(q, axis=-1, keepdims=True)
-    scores = q @ keys.swapaxes(-1, -2) * (1 if convention == "trax" else 8**-0.5)
+    eps = 1e-24 if convention == "reformer_pytorch" else 1e-6
+    keys = q / np.sqrt(np.square(q).sum(axis=-1, keepdims=True) + 8 * eps)
+    scores = q @ keys.swapaxes(-1, -2) * (8**-0.5 if convention == "reformer_pytorch" else 1)
     place = np.arange(30)
     scores = np.where(place == place[:, None], -1e4, scores)
     if is_causal:

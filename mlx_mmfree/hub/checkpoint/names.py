@@ -20,7 +20,7 @@ class WeightNames:
 
     Args:
         table: Patterns on disk to patterns in memory. `{}` stands for a number, and `None` marks unused
-            tensors. Behind the number of a layer, an entry may name others as they are.
+            tensors. An entry may say its last numbers as they are.
     """
 
     def __init__(self, table: Mapping[str, str | None]):
@@ -90,10 +90,12 @@ class _Entry(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _templates(name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The name with places in place of all numbers, and of the first one alone, and those numbers."""
+    """The name with places for its first numbers, from all of them to none, and those numbers."""
     numbers = tuple(_NUMBER.findall(name))
-    found = ((_NUMBER.sub("{}", name), numbers),)
-    return found if len(numbers) < 2 else (*found, (_NUMBER.sub("{}", name, count=1), numbers[:1]))
+    found: list[tuple[str, tuple[str, ...]]] = [(name, ())]
+    for count in range(1, len(numbers) + 1):
+        found.insert(0, (_NUMBER.sub("{}", name, count=count), numbers[:count]))
+    return tuple(found)
 
 
 def _longest_entry(name: str, table: Mapping[str, str | None]) -> _Entry | None:

@@ -52,12 +52,14 @@ class Rules(NamedTuple):
         scale: What products of queries and keys are multiplied by.
         own_score: The score of the token itself, lower than that of any other.
         is_causal: Later tokens are not seen.
+        has_ring: A token that asks alone sees two chunks of a ring, as `_ring` tells.
     """
 
     chunk: int
     scale: float
     own_score: float
     is_causal: bool
+    has_ring: bool = False
 
 
 class Sorted(NamedTuple):
@@ -163,7 +165,9 @@ def hashed_attention(
     """
     count = buckets.shape[-1]
     rules = rules._replace(chunk=min(rules.chunk, count))
-    missing = -count % rules.chunk
+    has_ring = rules.has_ring and places is not None and places.shape[1] == 1
+    # a ring needs padding behind the last token
+    missing = rules.chunk - count % rules.chunk if has_ring else -count % rules.chunk
     if missing:
         pad = [(0, 0), (0, 0), (0, missing), (0, 0)]
         keys, values, positions = tokens
@@ -174,6 +178,8 @@ def hashed_attention(
     if places is None:
         queries = mx.pad(queries, pad) if missing else queries
         parts = _attend_all(queries, tokens, found, rules)
+    elif has_ring:
+        parts = _attend_near(queries, tokens, _ring(tokens[2], found, rules, places), rules, places)
     else:
         parts = _attend_some(queries, tokens, found, rules, places)
     y, largest, total = parts
@@ -209,6 +215,14 @@ def _attend_some(
     cell = mx.take_along_axis(found.rank, places[:, None, None], axis=3) // rules.chunk
     cell = cell + (mx.arange(rounds) * (count // rules.chunk))[:, None]
     near = mx.take_along_axis(found.near, mx.flatten(cell, 2)[..., None], axis=2)
+    return _attend_near(queries, tokens, near, rules, places)
+
+
+def _attend_near(
+    queries: mx.array, tokens: Tokens, near: mx.array, rules: Rules, places: mx.array
+) -> tuple[mx.array, ...]:
+    """What `attend_chunks` gives for each round and asking token with the tokens near it."""
+    rounds = near.shape[2] // places.shape[1]
     own = mx.take_along_axis(tokens[2], places, axis=1)
     parts = attend_chunks(
         mx.concatenate([queries] * rounds, axis=2)[:, :, :, None],
@@ -218,6 +232,22 @@ def _attend_some(
         rules,
     )
     return tuple(mx.unflatten(part[:, :, :, 0], 2, (rounds, -1)) for part in parts)
+
+
+def _ring(positions: mx.array, found: Sorted, rules: Rules, places: mx.array) -> mx.array:
+    """The tokens that one token sees in each round in Transformers, `(B, H, R, 2 C)`.
+
+    The real tokens of a round, sorted, form a ring, which the chunk of the token and the one before may
+    run through more than once; who is met twice counts twice. Up to a chunk all are seen, once.
+    """
+    count = (positions >= 0).sum(axis=-1)[:, None, None, None]
+    chunk, token = rules.chunk, mx.arange(2 * rules.chunk)
+    rank = mx.take_along_axis(found.rank, places[:, None, None], axis=3).astype(mx.int32)
+    first = (rank // chunk - 1) * chunk
+    # padding is sorted behind the tokens, and hidden
+    every = mx.minimum(token, found.order.shape[3] - 1)
+    index = mx.where(count > chunk, (first + token) % count, every)
+    return mx.take_along_axis(found.order, index, axis=3)
 
 
 def factors_of(count: int, chunk: int) -> tuple[int, ...]:

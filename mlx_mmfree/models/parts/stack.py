@@ -28,7 +28,7 @@ class Stack(nn.Module):
 
     Args:
         blocks: The blocks, first to last; or reversible ones, whose two streams begin alike and are
-            averaged behind the last.
+            averaged behind the last, unless a subclass has another `joined`.
         norm: The norm after the last.
         positions: Adds positions before the first block; `None`: nothing does.
 
@@ -109,7 +109,7 @@ class Stack(nn.Module):
         for block, arguments, old in zip(self.blocks, each, state, strict=True):
             x, new = self.run_block(block, x, old, context, **arguments)
             new_state.append(new)
-        x = one_stream(x) if self._is_reversible else x
+        x = self.joined(x) if self._is_reversible else x
         return apply_norm(self.norm, x), (*new_state, *added)
 
     def transform(self, x: mx.array, context: Context | None = None) -> mx.array:
@@ -125,8 +125,12 @@ class Stack(nn.Module):
             return self.run(x, state, context)[0]
         x, _, _ = self._placed(x, state, context)
         blocks = cast("list[ReversibleBlock]", self.blocks)
-        x = one_stream(ReversibleSequence(blocks)(two_streams(x), context))
+        x = self.joined(ReversibleSequence(blocks)(two_streams(x), context))
         return apply_norm(self.norm, x)
+
+    def joined(self, x: mx.array) -> mx.array:
+        """What the norm gets of both streams behind reversible blocks, `(B, L, 2 D)`."""
+        return one_stream(x)
 
     @property
     def _is_reversible(self) -> bool:

@@ -2,6 +2,7 @@
 
 VARIANTS: list[dict[str, object]] = [
     {},
+    {"convention": "transformers", "num_heads": 4, "num_rounds": 2},
     {"convention": "reformer_pytorch", "num_heads": 2, "num_rounds": 1, "num_buckets": 6},
 ]
 

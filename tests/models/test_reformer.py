@@ -1,0 +1,178 @@
+"""Reformer: configurations, positions, steps, drafts, what is refused.
+
+What it computes is compared with Transformers in `goldens` and `hub`.
+"""
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_mmfree.errors import CheckpointError, MMFreeError, NumericalError, UnsupportedModelError
+from mlx_mmfree.generation import generate_tokens
+from mlx_mmfree.layers.context import Context
+from mlx_mmfree.layers.state_kind import StatesByPosition
+from mlx_mmfree.models import Decoder, find
+from tests.tolerances import TOLERANCE, relative_error
+
+ARCHITECTURE = find("reformer")
+CRIME = {
+    "attention_head_size": 64,
+    "attn_layers": ["local", "lsh", "local", "lsh", "local", "lsh"],
+    "axial_pos_embds": True,
+    "axial_pos_embds_dim": [64, 192],
+    "axial_pos_shape": [512, 1024],
+    "feed_forward_size": 512,
+    "hash_seed": None,
+    "hidden_act": "relu",
+    "hidden_size": 256,
+    "is_decoder": True,
+    "layer_norm_eps": 1e-12,
+    "local_attn_chunk_length": 64,
+    "local_num_chunks_after": 0,
+    "local_num_chunks_before": 1,
+    "lsh_attn_chunk_length": 64,
+    "lsh_num_chunks_after": 0,
+    "lsh_num_chunks_before": 1,
+    "max_position_embeddings": 524288,
+    "model_type": "reformer",
+    "num_attention_heads": 2,
+    "num_buckets": [64, 128],
+    "num_hashes": 1,
+    "vocab_size": 320,
+}
+"""What `google/reformer-crime-and-punishment` says about its arithmetic."""
+
+
+def config_of(**keys: Any) -> Any:
+    return ARCHITECTURE.config.from_hub({**ARCHITECTURE.tiny, **keys})
+
+
+def build(**keys: Any) -> Decoder:
+    mx.random.seed(2)
+    model: Decoder = ARCHITECTURE.build(config_of(initializer_range=0.3, **keys))
+    return model
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"axial_pos_embds": False, "hidden_act": "gelu", "num_buckets": 6},
+        {"attn_layers": ["local"], "num_buckets": None, "hash_seed": 3},
+        CRIME,
+    ],
+    ids=["tiny", "rows", "local", "published"],
+)
+def test_config_survives_a_round_trip(keys: dict[str, Any]) -> None:
+    config = config_of(**keys)
+    assert ARCHITECTURE.config.from_hub(config.to_hub()) == config
+
+
+def test_published_positions_reach_far() -> None:
+    model = ARCHITECTURE.build(ARCHITECTURE.config.from_hub(CRIME))
+    code = model.positions.code(mx.array([0, 1023, 1024, 524_287, 524_288]))
+    assert mx.array_equal(code[1, :64], code[0, :64]) and mx.array_equal(code[2, 64:], code[0, 64:])
+    assert not mx.array_equal(code[1, 64:], code[0, 64:])
+    assert mx.isfinite(code[:4]).all().item() and mx.isnan(code[4]).all().item()
+
+
+def test_a_text_beyond_the_positions_ends_in_an_error() -> None:
+    model = build(axial_pos_shape=[2, 4])
+    with pytest.raises(NumericalError):
+        list(generate_tokens(model, [1, 2, 3], max_tokens=9))
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_up_to_a_chunk_whole_is_pieces(count: int) -> None:
+    model = build()
+    tokens = mx.random.randint(0, 60, (2, 8))
+    whole, _ = model(tokens)
+    state, parts = None, []
+    for start in range(0, 8, count):
+        logits, state = model(tokens[:, start : start + count], state)
+        parts.append(logits)
+    assert relative_error(mx.concatenate(parts, axis=1), whole) <= TOLERANCE[mx.float32]
+
+
+def test_later_tokens_may_be_taken_back() -> None:
+    """Each token of a draft sees what it would if it were read alone."""
+    model = build()
+    tokens = mx.random.randint(0, 60, (1, 30))
+    _, state = model(tokens[:, :20])
+    steps, single = [], state
+    for n in range(20, 25):
+        logits, single = model(tokens[:, n : n + 1], single)
+        steps.append(logits)
+    hidden, drafted = model.hidden(tokens[:, 20:25], state, by_position=True)
+    assert mx.array_equal(model.logits(hidden), mx.concatenate(steps, axis=1))
+    assert all(isinstance(each, StatesByPosition) for each in drafted)
+
+
+def test_streams_are_normed_side_by_side() -> None:
+    model = build(attn_layers=["local"], num_buckets=None)
+    x = model.embed(mx.array([[3, 7]]))
+    y, _ = model.run(x, model.init_state(1), Context())
+    assert y.shape == (1, 2, 64)
+    assert mx.allclose(y, model.norm(_streams(model, x)), atol=1e-6)
+
+
+def _streams(model: Decoder, x: mx.array) -> mx.array:
+    first = second = x + model.positions.code(mx.arange(x.shape[1])[None])
+    [block] = model.blocks
+    first = first + block.token_mixer(block.token_norm(second))[0]
+    second = second + block.channel_mixer(block.channel_norm(first))
+    return mx.concatenate([first, second], axis=-1)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"is_decoder": None},
+        {"is_decoder": False},
+        {"tie_word_embeddings": True},
+        {"hidden_act": "elu"},
+        {"local_num_chunks_before": 2},
+        {"local_num_chunks_after": 1},
+        {"lsh_num_chunks_before": 2},
+        {"lsh_attn_chunk_length": 6},
+        {"num_buckets": None},
+    ],
+    ids=str,
+)
+def test_other_mathematics_is_refused(keys: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match=next(iter(keys))):
+        config_of(**keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"attn_layers": ["global"]},
+        {"attn_layers": []},
+        {"axial_pos_shape": [4]},
+        {"axial_pos_embds_dim": [8, 8]},
+        {"num_buckets": 5},
+        {"num_buckets": []},
+        {"hash_seed": -1},
+    ],
+    ids=str,
+)
+def test_damaged_configurations_name_the_key(keys: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=next(iter(keys))):
+        config_of(**keys)
+
+
+def test_hostile_configurations() -> None:
+    rng = random.Random(0)
+    values: list[Any] = [None, -1, 0, 2**40, 1.5, "x", [], [[]], {}, True, 10**30, float("nan")]
+    keys = list(config_of().to_hub())
+    for _ in range(400):
+        changed = {rng.choice(keys): rng.choice(values) for _ in range(2)}
+        try:
+            config = config_of(**changed)
+        except MMFreeError as error:
+            assert "\n" not in str(error)
+        else:
+            assert ARCHITECTURE.config.from_hub(config.to_hub()) == config

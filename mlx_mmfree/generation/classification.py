@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..models import SequenceClassifier
-from ..models.parts.tokens import token_array
+from ..models.parts.tokens import check_length, token_array
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def classify(
         progress: Called with the number of texts that are done.
 
     Raises:
-        ValueError: A text holds no token, or the number is not positive.
+        ValueError: A text holds no token or is too long, or the number is not positive.
 
     Example:
         >>> model, tokenizer = load("run/model")  # doctest: +SKIP
@@ -50,7 +50,9 @@ def classify(
     """
     found = []
     for done, text in enumerate(texts, 1):
-        tokens = token_array(tokenizer.encode(text), model.vocab_size)
+        ids = tokenizer.encode(text)
+        check_length(len(ids), model.max_length)
+        tokens = token_array(ids, model.vocab_size)
         found.append(likeliest(model(tokens)[0], model.labels, top_k))
         progress(done)
     return found

@@ -87,6 +87,7 @@ class LearnedPositions(nn.Module):
         super().__init__()
         check_sizes("LearnedPositions", dims=dims, max_length=max_length)
         self._offset = offset
+        self.max_length = max_length
         self.rows = nn.Embedding(max_length + offset, dims)
 
     def __call__(self, positions: mx.array) -> mx.array:

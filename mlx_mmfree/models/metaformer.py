@@ -43,7 +43,9 @@ def build(config: Config) -> TokenModel:
         UnsupportedModelError: A mixer is unknown, or cannot do what the task asks of it.
     """
     dims, eps = config.hidden_size, config.norm_eps
-    norm = partial(_NORMS[config.norm], dims, eps=eps)
+    # norms behind the sums stand behind the last one too (arXiv 1706.03762)
+    is_post = config.norm_order == "post"
+    norm = nn.Identity if is_post else partial(_NORMS[config.norm], dims, eps=eps)
     is_causal = config.task in ("causal_lm", "encoder_decoder")
     has_memory = config.task == "encoder_decoder"
     blocks = _blocks(config, config.token_mixer, config.num_hidden_layers, is_causal, has_memory)

@@ -37,8 +37,8 @@ class FirstModel:
         tokenizer_folder: Folder of the tokenizer that comes with the model, or `None`.
 
     Raises:
-        TrainingError: The settings ask for linear layers that the architecture does not have, or for
-            another embedding of a model whose head shares it.
+        TrainingError: The settings ask for linear layers that the architecture does not have, for
+            another embedding of a model whose head shares it, or for longer rows than it takes.
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`; the last one also for a
             model that learns nothing from files.
     """
@@ -56,6 +56,13 @@ class FirstModel:
             self.model = self._opened.model
             self.nbytes = self._opened.nbytes
         self.task = task_of(self.model)
+        most = self.model.max_length
+        if most is not None and settings.sequence_length > most:
+            raise TrainingError(
+                "[train] 'sequence_length' must be at most the number of positions of the model, "
+                f"{most}, but got {settings.sequence_length}. Lower it, or raise "
+                "'max_position_embeddings' of a new model."
+            )
 
     def load(self) -> TokenModel:
         """Returns the model with its weights. It may be called only once."""

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...models import EncoderDecoder
-from ...models.parts.tokens import check_tokens
+from ...models.parts.tokens import check_length, check_tokens
 from ...tokenizer.pair_tokenizer import PairTokenizer
 from .beam_search import BeamSettings, beam_search
 
@@ -90,12 +90,15 @@ def translate_tokens(
         report: Called with the number of sources that are done, after each step.
 
     Raises:
-        ValueError: There is no source, one is empty, or a token is outside the vocabulary.
+        ValueError: There is no source, one is empty or too long, the targets may become so, or a token
+            is outside the vocabulary.
     """
     if not sources or not all(len(source) for source in sources):
         raise ValueError("[translate] every source must hold a token, but one holds none.")
     for source in sources:
         check_tokens(source, model.vocab_size)
+        check_length(len(source), model.max_length)
+    check_length(settings.max_tokens, model.max_length)
     lengths = np.array([len(source) for source in sources])
     tokens = np.zeros((len(sources), int(lengths.max())), np.int32)
     for row, source in zip(tokens, sources, strict=True):

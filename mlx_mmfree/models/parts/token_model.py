@@ -9,7 +9,8 @@ import mlx.nn as nn
 from ...layers import apply_head
 from ...layers.added_positions import AddedPositions
 from ...layers.matrix import matrix_of
-from ...layers.token_mixer import State
+from ...layers.position_codes import LearnedPositions
+from ...layers.token_mixer import State, TokenMixer
 from ...ops.ternary import ROUNDING_VERSION
 from .block import Block
 from .reversible import ReversibleBlock
@@ -60,6 +61,15 @@ class TokenModel(Stack):
     def dims(self) -> int:
         """Model dims D."""
         return int(self.embed.weight.shape[1])
+
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens of a text, where a mixer or a table of positions ends; `None`: none does."""
+        modules = self.modules()
+        bounds = [module.max_length for module in modules if isinstance(module, LearnedPositions)]
+        if any(isinstance(module, TokenMixer) and module.length_bound for module in modules):
+            bounds.append(self.config.max_position_embeddings)
+        return min(bounds, default=None)
 
     @property
     def dtype(self) -> mx.Dtype:

@@ -28,6 +28,19 @@ def check_tokens(ids: Sequence[Any], vocab_size: int) -> None:
             )
 
 
+def check_length(count: int, most: int | None) -> None:
+    """Refuses a text with more tokens than a model has positions, if it has so many only.
+
+    Raises:
+        ValueError: There are more.
+    """
+    if most is not None and count > most:
+        raise ValueError(
+            f"[tokens] a text must have at most {most} tokens, as many as the model has positions, but "
+            f"got {count}. Shorten it."
+        )
+
+
 def token_array(ids: Sequence[Any], vocab_size: int) -> mx.array:
     """The checked ids as `int32` of shape `(1, L)`, one sequence.
 

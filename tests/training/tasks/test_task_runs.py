@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
@@ -22,12 +23,14 @@ from mlx_mmfree.training.callbacks import Callback
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.first_model import FirstModel
+from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
 from mlx_mmfree.training.language_model import plan_language_model
 from mlx_mmfree.training.log import read_log
 from mlx_mmfree.training.run_tokens import tokenizer_folder
 from mlx_mmfree.training.tasks.kinds import task_of
 from mlx_mmfree.training.tasks.task import Task
-from tests.tolerances import TOLERANCE
+from tests.hub.marian_folder import marian_folder
+from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 from tests.training.tasks.conftest import MODEL, TASKS
 
 Make = Callable[..., Settings]
@@ -298,3 +301,65 @@ def test_reversible_blocks_keep_no_activations(settings_of: Make) -> None:
             activations.append(plan_language_model(settings, model, DataParallel()).activations)
         grown[block] = activations[1] - activations[0]
     assert grown["reversible"] < grown["residual"] / 4, grown
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_recomputed_blocks_give_the_same_gradient(settings_of: Make, task: str) -> None:
+    learner, model = _task(settings_of(task))
+    [batch] = learner.batches(0)
+    loss = nn.value_and_grad(model, learner.loss(learner._settings))
+    want_loss, want = loss(model, batch)
+    checkpoint_blocks(model)
+    got_loss, got = loss(model, batch)
+    assert got_loss.item() == want_loss.item()
+    for (name, gradient), (_, wanted) in zip(tree_flatten(got), tree_flatten(want), strict=True):
+        assert relative_error(gradient, wanted) <= GRADIENT_TOLERANCE, name
+
+
+def test_a_published_kind_of_translator_is_trained_further(
+    settings_of: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = settings_of("encoder_decoder")
+    marian_folder(plain.root / "marian")
+    settings = replace(plain, model={}, init_from="marian", sequence_length=64, learning_rate=1e-4)
+    train_language_model(settings)
+    folder = str(settings.root / "run/model")
+    assert translate_main(["--model", folder, "--text", "the cat", "--max-tokens", "8"]) == 0
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", ["causal_lm", *TASKS])
+@pytest.mark.parametrize(
+    "values", [{"positions": "learned"}, {"token_mixer": "cosformer"}], ids=["table", "mixer"]
+)
+def test_rows_longer_than_the_model_are_refused(
+    settings_of: Make, task: str, values: dict[str, Any]
+) -> None:
+    bounded = values | {"max_position_embeddings": 20}
+    with pytest.raises(TrainingError, match=r"must be at most the number of positions .*, 20, but"):
+        FirstModel(settings_of(task, bounded))
+    model = FirstModel(settings_of(task, bounded, sequence_length=20)).model
+    assert model.max_length == 20
+    assert FirstModel(settings_of(task)).model.max_length is None
+
+
+def test_texts_longer_than_the_model_are_refused(
+    settings_of: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = "the cat " * 30
+    uses = {
+        "masked_lm": (fill_main, ["--text", f"{long} [MASK]"]),
+        "classifier": (classify_main, ["--text", long]),
+        "encoder_decoder": (translate_main, ["--text", long, "--max-tokens", "4"]),
+    }
+    for task, (main, flags) in uses.items():
+        bounded = {"positions": "learned", "max_position_embeddings": 20}
+        settings = settings_of(task, bounded, output=task, sequence_length=20, steps=3)
+        train_language_model(settings)
+        capsys.readouterr()
+        assert main(["--model", str(settings.root / task / "model"), *flags]) == 2
+        assert "must have at most 20 tokens, as many as the model has positions" in (
+            capsys.readouterr().err
+        )
+    flags = ["--model", str(settings.root / "encoder_decoder/model"), "--text", "the cat"]
+    assert translate_main([*flags, "--max-tokens", "21"]) == 2

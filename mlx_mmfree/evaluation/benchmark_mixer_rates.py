@@ -34,8 +34,10 @@ def _matrix_work(q: mx.array, k: mx.array, v: mx.array, *_: Any) -> Work:
     return positions * (2 * keys * values + (_CHUNK + 1) * (keys + values) // 2), 0
 
 
-def _scan_work(f: mx.array | None, i: mx.array, *_: Any) -> Work:
-    return 0, (2 if f is None else 3) * i.size * 4
+def _scan_work(f: mx.array, i: mx.array, *_: Any) -> Work:
+    """Reading gates and inputs and writing states; gates that all positions share need not be read."""
+    is_shared = bool((f == f[:, :1]).all())
+    return 0, (2 if is_shared else 3) * i.size * 4
 
 
 def _gates_work(gates: mx.array, *_: Any) -> Work:

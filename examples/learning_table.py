@@ -4,10 +4,11 @@ python examples/learning_table.py [--quick] [--output DIR] [--mixers NAME ...] [
     [--linears KIND ...] [--rates R ...] [--seeds N] [--jobs N] [--table-only]
 
 Each model has 2 blocks of 64 dims and about as many parameters as that of multi-head attention: the
-channel mixer makes up for what the token mixer has more or less. Learned positions are added to the
-tokens, whatever the mixer. All learn from the same batches, with dense and with ternary linears. The
-learning rate of each row and task is the best of `--rates` with the first seed. A generated task counts
-only if softmax attention gives 99 % of its answers.
+channel mixer makes up for what the token mixer has more or less. Queries and keys are rotated where a
+mixer takes a rotation, and learned positions are added to the tokens elsewhere. All learn from the same
+batches, with dense and with ternary linears. The learning rate of each row and task is the best of
+`--rates` with the first seed. A generated task counts only if softmax attention gives 99 % of its
+answers.
 
 Two ablations learn the characters too: a ternary MatMul-free model without some part of it, and
 attention to a window with and without sinks, on a text far longer than those it learned from.

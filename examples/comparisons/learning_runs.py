@@ -10,7 +10,16 @@ from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.files.json_file import write_json
 
 from .learner import accuracy, bits_per_character, learn
-from .models import MLGRU_FORMS, OPTIONS, SINK_FORMS, SIZES, causal_mixers, metaformer, mlgru_form
+from .models import (
+    MLGRU_FORMS,
+    OPTIONS,
+    SINK_FORMS,
+    SIZES,
+    causal_mixers,
+    metaformer,
+    mlgru_form,
+    positions_of,
+)
 from .runs import Figures
 from .tasks import Task
 
@@ -115,9 +124,11 @@ def settings_of(run: Run, plan: Plan) -> dict[str, Any]:
         "MLGRU": MLGRU_FORMS,
         "sinks": SINK_FORMS,
     }
+    row = run.row
     settings = {
         **asdict(run),
-        "model": {**SIZES, "form": forms[run.row.part].get(run.row.model)},
+        "model": {**SIZES, "form": forms[row.part].get(row.model)},
+        "positions": positions_of(row.model) if row.part == "table" else None,
         "batches": plan.held_out_batches,
         "stories": plan.stories,
         "long_text": plan.long_text,
@@ -131,7 +142,7 @@ def train(run: Run, plan: Plan, folder: Path) -> Figures:
     if row.part == "MLGRU":
         model = mlgru_form(task, run.seed, **MLGRU_FORMS[row.model])
     elif row.part == "sinks":
-        model = metaformer(SINK_FORMS[row.model][0], task, run.seed, positions="rope")
+        model = metaformer(SINK_FORMS[row.model][0], task, run.seed)
     else:
         model = metaformer({"name": row.model}, task, run.seed, linear_class=row.linear)
     figures: Figures = {"value": None}
@@ -147,7 +158,7 @@ def train(run: Run, plan: Plan, folder: Path) -> Figures:
     if row.part == "sinks" and figures["value"] is not None:
         figures["long"] = {}
         for name, mixer in SINK_FORMS[row.model][1].items():
-            reader = metaformer(mixer, task, run.seed, positions="rope")
+            reader = metaformer(mixer, task, run.seed)
             reader.update(model.parameters())
             figures["long"][name] = bits_per_character(
                 reader, task.length, plan.stories, carries_state=True, most=plan.long_text

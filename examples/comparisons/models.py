@@ -1,7 +1,7 @@
 """The models that are compared: metaformers of equal size, and forms of a MatMul-free model."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any
 
@@ -84,13 +84,23 @@ def metaformer(mixer: Mapping[str, Any], task: Task, seed: int, **settings: Any)
         seed: Seed of the weights.
         settings: Further keys of the description of the model.
     """
-    one, two = (_parameters(_built(mixer, task, width)) for width in (1, 2))
+    settings = {"positions": positions_of(mixer["name"]), **settings}
+    one, two = (_parameters(_built(mixer, task, width, **settings)) for width in (1, 2))
     size = _parameters(_built({"name": REFERENCE}, task, WIDTH))
     width = 1 + round((size - one) / (two - one))
     if width < 1:
         raise ValueError(f"{mixer['name']} alone has more parameters than the reference.")
     mx.random.seed(seed)
     return _embedded(_built(mixer, task, width, **settings))
+
+
+def positions_of(name: str) -> str:
+    """A rotation of queries and keys where the mixer takes one, which finds what is near soonest."""
+    return "rope" if "rope" in _arguments(name) else "learned"
+
+
+def _arguments(name: str) -> Container[str]:
+    return inspect.signature(token_mixers()[name].__init__).parameters
 
 
 def _parameters(model: Decoder) -> int:
@@ -118,8 +128,7 @@ def _built(mixer: Mapping[str, Any], task: Task, width: int, **settings: Any) ->
 
 def _with_options(mixer: Mapping[str, Any]) -> dict[str, Any]:
     name = mixer["name"]
-    known = inspect.signature(token_mixers()[name].__init__).parameters
-    heads = {"num_heads": HEADS} if "num_heads" in known else {}
+    heads = {"num_heads": HEADS} if "num_heads" in _arguments(name) else {}
     return heads | OPTIONS.get(name, {}) | dict(mixer)
 
 

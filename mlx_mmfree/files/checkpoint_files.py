@@ -7,7 +7,7 @@ TORCH_WEIGHTS_FILE = "pytorch_model.bin"
 TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
 SCALES_FILE = "ternary_scales.safetensors"
 GGUF_SUFFIX = ".gguf"
-VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model")
+VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
 TRANSLATION_FILES = ("source.spm", "target.spm", "vocab.json")
 
 TOKENIZER_PATTERNS = (

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from ..files.checkpoint_files import VOCABULARY_FILES
+from .byte_vocabulary import byte_vocabulary
 from .chat.chat_template import ChatTemplate
 from .chat.messages import chat_data, copy_data, texts_in
 from .chat.rendered_chat import RenderedChat
@@ -71,19 +73,24 @@ class Tokenizer:
         """Reads the tokenizer files of a checkpoint folder.
 
         Args:
-            folder: The folder, with a `tokenizer.json` or a `tokenizer.model`.
+            folder: The folder, with a `tokenizer.json`, a `tokenizer.model` or a `spiece.model`. That of
+                a model that reads bytes needs none.
 
         Raises:
             CheckpointError: A file is missing or damaged.
             UnsupportedModelError: A file asks for something that is not implemented.
         """
         folder = Path(folder)
-        json_file, model_file = folder / "tokenizer.json", folder / "tokenizer.model"
+        json_file, *model_files = (folder / name for name in VOCABULARY_FILES)
         settings = read_settings(folder)
         if json_file.exists():
             return cls(JsonVocabulary(json_file, settings), settings)
-        if model_file.exists():
-            return cls(SentencePieceVocabulary(model_file, settings), settings)
+        for model_file in model_files:
+            if model_file.exists():
+                return cls(SentencePieceVocabulary(model_file, settings), settings)
+        vocabulary = byte_vocabulary(folder)
+        if vocabulary is not None:
+            return cls(vocabulary, settings)
         raise CheckpointError(
             f"[tokenizer] '{folder}' must hold 'tokenizer.json' or 'tokenizer.model' but has neither. "
             "Copy the tokenizer files of the original checkpoint there, or load the model alone."

@@ -34,6 +34,7 @@ class AxialPositions(nn.Module):
         (lines, columns), (line_dims, column_dims) = shape, dims
         check_sizes("AxialPositions", lines=lines, columns=columns)
         check_sizes("AxialPositions", line_dims=line_dims, column_dims=column_dims)
+        self.max_length = lines * columns
         # the shapes that checkpoints hold
         self.lines = mx.random.normal((lines, 1, line_dims), scale=1 / math.sqrt(line_dims))
         self.columns = mx.random.normal((1, columns, column_dims), scale=1 / math.sqrt(column_dims))

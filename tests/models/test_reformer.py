@@ -80,6 +80,7 @@ def test_published_positions_reach_far() -> None:
 
 def test_a_text_beyond_the_positions_ends_in_an_error() -> None:
     model = build(axial_pos_shape=[2, 4])
+    assert model.max_length == 8
     with pytest.raises(NumericalError):
         list(generate_tokens(model, [1, 2, 3], max_tokens=9))
 

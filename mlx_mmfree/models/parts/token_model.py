@@ -8,6 +8,7 @@ import mlx.nn as nn
 
 from ...layers import apply_head
 from ...layers.added_positions import AddedPositions
+from ...layers.axial_positions import AxialPositions
 from ...layers.matrix import matrix_of
 from ...layers.position_codes import LearnedPositions
 from ...layers.token_mixer import State, TokenMixer
@@ -66,7 +67,8 @@ class TokenModel(Stack):
     def max_length(self) -> int | None:
         """The most tokens of a text, where a mixer or a table of positions ends; `None`: none does."""
         modules = self.modules()
-        bounds = [module.max_length for module in modules if isinstance(module, LearnedPositions)]
+        tables = (LearnedPositions, AxialPositions)
+        bounds = [module.max_length for module in modules if isinstance(module, tables)]
         if any(isinstance(module, TokenMixer) and module.length_bound for module in modules):
             bounds.append(self.config.max_position_embeddings)
         return min(bounds, default=None)

@@ -56,13 +56,14 @@ class KeyValueCache:
     step: int = 1
 
     def __post_init__(self) -> None:
-        check_optional_sizes("GQA", window=self.window)
+        check_optional_sizes("KeyValueCache", window=self.window)
         check_sizes("KeyValueCache", step=self.step)
-        check_counts("GQA", sinks=self.sinks, quantization_start=self.quantization_start)
+        counts = {"sinks": self.sinks, "quantization_start": self.quantization_start}
+        check_counts("KeyValueCache", **counts)
         if self.sinks and self.window is None:
             raise ValueError(
-                "[GQA] 'sinks' must be 0, or positive with 'is_causal' and a 'window', but got "
-                f"{self.sinks}."
+                "[KeyValueCache] 'sinks' must be 0, or positive with 'is_causal' and a 'window', but "
+                f"got {self.sinks}."
             )
         if self.step > 1 and (self.window is None or self.window % self.step):
             raise ValueError(
@@ -84,13 +85,18 @@ class KeyValueCache:
         return start if self.capacity is None else min(start, self.capacity)
 
     def limited(
-        self, max_size: int | None, quantization: Quantization | None, quantization_start: int
+        self,
+        place: str,
+        max_size: int | None,
+        quantization: Quantization | None,
+        quantization_start: int,
     ) -> "KeyValueCache":
         """The same that holds at most `max_size` tokens, unless its own window is smaller.
 
         The first 4 stay as sinks, the last ones in the window.
 
         Args:
+            place: The mixer that holds it, for errors.
             max_size: The most tokens; `None`: as many as now.
             quantization: As the attribute.
             quantization_start: As the attribute.
@@ -101,10 +107,10 @@ class KeyValueCache:
         """
         cache = self
         if max_size is not None:
-            check_sizes("GQA", max_size=max_size)
+            check_sizes(place, max_size=max_size)
             if not SINKS < max_size < 2**31:
                 raise ValueError(
-                    f"[GQA] 'max_size' must be larger than {SINKS}, the first tokens that always "
+                    f"[{place}] 'max_size' must be larger than {SINKS}, the first tokens that always "
                     f"stay, and below 2**31 but got {max_size}."
                 )
             if self.capacity is None or self.capacity > max_size:

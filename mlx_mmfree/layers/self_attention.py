@@ -157,7 +157,9 @@ class SelfAttention(TokenMixer):
         """
         mixer = copy(self)
         if self._is_causal:
-            mixer._cache = self._cache.limited(max_size, quantization, quantization_start)
+            mixer._cache = self._cache.limited(
+                self._name, max_size, quantization, quantization_start
+            )
             mixer._cache.check_fits(self._name, self.head_dim, self._is_causal)
         return mixer
 

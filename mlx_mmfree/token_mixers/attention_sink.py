@@ -5,6 +5,7 @@ from typing import ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..layers.arguments import check_counts, check_optional_sizes
 from ..layers.attention_options import KeyValueCache
 from ..layers.linear_factory import Linears
 from ..layers.position_bias import PositionBias
@@ -74,6 +75,12 @@ class AttentionSink(SelfAttention):
         rope: RoPE | None = None,
         position_bias: PositionBias | None = None,
     ):
+        check_optional_sizes("AttentionSink", window=window)
+        check_counts("AttentionSink", sinks=sinks)
+        if sinks and window is None:
+            raise ValueError(
+                f"[AttentionSink] 'sinks' must be 0 without a 'window', which sees all, but got {sinks}."
+            )
         super().__init__(
             dims,
             num_heads=num_heads,

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import mlx.nn as nn
 
+from ..layers.arguments import check_sizes
 from ..layers.attention_options import KeyValueCache
 from ..layers.linear_factory import Linears
 from ..layers.position_bias import PositionBias
@@ -68,6 +69,7 @@ class SlidingWindowAttention(SelfAttention):
         position_bias: PositionBias | None = None,
         is_causal: bool = True,
     ):
+        check_sizes("SlidingWindowAttention", window=window)
         super().__init__(
             dims,
             num_heads=num_heads,

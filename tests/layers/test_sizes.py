@@ -19,7 +19,14 @@ from mlx_mmfree.layers import (
 from mlx_mmfree.layers.lora import DoRALinear, LoRAEmbedding, LoRALinear
 from mlx_mmfree.layers.quantized_array import Quantization
 from mlx_mmfree.models.parts.block import Block
-from mlx_mmfree.token_mixers import GQA, MLGRU, KeyValueCache
+from mlx_mmfree.token_mixers import (
+    GQA,
+    MLGRU,
+    AttentionSink,
+    KeyValueCache,
+    LocalAttention,
+    SlidingWindowAttention,
+)
 
 LINEAR = nn.Linear(4, 4)
 NO_SIZES = [2.5, 8.0, float("nan"), 0, -1, True, "8", mx.array(8)]
@@ -51,14 +58,18 @@ SIZES: dict[str, Callable[[Any], object]] = {
     "[GQA] 'num_heads'": lambda heads: GQA(8, num_heads=heads),
     "[GQA] 'num_kv_heads'": lambda heads: GQA(8, num_heads=2, num_kv_heads=heads),
     "[GQA] 'head_dim'": lambda dims: GQA(8, num_heads=2, head_dim=dims),
-    "[GQA] 'window'": lambda window: KeyValueCache(window=window),
+    "[KeyValueCache] 'window'": lambda window: KeyValueCache(window=window),
+    "[SlidingWindowAttention] 'window'": lambda window: SlidingWindowAttention(8, window=window),
+    "[AttentionSink] 'window'": lambda window: AttentionSink(8, window=window),
     "[GQA] 'max_size'": lambda size: GQA(8, num_heads=2).with_state(max_size=size),
+    "[LocalAttention] 'max_size'": lambda size: LocalAttention(8).with_state(max_size=size),
 }
 
 COUNTS: dict[str, Callable[[Any], object]] = {
     "[MLGRU] 'conv_size'": lambda size: MLGRU(8, conv_size=size),
-    "[GQA] 'sinks'": lambda sinks: KeyValueCache(window=9, sinks=sinks),
-    "[GQA] 'quantization_start'": lambda n: KeyValueCache(quantization_start=n),
+    "[AttentionSink] 'sinks'": lambda sinks: AttentionSink(8, sinks=sinks),
+    "[KeyValueCache] 'sinks'": lambda sinks: KeyValueCache(window=9, sinks=sinks),
+    "[KeyValueCache] 'quantization_start'": lambda n: KeyValueCache(quantization_start=n),
 }
 
 
@@ -123,3 +134,14 @@ def test_factors_are_finite(value: float) -> None:
 def test_bits_are_those_of_mlx(value: float) -> None:
     with pytest.raises(ValueError, match=r"^\[Quantization\] 'bits' must be one of"):
         Quantization(value)  # type: ignore[arg-type]
+
+
+def test_sinks_need_a_window() -> None:
+    for make, place in (
+        (lambda: AttentionSink(8, window=None, sinks=4), "AttentionSink"),
+        (lambda: KeyValueCache(sinks=4), "KeyValueCache"),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"^\[{place}\] 'sinks' must be 0.* 'window',.*got 4\.$"
+        ):
+            make()

@@ -43,4 +43,4 @@ def _backward(
     return d_y @ weight, d_weight
 
 
-_product = with_reference_gradient(_multiply, _multiply, _backward)
+_product = with_reference_gradient(_multiply, _multiply, _backward, is_differentiable=True)

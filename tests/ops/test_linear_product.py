@@ -4,6 +4,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.ops import linear_product
+from tests.graph import operations
 from tests.tolerances import GRADIENT_TOLERANCE, relative_error
 
 
@@ -36,6 +37,13 @@ def test_gradient_of_the_weight_is_laid_out_as_it_is() -> None:
         gradient = mx.grad(value, argnums=1)(x, weight)
         mx.eval(gradient)
         assert memoryview(gradient).c_contiguous == is_laid_out
+
+
+def test_a_frozen_matrix_costs_no_product() -> None:
+    x, weight, d_y = mx.ones((20, 5)), mx.ones((7, 5)), mx.ones((20, 7))
+    of_x = mx.vjp(lambda x: linear_product(x, weight), [x], [d_y])[1]
+    of_weight = mx.vjp(lambda weight: linear_product(x, weight), [weight], [d_y])[1]
+    assert operations(of_x)["Matmul"] == operations(of_weight)["Matmul"] == 1
 
 
 def test_transforms_and_second_order() -> None:

@@ -10,7 +10,11 @@ Backward = Callable[[Sequence[mx.array], Sequence[mx.array], Sequence[mx.array]]
 
 
 def with_reference_gradient(
-    run: Function, reference: Function, backward: Backward | None = None
+    run: Function,
+    reference: Function,
+    backward: Backward | None = None,
+    *,
+    is_differentiable: bool = False,
 ) -> Function:
     r"""Returns a function with the values of `run` and the gradient of `reference`.
 
@@ -25,15 +29,19 @@ def with_reference_gradient(
         reference: The same function in differentiable operations.
         backward: Computes the gradient faster. It is called as `backward(inputs, cotangents, outputs)`
             with sequences of arrays and returns one gradient for each input. Those of inputs that are
-            not floats are not used. It need not be differentiable either. By default the gradient is
-            that of `reference`.
+            not floats are not used. By default the gradient is that of `reference`.
+        is_differentiable: Whether MLX can differentiate `backward`. If not, all of its results are
+            computed even if only one of them is used.
     """
     function: Any = mx.custom_function(run)
 
     @function.vjp
     def gradient(inputs: Any, cotangents: Any, outputs: Any) -> Any:
         inputs, cotangents, outputs = (_as_tuple(x) for x in (inputs, cotangents, outputs))
-        gradients = _vjp(reference, backward, inputs, cotangents, outputs)
+        if backward is not None and is_differentiable:
+            gradients = backward(inputs, cotangents, outputs)
+        else:
+            gradients = _vjp(reference, backward, inputs, cotangents, outputs)
         return gradients if len(inputs) > 1 else gradients[0]
 
     @function.vmap

@@ -1,4 +1,9 @@
-"""Whole models against the reference implementation: outputs, states, tokens, gradients."""
+"""Whole models against the reference implementation: outputs, states, tokens, gradients.
+
+The kernels of flash-linear-attention need a GPU. Its cases, `fla_*`, are its own models on the forms in
+plain torch that it keeps beside them; see `make_fla_models.py`. Those of Reformer are from
+`make_reformer.py`.
+"""
 
 from collections.abc import Iterator
 from typing import Any

@@ -8,7 +8,7 @@ the words too. No held-out source is in the training file.
 
 For each model, the table has the share of the held-out targets that are written without a mistake, by
 greedy search and by beam search. The folder gets `table.md`, `table.json` and the folders of the runs.
-Repeat the command to go on after a stop. examples/translation_toy/README.md shows the results.
+Repeat the command to go on after a stop. mlx_mmfree/training/README.md shows them.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import json
 import random
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,10 +115,8 @@ def experiment(plan: Plan, folder: Path) -> str:
     held_out = write_pairs(plan, folder)
     rows = []
     for number, name in enumerate(plan.models):
-        began = time.monotonic()
         figures = train_language_model(_settings(plan, folder, f"run-{number}", name))["held_out"]
-        minutes = (time.monotonic() - began) / 60
-        row = {"model": name, "loss": figures["valid/loss"], "minutes": minutes}
+        row = {"model": name, "loss": figures["valid/loss"]}
         rows.append(row | exact_matches(folder / f"run-{number}/model", held_out))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         write_json(folder / "table.json", rows)

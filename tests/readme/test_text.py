@@ -17,7 +17,7 @@ from mlx.utils import tree_reduce
 from mlx_mmfree.cli.parts.console import command_names
 from mlx_mmfree.generation.memory import memory_need
 from mlx_mmfree.layers import pack_linears
-from mlx_mmfree.models import Architecture, architectures, find
+from mlx_mmfree.models import Architecture, EncoderDecoder, architectures, find
 from mlx_mmfree.ops.backend.dispatch import BACKENDS, use_backend
 from mlx_mmfree.training.settings import Settings, read_settings
 from tests.readme.documents import FOLDERS, MAIN, ROOT, Section, anchors, links, sections, table
@@ -222,6 +222,27 @@ def test_example_of_train_is_accepted(tmp_path: Path) -> None:
     example = tmp_path / "train.yaml"
     example.write_text(text)
     assert read_settings(example).stages[0].weights == {"stories.txt": 3.0, "books.txt": 1.0}
+
+
+def test_example_of_another_task_is_accepted(tmp_path: Path) -> None:
+    file = PACKAGE / "training" / "README.md"
+    (text,) = section("Other tasks", file).blocks("yaml")
+    example = tmp_path / "train.yaml"
+    example.write_text(text)
+    settings = read_settings(example)
+    assert settings.peak_learning_rate(256) == pytest.approx((256 * 400) ** -0.5)
+    architecture = find(settings.model["model_type"])
+    model = architecture.build(architecture.config.from_hub(settings.model))
+    assert isinstance(model, EncoderDecoder) and model.start_token_id == 0
+
+
+def test_table_of_the_translation_toy_is_its_result() -> None:
+    page = (PACKAGE / "training" / "README.md").read_text()
+    rows = json.loads((ROOT / "examples" / "translation_toy" / "table.json").read_text())
+    assert rows
+    for row in rows:
+        shares = " | ".join(f"{100 * row[search]:.1f} %" for search in ("greedy", "beam"))
+        assert f"| {row['model']} | {shares} | {row['loss']:.3f} |" in page
 
 
 def test_lines_of_the_log_are_of_the_run() -> None:

@@ -2,14 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 from mlx_mmfree import demo
 from mlx_mmfree.cli.parts import show_attention
 from mlx_mmfree.cli.show import main
 from mlx_mmfree.hub import save_model
+from mlx_mmfree.hub.checkpoint import opened_model
 from mlx_mmfree.models import find
 from tests.hub.checkpoints import tiny_checkpoint
 from tests.hub.marian_folder import SENTENCES, marian_folder
@@ -79,6 +82,17 @@ def test_without_matplotlib(
 
 
 @pytest.mark.plot
+def test_a_model_that_reads_no_texts(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = SimpleNamespace(model=nn.Linear(2, 2), nbytes=0)
+    monkeypatch.setattr(opened_model, "open_model", lambda *given, **named: other)
+    picture = str(tmp_path / "a.png")
+    error = _refused(capsys, "attention", "--prompt", "a", "--picture", picture)
+    assert "--model must read texts but 'demo' is a Linear." in error
+
+
+@pytest.mark.plot
 def test_picture_of_weights(tmp_path: Path, capsys: Captured) -> None:
     picture = tmp_path / "weights.png"
     assert main(["weights", "--picture", str(picture)]) == 0
@@ -119,6 +133,8 @@ def test_what_is_left_out_is_said(tmp_path: Path, capsys: Captured) -> None:
     missing = str(tmp_path / "none" / "a.png")
     assert "--picture must be a file" in _refused(capsys, *flags, "--picture", missing)
     assert "--prompt must hold a token" in _refused(capsys, *flags[:-1], "")
+    error = _refused(capsys, *flags, "--max-tokens", "257")
+    assert "--max-tokens must be at most 256 but got 257" in error
 
 
 @pytest.mark.plot

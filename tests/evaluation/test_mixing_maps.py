@@ -8,6 +8,7 @@ import pytest
 
 from mlx_mmfree.evaluation.mixing_maps import CHANNEL_GROUPS, pair_maps, text_maps
 from mlx_mmfree.models import EncoderDecoder, TokenModel, find
+from mlx_mmfree.models.parts.architectures import known_model_types
 from mlx_mmfree.models.parts.stack import run_block
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -112,3 +113,24 @@ def test_an_encoder_decoder(norm_order: str) -> None:
         for panel in each.panels:
             assert np.allclose(panel.weights.sum(axis=-1), 1.0, atol=1e-5)
     assert [each.name for each in pair_maps(model, TOKENS, [], [0], None)] == ["encoder 0"]
+
+
+def _tiny(name: str) -> object:
+    architecture = find(name)
+    return architecture.build(architecture.config.from_hub(architecture.tiny)).eval()
+
+
+OF_TEXTS = [name for name in known_model_types() if isinstance(_tiny(name), TokenModel)]
+
+
+@pytest.mark.parametrize("name", OF_TEXTS)
+def test_every_architecture_of_texts_can_be_looked_at(name: str) -> None:
+    model: Any = _tiny(name)
+    layers = range(len(model.blocks))
+    if isinstance(model, EncoderDecoder):
+        found = pair_maps(model, TOKENS, TOKENS[:3], layers, None)
+    else:
+        found = text_maps(model, TOKENS, layers, None)
+    assert len(found) >= len(layers)
+    assert all(np.isfinite(panel.weights).all() for each in found for panel in each.panels)
+    assert not [each.reason for each in found if not each.panels]

@@ -21,11 +21,12 @@ from .writable import check_writable
 if TYPE_CHECKING:
     from ...evaluation.mixing_maps import LayerMaps
     from ...hub.checkpoint.opened_model import OpenedModel
-    from ...models import TokenModel
     from ...tokenizer.pair_tokenizer import PairTokenizer
     from ...tokenizer.tokenizer import Tokenizer
 
-_MOST_LAYERS, _MOST_HEADS, _MOST_TOKENS = 6, 8, 64
+_MOST_LAYERS, _MOST_HEADS, _TOKENS = 6, 8, 64
+_MOST_TOKENS = 256
+"""Labels of more cannot be read, and weights of channels take their square times the channels."""
 
 Labels = dict[str, list[str]]
 
@@ -58,8 +59,9 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--max-tokens",
         type=positive,
-        default=_MOST_TOKENS,
-        help="number of first tokens of the prompt that are read and drawn (%(default)s)",
+        default=_TOKENS,
+        help=f"number of first tokens of the prompt that are read and drawn, at most {_MOST_TOKENS} "
+        "(%(default)s)",
     )
     parser.add_argument(
         "--picture",
@@ -75,15 +77,24 @@ def build_parser() -> CommandParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
+    if args.max_tokens > _MOST_TOKENS:
+        raise UsageError(
+            f"[show] 'max_tokens' must be at most {_MOST_TOKENS} but got {args.max_tokens}."
+        )
     text = given_prompt(args.prompt)
     require_matplotlib("picture")
     check_writable("[show] 'picture'", args.picture)
     from ...evaluation.mixing_picture import draw_maps
     from ...hub.checkpoint.opened_model import open_model
+    from ...models import TokenModel
 
     opened = open_model(model_source(args), args.revision, dtype_of(args), latent=args.latent)
-    model = cast("TokenModel", opened.model)
-    depth = len(model.blocks)
+    planned: object = opened.model
+    if not isinstance(planned, TokenModel):
+        raise UsageError(
+            f"[show] 'model' must read texts but '{model_name(args)}' is a {type(planned).__name__}."
+        )
+    depth = len(planned.blocks)
     layers = sorted(args.layers or range(min(depth, _MOST_LAYERS)))
     if layers[-1] >= depth:
         raise UsageError(
@@ -116,9 +127,9 @@ def _maps(
 ) -> tuple[list["LayerMaps"], Labels]:
     """The maps, and the labels of the tokens of each text."""
     from ...evaluation.mixing_maps import pair_maps, text_maps
-    from ...models import EncoderDecoder, TokenModel
+    from ...models import EncoderDecoder
 
-    planned: TokenModel = opened.model
+    planned: object = opened.model
     if not isinstance(planned, EncoderDecoder):
         if args.target is not None:
             raise UsageError(

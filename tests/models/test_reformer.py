@@ -42,7 +42,23 @@ CRIME = {
     "num_hashes": 1,
     "vocab_size": 320,
 }
-"""What `google/reformer-crime-and-punishment` says about its arithmetic."""
+"""`google/reformer-crime-and-punishment`, as PaddleNLP's copy of its configuration has it."""
+ENWIK8 = CRIME | {
+    "attention_head_size": 128,
+    "attn_layers": ["local", "local", "lsh", "local"] * 3,
+    "axial_pos_embds_dim": [256, 768],
+    "axial_pos_shape": [128, 512],
+    "feed_forward_size": 4096,
+    "hidden_size": 1024,
+    "local_attn_chunk_length": 128,
+    "lsh_attn_chunk_length": 256,
+    "max_position_embeddings": 65536,
+    "num_attention_heads": 8,
+    "num_buckets": 512,
+    "num_hashes": 4,
+    "vocab_size": 258,
+}
+"""`google/reformer-enwik8`, from the same place."""
 
 
 def config_of(**keys: Any) -> Any:
@@ -62,8 +78,9 @@ def build(**keys: Any) -> Decoder:
         {"axial_pos_embds": False, "hidden_act": "gelu", "num_buckets": 6},
         {"attn_layers": ["local"], "num_buckets": None, "hash_seed": 3},
         CRIME,
+        ENWIK8,
     ],
-    ids=["tiny", "rows", "local", "published"],
+    ids=["tiny", "rows", "local", "crime-and-punishment", "enwik8"],
 )
 def test_config_survives_a_round_trip(keys: dict[str, Any]) -> None:
     config = config_of(**keys)

@@ -1,7 +1,8 @@
 """How near the recurrence of a token mixer comes to the limits of the machine.
 
 A recurrence whose state is a matrix is compared with a product of float32 matrices, and one between
-vectors with a copy of memory.
+vectors with a copy of memory. On a CPU, times are those of the processors, all threads together: other
+programs change them less than the clock's.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from ..platform.gpu_time import queued_seconds
 from .benchmark_limits import computing_threads
 from .benchmark_mixer_cell import arrays_of, build
 from .benchmark_record import BLAS, COPY, Record
-from .benchmark_rounds import elapsed, in_turn
+from .benchmark_rounds import elapsed_both, in_turn
 
 _OPERATIONS = "mlx_mmfree.ops"
 _BLAS_DIMS = 1024
@@ -105,7 +106,11 @@ def _record(name: str, work: Work, compute: Callable[[], list[mx.array]], rounds
 
 
 def _seconds(compute: Callable[[], list[mx.array]]) -> float:
-    return elapsed(lambda: mx.eval(compute())) if on_cpu() else queued_seconds(compute)
+    return _processor_seconds(lambda: mx.eval(compute())) if on_cpu() else queued_seconds(compute)
+
+
+def _processor_seconds(compute: Callable[[], object]) -> float:
+    return elapsed_both(compute).processor_seconds
 
 
 def _product(macs: int) -> Callable[[], float]:
@@ -124,4 +129,4 @@ def _copy(moved: int) -> Callable[[], float]:
     sources = np.array_split(np.ones(moved // 8, np.float32), count)
     targets = np.array_split(np.zeros(moved // 8, np.float32), count)
     pool = ThreadPoolExecutor(count)
-    return lambda: elapsed(lambda: list(pool.map(np.copyto, targets, sources)))
+    return lambda: _processor_seconds(lambda: list(pool.map(np.copyto, targets, sources)))

@@ -85,6 +85,10 @@ def test_all_commands_are_listed() -> None:
 @pytest.mark.parametrize("file", [MAIN, *FOLDERS], ids=lambda file: file.parent.name)
 def test_flags_exist(file: Path) -> None:
     parsers = [import_module(f"mlx_mmfree.cli.{name}").build_parser() for name in command_names()]
+    for parser in list(parsers):
+        # a command may have others within it, such as `bench train`
+        within = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+        parsers += [other for choices in within for other in choices.values()]
     known = {flag for parser in parsers for flag in parser._option_string_actions}
     text = file.read_text(encoding="utf-8")
     named = re.findall(r"(?<=`)(--[\w-]+)", text)

@@ -118,10 +118,12 @@ def _rate_tables(report: "MixerReport") -> list[tuple[str, Rows]]:
     if len(rows) == 1:
         return []
     length = report.settings["rate_length"]
+    kind = "time" if report.clock == "seconds" else "processor time of all threads"
     title = (
-        f"recurrences at length {length:,}, measured in turn with their limits: those with a matrix as "
-        "state beside a product of 1,024 x 1,024 float32 matrices, counting the multiplications that "
-        "chunks of 64 need and no masked ones; others beside a copy of the bytes that they must move"
+        f"recurrences at length {length:,}, {kind}, measured in turn with their limits: those with a "
+        "matrix as state beside a product of 1,024 x 1,024 float32 matrices, counting the "
+        "multiplications that chunks of 64 need and no masked ones; others beside a copy of the bytes "
+        "that they must move"
     )
     return [(title, rows)]
 

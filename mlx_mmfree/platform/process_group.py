@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-_FOLDER = "MMFREE_GROUP_FOLDER"
+_FOLDER = "MLX_MMFREE_GROUP_FOLDER"
 _TIMEOUT_S, _PAUSE_S = 300.0, 0.02
 
 

@@ -10,12 +10,12 @@ import pytest
 from mlx_mmfree.platform.process_group import start_group, wait_for_group
 from tests.process_group import ROOT
 
-PRINTED = "import os; print(os.environ['MMFREE_GROUP_FOLDER'], os.environ['MLX_RANK'])"
+PRINTED = "import os; print(os.environ['MLX_MMFREE_GROUP_FOLDER'], os.environ['MLX_RANK'])"
 
 
 def test_a_process_waits_for_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hosts.json").write_text('[["127.0.0.1:1"], ["127.0.0.1:2"]]')
-    monkeypatch.setenv("MMFREE_GROUP_FOLDER", str(tmp_path))
+    monkeypatch.setenv("MLX_MMFREE_GROUP_FOLDER", str(tmp_path))
     monkeypatch.setenv("MLX_RANK", "1")
     waiting = Thread(target=wait_for_group, daemon=True)
     waiting.start()
@@ -30,7 +30,7 @@ def test_a_process_does_not_wait_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "hosts.json").write_text('[["127.0.0.1:1"], ["127.0.0.1:2"]]')
-    monkeypatch.setenv("MMFREE_GROUP_FOLDER", str(tmp_path))
+    monkeypatch.setenv("MLX_MMFREE_GROUP_FOLDER", str(tmp_path))
     monkeypatch.setenv("MLX_RANK", "1")
     wait_for_group(timeout_s=0.01)
 

@@ -97,18 +97,18 @@ def _speed(row: Row, results: Results) -> str:
 def _main_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
     header = ["mixer"]
     for task in plan.tasks:
-        header += [f"{_heading(task)}, {linear}" for linear in LINEARS]
+        header += [f"{_heading(task)}, {linear}" for linear in plan.linears]
     text = next((task for task in plan.tasks if not task.is_generated), None)
     if text is not None:
-        header += [f"tokens/s, {linear}" for linear in LINEARS]
+        header += [f"tokens/s, {linear}" for linear in plan.linears]
     rows = []
     for mixer in plan.mixers:
         cells = [mixer]
         for task in plan.tasks:
-            rows_of_task = [Row("table", task, mixer, linear) for linear in LINEARS]
+            rows_of_task = [Row("table", task, mixer, linear) for linear in plan.linears]
             cells += [_cell(chosen.get(row), results) for row in rows_of_task]
         if text is not None:
-            cells += [_speed(Row("table", text, mixer, linear), results) for linear in LINEARS]
+            cells += [_speed(Row("table", text, mixer, linear), results) for linear in plan.linears]
         rows.append(cells)
     return _markdown(header, rows) if plan.tasks else ""
 
@@ -210,7 +210,7 @@ def _draw(file: Path, plan: Plan, chosen: Mapping[Row, Run], results: Results) -
             LINEARS, COLOURS, "o^", (-0.15, 0.15), strict=False
         ):
             points = _points(plan, task, linear, shift, chosen, results)
-            if points:
+            if points and linear in plan.linears:
                 x, y, spreads = zip(*points, strict=True)
                 style = {"color": colour, "markersize": 5, "capsize": 2, "label": linear}
                 axes.errorbar(x, y, xerr=spreads, fmt=marker, **style)
@@ -226,6 +226,6 @@ def _draw(file: Path, plan: Plan, chosen: Mapping[Row, Run], results: Results) -
     handles = [axes.get_legend_handles_labels() for axes in all_axes]
     by_label = {name: handle for pair in handles for handle, name in zip(*pair, strict=True)}
     if by_label:
-        figure.legend(by_label.values(), by_label, loc="outside upper right", ncols=2)
-    figure.suptitle("Causal token mixers at equal parameters, mean and deviation over seeds")
+        figure.legend(by_label.values(), by_label, loc="outside lower center", ncols=2)
+    figure.suptitle("Causal token mixers at equal parameters (mean and deviation over seeds)")
     save_picture(figure, file)

@@ -13,7 +13,7 @@ namespace {
 
 std::vector<float> check_mlgru_step(const std::string& where) {
   random_source.seed(13);
-  const size_t rows = 5, dims = 133;
+  const size_t rows = 5, dims = 333;
   Buffer<float> gates(3 * rows * dims), state(dims), weight(dims), bound(dims), inverse(rows);
   Buffer<float> scratch(dims), last(dims), y(rows * dims);
   Buffer<bool> valid(rows);

@@ -6,7 +6,7 @@
 
 namespace mmfree {
 
-constexpr size_t kChannels = 64;
+constexpr size_t kChannels = 256;
 
 // Computes at most kChannels channels from `first` on.
 template <class Isa>

@@ -109,7 +109,7 @@ class Hydra(TokenMixer):
         if isinstance(state, HydraState):
             starts = Context(valid, starts=starts).starts
             # a row of gates that all positions share, so that no kernel on a CPU needs a copy of it
-            kept = mx.ones((1, 1, self._dims)) if starts is None else 1.0 - starts[..., None]
+            kept = mx.ones((1, 1, self._channels)) if starts is None else 1.0 - starts[..., None]
             sums, last = linear_scan(mx.broadcast_to(kept, products.shape), products, state.sums)
             state = HydraState(last)
         else:

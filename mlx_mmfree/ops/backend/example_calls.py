@@ -16,6 +16,7 @@ from ..float_dtypes import FLOATS
 from ..mlgru_step import Options as GateOptions
 from ..rotated_heads import Rotation
 from ..ternary import packed_width
+from ..ternary_linear import Quantization
 from . import choice, launch
 
 ROWS = (*range(1, launch.MAX_GROUP_ROWS + 1), launch.FEW_ROWS + 16)
@@ -58,6 +59,7 @@ def example_calls(rows: Sequence[int]) -> dict[str, Iterator[Call]]:
         "rms_norm": _rms_norm_calls(),
         "rms_norm_quantize": _rms_norm_quantize_calls(),
         "rotated_heads": _rotated_heads_calls(),
+        "ternary_linear": _ternary_linear_calls(),
         "ternary_matmul": _products(_ternary_matmul_calls, rows),
     }
 
@@ -178,6 +180,15 @@ def _rms_norm_quantize_calls() -> Iterator[Call]:
         for rounding in ("half_even", "half_away"):
             yield Call((x, None), {"eps": None, "rounding": rounding})
             yield Call((x, mx.ones((dims,), dtype)), {"eps": 1e-6, "rounding": rounding})
+
+
+def _ternary_linear_calls() -> Iterator[Call]:
+    for dims, dtype in product(_DIMS, FLOATS):
+        x, weight = mx.zeros((1, dims), dtype), mx.zeros((3, dims), dtype)
+        for quantization in (Quantization(), Quantization(activations=False)):
+            yield Call((x, weight, None), {"eps": None, "quantization": quantization})
+            norm = mx.ones((dims,), dtype)
+            yield Call((x, weight, norm), {"eps": 1e-6, "quantization": quantization})
 
 
 def _ternary_matmul_calls(numbers_of_rows: Sequence[int]) -> Iterator[Call]:

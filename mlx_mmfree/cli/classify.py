@@ -2,17 +2,14 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import cast
 
-from ..errors import UsageError
 from .parts.columns import aligned
-from .parts.command import CommandParser, argument_errors, command
+from .parts.command import CommandParser, command
 from .parts.flags import positive
 from .parts.memory import add_memory_flags, limited_memory
-from .parts.prompts import given_prompt, read_prompts
+from .parts.whole_texts import add_texts, given_texts, opened_as, texts_bar
 
 HELP = "sort texts into classes"
 
@@ -25,11 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="folder or Hub repository of the model, such as one that `mmfree train` made",
     )
     parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--text", help="text to classify; '-' reads standard input")
-    source.add_argument(
-        "--texts-file", type=Path, help="text file with a text on each line, or a .jsonl file"
-    )
+    add_texts(parser, "to classify")
     parser.add_argument(
         "--top-k", type=positive, default=5, help="number of classes for each text (%(default)s)"
     )
@@ -41,33 +34,21 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    texts = [given_prompt(args.text)] if args.texts_file is None else read_prompts(args.texts_file)
-    from tqdm import tqdm
-
+    texts = given_texts(args)
     from ..generation.classification import classify
-    from ..hub.checkpoint.opened_model import open_model
-    from ..models import SequenceClassifier, TokenModel
+    from ..models import SequenceClassifier
 
-    opened = open_model(args.model, args.revision)
-    planned: TokenModel = opened.model
-    if not isinstance(planned, SequenceClassifier):
-        raise UsageError(
-            f"[classify] 'model' must sort texts into classes but '{args.model}' is a model for "
-            f"{planned.purpose}."
-        )
+    opened = opened_as(SequenceClassifier, args, "classify", "sort texts into classes")
     with limited_memory(args, opened.nbytes):
         tokenizer = opened.tokenizer()
         model = cast(SequenceClassifier, opened.load())
-        with (
-            argument_errors(),
-            tqdm(total=len(texts), unit="text", leave=False, disable=None, file=sys.stderr) as bar,
-        ):
+        with texts_bar(len(texts)) as progress:
             found = classify(
                 model,
                 tokenizer,
                 texts,
                 top_k=args.top_k,
-                progress=lambda done: bar.update(done - bar.n),
+                progress=progress,
             )
     if args.json:
         listed = [

@@ -5,12 +5,12 @@ import json
 from collections.abc import Sequence
 from typing import cast
 
-from ..errors import UsageError
 from .parts.columns import aligned
 from .parts.command import CommandParser, argument_errors, command
 from .parts.flags import positive
 from .parts.memory import add_memory_flags, limited_memory
 from .parts.prompts import given_prompt
+from .parts.whole_texts import opened_as
 
 HELP = "fill in the masks of a text with an encoder"
 
@@ -41,16 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     text = given_prompt(args.text)
     from ..generation.filling import fill
-    from ..hub.checkpoint.opened_model import open_model
-    from ..models import MaskedLM, TokenModel
+    from ..models import MaskedLM
 
-    opened = open_model(args.model, args.revision)
-    planned: TokenModel = opened.model
-    if not isinstance(planned, MaskedLM):
-        raise UsageError(
-            f"[fill] 'model' must fill in masked tokens but '{args.model}' is a model for "
-            f"{planned.purpose}."
-        )
+    opened = opened_as(MaskedLM, args, "fill", "fill in masked tokens")
     with limited_memory(args, opened.nbytes):
         tokenizer = opened.tokenizer()
         model = cast(MaskedLM, opened.load())

@@ -2,16 +2,13 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import cast
 
-from ..errors import UsageError
-from .parts.command import CommandParser, argument_errors, command
+from .parts.command import CommandParser, command
 from .parts.flags import positive
 from .parts.memory import add_memory_flags, limited_memory
-from .parts.prompts import given_prompt, read_prompts
+from .parts.whole_texts import add_texts, given_texts, opened_as, texts_bar
 
 HELP = "translate texts with an encoder-decoder"
 
@@ -24,11 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="folder or Hub repository of the model, such as Helsinki-NLP/opus-mt-en-de",
     )
     parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--text", help="text to translate; '-' reads standard input")
-    source.add_argument(
-        "--texts-file", type=Path, help="text file with a text on each line, or a .jsonl file"
-    )
+    add_texts(parser, "to translate")
     parser.add_argument(
         "--language", help="code of the target language, for a model of several, such as fra"
     )
@@ -57,28 +50,16 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    texts = [given_prompt(args.text)] if args.texts_file is None else read_prompts(args.texts_file)
-    from tqdm import tqdm
-
+    texts = given_texts(args)
     from ..generation.translation import translate
-    from ..hub.checkpoint.opened_model import open_model
-    from ..models import EncoderDecoder, TokenModel
+    from ..models import EncoderDecoder
 
-    opened = open_model(args.model, args.revision)
-    planned: TokenModel = opened.model
-    if not isinstance(planned, EncoderDecoder):
-        raise UsageError(
-            f"[translate] 'model' must turn one text into another but '{args.model}' is a model for "
-            f"{planned.purpose}."
-        )
+    opened = opened_as(EncoderDecoder, args, "translate", "turn one text into another")
     prefix = "" if args.language is None else f">>{args.language}<< "
     with limited_memory(args, opened.nbytes):
         tokenizer = opened.pair_tokenizer()
         model = cast(EncoderDecoder, opened.load())
-        with (
-            argument_errors(),
-            tqdm(total=len(texts), unit="text", leave=False, disable=None, file=sys.stderr) as bar,
-        ):
+        with texts_bar(len(texts)) as progress:
             found = translate(
                 model,
                 tokenizer,
@@ -87,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 length_penalty=args.length_penalty,
                 max_tokens=args.max_tokens,
                 batch_size=args.batch_size,
-                progress=lambda done: bar.update(done - bar.n),
+                progress=progress,
             )
     if args.json:
         pairs = zip(texts, found, strict=True)

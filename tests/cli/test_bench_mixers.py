@@ -174,12 +174,15 @@ def test_other_files_are_not_taken_for_results(
         (["no_such", *QUICK], "a token mixer must be one of those that follow but got 'no_such'"),
         (["--work", "sleeping"], "choose from"),
         (["--lengths", "0"], "--lengths"),
-        (["--plot", "no/such/folder/file.png"], "--plot must be a file that can be written"),
+        pytest.param(
+            ["--plot", "no/such/folder/file.png"],
+            "--plot must be a file that can be written",
+            marks=pytest.mark.plot,
+        ),
         (["--json", "--markdown"], "not allowed with"),
     ],
 )
 def test_what_is_refused(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib") if "--plot" in flags else None
     assert bench(*flags, "--quick") == 2
     assert words in capsys.readouterr().err
 

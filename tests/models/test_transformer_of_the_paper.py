@@ -12,6 +12,7 @@ from mlx_mmfree.models.parts.block import Block
 from tests.tolerances import TOLERANCE, relative_error
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.interop
 
 DIMS, HEADS, HIDDEN, VOCABULARY = 32, 4, 48, 50
 

@@ -119,6 +119,7 @@ def test_a_token_outside_of_the_vocabulary_is_no_loss() -> None:
     assert mx.isnan(next_token_loss(build(), given))
 
 
+@pytest.mark.interop
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.9])
 def test_smoothing_is_that_of_torch(label_smoothing: float) -> None:
     torch = pytest.importorskip("torch")

@@ -102,6 +102,7 @@ def test_processes_share_the_rows(settings_of: Make, task: str) -> None:
                 assert (row.targets[:, :width] == want[:, :width]).all()
 
 
+@pytest.mark.interop
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 def test_losses_are_those_of_torch(settings_of: Make, task: str, label_smoothing: float) -> None:

@@ -19,6 +19,12 @@ from .tasks import Task
 _SOLVED = 0.99
 """The share of the answers that softmax attention must give for a generated task to count."""
 
+_FORMS = {
+    "MLGRU": "ternary MatMul-free model",
+    "positions": "positions of softmax attention",
+}
+"""The ablations that are one value a form, and what their forms are."""
+
 Results = Mapping[Run, Figures]
 
 
@@ -37,8 +43,11 @@ def write_report(folder: Path, plan: Plan, best: Sequence[Run], results: Results
         _main_table(plan, chosen, results),
         _verdicts(plan, chosen, results),
     ]
-    if "MLGRU" in plan.ablations:
-        parts.append(_mlgru_table(plan, chosen, results))
+    parts += [
+        _form_table(part, heading, plan, chosen, results)
+        for part, heading in _FORMS.items()
+        if part in plan.ablations
+    ]
     if "sinks" in plan.ablations:
         parts.append(_sinks_table(plan, chosen, results))
     text = "\n\n".join(part for part in parts if part) + "\n"
@@ -128,13 +137,15 @@ def _verdicts(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
     return "\n".join(lines)
 
 
-def _mlgru_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
+def _form_table(
+    part: str, heading: str, plan: Plan, chosen: Mapping[Row, Run], results: Results
+) -> str:
     rows = [
         [row.model, _rate(chosen.get(row)), _cell(chosen.get(row), results)]
         for row in rows_of(plan)
-        if row.part == "MLGRU"
+        if row.part == part
     ]
-    return _markdown(["ternary MatMul-free model", "rate", "bits per character"], rows)
+    return _markdown([heading, "rate", "bits per character"], rows)
 
 
 def _rate(run: Run | None) -> str:

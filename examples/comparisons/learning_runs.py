@@ -13,6 +13,8 @@ from .learner import accuracy, bits_per_character, learn
 from .models import (
     MLGRU_FORMS,
     OPTIONS,
+    POSITION_FORMS,
+    REFERENCE,
     SINK_FORMS,
     SIZES,
     causal_mixers,
@@ -24,14 +26,14 @@ from .runs import Figures
 from .tasks import Task
 
 TASKS = (
-    Task("characters", vocab_size=256, length=128, batch_size=8, steps=1500),
-    Task("shifted recall", vocab_size=64, length=31, count=8, is_shifted=True, steps=2000),
-    Task("recall", vocab_size=64, length=31, count=8, steps=2000),
-    Task("copying", vocab_size=32, length=48, steps=1000),
-    Task("induction", vocab_size=32, length=63, count=6, steps=1200),
+    Task("characters", vocab_size=256, length=128, batch_size=8, steps=1000),
+    Task("shifted recall", vocab_size=64, length=31, count=8, is_shifted=True, steps=800),
+    Task("recall", vocab_size=64, length=31, count=8, steps=1200),
+    Task("copying", vocab_size=32, length=48, steps=500),
+    Task("induction", vocab_size=32, length=63, count=6, steps=800),
 )
 LINEARS = ("dense", "ternary")
-ABLATIONS = ("MLGRU", "sinks")
+ABLATIONS = ("MLGRU", "positions", "sinks")
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ def rows_of(plan: Plan) -> list[Row]:
     others = []
     if "MLGRU" in plan.ablations:
         others += [Row("MLGRU", text, form, "ternary") for form in MLGRU_FORMS]
+    if "positions" in plan.ablations:
+        others += [Row("positions", text, form, "dense") for form in POSITION_FORMS]
     if "sinks" in plan.ablations:
         others += [Row("sinks", text, form, "dense") for form in SINK_FORMS]
     return [*table.get("dense", ()), *others, *table.get("ternary", ())]
@@ -122,6 +126,7 @@ def settings_of(run: Run, plan: Plan) -> dict[str, Any]:
     forms: dict[str, Mapping[str, Any]] = {
         "table": OPTIONS,
         "MLGRU": MLGRU_FORMS,
+        "positions": POSITION_FORMS,
         "sinks": SINK_FORMS,
     }
     row = run.row
@@ -141,6 +146,9 @@ def train(run: Run, plan: Plan, folder: Path) -> Figures:
     row, task = run.row, run.row.task
     if row.part == "MLGRU":
         model = mlgru_form(task, run.seed, **MLGRU_FORMS[row.model])
+    elif row.part == "positions":
+        form = POSITION_FORMS[row.model]
+        model = metaformer({"name": REFERENCE}, task, run.seed, **form)
     elif row.part == "sinks":
         model = metaformer(SINK_FORMS[row.model][0], task, run.seed)
     else:

@@ -35,6 +35,7 @@ SIZES = {
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "attention_sink": {"window": 14, "sinks": 2},
+    "gqa": {"num_kv_heads": 1},
     "gmlp": {"hidden_dims": 128, "num_heads": 1},
     "local_attention": {"block_size": 8},
     "pooling": {"window": 8},
@@ -42,7 +43,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sinkhorn": {"block_size": 8},
     "sliding_window_attention": {"window": 16},
 }
-"""What differs from the defaults: windows shorter than the sequences, and room for the gMLP's matrix."""
+"""What differs from the defaults: windows shorter than the sequences, keys and values shared by heads,
+and room for the gMLP's matrix."""
+
+_KNOWS_ORDER = ("gla", "gmlp", "gru", "hgrn", "hgrn2", "mlgru", "synthesizer")
+"""Mixers that tell the order of tokens without a code of positions."""
 
 _SHIFT = {"name": "sliding_window_attention", "window": 2}
 """Brings each token the one before. Many memories cannot, and other models have a short convolution."""
@@ -55,7 +60,15 @@ MLGRU_FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-_FULL = {"name": "gqa"}
+POSITION_FORMS: dict[str, dict[str, Any]] = {
+    "rotation": {"positions": "rope"},
+    "sinusoidal": {"positions": "sinusoidal"},
+    "learned": {"positions": "learned"},
+    "none": {"positions": "none"},
+}
+"""How softmax attention, the reference, is told the order of tokens."""
+
+_FULL = {"name": "multi_head_attention"}
 _WINDOW = {"name": "sliding_window_attention", "window": 32}
 _SINKS = {"name": "attention_sink", "window": 28, "sinks": 4}
 _LEARNED = {"name": "attention_sink", "window": 32, "sinks": 0, "is_learned": True}
@@ -96,7 +109,9 @@ def metaformer(mixer: Mapping[str, Any], task: Task, seed: int, **settings: Any)
 
 def positions_of(name: str) -> str:
     """A rotation of queries and keys where the mixer takes one, which finds what is near soonest."""
-    return "rope" if "rope" in _arguments(name) else "learned"
+    if "rope" in _arguments(name):
+        return "rope"
+    return "none" if name in _KNOWS_ORDER else "sinusoidal"
 
 
 def _arguments(name: str) -> Container[str]:
@@ -116,7 +131,6 @@ def _built(mixer: Mapping[str, Any], task: Task, width: int, **settings: Any) ->
         "num_hidden_layers": LAYERS,
         "intermediate_size": width,
         "token_mixer": [_with_options(each) for each in mixers],
-        "positions": "learned",
         "max_position_embeddings": task.length,
         "tie_word_embeddings": False,
         "initializer_range": WEIGHT_STD,

@@ -69,6 +69,15 @@ def test_a_depthwise_convolution_of_a_real_size() -> None:
     assert relative_error(got, mx.array(want[None].astype(np.float32))) < TOLERANCE[mx.float32]
 
 
+@pytest.mark.parametrize("size", [(8, 8), (7, 6), (1, 5)])
+def test_a_depthwise_convolution_with_a_stride(size: tuple[int, int]) -> None:
+    apart, together = (DepthwiseConvolution(8, 5, stride=stride) for stride in (2, 1))
+    together.update(apart.parameters())
+    x = mx.random.normal((2, *size, 8))
+    want = together(x)[:, ::2, ::2]
+    assert relative_error(apart(x), want) < TOLERANCE[mx.float32]
+
+
 def test_merging_pads_odd_maps() -> None:
     merging = PatchMerging(4)
     x = mx.random.normal((1, 5, 3, 4))

@@ -10,18 +10,22 @@ from ..stored_layout import StoredLayout
 
 
 class DepthwiseConvolution(nn.Module):
-    r"""Convolution of each channel with a window of its own, padded with zeros to keep the size.
+    r"""Convolution of each channel with a window of its own, around every place or every `s`-th.
 
     .. math::
-        y_{i,j,c} = b_c + \sum_{u,v} w_{c,u,v}\,x_{i+u-\lfloor k/2 \rfloor,\,j+v-\lfloor k/2 \rfloor,\,c}
+        y_{i,j,c} = b_c + \sum_{u,v} w_{c,u,v}\,
+        x_{s i+u-\lfloor k/2 \rfloor,\,s j+v-\lfloor k/2 \rfloor,\,c}
+
+    with zeros beyond the map.
 
     Args:
         dims: Channels `D`.
         kernel_size: Side `k` of the window, an odd number.
+        stride: Step `s` from window to window.
         bias: Whether there is `b`.
 
     Shape:
-        `x` and `y`: `(B, H, W, D)`; `weight`: `(D, k, k, 1)`.
+        `x`: `(B, H, W, D)`; `y`: `(B, H / s, W / s, D)`, rounded up; `weight`: `(D, k, k, 1)`.
 
     Raises:
         ValueError: The window has no place in its middle.
@@ -31,13 +35,14 @@ class DepthwiseConvolution(nn.Module):
         (1, 5, 4, 8)
     """
 
-    def __init__(self, dims: int, kernel_size: int, *, bias: bool = True):
+    def __init__(self, dims: int, kernel_size: int, *, stride: int = 1, bias: bool = True):
         super().__init__()
-        check_sizes("DepthwiseConvolution", dims=dims, kernel_size=kernel_size)
+        check_sizes("DepthwiseConvolution", dims=dims, kernel_size=kernel_size, stride=stride)
         if kernel_size % 2 == 0:
             raise ValueError(
                 f"[DepthwiseConvolution] 'kernel_size' must be odd but got {kernel_size}."
             )
+        self._stride = stride
         bound = 1.0 / math.sqrt(kernel_size * kernel_size)
         self.weight = mx.random.uniform(-bound, bound, (dims, kernel_size, kernel_size, 1))
         if bias:
@@ -50,5 +55,6 @@ class DepthwiseConvolution(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         dims, side = self.weight.shape[:2]
-        y = mx.conv2d(x, self.weight.astype(x.dtype), padding=side // 2, groups=dims)
+        weight = self.weight.astype(x.dtype)
+        y = mx.conv2d(x, weight, stride=self._stride, padding=side // 2, groups=dims)
         return y + self.bias.astype(y.dtype) if "bias" in self else y

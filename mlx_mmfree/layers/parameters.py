@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from ..ops.float_dtypes import FLOATS
 from .matrix import matrices
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -26,7 +27,7 @@ def converted(model: Model, dtype: mx.Dtype | None) -> Model:
     kept = kept_names(model)
     modules = dict(model.named_modules())
     for name, array in parameters(model).items():
-        if dtype is not None and array.dtype != dtype and name not in kept:
+        if dtype is not None and array.dtype in FLOATS and name not in kept:
             path, _, key = name.rpartition(".")
             array = array.astype(dtype)
             setattr(modules[path], key, array)

@@ -13,27 +13,32 @@ import mlx.core as mx
 BLOCK = 64
 
 
-def long_sum(x: mx.array, axis: Literal[-1] | None = None) -> mx.array:
-    """The sum of all numbers, or of each row, added block by block in float32.
+def long_sum(x: mx.array, axis: Literal[-1, -2] | None = None) -> mx.array:
+    """The sum of all numbers, of each row, or of each column, added block by block in float32.
 
     Args:
         x: Numbers of any shape.
-        axis: `None` for the sum of everything, or -1 for that of the last axis.
+        axis: `None` for the sum of everything, -1 for that of the last axis, or -2 for that of the one
+            before it.
 
     Returns:
-        float32 `()`, or `(...)` without the last axis.
+        float32 `()`, or the shape of `x` without the axis.
     """
     x = x.astype(mx.float32)
     if axis is None:
         x = x.reshape(-1)
-    if not x.shape[-1]:
+    along = -1 if axis is None else axis
+    place = x.ndim + along
+    before, behind = x.shape[:place], x.shape[place + 1 :]
+    if not x.size:
         # on a CPU, MLX reads sizes out of bounds when it reduces an empty row, and may never end
-        return mx.zeros(x.shape[:-1])
-    while (count := x.shape[-1]) > BLOCK:
+        return mx.zeros((*before, *behind))
+    while (count := x.shape[along]) > BLOCK:
         whole = count // BLOCK * BLOCK
-        sums = x[..., :whole].reshape(*x.shape[:-1], BLOCK, -1).sum(axis=-2)
-        x = sums if whole == count else mx.concatenate([sums, x[..., whole:]], axis=-1)
-    return x.sum(axis=-1)
+        blocks, rest = mx.split(x, [whole], axis=along)
+        sums = blocks.reshape(*before, BLOCK, -1, *behind).sum(axis=along - 1)
+        x = sums if whole == count else mx.concatenate([sums, rest], axis=along)
+    return x.sum(axis=along)
 
 
 def long_mean(x: mx.array) -> mx.array:

@@ -73,9 +73,9 @@ class AdditiveAttention(SpatialMixer):
         summed = q
         if self._has_weights:
             a = q @ (self.query_weight.astype(mx.float32) * self._dims**-0.5)
-            length = mx.sqrt(long_sum(a.square().swapaxes(1, 2), axis=-1))[..., None]
+            length = mx.sqrt(long_sum(a.square(), axis=-2))[:, None]
             summed = q * (a / mx.maximum(length, _EPS))
-        whole = long_sum(summed.swapaxes(1, 2), axis=-1)[:, None]
+        whole = long_sum(summed, axis=-2)[:, None]
         y = self.inner_proj((whole * k).astype(x.dtype)) + q.astype(x.dtype)
         y = self.output_proj(y).astype(x.dtype)
         return y.reshape(x.shape)

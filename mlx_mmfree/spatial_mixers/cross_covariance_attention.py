@@ -9,6 +9,7 @@ from ..layers import project
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.maps.spatial_mixer import SpatialMixer, check_map
+from ..layers.stored_layout import StoredLayout
 from ..ops import long_sum
 
 _PROJECTIONS = ("query_proj", "key_proj", "value_proj")
@@ -30,6 +31,7 @@ class CrossCovarianceAttention(SpatialMixer):
         num_heads: Heads `H`, of `K` dims.
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
             from the names of the projections to what makes each.
+        is_stacked: Queries, keys and values come from one projection, `qkv_proj`, in this order.
         bias: Whether queries, keys and values are projected with a bias; the output always is.
 
     Shape:
@@ -45,21 +47,33 @@ class CrossCovarianceAttention(SpatialMixer):
     paper: ClassVar[str] = "arXiv 2106.09681"
 
     def __init__(
-        self, dims: int, *, num_heads: int = 8, linear: Linears = nn.Linear, bias: bool = True
+        self,
+        dims: int,
+        *,
+        num_heads: int = 8,
+        linear: Linears = nn.Linear,
+        is_stacked: bool = False,
+        bias: bool = True,
     ):
         super().__init__()
         dims_of_a_head("CrossCovarianceAttention", dims, num_heads)
         self._dims = dims
         self.num_heads = num_heads
-        for name in _PROJECTIONS:
-            self[name] = factory_of(linear, name)(dims, dims, bias=bias)
+        self._inner = ("qkv_proj",) if is_stacked else _PROJECTIONS
+        for name in self._inner:
+            width = 3 * dims // len(self._inner)
+            self[name] = factory_of(linear, name)(dims, width, bias=bias)
         self.output_proj = factory_of(linear, "output_proj")(dims, dims, bias=True)
         self.temperature = mx.ones((num_heads,))
+
+    @property
+    def stored_layouts(self) -> dict[str, StoredLayout]:
+        return {"temperature": StoredLayout.reshaped((self.num_heads, 1, 1), (self.num_heads,))}
 
     def __call__(self, x: mx.array) -> mx.array:
         check_map("CrossCovarianceAttention", x, self._dims)
         tokens = mx.flatten(x, 1, 2)
-        projected = project(tokens, [self[name] for name in _PROJECTIONS]).astype(mx.float32)
+        projected = project(tokens, [self[name] for name in self._inner]).astype(mx.float32)
         q, k, v = (split_heads(part, self.num_heads) for part in mx.split(projected, 3, axis=-1))
         scores = _unit(q).swapaxes(-1, -2) @ _unit(k)
         weights = mx.softmax(self.temperature[:, None, None].astype(mx.float32) * scores, axis=-1)
@@ -69,5 +83,5 @@ class CrossCovarianceAttention(SpatialMixer):
 
 def _unit(x: mx.array) -> mx.array:
     """Channels `(B, H, T, K)` of length 1 over the places."""
-    squares = long_sum(x.square().swapaxes(-1, -2), axis=-1)[:, :, None]
+    squares = long_sum(x.square(), axis=-2)[:, :, None]
     return x / mx.maximum(mx.sqrt(squares), _EPS)

@@ -9,6 +9,7 @@ import mlx.nn as nn
 from ..layers.arguments import check_sizes
 from ..layers.heads import dims_of_a_head, merge_heads
 from ..layers.linear_factory import Linears, factory_of
+from ..layers.maps.batch_norm import BatchNorm
 from ..layers.maps.depthwise_convolution import DepthwiseConvolution
 from ..layers.maps.spatial_mixer import SpatialMixer, check_map
 from ..layers.mixing.linear_sums import attend_to_all, with_ones
@@ -98,7 +99,7 @@ class MultiScaleAttention(SpatialMixer):
         self.scales = [GroupedScale(3 * num_heads, head_dim, side) for side in scales]
         make = factory_of(linear, "output_proj")
         self.output_proj = make((1 + len(self.scales)) * dims, dims, bias=False)
-        self.output_norm = nn.BatchNorm(dims, eps=norm_eps)
+        self.output_norm = BatchNorm(dims, eps=norm_eps)
 
     def __call__(self, x: mx.array) -> mx.array:
         check_map("MultiScaleAttention", x, self._dims)
@@ -108,7 +109,6 @@ class MultiScaleAttention(SpatialMixer):
         q, k, v = mx.split(heads.swapaxes(1, 2).astype(mx.float32), 3, axis=-1)
         o = attend_to_all(nn.relu(q), nn.relu(k), with_ones(v), None)
         o = merge_heads(o[..., :-1] / (o[..., -1:] + self._eps))
-        y: mx.array = self.output_norm(
-            self.output_proj(o.astype(x.dtype).reshape(*x.shape[:3], -1))
+        return self.output_norm.of_linear(
+            self.output_proj, o.astype(x.dtype).reshape(*x.shape[:3], -1)
         )
-        return y.astype(x.dtype)

@@ -34,6 +34,9 @@ def test_sums_of_numbers_of_one_sign(size: int) -> None:
     rows = mx.array(np.stack([x, 2 * x]))
     got = long_sum(rows, axis=-1)
     assert np.array(got) == pytest.approx([want, 2 * want], rel=5e-7)
+    columns = long_sum(mx.stack([rows.T, 3 * rows.T]), axis=-2)
+    wanted = np.array([[want, 2 * want], [3 * want, 6 * want]])
+    assert np.array(columns) == pytest.approx(wanted, rel=5e-7)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)

@@ -27,6 +27,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "AdditiveAttention": [{}, {"num_heads": 2, "weights": "ones"}],
     "ConvolutionalModulation": [{"kernel_size": 3}, {}],
+    "CrossCovarianceAttention": [{}, {"is_stacked": True}],
     "MultiScaleAttention": [{"head_dim": 8}, {"head_dim": 8, "scales": (3, 5)}],
 }
 

@@ -6,6 +6,7 @@ import mlx.nn as nn
 from ..arguments import check_counts, check_features, check_sizes
 from ..linear_factory import LinearFactory
 from ..stored_layout import StoredLayout
+from .batch_norm import BatchNorm
 
 
 class Convolution(nn.Module):
@@ -24,6 +25,7 @@ class Convolution(nn.Module):
         stride: Step `s` from window to window.
         padding: Zeros `p` on each side. Default: `k // 2`, or 0 where windows lie side by side.
         bias: Whether there is `b`.
+        norm: Of the result; part of the layer, so that both are one product in evaluation.
         linear: Makes the matrix, called as `linear(input_dims, output_dims, bias=...)`.
 
     Shape:
@@ -46,6 +48,7 @@ class Convolution(nn.Module):
         stride: int = 1,
         padding: int | None = None,
         bias: bool = True,
+        norm: BatchNorm | None = None,
         linear: LinearFactory = nn.Linear,
     ):
         super().__init__()
@@ -64,6 +67,8 @@ class Convolution(nn.Module):
         self._padding = padding
         self.linear = linear(kernel_size * kernel_size * dims, output_dims, bias=bias)
         self._output_dims = output_dims
+        if norm is not None:
+            self.norm = norm
 
     @property
     def stored_layouts(self) -> dict[str, StoredLayout]:
@@ -87,6 +92,8 @@ class Convolution(nn.Module):
                 [self._shifted(x, row, column) for row in range(side) for column in range(side)],
                 axis=-1,
             )
+        if "norm" in self:
+            return self.norm.of_linear(self.linear, windows)
         y: mx.array = self.linear(windows)
         return y.astype(x.dtype)
 

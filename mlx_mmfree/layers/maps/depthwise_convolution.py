@@ -7,6 +7,7 @@ import mlx.nn as nn
 
 from ..arguments import check_sizes
 from ..stored_layout import StoredLayout
+from .batch_norm import BatchNorm
 
 
 class DepthwiseConvolution(nn.Module):
@@ -23,6 +24,7 @@ class DepthwiseConvolution(nn.Module):
         kernel_size: Side `k` of the window, an odd number.
         stride: Step `s` from window to window.
         bias: Whether there is `b`.
+        norm: Of the result; part of the layer, so that both are one convolution in evaluation.
 
     Shape:
         `x`: `(B, H, W, D)`; `y`: `(B, H / s, W / s, D)`, rounded up; `weight`: `(D, k, k, 1)`.
@@ -35,7 +37,15 @@ class DepthwiseConvolution(nn.Module):
         (1, 5, 4, 8)
     """
 
-    def __init__(self, dims: int, kernel_size: int, *, stride: int = 1, bias: bool = True):
+    def __init__(
+        self,
+        dims: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        bias: bool = True,
+        norm: BatchNorm | None = None,
+    ):
         super().__init__()
         check_sizes("DepthwiseConvolution", dims=dims, kernel_size=kernel_size, stride=stride)
         if kernel_size % 2 == 0:
@@ -47,6 +57,8 @@ class DepthwiseConvolution(nn.Module):
         self.weight = mx.random.uniform(-bound, bound, (dims, kernel_size, kernel_size, 1))
         if bias:
             self.bias = mx.zeros((dims,))
+        if norm is not None:
+            self.norm = norm
 
     @property
     def stored_layouts(self) -> dict[str, StoredLayout]:
@@ -54,7 +66,16 @@ class DepthwiseConvolution(nn.Module):
         return {"weight": StoredLayout.reshaped((dims, 1, side, side), self.weight.shape)}
 
     def __call__(self, x: mx.array) -> mx.array:
-        dims, side = self.weight.shape[:2]
-        weight = self.weight.astype(x.dtype)
-        y = mx.conv2d(x, weight, stride=self._stride, padding=side // 2, groups=dims)
-        return y + self.bias.astype(y.dtype) if "bias" in self else y
+        weight, bias = self.weight, self.get("bias")
+        is_joined = "norm" in self and not self.training
+        if is_joined:
+            scale, shift = self.norm.scale_and_shift()
+            weight = weight * scale[:, None, None, None]
+            bias = shift if bias is None else bias * scale + shift
+        y = self._convolve(x, weight.astype(x.dtype))
+        y = y if bias is None else y + bias.astype(x.dtype)
+        return self.norm(y) if "norm" in self and not is_joined else y
+
+    def _convolve(self, x: mx.array, weight: mx.array) -> mx.array:
+        dims, side = weight.shape[:2]
+        return mx.conv2d(x, weight, stride=self._stride, padding=side // 2, groups=dims)

@@ -170,16 +170,22 @@ def test_convolutional_modulation(file: GoldenFile) -> None:
     assert_close(got, channels_last(file.out["y"]))
 
 
-def _cross_covariance(dims: int, heads: int, weights: Weights) -> CrossCovarianceAttention:
-    mixer = CrossCovarianceAttention(dims, num_heads=heads)
-    fill_stacked(mixer, weights)
+def _cross_covariance(
+    dims: int, heads: int, weights: Weights, is_stacked: bool = False
+) -> CrossCovarianceAttention:
+    mixer = CrossCovarianceAttention(dims, num_heads=heads, is_stacked=is_stacked)
+    if is_stacked:
+        fill(mixer, weights, {"qkv_proj": "qkv", "output_proj": "proj"})
+    else:
+        fill_stacked(mixer, weights)
     mixer.temperature = weights["temperature"].reshape(-1)
     return mixer
 
 
 @golden("edgenext__xca")
-def test_cross_covariance_attention(file: GoldenFile) -> None:
-    mixer = _cross_covariance(file.hyper["dim"], file.hyper["heads"], file.weights)
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_cross_covariance_attention(file: GoldenFile, is_stacked: bool) -> None:
+    mixer = _cross_covariance(file.hyper["dim"], file.hyper["heads"], file.weights, is_stacked)
     assert_close(mixer(as_map(file.inputs["x"])), as_map(file.out["y"]))
 
 

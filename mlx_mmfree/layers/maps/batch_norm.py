@@ -1,0 +1,97 @@
+"""Norm by the statistics of a batch (Ioffe and Szegedy, arXiv 1502.03167)."""
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ...ops import linear_product, long_sum
+from ..arguments import check_features, check_sizes
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class BatchNorm(nn.Module):
+    r"""Every channel gets the mean 0 and the variance 1 over a batch, then a scale and a shift.
+
+    .. math::
+        y_c = \frac{x_c - \mu_c}{\sqrt{\sigma_c^2 + \epsilon}}\,\gamma_c + \beta_c
+
+    In training, :math:`\mu` and :math:`\sigma^2` are those of the batch, and the running ones follow
+    them. In evaluation they are the running ones: the norm is one product and one sum for a channel,
+    which `of_linear` joins with the matrix before it. Unlike MLX's own, it adds long sums block by
+    block, and it counts batches as PyTorch does.
+
+    Args:
+        dims: Channels `D`.
+        eps: :math:`\epsilon`.
+        momentum: Share of a batch in the running statistics.
+
+    Shape:
+        `x` and `y`: `(..., D)`.
+
+    Raises:
+        ValueError: In training, there is one number of a channel, which has no variance.
+
+    Example:
+        >>> BatchNorm(8)(mx.zeros((2, 5, 4, 8))).shape
+        (2, 5, 4, 8)
+    """
+
+    def __init__(self, dims: int, *, eps: float = 1e-5, momentum: float = 0.1):
+        super().__init__()
+        check_sizes("BatchNorm", dims=dims)
+        self._eps = eps
+        self._momentum = momentum
+        self.weight = mx.ones((dims,))
+        self.bias = mx.zeros((dims,))
+        self.running_mean = mx.zeros((dims,))
+        self.running_var = mx.ones((dims,))
+        self.num_batches_tracked = mx.array(0, mx.int64)
+        self.freeze(keys=list(_STATISTICS), recurse=False)
+
+    def unfreeze(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """As of any module, but statistics are never trained."""
+        super().unfreeze(*args, **kwargs)
+        self.freeze(keys=list(_STATISTICS), recurse=False)
+        return self
+
+    def __call__(self, x: mx.array) -> mx.array:
+        check_features("BatchNorm", x, self.weight.shape[0])
+        scale, shift = self._of_batch(x) if self.training else self.scale_and_shift()
+        return (x * scale + shift).astype(x.dtype)
+
+    def scale_and_shift(self) -> tuple[mx.array, mx.array]:
+        """What a channel is multiplied by in evaluation, and what is added then: float32 `(D,)`."""
+        return self._joined(*(self[name].astype(mx.float32) for name in _STATISTICS[:2]))
+
+    def of_linear(self, linear: nn.Module, x: mx.array) -> mx.array:
+        """`norm(linear(x))`; in evaluation, the matrix is multiplied if it is the smaller one."""
+        if self.training or type(linear) is not nn.Linear or x.size <= x.shape[-1] ** 2:
+            y = self(linear(x))
+        else:
+            scale, shift = self.scale_and_shift()
+            y = linear_product(x, (linear.weight * scale[:, None]).astype(x.dtype))
+            y = y + (shift + linear.bias * scale if "bias" in linear else shift)
+        return y.astype(x.dtype)
+
+    def _of_batch(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        rows = x.reshape(-1, x.shape[-1]).astype(mx.float32)
+        count = rows.shape[0]
+        if count < 2:
+            raise ValueError(
+                "[BatchNorm] 'x' must have more than one number of each channel in training but got "
+                f"shape {x.shape}. Train on more images at once, or call eval() first."
+            )
+        mean = long_sum(rows, axis=-2) / count
+        var = long_sum((rows - mean).square(), axis=-2) / count
+        # as in PyTorch, the running variance is the unbiased one
+        for name, value in (("running_mean", mean), ("running_var", var * (count / (count - 1)))):
+            step = self._momentum * (mx.stop_gradient(value) - self[name])
+            self[name] = (self[name] + step).astype(self[name].dtype)
+        self.num_batches_tracked = self.num_batches_tracked + 1
+        return self._joined(mean, var)
+
+    def _joined(self, mean: mx.array, var: mx.array) -> tuple[mx.array, mx.array]:
+        scale = self.weight.astype(mx.float32) * mx.rsqrt(var + self._eps)
+        return scale, self.bias.astype(mx.float32) - mean * scale

@@ -76,3 +76,7 @@ class MeasurementError(MMFreeError):
 
 class UsageError(MMFreeError):
     """The arguments of a command do not fit together, or a variable of the environment is wrong."""
+
+
+class ImageError(MMFreeError):
+    """A picture is missing, damaged, too large, or in a format that is not read."""

@@ -1,0 +1,125 @@
+"""Opens the file of a picture, which may be hostile, with Pillow.
+
+Only a few formats are tried, and one that needs few lines of C each. The size is read from the header
+and bounded before anything is decoded. Whatever a decoder says of a damaged file becomes one line.
+"""
+
+import io
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import ImageError
+from ..files.opening import read_file
+from .pillow import require_pillow
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+MAX_PIXELS = 64_000_000
+MAX_BYTES = 256_000_000
+_NAMES = "JPEG, PNG, WebP, GIF or BMP"
+_ORIENTATION = 0x0112
+# the value of the tag, and what makes such a picture upright: names of PIL.Image.Transpose
+_UPRIGHT = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+
+
+def read_picture(
+    file: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, max_bytes: int = MAX_BYTES
+) -> "Image":
+    """The first frame of a picture, upright, in 8-bit grey (`L`) or colour (`RGB`).
+
+    A picture is turned as its EXIF orientation says, as viewers do. The alpha channel is left out.
+    Of 16-bit grey the upper 8 bits are kept, as Pillow does for 16-bit colour.
+
+    Args:
+        file: A JPEG, PNG, WebP, GIF or BMP file.
+        max_pixels: The most pixels it may have; the header tells. Pillow has a limit of its own, of 179
+            million.
+        max_bytes: The most bytes the file may have.
+
+    Raises:
+        ImageError: The file cannot be read, is none of these, is damaged, or is beyond a limit, or
+            Pillow is not installed.
+
+    Example:
+        >>> read_picture("cat.jpg").size  # doctest: +SKIP
+        (640, 480)
+    """
+    require_pillow()
+    from PIL import Image, UnidentifiedImageError
+
+    path = Path(file)
+    try:
+        data = read_file(path, max_bytes)
+    except (OSError, ValueError) as error:
+        raise ImageError(f"[image] '{path}' cannot be read: {_reason(error)}.") from error
+    try:
+        with warnings.catch_warnings():
+            # a picture is used or refused; what else may be odd in its file is of no use to anyone
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
+                _check_pixels(path, picture, max_pixels)
+                return _upright(_eight_bits(picture), picture)
+    except Image.DecompressionBombError as error:
+        raise ImageError(
+            f"[image] '{path}' must have fewer pixels: {_reason(error)}. Make it smaller."
+        ) from error
+    except UnidentifiedImageError as error:
+        raise ImageError(
+            f"[image] '{path}' must be a {_NAMES} file but is none, or its beginning is damaged."
+        ) from error
+    # a decoder meets damage with errors of many kinds, from struct.error to SyntaxError
+    except Exception as error:
+        if isinstance(error, ImageError):
+            raise
+        raise ImageError(
+            f"[image] '{path}' must be a sound {_NAMES} file but cannot be decoded: {_reason(error)}. "
+            "Fetch it again, or save it anew with another program."
+        ) from error
+
+
+def _check_pixels(path: Path, picture: "Image", max_pixels: int) -> None:
+    width, height = picture.size
+    if width * height > max_pixels:
+        raise ImageError(
+            f"[image] '{path}' must have at most {max_pixels:,} pixels but has {width} x {height}. "
+            "Make it smaller."
+        )
+
+
+def _eight_bits(picture: "Image") -> "Image":
+    """Decodes a picture to 8-bit grey or colour."""
+    from PIL import Image
+
+    if picture.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+    if picture.mode in ("1", "L", "LA"):
+        return picture.convert("L")
+    return picture.convert("RGB")
+
+
+def _upright(decoded: "Image", picture: "Image") -> "Image":
+    """Turns a decoded picture as the EXIF entry of its file says."""
+    from PIL import Image
+
+    turn = _UPRIGHT.get(picture.getexif().get(_ORIENTATION, 1))
+    return decoded if turn is None else decoded.transpose(Image.Transpose[turn])
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, in a short line; its kind if it says nothing."""
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:200]}…"

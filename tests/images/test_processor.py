@@ -1,0 +1,206 @@
+"""How pictures are scaled, cropped and normalised."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlx_mmfree.errors import CheckpointError, ImageError, UnsupportedModelError
+from mlx_mmfree.images import ImageProcessor
+from mlx_mmfree.images.configuration import CROP_MODES, INTERPOLATIONS
+
+VIT = {
+    "image_processor_type": "ViTImageProcessor",
+    "size": 224,
+    "resample": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
+
+def picture(width: int, height: int, mode: str = "RGB") -> Image.Image:
+    """Smooth waves with noise, so that filters and shifts by a pixel differ."""
+    rows, columns = np.mgrid[:height, :width]
+    waves = [np.sin(rows / (3 + n)) * np.cos(columns / (5 + n)) for n in range(3)]
+    noise = np.random.default_rng(width).normal(0, 20, (height, width, 3))
+    pixels = np.clip(np.stack(waves, -1) * 90 + 128 + noise, 0, 255).astype(np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+def timm_transform(given: Mapping[str, Any]) -> Any:
+    timm_data = pytest.importorskip("timm.data")
+    config = timm_data.resolve_data_config(pretrained_cfg=dict(given))
+    return timm_data.create_transform(**config)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("size", [(50, 37), (37, 90), (64, 64), (20, 11), (61, 8)], ids=str)
+@pytest.mark.parametrize("crop_mode", CROP_MODES)
+@pytest.mark.parametrize("input_size", [(3, 32, 32), (3, 24, 40)], ids=str)
+def test_pixels_are_those_of_timm(
+    size: tuple[int, int], crop_mode: str, input_size: tuple[int, int, int]
+) -> None:
+    for number, interpolation in enumerate(INTERPOLATIONS):
+        given = {
+            "input_size": input_size,
+            "crop_mode": crop_mode,
+            "interpolation": interpolation,
+            "crop_pct": (0.875, 0.9, 0.95, 1.0, 0.97, 1.1)[number],
+            "mean": (0.485, 0.456, 0.406),
+            "std": (0.229, 0.224, 0.225),
+        }
+        want = timm_transform(given)(picture(*size)).numpy().transpose(1, 2, 0)
+        got = np.array(ImageProcessor.from_config({"pretrained_cfg": given})([picture(*size)]))
+        np.testing.assert_array_equal(got[0], want)
+
+
+@pytest.mark.interop
+def test_defaults_and_grey_pictures_are_those_of_timm() -> None:
+    want = timm_transform({"num_classes": 5})(picture(300, 260)).numpy().transpose(1, 2, 0)
+    for given in ({}, {"pretrained_cfg": {"mean": None, "crop_pct": 0}}, {"input_size": []}):
+        got = np.array(ImageProcessor.from_config(given)([picture(300, 260)]))
+        np.testing.assert_array_equal(got[0], want)
+    grey = {"input_size": (1, 28, 28), "crop_pct": 1.0, "mean": (0.13,), "std": (0.31,)}
+    want = timm_transform(grey)(picture(40, 30, "L")).numpy().transpose(1, 2, 0)
+    got = np.array(ImageProcessor.from_config(grey)([picture(40, 30, "L")]))
+    np.testing.assert_array_equal(got[0], want)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("name", ["ViT", "DeiT"])
+def test_pixels_are_those_of_transformers(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    given = {
+        **VIT,
+        "image_processor_type": f"{name}ImageProcessor",
+        "size": {"height": 40, "width": 36},
+    }
+    if name == "DeiT":
+        given |= {"do_center_crop": True, "crop_size": {"height": 32, "width": 30}, "resample": 3}
+    theirs = getattr(transformers, f"{name}ImageProcessorPil")(**given)
+    want = theirs(picture(50, 37), return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
+    got = np.array(ImageProcessor.from_config(given)([picture(50, 37)]))
+    np.testing.assert_allclose(got[0], want, atol=1e-6)
+
+
+def test_a_batch_of_files_arrays_and_pictures(tmp_path: Path) -> None:
+    shown = picture(50, 37)
+    shown.save(tmp_path / "shown.png")
+    processor = ImageProcessor((16, 24), (20, 30))
+    images = processor(
+        [str(tmp_path / "shown.png"), tmp_path / "shown.png", np.asarray(shown), shown]
+    )
+    assert images.shape == (4, 16, 24, 3)
+    assert str(images.dtype).endswith("float32")
+    assert all(np.array_equal(images[0], image) for image in images)
+    grey = ImageProcessor((4, 4), channels=1, mean=(0.0,), std=(1.0,))
+    column = np.arange(16, dtype=np.uint8).reshape(4, 4)
+    for pixels in (column, column[..., None], np.repeat(column[..., None], 3, -1)):
+        np.testing.assert_allclose(np.array(grey([pixels]))[0, ..., 0] * 255, column, rtol=1e-6)
+
+
+def test_the_view_is_what_the_model_sees() -> None:
+    processor = ImageProcessor((16, 24), mean=(0.0,) * 3, std=(1.0,) * 3)
+    view = processor.view(picture(50, 37))
+    assert view.size == (24, 16)
+    got = np.array(processor([picture(50, 37)]))[0] * 255
+    np.testing.assert_allclose(got, np.asarray(view), atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)])
+def test_a_long_picture_is_refused_before_it_is_scaled(size: tuple[int, int]) -> None:
+    with pytest.raises(ImageError, match="longer than wide but got"):
+        ImageProcessor((224, 224), (256, 256))([Image.new("RGB", size)])
+    # one that would keep no pixel of its short side
+    with pytest.raises(ImageError, match="longer than wide but got"):
+        ImageProcessor((224, 224), crop_mode="border")([Image.new("RGB", size)])
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [np.zeros((4, 4)), np.zeros((4, 4, 2), np.uint8), np.zeros(4, np.uint8), [[1, 2]]],
+    ids=["float", "channels", "shape", "list"],
+)
+def test_other_arrays_are_refused(pixels: Any) -> None:
+    with pytest.raises(ValueError, match="'pictures' must be files, pictures of Pillow, or arrays"):
+        ImageProcessor((4, 4))([pixels])
+
+
+def test_no_picture_is_refused() -> None:
+    with pytest.raises(ValueError, match="'pictures' must hold at least one"):
+        ImageProcessor((4, 4))([])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("input_size", [3, 224]),
+        ("input_size", [4, 224, 224]),
+        ("input_size", [3, 0, 224]),
+        ("input_size", [3, 10**9, 224]),
+        ("input_size", [3, 1.5, True]),
+        ("crop_pct", 1e-9),
+        ("crop_pct", "0.9"),
+        ("crop_pct", float("nan")),
+        ("crop_mode", "middle"),
+        ("interpolation", "random"),
+        ("interpolation", 3),
+        ("mean", [0.5, 0.5]),
+        ("mean", "0.5"),
+        ("mean", [None] * 3),
+        ("std", [0.0, 1.0, 1.0]),
+        ("std", [float("inf")] * 3),
+    ],
+)
+def test_odd_values_of_timm_are_refused(key: str, value: Any) -> None:
+    with pytest.raises(CheckpointError, match=rf"\[ImageProcessor\] '{key}' must be "):
+        ImageProcessor.from_config({"pretrained_cfg": {key: value}})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("do_resize", False),
+        ("rescale_factor", 1 / 127.5),
+        ("resample", 9),
+        ("size", {"longest_edge": 4}),
+        ("size", {"shortest_edge": 224}),
+        ("size", None),
+        ("image_mean", None),
+        ("image_std", [0, 0, 0]),
+    ],
+)
+def test_odd_values_of_transformers_are_refused(key: str, value: Any) -> None:
+    with pytest.raises(CheckpointError, match=rf"\[ImageProcessor\] '{key}' must be "):
+        ImageProcessor.from_config({**VIT, key: value})
+
+
+def test_other_processors_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="but got 'CLIPImageProcessor'"):
+        ImageProcessor.from_config({**VIT, "image_processor_type": "CLIPImageProcessor"})
+
+
+def test_the_published_forms_of_transformers() -> None:
+    assert ImageProcessor.from_config(VIT) == ImageProcessor(
+        (224, 224), (224, 224), 3, "squash", "bilinear", (0.5,) * 3, (0.5,) * 3
+    )
+    old = {key: value for key, value in VIT.items() if key != "image_processor_type"}
+    poolformer = old | {"feature_extractor_type": "PoolFormerFeatureExtractor", "crop_pct": 0.9}
+    processor = ImageProcessor.from_config(poolformer)
+    assert (processor.size, processor.scaled_size) == ((224, 224), (248, 248))
+    assert processor.crop_mode == "center"
+
+
+def test_a_folder_tells_by_its_own_file_first(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"pretrained_cfg": {"input_size": [1, 28, 28], "mean": [0.1], "std": [1]}}'
+    )
+    assert ImageProcessor.from_folder(tmp_path).size == (28, 28)
+    (tmp_path / "preprocessor_config.json").write_text(
+        '{"feature_extractor_type": "ViTFeatureExtractor", "size": 32, "resample": 2, '
+        '"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}'
+    )
+    assert ImageProcessor.from_folder(tmp_path).size == (32, 32)

@@ -40,6 +40,7 @@ class SelfAttention(TokenMixer):
         linear: Makes the projections.
         bias: Whether queries, keys and values are projected with a bias.
         output_bias: Whether the output is. Default: `bias`.
+        is_stacked: One projection, `qkv_proj`, gives queries, keys and values one behind the other.
         rope: Rotates queries and keys, made for `head_dim`.
         position_bias: Adds to the scores, made for `num_heads`.
         norms: The norms inside.
@@ -73,6 +74,7 @@ class SelfAttention(TokenMixer):
         linear: Linears = nn.Linear,
         bias: bool = False,
         output_bias: bool | None = None,
+        is_stacked: bool = False,
         rope: RoPE | None = None,
         position_bias: PositionBias | None = None,
         norms: AttentionNorms = AttentionNorms(),  # noqa: B008 (frozen)
@@ -91,6 +93,10 @@ class SelfAttention(TokenMixer):
         cache.check_fits(self._name, head_dim, is_causal)
         self._cache = cache
         widths = {"query_proj": num_heads, "key_proj": num_kv_heads, "value_proj": num_kv_heads}
+        if is_stacked:
+            widths = {"qkv_proj": sum(widths.values())}
+            self.partition = None
+        self._inner = tuple(widths)
         for name, heads in widths.items():
             self[name] = factory_of(linear, name)(dims, heads * head_dim, bias=bias)
         make = factory_of(linear, "output_proj")
@@ -134,8 +140,7 @@ class SelfAttention(TokenMixer):
     def project_inner(self, x: mx.array, norm: nn.Module | None) -> mx.array:
         """Queries, keys and values of `x`, one behind the other, `(B, L, (H + 2G) K)`."""
         # items, since attributes of a module are slow to find
-        inner = (self["query_proj"], self["key_proj"], self["value_proj"])
-        return project(x, inner, norm=norm)
+        return project(x, [self[name] for name in self._inner], norm=norm)
 
     def with_state(
         self,

@@ -4,6 +4,7 @@ from .parts.architecture import Architecture as Architecture
 from .parts.architectures import architecture_of as architecture_of
 from .parts.architectures import architectures as architectures
 from .parts.architectures import find as find
+from .parts.architectures import find_described as find_described
 from .parts.architectures import known_model_types as known_model_types
 from .parts.block import Block as Block
 from .parts.causality import check_causal as check_causal

@@ -55,6 +55,8 @@ class MultiHeadAttention(SelfAttention):
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
             from the names of the projections to what makes each.
         bias: Whether the projections have a bias. The paper has none, most of its successors do.
+        is_stacked: One projection, `qkv_proj`, gives queries, keys and values one behind the other; no
+            memory can be read.
         rope: Rotates queries and keys, made for `head_dim`; `None`: it does not.
         position_bias: Adds a term to the scores by the distance, made for `num_heads`.
         is_causal: Each token sees the ones before it and itself; otherwise all of the sequence.
@@ -88,6 +90,7 @@ class MultiHeadAttention(SelfAttention):
         memory_dims: int | tuple[int, int] | None = None,
         linear: Linears = nn.Linear,
         bias: bool = False,
+        is_stacked: bool = False,
         rope: RoPE | None = None,
         position_bias: PositionBias | None = None,
         is_causal: bool = True,
@@ -99,11 +102,19 @@ class MultiHeadAttention(SelfAttention):
             head_dim=head_dim,
             linear=linear,
             bias=bias,
+            is_stacked=is_stacked,
             rope=rope,
             position_bias=position_bias,
             is_causal=is_causal,
             cache=cache,
         )
+        if is_stacked:
+            self.cross = False  # type: ignore[misc]
+            if memory_dims is not None:
+                raise ValueError(
+                    "[MultiHeadAttention] 'memory_dims' must be left out with 'is_stacked' but got "
+                    f"{memory_dims}."
+                )
         given = dims if memory_dims is None else memory_dims
         self._memory_dims = (given, given) if isinstance(given, int) else tuple(given)
         for size in self._memory_dims:
@@ -175,6 +186,10 @@ class MultiHeadAttention(SelfAttention):
         self, batch: int, state: State, memory: Memory, valid: mx.array | None
     ) -> MemoryState:
         """The keys and values of a memory that no state holds yet."""
+        if not self.cross:
+            raise ValueError(
+                "[MultiHeadAttention] 'memory' must be left out with 'is_stacked' but was given."
+            )
         if state and state.used:
             raise ValueError(
                 "[MultiHeadAttention] 'memory' must come with the first call but got a state of "

@@ -11,7 +11,7 @@ from ..errors import TrainingError
 from ..hub.checkpoint.opened_model import OpenedModel, open_model
 from ..layers.matrix import matrices, matrix_of
 from ..layers.parameters import parameters
-from ..models import TokenModel, find
+from ..models import TokenModel, find_described
 from ..models.parts.ternary_linears import TernaryLinears
 from .settings import Settings
 from .tasks.kinds import task_of
@@ -83,7 +83,7 @@ def _opened(settings: Settings) -> OpenedModel:
 
 def _random_model(settings: Settings) -> TokenModel:
     """A model with random weights, which take no memory until they are computed."""
-    architecture = find(settings.model.get("model_type"))
+    architecture = find_described(settings.model)
     config = architecture.config.from_hub(_with_linear_class(settings.model))
     model: TokenModel = architecture.build(config)
     _check_linear_class(model, settings.model)
@@ -111,7 +111,7 @@ def _draw_embedding(model: TokenModel, standard_deviation: float | None) -> None
 def _with_linear_class(model: Mapping[str, Any]) -> dict[str, Any]:
     """The architecture, with `linear_class` translated into the keys of its own configuration."""
     kind = model.get("linear_class")
-    names = {field.name for field in fields(find(model.get("model_type")).config)}
+    names = {field.name for field in fields(find_described(model).config)}
     if kind is None or "linear_class" in names:
         return dict(model)
     ternary = model.get("quantization_config") or TernaryLinears().to_hub()

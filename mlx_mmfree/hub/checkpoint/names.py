@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import compress, product
 from typing import NamedTuple
 
 from ...models import architecture_of
@@ -20,7 +21,7 @@ class WeightNames:
 
     Args:
         table: Patterns on disk to patterns in memory. `{}` stands for a number, and `None` marks unused
-            tensors. An entry may say its last numbers as they are.
+            tensors. An entry may say any of its numbers as they are.
     """
 
     def __init__(self, table: Mapping[str, str | None]):
@@ -90,11 +91,14 @@ class _Entry(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _templates(name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The name with places for its first numbers, from all of them to none, and those numbers."""
-    numbers = tuple(_NUMBER.findall(name))
-    found: list[tuple[str, tuple[str, ...]]] = [(name, ())]
-    for count in range(1, len(numbers) + 1):
-        found.insert(0, (_NUMBER.sub("{}", name, count=count), numbers[:count]))
+    """The name with places for some of its numbers, from all of them to none, and those numbers."""
+    numbers = _NUMBER.findall(name)
+    between = _NUMBER.split(name)
+    found = []
+    for are_places in product((True, False), repeat=len(numbers)):
+        parts = ["{}" if p else n for p, n in zip(are_places, numbers, strict=True)]
+        text = "".join(sum(zip(between, [*parts, ""], strict=True), ()))
+        found.append((text, tuple(compress(numbers, are_places))))
     return tuple(found)
 
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from ...errors import CheckpointError
 from ...layers.parameters import converted, kept_names, parameters
-from ...models import Decoder
+from ...models import Decoder, TokenModel, architecture_of
 from ...ops.backend.early_checks import check_early
 from ...ops.backend.launch import MAX_GROUP_ROWS
 from ...ops.float_dtypes import FLOATS
@@ -115,6 +115,9 @@ class OpenedModel:
                 dtype = self._dtype or self._skeleton.entries[name].dtype
                 setattr(modules[path], key, array.astype(dtype))
         model = self.model
+        if not isinstance(model, TokenModel):
+            model.predictions(architecture_of(model.config).sample(model.config))
+            return
         model.predictions(mx.zeros((1, 1), mx.int32))
         # a prompt needs no logits but the last
         read = model.hidden if isinstance(model, Decoder) else model.predictions

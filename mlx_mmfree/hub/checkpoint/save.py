@@ -16,7 +16,7 @@ from ...files.safetensors_writer import METADATA, PlannedTensors, write_safetens
 from ...layers.matrix import matrices
 from ...layers.parameters import parameters
 from ...layers.stored_layout import stored_layouts
-from ...models import TokenModel, architecture_of, find
+from ...models import TokenModel, architecture_of
 from ...ops.float_dtypes import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
 from .forms import affine_format
@@ -101,7 +101,7 @@ def describe_model(model: TokenModel) -> dict[str, Any]:
         described = config.get("quantization_config")
         is_dense = not any(matrix.is_ternary for matrix in packed)
         config["quantization_config"] = describe_packing(described, is_dense=is_dense)
-    names = WeightNames(find(config["model_type"]).weight_names)
+    names = WeightNames(architecture_of(model.config).weight_names)
     quantization = affine_format.describe(model, names)
     if quantization is not None:
         config["quantization"] = quantization

@@ -19,7 +19,7 @@ from ...layers import PackedLinear, packable
 from ...layers.matrix import matrices
 from ...layers.parameters import parameters
 from ...layers.stored_layout import stored_layouts
-from ...models import Decoder, find
+from ...models import Decoder, find_described
 from ...models.parts.fields import section
 from ...ops.float_dtypes import FLOATS
 from .checkpoint import Checkpoint
@@ -64,7 +64,7 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         UnsupportedModelError: The architecture or an option is not implemented.
         CheckpointError: The configuration is damaged, or the tensors do not belong to it.
     """
-    architecture = find(checkpoint.config.get("model_type"))
+    architecture = find_described(checkpoint.config)
     check_packing(checkpoint.config, architecture.packed_forms)
     model = architecture.build(architecture.config.from_hub(checkpoint.config))
     names = WeightNames(architecture.weight_names)

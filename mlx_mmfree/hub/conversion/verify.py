@@ -103,6 +103,7 @@ def _logits(checkpoint: Checkpoint) -> mx.array:
         # in 16 bits MLX rounds the sum of each group, and the two may have other groups
         dtype = mx.float32
     model = converted(model, dtype)
+    model.eval()
     sample = architecture_of(model.config).sample(model.config)
     logits = model.predictions(sample).astype(mx.float32)
     mx.eval(logits)

@@ -1,5 +1,6 @@
 """What the rest of the library asks of an architecture: one record in the file of each."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -49,6 +50,12 @@ def _sample_tokens(config: Any) -> mx.array:
     return mx.array([[(7 + 7919 * n) % config.vocab_size for n in range(24)]], mx.int32)
 
 
+def sample_images(config: Any) -> mx.array:
+    """A fixed picture `(1, H, W, C)` of the size that a model of images was made for."""
+    shape = (1, *config.image_size, config.input_channels)
+    return mx.sin(mx.arange(math.prod(shape)) * 0.37).reshape(shape)
+
+
 def _itself(config: Any) -> Any:
     return config
 
@@ -79,6 +86,8 @@ class Architecture:
         gguf_name: From a description, the name under which it is written; `None` if there is none.
         sample: From a description, an input for `predictions` of the model, by which two copies are
             compared. Default: token ids.
+        variants: Of a family of images, its models by the names that stand under `architecture` in
+            timm's files, and the sizes of each. See `image_config`.
         tiny: The `config.json` of a model of a few thousand weights, for tests.
         presets: By name, the `config.json` of published models, reduced to what decides the arithmetic.
     """
@@ -97,5 +106,6 @@ class Architecture:
     gguf: Mapping[str, GGUFForm] = field(default_factory=dict)
     gguf_name: Callable[[Any], str | None] = _no_name
     sample: Callable[[Any], mx.array] = _sample_tokens
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tiny: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

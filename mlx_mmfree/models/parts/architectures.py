@@ -1,8 +1,10 @@
-"""Finds the architecture of a `model_type` of the Hub."""
+"""Finds the architecture of a model by what its `config.json` says."""
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from ...errors import UnsupportedModelError
 from .architecture import Architecture, Config
@@ -12,7 +14,7 @@ _PACKAGE = "mlx_mmfree.models"
 
 
 def architectures() -> dict[str, Architecture]:
-    """All architectures by `model_type`."""
+    """All architectures by name."""
     return _architectures(tuple(importlib.import_module(_PACKAGE).__path__))
 
 
@@ -42,6 +44,29 @@ def find(model_type: object) -> Architecture:
     )
 
 
+def find_described(config: Mapping[str, Any]) -> Architecture:
+    """The architecture of a `config.json`: by its `model_type`, or by timm's `architecture`.
+
+    Raises:
+        UnsupportedModelError: There is none.
+    """
+    name = config.get("architecture")
+    if "model_type" in config or not isinstance(name, str):
+        return find(config.get("model_type"))
+    for architecture in architectures().values():
+        if name in architecture.variants:
+            return architecture
+    raise UnsupportedModelError(
+        f"[load] 'architecture' must be one of {', '.join(known_variants())} but got {name!r:.100}. This "
+        "architecture is not implemented."
+    )
+
+
+def known_variants() -> list[str]:
+    """The `architecture` values of models of images that can be loaded, sorted."""
+    return sorted(name for each in architectures().values() for name in each.variants)
+
+
 def architecture_of(config: Config) -> Architecture:
     """The architecture that a model's description belongs to."""
-    return find(config.to_hub()["model_type"])
+    return find_described(config.to_hub())

@@ -1,30 +1,40 @@
 """A model that sorts images into classes."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, Protocol, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ...ops.long_sums import long_sum
 from ...ops.ternary import ROUNDING_VERSION
-from .stack import Stack
+
+Pool = Literal["mean", "first"]
+
+
+class Stage(Protocol):
+    """What `ImageClassifier` asks of a stage, such as a `parts.stage.Stage` or a `Stack`."""
+
+    def transform(self, x: mx.array) -> mx.array:
+        """Vectors of the same shape."""
 
 
 class ImageClassifier(nn.Module):
-    r"""Patches, stages of blocks, the mean over all places, head.
+    r"""Patches, stages of blocks, one vector of each image, head.
 
     .. math::
-        y = W\,\mathrm{mean}_p(x_p), \quad
+        y = \mathrm{head}\big(\mathrm{pool}_p(x_p)\big), \quad
         x = \mathrm{stage}_n(\mathrm{merge}_n(\dots\mathrm{stage}_1(\mathrm{embed}(\mathrm{image}))))
 
     Args:
         embed: Maps images `(B, H, W, C)` to vectors of patches, a sequence `(B, N, D)` or a map
             `(B, H', W', D)`.
-        stages: Map them to such of the same dims, each by a method `transform` as that of `Stack`.
-        head: Maps `(B, D)` to `(B, K)`, a logit for each class.
+        stages: Map them to such of the same dims. A norm of the whole map stands in the last of them.
+        head: Maps `(B, D)` to `(B, K)`, a logit for each class. A norm behind the pooling is part of it.
         merges: One between each stage and the next, which changes dims and places; `None` where they
             stay.
+        pool: The vector of an image is the mean of all places, or the first of a sequence, as where a
+            class token stands there.
         config: The architecture's configuration, kept as the attribute `config`.
 
     Attributes:
@@ -35,7 +45,7 @@ class ImageClassifier(nn.Module):
         `images`: `(B, H, W, C)`; logits `(B, K)`.
 
     Raises:
-        ValueError: There is not one merge between each two stages.
+        ValueError: There is not one merge between each two stages, or the pooling is unknown.
     """
 
     purpose = "sorting images into classes"
@@ -43,10 +53,11 @@ class ImageClassifier(nn.Module):
     def __init__(
         self,
         embed: nn.Module,
-        stages: Sequence[Stack],
+        stages: Sequence[Stage],
         head: nn.Module,
         *,
         merges: Sequence[nn.Module | None] | None = None,
+        pool: Pool = "mean",
         config: Any = None,
     ):
         super().__init__()
@@ -56,12 +67,16 @@ class ImageClassifier(nn.Module):
                 "[ImageClassifier] 'merges' must have one entry between each two stages but has "
                 f"{len(merges)} for {len(stages)} stages."
             )
+        if pool not in get_args(Pool):
+            known = ", ".join(map(repr, get_args(Pool)))
+            raise ValueError(f"[ImageClassifier] 'pool' must be one of {known} but got {pool!r:.80}.")
         self.embed = embed
         self.stages = list(stages)
         self.merges = [nn.Identity() if merge is None else merge for merge in merges]
         self.head = head
         self.config = config
         self.rounding: int | str | None = ROUNDING_VERSION
+        self._pool = pool
 
     def features(self, images: mx.array) -> mx.array:
         """The vectors behind the last stage, `(B, N, D)` or `(B, H', W', D)`."""
@@ -70,12 +85,20 @@ class ImageClassifier(nn.Module):
             x = stage.transform(merge(x))
         return x
 
+    def logits(self, features: mx.array) -> mx.array:
+        """The logits `(B, K)` that follow from the vectors behind the last stage."""
+        y: mx.array = self.head(self._pooled(features))
+        return y
+
     def predictions(self, images: mx.array) -> mx.array:
         return self(images)
 
     def __call__(self, images: mx.array) -> mx.array:
-        x = self.features(images)
+        return self.logits(self.features(images))
+
+    def _pooled(self, x: mx.array) -> mx.array:
+        """The vector of each image, `(B, D)`."""
+        if self._pool == "first":
+            return x[:, 0]
         places = x.reshape(x.shape[0], -1, x.shape[-1]).swapaxes(1, 2)
-        mean = long_sum(places, axis=-1) / places.shape[2]
-        y: mx.array = self.head(mean.astype(x.dtype))
-        return y
+        return (long_sum(places, axis=-1) / places.shape[2]).astype(x.dtype)

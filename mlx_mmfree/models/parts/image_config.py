@@ -1,0 +1,214 @@
+"""The description of a model of images, in the form of timm's `config.json`.
+
+A family subclasses `ImageConfig` with fields for its sizes, named as timm's keyword arguments are, and
+lists its published models in `variants` of its record. Everything else here is common to all.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+from ...errors import CheckpointError, UnsupportedModelError
+from ...layers.linear_factory import LinearFactory
+from .fields import integer, number, refuse_unless, section
+from .ternary_linears import TernaryLinears, linear_of
+
+_COMMON = ("img_size", "in_chans", "num_classes", "global_pool", "drop_path_rate")
+"""Keys of `model_args` that every family has, beside its own sizes."""
+
+_MOST_PIXELS = 2**13
+
+
+@dataclass(frozen=True)
+class ImageConfig:
+    """What all models of images have in common.
+
+    A `config.json` names a variant under `architecture`; `model_args` has what differs from it, as the
+    keyword arguments of `timm.create_model`, which reads the same file.
+
+    Attributes:
+        architecture: The name of the variant.
+        num_classes: Classes `K`.
+        image_size: Height and width for which the model was made.
+        input_channels: Channels of an image, 3 or 1.
+        drop_path_rate: Stochastic depth of the last block in training; it grows from 0 at the first.
+        linears: What ternary linears of the blocks compute; `None`: all are dense.
+        pretrained_cfg: How images are prepared, as the file has it; `images.ImageProcessor` reads it.
+        label_names: The classes' names: for ImageNet, those of synsets.
+        label_descriptions: What these names mean.
+    """
+
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    pool: ClassVar[str] = "avg"
+
+    architecture: str
+    num_classes: int
+    image_size: tuple[int, int]
+    input_channels: int
+    drop_path_rate: float = 0.0
+    linears: TernaryLinears | None = None
+    pretrained_cfg: Mapping[str, Any] = field(default_factory=dict)
+    label_names: tuple[str, ...] = ()
+    label_descriptions: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_hub(cls, config: Mapping[str, Any]) -> Self:
+        """Reads the keys of a `config.json`.
+
+        Raises:
+            CheckpointError: A value is missing, of the wrong type or out of bounds.
+            UnsupportedModelError: A key asks for a model that is not implemented.
+        """
+        name = config.get("architecture")
+        if name not in cls.variants:
+            raise UnsupportedModelError(
+                f"[config.json] 'architecture' must be one of {', '.join(sorted(cls.variants))} but "
+                f"got {name!r:.100}."
+            )
+        prepared = section(config, "pretrained_cfg")
+        given = section(config, "model_args")
+        own = cls.size_names()
+        unknown = [key for key in given if key not in (*own, *_COMMON)]
+        if unknown:
+            raise UnsupportedModelError(
+                f"[config.json] 'model_args' must have keys among {', '.join((*own, *_COMMON))} but "
+                f"got {unknown[0]!r:.100}. Others are not implemented."
+            )
+        for part in (config, given):
+            refuse_unless(part, {"global_pool": cls.pool})
+        channels, *size = _input_size(prepared)
+        count = integer({"num_classes": 1000, **prepared, **config, **given}, "num_classes")
+        return cls(
+            architecture=str(name),
+            num_classes=count,
+            image_size=_pair("img_size", given.get("img_size", size)),
+            input_channels=integer(given, "in_chans", channels, high=1024),
+            drop_path_rate=number(given, "drop_path_rate", 0.0, low=0.0, high=0.99),
+            linears=TernaryLinears.from_hub(config),
+            pretrained_cfg=dict(prepared),
+            label_names=_label_names(config.get("label_names"), count),
+            label_descriptions=_descriptions(section(config, "label_descriptions")),
+            **cls.read_sizes({**cls.variants[str(name)], **given}),
+            **cls.read_own(config),
+        )
+
+    @classmethod
+    def size_names(cls) -> tuple[str, ...]:
+        """The fields of a family, which are keys of its variants and of `model_args`."""
+        common = {each.name for each in fields(ImageConfig)}
+        names = (each.name for each in fields(cls) if each.name not in common)
+        return tuple(name for name in names if name not in cls.own_keys())
+
+    @classmethod
+    def own_keys(cls) -> tuple[str, ...]:
+        """Fields of a family that are keys of `config.json` itself, which timm does not know."""
+        return ()
+
+    @classmethod
+    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of `size_names`, checked, from a variant and what differs from it.
+
+        Raises:
+            CheckpointError, UnsupportedModelError: As `from_hub`.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def read_own(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of `own_keys`, checked; raises as `from_hub`."""
+        return {}
+
+    @property
+    def num_features(self) -> int:
+        """Dims of the vector that the head reads, for `config.json`."""
+        raise NotImplementedError
+
+    def to_hub(self) -> dict[str, Any]:
+        """The `config.json` that `from_hub` and timm read back."""
+        variant = self.variants[self.architecture]
+        written = type(self).read_sizes(variant)
+        changed = {name: getattr(self, name) for name in written}
+        arguments = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in changed.items()
+            if value != written[name]
+        }
+        channels, *size = _input_size(self.pretrained_cfg)
+        if self.image_size != tuple(size):
+            arguments["img_size"] = list(self.image_size)
+        if self.input_channels != channels:
+            arguments["in_chans"] = self.input_channels
+        if self.drop_path_rate:
+            arguments["drop_path_rate"] = self.drop_path_rate
+        config: dict[str, Any] = {
+            "architecture": self.architecture,
+            "num_classes": self.num_classes,
+            "num_features": self.num_features,
+            "global_pool": self.pool,
+        }
+        if self.label_names:
+            config["label_names"] = list(self.label_names)
+        if self.label_descriptions:
+            config["label_descriptions"] = dict(self.label_descriptions)
+        if arguments:
+            config["model_args"] = arguments
+        if self.pretrained_cfg:
+            config["pretrained_cfg"] = dict(self.pretrained_cfg)
+        if self.linears is not None:
+            config["quantization_config"] = self.linears.to_hub()
+        return config
+
+    def linear(self, name: str) -> LinearFactory:
+        """Makes the linear of a block with this name on the Hub, dense or ternary."""
+        return linear_of(self.linears, name)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What each class is called; empty where the file does not say."""
+        return tuple(self.label_descriptions.get(name, name) for name in self.label_names)
+
+
+def _input_size(prepared: Mapping[str, Any]) -> list[int]:
+    """Channels, height and width that the file says, or those of most models."""
+    size = prepared.get("input_size", [3, 224, 224])
+    if not isinstance(size, list | tuple) or len(size) != 3:
+        raise CheckpointError(
+            "[config.json] 'input_size' must be a list of channels, height and width but got "
+            f"{size!r:.100}."
+        )
+    names = ("channels", "height", "width")
+    sizes = dict(zip(names, size, strict=True))
+    return [integer(sizes, name, high=_MOST_PIXELS) for name in names]
+
+
+def _pair(key: str, value: object) -> tuple[int, int]:
+    sides = list(value) if isinstance(value, list | tuple) else [value, value]
+    if len(sides) != 2:
+        raise CheckpointError(
+            f"[config.json] '{key}' must be a number, or a list of height and width, but got "
+            f"{value!r:.100}."
+        )
+    height, width = (integer({key: side}, key, high=_MOST_PIXELS) for side in sides)
+    return height, width
+
+
+def _label_names(value: object, count: int) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if (
+        not isinstance(value, list)
+        or len(value) != count
+        or not all(isinstance(name, str) for name in value)
+    ):
+        raise CheckpointError(
+            f"[config.json] 'label_names' must be a list of {count} names but got {value!r:.100}."
+        )
+    return tuple(value)
+
+
+def _descriptions(value: Mapping[str, Any]) -> dict[str, str]:
+    if not all(isinstance(text, str) for text in value.values()):
+        raise CheckpointError(
+            "[config.json] 'label_descriptions' must have a text for each name but has others."
+        )
+    return dict(value)

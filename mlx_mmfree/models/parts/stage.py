@@ -1,0 +1,50 @@
+"""Blocks of one width, one after the other, in a model of images."""
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+
+RunBlock = Callable[[nn.Module, mx.array], mx.array]
+"""Calls a block: `run(block, x)` gives what the block gives."""
+
+
+def run_block(block: nn.Module, x: mx.array) -> mx.array:
+    y: mx.array = block(x)
+    return y
+
+
+class Stage(nn.Module):
+    """Blocks and what stands behind the last.
+
+    Args:
+        blocks: The blocks, first to last. Each maps an array to one of the same shape, as `ImageBlock`
+            does; a family whose blocks differ writes its own in its file.
+        norm: What stands between the last block and the next stage or the pooling: a norm, or any
+            other module that maps places to places; `None`: nothing.
+
+    Attributes:
+        run_block: Calls each block; another one may recompute it in the backward pass.
+
+    Shape:
+        `x` and `y`: maps `(B, H, W, D)`, or sequences `(B, N, D)`.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], norm: nn.Module | None = None):
+        super().__init__()
+        self.blocks = list(blocks)
+        self.norm = nn.Identity() if norm is None else norm
+        self.run_block: RunBlock = run_block
+
+    def transform(self, x: mx.array) -> mx.array:
+        for block in self.blocks:
+            x = self.run_block(block, x)
+        y: mx.array = self.norm(x)
+        return y
+
+
+def drop_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
+    """The rates of `DropPath` of the blocks of each stage: from 0 for the first to `last` for the last."""
+    count = sum(depths)
+    rates = iter([last * n / max(1, count - 1) for n in range(count)])
+    return [[next(rates) for _ in range(depth)] for depth in depths]

@@ -4,7 +4,9 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.errors import UnsupportedModelError
-from mlx_mmfree.models import architecture_of, find, known_model_types
+from mlx_mmfree.hub.checkpoint.names import WeightNames
+from mlx_mmfree.layers.parameters import parameters
+from mlx_mmfree.models import architecture_of, find, find_described, known_model_types
 
 KNOWN = [
     "big_bird",
@@ -22,10 +24,12 @@ KNOWN = [
     "reformer",
     "retnet",
 ]
+IMAGES = ["vit"]
+ALL = sorted(KNOWN + IMAGES)
 
 
 def test_known_types() -> None:
-    assert known_model_types() == KNOWN
+    assert known_model_types() == ALL
 
 
 @pytest.mark.parametrize("model_type", KNOWN)
@@ -46,7 +50,39 @@ def test_records_hold_together(model_type: str) -> None:
         architecture.config.from_hub(preset)
 
 
+@pytest.mark.parametrize("name", IMAGES)
+def test_records_of_images_hold_together(name: str) -> None:
+    architecture = find(name)
+    config = architecture.config.from_hub(architecture.tiny)
+    written = config.to_hub()
+    assert written["architecture"] in architecture.variants
+    assert architecture.config.from_hub(written) == config
+    assert find_described(written) is architecture
+    model = architecture.build(config).eval()
+    assert model.config == config
+    names = WeightNames(architecture.weight_names)
+    for name in parameters(model):
+        assert names.to_memory(names.to_disk(name)) == name
+    logits = model.predictions(architecture.sample(config))
+    assert logits.shape == (1, config.num_classes)
+    for variant in architecture.variants:
+        config = architecture.config.from_hub({"architecture": variant})
+        assert config.to_hub().keys() == {
+            "architecture",
+            "num_classes",
+            "num_features",
+            "global_pool",
+        }
+
+
+def test_an_unknown_image_architecture_lists_the_known() -> None:
+    with pytest.raises(
+        UnsupportedModelError, match=r"one of deit_small_patch16_224, .* 'resnet50'"
+    ):
+        find_described({"architecture": "resnet50"})
+
+
 @pytest.mark.parametrize("name", ["llama3", None, 7, "block", "fields", "rotation"])
 def test_unknown_architecture_lists_the_known(name: object) -> None:
-    with pytest.raises(UnsupportedModelError, match=f"must be one of {', '.join(KNOWN)} but"):
+    with pytest.raises(UnsupportedModelError, match=f"must be one of {', '.join(ALL)} but"):
         find(name)

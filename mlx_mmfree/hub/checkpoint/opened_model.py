@@ -1,6 +1,7 @@
 """A model that is built once, tells its size, and then loads its weights."""
 
 import os
+from typing import Any
 
 import mlx.core as mx
 
@@ -114,7 +115,7 @@ class OpenedModel:
                 path, _, key = name.rpartition(".")
                 dtype = self._dtype or self._skeleton.entries[name].dtype
                 setattr(modules[path], key, array.astype(dtype))
-        model = self.model
+        model: Any = self.model
         if not isinstance(model, TokenModel):
             model.predictions(architecture_of(model.config).sample(model.config))
             return

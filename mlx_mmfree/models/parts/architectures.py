@@ -57,8 +57,8 @@ def find_described(config: Mapping[str, Any]) -> Architecture:
         if name in architecture.variants:
             return architecture
     raise UnsupportedModelError(
-        f"[load] 'architecture' must be one of {', '.join(known_variants())} but got {name!r:.100}. This "
-        "architecture is not implemented."
+        f"[load] 'architecture' must be one of {', '.join(known_variants())} but got {name!r:.100}. "
+        "This architecture is not implemented."
     )
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...layers.drop_path import DropPath
-from ...layers.layer_scale import LayerScale
+from ...layers.branches.drop_path import DropPath
+from ...layers.branches.layer_scale import LayerScale
 from ...layers.maps.spatial_mixer import SpatialMixer
 from ...layers.token_mixer import TokenMixer
 

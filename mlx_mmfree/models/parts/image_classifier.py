@@ -69,7 +69,9 @@ class ImageClassifier(nn.Module):
             )
         if pool not in get_args(Pool):
             known = ", ".join(map(repr, get_args(Pool)))
-            raise ValueError(f"[ImageClassifier] 'pool' must be one of {known} but got {pool!r:.80}.")
+            raise ValueError(
+                f"[ImageClassifier] 'pool' must be one of {known} but got {pool!r:.80}."
+            )
         self.embed = embed
         self.stages = list(stages)
         self.merges = [nn.Identity() if merge is None else merge for merge in merges]

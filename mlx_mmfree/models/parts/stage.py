@@ -44,7 +44,7 @@ class Stage(nn.Module):
 
 
 def drop_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
-    """The rates of `DropPath` of the blocks of each stage: from 0 for the first to `last` for the last."""
+    """The rates of `DropPath` for the blocks of each stage: 0 for the first, growing up to `last`."""
     count = sum(depths)
     rates = iter([last * n / max(1, count - 1) for n in range(count)])
     return [[next(rates) for _ in range(depth)] for depth in depths]

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import mlx.nn as nn
 
-from .arguments import check_sizes
+from ..arguments import check_sizes
 
 
 class LayerScale(nn.Module):

@@ -1,0 +1,1 @@
+"""What residual branches pass before they are added."""

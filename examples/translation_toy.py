@@ -1,14 +1,15 @@
 """Teaches encoder-decoders to write generated words in hiragana and backwards.
 
-python examples/translation_toy.py [--quick] [--output DIR] [--steps N]
+python examples/translation_toy.py [--quick] [--output DIR] [--steps N] [--seeds N]
 
 A source is one or two words such as `tsukemi no`, and its target `の みけつ`. A sign stands for one to
 three letters, so that no position follows from another by counting alone. The vocabulary is trained on
 the words too. No held-out source is in the training file.
 
 For each model, the table has the share of the held-out targets that are written without a mistake, by
-greedy search and by beam search. The folder gets `table.md`, `table.json` and the folders of the runs.
-Repeat the command to go on after a stop. mlx_mmfree/training/README.md shows them.
+greedy search and by beam search, as mean and deviation over seeds. The folder gets `table.md`,
+`table.json` and the folders of the runs. Repeat the command to go on after a stop.
+mlx_mmfree/training/README.md shows the table.
 """
 
 import argparse
@@ -17,8 +18,11 @@ import random
 import sys
 import tempfile
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
+
+from comparisons.runs import mean_and_spread
 
 from mlx_mmfree.files.json_file import write_json
 from mlx_mmfree.files.replacing import new_file
@@ -86,12 +90,13 @@ class Plan:
     batch_size: int = 32
     learning_rate: float = 3e-3
     warmup_steps: int = 200
+    seeds: int = 3
     models: tuple[str, ...] = tuple(MODELS)
 
 
 QUICK = Plan(
     pairs=64, held_out=6, dims=16, layers=1, steps=4, batch_size=4, warmup_steps=2,
-    models=("Transformer, ternary",),
+    seeds=1, models=("Transformer, ternary",),
 )  # fmt: skip
 
 
@@ -102,8 +107,10 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, help="folder for tables and runs")
     parser.add_argument("--steps", type=int, help=f"steps of each run; default: {Plan.steps}")
+    parser.add_argument("--seeds", type=int, default=Plan.seeds, help="number of seeds (3)")
     arguments = parser.parse_args()
-    plan = QUICK if arguments.quick else Plan(steps=arguments.steps or Plan.steps)
+    plan = Plan(steps=arguments.steps or Plan.steps, seeds=arguments.seeds)
+    plan = QUICK if arguments.quick else plan
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         print(experiment(plan, arguments.output or Path(folder)))
@@ -114,10 +121,11 @@ def experiment(plan: Plan, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     held_out = write_pairs(plan, folder)
     rows = []
-    for number, name in enumerate(plan.models):
-        figures = train_language_model(_settings(plan, folder, f"run-{number}", name))["held_out"]
-        row = {"model": name, "loss": figures["valid/loss"]}
-        rows.append(row | exact_matches(folder / f"run-{number}/model", held_out))
+    for seed, (number, name) in product(range(plan.seeds), enumerate(plan.models)):
+        run = f"run-{number}-{seed}"
+        figures = train_language_model(_settings(plan, folder, run, name, seed))["held_out"]
+        row = {"model": name, "seed": seed, "loss": figures["valid/loss"]}
+        rows.append(row | exact_matches(folder / run / "model", held_out))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         write_json(folder / "table.json", rows)
     table = _table(rows)
@@ -170,7 +178,7 @@ def exact_matches(model: Path, pairs: list[tuple[str, str]]) -> dict[str, float]
     return shares
 
 
-def _settings(plan: Plan, folder: Path, run: str, name: str) -> Settings:
+def _settings(plan: Plan, folder: Path, run: str, name: str, seed: int) -> Settings:
     return Settings(
         root=folder,
         output=run,
@@ -188,6 +196,7 @@ def _settings(plan: Plan, folder: Path, run: str, name: str) -> Settings:
         betas=(0.9, 0.98),
         label_smoothing=0.1,
         weight_decay=0.0,
+        seed=seed,
         steps_per_report=100,
         save_every=100,
     )
@@ -212,9 +221,14 @@ def _model(plan: Plan) -> dict[str, Any]:
 
 def _table(rows: list[dict[str, Any]]) -> str:
     lines = ["| model | greedy | 4 beams | loss |", "|---|---|---|---|"]
-    for row in rows:
-        shares = " | ".join(f"{100 * row[search]:.1f} %" for search in ("greedy", "beam"))
-        lines.append(f"| {row['model']} | {shares} | {row['loss']:.3f} |")
+    for name in dict.fromkeys(row["model"] for row in rows):
+        same = [row for row in rows if row["model"] == name]
+        shares = [
+            mean_and_spread([100 * row[search] for row in same], digits=1)
+            for search in ("greedy", "beam")
+        ]
+        loss = mean_and_spread([row["loss"] for row in same])
+        lines.append(f"| {name} | {' % | '.join(shares)} % | {loss} |")
     return "\n".join(lines)
 
 

@@ -45,6 +45,38 @@ def test_values_are_bit_equal(size: tuple[int, int, int], threads: int) -> None:
         assert mx.array_equal(got, wanted)
 
 
+def parts(f: mx.array, i: mx.array, state: mx.array) -> dict[str, tuple[mx.array, ...]]:
+    """The same numbers as parts of larger arrays, or fewer numbers read more than once."""
+    return {
+        "halves": (*mx.split(mx.concatenate([f, i], axis=-1), 2, axis=-1), state),
+        "steps before batch": (
+            *(mx.contiguous(x.swapaxes(0, 1)).swapaxes(0, 1) for x in (f, i)),
+            state,
+        ),
+        "one row for all": (mx.broadcast_to(f[:1, :1], f.shape), i, state),
+        "one number a step": (mx.broadcast_to(f[..., :1], f.shape), i, state),
+        "one number": (mx.broadcast_to(f[:1, :1, :1], f.shape), i, state),
+        "backwards": (f[:, ::-1], i[::-1], state[::-1]),
+        "every second": (f[..., ::2], i[..., ::2], state[:, ::2]),
+    }
+
+
+@pytest.mark.parametrize("size", [(3, 7, 34), (2, 40, 1), (1, 1, 6)], ids=str)
+@pytest.mark.parametrize("form", list(parts(*random_inputs(1, 1, 2))))
+def test_inputs_of_any_layout(form: str, size: tuple[int, int, int], threads: int) -> None:
+    inputs = parts(*random_inputs(*size))[form]
+    copies = tuple(mx.contiguous(x) for x in inputs)
+    for got, wanted in zip(compiled.run(*inputs), reference.run(*copies), strict=True):
+        assert mx.array_equal(got, wanted)
+    weight, _, last_weight = random_inputs(*inputs[0].shape)
+    got, wanted = (
+        mx.grad(weighted(scan, weight, last_weight), argnums=(0, 1, 2))(*arrays)
+        for scan, arrays in ((compiled.run, inputs), (reference.run, copies))
+    )
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert_close(ours, theirs, 1e-6)
+
+
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("transform", [lambda f: f, mx.compile], ids=["plain", "compiled"])
 def test_gradients(size: tuple[int, int, int], transform: Callable) -> None:

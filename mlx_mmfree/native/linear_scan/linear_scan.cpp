@@ -31,7 +31,28 @@ struct Size {
   }
 };
 
-// Calls scan(first number of the first step, first number of the state, dims) for all rows.
+// An array (B, L, D) whose rows and steps lie apart by any distance, none where it is broadcast.
+struct Steps {
+  const float* data;
+  size_t row, step;
+
+  explicit Steps(const mx::array& x)
+      : data(x.data<float>()), row(distance(x, 0)), step(distance(x, 1)) {
+  }
+
+ private:
+  static size_t distance(const mx::array& x, int axis) {
+    return x.shape(axis) == 1 ? 0 : static_cast<size_t>(x.strides(axis));
+  }
+};
+
+// The array itself if the numbers of each step lie one behind the other, else a copy.
+mx::array with_steps(const mx::array& x, mx::Stream stream) {
+  const bool is_forward = x.strides(0) >= 0 && x.strides(1) >= 0;
+  return is_forward && (x.shape(2) == 1 || x.strides(2) == 1) ? x : contiguous(x, stream);
+}
+
+// Calls scan(batch row, first channel, channels) for all rows.
 template <class F>
 void share(const Size& size, F&& scan) {
   const size_t blocks = (size.dims + kItemDims - 1) / kItemDims, items = size.batch * blocks;
@@ -42,7 +63,7 @@ void share(const Size& size, F&& scan) {
       const size_t row = item / blocks, end = std::min(last, (row + 1) * blocks);
       const size_t first = item % blocks * kItemDims;
       const size_t stop = std::min((end - row * blocks) * kItemDims, size.dims);
-      scan(row * size.length * size.dims + first, row * size.dims + first, stop - first);
+      scan(row, first, stop - first);
       item = end;
     }
   });
@@ -56,28 +77,30 @@ void allocate(Arrays& outputs) {
 
 }  // namespace
 
-// f, i, states: (L, width), steps `dims` numbers apart, s0, final: (width,)
+// f, i, states: (L, width), steps `f_step`, `i_step` and `dims` numbers apart, s0, final: (width,)
 MMFREE_CLONES
-void scan_row(const float* __restrict__ f, const float* __restrict__ i, const float* s0,
-              float* states, float* final, size_t length, size_t dims, size_t width) {
+void scan_row(const float* __restrict__ f, size_t f_step, const float* __restrict__ i,
+              size_t i_step, const float* s0, float* states, float* final, size_t length,
+              size_t dims, size_t width) {
   const float* previous = s0;
   for (size_t t = 0; t < length; ++t) {
     float* __restrict__ current = states + t * dims;
     for (size_t d = 0; d < width; ++d) {
-      current[d] = f[t * dims + d] * previous[d] + i[t * dims + d];
+      current[d] = f[t * f_step + d] * previous[d] + i[t * i_step + d];
     }
     previous = current;
   }
   std::copy_n(previous, width, final);
 }
 
-// f, states, d_states, d_f, d_i: (L, width), steps `dims` numbers apart, s0, d_final, d_s0:
-// (width,)
+// f: (L, width), steps `f_step` numbers apart, states, d_states, d_f, d_i: (L, width), steps `dims`
+// numbers apart, s0, d_final, d_s0: (width,)
 MMFREE_CLONES
-void scan_gradient_row(const float* __restrict__ f, const float* s0, const float* states,
-                       const float* __restrict__ d_states, const float* __restrict__ d_final,
-                       float* __restrict__ d_f, float* __restrict__ d_i, float* __restrict__ d_s0,
-                       size_t length, size_t dims, size_t width) {
+void scan_gradient_row(const float* __restrict__ f, size_t f_step, const float* s0,
+                       const float* states, const float* __restrict__ d_states,
+                       const float* __restrict__ d_final, float* __restrict__ d_f,
+                       float* __restrict__ d_i, float* __restrict__ d_s0, size_t length,
+                       size_t dims, size_t width) {
   std::copy_n(d_final, width, d_s0);
   for (size_t t = length; t-- > 0;) {
     const float* previous = t > 0 ? states + (t - 1) * dims : s0;
@@ -85,7 +108,7 @@ void scan_gradient_row(const float* __restrict__ f, const float* s0, const float
       float gradient = d_s0[d] + d_states[t * dims + d];
       d_i[t * dims + d] = gradient;
       d_f[t * dims + d] = gradient * previous[d];
-      d_s0[d] = gradient * f[t * dims + d];
+      d_s0[d] = gradient * f[t * f_step + d];
     }
   }
 }
@@ -103,13 +126,16 @@ std::pair<mx::array, mx::array> linear_scan(const mx::array& f, const mx::array&
 
 void LinearScan::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   allocate(outputs);
-  const auto data = [&](size_t n) { return contiguous(inputs[n], stream()).data<float>(); };
+  const auto f = with_steps(inputs[0], stream()), i = with_steps(inputs[1], stream());
+  const auto s0 = contiguous(inputs[2], stream());
   mx::cpu::get_command_encoder(stream()).dispatch(
-      [size = Size(inputs[0].shape()), f = data(0), i = data(1), s0 = data(2),
+      [size = Size(inputs[0].shape()), f = Steps(f), i = Steps(i), s0 = s0.data<float>(),
        states = outputs[0].data<float>(), final = outputs[1].data<float>()]() {
-        share(size, [&](size_t row, size_t state, size_t width) {
-          scan_row(f + row, i + row, s0 + state, states + row, final + state, size.length,
-                   size.dims, width);
+        share(size, [&](size_t row, size_t first, size_t width) {
+          const size_t state = row * size.dims + first;
+          scan_row(f.data + row * f.row + first, f.step, i.data + row * i.row + first, i.step,
+                   s0 + state, states + row * size.length * size.dims + first, final + state,
+                   size.length, size.dims, width);
         });
       });
 }
@@ -131,14 +157,18 @@ OutputForms LinearScan::output_forms(const Arguments& arguments) const {
 
 void LinearScanGradient::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   allocate(outputs);
+  const auto f = with_steps(inputs[0], stream());
   const auto data = [&](size_t n) { return contiguous(inputs[n], stream()).data<float>(); };
   mx::cpu::get_command_encoder(stream()).dispatch(
-      [size = Size(inputs[0].shape()), f = data(0), s0 = data(1), states = data(2),
+      [size = Size(inputs[0].shape()), f = Steps(f), s0 = data(1), states = data(2),
        d_states = data(3), d_final = data(4), d_f = outputs[0].data<float>(),
        d_i = outputs[1].data<float>(), d_s0 = outputs[2].data<float>()]() {
-        share(size, [&](size_t row, size_t state, size_t width) {
-          scan_gradient_row(f + row, s0 + state, states + row, d_states + row, d_final + state,
-                            d_f + row, d_i + row, d_s0 + state, size.length, size.dims, width);
+        share(size, [&](size_t row, size_t first, size_t width) {
+          const size_t state = row * size.dims + first;
+          const size_t start = row * size.length * size.dims + first;
+          scan_gradient_row(f.data + row * f.row + first, f.step, s0 + state, states + start,
+                            d_states + start, d_final + state, d_f + start, d_i + start,
+                            d_s0 + state, size.length, size.dims, width);
         });
       });
 }

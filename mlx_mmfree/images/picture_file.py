@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import ImageError
 from ..files.opening import read_file
+from .jpeg_scans import scan_count
 from .pillow import require_pillow
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MAX_PIXELS = 64_000_000
-MAX_BYTES = 256_000_000
+MAX_BYTES = 100_000_000
+MAX_SCANS = 100
+"""Progressive JPEG files have about ten, and a scan of the most pixels takes a tenth of a second."""
+
 _NAMES = "JPEG, PNG, WebP, GIF or BMP"
 _ORIENTATION = 0x0112
 # the value of the tag, and what makes such a picture upright: names of PIL.Image.Transpose
@@ -71,7 +75,8 @@ def read_picture(
             # a picture is used or refused; what else may be odd in its file is of no use to anyone
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
-                _check_pixels(path, picture, max_pixels)
+                _check_size(path, picture, max_pixels)
+                _check_scans(path, data)
                 return _upright(_eight_bits(picture), picture)
     except Image.DecompressionBombError as error:
         raise ImageError(
@@ -91,12 +96,21 @@ def read_picture(
         ) from error
 
 
-def _check_pixels(path: Path, picture: "Image", max_pixels: int) -> None:
+def _check_size(path: Path, picture: "Image", max_pixels: int) -> None:
     width, height = picture.size
     if width * height > max_pixels:
         raise ImageError(
             f"[image] '{path}' must have at most {max_pixels:,} pixels but has {width} x {height}. "
             "Make it smaller."
+        )
+
+
+def _check_scans(path: Path, data: bytes) -> None:
+    count = scan_count(data)
+    if count > MAX_SCANS:
+        raise ImageError(
+            f"[image] '{path}' must be a JPEG file of at most {MAX_SCANS} scans but has {count:,}. Save "
+            "it anew with another program."
         )
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 
 from mlx_mmfree.errors import ImageError
 from mlx_mmfree.images import read_picture
+from mlx_mmfree.images.jpeg_scans import scan_count
 
 _TOO_MANY = r"bomb' must have (at most 64,000,000 pixels but has|fewer pixels: )"
 SHOWN = np.arange(24, dtype=np.uint8).reshape(4, 6)
@@ -166,3 +167,30 @@ def test_pillow_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pillow_is_imported_only_where_it_is_needed() -> None:
     code = "import sys, mlx_mmfree.images.processor; sys.exit('PIL' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_scans_of_jpeg_files_are_counted() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    for options, count in (({}, 1), ({"progressive": True}, 10), ({"restart_marker_rows": 1}, 1)):
+        stream = io.BytesIO()
+        # a marker within a comment starts no scan
+        Image.fromarray(noise).save(stream, "jpeg", comment=b"\xff\xda" * 99, **options)
+        data = stream.getvalue()
+        assert scan_count(data) == count
+        assert scan_count(data + data) == count
+    assert scan_count(b"\xff\xd8\xff\xda") == 1
+    assert scan_count(b"\xff\xd8" + b"\xff\xda\x00\x00" * 9) == 9
+    assert scan_count(b"\x89PNG\xff\xda") == 0
+
+
+def test_many_scans_are_refused(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    Image.new("L", (8, 8)).save(stream, "jpeg", progressive=True)
+    data = stream.getvalue()
+    scan = data[data.rindex(b"\xff\xda") : -2]
+    file = tmp_path / "scans.jpg"
+    file.write_bytes(data[:-2] + scan * 90 + data[-2:])
+    assert read_picture(file).size == (8, 8)
+    file.write_bytes(data[:-2] + scan * 100 + data[-2:])
+    with pytest.raises(ImageError, match="at most 100 scans but has 106"):
+        read_picture(file)

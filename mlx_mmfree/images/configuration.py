@@ -38,23 +38,34 @@ def processor_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         if key in config:
             return _of_transformers(config, config[key])
     # older files of timm hold the same keys without a section of their own
-    given = config.get("pretrained_cfg", config)
-    if not isinstance(given, Mapping):
-        raise _wrong("pretrained_cfg", "an object", given)
-    return _of_timm(given)
+    sections = (config.get("pretrained_cfg", config), config.get("model_args") or {})
+    for key, given in zip(("pretrained_cfg", "model_args"), sections, strict=True):
+        if not isinstance(given, Mapping):
+            raise _wrong(key, "an object", given)
+    return _of_timm(*sections)
 
 
-def _of_timm(config: Mapping[str, Any]) -> dict[str, Any]:
+def _of_timm(config: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by timm's keys, where the model may have been made for other images."""
     # an empty value stands for timm's default
     given = {key: value for key, value in config.items() if value}
     shape = given.get("input_size", (3, 224, 224))
-    if not isinstance(shape, list | tuple) or len(shape) != 3 or shape[0] not in (1, 3):
-        raise _wrong("input_size", "1 or 3 channels, a height and a width", shape)
-    channels, *size = (_side("input_size", entry) for entry in shape)
+    if not isinstance(shape, list | tuple) or len(shape) != 3:
+        raise _wrong("input_size", "a list of channels, height and width", shape)
+    side = model.get("img_size", shape[1:])
+    size = side if isinstance(side, list | tuple) else (side, side)
+    if len(size) != 2:
+        raise _wrong("img_size", "a number, or a height and a width", side)
+    size = tuple(
+        _side("img_size" if "img_size" in model else "input_size", entry) for entry in size
+    )
+    channels = model.get("in_chans", shape[0])
+    if channels not in (1, 3):
+        raise _wrong("input_size", "that of images of 1 or 3 channels", channels)
     share = _number("crop_pct", given.get("crop_pct", 0.875), low=0.01, high=4.0)
     return {
-        "size": tuple(size),
-        "scaled_size": tuple(math.floor(side / share) for side in size),
+        "size": size,
+        "scaled_size": _scaled(size, share),
         "channels": channels,
         "crop_mode": _choice("crop_mode", given.get("crop_mode", "center"), CROP_MODES),
         "interpolation": _choice(
@@ -79,14 +90,14 @@ def _of_transformers(config: Mapping[str, Any], kind: object) -> dict[str, Any]:
     if not math.isclose(factor, 1 / 255):
         raise _wrong("rescale_factor", "1 / 255", factor)
     resample = config.get("resample")
-    if not isinstance(resample, int) or resample not in _RESAMPLING:
+    if isinstance(resample, bool) or not isinstance(resample, int) or resample not in _RESAMPLING:
         raise _wrong("resample", f"one of {', '.join(map(str, _RESAMPLING))}", resample)
     is_shortest, size = _size("size", config.get("size"))
     scaled = size
     if config.get("do_center_crop", _PROCESSORS[name]) is True:
         if name == "PoolFormer":
             share = _number("crop_pct", config.get("crop_pct", 0.9), low=0.01, high=4.0)
-            is_shortest, scaled = True, (int(size[0] / share), int(size[1] / share))
+            is_shortest, scaled = True, _scaled(size, share)
         _, size = _size("crop_size", config.get("crop_size", 224))
     elif is_shortest:
         raise _wrong("size", "a height and a width where nothing is cropped", config["size"])
@@ -99,6 +110,14 @@ def _of_transformers(config: Mapping[str, Any], kind: object) -> dict[str, Any]:
         "mean": _per_channel("image_mean", config.get("image_mean"), 3),
         "std": _per_channel("image_std", config.get("image_std"), 3, low=1e-6),
     }
+
+
+def _scaled(size: tuple[int, int], share: float) -> tuple[int, int]:
+    """The size of which `size` is the given share."""
+    rows, columns = (math.floor(side / share) for side in size)
+    if not rows or not columns:
+        raise _wrong("crop_pct", f"at most the smaller side, {min(size)}", share)
+    return rows, columns
 
 
 def _size(key: str, value: Any) -> tuple[bool, tuple[int, int]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ImageError
 from ..files.json_file import read_json_object
-from .configuration import processor_settings
+from .configuration import CROP_MODES, INTERPOLATIONS, processor_settings
 from .picture_file import MAX_PIXELS, read_picture
 from .pillow import require_pillow
 
@@ -42,6 +42,9 @@ class ImageProcessor:
         interpolation: A filter of Pillow: nearest, box, bilinear, hamming, bicubic or lanczos.
         mean, std: A number for each channel, of values from 0 to 1.
 
+    Raises:
+        ValueError: A name is unknown, or there is not one number for each channel.
+
     Example:
         >>> processor = ImageProcessor((2, 3), channels=1, mean=(0.5,), std=(0.5,))
         >>> processor([np.zeros((4, 9), np.uint8)]).shape
@@ -55,6 +58,20 @@ class ImageProcessor:
     interpolation: str = "bicubic"
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
+
+    def __post_init__(self) -> None:
+        for name, choices in (("crop_mode", CROP_MODES), ("interpolation", INTERPOLATIONS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"[ImageProcessor] '{name}' must be one of {', '.join(choices)} but got "
+                    f"{getattr(self, name)!r:.80}."
+                )
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) != self.channels:
+                raise ValueError(
+                    f"[ImageProcessor] '{name}' must have {self.channels} numbers, one for each "
+                    f"channel, but got {getattr(self, name)}."
+                )
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ImageProcessor":

@@ -35,6 +35,7 @@ class FuzzClass:
         batch: Cases that share a process until one of them fails.
         kept_until_exit: Names of temporary files that stay until the process ends.
         is_command: Whether a case runs a whole command, which takes longer than a parser.
+        count: Cases that pytest runs; the script runs as many as it is told.
     """
 
     make_sources: Callable[[Path], object]
@@ -47,6 +48,7 @@ class FuzzClass:
     batch: int = 40
     kept_until_exit: str = ""
     is_command: bool = False
+    count: int = 12
 
 
 def command_class(
@@ -68,6 +70,7 @@ def command_class(
         batch=1,
         kept_until_exit=kept_until_exit,
         is_command=True,
+        count=3,
     )
 
 

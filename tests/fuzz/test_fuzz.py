@@ -14,15 +14,13 @@ from tests.fuzz.run import Result, class_names, serve
 from tests.fuzz.server import load_class
 from tests.hub.checkpoints import split_safetensors, write_safetensors
 
-COUNT = 12
-COMMANDS = 3
 CLASSES = class_names()
 # an odd card is read as an empty one, and few texts cannot be encoded
 _NEVER_REFUSED = ("encoding", "killed_uploads", "kills", "model_cards", "threads")
 
 
 def _count(name: str) -> int:
-    return COMMANDS if load_class(name).is_command else COUNT
+    return load_class(name).count
 
 
 @pytest.fixture(scope="module")

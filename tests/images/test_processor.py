@@ -129,6 +129,13 @@ def test_other_arrays_are_refused(pixels: Any) -> None:
         ImageProcessor((4, 4))([pixels])
 
 
+def test_mistakes_in_arguments_are_refused() -> None:
+    for key, value in (("crop_mode", "middle"), ("interpolation", "cubic"), ("mean", (0.5,))):
+        given: dict[str, Any] = {key: value}
+        with pytest.raises(ValueError, match=rf"\[ImageProcessor\] '{key}' must "):
+            ImageProcessor((4, 4), **given)
+
+
 def test_no_picture_is_refused() -> None:
     with pytest.raises(ValueError, match="'pictures' must hold at least one"):
         ImageProcessor((4, 4))([])
@@ -144,6 +151,7 @@ def test_no_picture_is_refused() -> None:
         ("input_size", [3, 1.5, True]),
         ("crop_pct", 1e-9),
         ("crop_pct", "0.9"),
+        ("crop_pct", 5),
         ("crop_pct", float("nan")),
         ("crop_mode", "middle"),
         ("interpolation", "random"),
@@ -166,6 +174,7 @@ def test_odd_values_of_timm_are_refused(key: str, value: Any) -> None:
         ("do_resize", False),
         ("rescale_factor", 1 / 127.5),
         ("resample", 9),
+        ("resample", True),
         ("size", {"longest_edge": 4}),
         ("size", {"shortest_edge": 224}),
         ("size", None),
@@ -176,6 +185,24 @@ def test_odd_values_of_timm_are_refused(key: str, value: Any) -> None:
 def test_odd_values_of_transformers_are_refused(key: str, value: Any) -> None:
     with pytest.raises(CheckpointError, match=rf"\[ImageProcessor\] '{key}' must be "):
         ImageProcessor.from_config({**VIT, key: value})
+
+
+def test_a_model_made_for_other_images_tells_their_size() -> None:
+    given = {"pretrained_cfg": {"input_size": [3, 224, 224], "crop_pct": 0.9}}
+    processor = ImageProcessor.from_config({**given, "model_args": {"img_size": [96, 64]}})
+    assert (processor.size, processor.scaled_size) == ((96, 64), (106, 71))
+    assert ImageProcessor.from_config({**given, "model_args": {"img_size": 32}}).size == (32, 32)
+    grey = {"pretrained_cfg": {"mean": [0.1], "std": [0.3]}, "model_args": {"in_chans": 1}}
+    assert ImageProcessor.from_config(grey).mean == (0.1,)
+    for key, value in (("img_size", [1, 2, 3]), ("img_size", "4"), ("img_size", 0)):
+        with pytest.raises(CheckpointError, match=rf"'{key}' must be "):
+            ImageProcessor.from_config({"model_args": {key: value}})
+    with pytest.raises(CheckpointError, match="of 1 or 3 channels but got 4"):
+        ImageProcessor.from_config({"model_args": {"in_chans": 4}})
+    with pytest.raises(CheckpointError, match="'crop_pct' must be at most the smaller side, 1 but"):
+        ImageProcessor.from_config({"crop_pct": 1.5, "model_args": {"img_size": [1, 9]}})
+    with pytest.raises(CheckpointError, match="'model_args' must be an object"):
+        ImageProcessor.from_config({"model_args": [1]})
 
 
 def test_other_processors_are_refused() -> None:

@@ -112,9 +112,10 @@ def build(config: Config) -> ImageClassifier:
     )
     rates = drop_rates(config.drop_path_rate, [config.depth])[0]
     blocks = [_block(config, embed.length, rate) for rate in rates]
-    stage = draw_weights(Stage(blocks, _NORM(config.embed_dim)), 0.02)
+    stage = draw_weights(Stage(blocks), 0.02)
     head = nn.Linear(config.embed_dim, config.num_classes)
-    return ImageClassifier(embed, [stage], head, pool="first", config=config)
+    neck = _NORM(config.embed_dim)
+    return ImageClassifier(embed, [stage], head, neck=neck, pool="first", config=config)
 
 
 def _block(config: Config, length: int, drop_path: float) -> ImageBlock:
@@ -152,7 +153,7 @@ ARCHITECTURE = Architecture(
         "blocks.{}.norm2": "stages.0.blocks.{}.channel_norm",
         "blocks.{}.mlp.fc1": "stages.0.blocks.{}.channel_mixer.up_proj",
         "blocks.{}.mlp.fc2": "stages.0.blocks.{}.channel_mixer.down_proj",
-        "norm": "stages.0.norm",
+        "norm": "neck",
         "head": "head",
     },
     sample=sample_images,

@@ -32,13 +32,14 @@ class WindowAttention(SpatialMixer):
 
     Args:
         dims: Dims `D`.
-        window: Side `M` of a window.
+        window: Side `M` of a window; or rows and columns, where maps are never larger along one axis.
         shift: By how many places windows are moved, less than `M`; 0: they are not.
         pads_first: A map is padded and then shifted, as in the original code and in transformers. timm
             shifts first, which differs where windows do not fit.
         num_heads: Heads `H`, of `K` dims.
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
             from the names of the projections to what makes each.
+        is_stacked: Queries, keys and values come from one projection, `qkv_proj`, in this order.
         bias: Whether queries, keys and values are projected with a bias; the output always is.
 
     Shape:
@@ -61,30 +62,36 @@ class WindowAttention(SpatialMixer):
         self,
         dims: int,
         *,
-        window: int = 7,
+        window: int | tuple[int, int] = 7,
         shift: int = 0,
         pads_first: bool = True,
         num_heads: int = 8,
         linear: Linears = nn.Linear,
+        is_stacked: bool = False,
         bias: bool = True,
     ):
         super().__init__()
-        check_sizes("WindowAttention", window=window)
+        rows, columns = (window, window) if isinstance(window, int) else window
+        for side in (rows, columns):
+            check_sizes("WindowAttention", window=side)
         check_counts("WindowAttention", shift=shift)
-        if shift >= window:
+        if shift >= max(rows, columns):
             raise ValueError(
                 f"[WindowAttention] 'shift' must be less than the window, {window}, but got {shift}."
             )
         dims_of_a_head("WindowAttention", dims, num_heads)
         self._dims = dims
-        self._window = window
+        self._window = (rows, columns)
         self._shift = shift
         self._pads_first = pads_first
         self.num_heads = num_heads
-        for name in _PROJECTIONS:
-            self[name] = factory_of(linear, name)(dims, dims, bias=bias)
+        self._inner = ("qkv_proj",) if is_stacked else _PROJECTIONS
+        for name in self._inner:
+            width = 3 * dims // len(self._inner)
+            self[name] = factory_of(linear, name)(dims, width, bias=bias)
         self.output_proj = factory_of(linear, "output_proj")(dims, dims, bias=True)
-        self.position_table = mx.random.normal(((2 * window - 1) ** 2, num_heads)) * 0.02
+        offsets = (2 * rows - 1) * (2 * columns - 1)
+        self.position_table = mx.random.normal((offsets, num_heads)) * 0.02
 
     def __call__(self, x: mx.array) -> mx.array:
         check_map("WindowAttention", x, self._dims)
@@ -96,14 +103,14 @@ class WindowAttention(SpatialMixer):
     def position_bias(self, sides: tuple[int, int]) -> mx.array:
         """The term of all pairs of places of a window, `(H, h w, h w)`."""
         rows, columns = (axis.reshape(-1) for axis in np.indices(sides))
-        down = rows[:, None] - rows + self._window - 1
-        right = columns[:, None] - columns + self._window - 1
-        index = mx.array(down * (2 * self._window - 1) + right)
+        down = rows[:, None] - rows + self._window[0] - 1
+        right = columns[:, None] - columns + self._window[1] - 1
+        index = mx.array(down * (2 * self._window[1] - 1) + right)
         return mx.moveaxis(self.position_table[index], -1, 0)
 
     def attend(self, windows: mx.array, bias: mx.array, seen: mx.array | None) -> mx.array:
         """Attention in windows `(B N, h w, D)`, of which places see what `(N, h w, h w)` says."""
-        parts = mx.split(project(windows, [self[name] for name in _PROJECTIONS]), 3, axis=-1)
+        parts = mx.split(project(windows, [self[name] for name in self._inner]), 3, axis=-1)
         queries, keys, values = (split_heads(part, self.num_heads) for part in parts)
         mask = None
         if seen is not None:

@@ -1,4 +1,4 @@
-"""Square windows of a map."""
+"""Rectangular windows of a map."""
 
 from typing import NamedTuple
 
@@ -25,11 +25,16 @@ class MapWindows(NamedTuple):
 
     @classmethod
     def of(
-        cls, height: int, width: int, side: int, shift: int, pads_first: bool = True
+        cls,
+        height: int,
+        width: int,
+        most: tuple[int, int],
+        shift: int,
+        pads_first: bool = True,
     ) -> "MapWindows":
         """Windows of at most so many rows and columns; along an axis with one, nothing is shifted."""
-        sides = min(side, height), min(side, width)
-        shifts = (shift if height > side else 0, shift if width > side else 0)
+        sides = min(most[0], height), min(most[1], width)
+        shifts = (shift if height > most[0] else 0, shift if width > most[1] else 0)
         return cls(height, width, sides, shifts, pads_first)
 
     @property

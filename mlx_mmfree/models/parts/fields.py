@@ -72,3 +72,42 @@ def refuse_unless(config: Mapping[str, Any], supported: Mapping[str, Any]) -> No
                 f"[config.json] {key!r:.100} must be {value!r} but got {given!r:.100}. Other values are "
                 "not implemented."
             )
+
+
+def numbers(
+    config: Mapping[str, Any],
+    key: str,
+    count: int,
+    default: Any = _MISSING,
+    *,
+    low: float,
+    high: float,
+) -> tuple[float, ...]:
+    """So many numbers under `key`, each as by `number`."""
+    values = _list(config, key, count, default)
+    return tuple(number({key: value}, key, low=low, high=high) for value in values)
+
+
+def integers(
+    config: Mapping[str, Any],
+    key: str,
+    count: int | None = None,
+    default: Any = _MISSING,
+    *,
+    low: int = 1,
+    high: int = 2**20,
+) -> tuple[int, ...]:
+    """So many whole numbers under `key`, each as by `integer`; `None`: any number of them from 1 to 16."""
+    values = _list(config, key, count, default)
+    return tuple(integer({key: value}, key, low=low, high=high) for value in values)
+
+
+def _list(config: Mapping[str, Any], key: str, count: int | None, default: Any) -> list[Any]:
+    values = _value(config, key, default)
+    allowed = range(1, 17) if count is None else (count,)
+    if not isinstance(values, list | tuple) or len(values) not in allowed:
+        wanted = "1 to 16" if count is None else count
+        raise CheckpointError(
+            f"[config.json] '{key}' must be a list of {wanted} numbers but got {values!r:.80}."
+        )
+    return list(values)

@@ -20,19 +20,20 @@ class Stage(Protocol):
 
 
 class ImageClassifier(nn.Module):
-    r"""Patches, stages of blocks, one vector of each image, head.
+    r"""Patches, stages of blocks, neck, one vector of each image, head.
 
     .. math::
-        y = \mathrm{head}\big(\mathrm{pool}_p(x_p)\big), \quad
+        y = \mathrm{head}\big(\mathrm{pool}_p(\mathrm{neck}(x_p))\big), \quad
         x = \mathrm{stage}_n(\mathrm{merge}_n(\dots\mathrm{stage}_1(\mathrm{embed}(\mathrm{image}))))
 
     Args:
         embed: Maps images `(B, H, W, C)` to vectors of patches, a sequence `(B, N, D)` or a map
             `(B, H', W', D)`.
-        stages: Map them to such of the same dims. A norm of the whole map stands in the last of them.
+        stages: Map them to such of the same dims.
         head: Maps `(B, D)` to `(B, K)`, a logit for each class. A norm behind the pooling is part of it.
         merges: One between each stage and the next, which changes dims and places; `None` where they
             stay.
+        neck: What stands between the last stage and the pooling, such as a norm; `None`: nothing.
         pool: The vector of an image is the mean of all places, or the first of a sequence, as where a
             class token stands there.
         config: The architecture's configuration, kept as the attribute `config`.
@@ -57,6 +58,7 @@ class ImageClassifier(nn.Module):
         head: nn.Module,
         *,
         merges: Sequence[nn.Module | None] | None = None,
+        neck: nn.Module | None = None,
         pool: Pool = "mean",
         config: Any = None,
     ):
@@ -75,20 +77,22 @@ class ImageClassifier(nn.Module):
         self.embed = embed
         self.stages = list(stages)
         self.merges = [nn.Identity() if merge is None else merge for merge in merges]
+        self.neck = nn.Identity() if neck is None else neck
         self.head = head
         self.config = config
         self.rounding: int | str | None = ROUNDING_VERSION
         self._pool = pool
 
     def features(self, images: mx.array) -> mx.array:
-        """The vectors behind the last stage, `(B, N, D)` or `(B, H', W', D)`."""
+        """The vectors that are pooled, `(B, N, D)` or `(B, H', W', D)`."""
         x = self.embed(images)
         for merge, stage in zip([nn.Identity(), *self.merges], self.stages, strict=True):
             x = stage.transform(merge(x))
-        return x
+        y: mx.array = self.neck(x)
+        return y
 
     def logits(self, features: mx.array) -> mx.array:
-        """The logits `(B, K)` that follow from the vectors behind the last stage."""
+        """The logits `(B, K)` that follow from `features`."""
         y: mx.array = self.head(self._pooled(features))
         return y
 

@@ -1,0 +1,127 @@
+"""gMLP (Liu et al., arXiv 2105.08050), as in timm."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import mlx.nn as nn
+
+from ..errors import CheckpointError
+from ..layers.stored_layout import StoredLayout
+from ..token_mixers.gmlp import GMLP
+from .parts.architecture import Architecture, sample_images
+from .parts.fields import integer, number
+from .parts.image_block import ImageBlock
+from .parts.image_classifier import ImageClassifier
+from .parts.image_config import ImageConfig
+from .parts.initialization import draw_weights
+from .parts.patch_tokens import PatchTokens
+from .parts.stage import Stage
+
+_NORM = partial(nn.LayerNorm, eps=1e-6)
+
+
+@dataclass(frozen=True)
+class Config(ImageConfig):
+    """The description of one gMLP.
+
+    Attributes: as `ImageConfig`, and
+        patch_size: Side of a patch.
+        num_blocks: Blocks.
+        embed_dim: Dims of a token.
+        mlp_ratio: Channels that a block expands to, both halves, in dims.
+    """
+
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "gmlp_ti16_224": {"patch_size": 16, "num_blocks": 30, "embed_dim": 128},
+        "gmlp_s16_224": {"patch_size": 16, "num_blocks": 30, "embed_dim": 256},
+        "gmlp_b16_224": {"patch_size": 16, "num_blocks": 30, "embed_dim": 512},
+    }
+
+    patch_size: int = 16
+    num_blocks: int = 30
+    embed_dim: int = 256
+    mlp_ratio: float = 6.0
+
+    @classmethod
+    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        dims = integer(sizes, "embed_dim", high=2**14)
+        ratio = number(sizes, "mlp_ratio", 6.0, low=1e-3, high=64.0)
+        if int(dims * ratio) % 2:
+            raise CheckpointError(
+                "[config.json] 'mlp_ratio' must make an even number of channels but makes "
+                f"{int(dims * ratio)} of 'embed_dim', {dims}."
+            )
+        return {
+            "patch_size": integer(sizes, "patch_size", high=2**10),
+            "num_blocks": integer(sizes, "num_blocks", high=1024),
+            "embed_dim": dims,
+            "mlp_ratio": ratio,
+        }
+
+    @property
+    def num_features(self) -> int:
+        return self.embed_dim
+
+
+class _Block(ImageBlock):
+    """A block whose matrix along the sequence is stored as that of a linear layer."""
+
+    @property
+    def stored_layouts(self) -> dict[str, StoredLayout]:
+        names = ("spatial_weight", "spatial_bias")
+        shapes = {name: self.mixer[name].shape for name in names}
+        return {
+            f"mixer.{name}": StoredLayout.reshaped(shape[1:], shape)
+            for name, shape in shapes.items()
+        }
+
+
+def build(config: Config) -> ImageClassifier:
+    """A model with fresh weights, in its training form."""
+    dims = config.embed_dim
+    embed = PatchTokens(
+        config.input_channels, dims, patch_size=config.patch_size, image_size=config.image_size
+    )
+    blocks = [_block(config, embed.length) for _ in range(config.num_blocks)]
+    stage = draw_weights(Stage(blocks), 0.02)
+    head = nn.Linear(dims, config.num_classes)
+    return ImageClassifier(embed, [stage], head, neck=_NORM(dims), config=config)
+
+
+def _block(config: Config, length: int) -> ImageBlock:
+    mixer = GMLP(
+        config.embed_dim,
+        max_length=length,
+        hidden_dims=int(config.embed_dim * config.mlp_ratio),
+        linear=config.linear("blocks.mlp_channels"),
+        is_causal=False,
+    )
+    # the same rate for every block, as in timm
+    return _Block(config.embed_dim, mixer, None, norm=_NORM, drop_path=config.drop_path_rate)
+
+
+ARCHITECTURE = Architecture(
+    name="gmlp",
+    config=Config,
+    build=build,
+    weight_names={
+        "stem.proj": "embed.patches.linear",
+        "blocks.{}.norm": "stages.0.blocks.{}.mixer_norm",
+        "blocks.{}.mlp_channels.fc1": "stages.0.blocks.{}.mixer.input_proj",
+        "blocks.{}.mlp_channels.gate.norm": "stages.0.blocks.{}.mixer.gate_norm",
+        "blocks.{}.mlp_channels.gate.proj.weight": "stages.0.blocks.{}.mixer.spatial_weight",
+        "blocks.{}.mlp_channels.gate.proj.bias": "stages.0.blocks.{}.mixer.spatial_bias",
+        "blocks.{}.mlp_channels.fc2": "stages.0.blocks.{}.mixer.output_proj",
+        "norm": "neck",
+        "head": "head",
+    },
+    sample=sample_images,
+    variants=Config.variants,
+    tiny={
+        "architecture": "gmlp_s16_224",
+        "num_classes": 5,
+        "model_args": {"img_size": [16, 24], "patch_size": 8, "embed_dim": 24, "num_blocks": 2},
+    },
+)

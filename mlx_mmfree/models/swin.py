@@ -1,0 +1,190 @@
+"""Swin (Liu et al., arXiv 2103.14030), as in timm.
+
+Where windows do not fit, maps are shifted and then padded, unlike in the original code.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import mlx.nn as nn
+
+from ..channel_mixers.feed_forward import FeedForward
+from ..errors import CheckpointError
+from ..layers.maps.convolution import Convolution
+from ..layers.maps.patch_merging import PatchMerging
+from ..spatial_mixers.window_attention import WindowAttention
+from .parts.architecture import Architecture, sample_images
+from .parts.fields import boolean, integer, integers, number
+from .parts.image_block import ImageBlock
+from .parts.image_classifier import ImageClassifier
+from .parts.image_config import ImageConfig
+from .parts.initialization import draw_weights
+from .parts.stage import Stage, drop_rates
+
+_NORM = partial(nn.LayerNorm, eps=1e-5)
+_TINY = {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24)}
+_SMALL = {"embed_dim": 96, "depths": (2, 2, 18, 2), "num_heads": (3, 6, 12, 24)}
+_BASE = {"embed_dim": 128, "depths": (2, 2, 18, 2), "num_heads": (4, 8, 16, 32)}
+_LARGE = {"embed_dim": 192, "depths": (2, 2, 18, 2), "num_heads": (6, 12, 24, 48)}
+
+
+@dataclass(frozen=True)
+class Config(ImageConfig):
+    """The description of one Swin.
+
+    Attributes: as `ImageConfig`, and
+        patch_size: Side of a patch.
+        window_size: Side of a window; a map that is smaller has one window.
+        embed_dim: Dims of the first stage; each further one has twice as many.
+        depths: Blocks of each stage.
+        num_heads: Heads of each stage.
+        mlp_ratio: Width of the channel mixer, in dims.
+        qkv_bias: Whether queries, keys and values have a bias.
+    """
+
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "swin_tiny_patch4_window7_224": _TINY,
+        "swin_small_patch4_window7_224": _SMALL,
+        "swin_base_patch4_window7_224": _BASE,
+        "swin_base_patch4_window12_384": {**_BASE, "window_size": 12},
+        "swin_large_patch4_window7_224": _LARGE,
+        "swin_large_patch4_window12_384": {**_LARGE, "window_size": 12},
+    }
+
+    patch_size: int = 4
+    window_size: int = 7
+    embed_dim: int = 96
+    depths: tuple[int, ...] = (2, 2, 6, 2)
+    num_heads: tuple[int, ...] = (3, 6, 12, 24)
+    mlp_ratio: float = 4.0
+    qkv_bias: bool = True
+
+    @classmethod
+    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        dims = integer(sizes, "embed_dim", high=2**12)
+        depths = integers(sizes, "depths", high=512)
+        heads = integers(sizes, "num_heads", len(depths), high=2**12)
+        for stage, count in enumerate(heads):
+            if dims * 2**stage % count:
+                raise CheckpointError(
+                    f"[config.json] 'num_heads' must divide the {dims * 2**stage} dims of stage {stage} "
+                    f"but got {count}."
+                )
+        return {
+            "patch_size": integer(sizes, "patch_size", 4, high=2**10),
+            "window_size": integer(sizes, "window_size", 7, high=2**10),
+            "embed_dim": dims,
+            "depths": depths,
+            "num_heads": heads,
+            "mlp_ratio": number(sizes, "mlp_ratio", 4.0, low=1e-3, high=64.0),
+            "qkv_bias": boolean(sizes, "qkv_bias", True),
+        }
+
+    @property
+    def num_features(self) -> int:
+        return self.dims_of(len(self.depths) - 1)
+
+    def dims_of(self, stage: int) -> int:
+        """Dims of a stage."""
+        return self.embed_dim * 2**stage
+
+    def map_of(self, stage: int) -> tuple[int, int]:
+        """Rows and columns of the map of a stage, for images of the model's size."""
+        height, width = (side // self.patch_size for side in self.image_size)
+        return -(-height // 2**stage), -(-width // 2**stage)
+
+
+def build(config: Config) -> ImageClassifier:
+    """A model with fresh weights, in its training form.
+
+    Raises:
+        CheckpointError: Images are smaller than a patch.
+    """
+    if 0 in config.map_of(0):
+        raise CheckpointError(
+            f"[config.json] 'img_size' must be at least 'patch_size', {config.patch_size}, but got "
+            f"{list(config.image_size)}."
+        )
+    side = config.patch_size
+    embed = nn.Sequential(
+        Convolution(config.input_channels, config.embed_dim, side, stride=side),
+        _NORM(config.embed_dim),
+    )
+    rates = drop_rates(config.drop_path_rate, config.depths)
+    stages = [draw_weights(_stage(config, n, rates[n]), 0.02) for n in range(len(rates))]
+    merges = [PatchMerging(config.dims_of(n)) for n in range(len(rates) - 1)]
+    head = nn.Linear(config.num_features, config.num_classes)
+    neck = _NORM(config.num_features)
+    return ImageClassifier(embed, stages, head, merges=merges, neck=neck, config=config)
+
+
+def _stage(config: Config, stage: int, rates: list[float]) -> Stage:
+    blocks = [
+        _block(config, stage, is_shifted=number % 2 == 1, drop_path=rate)
+        for number, rate in enumerate(rates)
+    ]
+    return Stage(blocks)
+
+
+def _block(config: Config, stage: int, *, is_shifted: bool, drop_path: float) -> ImageBlock:
+    dims, (height, width) = config.dims_of(stage), config.map_of(stage)
+    window = min(config.window_size, height), min(config.window_size, width)
+    mixer = WindowAttention(
+        dims,
+        window=window,
+        shift=config.window_size // 2 if is_shifted and config.window_size <= max(window) else 0,
+        pads_first=False,
+        num_heads=config.num_heads[stage],
+        linear=config.linear("blocks.attn"),
+        is_stacked=True,
+        bias=config.qkv_bias,
+    )
+    channel_mixer = FeedForward(
+        dims,
+        hidden_dims=int(dims * config.mlp_ratio),
+        linear=config.linear("blocks.mlp"),
+        activation="gelu",
+    )
+    return ImageBlock(dims, mixer, channel_mixer, norm=_NORM, drop_path=drop_path)
+
+
+ARCHITECTURE = Architecture(
+    name="swin",
+    config=Config,
+    build=build,
+    weight_names={
+        "patch_embed.proj": "embed.layers.0.linear",
+        "patch_embed.norm": "embed.layers.1",
+        **{f"layers.{n + 1}.downsample": f"merges.{n}" for n in range(15)},
+        "layers.{}.blocks.{}.norm1": "stages.{}.blocks.{}.mixer_norm",
+        "layers.{}.blocks.{}.attn.qkv": "stages.{}.blocks.{}.mixer.qkv_proj",
+        "layers.{}.blocks.{}.attn.proj": "stages.{}.blocks.{}.mixer.output_proj",
+        "layers.{}.blocks.{}.attn.relative_position_bias_table": (
+            "stages.{}.blocks.{}.mixer.position_table"
+        ),
+        # a constant, which older files hold
+        "layers.{}.blocks.{}.attn.relative_position_index": None,
+        "layers.{}.blocks.{}.attn_mask": None,
+        "layers.{}.blocks.{}.norm2": "stages.{}.blocks.{}.channel_norm",
+        "layers.{}.blocks.{}.mlp.fc1": "stages.{}.blocks.{}.channel_mixer.up_proj",
+        "layers.{}.blocks.{}.mlp.fc2": "stages.{}.blocks.{}.channel_mixer.down_proj",
+        "norm": "neck",
+        "head.fc": "head",
+    },
+    sample=sample_images,
+    variants=Config.variants,
+    tiny={
+        "architecture": "swin_tiny_patch4_window7_224",
+        "num_classes": 5,
+        "model_args": {
+            "img_size": [22, 18],
+            "patch_size": 2,
+            "window_size": 4,
+            "embed_dim": 8,
+            "depths": [2, 2],
+            "num_heads": [1, 2],
+        },
+    },
+)

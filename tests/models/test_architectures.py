@@ -24,7 +24,7 @@ KNOWN = [
     "reformer",
     "retnet",
 ]
-IMAGES = ["vit"]
+IMAGES = ["gmlp", "mlp_mixer", "swin", "vit"]
 ALL = sorted(KNOWN + IMAGES)
 
 

@@ -1,6 +1,7 @@
-"""Loads models and tokenizers from a folder or from the Hub."""
+"""Loads models, tokenizers and image processors from a folder or from the Hub."""
 
 import os
+from typing import Any
 
 import mlx.core as mx
 
@@ -19,8 +20,8 @@ def load(
     packed: bool = True,
     latent: bool | None = None,
     rebuild_masters: bool = False,
-) -> tuple[Decoder, Tokenizer]:
-    """Loads a model and its tokenizer.
+) -> tuple[Any, Any]:
+    """Loads a model and what prepares its inputs: a tokenizer, or for images an image processor.
 
     Args:
         path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, a file
@@ -37,7 +38,7 @@ def load(
             The model computes the same, but what its weights were before rounding is lost.
 
     Returns:
-        The model and the tokenizer.
+        The model and the `Tokenizer`, or the `ImageProcessor`.
 
     Raises:
         CheckpointError: A file is missing, damaged or inconsistent.
@@ -47,10 +48,12 @@ def load(
     Example:
         >>> model, tokenizer = load("ridger/MMfreeLM-370M")  # doctest: +SKIP
         >>> logits, state = model(mx.array([tokenizer.encode("Hello")]))  # doctest: +SKIP
+        >>> model, processor = load("timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k")  # doctest: +SKIP
+        >>> logits = model(processor(["dog.jpg", "cat.png"]))  # doctest: +SKIP
     """
     opened = open_model(path_or_repo, revision, dtype, packed, latent, rebuild_masters)
-    tokenizer = opened.tokenizer()
-    return opened.load(), tokenizer
+    processor = opened.processor()
+    return opened.load(), processor
 
 
 def load_model(

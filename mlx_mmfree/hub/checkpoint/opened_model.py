@@ -6,8 +6,9 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import CheckpointError
+from ...images import ImageProcessor
 from ...layers.parameters import converted, kept_names, parameters
-from ...models import Decoder, TokenModel, architecture_of
+from ...models import Decoder, ImageClassifier, TokenModel, architecture_of
 from ...ops.backend.early_checks import check_early
 from ...ops.backend.launch import MAX_GROUP_ROWS
 from ...ops.float_dtypes import FLOATS
@@ -73,6 +74,19 @@ class OpenedModel:
         tokenizer = Tokenizer.from_folder(self.checkpoint.folder)
         self._check_tokens(tokenizer.vocab_size)
         return tokenizer
+
+    def image_processor(self) -> ImageProcessor:
+        """Reads how a model of images wants its pictures.
+
+        Raises:
+            CheckpointError, UnsupportedModelError: The files do not say it as they must.
+        """
+        return ImageProcessor.from_config(self.checkpoint.config)
+
+    def processor(self) -> Tokenizer | ImageProcessor:
+        """What prepares inputs of the model; raises as `tokenizer` and `image_processor` do."""
+        model: Any = self.model
+        return self.image_processor() if isinstance(model, ImageClassifier) else self.tokenizer()
 
     def pair_tokenizer(self) -> PairTokenizer:
         """Reads the tokenizer of an encoder-decoder; raises as `tokenizer` does."""

@@ -97,7 +97,7 @@ def integers(
     low: int = 1,
     high: int = 2**20,
 ) -> tuple[int, ...]:
-    """So many whole numbers under `key`, each as by `integer`; `None`: any number of them from 1 to 16."""
+    """So many whole numbers under `key`, each as by `integer`; `None`: from 1 to 16 of them."""
     values = _list(config, key, count, default)
     return tuple(integer({key: value}, key, low=low, high=high) for value in values)
 

@@ -101,6 +101,14 @@ class MultiScaleAttention(SpatialMixer):
         self.output_proj = make((1 + len(self.scales)) * dims, dims, bias=False)
         self.output_norm = BatchNorm(dims, eps=norm_eps)
 
+    @property
+    def stored_layouts(self) -> dict[str, StoredLayout]:
+        dims, width = self._dims, (1 + len(self.scales)) * self._dims
+        return {
+            "qkv_proj.weight": StoredLayout.convolution(3 * dims, dims, 1),
+            "output_proj.weight": StoredLayout.convolution(dims, width, 1),
+        }
+
     def __call__(self, x: mx.array) -> mx.array:
         check_map("MultiScaleAttention", x, self._dims)
         own = self.qkv_proj(x)

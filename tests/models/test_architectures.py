@@ -24,7 +24,10 @@ KNOWN = [
     "reformer",
     "retnet",
 ]
-IMAGES = ["gmlp", "mlp_mixer", "swin", "vit"]
+IMAGES = [
+    *("conv2former", "edgenext", "efficientvit", "gmlp", "mlp_mixer", "poolformer", "swiftformer"),
+    *("swin", "vit"),
+]
 ALL = sorted(KNOWN + IMAGES)
 
 
@@ -77,7 +80,7 @@ def test_records_of_images_hold_together(name: str) -> None:
 
 def test_an_unknown_image_architecture_lists_the_known() -> None:
     with pytest.raises(
-        UnsupportedModelError, match=r"one of deit_small_patch16_224, .* 'resnet50'"
+        UnsupportedModelError, match=r"one of .*, deit_small_patch16_224, .* 'resnet50'"
     ):
         find_described({"architecture": "resnet50"})
 

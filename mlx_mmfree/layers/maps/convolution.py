@@ -1,5 +1,7 @@
 """Convolution of all channels of a map, as one product."""
 
+from functools import partial
+
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -103,3 +105,8 @@ class Convolution(nn.Module):
         rows = slice(row, row + height * self._stride + 1, self._stride)
         columns = slice(column, column + width * self._stride + 1, self._stride)
         return x[:, rows, columns]
+
+
+def pointwise(linear: LinearFactory) -> LinearFactory:
+    """Makes projections of places that published files lay out as convolutions of one place each."""
+    return partial(Convolution, kernel_size=1, linear=linear)

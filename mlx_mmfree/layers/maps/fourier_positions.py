@@ -7,6 +7,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..arguments import check_sizes
+from ..stored_layout import StoredLayout
 
 
 class FourierPositions(nn.Module):
@@ -42,7 +43,13 @@ class FourierPositions(nn.Module):
                 f"[FourierPositions] 'num_features' must be even but got {num_features}."
             )
         self._features = num_features
+        self._dims = dims
         self.token_proj = nn.Linear(2 * num_features, dims)
+
+    @property
+    def stored_layouts(self) -> dict[str, StoredLayout]:
+        layout = StoredLayout.convolution(self._dims, 2 * self._features, 1)
+        return {"token_proj.weight": layout}
 
     def __call__(self, x: mx.array) -> mx.array:
         height, width = x.shape[1:3]

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.channel_mixers import FeedForward
-from mlx_mmfree.layers.maps.fourier_positions import FourierPositions
 from mlx_mmfree.layers.maps.patch_merging import PatchMerging
-from mlx_mmfree.layers.maps.split_convolution import SplitConvolution
 from mlx_mmfree.spatial_mixers import (
     AdditiveAttention,
     ConvolutionalModulation,
@@ -187,23 +185,6 @@ def _cross_covariance(
 def test_cross_covariance_attention(file: GoldenFile, is_stacked: bool) -> None:
     mixer = _cross_covariance(file.hyper["dim"], file.hyper["heads"], file.weights, is_stacked)
     assert_close(mixer(as_map(file.inputs["x"])), as_map(file.out["y"]))
-
-
-@golden("edgenext__sdta_block")
-def test_split_transposed_attention(file: GoldenFile) -> None:
-    dims, eps, weights = file.hyper["dim"], file.hyper["ln_eps"], file.weights
-    convolution = SplitConvolution(dims, file.hyper["convs"])
-    for n, each in enumerate(convolution.convolutions):
-        fill_depthwise(each, weights, f"convs.{n}")
-    positions = FourierPositions(dims)
-    fill(positions, as_linears(part(weights, "pos_embd.")), {"token_proj": "token_projection"})
-    x = channels_last(file.inputs["x"])
-    y = positions(convolution(x))
-    mixer = _cross_covariance(dims, file.hyper["heads"], part(weights, "xca."))
-    y = y + weights["gamma_xca"] * mixer(layer_norm(y, weights, "norm_xca", eps))
-    y = layer_norm(y, weights, "norm", eps)
-    y = x + weights["gamma"] * feed_forward(part(weights, "mlp."))(y)
-    assert_close(y, channels_last(file.out["y"]))
 
 
 @golden("efficientvit__lite_mla")

@@ -1,0 +1,216 @@
+"""Conv2Former (Hou et al., arXiv 2211.11943): values weighted by convolutions, as in attention.
+
+Names of tensors are those of the code that belongs to the paper. No weights are on the Hub.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers.linear_factory import LinearFactory
+from ..layers.maps.batch_norm import BatchNorm
+from ..layers.maps.convolution import Convolution, pointwise
+from ..layers.maps.depthwise_convolution import DepthwiseConvolution
+from ..spatial_mixers.convolutional_modulation import ConvolutionalModulation
+from .parts.architecture import Architecture, sample_images
+from .parts.fields import integer, integers
+from .parts.image_block import ImageBlock
+from .parts.image_classifier import ImageClassifier
+from .parts.image_config import ImageConfig
+from .parts.initialization import draw_weights
+from .parts.stage import Stage, drop_rates
+
+_NORM = partial(nn.LayerNorm, eps=1e-6)
+_HEAD_DIMS = 1280
+_RATIOS = (4, 4, 4, 4)
+_SMALL = {"kernel_size": 11, "dims": (72, 144, 288, 576), "mlp_ratios": _RATIOS}
+
+
+@dataclass(frozen=True)
+class Config(ImageConfig):
+    """The description of one Conv2Former.
+
+    Attributes: as `ImageConfig`, and
+        kernel_size: Side of the windows of the mixers, an odd number.
+        dims: Dims of each of the four stages.
+        depths: Blocks of each.
+        mlp_ratios: Width of the channel mixers of each, in dims.
+    """
+
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "conv2former_n": {
+            "kernel_size": 7,
+            "dims": (64, 128, 256, 512),
+            "depths": (2, 2, 8, 2),
+            "mlp_ratios": _RATIOS,
+        },
+        "conv2former_t": {**_SMALL, "depths": (3, 3, 12, 3)},
+        "conv2former_s": {**_SMALL, "depths": (4, 4, 32, 4)},
+        "conv2former_b": {
+            "kernel_size": 11,
+            "dims": (96, 192, 384, 768),
+            "depths": (4, 4, 34, 4),
+            "mlp_ratios": _RATIOS,
+        },
+        "conv2former_l": {
+            "kernel_size": 11,
+            "dims": (128, 256, 512, 1024),
+            "depths": (4, 4, 48, 4),
+            "mlp_ratios": _RATIOS,
+        },
+    }
+
+    kernel_size: int = 11
+    dims: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    mlp_ratios: tuple[int, ...] = _RATIOS
+
+    @classmethod
+    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "kernel_size": integer(sizes, "kernel_size", high=255),
+            "dims": integers(sizes, "dims", 4, low=2, high=2**14),
+            "depths": integers(sizes, "depths", 4, high=1024),
+            "mlp_ratios": integers(sizes, "mlp_ratios", 4, high=64),
+        }
+
+    @property
+    def num_features(self) -> int:
+        return _HEAD_DIMS
+
+
+class ConvolutionalFeedForward(nn.Module):
+    r"""A feed-forward whose hidden values see their neighbours.
+
+    .. math::
+        y = W_\mathrm{down}\,(h + \mathrm{gelu}(\mathrm{dwconv}_{3 \times 3}(h))), \quad
+        h = \mathrm{gelu}(W_\mathrm{up}\,x)
+
+    Args:
+        dims: Dims `D`.
+        hidden_dims: Width between the projections.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`.
+
+    Shape:
+        `x` and `y`: `(B, H, W, D)`.
+    """
+
+    def __init__(self, dims: int, *, hidden_dims: int, linear: LinearFactory = nn.Linear):
+        super().__init__()
+        self.up_proj = linear(dims, hidden_dims, bias=True)
+        self.convolution = DepthwiseConvolution(hidden_dims, 3)
+        self.down_proj = linear(hidden_dims, dims, bias=True)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        h = nn.gelu(self.up_proj(x))
+        y: mx.array = self.down_proj(h + nn.gelu(self.convolution(h)))
+        return y
+
+
+def conv2former_block(
+    dims: int,
+    *,
+    kernel_size: int,
+    mlp_ratio: int,
+    drop_path: float = 0.0,
+    linear: LinearFactory = nn.Linear,
+) -> ImageBlock:
+    """One block, whose projections are stored as convolutions."""
+    make = pointwise(linear)
+    return ImageBlock(
+        dims,
+        ConvolutionalModulation(dims, kernel_size=kernel_size, linear=make),
+        ConvolutionalFeedForward(dims, hidden_dims=mlp_ratio * dims, linear=make),
+        norm=_NORM,
+        layer_scale=1e-6,
+        drop_path=drop_path,
+    )
+
+
+def build(config: Config) -> ImageClassifier:
+    """A model with fresh weights, in its training form."""
+    dims = config.dims
+    half = dims[0] // 2
+    embed = nn.Sequential(
+        Convolution(config.input_channels, half, 3, stride=2, bias=False),
+        nn.GELU(),
+        BatchNorm(half),
+        Convolution(half, half, 3, bias=False),
+        nn.GELU(),
+        BatchNorm(half),
+        Convolution(half, dims[0], 2, stride=2, bias=False),
+    )
+    merges = [
+        nn.Sequential(_NORM(before), Convolution(before, behind, 2, stride=2))
+        for before, behind in pairwise(dims)
+    ]
+    norm = nn.Sequential(Convolution(dims[-1], _HEAD_DIMS, 1), nn.GELU(), _NORM(_HEAD_DIMS))
+    rates = drop_rates(config.drop_path_rate, config.depths)
+    stages = [
+        Stage(
+            [_block(config, n, m, rate) for m, rate in enumerate(rates[n])],
+            norm if n == 3 else None,
+        )
+        for n in range(4)
+    ]
+    head = nn.Linear(_HEAD_DIMS, config.num_classes)
+    return draw_weights(ImageClassifier(embed, stages, head, merges=merges, config=config), 0.02)
+
+
+def _block(config: Config, stage: int, place: int, drop_path: float) -> ImageBlock:
+    return conv2former_block(
+        config.dims[stage],
+        kernel_size=config.kernel_size,
+        mlp_ratio=config.mlp_ratios[stage],
+        drop_path=drop_path,
+        linear=config.linear(f"stages.{stage}.{place}"),
+    )
+
+
+_IN_BLOCK = {
+    "attn.norm": "mixer_norm",
+    "attn.att.0": "mixer.gate_proj.linear",
+    "attn.att.2": "mixer.convolution",
+    "attn.v": "mixer.value_proj.linear",
+    "attn.proj": "mixer.output_proj.linear",
+    "layer_scale_1": "mixer_scale.weight",
+    "mlp.norm": "channel_norm",
+    "mlp.fc1": "channel_mixer.up_proj.linear",
+    "mlp.pos": "channel_mixer.convolution",
+    "mlp.fc2": "channel_mixer.down_proj.linear",
+    "layer_scale_2": "channel_scale.weight",
+}
+
+ARCHITECTURE = Architecture(
+    name="conv2former",
+    config=Config,
+    build=build,
+    weight_names={
+        **{f"downsample_layers.0.{n}": f"embed.layers.{n}.linear" for n in (0, 3, 6)},
+        **{f"downsample_layers.0.{n}": f"embed.layers.{n}" for n in (2, 5)},
+        **{f"downsample_layers.{n}.0": f"merges.{n - 1}.layers.0" for n in range(1, 4)},
+        **{f"downsample_layers.{n}.1": f"merges.{n - 1}.layers.1.linear" for n in range(1, 4)},
+        **{f"stages.{{}}.{{}}.{a}": f"stages.{{}}.blocks.{{}}.{b}" for a, b in _IN_BLOCK.items()},
+        "head.0": "stages.3.norm.layers.0.linear",
+        "head.2": "stages.3.norm.layers.2",
+        "pred": "head",
+    },
+    sample=sample_images,
+    variants=Config.variants,
+    tiny={
+        "architecture": "conv2former_n",
+        "num_classes": 5,
+        "model_args": {
+            "img_size": [32, 32],
+            "kernel_size": 3,
+            "dims": [8, 12, 16, 24],
+            "depths": [1, 1, 2, 1],
+            "mlp_ratios": [2, 2, 2, 2],
+        },
+    },
+)

@@ -1,0 +1,225 @@
+"""EdgeNeXt (Maaz et al., arXiv 2206.10589): convolutions, and attention between channels in places."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..channel_mixers import FeedForward
+from ..errors import CheckpointError
+from ..layers.branches.drop_path import DropPath
+from ..layers.branches.layer_scale import LayerScale
+from ..layers.maps.convolution import Convolution
+from ..layers.maps.depthwise_block import DepthwiseBlock
+from ..layers.maps.depthwise_convolution import DepthwiseConvolution
+from ..layers.maps.fourier_positions import FourierPositions
+from ..layers.maps.split_convolution import SplitConvolution
+from ..spatial_mixers.cross_covariance_attention import CrossCovarianceAttention
+from .parts.architecture import Architecture, sample_images
+from .parts.fields import integers
+from .parts.image_classifier import ImageClassifier
+from .parts.image_config import ImageConfig
+from .parts.initialization import draw_weights
+from .parts.stage import Stage, drop_rates
+
+_NORM = partial(nn.LayerNorm, eps=1e-6)
+_SCALE = partial(LayerScale, initial=1e-6)
+_KERNELS = (3, 5, 7, 9)
+"""Sides of the windows of each stage."""
+_CONVOLUTIONS = (0, 1, 2, 3)
+"""Convolutions in the last block of each stage, which has attention; the first stage has none."""
+_STAGE_WITH_POSITIONS = 1
+
+
+@dataclass(frozen=True)
+class Config(ImageConfig):
+    """The description of one EdgeNeXt.
+
+    Attributes: as `ImageConfig`, and
+        dims: Dims of each of the four stages.
+        depths: Blocks of each.
+        heads: Heads of attention in each.
+    """
+
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "edgenext_xx_small": {
+            "dims": (24, 48, 88, 168),
+            "depths": (2, 2, 6, 2),
+            "heads": (4, 4, 4, 4),
+        },
+        "edgenext_x_small": {
+            "dims": (32, 64, 100, 192),
+            "depths": (3, 3, 9, 3),
+            "heads": (4, 4, 4, 4),
+        },
+        "edgenext_small": {
+            "dims": (48, 96, 160, 304),
+            "depths": (3, 3, 9, 3),
+            "heads": (8, 8, 8, 8),
+        },
+        "edgenext_base": {
+            "dims": (80, 160, 288, 584),
+            "depths": (3, 3, 9, 3),
+            "heads": (8, 8, 8, 8),
+        },
+    }
+
+    dims: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+
+    @classmethod
+    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        dims = integers(sizes, "dims", 4, low=4, high=2**14)
+        heads = integers(sizes, "heads", 4, high=2**10)
+        if any(width % count for width, count in zip(dims[1:], heads[1:], strict=True)):
+            raise CheckpointError(
+                f"[config.json] 'heads' must divide 'dims', {list(dims)}, but got {list(heads)}."
+            )
+        depths = integers(sizes, "depths", 4, high=1024)
+        return {"dims": dims, "depths": depths, "heads": heads}
+
+    @property
+    def num_features(self) -> int:
+        return self.dims[-1]
+
+
+class SplitTransposeBlock(nn.Module):
+    r"""Convolutions of growing reach, attention between channels, then a feed-forward.
+
+    .. math::
+        u &= \mathrm{positions}(\mathrm{conv}(x)), \quad
+        v = u + \mathrm{drop}\big(\gamma_1 \odot \mathrm{XCA}(\mathrm{LN}(u))\big) \\
+        y &= x + \mathrm{drop}\big(\gamma_2 \odot \mathrm{FeedForward}(\mathrm{LN}(v))\big)
+
+    Args:
+        dims: Dims `D`.
+        mixer: The attention.
+        channel_mixer: The feed-forward.
+        num_convolutions: Those of `SplitConvolution`.
+        has_positions: Whether there are positions.
+        drop_path: Probability that training leaves a branch out for a sample.
+
+    Shape:
+        `x` and `y`: `(B, H, W, D)`.
+    """
+
+    def __init__(
+        self,
+        dims: int,
+        mixer: CrossCovarianceAttention,
+        channel_mixer: FeedForward,
+        *,
+        num_convolutions: int,
+        has_positions: bool = False,
+        drop_path: float = 0.0,
+    ):
+        super().__init__()
+        self.convolution = SplitConvolution(dims, num_convolutions)
+        self.positions = FourierPositions(dims) if has_positions else nn.Identity()
+        self.mixer_norm = _NORM(dims)
+        self.mixer = mixer
+        self.mixer_scale = _SCALE(dims)
+        self.norm = _NORM(dims)
+        self.channel_mixer = channel_mixer
+        self.channel_scale = _SCALE(dims)
+        self.drop_path = DropPath(drop_path)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        u = self.positions(self.convolution(x))
+        u = u + self.drop_path(self.mixer_scale(self.mixer(self.mixer_norm(u))))
+        y = self.channel_scale(self.channel_mixer(self.norm(u)))
+        return x + self.drop_path(y).astype(x.dtype)
+
+
+def build(config: Config) -> ImageClassifier:
+    """A model with fresh weights, in its training form."""
+    dims = config.dims
+    embed = nn.Sequential(Convolution(config.input_channels, dims[0], 4, stride=4), _NORM(dims[0]))
+    merges = [
+        nn.Sequential(_NORM(before), Convolution(before, behind, 2, stride=2))
+        for before, behind in pairwise(dims)
+    ]
+    rates = drop_rates(config.drop_path_rate, config.depths)
+    stages = [
+        Stage([_block(config, n, m, rate) for m, rate in enumerate(rates[n])]) for n in range(4)
+    ]
+    head = nn.Sequential(_NORM(dims[-1]), nn.Linear(dims[-1], config.num_classes))
+    return draw_weights(ImageClassifier(embed, stages, head, merges=merges, config=config), 0.02)
+
+
+def _block(config: Config, stage: int, place: int, drop_path: float) -> nn.Module:
+    dims, name = config.dims[stage], f"stages.{stage}.blocks.{place}"
+    channel_mixer = FeedForward(dims, linear=config.linear(f"{name}.mlp"), activation="gelu")
+    if stage == 0 or place < config.depths[stage] - 1:
+        return DepthwiseBlock(
+            DepthwiseConvolution(dims, _KERNELS[stage]),
+            channel_mixer,
+            norm=_NORM(dims),
+            scale=_SCALE(dims),
+            drop_path=drop_path,
+        )
+    mixer = CrossCovarianceAttention(
+        dims,
+        num_heads=config.heads[stage],
+        linear=config.linear(f"{name}.xca"),
+        is_stacked=True,
+    )
+    return SplitTransposeBlock(
+        dims,
+        mixer,
+        channel_mixer,
+        num_convolutions=_CONVOLUTIONS[stage],
+        has_positions=stage == _STAGE_WITH_POSITIONS,
+        drop_path=drop_path,
+    )
+
+
+_IN_BLOCK = {
+    "conv_dw": "convolution",
+    "convs": "convolution.convolutions",
+    "pos_embd.token_projection": "positions.token_proj",
+    "norm_xca": "mixer_norm",
+    "xca": "mixer",
+    "xca.qkv": "mixer.qkv_proj",
+    "xca.proj": "mixer.output_proj",
+    "gamma_xca": "mixer_scale.weight",
+    "norm": "norm",
+    "mlp.fc1": "channel_mixer.up_proj",
+    "mlp.fc2": "channel_mixer.down_proj",
+    "gamma": "channel_scale.weight",
+}
+
+ARCHITECTURE = Architecture(
+    name="edgenext",
+    config=Config,
+    build=build,
+    weight_names={
+        "stem.0": "embed.layers.0.linear",
+        "stem.1": "embed.layers.1",
+        **{f"stages.{n}.downsample.0": f"merges.{n - 1}.layers.0" for n in range(1, 4)},
+        **{f"stages.{n}.downsample.1": f"merges.{n - 1}.layers.1.linear" for n in range(1, 4)},
+        **{
+            f"stages.{{}}.blocks.{{}}.{a}": f"stages.{{}}.blocks.{{}}.{b}"
+            for a, b in _IN_BLOCK.items()
+        },
+        "head.norm": "head.layers.0",
+        "head.fc": "head.layers.1",
+    },
+    sample=sample_images,
+    variants=Config.variants,
+    tiny={
+        "architecture": "edgenext_xx_small",
+        "num_classes": 5,
+        "model_args": {
+            "img_size": [32, 32],
+            "dims": [8, 16, 24, 32],
+            "depths": [1, 2, 1, 1],
+            "heads": [2, 2, 2, 2],
+        },
+    },
+)

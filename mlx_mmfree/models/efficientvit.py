@@ -1,0 +1,252 @@
+"""EfficientViT of MIT (Cai et al., arXiv 2205.14756): linear attention of rectified queries and keys.
+
+Microsoft's model of the same name (arXiv 2305.07027) is another.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..errors import CheckpointError
+from ..layers.linear_factory import LinearFactory
+from ..layers.maps.batch_norm import BatchNorm
+from ..layers.maps.convolution import Convolution
+from ..layers.maps.inverted_bottleneck import InvertedBottleneck
+from ..spatial_mixers.multi_scale_attention import MultiScaleAttention
+from .parts.architecture import Architecture, sample_images
+from .parts.fields import integer, integers
+from .parts.image_classifier import ImageClassifier
+from .parts.image_config import ImageConfig
+from .parts.stage import Stage
+
+_FIRST_WITH_ATTENTION = 2
+"""The first stage whose blocks have attention."""
+_MOST_STEM_BLOCKS = 8
+
+
+@dataclass(frozen=True)
+class Config(ImageConfig):
+    """The description of one EfficientViT.
+
+    Attributes: as `ImageConfig`, and
+        widths: Dims of the stem and of each of the four stages.
+        depths: Blocks of the stem; then blocks of each stage, in the last two with attention behind one
+            without it.
+        head_dim: Dims of a head of attention.
+        expand_ratio: Width of the convolutions of a block, in dims.
+        head_widths: Dims before the pooling and behind it.
+    """
+
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "efficientvit_b0": {
+            "widths": (8, 16, 32, 64, 128),
+            "depths": (1, 2, 2, 2, 2),
+            "head_dim": 16,
+            "head_widths": (1024, 1280),
+        },
+        "efficientvit_b1": {
+            "widths": (16, 32, 64, 128, 256),
+            "depths": (1, 2, 3, 3, 4),
+            "head_dim": 16,
+            "head_widths": (1536, 1600),
+        },
+        "efficientvit_b2": {
+            "widths": (24, 48, 96, 192, 384),
+            "depths": (1, 3, 4, 4, 6),
+            "head_dim": 32,
+            "head_widths": (2304, 2560),
+        },
+        "efficientvit_b3": {
+            "widths": (32, 64, 128, 256, 512),
+            "depths": (1, 4, 6, 6, 9),
+            "head_dim": 32,
+            "head_widths": (2304, 2560),
+        },
+    }
+
+    widths: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    head_dim: int = 32
+    expand_ratio: int = 4
+    head_widths: tuple[int, ...] = ()
+
+    @classmethod
+    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        widths = integers(sizes, "widths", 5, high=2**14)
+        head_dim = integer(sizes, "head_dim", high=2**14)
+        if any(width % head_dim for width in widths[1 + _FIRST_WITH_ATTENTION :]):
+            raise CheckpointError(
+                "[config.json] 'head_dim' must divide the last two of 'widths', "
+                f"{list(widths)}, but got {head_dim}."
+            )
+        depths = integers(sizes, "depths", 5, low=0, high=1024)
+        if depths[0] > _MOST_STEM_BLOCKS:
+            raise CheckpointError(
+                f"[config.json] 'depths' must begin with at most {_MOST_STEM_BLOCKS} but got "
+                f"{depths[0]}."
+            )
+        return {
+            "widths": widths,
+            "depths": depths,
+            "head_dim": head_dim,
+            "expand_ratio": integer(sizes, "expand_ratio", 4, low=2, high=64),
+            "head_widths": integers(sizes, "head_widths", 2),
+        }
+
+    @property
+    def num_features(self) -> int:
+        return self.widths[-1]
+
+
+class EfficientViTBlock(nn.Module):
+    r"""Attention, then an inverted bottleneck.
+
+    .. math::
+        u = x + \mathrm{Attention}(x), \quad y = u + \mathrm{Bottleneck}(u)
+
+    Args:
+        dims: Dims `D`.
+        head_dim: Dims of a head.
+        hidden_dims: Width of the bottleneck.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`.
+
+    Shape:
+        `x` and `y`: `(B, H, W, D)`.
+    """
+
+    def __init__(
+        self, dims: int, *, head_dim: int, hidden_dims: int, linear: LinearFactory = nn.Linear
+    ):
+        super().__init__()
+        self.mixer = MultiScaleAttention(dims, head_dim=head_dim, linear=linear)
+        self.bottleneck = InvertedBottleneck(
+            dims,
+            dims,
+            hidden_dims=hidden_dims,
+            has_inner_norms=False,
+            is_residual=True,
+            linear=linear,
+        )
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array = self.bottleneck(x + self.mixer(x))
+        return y
+
+
+def build(config: Config) -> ImageClassifier:
+    """A model with fresh weights, in its training form."""
+    stem, *widths = config.widths
+    first = Convolution(config.input_channels, stem, 3, stride=2, bias=False, norm=BatchNorm(stem))
+    embed = nn.Sequential(
+        first,
+        nn.Hardswish(),
+        *[InvertedBottleneck(stem, stem, is_residual=True) for _ in range(config.depths[0])],
+    )
+    inner, outer = config.head_widths
+    # what stands behind the last stage still sees places
+    norm = nn.Sequential(
+        Convolution(widths[-1], inner, 1, bias=False, norm=BatchNorm(inner)), nn.Hardswish()
+    )
+    stages = [Stage(_blocks(config, n), norm if n == 3 else None) for n in range(4)]
+    head = nn.Sequential(
+        nn.Linear(inner, outer, bias=False),
+        nn.LayerNorm(outer, eps=1e-5),
+        nn.Hardswish(),
+        nn.Linear(outer, config.num_classes),
+    )
+    return ImageClassifier(embed, stages, head, config=config)
+
+
+def _blocks(config: Config, stage: int) -> list[nn.Module]:
+    """The first halves the map, and is the first of as many as the others, or stands before them."""
+    before, dims = config.widths[stage : stage + 2]
+    depth, ratio = config.depths[stage + 1], config.expand_ratio
+    has_attention = stage >= _FIRST_WITH_ATTENTION
+
+    def linear(place: int) -> LinearFactory:
+        return config.linear(f"stages.{stage}.blocks.{place}")
+
+    blocks: list[nn.Module] = [
+        InvertedBottleneck(
+            before,
+            dims,
+            hidden_dims=ratio * before,
+            stride=2,
+            has_inner_norms=not has_attention,
+            linear=linear(0),
+        )
+    ]
+    for place in range(1, depth + has_attention):
+        if has_attention:
+            block: nn.Module = EfficientViTBlock(
+                dims, head_dim=config.head_dim, hidden_dims=ratio * dims, linear=linear(place)
+            )
+        else:
+            block = InvertedBottleneck(
+                dims, dims, hidden_dims=ratio * dims, is_residual=True, linear=linear(place)
+            )
+        blocks.append(block)
+    return blocks
+
+
+def _bottleneck_names(theirs: str, ours: str) -> dict[str, str]:
+    return {
+        f"{theirs}.inverted_conv.conv": f"{ours}.up_proj.linear",
+        f"{theirs}.inverted_conv.norm": f"{ours}.up_proj.norm",
+        f"{theirs}.depth_conv.conv": f"{ours}.convolution",
+        f"{theirs}.depth_conv.norm": f"{ours}.convolution.norm",
+        f"{theirs}.point_conv.conv": f"{ours}.down_proj.linear",
+        f"{theirs}.point_conv.norm": f"{ours}.down_proj.norm",
+    }
+
+
+_BLOCK = "stages.{}.blocks.{}"
+_ATTENTION = {
+    "qkv.conv": "qkv_proj",
+    "aggreg.{}.0": "scales.{}.convolution",
+    "aggreg.{}.1": "scales.{}",
+    "proj.conv": "output_proj",
+    "proj.norm": "output_norm",
+}
+_STEM: dict[str, str] = {}
+for _n in range(_MOST_STEM_BLOCKS):
+    _STEM |= _bottleneck_names(f"stem.res{_n}.main", f"embed.layers.{_n + 2}")
+
+ARCHITECTURE = Architecture(
+    name="efficientvit",
+    config=Config,
+    build=build,
+    weight_names={
+        "stem.in_conv.conv": "embed.layers.0.linear",
+        "stem.in_conv.norm": "embed.layers.0.norm",
+        **_STEM,
+        **_bottleneck_names(f"{_BLOCK}.main", _BLOCK),
+        **_bottleneck_names(f"{_BLOCK}.local_module.main", f"{_BLOCK}.bottleneck"),
+        **{
+            f"{_BLOCK}.context_module.main.{a}": f"{_BLOCK}.mixer.{b}"
+            for a, b in _ATTENTION.items()
+        },
+        "head.in_conv.conv": "stages.3.norm.layers.0.linear",
+        "head.in_conv.norm": "stages.3.norm.layers.0.norm",
+        "head.classifier.0": "head.layers.0",
+        "head.classifier.1": "head.layers.1",
+        # their third layer is the activation and their fourth drops numbers in training
+        "head.classifier.4": "head.layers.3",
+    },
+    sample=sample_images,
+    variants=Config.variants,
+    tiny={
+        "architecture": "efficientvit_b0",
+        "num_classes": 5,
+        "model_args": {
+            "img_size": [32, 32],
+            "widths": [4, 6, 8, 8, 12],
+            "depths": [1, 2, 1, 1, 1],
+            "head_dim": 4,
+            "head_widths": [16, 20],
+        },
+    },
+)

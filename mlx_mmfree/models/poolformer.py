@@ -1,0 +1,114 @@
+"""PoolFormer (Yu et al., arXiv 2111.11418): places are mixed by the mean of their neighbours alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import mlx.nn as nn
+
+from ..channel_mixers import FeedForward
+from ..layers.maps.convolution import Convolution, pointwise
+from ..layers.maps.map_norm import MapNorm
+from ..spatial_mixers.spatial_pooling import SpatialPooling
+from .parts.architecture import Architecture, sample_images
+from .parts.fields import integers
+from .parts.image_block import ImageBlock
+from .parts.image_classifier import ImageClassifier
+from .parts.image_config import ImageConfig
+from .parts.initialization import draw_weights
+from .parts.stage import Stage, drop_rates
+
+_SMALL = (64, 128, 320, 512)
+_MIDDLE = (96, 192, 384, 768)
+
+
+@dataclass(frozen=True)
+class Config(ImageConfig):
+    """The description of one PoolFormer.
+
+    Attributes: as `ImageConfig`, and
+        dims: Dims of each of the four stages.
+        depths: Blocks of each.
+    """
+
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "poolformer_s12": {"dims": _SMALL, "depths": (2, 2, 6, 2)},
+        "poolformer_s24": {"dims": _SMALL, "depths": (4, 4, 12, 4)},
+        "poolformer_s36": {"dims": _SMALL, "depths": (6, 6, 18, 6)},
+        "poolformer_m36": {"dims": _MIDDLE, "depths": (6, 6, 18, 6)},
+        "poolformer_m48": {"dims": _MIDDLE, "depths": (8, 8, 24, 8)},
+    }
+
+    dims: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+
+    @classmethod
+    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "dims": integers(sizes, "dims", 4, high=2**14),
+            "depths": integers(sizes, "depths", 4, high=1024),
+        }
+
+    @property
+    def num_features(self) -> int:
+        return self.dims[-1]
+
+
+def build(config: Config) -> ImageClassifier:
+    """A model with fresh weights, in its training form."""
+    dims = config.dims
+    embed = Convolution(config.input_channels, dims[0], 7, stride=4, padding=2)
+    rates = drop_rates(config.drop_path_rate, config.depths)
+    stages = [
+        Stage(
+            [_block(config, f"stages.{n}.blocks.{m}", dims[n], rates[n][m]) for m in range(count)]
+        )
+        for n, count in enumerate(config.depths)
+    ]
+    # a stage of the same dims goes on with the same places
+    merges = [
+        None if before == behind else Convolution(before, behind, 3, stride=2)
+        for before, behind in pairwise(dims)
+    ]
+    head = nn.Sequential(nn.LayerNorm(dims[-1], eps=1e-6), nn.Linear(dims[-1], config.num_classes))
+    return draw_weights(ImageClassifier(embed, stages, head, merges=merges, config=config), 0.02)
+
+
+def _block(config: Config, name: str, dims: int, drop_path: float) -> ImageBlock:
+    linear = pointwise(config.linear(f"{name}.mlp"))
+    return ImageBlock(
+        dims,
+        SpatialPooling(dims),
+        FeedForward(dims, linear=linear, activation="gelu"),
+        norm=partial(MapNorm, eps=1e-5),
+        layer_scale=1e-5,
+        drop_path=drop_path,
+    )
+
+
+ARCHITECTURE = Architecture(
+    name="poolformer",
+    config=Config,
+    build=build,
+    weight_names={
+        "stem.conv": "embed.linear",
+        **{f"stages.{n}.downsample.conv": f"merges.{n - 1}.linear" for n in range(1, 4)},
+        "stages.{}.blocks.{}.norm1": "stages.{}.blocks.{}.mixer_norm",
+        "stages.{}.blocks.{}.layer_scale1.scale": "stages.{}.blocks.{}.mixer_scale.weight",
+        "stages.{}.blocks.{}.norm2": "stages.{}.blocks.{}.channel_norm",
+        "stages.{}.blocks.{}.mlp.fc1": "stages.{}.blocks.{}.channel_mixer.up_proj.linear",
+        "stages.{}.blocks.{}.mlp.fc2": "stages.{}.blocks.{}.channel_mixer.down_proj.linear",
+        "stages.{}.blocks.{}.layer_scale2.scale": "stages.{}.blocks.{}.channel_scale.weight",
+        "head.norm": "head.layers.0",
+        "head.fc": "head.layers.1",
+    },
+    sample=sample_images,
+    variants=Config.variants,
+    tiny={
+        "architecture": "poolformer_s12",
+        "num_classes": 5,
+        "model_args": {"img_size": [32, 32], "dims": [8, 16, 24, 32], "depths": [1, 1, 2, 1]},
+    },
+)

@@ -1,0 +1,248 @@
+"""SwiftFormer (Shaker et al., arXiv 2303.15446): convolutions, and one additive attention a stage.
+
+The published models have two heads, one of which was trained to say what another model says; their
+logits are averaged.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..channel_mixers import FeedForward
+from ..layers.branches.drop_path import DropPath
+from ..layers.branches.layer_scale import LayerScale
+from ..layers.linear_factory import LinearFactory
+from ..layers.maps.batch_norm import BatchNorm
+from ..layers.maps.convolution import Convolution, pointwise
+from ..layers.maps.depthwise_block import DepthwiseBlock
+from ..layers.maps.depthwise_convolution import DepthwiseConvolution
+from ..layers.stored_layout import StoredLayout
+from ..spatial_mixers.additive_attention import AdditiveAttention
+from .parts.architecture import Architecture, sample_images
+from .parts.fields import integer, integers
+from .parts.image_classifier import ImageClassifier
+from .parts.image_config import ImageConfig
+from .parts.initialization import draw_weights
+from .parts.stage import Stage, drop_rates
+
+
+@dataclass(frozen=True)
+class Config(ImageConfig):
+    """The description of one SwiftFormer.
+
+    Attributes: as `ImageConfig`, and
+        embed_dims: Dims of each of the four stages.
+        layers: Blocks of each.
+        mlp_ratios: Width of the channel mixers, in dims.
+    """
+
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "swiftformer_xs": {"embed_dims": (48, 56, 112, 220), "layers": (3, 3, 6, 4)},
+        "swiftformer_s": {"embed_dims": (48, 64, 168, 224), "layers": (3, 3, 9, 6)},
+        "swiftformer_l1": {"embed_dims": (48, 96, 192, 384), "layers": (4, 3, 10, 5)},
+        "swiftformer_l3": {"embed_dims": (64, 128, 320, 512), "layers": (4, 4, 12, 6)},
+    }
+
+    embed_dims: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
+    mlp_ratios: int = 4
+
+    @classmethod
+    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "embed_dims": integers(sizes, "embed_dims", 4, low=2, high=2**14),
+            "layers": integers(sizes, "layers", 4, high=1024),
+            "mlp_ratios": integer(sizes, "mlp_ratios", 4, high=64),
+        }
+
+    @property
+    def num_features(self) -> int:
+        return self.embed_dims[-1]
+
+
+class _Scale(LayerScale):
+    """One that is stored as a map of one place."""
+
+    @property
+    def stored_layouts(self) -> dict[str, StoredLayout]:
+        shape = self.weight.shape
+        return {"weight": StoredLayout.reshaped((*shape, 1, 1), shape)}
+
+
+class SwiftFormerBlock(nn.Module):
+    r"""A convolutional branch, one of additive attention and one of a feed-forward.
+
+    .. math::
+        u = \mathrm{local}(x), \quad v = u + \mathrm{drop}(\gamma_1 \odot \mathrm{Attention}(u)), \quad
+        y = v + \mathrm{drop}\big(\gamma_2 \odot \mathrm{FeedForward}(\mathrm{BN}(v))\big)
+
+    Args:
+        dims: Dims `D`.
+        hidden_dims: Width of the feed-forward.
+        drop_path: Probability that training leaves a branch out for a sample.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`.
+
+    Shape:
+        `x` and `y`: `(B, H, W, D)`.
+    """
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        hidden_dims: int,
+        drop_path: float = 0.0,
+        linear: LinearFactory = nn.Linear,
+    ):
+        super().__init__()
+        self.local = convolutional_block(dims, hidden_dims=dims, linear=linear)
+        self.mixer = AdditiveAttention(dims, linear=linear)
+        self.mixer_scale = _Scale(dims, 1e-5)
+        self.feed_forward_norm = BatchNorm(dims)
+        self.feed_forward = _feed_forward(dims, hidden_dims, linear)
+        self.feed_forward_scale = _Scale(dims, 1e-5)
+        self.drop_path = DropPath(drop_path)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        x = self.local(x)
+        x = x + self.drop_path(self.mixer_scale(self.mixer(x)))
+        y = self.feed_forward_scale(self.feed_forward(self.feed_forward_norm(x)))
+        return x + self.drop_path(y).astype(x.dtype)
+
+
+class MeanHead(nn.Module):
+    """The mean of the logits of two heads, one of them for distillation (DeiT, arXiv 2012.12877).
+
+    Args:
+        dims: Dims `D`.
+        num_classes: Logits `K`.
+
+    Shape:
+        `x`: `(B, D)`; logits `(B, K)`.
+    """
+
+    def __init__(self, dims: int, num_classes: int):
+        super().__init__()
+        self.classes = nn.Linear(dims, num_classes)
+        self.distilled = nn.Linear(dims, num_classes)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array = (self.classes(x) + self.distilled(x)) / 2
+        return y
+
+
+def build(config: Config) -> ImageClassifier:
+    """A model with fresh weights, in its training form."""
+    dims = config.embed_dims
+    embed = nn.Sequential(
+        _halving(config.input_channels, dims[0] // 2),
+        nn.ReLU(),
+        _halving(dims[0] // 2, dims[0]),
+        nn.ReLU(),
+    )
+    merges = [_halving(before, behind) for before, behind in pairwise(dims)]
+    rates = drop_rates(config.drop_path_rate, config.layers)
+    stages = [
+        Stage(
+            [_block(config, n, m, rate) for m, rate in enumerate(rates[n])],
+            BatchNorm(dims[-1]) if n == 3 else None,
+        )
+        for n in range(4)
+    ]
+    head = MeanHead(dims[-1], config.num_classes)
+    return draw_weights(ImageClassifier(embed, stages, head, merges=merges, config=config), 0.02)
+
+
+def convolutional_block(
+    dims: int,
+    *,
+    hidden_dims: int,
+    drop_path: float = 0.0,
+    linear: LinearFactory = nn.Linear,
+) -> DepthwiseBlock:
+    """The convolutional branch of a `SwiftFormerBlock`; with more hidden dims, a block of its own."""
+    return DepthwiseBlock(
+        DepthwiseConvolution(dims, 3, norm=BatchNorm(dims)),
+        _feed_forward(dims, hidden_dims, linear),
+        scale=_Scale(dims, 1.0),
+        drop_path=drop_path,
+    )
+
+
+def _block(config: Config, stage: int, place: int, drop_path: float) -> nn.Module:
+    dims = config.embed_dims[stage]
+    make = SwiftFormerBlock if place == config.layers[stage] - 1 else convolutional_block
+    return make(
+        dims,
+        hidden_dims=config.mlp_ratios * dims,
+        drop_path=drop_path,
+        linear=config.linear(f"stages.{stage}.blocks.{place}"),
+    )
+
+
+def _feed_forward(dims: int, hidden_dims: int, linear: LinearFactory) -> FeedForward:
+    return FeedForward(dims, hidden_dims=hidden_dims, linear=pointwise(linear), activation="gelu")
+
+
+def _halving(dims: int, output_dims: int) -> Convolution:
+    return Convolution(dims, output_dims, 3, stride=2, norm=BatchNorm(output_dims))
+
+
+_CONVOLUTIONAL = {
+    "dwconv": "convolution",
+    "norm": "convolution.norm",
+    "pwconv1": "channel_mixer.up_proj.linear",
+    "pwconv2": "channel_mixer.down_proj.linear",
+    "layer_scale.gamma": "channel_scale.weight",
+}
+_IN_BLOCK = {
+    **_CONVOLUTIONAL,
+    **{f"local_representation.{a}": f"local.{b}" for a, b in _CONVOLUTIONAL.items()},
+    "attn.to_query": "mixer.query_proj",
+    "attn.to_key": "mixer.key_proj",
+    "attn.w_g": "mixer.query_weight",
+    "attn.proj": "mixer.inner_proj",
+    "attn.final": "mixer.output_proj",
+    "layer_scale_1.gamma": "mixer_scale.weight",
+    "linear.norm1": "feed_forward_norm",
+    "linear.fc1": "feed_forward.up_proj.linear",
+    "linear.fc2": "feed_forward.down_proj.linear",
+    "layer_scale_2.gamma": "feed_forward_scale.weight",
+}
+
+ARCHITECTURE = Architecture(
+    name="swiftformer",
+    config=Config,
+    build=build,
+    weight_names={
+        "stem.0": "embed.layers.0.linear",
+        "stem.1": "embed.layers.0.norm",
+        "stem.3": "embed.layers.2.linear",
+        "stem.4": "embed.layers.2.norm",
+        **{f"stages.{n}.downsample.proj": f"merges.{n - 1}.linear" for n in range(1, 4)},
+        **{f"stages.{n}.downsample.norm": f"merges.{n - 1}.norm" for n in range(1, 4)},
+        **{
+            f"stages.{{}}.blocks.{{}}.{a}": f"stages.{{}}.blocks.{{}}.{b}"
+            for a, b in _IN_BLOCK.items()
+        },
+        "norm": "stages.3.norm",
+        "head": "head.classes",
+        "head_dist": "head.distilled",
+    },
+    sample=sample_images,
+    variants=Config.variants,
+    tiny={
+        "architecture": "swiftformer_xs",
+        "num_classes": 5,
+        "model_args": {
+            "img_size": [32, 32],
+            "embed_dims": [8, 12, 16, 24],
+            "layers": [1, 2, 1, 1],
+            "mlp_ratios": 2,
+        },
+    },
+)

@@ -1,0 +1,117 @@
+"""Models of images are those of timm: from its files, to the same logits, and back to the same files."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_mmfree import load, load_model, save_model
+from mlx_mmfree.cli import main
+from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
+from mlx_mmfree.images import ImageProcessor
+from mlx_mmfree.models import ImageClassifier
+from tests.hub.timm_models import DATA, TINY, Case, images, logits, timm_model, write_folder
+
+
+def relative_difference(got: mx.array, want: np.ndarray) -> float:
+    return float(np.abs(np.array(got) - want).max() / np.abs(want).max())
+
+
+def tensors(folder: Path) -> dict[str, mx.array]:
+    return cast("dict[str, mx.array]", mx.load(str(folder / "model.safetensors")))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_logits_are_those_of_timm(name: str) -> None:
+    case = TINY[name]
+    model, processor = load(DATA / name)
+    assert isinstance(model, ImageClassifier)
+    assert isinstance(processor, ImageProcessor)
+    want = np.load(DATA / name / "logits.npy")
+    assert relative_difference(model(mx.array(images(case.size))), want) < 1e-5
+    prepared = processor([np.zeros((40, 30, 3), np.uint8)])
+    assert model(prepared).shape == (1, want.shape[1])
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_model_is_written_as_it_was_read(name: str, tmp_path: Path) -> None:
+    save_model(tmp_path / "out", load_model(DATA / name, packed=False))
+    read, written = tensors(DATA / name), tensors(tmp_path / "out")
+    assert written.keys() == read.keys()
+    for key, value in read.items():
+        assert written[key].dtype == value.dtype
+        assert mx.array_equal(written[key], value), key
+    before, after = (
+        json.loads((folder / "config.json").read_text())
+        for folder in (DATA / name, tmp_path / "out")
+    )
+    assert {key: after[key] for key in before} == before
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_model_is_converted_without_a_change(name: str, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    assert main(["convert", "--model", str(DATA / name), "--mlx-path", str(target)]) == 0
+    assert (
+        relative_difference(
+            load_model(target)(mx.array(images(TINY[name].size))),
+            np.load(DATA / name / "logits.npy"),
+        )
+        < 1e-5
+    )
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("vit_tiny_patch16_224", {}, (224, 224)),
+        Case("deit_small_patch16_224", {"depth": 2}, (208, 240)),
+        Case("mixer_s16_224", {"embed_dim": 512, "num_blocks": 8}, (224, 224)),
+        Case("mixer_b16_224", {"embed_dim": 768, "num_blocks": 2}, (240, 208)),
+        Case("gmlp_ti16_224", {"embed_dim": 128, "num_blocks": 30}, (224, 224)),
+        Case("gmlp_s16_224", {"embed_dim": 256, "num_blocks": 2}, (208, 240)),
+        Case("swin_tiny_patch4_window7_224", {}, (224, 224)),
+        Case("swin_small_patch4_window7_224", {"depths": [2, 2, 2, 2]}, (250, 198)),
+        Case("swin_base_patch4_window7_224", {"depths": [2, 2, 2, 2]}, (117, 330)),
+    ],
+    ids=lambda case: f"{case.architecture}-{case.size}",
+)
+def test_logits_of_larger_models_are_those_of_timm(case: Case, tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    model = timm_model(case)
+    write_folder(tmp_path, case, model)
+    pictures = images(case.size)
+    got = load_model(tmp_path)(mx.array(pictures))
+    assert relative_difference(got, logits(model, pictures)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architecture": "resnet50"}, "'architecture' must be one of"),
+        ({"model_args": {"num_heads": 3}}, "'num_heads' must divide 'embed_dim'"),
+        ({"model_args": {"init_values": 1e-5}}, "but got 'init_values'"),
+        ({"model_args": {"img_size": [4, 4]}}, "'img_size' must be at least 'patch_size'"),
+        ({"global_pool": "avg"}, "'global_pool' must be 'token'"),
+        ({"num_classes": 0}, "'num_classes' must be a whole number from 1"),
+        ({"label_names": ["a"]}, "'label_names' must be a list of 5 names"),
+        ({"pretrained_cfg": {"input_size": [3, 8]}}, "'input_size' must be a list of channels"),
+        ({"token_mixer": "gla"}, "must be bidirectional but gla"),
+        ({"num_classes": 6}, "must have shape"),
+    ],
+)
+def test_a_wrong_description_is_refused(
+    change: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    config = json.loads((DATA / "vit" / "config.json").read_text())
+    if isinstance(added := change.get("model_args"), dict):
+        change = {**change, "model_args": {**config["model_args"], **added}}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    shutil.copy(DATA / "vit" / "model.safetensors", tmp_path)
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
+        load_model(tmp_path)

@@ -1,0 +1,146 @@
+"""Models of timm with random weights, written as its checkpoint folders.
+
+`python -m tests.hub.timm_models` writes those of `tests/data/timm` anew; it needs the extra `interop`.
+"""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+DATA = Path(__file__).parents[1] / "data" / "timm"
+
+
+class Case(NamedTuple):
+    """A model.
+
+    Attributes:
+        architecture: Its name in timm.
+        arguments: Keyword arguments of `timm.create_model`.
+        size: Height and width of the images that it is asked about.
+    """
+
+    architecture: str
+    arguments: dict[str, Any]
+    size: tuple[int, int]
+
+
+_WINDOWS = {
+    "patch_size": 2,
+    "window_size": 4,
+    "embed_dim": 8,
+    "depths": [2, 2],
+    "num_heads": [1, 2],
+}
+TINY = {
+    "gmlp": Case("gmlp_s16_224", {"patch_size": 8, "embed_dim": 16, "num_blocks": 2}, (16, 24)),
+    "mlp_mixer": Case(
+        "mixer_b16_224", {"patch_size": 8, "embed_dim": 16, "num_blocks": 2}, (16, 24)
+    ),
+    "swin": Case("swin_tiny_patch4_window7_224", _WINDOWS, (23, 18)),
+    "vit": Case(
+        "vit_tiny_patch16_224",
+        {"patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2},
+        (32, 24),
+    ),
+}
+"""By the name of the family, models whose folders lie in `tests/data/timm`."""
+
+
+def images(size: tuple[int, int], count: int = 2) -> np.ndarray:
+    """Fixed images `(B, H, W, 3)`."""
+    return np.random.default_rng(0).standard_normal((count, *size, 3)).astype(np.float32)
+
+
+def timm_model(case: Case, num_classes: int = 5) -> Any:
+    """A model of timm with random weights and statistics, in evaluation."""
+    import timm
+    import torch
+
+    torch.manual_seed(0)
+    arguments: dict[str, Any] = {"num_classes": num_classes, **case.arguments}
+    fixed = timm.get_pretrained_cfg(case.architecture).to_dict()
+    if fixed["fixed_input_size"]:
+        arguments["img_size"] = case.size
+    if case.architecture.startswith(("mixer_", "gmlp_")):
+        model = _perceptron(case.architecture, arguments)
+    else:
+        model = timm.create_model(case.architecture, **arguments)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("running_mean"):
+                buffer.normal_()
+            if name.endswith("running_var"):
+                buffer.uniform_(0.5, 2.0)
+    return model.eval()
+
+
+def _perceptron(architecture: str, arguments: dict[str, Any]) -> Any:
+    """A model of this file of timm, whose functions do not let sizes be changed."""
+    from timm.models import mlp_mixer
+
+    sizes: dict[str, Any] = {"patch_size": 16}
+    if architecture.startswith("gmlp_"):
+        sizes |= {
+            "mlp_ratio": 6,
+            "block_layer": mlp_mixer.SpatialGatingBlock,
+            "mlp_layer": mlp_mixer.GatedMlp,
+        }
+    make = partial(mlp_mixer.MlpMixer, **{**sizes, **arguments})
+    return make()
+
+
+def write_folder(folder: Path, case: Case, model: Any) -> None:
+    """Writes a model as timm does."""
+    import timm
+    from safetensors.torch import save_file
+
+    fixed = timm.get_pretrained_cfg(case.architecture).to_dict()
+    arguments = dict(case.arguments)
+    if fixed["fixed_input_size"]:
+        arguments["img_size"] = list(case.size)
+    kept = (
+        "input_size",
+        "fixed_input_size",
+        "interpolation",
+        "crop_pct",
+        "crop_mode",
+        "mean",
+        "std",
+    )
+    config = {
+        "architecture": case.architecture,
+        "num_classes": model.num_classes,
+        "num_features": model.num_features,
+        "global_pool": model.global_pool,
+        "model_args": arguments,
+        "pretrained_cfg": {key: fixed[key] for key in kept},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def logits(model: Any, pictures: np.ndarray) -> np.ndarray:
+    """What timm computes of images `(B, H, W, C)`."""
+    import torch
+
+    with torch.no_grad():
+        result: np.ndarray = model(torch.tensor(pictures).permute(0, 3, 1, 2)).numpy()
+    return result
+
+
+def _write_all() -> None:
+    for name, case in TINY.items():
+        model = timm_model(case)
+        write_folder(DATA / name, case, model)
+        np.save(DATA / name / "logits.npy", logits(model, images(case.size)))
+
+
+if __name__ == "__main__":
+    _write_all()

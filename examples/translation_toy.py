@@ -77,6 +77,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 """What differs from `_model`."""
 
+RATES = {"Transformer, norms behind the sums": 1e-3}
+"""Learning rates other than the plan's: gradients near such a head are large (arXiv 2002.04745)."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -190,7 +193,7 @@ def _settings(plan: Plan, folder: Path, run: str, name: str, seed: int) -> Setti
         steps=plan.steps,
         batch_size=plan.batch_size,
         sequence_length=64,
-        learning_rate=plan.learning_rate,
+        learning_rate=RATES.get(name, plan.learning_rate),
         schedule="inverse_sqrt",
         warmup_steps=plan.warmup_steps,
         betas=(0.9, 0.98),

@@ -149,17 +149,14 @@ def build(config: Config) -> ImageClassifier:
         nn.Sequential(_NORM(before), Convolution(before, behind, 2, stride=2))
         for before, behind in pairwise(dims)
     ]
-    norm = nn.Sequential(Convolution(dims[-1], _HEAD_DIMS, 1), nn.GELU(), _NORM(_HEAD_DIMS))
+    neck = nn.Sequential(Convolution(dims[-1], _HEAD_DIMS, 1), nn.GELU(), _NORM(_HEAD_DIMS))
     rates = drop_rates(config.drop_path_rate, config.depths)
     stages = [
-        Stage(
-            [_block(config, n, m, rate) for m, rate in enumerate(rates[n])],
-            norm if n == 3 else None,
-        )
-        for n in range(4)
+        Stage([_block(config, n, m, rate) for m, rate in enumerate(rates[n])]) for n in range(4)
     ]
     head = nn.Linear(_HEAD_DIMS, config.num_classes)
-    return draw_weights(ImageClassifier(embed, stages, head, merges=merges, config=config), 0.02)
+    model = ImageClassifier(embed, stages, head, merges=merges, neck=neck, config=config)
+    return draw_weights(model, 0.02)
 
 
 def _block(config: Config, stage: int, place: int, drop_path: float) -> ImageBlock:
@@ -196,8 +193,8 @@ ARCHITECTURE = Architecture(
         **{f"downsample_layers.{n}.0": f"merges.{n - 1}.layers.0" for n in range(1, 4)},
         **{f"downsample_layers.{n}.1": f"merges.{n - 1}.layers.1.linear" for n in range(1, 4)},
         **{f"stages.{{}}.{{}}.{a}": f"stages.{{}}.blocks.{{}}.{b}" for a, b in _IN_BLOCK.items()},
-        "head.0": "stages.3.norm.layers.0.linear",
-        "head.2": "stages.3.norm.layers.2",
+        "head.0": "neck.layers.0.linear",
+        "head.2": "neck.layers.2",
         "pred": "head",
     },
     sample=sample_images,
@@ -205,8 +202,8 @@ ARCHITECTURE = Architecture(
     tiny={
         "architecture": "conv2former_n",
         "num_classes": 5,
+        "pretrained_cfg": {"input_size": [3, 32, 32]},
         "model_args": {
-            "img_size": [32, 32],
             "kernel_size": 3,
             "dims": [8, 12, 16, 24],
             "depths": [1, 1, 2, 1],

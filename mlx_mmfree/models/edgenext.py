@@ -215,8 +215,8 @@ ARCHITECTURE = Architecture(
     tiny={
         "architecture": "edgenext_xx_small",
         "num_classes": 5,
+        "pretrained_cfg": {"input_size": [3, 32, 32]},
         "model_args": {
-            "img_size": [32, 32],
             "dims": [8, 16, 24, 32],
             "depths": [1, 2, 1, 1],
             "heads": [2, 2, 2, 2],

@@ -147,17 +147,17 @@ def build(config: Config) -> ImageClassifier:
     )
     inner, outer = config.head_widths
     # what stands behind the last stage still sees places
-    norm = nn.Sequential(
+    neck = nn.Sequential(
         Convolution(widths[-1], inner, 1, bias=False, norm=BatchNorm(inner)), nn.Hardswish()
     )
-    stages = [Stage(_blocks(config, n), norm if n == 3 else None) for n in range(4)]
+    stages = [Stage(_blocks(config, n)) for n in range(4)]
     head = nn.Sequential(
         nn.Linear(inner, outer, bias=False),
         nn.LayerNorm(outer, eps=1e-5),
         nn.Hardswish(),
         nn.Linear(outer, config.num_classes),
     )
-    return ImageClassifier(embed, stages, head, config=config)
+    return ImageClassifier(embed, stages, head, neck=neck, config=config)
 
 
 def _blocks(config: Config, stage: int) -> list[nn.Module]:
@@ -229,8 +229,8 @@ ARCHITECTURE = Architecture(
             f"{_BLOCK}.context_module.main.{a}": f"{_BLOCK}.mixer.{b}"
             for a, b in _ATTENTION.items()
         },
-        "head.in_conv.conv": "stages.3.norm.layers.0.linear",
-        "head.in_conv.norm": "stages.3.norm.layers.0.norm",
+        "head.in_conv.conv": "neck.layers.0.linear",
+        "head.in_conv.norm": "neck.layers.0.norm",
         "head.classifier.0": "head.layers.0",
         "head.classifier.1": "head.layers.1",
         # their third layer is the activation and their fourth drops numbers in training
@@ -241,8 +241,8 @@ ARCHITECTURE = Architecture(
     tiny={
         "architecture": "efficientvit_b0",
         "num_classes": 5,
+        "pretrained_cfg": {"input_size": [3, 32, 32]},
         "model_args": {
-            "img_size": [32, 32],
             "widths": [4, 6, 8, 8, 12],
             "depths": [1, 2, 1, 1, 1],
             "head_dim": 4,

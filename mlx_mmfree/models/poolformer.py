@@ -109,6 +109,7 @@ ARCHITECTURE = Architecture(
     tiny={
         "architecture": "poolformer_s12",
         "num_classes": 5,
-        "model_args": {"img_size": [32, 32], "dims": [8, 16, 24, 32], "depths": [1, 1, 2, 1]},
+        "pretrained_cfg": {"input_size": [3, 32, 32]},
+        "model_args": {"dims": [8, 16, 24, 32], "depths": [1, 1, 2, 1]},
     },
 )

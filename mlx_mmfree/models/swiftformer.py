@@ -147,14 +147,12 @@ def build(config: Config) -> ImageClassifier:
     merges = [_halving(before, behind) for before, behind in pairwise(dims)]
     rates = drop_rates(config.drop_path_rate, config.layers)
     stages = [
-        Stage(
-            [_block(config, n, m, rate) for m, rate in enumerate(rates[n])],
-            BatchNorm(dims[-1]) if n == 3 else None,
-        )
-        for n in range(4)
+        Stage([_block(config, n, m, rate) for m, rate in enumerate(rates[n])]) for n in range(4)
     ]
     head = MeanHead(dims[-1], config.num_classes)
-    return draw_weights(ImageClassifier(embed, stages, head, merges=merges, config=config), 0.02)
+    neck = BatchNorm(dims[-1])
+    model = ImageClassifier(embed, stages, head, merges=merges, neck=neck, config=config)
+    return draw_weights(model, 0.02)
 
 
 def convolutional_block(
@@ -229,7 +227,7 @@ ARCHITECTURE = Architecture(
             f"stages.{{}}.blocks.{{}}.{a}": f"stages.{{}}.blocks.{{}}.{b}"
             for a, b in _IN_BLOCK.items()
         },
-        "norm": "stages.3.norm",
+        "norm": "neck",
         "head": "head.classes",
         "head_dist": "head.distilled",
     },
@@ -238,8 +236,8 @@ ARCHITECTURE = Architecture(
     tiny={
         "architecture": "swiftformer_xs",
         "num_classes": 5,
+        "pretrained_cfg": {"input_size": [3, 32, 32]},
         "model_args": {
-            "img_size": [32, 32],
             "embed_dims": [8, 12, 16, 24],
             "layers": [1, 2, 1, 1],
             "mlp_ratios": 2,

@@ -34,10 +34,25 @@ _WINDOWS = {
     "depths": [2, 2],
     "num_heads": [1, 2],
 }
+_HALVING = {"widths": [4, 6, 8, 8, 12], "depths": [1, 2, 1, 1, 1], "head_dim": 4}
 TINY = {
+    "edgenext": Case(
+        "edgenext_xx_small",
+        {"dims": [8, 12, 16, 24], "depths": [2, 2, 1, 1], "heads": [2, 2, 4, 2]},
+        (37, 45),
+    ),
+    "efficientvit": Case("efficientvit_b0", {**_HALVING, "head_widths": [16, 20]}, (37, 45)),
     "gmlp": Case("gmlp_s16_224", {"patch_size": 8, "embed_dim": 16, "num_blocks": 2}, (16, 24)),
     "mlp_mixer": Case(
         "mixer_b16_224", {"patch_size": 8, "embed_dim": 16, "num_blocks": 2}, (16, 24)
+    ),
+    "poolformer": Case(
+        "poolformer_s12", {"dims": [8, 16, 16, 24], "depths": [1, 1, 2, 1]}, (37, 45)
+    ),
+    "swiftformer": Case(
+        "swiftformer_xs",
+        {"embed_dims": [8, 12, 16, 24], "layers": [1, 2, 1, 1], "mlp_ratios": 2},
+        (37, 45),
     ),
     "swin": Case("swin_tiny_patch4_window7_224", _WINDOWS, (23, 18)),
     "vit": Case(
@@ -66,11 +81,15 @@ def timm_model(case: Case, num_classes: int = 5) -> Any:
         arguments["img_size"] = case.size
     if case.architecture.startswith(("mixer_", "gmlp_")):
         model = _perceptron(case.architecture, arguments)
+    elif case.architecture.startswith("poolformer_"):
+        model = _poolformer(arguments)
     else:
         model = timm.create_model(case.architecture, **arguments)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
+            # results of small convolutions must not fade beside the terms of norms
+            spread = max(0.1, parameter[0].numel() ** -0.5 if parameter.ndim == 4 else 0.0)
+            parameter.add_(torch.randn_like(parameter) * spread)
         for name, buffer in model.named_buffers():
             if name.endswith("running_mean"):
                 buffer.normal_()
@@ -92,6 +111,25 @@ def _perceptron(architecture: str, arguments: dict[str, Any]) -> Any:
         }
     make = partial(mlp_mixer.MlpMixer, **{**sizes, **arguments})
     return make()
+
+
+def _poolformer(arguments: dict[str, Any]) -> Any:
+    """As `_perceptron`."""
+    import torch.nn as nn
+    from timm.layers import GroupNorm1
+    from timm.models.metaformer import MetaFormer
+
+    sizes = {"dims": [64, 128, 320, 512], "depths": [2, 2, 6, 2], **arguments}
+    return MetaFormer(
+        downsample_norm=None,
+        mlp_act=nn.GELU,
+        mlp_bias=True,
+        norm_layers=GroupNorm1,
+        layer_scale_init_values=1e-5,
+        res_scale_init_values=None,
+        use_mlp_head=False,
+        **sizes,
+    )
 
 
 def write_folder(folder: Path, case: Case, model: Any) -> None:
@@ -116,7 +154,7 @@ def write_folder(folder: Path, case: Case, model: Any) -> None:
         "architecture": case.architecture,
         "num_classes": model.num_classes,
         "num_features": model.num_features,
-        "global_pool": model.global_pool,
+        "global_pool": getattr(model, "global_pool", "avg"),
         "model_args": arguments,
         "pretrained_cfg": {key: fixed[key] for key in kept},
     }

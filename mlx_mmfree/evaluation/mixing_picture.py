@@ -1,15 +1,13 @@
 """The picture of the weights by which the layers of a model mix a text."""
 
-import unicodedata
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .mixing_maps import LayerMaps, Panel
-from .picture import save_picture
+from .picture import save_picture, visible
 
 _LABEL = 12
 """The most characters of a token's label."""
@@ -109,28 +107,5 @@ def _label_axis(axis: Any, labels: Sequence[str] | None, side: float, rotation: 
 def token_label(text: str) -> str:
     """A token as a label: short, with escapes for what has no shape in the picture's font."""
     shown = text.strip(" ▁") or "␣" * len(text) or "''"
-    label = "".join(map(_visible, shown[: _LABEL + 1]))
+    label = "".join(map(visible, shown[: _LABEL + 1]))
     return label if len(label) <= _LABEL else label[: _LABEL - 1] + "…"
-
-
-def _visible(character: str) -> str:
-    if character in _NAMED:
-        return _NAMED[character]
-    category = unicodedata.category(character)
-    if character.isascii() and category[0] != "C":
-        return character
-    if category[0] in "CMZ" or ord(character) not in _glyphs():
-        return f"\\u{ord(character):x}"
-    return character
-
-
-_NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", " ": "␣"}
-
-
-@cache
-def _glyphs() -> Mapping[int, int]:
-    """The characters of the font of labels."""
-    from matplotlib.font_manager import findfont, get_font
-
-    glyphs: Mapping[int, int] = get_font(findfont("DejaVu Sans")).get_charmap()
-    return glyphs

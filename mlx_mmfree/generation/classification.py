@@ -1,4 +1,4 @@
-"""The classes of texts, by a model that sorts them."""
+"""The classes of texts and images, by a model that sorts them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..models import SequenceClassifier
+from ..images import ImageProcessor
+from ..images.imagenet import imagenet_names
+from ..models import ImageClassifier, SequenceClassifier
 from ..models.parts.tokens import check_length, token_array
 
 
@@ -56,6 +58,65 @@ def classify(
         found.append(likeliest(model(tokens)[0], model.labels, top_k))
         progress(done)
     return found
+
+
+def classify_images(
+    model: ImageClassifier,
+    processor: ImageProcessor,
+    pictures: Sequence[Any],
+    *,
+    labels: Sequence[str] = (),
+    top_k: int = 5,
+    batch_size: int = 8,
+    progress: Callable[[int], object] = lambda _: None,
+) -> list[Classes]:
+    """The likeliest classes of each image.
+
+    Args:
+        model: Gives the logits.
+        processor: Belongs to the model.
+        pictures: Names of files, or what else the processor takes.
+        labels: A name for each class. Without them classes are called as the checkpoint says. Those of
+            timm that were trained on ImageNet leave its names out, and get them; others get numbers.
+        top_k: Number of classes for each, at most.
+        batch_size: Number of images that the model reads at once.
+        progress: Called with the number of images that are done.
+
+    Raises:
+        ImageError: A picture cannot be read.
+        ValueError: There is not one name for each class, or a number is not positive.
+
+    Example:
+        >>> model, processor = load("timm/edgenext_xx_small.in1k")  # doctest: +SKIP
+        >>> classify_images(model, processor, ["cat.jpg"])[0].labels[0]  # doctest: +SKIP
+        'tabby'
+    """
+    if batch_size < 1:
+        raise ValueError(f"[classify] 'batch_size' must be positive but got {batch_size}.")
+    found: list[Classes] = []
+    for start in range(0, len(pictures), batch_size):
+        logits = model(processor(pictures[start : start + batch_size]))
+        names = labels or class_names(model, logits.shape[-1])
+        if len(names) != logits.shape[-1]:
+            raise ValueError(
+                f"[classify] 'labels' must have a name for each of {logits.shape[-1]} classes but has "
+                f"{len(names)}."
+            )
+        found += [likeliest(each, names, top_k) for each in logits]
+        progress(len(found))
+    return found
+
+
+def class_names(model: ImageClassifier, count: int) -> list[str]:
+    """The names of a model's classes, or their numbers.
+
+    Args:
+        model: The model.
+        count: Number of its classes.
+    """
+    names = list(getattr(model.config, "labels", ()))
+    names = names or imagenet_names(getattr(model.config, "pretrained_cfg", {}), count)
+    return names or [str(number) for number in range(count)]
 
 
 def likeliest(logits: mx.array, labels: Sequence[str], top_k: int) -> Classes:

@@ -3,22 +3,18 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 
 from ..errors import ImageError
-from ..files.json_file import read_json_object
 from .configuration import CROP_MODES, INTERPOLATIONS, processor_settings
 from .picture_file import MAX_PIXELS, read_picture
 from .pillow import require_pillow
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-_CONFIG, _PREPROCESSOR = "config.json", "preprocessor_config.json"
 
 
 @dataclass(frozen=True)
@@ -86,16 +82,6 @@ class ImageProcessor:
             UnsupportedModelError: It is an image processor that is not known.
         """
         return cls(**processor_settings(config))
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> "ImageProcessor":
-        """The processor of a checkpoint, from its `preprocessor_config.json` or else `config.json`.
-
-        Raises:
-            CheckpointError, UnsupportedModelError: As for `from_config`, or a file cannot be read.
-        """
-        file = folder / _PREPROCESSOR
-        return cls.from_config(read_json_object(file if file.exists() else folder / _CONFIG))
 
     def __call__(self, pictures: Sequence[Any]) -> mx.array:
         """Prepares pictures as one batch.

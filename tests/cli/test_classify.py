@@ -1,10 +1,13 @@
-"""`mmfree classify` with a tiny classifier of random weights."""
+"""`mmfree classify` with tiny classifiers of texts and of images, of random weights."""
 
+import io
 import json
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
+from PIL import Image
 
 from mlx_mmfree import demo, load
 from mlx_mmfree.cli.classify import main
@@ -66,8 +69,129 @@ def test_classes_without_names_are_numbers(tmp_path: Path, capsys: Captured) -> 
 
 def test_mistakes(model: str, capsys: Captured) -> None:
     for flags, message in (
-        (["--model", str(demo.path()), "--text", "a"], "--model must sort texts into classes but"),
+        (["--model", str(demo.path()), "--text", "a"], "--model must sort texts or images into"),
+        (
+            ["--model", model],
+            "the input must be files of images, --text or --texts-file but got none",
+        ),
+        (["--model", model, "--text", "a", "a.png"], "--text or --texts-file but got both"),
+        (["--model", model, "a.png"], "must be texts but"),
+        (
+            ["--model", model, "--text", "a", "--map", "a.png"],
+            "--map must be left out without images",
+        ),
         (["--model", model, "--text", "a", "--top-k", "0"], "--top-k"),
     ):
         assert main(flags) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Three pictures of noise."""
+    folder = tmp_path_factory.mktemp("images")
+    files = [str(folder / name) for name in ("a.png", "b.png", "c.png")]
+    for seed, file in enumerate(files):
+        pixels = np.random.default_rng(seed).integers(0, 256, (40, 50, 3), np.uint8)
+        Image.fromarray(pixels).save(file)
+    return files
+
+
+@pytest.fixture(scope="module")
+def sight(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A ViT with names of classes, one of which spans lines."""
+    architecture = find("vit")
+    mx.random.seed(3)
+    named = {**architecture.tiny, "num_classes": 3, "label_names": ["good", "very\nbad", "neither"]}
+    model = architecture.build(architecture.config.from_hub(named))
+    model.head.weight = mx.random.normal(model.head.weight.shape)
+    folder = tmp_path_factory.mktemp("sight") / "model"
+    save_model(folder, model)
+    return str(folder)
+
+
+def test_each_image_gets_its_classes(sight: str, images: list[str], capsys: Captured) -> None:
+    for size in ("1", "2", "8"):
+        assert main(["--model", sight, *images, "--json", "--batch-size", size]) == 0
+        found = json.loads(capsys.readouterr().out)["images"]
+        assert [each["image"] for each in found] == images
+        model, processor = load(sight)
+        chances = mx.softmax(model(processor(images)), axis=-1).tolist()
+        for each, want in zip(found, chances, strict=True):
+            best = sorted(zip(want, ["good", "very\nbad", "neither"], strict=True), reverse=True)
+            assert [entry["label"] for entry in each["classes"]] == [label for _, label in best]
+            shown = [entry["probability"] for entry in each["classes"]]
+            assert shown == pytest.approx([chance for chance, _ in best], rel=1e-4)
+
+
+def test_table_of_images_has_bars(sight: str, images: list[str], capsys: Captured) -> None:
+    assert main(["--model", sight, images[0]]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["image", "class", "probability"]
+    assert len(lines) == 3
+    for line in lines:
+        text, _, bar = line.partition("█")
+        assert text.startswith(images[0])
+        assert len(bar) + ("█" in line) == round(30 * float(text.split()[-1]))
+    assert sum("very bad" in line for line in lines) == 1
+
+
+def test_names_of_classes_from_a_file(
+    sight: str, images: list[str], tmp_path: Path, capsys: Captured
+) -> None:
+    labels = tmp_path / "labels.txt"
+    labels.write_text("one\ntwo\nthree\n")
+    assert main(["--model", sight, images[0], "--labels", str(labels)]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert sorted(line.split()[1] for line in lines) == ["one", "three", "two"]
+    for content, message in (
+        (b"one\ntwo\n", "--labels must have a name for each of 3 classes but has 2"),
+        (b"\xff", "--labels must be a UTF-8 text file but"),
+    ):
+        labels.write_bytes(content)
+        assert main(["--model", sight, images[0], "--labels", str(labels)]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["--model", sight, images[0], "--labels", str(tmp_path)]) == 2
+    assert "it is a folder" in capsys.readouterr().err
+
+
+def test_mistakes_with_images(
+    sight: str,
+    images: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+) -> None:
+    damaged, folder = tmp_path / "damaged.png", tmp_path / "folder"
+    damaged.write_bytes(Path(images[0]).read_bytes()[:400])
+    folder.mkdir()
+    monkeypatch.setattr("mlx_mmfree.cli.parts.show_attention.find_spec", lambda name: name)
+    for flags, message in (
+        ([str(tmp_path / "absent.png")], "absent.png' cannot be read"),
+        ([images[0], str(damaged)], "damaged.png' must be a sound JPEG"),
+        (["--text", "a"], "must be images but"),
+        ([images[0], "--top-k", "0"], "--top-k"),
+        ([*images * 21, "--map", "a.png"], "with more than 60 of them but there are 63"),
+        ([images[0], "--map", str(folder)], "--map must be a file that can be written but"),
+    ):
+        assert main(["--model", sight, *flags]) == 2
+        captured = capsys.readouterr()
+        assert message in captured.err
+        assert captured.err.count("error:") == 1 and not captured.out
+
+
+def test_map_asks_for_matplotlib(
+    sight: str, images: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr("mlx_mmfree.cli.parts.show_attention.find_spec", lambda name: None)
+    assert main(["--model", sight, images[0], "--map", "a.png"]) == 2
+    assert "[classify] --map needs the package matplotlib" in capsys.readouterr().err
+
+
+@pytest.mark.plot
+def test_map_is_drawn(sight: str, images: list[str], tmp_path: Path, capsys: Captured) -> None:
+    picture = tmp_path / "map.png"
+    assert main(["--model", sight, *images, "--map", str(picture), "--top-k", "1"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    with Image.open(io.BytesIO(picture.read_bytes())) as drawn:
+        assert drawn.format == "PNG" and drawn.width > drawn.height > 300

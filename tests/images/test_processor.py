@@ -219,15 +219,3 @@ def test_the_published_forms_of_transformers() -> None:
     processor = ImageProcessor.from_config(poolformer)
     assert (processor.size, processor.scaled_size) == ((224, 224), (248, 248))
     assert processor.crop_mode == "center"
-
-
-def test_a_folder_tells_by_its_own_file_first(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(
-        '{"pretrained_cfg": {"input_size": [1, 28, 28], "mean": [0.1], "std": [1]}}'
-    )
-    assert ImageProcessor.from_folder(tmp_path).size == (28, 28)
-    (tmp_path / "preprocessor_config.json").write_text(
-        '{"feature_extractor_type": "ViTFeatureExtractor", "size": 32, "resample": 2, '
-        '"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}'
-    )
-    assert ImageProcessor.from_folder(tmp_path).size == (32, 32)

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from ...platform.units import BYTES_PER_GB
 
+_BAR = 30
+
 
 def aligned(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
     """The lines of a table whose columns are as wide as their widest cell.
@@ -21,6 +23,11 @@ def aligned(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def share_bar(share: float) -> str:
+    """A bar as long as a share from 0 to 1."""
+    return "█" * round(_BAR * share)
 
 
 def size_text(nbytes: int) -> str:

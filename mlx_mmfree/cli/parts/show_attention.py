@@ -185,10 +185,10 @@ def _report(args: argparse.Namespace, drawn: Sequence["LayerMaps"], depth: int) 
     print("\n".join(lines))
 
 
-def require_matplotlib(flag: str) -> None:
+def require_matplotlib(flag: str, place: str = "show") -> None:
     """Refuses to draw without the package."""
     if find_spec("matplotlib") is None:
         raise UsageError(
-            f"[show] '{flag}' needs the package matplotlib, which is not installed. Install it: pip "
+            f"[{place}] '{flag}' needs the package matplotlib, which is not installed. Install it: pip "
             "install 'mlx-mmfree[plot]'"
         )

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from ...hub.checkpoint.opened_model import OpenedModel
 
 
-def add_texts(parser: argparse.ArgumentParser, purpose: str) -> None:
+def add_texts(parser: argparse.ArgumentParser, purpose: str, *, is_required: bool = True) -> None:
     """Adds the flags for one text or a file of several; `purpose` such as "to translate"."""
-    source = parser.add_mutually_exclusive_group(required=True)
+    source = parser.add_mutually_exclusive_group(required=is_required)
     source.add_argument("--text", help=f"text {purpose}; '-' reads standard input")
     source.add_argument(
         "--texts-file", type=Path, help="text file with a text on each line, or a .jsonl file"
@@ -31,11 +31,13 @@ def given_texts(args: argparse.Namespace) -> list[str]:
     return read_prompts(args.texts_file)
 
 
-def opened_as(kind: type[Any], args: argparse.Namespace, place: str, task: str) -> "OpenedModel":
+def opened_as(
+    kind: type[Any] | tuple[type[Any], ...], args: argparse.Namespace, place: str, task: str
+) -> "OpenedModel":
     """Opens a model of one kind, without its weights.
 
     Args:
-        kind: The class of the model.
+        kind: The class of the model, or several.
         args: Has `model` and `revision`.
         place: The command.
         task: What its models must do.
@@ -55,12 +57,12 @@ def opened_as(kind: type[Any], args: argparse.Namespace, place: str, task: str) 
 
 
 @contextmanager
-def texts_bar(count: int) -> Iterator[Callable[[int], object]]:
+def texts_bar(count: int, unit: str = "text") -> Iterator[Callable[[int], object]]:
     """A progress bar of texts, told how many are done, with errors of arguments in a line each."""
     from tqdm import tqdm
 
     with (
         argument_errors(),
-        tqdm(total=count, unit="text", leave=False, disable=None, file=sys.stderr) as bar,
+        tqdm(total=count, unit=unit, leave=False, disable=None, file=sys.stderr) as bar,
     ):
         yield lambda done: bar.update(done - bar.n)

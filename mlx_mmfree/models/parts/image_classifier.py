@@ -13,7 +13,15 @@ Pool = Literal["mean", "first"]
 
 
 class Stage(Protocol):
-    """What `ImageClassifier` asks of a stage, such as a `parts.stage.Stage` or a `Stack`."""
+    """What `ImageClassifier` asks of a stage, such as a `parts.stage.Stage` or a `Stack`.
+
+    Attributes:
+        blocks: The blocks, first to last.
+        run_block: Calls each block; another one may look at what goes in.
+    """
+
+    blocks: Any
+    run_block: Any
 
     def transform(self, x: mx.array) -> mx.array:
         """Vectors of the same shape."""
@@ -95,16 +103,6 @@ class ImageClassifier(nn.Module):
         """The logits `(B, K)` that follow from `features`."""
         y: mx.array = self.head(self._pooled(features))
         return y
-
-    @property
-    def num_logits(self) -> int:
-        """Classes `K`."""
-        return int(self.config.num_classes)
-
-    @property
-    def dims(self) -> int:
-        """Dims of the vector of an image."""
-        return int(self.config.num_features)
 
     def predictions(self, images: mx.array) -> mx.array:
         return self(images)

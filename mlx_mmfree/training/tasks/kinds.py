@@ -6,7 +6,6 @@ from ...errors import UnsupportedModelError
 from ...models import (
     Decoder,
     EncoderDecoder,
-    ImageClassifier,
     MaskedLM,
     SequenceClassifier,
     check_causal,
@@ -14,7 +13,6 @@ from ...models import (
 from .causal_lm import CausalLMTask
 from .classifier import ClassifierTask
 from .encoder_decoder import EncoderDecoderTask
-from .images import ImageTask
 from .masked_lm import MaskedLMTask
 from .task import Task
 
@@ -23,7 +21,6 @@ _TASKS: dict[type, type[Task]] = {
     MaskedLM: MaskedLMTask,
     SequenceClassifier: ClassifierTask,
     EncoderDecoder: EncoderDecoderTask,
-    ImageClassifier: ImageTask,
 }
 
 

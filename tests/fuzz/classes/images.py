@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 from PIL import Image
 
+from mlx_mmfree.files.json_file import read_json_object
 from mlx_mmfree.images import ImageProcessor
 from tests.fuzz.case import OUTSIDE, FuzzClass
 from tests.fuzz.hostile import damage_bytes, damage_json, odd_entry, with_raw_json
@@ -195,7 +196,9 @@ def _with_checksums(data: bytes) -> bytes:
 
 def exercise(folder: Path, rng: random.Random) -> None:
     """Prepares the picture as the configuration says."""
-    processor = ImageProcessor.from_folder(folder)
+    file = folder / "preprocessor_config.json"
+    config = read_json_object(file if file.exists() else folder / "config.json")
+    processor = ImageProcessor.from_config(config)
     images = processor([folder / "picture"])
     if images.shape != (1, *processor.size, processor.channels):
         raise AssertionError(f"images of shape {images.shape}")

@@ -33,7 +33,7 @@ from mlx_mmfree.hub.conversion.plan import FloatForms
 from mlx_mmfree.hub.conversion.ternarize import ternarized
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.platform.allocator import keep_freed_memory
-from mlx_mmfree.training import Settings, train_language_model
+from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.corpus.documents import read_documents
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.corpus.token_file import TokenFile, open_token_file
@@ -92,7 +92,7 @@ def train_teacher(folder: Path, plan: Plan) -> None:
         learning_rate=3e-3,
         warmup_steps=plan.teacher_steps // 20,
     )
-    train_language_model(settings)
+    train_model(settings)
 
 
 def read(file: Path, tokenizer: Tokenizer, folder: Path) -> TokenFile:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mlx_mmfree import generate, load
 from mlx_mmfree.platform.allocator import keep_freed_memory
-from mlx_mmfree.training import Settings, train_language_model
+from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.corpus.mixture import Stage
 
 CORPUS = Path(__file__).parent / "demo_corpus"
@@ -44,7 +44,7 @@ def main() -> None:
             sequence_length=64,
             warmup_steps=2 if quick else 40,
         )
-        result = train_language_model(settings)
+        result = train_model(settings)
         print({name: round(value, 3) for name, value in result["held_out"].items()})
         model, tokenizer = load(f"{folder}/run/model")
         print(generate(model, tokenizer, "The cat", max_tokens=60))

@@ -29,7 +29,7 @@ from mlx_mmfree.files.replacing import new_file
 from mlx_mmfree.generation.translation import translate
 from mlx_mmfree.hub.checkpoint.opened_model import open_model
 from mlx_mmfree.platform.allocator import keep_freed_memory
-from mlx_mmfree.training import Settings, train_language_model
+from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.corpus.mixture import Stage
 
 ROWS = {
@@ -126,7 +126,7 @@ def experiment(plan: Plan, folder: Path) -> str:
     rows = []
     for seed, (number, name) in product(range(plan.seeds), enumerate(plan.models)):
         run = f"run-{number}-{seed}"
-        figures = train_language_model(_settings(plan, folder, run, name, seed))["held_out"]
+        figures = train_model(_settings(plan, folder, run, name, seed))["held_out"]
         row = {"model": name, "seed": seed, "loss": figures["valid/loss"]}
         rows.append(row | exact_matches(folder / run / "model", held_out))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)

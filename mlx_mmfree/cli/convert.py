@@ -102,9 +102,9 @@ def _add_ternarize_flags(group: Any) -> None:
         nargs="?",
         const="tensor",
         choices=("tensor", "group"),
-        help="make a dense Llama or Qwen3 model ternary, which then needs fine-tuning: tensor, as in "
-        "BitNet, has one scale for each matrix and 8-bit activations; group has a scale for each 128 "
-        "inputs and float activations (tensor)",
+        help="make a dense Llama, Qwen3 or model of images ternary, which then needs fine-tuning: "
+        "tensor, as in BitNet, has one scale for each matrix and 8-bit activations; group has a scale "
+        "for each 128 inputs and float activations (tensor)",
     )
     group.add_argument(
         "--text-file",

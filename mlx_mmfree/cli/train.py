@@ -1,4 +1,4 @@
-"""`mmfree train`: trains a language model from texts, token files, labelled texts or pairs of texts."""
+"""`mmfree train`: trains a model from texts, token files, pairs of texts, labelled texts or images."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from .parts.memory import add_dry_run_flag, add_memory_flags, limited_memory, sh
 from .parts.process_group import add_process_flags, connected, quiet_unless_first
 from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 
-HELP = "train a language model from files"
+HELP = "train a model from files"
 
 _NOT_FLAGS = ("model", "stages", "valid", "betas", "root", "latent")
 
@@ -62,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = _settings(args)
     from ..training.data_parallel import DataParallel
     from ..training.first_model import FirstModel
-    from ..training.language_model import plan_language_model, train_language_model
     from ..training.results import kept_models
+    from ..training.train_model import plan_training, train_model
 
     keep_freed_memory()
     output = settings.path(settings.output)
@@ -74,14 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     with quiet_unless_first(processes.rank), limited_memory(args, first.nbytes):
         if note := precision_note(settings.dtype):
             print(note)
-        show_plan(plan_language_model(settings, first.model, processes))
+        show_plan(plan_training(settings, first.model, processes))
         if args.dry_run:
             return 0
         callbacks = report_callbacks(args, output, settings.record(), processes)
-        result = train_language_model(settings, processes, callbacks=callbacks, first=first)
+        result = train_model(settings, processes, callbacks=callbacks, first=first)
         print(
             f"Best step {result['best_step']} of {result['step']}; learned from "
-            f"{result['tokens']:,} tokens."
+            f"{result['tokens']:,} {first.task.unit}."
         )
         for name, value in result.get("held_out", {}).items():
             print(f"{name}: {value:.4f}")

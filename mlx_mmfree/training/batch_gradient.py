@@ -7,7 +7,9 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_unflatten
 
+from ..layers.maps.batch_norm import running_statistics
 from ..models import TokenModel
 from ..ops.backend.choice import untimed
 from ..ops.backend.compilation import compiled
@@ -18,8 +20,9 @@ from .loss import Loss
 class BatchGradient:
     """Computes the sum of the losses of a batch and its gradient.
 
-    The graph depends on the batch, the trainable parameters and the random key. Frozen parameters are
-    constants of it. Kernels are not chosen by timing, since a resumed run must choose the same ones.
+    The graph depends on the batch, the trainable parameters, running statistics and the random key.
+    Frozen parameters are constants of it. Kernels are not chosen by timing, since a resumed run must
+    choose the same ones.
 
     Args:
         model: The model.
@@ -31,7 +34,7 @@ class BatchGradient:
         self._model = model
         self._loss_and_gradient = nn.value_and_grad(model, loss)
         self._repeats_graphs = repeats_graphs
-        self._graphs: dict[Any, Callable[..., tuple[mx.array, Any]]] = {}
+        self._graphs: dict[Any, Callable[..., tuple[mx.array, Any, dict[str, mx.array]]]] = {}
 
     def __call__(self, batch: Batch, *, is_special: bool = False) -> tuple[mx.array, Any]:
         """The loss and its gradient, yet to be computed.
@@ -50,7 +53,12 @@ class BatchGradient:
                 function = partial(_traced, self._model, self._loss_and_gradient, batch)
                 self._graphs[form] = compiled(function, is_random=True)
             arrays = {name: mx.array(array) for name, array in given.items()}
-            return self._graphs[form](arrays, self._model.trainable_parameters())
+            model = self._model
+            loss, gradient, statistics = self._graphs[form](
+                arrays, model.trainable_parameters(), running_statistics(model)
+            )
+            _set(model, statistics)
+            return loss, gradient
 
 
 def _traced(
@@ -59,10 +67,19 @@ def _traced(
     batch: Batch,
     arrays: dict[str, Any],
     parameters: dict[str, Any],
-) -> tuple[mx.array, Any]:
+    statistics: dict[str, mx.array],
+) -> tuple[mx.array, Any, dict[str, mx.array]]:
     own = model.trainable_parameters()
+    known = running_statistics(model)
     model.update(parameters)
+    _set(model, statistics)
     try:
-        return loss_and_gradient(model, replace(batch, **arrays))
+        loss, gradient = loss_and_gradient(model, replace(batch, **arrays))
+        return loss, gradient, running_statistics(model)
     finally:
         model.update(own)
+        _set(model, known)
+
+
+def _set(model: nn.Module, arrays: dict[str, mx.array]) -> None:
+    model.update(tree_unflatten(list(arrays.items())))

@@ -8,7 +8,7 @@ import mlx.nn as nn
 
 from ..files.replacing import new_file
 from ..hub.checkpoint.save import write_tensors
-from .checkpoint import trainable
+from .checkpoint import learned
 from .run_folder import writing
 
 
@@ -35,13 +35,12 @@ class Callback:
 
 
 class BestWeights(Callback):
-    """Keeps the trainable parameters with the best validation loss in a file.
+    """Keeps what the model has learned at the best validation loss in a file.
 
     Args:
         model: The model that is trained.
-        file: The file, which better parameters replace.
-        has_validation: Whether validation picks the best parameters. Without it, the latest are the
-            best.
+        file: The file, which better weights replace.
+        has_validation: Whether validation picks the best weights. Without it, the latest are the best.
     """
 
     def __init__(self, model: nn.Module, file: Path, has_validation: bool = True):
@@ -51,7 +50,7 @@ class BestWeights(Callback):
 
     def on_best(self, step: int) -> None:
         with writing(self._file.parent), new_file(self._file) as new:
-            write_tensors(new, trainable(self._model))
+            write_tensors(new, learned(self._model))
 
     def on_save(self, step: int) -> None:
         if not self._has_validation:

@@ -1,4 +1,4 @@
-"""The checkpoint of a training run: trained parameters, optimizer state and progress."""
+"""The checkpoint of a training run: what the model has learned, optimizer state and progress."""
 
 import json
 import math
@@ -18,6 +18,7 @@ from ..files.opening import read_member
 from ..files.replacing import clear_leftovers, new_folder
 from ..files.safetensors import read_arrays
 from ..hub.checkpoint.save import write_tensors
+from ..layers.maps.batch_norm import running_statistics
 
 _FOLDER, _PROGRESS = "checkpoint", "progress.json"
 
@@ -42,7 +43,7 @@ def save_checkpoint(
 
     Args:
         run: Folder of the run.
-        model: The model whose trainable parameters are saved.
+        model: The model, of which what it has learned is saved.
         optimizer: The optimizer whose state is saved.
         progress: Plain values, such as the step and the settings.
 
@@ -50,7 +51,7 @@ def save_checkpoint(
         OSError: The folder cannot be written.
     """
     with new_folder(run / _FOLDER, replaces=True) as new:
-        write_tensors(new / "model.safetensors", trainable(model))
+        write_tensors(new / "model.safetensors", learned(model))
         write_tensors(new / "optimizer.safetensors", dict(tree_flatten(optimizer.state)))
         write_json(new / _PROGRESS, progress)
 
@@ -119,7 +120,7 @@ def kept_state(run: Path) -> str:
 
 
 def restore_checkpoint(run: Path, model: nn.Module, optimizer: optim.Optimizer) -> None:
-    """Restores the trainable parameters and the optimizer, in place, from a run's checkpoint.
+    """Restores what the model has learned and the optimizer, in place, from a run's checkpoint.
 
     Raises:
         TrainingError: The checkpoint is missing or damaged, or belongs to another model.
@@ -128,22 +129,22 @@ def restore_checkpoint(run: Path, model: nn.Module, optimizer: optim.Optimizer) 
     if folder is None:
         raise TrainingError(f"[training] '{run}' must hold a checkpoint but has none.")
     try:
-        load_trainable(model, folder / "model.safetensors")
+        load_learned(model, folder / "model.safetensors")
         state = read_arrays(folder / "optimizer.safetensors")
         optimizer.state = tree_unflatten(list(state.items()))
     except (CheckpointError, RuntimeError, ValueError, KeyError) as error:
         raise _damaged(folder, error) from error
 
 
-def load_trainable(model: nn.Module, file: Path) -> None:
-    """Sets all trainable parameters of a model from a file.
+def load_learned(model: nn.Module, file: Path) -> None:
+    """Sets what a model has learned from a file that `learned` filled.
 
     Raises:
         CheckpointError: The file is missing or damaged.
         ValueError: The file holds parameters of other names or shapes.
     """
     weights = read_arrays(file)
-    want = {name: array.shape for name, array in trainable(model).items()}
+    want = {name: array.shape for name, array in learned(model).items()}
     got = {name: array.shape for name, array in weights.items()}
     if want != got:
         differing = sorted(name for name in want | got if want.get(name) != got.get(name))
@@ -151,9 +152,9 @@ def load_trainable(model: nn.Module, file: Path) -> None:
     model.update(tree_unflatten(list(weights.items())))
 
 
-def trainable(model: nn.Module) -> dict[str, mx.array]:
-    """The trainable parameters of a model, by their names in memory."""
-    return dict(tree_flatten(model.trainable_parameters()))
+def learned(model: nn.Module) -> dict[str, mx.array]:
+    """What a run changes in a model: trainable parameters and running statistics, by names in memory."""
+    return {**dict(tree_flatten(model.trainable_parameters())), **running_statistics(model)}
 
 
 def _is_like(value: Any, sample: Any) -> bool:

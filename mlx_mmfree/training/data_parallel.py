@@ -111,6 +111,22 @@ class DataParallel:
         result: Tree = tree_unflatten(shared)
         return result
 
+    def means(self, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
+        """The means over all processes of arrays by name, in float32 precision.
+
+        Raises:
+            TrainingError: Another process has ended.
+        """
+        if self.size == 1 or not arrays:
+            return arrays
+        totals = self._summed([array.astype(mx.float32) / self.size for array in arrays.values()])
+        return {
+            name: mx.round(total).astype(array.dtype)
+            if mx.issubdtype(array.dtype, mx.integer)
+            else total.astype(array.dtype)
+            for (name, array), total in zip(arrays.items(), totals, strict=True)
+        }
+
     def after_first(self, action: Callable[[], Result]) -> Result:
         """Runs an action in the first process, and then in the others, which wait for it.
 

@@ -1,4 +1,4 @@
-"""The model that a run from a corpus begins with: with random weights or those of a checkpoint."""
+"""The model that a run from files begins with: with random weights or those of a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -13,6 +13,7 @@ from ..layers.matrix import matrices, matrix_of
 from ..layers.parameters import parameters
 from ..models import TokenModel, find_described
 from ..models.parts.ternary_linears import TernaryLinears
+from .new_head import described_classes, with_classes
 from .settings import Settings
 from .tasks.kinds import task_of
 
@@ -38,7 +39,8 @@ class FirstModel:
 
     Raises:
         TrainingError: The settings ask for linear layers that the architecture does not have, for
-            another embedding of a model whose head shares it, or for longer rows than it takes.
+            another embedding of a model that has none of its own, for longer rows than it takes, or for
+            what models of images do not have; or classes cannot be read.
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`; the last one also for a
             model that learns nothing from files.
     """
@@ -48,14 +50,24 @@ class FirstModel:
         self.tokenizer_folder: Path | None = None
         if settings.init_from is None:
             mx.random.seed(settings.seed)
-            self.model = _random_model(settings)
+            self.model: Any = _random_model(settings)
             self.nbytes = sum(array.nbytes for array in parameters(self.model).values())
         else:
             self._opened = _opened(settings)
-            self.tokenizer_folder = self._opened.checkpoint.folder
             self.model = self._opened.model
             self.nbytes = self._opened.nbytes
         self.task = task_of(self.model)
+        self._settings = settings
+        if not isinstance(self.model, TokenModel):
+            _check_images(settings)
+            return
+        if settings.new_head:
+            raise TrainingError(
+                f"[train] 'new_head' must be left out for a model for {self.model.purpose} but was "
+                "given."
+            )
+        if self._opened is not None:
+            self.tokenizer_folder = self._opened.checkpoint.folder
         most = self.model.max_length
         if most is not None and settings.sequence_length > most:
             raise TrainingError(
@@ -64,9 +76,14 @@ class FirstModel:
                 "'max_position_embeddings' of a new model."
             )
 
-    def load(self) -> TokenModel:
+    def load(self) -> Any:
         """Returns the model with its weights. It may be called only once."""
-        return self.model if self._opened is None else self._opened.load()
+        if self._opened is not None:
+            self.model = self._opened.load()
+            if self._settings.new_head:
+                mx.random.seed(self._settings.seed)
+                self.model = with_classes(self.model, self._settings)
+        return self.model
 
 
 def _opened(settings: Settings) -> OpenedModel:
@@ -81,14 +98,33 @@ def _opened(settings: Settings) -> OpenedModel:
     )
 
 
-def _random_model(settings: Settings) -> TokenModel:
+def _random_model(settings: Settings) -> Any:
     """A model with random weights, which take no memory until they are computed."""
     architecture = find_described(settings.model)
-    config = architecture.config.from_hub(_with_linear_class(settings.model))
-    model: TokenModel = architecture.build(config)
+    described = _with_linear_class(settings.model)
+    if architecture.variants:
+        described = described_classes(described, settings)
+    model: Any = architecture.build(architecture.config.from_hub(described))
     _check_linear_class(model, settings.model)
-    _draw_embedding(model, settings.embedding_std)
+    if isinstance(model, TokenModel):
+        _draw_embedding(model, settings.embedding_std)
     return model
+
+
+def _check_images(settings: Settings) -> None:
+    """Refuses what only models of texts have."""
+    for name in ("embedding_std", "tokenizer"):
+        if getattr(settings, name) is not None:
+            raise TrainingError(
+                f"[train] '{name}' must be left out for a model of images but got "
+                f"{getattr(settings, name)!r:.80}."
+            )
+    if settings.grad_checkpoint:
+        raise TrainingError(
+            "[train] 'grad_checkpoint' must be left out for a model of images, whose blocks cannot be "
+            "computed twice in a step, but was given. Lower 'batch_size' instead, with more "
+            "'accumulation_steps'."
+        )
 
 
 def _draw_embedding(model: TokenModel, standard_deviation: float | None) -> None:
@@ -123,7 +159,8 @@ def _check_linear_class(model: TokenModel, described: Mapping[str, Any]) -> None
     kind = described.get("linear_class")
     found = "ternary" if any(m.is_ternary for m in matrices(model).values()) else "dense"
     if kind not in (None, found):
+        key = "model_type" if "model_type" in described else "architecture"
         raise TrainingError(
-            f"[train] 'linear_class' must be {found} for 'model_type' "
-            f"{described.get('model_type')!r:.80} but got {kind!r:.80}."
+            f"[train] 'linear_class' must be {found} for {key!r} {described[key]!r:.80} but got "
+            f"{kind!r:.80}."
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.optimizers as optim
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_unflatten
 from tqdm import tqdm
 
 from ..errors import TrainingError, TrainingStopped
@@ -19,6 +19,7 @@ from .callbacks import Callback
 from .checkpoint import (
     check_record,
     kept_state,
+    learned,
     new_progress,
     read_progress,
     restore_checkpoint,
@@ -41,7 +42,8 @@ Validation = Callable[[Any], dict[str, Any]]
 class Trainer:
     """Trains a model step by step. A run can be killed at any time and resumed.
 
-    Only the trainable parameters are changed, written to checkpoints and restored from them.
+    Only the trainable parameters and running statistics are changed, written to checkpoints and
+    restored from them.
 
     Args:
         model: The model. Its trainable parameters are changed in place.
@@ -119,7 +121,8 @@ class Trainer:
         self._resume()
         is_first = self._processes.is_first
         self._processes.check_same("step", self._progress["step"])
-        self.model.update(self._processes.of_first(self.model.trainable_parameters()))
+        weights = tree_unflatten(list(learned(self.model).items()))
+        self.model.update(self._processes.of_first(weights))
         log = self._begin()
         bar = tqdm(
             total=self._settings.steps,
@@ -189,7 +192,7 @@ class Trainer:
             if self._is_due(settings.steps_per_report):
                 record = self._report(log, clock, result)
                 bar.set_postfix_str(
-                    f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} tokens/s"
+                    f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} {settings.unit}/s"
                 )
             with clock.paused():
                 if self._is_due(settings.steps_per_eval):

@@ -28,6 +28,7 @@ class LoopSettings:
             computes in their own. Validations always do.
         clear_cache_bytes: MLX's cache is cleared after a step that leaves it larger than this; `None`
             never clears it.
+        unit: What the log counts as tokens, in the words of the progress bar.
         record: Plain values that must be the same when the run is resumed. Its `steps`, if it has
             them, may grow once the run is finished.
     """
@@ -44,4 +45,5 @@ class LoopSettings:
     quantization_warmup: int = 0
     dtype: mx.Dtype | None = None
     clear_cache_bytes: int | None = None
+    unit: str = "tokens"
     record: dict[str, Any] = field(default_factory=dict)

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.optimizers as optim
 import numpy as np
-from mlx.utils import tree_map, tree_reduce
+from mlx.utils import tree_map, tree_reduce, tree_unflatten
 
 from ..errors import TrainingError
 from ..layers import set_quantization_strength
+from ..layers.maps.batch_norm import running_statistics
 from ..models import TokenModel
 from ..ops import long_sum
 from ..ops.backend.compilation import can_compile, compiled
@@ -144,9 +145,11 @@ class OptimizerStep:
     def graphs(self, batch: Batch) -> StepGraphs:
         """What a step with one batch computes. The model stays as it is."""
         own = self._model.trainable_parameters()
+        statistics = list(running_statistics(self._model).items())
         loss, gradient = self._gradient(batch)
         # MLX leaves copies of them in the model
         self._model.update(own)
+        self._model.update(tree_unflatten(statistics))
         norm = self._norm(loss, gradient)
         updated = self._updated(mx.array(1.0), gradient, own, self._optimizer.state)
         return StepGraphs(loss, gradient, norm, *updated)
@@ -165,6 +168,8 @@ class OptimizerStep:
             gradient = added if gradient is None else tree_map(mx.add, gradient, added)
         # the last backward pass runs only now, so that its gradients are exchanged meanwhile
         total, summed, gradient = self._processes.sums(total, mx.array(counts), gradient)
+        statistics = self._processes.means(running_statistics(self._model))
+        self._model.update(tree_unflatten(list(statistics.items())))
         mx.eval(total, gradient)
         terms, tokens = np.array(summed).astype(int).tolist()
         return float(total), terms, tokens, gradient

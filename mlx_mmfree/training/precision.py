@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
+from ..layers.maps.batch_norm import running_statistics
 from ..layers.matrix import matrices
 from ..layers.parameters import kept_names, parameters
 from ..ops.backend.dispatch import on_cpu
@@ -44,15 +45,15 @@ def in_dtype(function: Function[Result], model: nn.Module, dtype: mx.Dtype) -> F
     """A function of a model, computed with the model's floats in another dtype.
 
     Each call makes copies of the floats, through which gradients flow to the model's own in their own
-    dtype. Packed matrices stay as they are, and so do master weights that are rounded to ternary: a
-    rounded one could give another trit.
+    dtype. Packed matrices stay as they are, and so do running statistics, and master weights that are
+    rounded to ternary: a rounded one could give another trit.
 
     Args:
         function: Is called with the model and perhaps more.
         model: The model.
         dtype: The dtype.
     """
-    kept = kept_names(model) | _ternary_masters(model)
+    kept = kept_names(model) | _ternary_masters(model) | set(running_statistics(model))
     names = [
         name
         for name, array in parameters(model).items()

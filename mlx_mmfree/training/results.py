@@ -16,7 +16,7 @@ from ..hub.checkpoint.target_folder import check_target
 from ..layers import pack_linears, packable
 from ..models import Decoder, TokenModel
 from .callbacks import BestWeights, Callback
-from .checkpoint import load_trainable
+from .checkpoint import load_learned
 from .run_folder import writing
 
 
@@ -61,7 +61,8 @@ class TrainedModel(BestWeights):
     Args:
         folder: Folder of the run.
         model: The model that is trained.
-        tokenizer: The tokenizer, or its folder. Its files are copied beside the models.
+        tokenizer: The tokenizer, or its folder, whose files are copied beside the models; `None` for a
+            model of images.
         has_validation: Whether validation picks the best weights. Without it, the latest are the best.
 
     Raises:
@@ -69,13 +70,17 @@ class TrainedModel(BestWeights):
     """
 
     def __init__(
-        self, folder: Path, model: TokenModel, tokenizer: Tokenizer | Path, has_validation: bool
+        self,
+        folder: Path,
+        model: TokenModel,
+        tokenizer: Tokenizer | Path | None,
+        has_validation: bool,
     ):
         super().__init__(model, folder / "best.safetensors", has_validation)
         source = tokenizer.folder if isinstance(tokenizer, Tokenizer) else tokenizer
         # asked now rather than after hours of training
         for name in (RUN_MODEL, MASTERS_FOLDER):
-            check_target((folder / name).resolve(), True, "training", [source])
+            check_target((folder / name).resolve(), True, "training", [source] if source else [])
         self._folder = folder
         self._decoder = model
         self._tokenizer = tokenizer
@@ -85,7 +90,7 @@ class TrainedModel(BestWeights):
 
         A ternary model is packed there, and `masters/` gets its float weights for further training.
         """
-        load_trainable(self._decoder, self._folder / "best.safetensors")
+        load_learned(self._decoder, self._folder / "best.safetensors")
         floats = list(packable(self._decoder).items())
         if floats:
             self._save(MASTERS_FOLDER)

@@ -1,4 +1,4 @@
-"""The settings of a training run from texts or token files."""
+"""The settings of a training run from files of texts, tokens or images."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -41,6 +41,9 @@ _LATER = (
     "mlm_probability",
     "label_smoothing",
     "schedule",
+    "new_head",
+    "random_shift",
+    "random_flip",
 )
 _POSITIVE = (
     "steps",
@@ -56,6 +59,7 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "quantization_warmup",
     "patience",
+    "random_shift",
     "seed",
     "clip_norm",
     "weight_decay",
@@ -70,22 +74,26 @@ class Settings:
     Attributes:
         output: Folder of the run, for the log, the loss curve, the checkpoint and the finished model.
         model: The architecture, as in a `config.json` of the Hub. `linear_class` makes its linear
-            layers ternary or dense.
+            layers ternary or dense. A model of images gets its classes from the training files.
         embedding_std: Standard deviation of the fresh embedding. Default: 1, or that of the other
             weights if the head shares the embedding.
         init_from: Folder or Hub repository of a model to begin with instead of random weights. Its
             architecture and tokenizer are used.
         latent: Whether the float weights of that model, if it is a ternary Llama, are master weights,
             which are rounded to ternary. Default: as its configuration says.
+        new_head: Whether a model of images that the run begins with gets a fresh head, for the classes
+            of the training files.
         rebuild_masters: Make float master weights from the ternary weights of that model, if it is
             packed without them. What had been rounded away stays lost.
         stages: Mixtures of training files, one for each stage: texts, or token files that `mmfree
-            tokenize` wrote; for a classifier or an encoder-decoder JSON lines or tables (`.tsv`).
+            tokenize` wrote; for a classifier or an encoder-decoder JSON lines or tables (`.tsv`); for a
+            model of images folders with a folder of pictures for each class, `.npz` files with `images`
+            and `labels`, or IDX files of images, as those of MNIST.
         order: How sequences are drawn. `random` cuts each one at a random place, `epochs` takes every
             one of a file once before any of them comes again.
         valid: Held-out files, measured at the end. Without any, the last weights are kept.
-        valid_tokens: Number of tokens of the first held-out file on which validations measure the
-            loss that picks the best weights.
+        valid_tokens: Number of tokens, or of images, of the first held-out file on which validations
+            measure the loss that picks the best weights.
         tokenizer: Folder with a tokenizer. Default: the one beside the first token file of the first
             stage, or a vocabulary that is trained on its text files.
         steps: Number of optimizer steps.
@@ -98,6 +106,8 @@ class Settings:
         source_column: Key of the source in JSON lines. In a table it is the first column.
         target_column: Key of the target. In a table it is the second column.
         mlm_probability: Share of the tokens that a masked language model has to fill in.
+        random_shift: Training images are moved by up to so many pixels in each direction, as drawn.
+        random_flip: Whether training images are mirrored, each with probability 1/2.
         label_smoothing: Share of the target's probability that is spread evenly over all classes.
         learning_rate: Learning rate at its peak, after a linear warm-up. Default: 0.004, or with
             `inverse_sqrt` that of the paper, 1 / sqrt(dims * warmup_steps).
@@ -128,6 +138,7 @@ class Settings:
     embedding_std: float | None = None
     init_from: str | None = None
     latent: bool | None = None
+    new_head: bool = False
     rebuild_masters: bool = False
     stages: tuple[Stage, ...]
     order: str = "random"
@@ -143,6 +154,8 @@ class Settings:
     source_column: str = "source"
     target_column: str = "target"
     mlm_probability: float = 0.15
+    random_shift: int = 0
+    random_flip: bool = False
     label_smoothing: float = 0.0
     learning_rate: float | None = None
     schedule: str = COSINE
@@ -199,6 +212,8 @@ class Settings:
                 "[train] 'init_from' must come without 'model' and 'tokenizer', which that model "
                 "brings, but one of them is given. Leave it out."
             )
+        is_sound = not self.new_head or self.init_from is not None
+        self._check("new_head", is_sound, "left out without 'init_from', whose model has a head,")
         if self.embedding_std is not None:
             self._check("embedding_std", 0 < self.embedding_std < math.inf, "positive")
             is_fresh = self.init_from is None
@@ -223,8 +238,13 @@ class Settings:
         """A path of the settings. It is relative to the file that they were read from."""
         return self.root / name
 
-    def loop(self, record: Mapping[str, Any]) -> LoopSettings:
-        """The settings of the loop; `record` describes the weights and texts of the run."""
+    def loop(self, record: Mapping[str, Any], unit: str = "tokens") -> LoopSettings:
+        """The settings of the loop.
+
+        Args:
+            record: Describes the weights and files of the run.
+            unit: As of `LoopSettings`.
+        """
         return LoopSettings(
             folder=self.path(self.output),
             steps=self.steps,
@@ -237,6 +257,7 @@ class Settings:
             quantization_warmup=self.quantization_warmup,
             dtype=compute_dtype(self.dtype),
             clear_cache_bytes=self.clear_cache_threshold,
+            unit=unit,
             record={**self.record(), **record},
         )
 

@@ -15,9 +15,9 @@ from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.training import run_tokens
 from mlx_mmfree.training.corpus.sources import find_sources
 from mlx_mmfree.training.corpus.tokenize import tokenize
-from mlx_mmfree.training.language_model import train_language_model
 from mlx_mmfree.training.log import read_log
 from mlx_mmfree.training.settings import read_settings
+from mlx_mmfree.training.train_model import train_model
 from tests.training.conftest import write_corpus
 
 pytestmark = pytest.mark.usefixtures("without_curve")
@@ -47,7 +47,7 @@ def _losses(config: Path, run: str) -> list[float]:
 
 
 def test_token_files_train_as_the_texts_do(config: Path) -> None:
-    train_language_model(_settings(config))
+    train_model(_settings(config))
     own = config.parent / "run/tokenizer"
     names = {name: _tokenized(config, name, own) for name in ("train", "more", "valid")}
     stages = [
@@ -55,13 +55,13 @@ def test_token_files_train_as_the_texts_do(config: Path) -> None:
         {"until": 1, "weights": {names["more"]: 1}},
     ]
     settings = _settings(config, output="second", stages=stages, valid=[names["valid"]])
-    train_language_model(settings)
+    train_model(settings)
     assert _losses(config, "second") == _losses(config, "run")
     assert not (config.parent / "second/tokenizer").exists()
 
 
 def test_texts_are_tokenised_once(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train_language_model(_settings(config))
+    train_model(_settings(config))
     made = sorted((config.parent / "run/tokens").iterdir())
     assert len(made) == 3
     before = [path.read_bytes() for path in made]
@@ -75,7 +75,7 @@ def test_texts_are_tokenised_once(config: Path, monkeypatch: pytest.MonkeyPatch)
         return write(*arguments, **options)
 
     monkeypatch.setattr(run_tokens, "write_token_file", count)
-    train_language_model(_settings(config))
+    train_model(_settings(config))
     assert sorted((config.parent / "run/tokens").iterdir()) == made
     assert [path.read_bytes() for path in made] == before
     assert len(written) == 1
@@ -89,18 +89,18 @@ def test_another_tokenizer_is_refused(config: Path) -> None:
     # the keys of a YAML file that is written here are sorted
     message = f"'{first}' must hold the ids of the run's tokenizer but was made with another one"
     with pytest.raises(TrainingError, match=message):
-        train_language_model(_settings(config, stages=stages, valid=[]))
+        train_model(_settings(config, stages=stages, valid=[]))
     stages = [{"until": 1, "weights": {first: 1}}]
     shutil.rmtree(config.parent / "train-tokens/tokenizer")
     with pytest.raises(TrainingError, match="'tokenizer' must name the folder of the tokenizer"):
-        train_language_model(_settings(config, stages=stages, valid=[]))
+        train_model(_settings(config, stages=stages, valid=[]))
 
 
 def test_files_that_are_no_texts_are_refused(config: Path) -> None:
     (config.parent / "train.jsonl").write_text('{"text": "a"}')
     stages = [{"until": 1, "weights": {"train.jsonl": 1}}]
     with pytest.raises(TrainingError, match="must be a text file or a token file"):
-        train_language_model(_settings(config, stages=stages))
+        train_model(_settings(config, stages=stages))
 
 
 def test_the_vocabulary_of_a_model_covers_that_of_its_tokens(config: Path) -> None:
@@ -108,27 +108,27 @@ def test_the_vocabulary_of_a_model_covers_that_of_its_tokens(config: Path) -> No
     model = yaml.safe_load(config.read_text())["model"] | {"vocab_size": 200}
     settings = _settings(config, stages=[{"until": 1, "weights": {name: 1}}], model=model)
     with pytest.raises(TrainingError, match="'vocab_size' must cover the tokenizer's 300 tokens"):
-        train_language_model(settings)
+        train_model(settings)
 
 
 def test_a_changed_token_file_is_not_taken_for_the_first(config: Path) -> None:
     name = _tokenized(config, "train")
     settings = _settings(config, stages=[{"until": 1, "weights": {name: 1}}], valid=[])
-    train_language_model(settings)
+    train_model(settings)
     own = config.parent / "train-tokens/tokenizer"
     shutil.copytree(own, config.parent / "own")
     shutil.rmtree(config.parent / "train-tokens")
     write_corpus(config.parent / "train.txt", 7)
     _tokenized(config, "train", config.parent / "own")
     with pytest.raises(TrainingError, match="holds a run with other values of texts"):
-        train_language_model(settings)
+        train_model(settings)
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from mlx_mmfree.training import loop, optimizer_step
-from mlx_mmfree.training.language_model import train_language_model
+from mlx_mmfree.training.train_model import train_model
 from mlx_mmfree.training.settings import read_settings
 
 loop.plot_run = lambda *_: True
@@ -140,7 +140,7 @@ def killed(self, step):
     return call(self, step)
 
 optimizer_step.OptimizerStep.__call__ = killed
-train_language_model(read_settings(Path(sys.argv[1])))
+train_model(read_settings(Path(sys.argv[1])))
 """
 
 
@@ -148,12 +148,12 @@ train_language_model(read_settings(Path(sys.argv[1])))
 def test_a_killed_run_goes_on_to_the_same_bits(config: Path, order: str) -> None:
     _settings(config, order=order)
     whole = _settings(config, output="whole")
-    train_language_model(whole)
+    train_model(whole)
     settings = _settings(config, output="killed")
     # the last checkpoint is that of step 4
     command = [sys.executable, "-c", KILLED, str(config), "5"]
     assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
-    train_language_model(settings)
+    train_model(settings)
     assert _losses(config, "killed") == _losses(config, "whole")
     want = _best(config, "whole")
     assert all(mx.array_equal(value, want[name]) for name, value in _best(config, "killed").items())

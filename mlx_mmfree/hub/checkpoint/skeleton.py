@@ -65,7 +65,7 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         CheckpointError: The configuration is damaged, or the tensors do not belong to it.
     """
     architecture = find_described(checkpoint.config)
-    check_packing(checkpoint.config, architecture.packed_forms)
+    check_packing(checkpoint.config, architecture.read_forms)
     model = architecture.build(architecture.config.from_hub(checkpoint.config))
     names = WeightNames(architecture.weight_names)
     training = {

@@ -8,7 +8,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ...errors import UnsupportedModelError
-from ...models import architectures
+from ...models import architectures, find_described
 from ...models.parts.ternary_linears import TernaryLinears
 from ...ops import pack_ternary
 from ...ops.float_dtypes import FLOATS
@@ -24,15 +24,17 @@ def check_dense(checkpoint: Checkpoint) -> None:
         UnsupportedModelError: The model has another architecture, or is quantised already.
     """
     config = checkpoint.config
-    model_type = config.get("model_type")
-    known = sorted(name for name, each in architectures().items() if each.is_ternarizable)
-    if model_type not in known:
+    architecture = find_described(config)
+    if not architecture.can_be_ternary:
+        known = sorted(name for name, each in architectures().items() if each.is_ternarizable)
         raise UnsupportedModelError(
-            f"[convert] 'ternarize' must be left out for 'model_type' {model_type!r:.80} but was "
-            f"given. It is for {' and '.join(known)}."
+            f"[convert] 'ternarize' must be left out for 'model_type' {architecture.name!r:.80} but "
+            f"was given. It is for {', '.join(known)} and models of images."
         )
     is_described = any(config.get(key) for key in ("quantization", "quantization_config"))
-    has_floats = all(entry.dtype in FLOATS for entry in checkpoint.tensors.values())
+    # a batch norm counts its batches in a whole number
+    matrices = (entry for entry in checkpoint.tensors.values() if entry.shape)
+    has_floats = all(entry.dtype in FLOATS for entry in matrices)
     if is_described or not has_floats or "BitnetForCausalLM" in config.get("architectures", ()):
         raise UnsupportedModelError(
             f"[convert] 'ternarize' must be left out for '{checkpoint.folder}', which is quantised "

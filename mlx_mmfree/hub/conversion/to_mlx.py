@@ -95,7 +95,7 @@ def quantized_forms(
         if matrix is None or not matrix.is_plain:
             raise UnsupportedModelError(
                 f"[convert] '{place}_bits' must be left out for this model but got {bits}: "
-                + _why_not(matrix)
+                + _why_not(place, matrix)
             )
         dims = matrix.input_dims
         group_size = next((size for size in _EMBEDDING_GROUPS if dims % size == 0), None)
@@ -107,7 +107,7 @@ def quantized_forms(
         found[place] = (group_size, bits, partial(mx.quantize, group_size=group_size, bits=bits))
     if forms.ternarize_groups:
         for path, matrix in reader.matrices.items():
-            if not matrix.is_plain or matrix.is_embedding or not path.startswith("blocks."):
+            if not matrix.is_plain or matrix.is_embedding or "blocks." not in path:
                 continue
             if matrix.input_dims % GROUP_SIZE:
                 raise UnsupportedModelError(
@@ -155,9 +155,11 @@ def _affine_values(
     return pack_ternary(mx.sign(weight)), scales, -scales
 
 
-def _why_not(matrix: Matrix | None) -> str:
+def _why_not(place: str, matrix: Matrix | None) -> str:
     if matrix is not None and matrix.is_ternary:
         return "its head is ternary. Leave it out."
+    if matrix is None and place == "embed":
+        return "it has no embedding. Leave it out."
     if matrix is None:
         return "its head is the embedding. Use 'embed_bits'."
     return "it is stored in few bits already. Leave it out."

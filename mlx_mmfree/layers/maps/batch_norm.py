@@ -19,8 +19,9 @@ class BatchNorm(nn.Module):
 
     In training, :math:`\mu` and :math:`\sigma^2` are those of the batch, and the running ones follow
     them. In evaluation they are the running ones: the norm is one product and one sum for a channel,
-    which `of_linear` joins with the matrix before it. Unlike MLX's own, it adds long sums block by
-    block, and it counts batches as PyTorch does.
+    which `of_linear` joins with the matrix before it. A frozen norm, as under an adapter, keeps to the
+    running ones in training too. Unlike MLX's own, it adds long sums block by block, and it counts
+    batches as PyTorch does.
 
     Args:
         dims: Channels `D`.
@@ -56,9 +57,19 @@ class BatchNorm(nn.Module):
         self.freeze(keys=list(_STATISTICS), recurse=False)
         return self
 
+    @property
+    def counts(self) -> bool:
+        """Whether a call takes the statistics of its batch, which the running ones follow."""
+        return bool(self.training) and "weight" not in self._no_grad
+
+    @property
+    def statistics(self) -> dict[str, mx.array]:
+        """The running statistics and the number of batches in them."""
+        return {name: self[name] for name in _STATISTICS}
+
     def __call__(self, x: mx.array) -> mx.array:
         check_features("BatchNorm", x, self.weight.shape[0])
-        scale, shift = self._of_batch(x) if self.training else self.scale_and_shift()
+        scale, shift = self._of_batch(x) if self.counts else self.scale_and_shift()
         return (x * scale + shift).astype(x.dtype)
 
     def scale_and_shift(self) -> tuple[mx.array, mx.array]:
@@ -67,7 +78,7 @@ class BatchNorm(nn.Module):
 
     def of_linear(self, linear: nn.Module, x: mx.array) -> mx.array:
         """`norm(linear(x))`; in evaluation, the matrix is multiplied if it is the smaller one."""
-        if self.training or type(linear) is not nn.Linear or x.size <= x.shape[-1] ** 2:
+        if self.counts or type(linear) is not nn.Linear or x.size <= x.shape[-1] ** 2:
             y = self(linear(x))
         else:
             scale, shift = self.scale_and_shift()
@@ -95,3 +106,13 @@ class BatchNorm(nn.Module):
     def _joined(self, mean: mx.array, var: mx.array) -> tuple[mx.array, mx.array]:
         scale = self.weight.astype(mx.float32) * mx.rsqrt(var + self._eps)
         return scale, self.bias.astype(mx.float32) - mean * scale
+
+
+def running_statistics(model: nn.Module) -> dict[str, mx.array]:
+    """What training steps change in a model without a gradient, by names in memory."""
+    return {
+        f"{path}.{name}": array
+        for path, module in model.named_modules()
+        if isinstance(module, BatchNorm) and "weight" not in module._no_grad
+        for name, array in module.statistics.items()
+    }

@@ -109,3 +109,13 @@ class Architecture:
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tiny: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def can_be_ternary(self) -> bool:
+        """Whether its dense models can be made ternary ones: all models of images can."""
+        return self.is_ternarizable or bool(self.variants)
+
+    @property
+    def read_forms(self) -> tuple[str, ...]:
+        """Values as of `packed_forms` that are read: of models of images, all that there are."""
+        return ("mmfree", "bitnet", "affine") if self.variants else self.packed_forms

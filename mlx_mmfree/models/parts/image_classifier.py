@@ -104,6 +104,16 @@ class ImageClassifier(nn.Module):
         y: mx.array = self.head(self._pooled(features))
         return y
 
+    @property
+    def num_logits(self) -> int:
+        """Classes `K`."""
+        return int(self.config.num_classes)
+
+    @property
+    def dims(self) -> int:
+        """Dims of the vector of an image."""
+        return int(self.config.num_features)
+
     def predictions(self, images: mx.array) -> mx.array:
         return self(images)
 

@@ -6,6 +6,7 @@ from ...errors import UnsupportedModelError
 from ...models import (
     Decoder,
     EncoderDecoder,
+    ImageClassifier,
     MaskedLM,
     SequenceClassifier,
     check_causal,
@@ -13,6 +14,7 @@ from ...models import (
 from .causal_lm import CausalLMTask
 from .classifier import ClassifierTask
 from .encoder_decoder import EncoderDecoderTask
+from .images import ImageTask
 from .masked_lm import MaskedLMTask
 from .task import Task
 
@@ -21,6 +23,7 @@ _TASKS: dict[type, type[Task]] = {
     MaskedLM: MaskedLMTask,
     SequenceClassifier: ClassifierTask,
     EncoderDecoder: EncoderDecoderTask,
+    ImageClassifier: ImageTask,
 }
 
 

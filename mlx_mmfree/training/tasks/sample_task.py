@@ -50,8 +50,11 @@ class SampleTask(Task):
     Args: as for `Task`.
     """
 
-    def __init__(self, settings: Settings, model: Any, tokenizer: Path, share: tuple[int, int]):
+    def __init__(
+        self, settings: Settings, model: Any, tokenizer: Path | None, share: tuple[int, int]
+    ):
         super().__init__(settings, model, tokenizer, share)
+        self._tokenizer_folder = tokenizer
         trained = sorted({name for stage in settings.stages for name in stage.weights})
         self._samples = {name: self._read(name) for name in sorted({*trained, *settings.valid})}
         self._all = [sample for name in trained for sample in self._samples[name]]
@@ -66,7 +69,7 @@ class SampleTask(Task):
             numbers, settings.stages, settings.seed, steps=settings.steps, rows=self._rows, length=1
         )
         self._pool: tuple[int, list[list[Any]]] = (-1, [])
-        self.digests = {name: _digest(settings.path(name), tokenizer) for name in self._samples}
+        self.digests = {name: self._digest(name) for name in self._samples}
 
     def encode(self, line: Mapping[str, Any]) -> Any:
         """The sample of a line.
@@ -85,8 +88,10 @@ class SampleTask(Task):
         size, (rank, ranks) = self._settings.batch_size, self._share
         samples = self._samples_of(step)
         parts = [samples[first : first + size] for first in range(0, self._rows, size)]
-        most = self._settings.sequence_length
-        return [self.batch_of(self._model, part[rank::ranks], most) for part in parts]
+        return [self._batch(part[rank::ranks]) for part in parts]
+
+    def _batch(self, samples: Sequence[Any]) -> Batch:
+        return self.batch_of(self._model, samples, self._settings.sequence_length)
 
     def held_out_batches(self, name: str, most_tokens: int | None) -> Iterator[Batch]:
         samples = self._samples[name]
@@ -94,9 +99,9 @@ class SampleTask(Task):
             before = np.cumsum([0, *(sample.size for sample in samples)])[:-1]
             samples = samples[: int(np.count_nonzero(before < most_tokens))]
         in_order = sorted(samples, key=lambda sample: int(sample.length))
-        size, most = self._settings.batch_size, self._settings.sequence_length
+        size = self._settings.batch_size
         for first in range(0, len(in_order), size):
-            yield self.batch_of(self._model, in_order[first : first + size], most)
+            yield self._batch(in_order[first : first + size])
 
     def _samples_of(self, step: int) -> list[Any]:
         """The samples of a step, the shortest first."""
@@ -117,7 +122,16 @@ class SampleTask(Task):
         order = np.random.Generator(np.random.Philox(key)).permutation(len(steps))
         return [in_order[n * self._rows : (n + 1) * self._rows] for n in order.tolist()]
 
+    def _digest(self, name: str) -> str:
+        """What tells the content of a file, and how it is read."""
+        digest = hashlib.sha256(file_digest(self._settings.path(name)).encode())
+        if self._tokenizer_folder is not None:
+            for file, path in sorted(tokenizer_files(self._tokenizer_folder).items()):
+                digest.update(f" {file} {file_digest(path)}".encode())
+        return digest.hexdigest()
+
     def _read(self, name: str) -> list[Any]:
+        """The samples of a file."""
         path = self._settings.path(name)
         try:
             bar = byte_bar(path.stat().st_size, f"tokenizing {path.name}")
@@ -148,10 +162,3 @@ class SampleTask(Task):
 def rounded_length(longest: int, most: int) -> int:
     """The length that rows are padded to, so that few shapes are compiled."""
     return min(most, -(-longest // PADDED_TO) * PADDED_TO)
-
-
-def _digest(path: Path, tokenizer: Path) -> str:
-    digest = hashlib.sha256(file_digest(path).encode())
-    for name, file in sorted(tokenizer_files(tokenizer).items()):
-        digest.update(f" {name} {file_digest(file)}".encode())
-    return digest.hexdigest()

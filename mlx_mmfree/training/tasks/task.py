@@ -20,10 +20,12 @@ class Task:
     Args:
         settings: The run.
         model: The model.
-        tokenizer: Folder of its tokenizer.
+        tokenizer: Folder of its tokenizer; `None` for images.
         share: The rank of this process and their number. It takes its rows of each batch.
 
     Attributes:
+        unit: What the log counts as tokens.
+        reads_text: Whether a run needs a tokenizer.
         mask_token: A token beside the end of a text that a vocabulary needs which the run trains.
         digests: What tells the content of each file of the run, by its name in the settings.
 
@@ -31,10 +33,14 @@ class Task:
         TrainingError: A file cannot be read, or does not belong to the tokenizer or the model.
     """
 
+    unit: ClassVar[str] = "tokens"
+    reads_text: ClassVar[bool] = True
     mask_token: ClassVar[str | None] = None
     digests: Mapping[str, str]
 
-    def __init__(self, settings: Settings, model: Any, tokenizer: Path, share: tuple[int, int]):
+    def __init__(
+        self, settings: Settings, model: Any, tokenizer: Path | None, share: tuple[int, int]
+    ):
         self._settings = settings
         self._model = model
         self._share = share
@@ -48,6 +54,17 @@ class Task:
     def hidden(model: Any, batch: Any) -> mx.array:
         """What the head reads for each target of a batch, `(B, N, D)`."""
         raise NotImplementedError
+
+    @classmethod
+    def logits(cls, model: Any, batch: Any) -> mx.array:
+        """The logits of each target of a batch, `(B, N, K)`."""
+        logits: mx.array = model.logits(cls.hidden(model, batch))
+        return logits
+
+    @classmethod
+    def losses(cls, model: Any, batch: Any, label_smoothing: float) -> mx.array:
+        """The cross-entropy of each target times its weight, float32 `(B, N)`."""
+        return target_losses(model, cls.hidden(model, batch), batch, label_smoothing)
 
     @classmethod
     def loss(cls, settings: Settings) -> Loss:
@@ -86,7 +103,7 @@ class Task:
         loss, hits, weight = 0.0, 0.0, 0.0
         for batch in self.held_out_batches(name, most_tokens):
             for part in self._small_parts(batch):
-                logits = model.logits(self.hidden(model, part))
+                logits = self.logits(model, part)
                 targets, weights = mx.array(part.targets), mx.array(part.weights)
                 is_hit = mx.argmax(logits, axis=-1) == targets
                 loss += float(long_sum(cross_entropy(logits, targets) * weights))
@@ -108,7 +125,7 @@ class Task:
 
 
 def _loss(task: type[Task], model: Any, batch: Any, *, label_smoothing: float) -> mx.array:
-    return long_sum(target_losses(model, task.hidden(model, batch), batch, label_smoothing))
+    return long_sum(task.losses(model, batch, label_smoothing))
 
 
 def padded(rows: list[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray | None]:

@@ -23,13 +23,13 @@ from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.fine_tune import plan_fine_tune
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
 from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
-from mlx_mmfree.training.language_model import plan_language_model
 from mlx_mmfree.training.loop_settings import LoopSettings
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.memory import MemoryPlan, peak, plan_memory
 from mlx_mmfree.training.optimizer_step import OptimizerStep
 from mlx_mmfree.training.samples import Sample, Samples
 from mlx_mmfree.training.settings import Settings
+from mlx_mmfree.training.train_model import plan_training
 from mlx_mmfree.training.trainable import adapt_layers
 
 needs_extension = pytest.mark.skipif(
@@ -244,4 +244,4 @@ def test_a_batch_that_processes_cannot_share_is_refused() -> None:
         output="run", stages=(Stage(1, {}),), model={"model_type": "hgrn_bit"}, batch_size=1
     )
     with pytest.raises(TrainingError, match=rule):
-        plan_language_model(run, _model("mlgru"), _TwoProcesses())
+        plan_training(run, _model("mlgru"), _TwoProcesses())

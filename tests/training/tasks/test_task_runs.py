@@ -14,17 +14,17 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree import load
 from mlx_mmfree.errors import TrainingError, UnsupportedModelError
-from mlx_mmfree.training import Settings, train_language_model
+from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.callbacks import Callback
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.first_model import FirstModel
 from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
-from mlx_mmfree.training.language_model import plan_language_model
 from mlx_mmfree.training.log import read_log
 from mlx_mmfree.training.run_tokens import tokenizer_folder
 from mlx_mmfree.training.tasks.kinds import task_of
 from mlx_mmfree.training.tasks.task import Task
+from mlx_mmfree.training.train_model import plan_training
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 from tests.training.tasks.conftest import MODEL, TASKS
 
@@ -62,10 +62,10 @@ def test_a_killed_run_ends_with_the_same_bits(
 ) -> None:
     settings = settings_of(task, **values)
     whole = replace(settings, output="whole")
-    figures = train_language_model(whole)["held_out"]
+    figures = train_model(whole)["held_out"]
     with pytest.raises(_Kill):
-        train_language_model(settings, callbacks=[_Killer()])
-    train_language_model(settings)
+        train_model(settings, callbacks=[_Killer()])
+    train_model(settings)
     assert _result(settings, "run") == _result(settings, "whole")
     assert set(figures) == ({"valid/loss", "valid/accuracy"} if settings.valid else set())
     model, tokenizer = load(settings.root / "run/model")
@@ -208,12 +208,12 @@ def test_wrong_lines_are_named(
 
 def test_what_does_not_fit_the_model(settings_of: Make, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"'eos_token_id' of 'model' must be .*, 0, but got 5"):
-        train_language_model(settings_of("encoder_decoder", {"eos_token_id": 5}))
+        train_model(settings_of("encoder_decoder", {"eos_token_id": 5}))
     with pytest.raises(TrainingError, match="'vocab_size' must cover the tokenizer's"):
-        train_language_model(settings_of("classifier", {"vocab_size": 200}))
+        train_model(settings_of("classifier", {"vocab_size": 200}))
     missing = settings_of("classifier", valid=("none.jsonl",))
     with pytest.raises(TrainingError, match=r"none\.jsonl' cannot be read"):
-        train_language_model(missing)
+        train_model(missing)
 
 
 def test_a_model_without_a_task_is_refused() -> None:
@@ -242,7 +242,7 @@ def test_positions_and_blocks_of_descriptions_are_trained(
     settings = settings_of(values.get("task", "causal_lm"), values)
     first = FirstModel(settings)
     before = dict(tree_flatten(first.model.trainable_parameters()))
-    train_language_model(settings, first=first)
+    train_model(settings, first=first)
     model, _ = load(settings.root / "run/model", packed=True)
     assert model.config.positions == settings.model["positions"]
     after = dict(tree_flatten(first.model.trainable_parameters()))
@@ -258,7 +258,7 @@ def test_reversible_blocks_keep_no_activations(settings_of: Make) -> None:
         for layers in (2, 6):
             settings = settings_of("masked_lm", {"block": block, "num_hidden_layers": layers})
             model = FirstModel(settings).model
-            activations.append(plan_language_model(settings, model, DataParallel()).activations)
+            activations.append(plan_training(settings, model, DataParallel()).activations)
         grown[block] = activations[1] - activations[0]
     assert grown["reversible"] < grown["residual"] / 4, grown
 

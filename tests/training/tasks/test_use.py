@@ -10,7 +10,7 @@ from mlx_mmfree.cli.classify import main as classify_main
 from mlx_mmfree.cli.fill import main as fill_main
 from mlx_mmfree.cli.translate import main as translate_main
 from mlx_mmfree.hub import load_tokenizer
-from mlx_mmfree.training import Settings, train_language_model
+from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.run_tokens import tokenizer_folder
 from tests.hub.marian_folder import marian_folder
 
@@ -29,7 +29,7 @@ def test_each_trained_model_is_used(settings_of: Make, capsys: pytest.CaptureFix
     found = {}
     for task, (main, flags) in uses.items():
         settings = settings_of(task, {"linear_class": "ternary"}, output=task)
-        train_language_model(settings)
+        train_model(settings)
         folder = settings.root / task
         assert (folder / "masters/model.safetensors").exists()
         assert main(["--model", str(folder / "model"), *flags]) == 0
@@ -59,7 +59,7 @@ def test_a_published_kind_of_translator_is_trained_further(
     plain = settings_of("encoder_decoder")
     marian_folder(plain.root / "marian")
     settings = replace(plain, model={}, init_from="marian", sequence_length=64, learning_rate=1e-4)
-    train_language_model(settings)
+    train_model(settings)
     folder = str(settings.root / "run/model")
     assert translate_main(["--model", folder, "--text", "the cat", "--max-tokens", "8"]) == 0
     assert capsys.readouterr().out
@@ -77,7 +77,7 @@ def test_texts_longer_than_the_model_are_refused(
     for task, (main, flags) in uses.items():
         bounded = {"positions": "learned", "max_position_embeddings": 20}
         settings = settings_of(task, bounded, output=task, sequence_length=20, steps=3)
-        train_language_model(settings)
+        train_model(settings)
         capsys.readouterr()
         assert main(["--model", str(settings.root / task / "model"), *flags]) == 2
         assert "must have at most 20 tokens, as many as the model has positions" in (

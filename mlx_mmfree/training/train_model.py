@@ -1,4 +1,4 @@
-"""Trains a language model of any kind from files."""
+"""Trains a model of any kind from files."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from .settings import Settings
 from .tasks.kinds import task_of
 
 
-def train_language_model(
+def train_model(
     settings: Settings,
     processes: DataParallel | None = None,
     *,
@@ -30,12 +30,12 @@ def train_language_model(
     """Begins or resumes a training run, and writes models with its best weights at the end.
 
     What is learned depends on the kind of the model: the next token of texts, tokens that are left out
-    of them, the labels of texts, or texts that belong to others.
+    of them, the labels of texts or of images, or texts that belong to others.
 
-    The folder `settings.output` gets `tokenizer/`, `log.jsonl`, `curve.png`, `checkpoint/` and
-    `best.safetensors`. At the end it gets `model/` and, for a ternary model, `masters/`, which holds
-    float weights for further training. A finished run goes on if it is given more `steps`. Its further
-    steps then follow the learning rate of the longer run.
+    The folder `settings.output` gets `tokenizer/`, unless images are learned, `log.jsonl`, `curve.png`,
+    `checkpoint/` and `best.safetensors`. At the end it gets `model/` and, for a ternary model,
+    `masters/`, which holds float weights for further training. A finished run goes on if it is given
+    more `steps`. Its further steps then follow the learning rate of the longer run.
 
     Args:
         settings: The run.
@@ -64,15 +64,17 @@ def train_language_model(
         check_record(output, progress, progress["settings"] | settings.record())
     first = first or FirstModel(settings)
     model, kind = first.load(), first.task
-    tokenizer = first.tokenizer_folder or processes.after_first(
-        lambda: tokenizer_folder(
-            settings,
-            model.vocab_size,
-            is_resumed=progress is not None,
-            columns=kind.columns(settings),
-            mask_token=kind.mask_token,
+    tokenizer = first.tokenizer_folder
+    if tokenizer is None and kind.reads_text:
+        tokenizer = processes.after_first(
+            lambda: tokenizer_folder(
+                settings,
+                model.vocab_size,
+                is_resumed=progress is not None,
+                columns=kind.columns(settings),
+                mask_token=kind.mask_token,
+            )
         )
-    )
     # the first process makes the token files that the others read
     task = processes.after_first(lambda: kind(settings, model, tokenizer, share))
     record = {
@@ -85,7 +87,7 @@ def train_language_model(
     result = TrainedModel(output, model, tokenizer, has_validation=bool(settings.valid))
     progress = Trainer(
         model,
-        settings.loop(record),
+        settings.loop(record, kind.unit),
         build_optimizer(settings),
         build_schedule(settings, model.dims),
         task.batches,
@@ -101,9 +103,7 @@ def train_language_model(
     return progress | {"held_out": task.held_out(model)}
 
 
-def plan_language_model(
-    settings: Settings, model: TokenModel, processes: DataParallel
-) -> MemoryPlan:
+def plan_training(settings: Settings, model: TokenModel, processes: DataParallel) -> MemoryPlan:
     """Plans the memory of each process of a run. Nothing is computed or written.
 
     Args:

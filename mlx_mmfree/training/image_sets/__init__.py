@@ -1,0 +1,1 @@
+"""Labelled images in files, which may come from strangers."""

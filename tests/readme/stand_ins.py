@@ -6,11 +6,13 @@ from pathlib import Path
 
 import mlx.core as mx
 import yaml
+from PIL import Image
 
 from mlx_mmfree.hub import save_model
 from tests.hub.checkpoints import GOLDENS, tiny_model, tiny_transformer, write_bitnet_checkpoint
 from tests.hub.encoder_folder import encoder_folder
 from tests.hub.marian_folder import marian_folder
+from tests.hub.timm_models import DATA as TIMM
 from tests.readme.documents import ROOT, sections
 from tests.training.conftest import write_corpus
 
@@ -31,6 +33,7 @@ def write_repositories(folder: Path) -> dict[str, Path]:
     encoder, translator = "google/fnet-base", "Helsinki-NLP/opus-mt-en-de"
     found[translator] = marian_folder(folder / translator.replace("/", "--"))
     found[encoder] = encoder_folder(folder / encoder.replace("/", "--"))
+    found["timm/edgenext_xx_small.in1k"] = TIMM / "edgenext"
     return found
 
 
@@ -62,6 +65,9 @@ def write_working_folder(folder: Path) -> None:
         shutil.copyfile(ROOT / name, folder / name)
     for name in ("text.txt", "book.txt", "prompts.txt"):
         (folder / name).write_text("The queen gave a robe to Ryn Jin.\nHe wore it.\n" * 3)
+    (folder / "names.txt").write_text("one\ntwo\nthree\nfour\nfive\n")
+    for name in ("cat.jpg", "dog.png"):
+        Image.effect_noise((40, 30), 50).save(folder / name)
     (folder / "corpus").mkdir()
     write_corpus(folder / "corpus" / "texts.txt", 1, documents=200)
     (folder / "large.yaml").write_text(_recipe_of_large_corpora())

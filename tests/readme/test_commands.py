@@ -31,6 +31,7 @@ ONLY_PARSED = (
     "mmfree bench train ",
     "mmfree bench mixers ",
     "mmfree show attention ",
+    "mmfree classify --map ",
 )
 # a shell goes on where a command between $( ) fails
 COMPLAINTS = ("Traceback", "command not found", "No module named")

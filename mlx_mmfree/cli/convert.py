@@ -234,7 +234,7 @@ def _table(report: "Report") -> str:
         [
             *lines,
             "The result was read and compared with the source. Every tensor is as expected, and the "
-            "codes of ternary matrices are equal. The logits of a fixed sequence differ by at most "
+            "codes of ternary matrices are equal. The logits of a fixed input differ by at most "
             f"{report.logits_difference:.3g} of the largest logit.",
         ]
     )
@@ -249,7 +249,7 @@ def _openings(report: "Report") -> list[str]:
 def _warn_of_losses(target: str, checkpoint: "Checkpoint", text: str | None) -> None:
     """Says what ternarisation costs, in numbers if there is a text to measure on."""
     print(
-        "The model was made ternary without fine-tuning. Its text will be much worse than the source's "
+        "The model was made ternary without fine-tuning. It will be much worse than the source "
         "until it is trained further."
     )
     if text is None:

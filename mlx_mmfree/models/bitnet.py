@@ -9,9 +9,8 @@ from ..channel_mixers.gated_linear_unit import GatedLinearUnit
 from ..errors import UnsupportedModelError
 from .parts.architecture import Architecture, GGUFForm
 from .parts.decoder import Decoder
-from .parts.ternary_linears import TernaryLinears
+from .parts.ternary_linears import PACKED_FORMS, TernaryLinears
 from .parts.transformer import (
-    PACKED_FORMS,
     TINY,
     build_transformer,
     weight_names,

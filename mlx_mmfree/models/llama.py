@@ -12,9 +12,8 @@ from ..errors import UnsupportedModelError
 from .parts.architecture import Architecture, GGUFForm
 from .parts.architectures import find
 from .parts.decoder import Decoder
-from .parts.ternary_linears import TernaryLinears
+from .parts.ternary_linears import PACKED_FORMS, TernaryLinears
 from .parts.transformer import (
-    PACKED_FORMS,
     TINY,
     build_transformer,
     mlx_lm_file,

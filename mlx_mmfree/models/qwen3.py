@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self
 from .parts.architecture import Architecture, GGUFForm
 from .parts.decoder import Decoder
 from .parts.fields import refuse_unless
+from .parts.ternary_linears import PACKED_FORMS
 from .parts.transformer import (
-    PACKED_FORMS,
     TINY,
     build_transformer,
     mlx_lm_file,

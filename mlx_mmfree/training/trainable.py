@@ -8,7 +8,7 @@ import mlx.nn as nn
 from mlx.utils import tree_reduce
 
 from ..errors import TrainingError
-from ..hub.checkpoint.names import weight_names
+from ..hub.checkpoint.names import layer_numbers, weight_names
 from ..layers.lora import AdapterKind, add_adapters, can_adapt
 from ..layers.matrix import matrices, matrix_of
 from ..layers.parameters import parameters
@@ -105,7 +105,8 @@ def _chosen(
 ) -> dict[str, str]:
     """Maps the names of the chosen parameters to their Hub names, without `.weight`."""
     names = weight_names(model.config)
-    first = 0 if num_layers == -1 else max(0, len(model.blocks) - num_layers)
+    numbers = layer_numbers(model, names)
+    first = 0 if num_layers == -1 else max(0, len(numbers) - num_layers)
     known: set[str] = set()
     used: set[str] = set()
     chosen = {}
@@ -116,7 +117,7 @@ def _chosen(
         known.add(label)
         fitting = [key for key in keys or () if any(fnmatchcase(n, key) for n in (label, hub_name))]
         used.update(fitting)
-        is_late = place is None or place[0] >= first
+        is_late = place is None or numbers[place[0]] >= first
         if is_late and (fitting or (keys is None and place is not None)):
             chosen[name] = hub_name
     if unused := [key for key in keys or () if key not in used]:

@@ -12,8 +12,14 @@ import pytest
 from mlx_mmfree import load, load_model, save_model
 from mlx_mmfree.cli import main
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter
+from mlx_mmfree.hub.checkpoint.names import layer_numbers, weight_names
 from mlx_mmfree.images import ImageProcessor
+from mlx_mmfree.layers.matrix import matrices
+from mlx_mmfree.layers.parameters import parameters
 from mlx_mmfree.models import ImageClassifier
+from mlx_mmfree.training.trainable import adapt_layers
 from tests.hub.timm_models import DATA, TINY, Case, images, logits, timm_model, write_folder
 
 
@@ -128,3 +134,40 @@ def test_a_wrong_description_is_refused(
     shutil.copy(DATA / "vit" / "model.safetensors", tmp_path)
     with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("flags", [[], ["--to", "hf", "--keep-masters"]], ids=["mlx", "hf"])
+def test_a_model_is_made_ternary(name: str, flags: list[str], tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    source = ["--model", str(DATA / name), "--mlx-path", str(target)]
+    assert main(["convert", *source, "--ternarize", *flags]) == 0
+    model = load_model(target)
+    ternary = [path for path, matrix in matrices(model).items() if matrix.is_ternary]
+    assert ternary
+    assert all("blocks" in path for path in ternary)
+    pictures = mx.array(images(TINY[name].size))
+    trained = load_model(target, packed=False, rebuild_masters=True)
+    assert relative_difference(model(pictures), np.array(trained(pictures))) < 1e-4
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_an_adapter_of_the_last_layer_is_written_and_read(name: str, tmp_path: Path) -> None:
+    model = load_model(DATA / name, packed=False)
+    pictures = mx.array(images(TINY[name].size))
+    without = np.array(model(pictures))
+    layers = adapt_layers(model, num_layers=1, rank=2)
+    names = weight_names(model.config)
+    places = {place[0] for layer in layers if (place := names.in_layer(layer))}
+    assert places == {max(layer_numbers(model, names))}
+    for path in parameters(model):
+        if path.endswith("lora_b"):
+            module, key = path.rsplit(".", 1)
+            dict(model.named_modules())[module][key] = mx.random.normal(
+                parameters(model)[path].shape, key=mx.random.key(1)
+            )
+    want = np.array(model(pictures))
+    assert relative_difference(mx.array(want), without) > 1e-3
+    write_adapter(tmp_path / "adapter", model, {})
+    again = attach(load_model(DATA / name), read_adapter(tmp_path / "adapter")).eval()
+    assert relative_difference(again(pictures), want) < 1e-5

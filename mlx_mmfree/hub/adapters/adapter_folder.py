@@ -18,7 +18,7 @@ from ...files.replacing import new_file, writing
 from ...files.safetensors import read_arrays
 from ...layers.lora import ADAPTER_PARAMETERS, AdapterKind, adapted_layers
 from ...models import Decoder
-from ..checkpoint.names import weight_names
+from ..checkpoint.names import layer_numbers, weight_names
 from . import peft_format
 from .adapter import Adapter, adapter_of
 
@@ -71,13 +71,14 @@ def write_adapter(
     adapter = adapter_of(model)
     names = weight_names(model.config)
     places = {name: names.in_layer(name) for name in adapter.tensors}
-    layers = [place[0] for place in places.values() if place is not None]
+    numbers = layer_numbers(model, names)
+    layers = [numbers[place[0]] for place in places.values() if place is not None]
     keys = {name if place is None else place[1] for name, place in places.items()}
     first = next(iter(adapter.tensors.values()))
     config = {
         **record,
         "fine_tune_type": adapter.kind,
-        "num_layers": len(model.blocks) - min(layers) if layers else 0,
+        "num_layers": len(numbers) - min(layers) if layers else 0,
         "lora_parameters": {
             "rank": first["lora_a"].shape[1],
             "scale": adapter.scale,

@@ -6,12 +6,21 @@ from functools import lru_cache
 from itertools import compress, product
 from typing import NamedTuple
 
+import mlx.nn as nn
+
+from ...layers.parameters import parameters
 from ...models import architecture_of
 from ...models.parts.architecture import Config
 
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 # the scale of a packed linear, a tensor beside its `weight`
 _SCALE_ON_DISK, _SCALE_IN_MEMORY = "weight_scale", "scale"
+
+
+Layer = tuple[int, ...]
+"""The numbers of a layer in names on disk: its own, and before it that of a stage if there are any."""
+
+_BLOCK = re.compile(r"(?:stages\.(?:\{\}|[0-9]+)\.)?blocks\.\{\}")
 
 
 class WeightNames:
@@ -27,19 +36,15 @@ class WeightNames:
     def __init__(self, table: Mapping[str, str | None]):
         self._to_memory = dict(table)
         self._to_disk = {ours: hub for hub, ours in table.items() if ours is not None}
+        self._layers = _layer_patterns(self._to_disk)
 
-    @property
-    def layer_prefix(self) -> str:
-        """The part of names on disk before the number of a layer, such as `model.layers.`."""
-        inside = (hub for ours, hub in self._to_disk.items() if ours.startswith("blocks.{}"))
-        return next(inside, "{}").partition("{}")[0]
-
-    def in_layer(self, disk_name: str) -> tuple[int, str] | None:
+    def in_layer(self, disk_name: str) -> tuple[Layer, str] | None:
         """The layer of a tensor or module and its name in the layer; `None` outside of layers."""
-        if not disk_name.startswith(self.layer_prefix):
-            return None
-        number, _, rest = disk_name.removeprefix(self.layer_prefix).partition(".")
-        return (int(number), rest) if number.isdecimal() and rest else None
+        for pattern in self._layers:
+            if found := pattern.fullmatch(disk_name):
+                *numbers, rest = found.groups()
+                return tuple(map(int, numbers)), rest
+        return None
 
     def is_unused(self, disk_name: str) -> bool:
         """Whether the architecture stores the tensor but never uses it."""
@@ -73,6 +78,16 @@ class WeightNames:
             KeyError: The table has no entry for it.
         """
         return self.to_disk(f"{path}.weight").removesuffix(".weight")
+
+
+def _layer_patterns(to_disk: Mapping[str, str]) -> list[re.Pattern[str]]:
+    """What names on disk look like that lie in a layer, without repetitions."""
+    heads: dict[str, None] = {}
+    for ours, hub in to_disk.items():
+        if found := _BLOCK.match(ours):
+            parts = hub.split("{}")[: found.group().count("{}")]
+            heads["([0-9]+)".join(map(re.escape, [*parts, ""]))] = None
+    return [re.compile(head + r"\.(.+)") for head in heads]
 
 
 class _Entry(NamedTuple):
@@ -130,3 +145,10 @@ def _translate(
 def weight_names(config: Config) -> WeightNames:
     """The names for a model with this configuration."""
     return WeightNames(architecture_of(config).weight_names)
+
+
+def layer_numbers(model: nn.Module, names: WeightNames) -> dict[Layer, int]:
+    """The place of each layer of a model, counted from the first."""
+    places = (names.in_layer(names.to_disk(name)) for name in parameters(model))
+    layers = sorted({place[0] for place in places if place is not None})
+    return {layer: number for number, layer in enumerate(layers)}

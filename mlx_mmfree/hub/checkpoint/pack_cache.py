@@ -24,12 +24,11 @@ from ...files.safetensors import read_header
 from ...files.tensor_entry import checksum
 from ...layers.parameters import kept_names
 from ...models import Decoder
-from ...ops.float_dtypes import FLOATS
 from ...ops.ternary import ROUNDING_VERSION
 from ...platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder
 from ...version import __version__
 from .checkpoint import Checkpoint
-from .forms.packed_format import FORMAT_VERSION, describe_packing
+from .forms.packed_format import FORMAT_VERSION, PACKED_DTYPES, describe_packing
 from .notice import notify
 from .save import disk_tensors, write_tensors
 
@@ -80,7 +79,7 @@ class PackCache:
         """Writes the packed form unless the cache is off or the disk is full."""
         file = self._file
         dtypes = {entry.dtype for entry in self._checkpoint.tensors.values()}
-        was_packed = any(dtype not in FLOATS for dtype in dtypes)
+        was_packed = any(dtype in PACKED_DTYPES for dtype in dtypes)
         if file is None or was_packed or not kept_names(model):
             return
         tensors = disk_tensors(model)

@@ -11,8 +11,8 @@ from ...errors import UnsupportedModelError
 from ...models import architectures, find_described
 from ...models.parts.ternary_linears import TernaryLinears
 from ...ops import pack_ternary
-from ...ops.float_dtypes import FLOATS
 from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.forms.packed_format import PACKED_DTYPES
 
 GROUP_SIZE = 128
 
@@ -32,10 +32,8 @@ def check_dense(checkpoint: Checkpoint) -> None:
             f"was given. It is for {', '.join(known)} and models of images."
         )
     is_described = any(config.get(key) for key in ("quantization", "quantization_config"))
-    # a batch norm counts its batches in a whole number
-    matrices = (entry for entry in checkpoint.tensors.values() if entry.shape)
-    has_floats = all(entry.dtype in FLOATS for entry in matrices)
-    if is_described or not has_floats or "BitnetForCausalLM" in config.get("architectures", ()):
+    is_packed = any(entry.dtype in PACKED_DTYPES for entry in checkpoint.tensors.values())
+    if is_described or is_packed or "BitnetForCausalLM" in config.get("architectures", ()):
         raise UnsupportedModelError(
             f"[convert] 'ternarize' must be left out for '{checkpoint.folder}', which is quantised "
             "already, but was given. Convert the float model that it was made from."

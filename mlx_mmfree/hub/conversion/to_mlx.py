@@ -107,7 +107,8 @@ def quantized_forms(
         found[place] = (group_size, bits, partial(mx.quantize, group_size=group_size, bits=bits))
     if forms.ternarize_groups:
         for path, matrix in reader.matrices.items():
-            if not matrix.is_plain or matrix.is_embedding or "blocks." not in path:
+            in_layer = reader.names.in_layer(reader.names.to_disk(path))
+            if not matrix.is_plain or matrix.is_embedding or in_layer is None:
                 continue
             if matrix.input_dims % GROUP_SIZE:
                 raise UnsupportedModelError(

@@ -7,6 +7,8 @@ from typing import Any, Protocol, Self
 
 import mlx.core as mx
 
+from .ternary_linears import PACKED_FORMS
+
 
 class Config(Protocol):
     """The description of one model."""
@@ -118,4 +120,4 @@ class Architecture:
     @property
     def read_forms(self) -> tuple[str, ...]:
         """Values as of `packed_forms` that are read: of models of images, all that there are."""
-        return ("mmfree", "bitnet", "affine") if self.variants else self.packed_forms
+        return PACKED_FORMS if self.variants else self.packed_forms

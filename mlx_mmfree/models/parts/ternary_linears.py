@@ -15,6 +15,9 @@ from ...layers import BitLinear
 from ...layers.linear_factory import LinearFactory
 from .fields import boolean, number, refuse_unless, section
 
+PACKED_FORMS = ("mmfree", "bitnet", "affine")
+"""The `packed_forms` of an architecture whose linears are those of a `TernaryLinears`."""
+
 _STORAGE_KEYS = {"quant_method", "linear_class", "quantization_mode", "bits", "format_version"}
 # Packed linears of a dense model, whose activations stay floats.
 _DENSE = "linear"

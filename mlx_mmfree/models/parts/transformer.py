@@ -17,8 +17,6 @@ from .initialization import draw_weights
 from .ternary_linears import linear_of
 from .transformer_config import TransformerConfig
 
-PACKED_FORMS = ("mmfree", "bitnet", "affine")
-
 LINEARS = {
     "self_attn.q_proj": "token_mixer.query_proj",
     "self_attn.k_proj": "token_mixer.key_proj",

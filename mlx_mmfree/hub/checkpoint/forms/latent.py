@@ -12,9 +12,9 @@ import mlx.core as mx
 from ....errors import CheckpointError, UnsupportedModelError
 from ....models import architectures
 from . import bitnet_format
+from .packed_format import PACKED_DTYPES
 
 _MASTERS, _AS_STORED = "prequantized", "bfloat16"
-_INTEGERS = (mx.uint8, mx.uint32)
 
 
 def with_latent(
@@ -38,7 +38,7 @@ def with_latent(
     described = config.get("quantization_config")
     described = described if isinstance(described, Mapping) else {}
     has_method = described.get("quant_method") == bitnet_format.QUANT_METHOD
-    has_floats = not any(dtype in _INTEGERS for dtype in dtypes)
+    has_floats = not any(dtype in PACKED_DTYPES for dtype in dtypes)
     if latent is not None:
         _check_answer(config, has_floats, latent)
     elif not _may_hold_masters(config) or not has_floats:

@@ -27,6 +27,9 @@ from . import affine_format, bitnet_format
 
 QUANT_METHOD = "mmfree"
 FORMAT_VERSION = 1
+PACKED_DTYPES = (mx.uint8, mx.uint32)
+"""The dtypes of packed weights, in this form and in the others that are read."""
+
 WRITER_KEY = "mlx_mmfree"
 """The key under which `config.json` describes its writer, see `hub.checkpoint.writer_record`."""
 

@@ -148,7 +148,8 @@ def test_a_model_is_made_ternary(name: str, flags: list[str], tmp_path: Path) ->
     assert all("blocks" in path for path in ternary)
     pictures = mx.array(images(TINY[name].size))
     trained = load_model(target, packed=False, rebuild_masters=True)
-    assert relative_difference(model(pictures), np.array(trained(pictures))) < 1e-4
+    # a sum between two 8-bit codes may be rounded either way
+    assert relative_difference(model(pictures), np.array(trained(pictures))) < 1 / 127
 
 
 @pytest.mark.parametrize("name", TINY)

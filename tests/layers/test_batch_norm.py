@@ -13,7 +13,7 @@ from mlx_mmfree.layers.maps.batch_norm import BatchNorm
 from mlx_mmfree.layers.maps.convolution import Convolution
 from mlx_mmfree.layers.maps.depthwise_convolution import DepthwiseConvolution
 from mlx_mmfree.layers.parameters import converted
-from tests.tolerances import TOLERANCE, relative_error
+from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 
 def drawn(dims: int) -> BatchNorm:
@@ -99,6 +99,18 @@ def test_training_follows_the_batch() -> None:
     assert norm.num_batches_tracked.item() == 1
     norm.eval()(mx.array(x))
     assert norm.num_batches_tracked.item() == 1
+
+
+def test_the_gradient_of_the_scale_is_no_difference_of_large_sums() -> None:
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(2.0, 1.0, (2, 112, 112, 16)).astype(np.float32) for _ in range(2))
+    rows = x.reshape(-1, 16).astype(np.float64)
+    normed = (rows - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-5)
+    want = (normed * w.reshape(-1, 16)).sum(0)
+    norm = BatchNorm(16)
+    _, gradients = nn.value_and_grad(norm, lambda: (norm(mx.array(x)) * mx.array(w)).sum())()
+    got = gradients["weight"]
+    assert relative_error(got, mx.array(want.astype(np.float32))) < GRADIENT_TOLERANCE
 
 
 def test_statistics_are_never_trained() -> None:

@@ -69,12 +69,21 @@ class BatchNorm(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         check_features("BatchNorm", x, self.weight.shape[0])
-        scale, shift = self._of_batch(x) if self.counts else self.scale_and_shift()
-        return (x * scale + shift).astype(x.dtype)
+        if not self.counts:
+            scale, shift = self.scale_and_shift()
+            return (x * scale + shift).astype(x.dtype)
+        centred, var = self._of_batch(x.astype(mx.float32))
+        # not as in evaluation: the gradient of the scale would be a difference of large sums
+        y = centred * self._scale(var) + self.bias.astype(mx.float32)
+        return y.astype(x.dtype)
 
     def scale_and_shift(self) -> tuple[mx.array, mx.array]:
         """What a channel is multiplied by in evaluation, and what is added then: float32 `(D,)`."""
-        return self._joined(*(self[name].astype(mx.float32) for name in _STATISTICS[:2]))
+        mean, var, bias = (
+            self[name].astype(mx.float32) for name in ("running_mean", "running_var", "bias")
+        )
+        scale = self._scale(var)
+        return scale, bias - mean * scale
 
     def of_linear(self, linear: nn.Module, x: mx.array) -> mx.array:
         """`norm(linear(x))`; in evaluation, the matrix is multiplied if it is the smaller one."""
@@ -87,7 +96,8 @@ class BatchNorm(nn.Module):
         return y.astype(x.dtype)
 
     def _of_batch(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        rows = x.reshape(-1, x.shape[-1]).astype(mx.float32)
+        """The numbers less the mean of their channel, and the variances, which are remembered."""
+        rows = x.reshape(-1, x.shape[-1])
         count = rows.shape[0]
         if count < 2:
             raise ValueError(
@@ -95,17 +105,17 @@ class BatchNorm(nn.Module):
                 f"shape {x.shape}. Train on more images at once, or call eval() first."
             )
         mean = long_sum(rows, axis=-2) / count
-        var = long_sum((rows - mean).square(), axis=-2) / count
+        centred = rows - mean
+        var = long_sum(centred.square(), axis=-2) / count
         # as in PyTorch, the running variance is the unbiased one
         for name, value in (("running_mean", mean), ("running_var", var * (count / (count - 1)))):
             step = self._momentum * (mx.stop_gradient(value) - self[name])
             self[name] = (self[name] + step).astype(self[name].dtype)
         self.num_batches_tracked = self.num_batches_tracked + 1
-        return self._joined(mean, var)
+        return centred.reshape(x.shape), var
 
-    def _joined(self, mean: mx.array, var: mx.array) -> tuple[mx.array, mx.array]:
-        scale = self.weight.astype(mx.float32) * mx.rsqrt(var + self._eps)
-        return scale, self.bias.astype(mx.float32) - mean * scale
+    def _scale(self, var: mx.array) -> mx.array:
+        return self.weight.astype(mx.float32) * mx.rsqrt(var + self._eps)
 
 
 def running_statistics(model: nn.Module) -> dict[str, mx.array]:

@@ -67,7 +67,7 @@ class DepthwiseConvolution(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         weight, bias = self.weight, self.get("bias")
-        is_joined = "norm" in self and not self.training
+        is_joined = "norm" in self and not self.norm.counts
         if is_joined:
             scale, shift = self.norm.scale_and_shift()
             weight = weight * scale[:, None, None, None]

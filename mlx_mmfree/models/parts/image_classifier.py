@@ -124,5 +124,5 @@ class ImageClassifier(nn.Module):
         """The vector of each image, `(B, D)`."""
         if self._pool == "first":
             return x[:, 0]
-        places = x.reshape(x.shape[0], -1, x.shape[-1]).swapaxes(1, 2)
-        return (long_sum(places, axis=-1) / places.shape[2]).astype(x.dtype)
+        places = x.reshape(x.shape[0], -1, x.shape[-1])
+        return (long_sum(places, axis=-2) / places.shape[1]).astype(x.dtype)

@@ -81,14 +81,14 @@ def timm_model(case: Case, num_classes: int = 5) -> Any:
         arguments["img_size"] = case.size
     if case.architecture.startswith(("mixer_", "gmlp_")):
         model = _perceptron(case.architecture, arguments)
-    elif case.architecture.startswith("poolformer_"):
+    elif case.architecture.startswith("poolformer_") and case.arguments:
         model = _poolformer(arguments)
     else:
         model = timm.create_model(case.architecture, **arguments)
     with torch.no_grad():
         for parameter in model.parameters():
-            # results of small convolutions must not fade beside the terms of norms
-            spread = max(0.1, parameter[0].numel() ** -0.5 if parameter.ndim == 4 else 0.0)
+            # numbers must neither fade nor grow through many convolutions
+            spread = parameter[0].numel() ** -0.5 if parameter.ndim == 4 else 0.1
             parameter.add_(torch.randn_like(parameter) * spread)
         for name, buffer in model.named_buffers():
             if name.endswith("running_mean"):
@@ -119,7 +119,6 @@ def _poolformer(arguments: dict[str, Any]) -> Any:
     from timm.layers import GroupNorm1
     from timm.models.metaformer import MetaFormer
 
-    sizes = {"dims": [64, 128, 320, 512], "depths": [2, 2, 6, 2], **arguments}
     return MetaFormer(
         downsample_norm=None,
         mlp_act=nn.GELU,
@@ -128,7 +127,7 @@ def _poolformer(arguments: dict[str, Any]) -> Any:
         layer_scale_init_values=1e-5,
         res_scale_init_values=None,
         use_mlp_head=False,
-        **sizes,
+        **arguments,
     )
 
 

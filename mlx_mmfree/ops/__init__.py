@@ -5,6 +5,7 @@ K key dims, V value dims, N output dims, W window.
 """
 
 from ..platform import blas as _blas
+from .activate import activate as activate
 from .activations import ACTIVATIONS as ACTIVATIONS
 from .adamw import adamw as adamw
 from .attention import attention as attention
@@ -17,10 +18,12 @@ from .bit_linear import bit_linear as bit_linear
 from .cross_entropy import cross_entropy as cross_entropy
 from .dense_matmul import AffineForm as AffineForm
 from .dense_matmul import dense_matmul as dense_matmul
+from .depthwise_convolution import depthwise_convolution as depthwise_convolution
 from .gated_activation import gated as gated
 from .gated_activation import gated_activation as gated_activation
 from .gated_linear_attention import gated_linear_attention as gated_linear_attention
 from .gated_rms_norm import gated_rms_norm as gated_rms_norm
+from .layer_norm import layer_norm as layer_norm
 from .linear_product import linear_product as linear_product
 from .linear_scan import linear_scan as linear_scan
 from .long_sums import log_softmax as log_softmax

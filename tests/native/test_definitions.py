@@ -33,6 +33,11 @@ def batched(*last: int) -> mx.array:
     return zeros(*(number() for _ in range(random.randint(0, 3))), *last)
 
 
+def activate() -> Call:
+    x, name = batched(), random.choice(["silu", "relu2", "gelu", "relu"])
+    return lambda: ops.activate(x, name)
+
+
 def adamw() -> Call:
     w = mx.zeros([number() for _ in range(random.randint(0, 3))])
     return lambda: ops.adamw(w, w, w, w, mx.ones(3), betas=(0.9, 0.95), eps=1e-8)
@@ -84,6 +89,13 @@ def dense_matmul() -> Call:
     return lambda: ops.dense_matmul(x, codes, ops.AffineForm(scales, biases, 32, 4))
 
 
+def depthwise_convolution() -> Call:
+    dims, side, stride = number(), random.choice([1, 3, 5, 7]), number()
+    x, weight = zeros(number(), number(), number(), dims), zeros(dims, side, side, 1)
+    bias = perhaps(zeros(dims))
+    return lambda: ops.depthwise_convolution(x, weight, bias, stride=stride)
+
+
 def gated_activation() -> Call:
     gate, name = batched(number()), random.choice(["silu", "relu2", "gelu", "relu"])
     return lambda: ops.gated_activation(gate, mx.zeros_like(gate), name)
@@ -95,6 +107,12 @@ def gated_linear_attention() -> Call:
     f = perhaps(zeros(batch, heads, length, random.choice([1, keys])))
     state = mx.zeros((batch, heads, keys, values))
     return lambda: ops.gated_linear_attention(q, q, v, f, state)
+
+
+def layer_norm() -> Call:
+    dims = number()
+    x, weight, bias = batched(dims), perhaps(zeros(dims)), perhaps(zeros(dims))
+    return lambda: ops.layer_norm(x, weight, bias, eps=1e-6)
 
 
 def linear_scan() -> Call:
@@ -145,14 +163,17 @@ def ternary_matmul() -> Call:
 
 
 CALLS = [
+    activate,
     adamw,
     attention,
     attention_step,
     bit_linear,
     cross_entropy,
     dense_matmul,
+    depthwise_convolution,
     gated_activation,
     gated_linear_attention,
+    layer_norm,
     linear_scan,
     mlgru_step,
     rms_norm,

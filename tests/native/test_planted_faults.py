@@ -147,6 +147,81 @@ FAULTS = {
     "gradient of codes without their scale": Fault(
         "rms_norm/loops.h", "d_y[j] *= scale;", "d_y[j] *= 1.0f;"
     ),
+    "row without its mean": Fault("layer_norm/loops.h", "x[j] -= mean;", "x[j] -= 0.0f;"),
+    "gradient of a row without that of its mean": Fault(
+        "layer_norm/loops.h", "d_y[j] - mean - x[j] * slope", "d_y[j] - x[j] * slope"
+    ),
+    "gradient of another bias": Fault(
+        "layer_norm/loops.h", "d_bias[j] += d_y[j];", "d_bias[j] += d_weight[j];"
+    ),
+    "share of the wrong tail": Fault(
+        "runtime/normal_distribution.h", "x < 0.0f ? tail : 1.0f - tail", "tail"
+    ),
+    "values of the first part": Fault(
+        "activate/loops.h", "a.y) + start * size_of(a.type)", "a.y) + 0 * size_of(a.type)"
+    ),
+    "gradient of the first part": Fault(
+        "activate/loops.h",
+        "widen<Isa>(a.d_y, start, count, d_y);",
+        "widen<Isa>(a.d_y, 0, count, d_y);",
+    ),
+    "window without its first row": Fault(
+        "depthwise_convolution/loops.h",
+        "for (int64_t from = above; from <= below; ++from)",
+        "for (int64_t from = above + 1; from <= below; ++from)",
+    ),
+    "tile of the first places": Fault(
+        "depthwise_convolution/loops.h", "(p.source + place * p.step)", "(p.source)"
+    ),
+    "weights the wrong way round": Fault(
+        "depthwise_convolution/loops.h",
+        "-static_cast<ptrdiff_t>(stride * kChannels)",
+        "0",
+    ),
+    "places of another phase": Fault(
+        "depthwise_convolution/loops.h",
+        "from = start + phase + c.side / 2",
+        "from = start + c.side / 2",
+    ),
+    "bias of the first channels": Fault(
+        "depthwise_convolution/loops.h", "c.bias + block * kChannels", "c.bias + 0 * block"
+    ),
+    "strip of the first rows": Fault(
+        "depthwise_convolution/loops.h", "top = strip * kStripRows", "top = 0 * strip"
+    ),
+    "row kept too long": Fault(
+        "depthwise_convolution/source_rows.h",
+        "next_ <= below && next_ <",
+        "next_ < below && next_ <",
+    ),
+    "map without zeros before it": Fault(
+        "depthwise_convolution/source_rows.h",
+        "column_ < 0 ? std::min<size_t>(-column_, width_) : 0",
+        "0",
+    ),
+    "channels of the next block": Fault(
+        "depthwise_convolution/source_rows.h",
+        "map.count, places + place * kChannels",
+        "map.count - 1, places + place * kChannels",
+    ),
+    "rows of a gradient rounded down": Fault(
+        "depthwise_convolution/source_rows.h",
+        "(from - half + step - 1) / step",
+        "(from - half + step) / step",
+    ),
+    "last weights left out": Fault(
+        "depthwise_convolution/weight_sums.h",
+        "for (size_t tap = 0; tap < count; tap += kTaps)",
+        "for (size_t tap = 0; tap + kTaps <= count; tap += kTaps)",
+    ),
+    "sums of the last places": Fault(
+        "depthwise_convolution/weight_sums.h", "totals[i] += sums[i];", "totals[i] = sums[i];"
+    ),
+    "gradient of one image": Fault(
+        "depthwise_convolution/weight_sums.h",
+        "const size_t image = row / c.target_rows;",
+        "const size_t image = first / c.target_rows;",
+    ),
     "rounded values without their step": Fault(
         "rms_norm_quantize/loops.h", "1.0f / quantize_row<Isa>(q, row)", "quantize_row<Isa>(q, row)"
     ),

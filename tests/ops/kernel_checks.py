@@ -6,6 +6,7 @@ import numpy as np
 from mlx_mmfree.ops import (
     Projection,
     bit_linear,
+    depthwise_convolution,
     gated,
     gated_rms_norm,
     linear_scan,
@@ -315,3 +316,18 @@ def check_step(
     assert_close(got[1], want[1], TOLERANCE[mx.float32])
     if is_masked:
         assert_same(got[1][1::3], state[1::3])
+
+
+def check_depthwise(
+    map_: tuple[int, int, int], side: int, stride: int, dtype: mx.Dtype = mx.float32
+) -> None:
+    mx.random.seed(sum(map_) + side)
+    shapes = (2, *map_), (map_[2], side, side, 1), map_[2:]
+    arrays = [mx.random.normal(shape).astype(dtype) for shape in shapes]
+    with use_backend("metal"):
+        got = depthwise_convolution(*arrays, stride=stride)
+    with use_backend("reference"):
+        want = depthwise_convolution(*(a.astype(mx.float32) for a in arrays), stride=stride)
+    if got.dtype != dtype:
+        raise AssertionError(f"a result of {got.dtype}")
+    assert_close(got, want, TOLERANCE[dtype])

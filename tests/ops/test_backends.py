@@ -46,6 +46,12 @@ def _with_float_positions(results: tuple[mx.array, ...]) -> tuple[mx.array, ...]
 
 
 CASES = {
+    "activate": Case(
+        lambda n, dtype: (_normal(5, n, dtype=dtype),),
+        lambda x: ops.activate(x, "gelu"),
+        1,
+        keeps_dtype=True,
+    ),
     "cross_entropy": Case(
         lambda n, dtype: (_normal(5, n + 1, dtype=dtype), mx.random.randint(0, n + 1, (5,))),
         ops.cross_entropy,
@@ -55,6 +61,31 @@ CASES = {
         lambda n, dtype: (_normal(5, n, dtype=dtype), _normal(33, n, dtype=dtype)),
         ops.dense_matmul,
         2,
+        gpu_keeps_dtype=True,
+    ),
+    # maps smaller and larger than the window, and steps of one place and two
+    "depthwise_convolution": Case(
+        lambda n, dtype: (
+            _normal(2, 3, 5 + n % 9, n, dtype=dtype),
+            _normal(n, 5, 5, 1, dtype=dtype),
+            _normal(n, dtype=dtype),
+        ),
+        lambda x, weight, bias: ops.depthwise_convolution(
+            x, weight, bias, stride=1 + x.shape[3] % 2
+        ),
+        3,
+        keeps_dtype=True,
+    ),
+    "layer_norm": Case(
+        lambda n, dtype: (
+            _normal(5, n, dtype=dtype),
+            1.0 + 0.1 * _normal(n, dtype=dtype),
+            _normal(n, dtype=dtype),
+        ),
+        # as for `rms_norm`
+        lambda x, weight, bias: ops.layer_norm(x, weight, bias, eps=0.1),
+        3,
+        keeps_dtype=True,
         gpu_keeps_dtype=True,
     ),
     "linear_scan": Case(

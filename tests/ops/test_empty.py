@@ -47,6 +47,25 @@ ROWS = {"R": 2, "D": 32, "N": 5}
 HEADS = {"B": 2, "H": 4, "G": 2, "L": 3, "K": 8, "N": 6, "V": 4}
 STEP = {"B": 2, "H": 4, "G": 2, "K": 8, "C": 6, "N": 4}
 CASES = {
+    "activate": Case(
+        {"R": 2, "D": 7},
+        lambda R, D: [(R, D)],
+        lambda sizes, x: ops.activate(x, "gelu"),
+        lambda R, D: [(R, D)],
+    ),
+    "depthwise_convolution": Case(
+        {"B": 2, "H": 3, "W": 5, "D": 7},
+        lambda B, H, W, D: [(B, H, W, D), (D, 3, 3, 1), (D,)],
+        lambda sizes, *given: ops.depthwise_convolution(*given, stride=2),
+        lambda B, H, W, D: [(B, (H + 1) // 2, (W + 1) // 2, D)],
+    ),
+    "layer_norm": Case(
+        {"R": 2, "D": 7},
+        lambda R, D: [(R, D), (D,), (D,)],
+        lambda sizes, *given: ops.layer_norm(*given, eps=1e-6),
+        lambda R, D: [(R, D)],
+        refused=("D",),
+    ),
     "dense_matmul": Case(
         ROWS,
         lambda R, D, N: [(R, D), (N, D)],

@@ -1,14 +1,12 @@
 #pragma once
 
-#include <math.h>
-
 #include "gated_activation/kernels.h"
 #include "runtime/exponential.h"
 #include "runtime/floats.h"
+#include "runtime/normal_distribution.h"
 
 namespace mmfree {
 
-constexpr float kRootOfHalf = 0.70710678f;
 // 1 / sqrt(2 pi), the largest density of the normal distribution
 constexpr float kDensity = 0.39894228f;
 
@@ -29,7 +27,7 @@ void activate(Activation activation, float* gate, size_t dims) {
       return;
     case Activation::gelu:
       for (size_t j = 0; j < dims; ++j) {
-        gate[j] = gate[j] * (1.0f + erff(gate[j] * kRootOfHalf)) * 0.5f;
+        gate[j] = gate[j] * normal_share<Isa>(gate[j]);
       }
       return;
     case Activation::relu:
@@ -62,7 +60,7 @@ void activate_with_slope(Activation activation, float* gate, float* slope, size_
       return;
     case Activation::gelu:
       for (size_t j = 0; j < dims; ++j) {
-        const float x = gate[j], below = (1.0f + erff(x * kRootOfHalf)) * 0.5f;
+        const float x = gate[j], below = normal_share<Isa>(x);
         slope[j] = below + x * kDensity * exponential<Isa>(-0.5f * x * x);
         gate[j] = x * below;
       }

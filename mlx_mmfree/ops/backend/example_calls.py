@@ -45,15 +45,18 @@ def example_calls(rows: Sequence[int]) -> dict[str, Iterator[Call]]:
         rows: The numbers of rows of products.
     """
     return {
+        "activate": _activate_calls(),
         "adamw": _adamw_calls(),
         "attention": _attention_calls(),
         "attention_step": _attention_step_calls(),
         "bit_linear": _products(_bit_linear_calls, rows),
         "cross_entropy": _cross_entropy_calls(),
         "dense_matmul": _dense_matmul_calls(),
+        "depthwise_convolution": _depthwise_convolution_calls(),
         "gated_activation": _gated_activation_calls(),
         "gated_linear_attention": _gated_linear_attention_calls(),
         "gated_rms_norm": _gated_rms_norm_calls(),
+        "layer_norm": _layer_norm_calls(),
         "linear_scan": _linear_scan_calls(),
         "mlgru_step": _mlgru_step_calls(),
         "rms_norm": _rms_norm_calls(),
@@ -71,6 +74,11 @@ def _products(
     yield from calls(rows)
     for call in calls([number for number in rows if number > launch.FEW_ROWS]):
         yield call._replace(product="split")
+
+
+def _activate_calls() -> Iterator[Call]:
+    for activation, dtype in product(ACTIVATIONS, FLOATS):
+        yield Call((mx.zeros((1, 32), dtype), activation), {})
 
 
 def _adamw_calls() -> Iterator[Call]:
@@ -119,6 +127,13 @@ def _dense_matmul_calls() -> Iterator[Call]:
             yield Call((x, codes, AffineForm(group, group, 64, bits)), {})
 
 
+def _depthwise_convolution_calls() -> Iterator[Call]:
+    for stride, dtype in product((1, 2), FLOATS):
+        x, weight = mx.zeros((1, 2, 2, 32), dtype), mx.zeros((32, 3, 3, 1), dtype)
+        for bias in (None, mx.zeros((32,), dtype)):
+            yield Call((x, weight, bias, stride), {})
+
+
 def _bit_linear_calls(numbers_of_rows: Sequence[int]) -> Iterator[Call]:
     for rows, dims, dtype in product(numbers_of_rows, _DIMS, FLOATS):
         x, norm = mx.zeros((rows, dims), dtype), mx.ones((dims,))
@@ -165,6 +180,13 @@ def _linear_scan_calls() -> Iterator[Call]:
     for dims, dtype in product(_DIMS, FLOATS):
         x = mx.zeros((1, 2, dims), dtype)
         yield Call((x, x, mx.zeros((1, dims))), {})
+
+
+def _layer_norm_calls() -> Iterator[Call]:
+    for dims, dtype in product(_DIMS, FLOATS):
+        weight = mx.ones((dims,), dtype)
+        for given in ((None, None), (weight, weight)):
+            yield Call((mx.zeros((1, dims), dtype), *given), {"eps": 1e-6})
 
 
 def _rms_norm_calls() -> Iterator[Call]:

@@ -1,6 +1,7 @@
 """Plain feed-forward (Vaswani et al., arXiv 1706.03762)."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import mlx.core as mx
@@ -10,12 +11,13 @@ from ..layers import ChannelMixer
 from ..layers.arguments import check_optional_sizes, check_sizes
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.partition import Partition
+from ..ops import activate
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
-    "gelu": nn.gelu,
+    "gelu": partial(activate, activation="gelu"),
     "gelu_tanh": nn.gelu_approx,
-    "silu": nn.silu,
+    "silu": partial(activate, activation="silu"),
 }
 
 

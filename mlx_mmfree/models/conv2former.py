@@ -12,10 +12,12 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..layers.layer_norm import LayerNorm
 from ..layers.linear_factory import LinearFactory
 from ..layers.maps.batch_norm import BatchNorm
 from ..layers.maps.convolution import Convolution, pointwise
 from ..layers.maps.depthwise_convolution import DepthwiseConvolution
+from ..ops import activate
 from ..spatial_mixers.convolutional_modulation import ConvolutionalModulation
 from .parts.architecture import Architecture, sample_images
 from .parts.fields import integer, integers
@@ -25,7 +27,7 @@ from .parts.image_config import ImageConfig
 from .parts.initialization import draw_weights
 from .parts.stage import Stage, drop_rates
 
-_NORM = partial(nn.LayerNorm, eps=1e-6)
+_NORM = partial(LayerNorm, eps=1e-6)
 _HEAD_DIMS = 1280
 _RATIOS = (4, 4, 4, 4)
 _SMALL = {"kernel_size": 11, "dims": (72, 144, 288, 576), "mlp_ratios": _RATIOS}
@@ -107,8 +109,8 @@ class ConvolutionalFeedForward(nn.Module):
         self.down_proj = linear(hidden_dims, dims, bias=True)
 
     def __call__(self, x: mx.array) -> mx.array:
-        h = nn.gelu(self.up_proj(x))
-        y: mx.array = self.down_proj(h + nn.gelu(self.convolution(h)))
+        h = activate(self.up_proj(x), "gelu")
+        y: mx.array = self.down_proj(h + activate(self.convolution(h), "gelu"))
         return y
 
 

@@ -13,6 +13,7 @@ from ..channel_mixers import FeedForward
 from ..errors import CheckpointError
 from ..layers.branches.drop_path import DropPath
 from ..layers.branches.layer_scale import LayerScale
+from ..layers.layer_norm import LayerNorm
 from ..layers.maps.convolution import Convolution
 from ..layers.maps.depthwise_block import DepthwiseBlock
 from ..layers.maps.depthwise_convolution import DepthwiseConvolution
@@ -26,7 +27,7 @@ from .parts.image_config import ImageConfig
 from .parts.initialization import draw_weights
 from .parts.stage import Stage, drop_rates
 
-_NORM = partial(nn.LayerNorm, eps=1e-6)
+_NORM = partial(LayerNorm, eps=1e-6)
 _SCALE = partial(LayerScale, initial=1e-6)
 _KERNELS = (3, 5, 7, 9)
 """Sides of the windows of each stage."""

@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import CheckpointError
+from ..layers.layer_norm import LayerNorm
 from ..layers.linear_factory import LinearFactory
 from ..layers.maps.batch_norm import BatchNorm
 from ..layers.maps.convolution import Convolution
@@ -153,7 +154,7 @@ def build(config: Config) -> ImageClassifier:
     stages = [Stage(_blocks(config, n)) for n in range(4)]
     head = nn.Sequential(
         nn.Linear(inner, outer, bias=False),
-        nn.LayerNorm(outer, eps=1e-5),
+        LayerNorm(outer, eps=1e-5),
         nn.Hardswish(),
         nn.Linear(outer, config.num_classes),
     )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import mlx.nn as nn
 
 from ..errors import CheckpointError
+from ..layers.layer_norm import LayerNorm
 from ..layers.stored_layout import StoredLayout
 from ..token_mixers.gmlp import GMLP
 from .parts.architecture import Architecture, sample_images
@@ -19,7 +20,7 @@ from .parts.initialization import draw_weights
 from .parts.patch_tokens import PatchTokens
 from .parts.stage import Stage
 
-_NORM = partial(nn.LayerNorm, eps=1e-6)
+_NORM = partial(LayerNorm, eps=1e-6)
 
 
 @dataclass(frozen=True)

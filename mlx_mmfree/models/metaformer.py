@@ -13,6 +13,7 @@ import mlx.nn as nn
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers import BitLinear
 from ..layers.added_positions import AddedPositions
+from ..layers.layer_norm import LayerNorm
 from ..layers.linear_factory import LinearFactory
 from ..layers.position_codes import LearnedPositions, SinusoidalPositions
 from .parts.architecture import Architecture
@@ -28,7 +29,7 @@ from .parts.sequence_classifier import SequenceClassifier
 from .parts.stack import Stack
 from .parts.token_model import TokenModel
 
-_NORMS = {"rms_norm": nn.RMSNorm, "layer_norm": nn.LayerNorm}
+_NORMS = {"rms_norm": nn.RMSNorm, "layer_norm": LayerNorm}
 _LINEARS: dict[str, LinearFactory] = {
     "dense": nn.Linear,
     "ternary": partial(BitLinear, norm_eps=1e-6),

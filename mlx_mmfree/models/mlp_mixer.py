@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import mlx.nn as nn
 
 from ..channel_mixers.feed_forward import FeedForward
+from ..layers.layer_norm import LayerNorm
 from ..token_mixers.mlp_mixer import MLPMixer
 from .parts.architecture import Architecture, sample_images
 from .parts.fields import integer, numbers
@@ -18,7 +19,7 @@ from .parts.initialization import draw_weights
 from .parts.patch_tokens import PatchTokens
 from .parts.stage import Stage
 
-_NORM = partial(nn.LayerNorm, eps=1e-6)
+_NORM = partial(LayerNorm, eps=1e-6)
 
 
 @dataclass(frozen=True)

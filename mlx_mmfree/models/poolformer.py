@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import mlx.nn as nn
 
 from ..channel_mixers import FeedForward
+from ..layers.layer_norm import LayerNorm
 from ..layers.maps.convolution import Convolution, pointwise
 from ..layers.maps.map_norm import MapNorm
 from ..spatial_mixers.spatial_pooling import SpatialPooling
@@ -72,7 +73,7 @@ def build(config: Config) -> ImageClassifier:
         None if before == behind else Convolution(before, behind, 3, stride=2)
         for before, behind in pairwise(dims)
     ]
-    head = nn.Sequential(nn.LayerNorm(dims[-1], eps=1e-6), nn.Linear(dims[-1], config.num_classes))
+    head = nn.Sequential(LayerNorm(dims[-1], eps=1e-6), nn.Linear(dims[-1], config.num_classes))
     return draw_weights(ImageClassifier(embed, stages, head, merges=merges, config=config), 0.02)
 
 

@@ -12,6 +12,7 @@ import mlx.nn as nn
 
 from ..channel_mixers.feed_forward import FeedForward
 from ..errors import CheckpointError
+from ..layers.layer_norm import LayerNorm
 from ..layers.maps.convolution import Convolution
 from ..layers.maps.patch_merging import PatchMerging
 from ..spatial_mixers.window_attention import WindowAttention
@@ -23,7 +24,7 @@ from .parts.image_config import ImageConfig
 from .parts.initialization import draw_weights
 from .parts.stage import Stage, drop_rates
 
-_NORM = partial(nn.LayerNorm, eps=1e-5)
+_NORM = partial(LayerNorm, eps=1e-5)
 _TINY = {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24)}
 _SMALL = {"embed_dim": 96, "depths": (2, 2, 18, 2), "num_heads": (3, 6, 12, 24)}
 _BASE = {"embed_dim": 128, "depths": (2, 2, 18, 2), "num_heads": (4, 8, 16, 32)}

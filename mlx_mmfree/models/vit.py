@@ -13,6 +13,7 @@ import mlx.nn as nn
 
 from ..channel_mixers.feed_forward import FeedForward
 from ..errors import CheckpointError
+from ..layers.layer_norm import LayerNorm
 from .parts.architecture import Architecture, sample_images
 from .parts.fields import boolean, integer, number
 from .parts.image_block import ImageBlock
@@ -26,7 +27,7 @@ from .parts.stage import Stage, drop_rates
 _TINY = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3}
 _SMALL = {"patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6}
 _ATTENTION = MixerChoice("multi_head_attention")
-_NORM = partial(nn.LayerNorm, eps=1e-6)
+_NORM = partial(LayerNorm, eps=1e-6)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import mlx.nn as nn
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.maps.depthwise_convolution import DepthwiseConvolution
 from ..layers.maps.spatial_mixer import SpatialMixer, check_map
+from ..ops import activate
 
 
 class ConvolutionalModulation(SpatialMixer):
@@ -43,6 +44,6 @@ class ConvolutionalModulation(SpatialMixer):
 
     def __call__(self, x: mx.array) -> mx.array:
         check_map("ConvolutionalModulation", x, self._dims)
-        gates = self.convolution(nn.gelu(self.gate_proj(x)))
+        gates = self.convolution(activate(self.gate_proj(x), "gelu"))
         y: mx.array = self.output_proj(gates * self.value_proj(x))
         return y.astype(x.dtype)

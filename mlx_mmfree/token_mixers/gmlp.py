@@ -9,9 +9,11 @@ import mlx.nn as nn
 from ..layers.arguments import check_optional_sizes, check_sizes
 from ..layers.context import Context
 from ..layers.key_value_mixer import HeldTokens, KeyValueMixer
+from ..layers.layer_norm import LayerNorm
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.padding import RealTokens
 from ..layers.placed_tokens import Places, read_placed
+from ..ops import activate
 
 
 class GMLP(KeyValueMixer):
@@ -90,7 +92,7 @@ class GMLP(KeyValueMixer):
         self._attention_dims = attention_dims
         self.num_heads = num_heads
         self.input_proj = factory_of(linear, "input_proj")(dims, hidden_dims, bias=True)
-        self.gate_norm = nn.LayerNorm(half, eps=norm_eps)
+        self.gate_norm = LayerNorm(half, eps=norm_eps)
         bound = 1e-3 / max_length
         shape = (num_heads, max_length, max_length)
         self.spatial_weight = mx.random.uniform(-bound, bound, shape)
@@ -121,7 +123,7 @@ class GMLP(KeyValueMixer):
     def _mix(
         self, context: Context, x: mx.array, before: HeldTokens, tokens: RealTokens
     ) -> tuple[mx.array, HeldTokens]:
-        u, v = mx.split(nn.gelu(self.input_proj(x)), 2, axis=-1)
+        u, v = mx.split(activate(self.input_proj(x), "gelu"), 2, axis=-1)
         values = self.gate_norm(v)
         keys = values[..., :0]
         if self._attention_dims is not None:

@@ -11,6 +11,7 @@ from ..layers.linear_factory import Linears, factory_of
 from ..layers.matrix import matrix_of
 from ..layers.padding import RealTokens, read_without_padding
 from ..layers.token_mixer import TokenMixer
+from ..ops import activate
 
 
 class MLPMixer(TokenMixer):
@@ -98,7 +99,7 @@ class MLPMixer(TokenMixer):
     def _mix(self, x: mx.array, tokens: RealTokens) -> tuple[mx.array, tuple[()]]:
         length = x.shape[1]
         columns = mx.pad(x, [(0, 0), (0, self._max_length - length), (0, 0)]).swapaxes(1, 2)
-        y = self.down_length_proj(nn.gelu(self.up_length_proj(columns)))
+        y = self.down_length_proj(activate(self.up_length_proj(columns), "gelu"))
         return y.swapaxes(1, 2)[:, :length].astype(x.dtype), ()
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.layers import BitLinear
-from mlx_mmfree.layers.maps.convolution import Convolution
+from mlx_mmfree.layers.maps.convolution import Convolution, gather_windows
 from mlx_mmfree.layers.maps.depthwise_convolution import DepthwiseConvolution
 from mlx_mmfree.layers.maps.fourier_positions import FourierPositions
 from mlx_mmfree.layers.maps.patch_merging import PatchMerging
@@ -37,6 +37,28 @@ def test_layouts_are_read_back() -> None:
             stored = layout.write(weight)
             assert stored.shape == layout.shape
             assert mx.array_equal(layout.read(stored), weight)
+
+
+@pytest.mark.parametrize(("side", "stride"), [(1, 2), (2, 2), (3, 1), (3, 2), (4, 4), (2, 3)])
+@pytest.mark.parametrize("size", [(4, 5), (7, 9), (8, 8)])
+def test_windows_and_their_gradient_are_those_of_numpy(
+    side: int, stride: int, size: tuple[int, int]
+) -> None:
+    # a map whose rows lie apart in memory
+    x = mx.random.normal((2, size[1], size[0], 3)).swapaxes(1, 2)
+    places = np.lib.stride_tricks.sliding_window_view(np.array(x), (side, side), axis=(1, 2))
+    want = np.moveaxis(places[:, ::stride, ::stride], 3, -1)
+    got = gather_windows(x, side, stride)
+    assert np.array_equal(np.array(got), want.reshape(got.shape))
+    weights = np.random.default_rng(0).normal(size=want.shape).astype(np.float32)
+    gradient = mx.grad(
+        lambda x: (gather_windows(x, side, stride) * mx.array(weights.reshape(got.shape))).sum()
+    )(x)
+    exact = np.zeros(x.shape)
+    for row, column in np.ndindex(*want.shape[1:3]):
+        above, beside = row * stride, column * stride
+        exact[:, above : above + side, beside : beside + side] += weights[:, row, column]
+    assert np.abs(np.array(gradient) - exact).max() <= 1e-5
 
 
 def test_a_convolution_may_be_ternary() -> None:

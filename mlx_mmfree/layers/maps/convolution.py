@@ -5,6 +5,7 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...ops.backend.gradient import with_reference_gradient
 from ..arguments import check_counts, check_features, check_sizes
 from ..linear_factory import LinearFactory
 from ..stored_layout import StoredLayout
@@ -85,26 +86,66 @@ class Convolution(nn.Module):
                 f"[Convolution] 'x' must be at least {side - 2 * pad} places high and wide but got "
                 f"shape {x.shape}."
             )
-        if side == 1:
-            windows = x[:, :: self._stride, :: self._stride]
-        else:
-            if pad:
-                x = mx.pad(x, [(0, 0), (pad, pad), (pad, pad), (0, 0)])
-            windows = mx.concatenate(
-                [self._shifted(x, row, column) for row in range(side) for column in range(side)],
-                axis=-1,
-            )
+        if pad:
+            x = mx.pad(x, [(0, 0), (pad, pad), (pad, pad), (0, 0)])
+        windows = gather_windows(x, side, self._stride)
         if "norm" in self:
             return self.norm.of_linear(self.linear, windows)
         y: mx.array = self.linear(windows)
         return y.astype(x.dtype)
 
-    def _shifted(self, x: mx.array, row: int, column: int) -> mx.array:
-        """What the windows hold at one place of theirs."""
-        height, width = ((size - self._side) // self._stride for size in x.shape[1:3])
-        rows = slice(row, row + height * self._stride + 1, self._stride)
-        columns = slice(column, column + width * self._stride + 1, self._stride)
-        return x[:, rows, columns]
+
+def gather_windows(x: mx.array, side: int, stride: int) -> mx.array:
+    """What each window holds, row by row.
+
+    Args:
+        x: Maps `(B, H, W, D)`.
+        side: Side `k` of a window.
+        stride: Step from window to window.
+
+    Returns:
+        `(B, (H - k) / stride + 1, (W - k) / stride + 1, k k D)`, rounded down.
+    """
+    batch, height, width, dims = x.shape
+    rows, columns = ((size - side) // stride + 1 for size in (height, width))
+    if side == 1:
+        return x[:, ::stride, ::stride]
+    if side == stride:
+        whole = x[:, : rows * side, : columns * side]
+        tiles = whole.reshape(batch, rows, side, columns, side * dims).swapaxes(2, 3)
+        return tiles.reshape(batch, rows, columns, -1)
+    gather = with_reference_gradient(
+        partial(_read_windows, side=side, stride=stride),
+        partial(_joined_slices, side=side, stride=stride),
+    )
+    windows: mx.array = gather(x)
+    return windows
+
+
+def _read_windows(x: mx.array, *, side: int, stride: int) -> mx.array:
+    """The windows in one pass, in which a row of a window is one run of numbers."""
+    batch, height, width, dims = x.shape
+    rows, columns = ((size - side) // stride + 1 for size in (height, width))
+    line = width * dims
+    windows = mx.as_strided(
+        x,
+        (batch, rows, columns, side, side * dims),
+        (height * line, stride * line, stride * dims, line, 1),
+    )
+    return windows.reshape(batch, rows, columns, -1)
+
+
+def _joined_slices(x: mx.array, *, side: int, stride: int) -> mx.array:
+    """The windows as slices of the map, whose gradient is a sum of slices."""
+    height, width = ((size - side) // stride * stride + 1 for size in x.shape[1:3])
+    return mx.concatenate(
+        [
+            x[:, row : row + height : stride, column : column + width : stride]
+            for row in range(side)
+            for column in range(side)
+        ],
+        axis=-1,
+    )
 
 
 def pointwise(linear: LinearFactory) -> LinearFactory:

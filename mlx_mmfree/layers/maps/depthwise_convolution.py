@@ -5,6 +5,7 @@ import math
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...ops import depthwise_convolution
 from ..arguments import check_sizes
 from ..stored_layout import StoredLayout
 from .batch_norm import BatchNorm
@@ -72,10 +73,5 @@ class DepthwiseConvolution(nn.Module):
             scale, shift = self.norm.scale_and_shift()
             weight = weight * scale[:, None, None, None]
             bias = shift if bias is None else bias * scale + shift
-        y = self._convolve(x, weight.astype(x.dtype))
-        y = y if bias is None else y + bias.astype(x.dtype)
+        y = depthwise_convolution(x, weight, bias, stride=self._stride)
         return self.norm(y) if "norm" in self and not is_joined else y
-
-    def _convolve(self, x: mx.array, weight: mx.array) -> mx.array:
-        dims, side = weight.shape[:2]
-        return mx.conv2d(x, weight, stride=self._stride, padding=side // 2, groups=dims)

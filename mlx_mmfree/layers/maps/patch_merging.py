@@ -4,6 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..arguments import check_sizes
+from ..layer_norm import LayerNorm
 from ..linear_factory import LinearFactory
 
 
@@ -41,7 +42,7 @@ class PatchMerging(nn.Module):
         super().__init__()
         output_dims = 2 * dims if output_dims is None else output_dims
         check_sizes("PatchMerging", dims=dims, output_dims=output_dims)
-        self.norm = nn.LayerNorm(4 * dims, eps=norm_eps)
+        self.norm = LayerNorm(4 * dims, eps=norm_eps)
         self.reduction = linear(4 * dims, output_dims, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:

@@ -5,6 +5,7 @@ windows once for all of them. Its threadgroup holds the weights of these channel
 """
 
 import math
+from typing import Any
 
 import mlx.core as mx
 
@@ -86,11 +87,12 @@ def unsupported(x: mx.array, weight: mx.array, bias: mx.array | None, stride: in
     side = weight.shape[1]
     if side > MAX_SIDE:
         return f"it takes windows of up to {MAX_SIDE} x {MAX_SIDE} places"
-    dtypes = {"x": x.dtype, "weight": weight.dtype, "bias": None if bias is None else bias.dtype}
+    dtypes: dict[str, Any] = {"x": x.dtype, "weight": weight.dtype}
+    dtypes["bias"] = None if bias is None else bias.dtype
     return kernel_fault(
         "depthwise_convolution",
-        lambda *given: _convolved(*given, stride),
-        lambda *given: reference.run(*given, stride),
+        lambda x, weight, bias: _convolved(x, weight, bias, stride),
+        lambda x, weight, bias: reference.run(x, weight, bias, stride),
         lambda: _check_inputs(side, stride, **dtypes),
         **dtypes,
         side=side,
@@ -101,7 +103,8 @@ def unsupported(x: mx.array, weight: mx.array, bias: mx.array | None, stride: in
 def run(x: mx.array, weight: mx.array, bias: mx.array | None, stride: int) -> mx.array:
     shift = mx.zeros(x.shape[3:]) if bias is None else bias
     convolve = with_reference_gradient(
-        lambda *given: _convolved(*given, stride), lambda *given: reference.run(*given, stride)
+        lambda x, weight, bias: _convolved(x, weight, bias, stride),
+        lambda x, weight, bias: reference.run(x, weight, bias, stride),
     )
     y: mx.array = convolve(x, weight, shift)
     return y

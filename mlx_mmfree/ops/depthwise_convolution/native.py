@@ -28,7 +28,7 @@ def _gradient(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) 
     stride, wants_x, wants_weight = options
     given = [x, weight.astype(mx.float32), mx.zeros(x.shape[-1:])]
     gradients: list[mx.array] = mx.vjp(
-        lambda *given: reference.run(*given, stride), given, [cotangent]
+        lambda x, weight, bias: reference.run(x, weight, bias, stride), given, [cotangent]
     )[1]
     return (gradients[:1] if wants_x else []) + (gradients[1:] if wants_weight else [])
 

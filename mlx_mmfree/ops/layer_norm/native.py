@@ -31,7 +31,7 @@ def _gradient(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) 
     # without a weight, the second result is that of ones
     scale = mx.ones(dims) if weight is None else weight.astype(mx.float32)
     gradients: list[mx.array] = mx.vjp(
-        lambda *given: reference.run(*given, eps=options[0]),
+        lambda x, weight, bias: reference.run(x, weight, bias, eps=options[0]),
         [x, scale, mx.zeros(dims)],
         [cotangent],
     )[1]

@@ -1,4 +1,7 @@
-"""Models of images are those of timm: from its files, to the same logits, and back to the same files."""
+"""Models of images are those of timm: from its files, to the same logits, and back to the same files.
+
+So is Conv2Former, which timm does not have, with the code that belongs to its paper.
+"""
 
 import json
 import shutil
@@ -22,6 +25,13 @@ from mlx_mmfree.models import ImageClassifier
 from mlx_mmfree.training.trainable import adapt_layers
 from tests.hub.timm_models import DATA, TINY, Case, images, logits, timm_model, write_folder
 
+FOLDERS = {
+    "conv2former": (DATA.parent / "conv2former", (37, 45)),
+    **{name: (DATA / name, case.size) for name, case in TINY.items()},
+}
+"""Small checkpoints, and the size of the images whose logits are kept."""
+each_folder = pytest.mark.parametrize(("folder", "size"), FOLDERS.values(), ids=FOLDERS)
+
 
 def relative_difference(got: mx.array, want: np.ndarray) -> float:
     return float(np.abs(np.array(got) - want).max() / np.abs(want).max())
@@ -31,44 +41,40 @@ def tensors(folder: Path) -> dict[str, mx.array]:
     return cast("dict[str, mx.array]", mx.load(str(folder / "model.safetensors")))
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_logits_are_those_of_timm(name: str) -> None:
-    case = TINY[name]
-    model, processor = load(DATA / name)
+@each_folder
+def test_logits_are_those_of_timm(folder: Path, size: tuple[int, int]) -> None:
+    model, processor = load(folder)
     assert isinstance(model, ImageClassifier)
     assert isinstance(processor, ImageProcessor)
-    want = np.load(DATA / name / "logits.npy")
-    assert relative_difference(model(mx.array(images(case.size))), want) < 1e-5
+    want = np.load(folder / "logits.npy")
+    assert relative_difference(model(mx.array(images(size))), want) < 1e-5
     prepared = processor([np.zeros((40, 30, 3), np.uint8)])
     assert model(prepared).shape == (1, want.shape[1])
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_a_model_is_written_as_it_was_read(name: str, tmp_path: Path) -> None:
-    save_model(tmp_path / "out", load_model(DATA / name, packed=False))
-    read, written = tensors(DATA / name), tensors(tmp_path / "out")
+@each_folder
+def test_a_model_is_written_as_it_was_read(
+    folder: Path, size: tuple[int, int], tmp_path: Path
+) -> None:
+    target = tmp_path / "out"
+    save_model(target, load_model(folder, packed=False))
+    read, written = tensors(folder), tensors(target)
     assert written.keys() == read.keys()
     for key, value in read.items():
         assert written[key].dtype == value.dtype
         assert mx.array_equal(written[key], value), key
-    before, after = (
-        json.loads((folder / "config.json").read_text())
-        for folder in (DATA / name, tmp_path / "out")
-    )
+    before, after = (json.loads((each / "config.json").read_text()) for each in (folder, target))
     assert {key: after[key] for key in before} == before
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_a_model_is_converted_without_a_change(name: str, tmp_path: Path) -> None:
+@each_folder
+def test_a_model_is_converted_without_a_change(
+    folder: Path, size: tuple[int, int], tmp_path: Path
+) -> None:
     target = tmp_path / "out"
-    assert main(["convert", "--model", str(DATA / name), "--mlx-path", str(target)]) == 0
-    assert (
-        relative_difference(
-            load_model(target)(mx.array(images(TINY[name].size))),
-            np.load(DATA / name / "logits.npy"),
-        )
-        < 1e-5
-    )
+    assert main(["convert", "--model", str(folder), "--mlx-path", str(target)]) == 0
+    got = load_model(target)(mx.array(images(size)))
+    assert relative_difference(got, np.load(folder / "logits.npy")) < 1e-5
 
 
 @pytest.mark.interop
@@ -136,26 +142,30 @@ def test_a_wrong_description_is_refused(
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("name", TINY)
+@each_folder
 @pytest.mark.parametrize("flags", [[], ["--to", "hf", "--keep-masters"]], ids=["mlx", "hf"])
-def test_a_model_is_made_ternary(name: str, flags: list[str], tmp_path: Path) -> None:
+def test_a_model_is_made_ternary(
+    folder: Path, size: tuple[int, int], flags: list[str], tmp_path: Path
+) -> None:
     target = tmp_path / "out"
-    source = ["--model", str(DATA / name), "--mlx-path", str(target)]
+    source = ["--model", str(folder), "--mlx-path", str(target)]
     assert main(["convert", *source, "--ternarize", *flags]) == 0
     model = load_model(target)
     ternary = [path for path, matrix in matrices(model).items() if matrix.is_ternary]
     assert ternary
     assert all("blocks" in path for path in ternary)
-    pictures = mx.array(images(TINY[name].size))
+    pictures = mx.array(images(size))
     trained = load_model(target, packed=False, rebuild_masters=True)
     # a sum between two 8-bit codes may be rounded either way
     assert relative_difference(model(pictures), np.array(trained(pictures))) < 1 / 127
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_an_adapter_of_the_last_layer_is_written_and_read(name: str, tmp_path: Path) -> None:
-    model = load_model(DATA / name, packed=False)
-    pictures = mx.array(images(TINY[name].size))
+@each_folder
+def test_an_adapter_of_the_last_layer_is_written_and_read(
+    folder: Path, size: tuple[int, int], tmp_path: Path
+) -> None:
+    model = load_model(folder, packed=False)
+    pictures = mx.array(images(size))
     without = np.array(model(pictures))
     layers = adapt_layers(model, num_layers=1, rank=2)
     names = weight_names(model.config)
@@ -170,5 +180,5 @@ def test_an_adapter_of_the_last_layer_is_written_and_read(name: str, tmp_path: P
     want = np.array(model(pictures))
     assert relative_difference(mx.array(want), without) > 1e-3
     write_adapter(tmp_path / "adapter", model, {})
-    again = attach(load_model(DATA / name), read_adapter(tmp_path / "adapter")).eval()
+    again = attach(load_model(folder), read_adapter(tmp_path / "adapter")).eval()
     assert relative_difference(again(pictures), want) < 1e-5

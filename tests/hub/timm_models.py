@@ -85,6 +85,13 @@ def timm_model(case: Case, num_classes: int = 5) -> Any:
         model = _poolformer(arguments)
     else:
         model = timm.create_model(case.architecture, **arguments)
+    return randomised(model)
+
+
+def randomised(model: Any) -> Any:
+    """Gives a model random weights and statistics, and puts it in evaluation."""
+    import torch
+
     with torch.no_grad():
         for parameter in model.parameters():
             # numbers must neither fade nor grow through many convolutions

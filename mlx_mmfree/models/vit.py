@@ -1,33 +1,58 @@
 """ViT (Dosovitskiy et al., arXiv 2010.11929) and DeiT (Touvron et al., arXiv 2012.12877), as in timm.
 
-`token_mixer` in `config.json`, a key of our own, puts any bidirectional token mixer in place of softmax
-attention; `mmfree mixers` lists them.
+Two keys in `config.json` are our own. `token_mixer` puts any bidirectional token mixer in place of
+softmax attention; `mmfree mixers` lists them. `token_selection`, an object with `keep` and
+`hidden_dims`, lets every second block see a share of the tokens (`parts.selecting_stage`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
 import mlx.nn as nn
 
 from ..channel_mixers.feed_forward import FeedForward
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.layer_norm import LayerNorm
 from .parts.architecture import Architecture, sample_images
-from .parts.fields import boolean, integer, number
+from .parts.fields import integer, number, refuse_unless, section
 from .parts.image_block import ImageBlock
 from .parts.image_classifier import ImageClassifier
 from .parts.image_config import ImageConfig
 from .parts.initialization import draw_weights
 from .parts.mixer_choice import MixerChoice
 from .parts.patch_tokens import PatchTokens
+from .parts.selecting_stage import SelectingStage
 from .parts.stage import Stage, drop_rates
 
 _TINY = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3}
 _SMALL = {"patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6}
 _ATTENTION = MixerChoice("multi_head_attention")
 _NORM = partial(LayerNorm, eps=1e-6)
+
+
+@dataclass(frozen=True)
+class TokenSelection:
+    """Which tokens the second block of each pair sees.
+
+    Attributes:
+        keep: The share of tokens.
+        hidden_dims: Width of the selectors.
+    """
+
+    keep: float
+    hidden_dims: int = 16
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "TokenSelection | None":
+        """Reads the key `token_selection`; `None` if there is none."""
+        described = section(config, "token_selection")
+        if not described:
+            return None
+        refuse_unless(described, dict.fromkeys(described.keys() - {"keep", "hidden_dims"}))
+        keep = number(described, "keep", low=1e-3, high=1.0)
+        return cls(keep, integer(described, "hidden_dims", 16, high=2**12))
 
 
 @dataclass(frozen=True)
@@ -40,8 +65,8 @@ class Config(ImageConfig):
         depth: Blocks.
         num_heads: Heads of attention.
         mlp_ratio: Width of the channel mixer, in dims.
-        qkv_bias: Whether queries, keys and values have a bias.
         token_mixer: What mixes tokens.
+        token_selection: Which tokens the second block of each pair sees; `None`: all.
     """
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -57,12 +82,12 @@ class Config(ImageConfig):
     depth: int = 12
     num_heads: int = 3
     mlp_ratio: float = 4.0
-    qkv_bias: bool = True
     token_mixer: MixerChoice = field(default_factory=lambda: _ATTENTION)
+    token_selection: TokenSelection | None = None
 
     @classmethod
     def own_keys(cls) -> tuple[str, ...]:
-        return ("token_mixer",)
+        return ("token_mixer", "token_selection")
 
     @classmethod
     def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,21 +103,30 @@ class Config(ImageConfig):
             "depth": integer(sizes, "depth", high=1024),
             "num_heads": heads,
             "mlp_ratio": number(sizes, "mlp_ratio", 4.0, low=1e-3, high=64.0),
-            "qkv_bias": boolean(sizes, "qkv_bias", True),
         }
 
     @classmethod
     def read_own(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        if config.get("token_mixer") is None:
-            return {}
-        return {"token_mixer": MixerChoice.read("token_mixer", config["token_mixer"])}
+        given: dict[str, Any] = {"token_selection": TokenSelection.read(config)}
+        if config.get("token_mixer") is not None:
+            given["token_mixer"] = MixerChoice.read("token_mixer", config["token_mixer"])
+            if given["token_selection"] and given["token_mixer"] != _ATTENTION:
+                raise UnsupportedModelError(
+                    "[config.json] 'token_selection' must be left out with another 'token_mixer' than "
+                    f"{_ATTENTION.name}, whose scores it reads, but was given."
+                )
+        return given
 
     @property
     def num_features(self) -> int:
         return self.embed_dim
 
     def to_hub(self) -> dict[str, Any]:
-        own = {"token_mixer": self.token_mixer.plain()} if self.token_mixer != _ATTENTION else {}
+        own: dict[str, Any] = {}
+        if self.token_mixer != _ATTENTION:
+            own["token_mixer"] = self.token_mixer.plain()
+        if self.token_selection is not None:
+            own["token_selection"] = asdict(self.token_selection)
         return {**super().to_hub(), **own}
 
 
@@ -113,10 +147,38 @@ def build(config: Config) -> ImageClassifier:
     )
     rates = drop_rates(config.drop_path_rate, [config.depth])[0]
     blocks = [_block(config, embed.length, rate) for rate in rates]
-    stage = draw_weights(Stage(blocks), 0.02)
+    stage = draw_weights(_stage(config, blocks, embed.prefix), 0.02)
     head = nn.Linear(config.embed_dim, config.num_classes)
     neck = _NORM(config.embed_dim)
     return ImageClassifier(embed, [stage], head, neck=neck, pool="first", config=config)
+
+
+def with_token_selection(
+    model: ImageClassifier, *, keep: float, hidden_dims: int = 16
+) -> ImageClassifier:
+    """A ViT with fresh token selectors and its other weights.
+
+    Args:
+        model: A ViT with softmax attention, loaded with `packed=False`.
+        keep: The share of tokens that every second block sees.
+        hidden_dims: Width of the selectors.
+    """
+    selection = TokenSelection(keep, hidden_dims)
+    new = build(replace(model.config, token_selection=selection))
+    new.update(model.parameters(), strict=False)
+    new.rounding = model.rounding
+    return new
+
+
+def _stage(config: Config, blocks: list[ImageBlock], prefix: int) -> Stage:
+    selection = config.token_selection
+    if selection is None:
+        return Stage(blocks)
+    if len(blocks) < 2:
+        raise CheckpointError("[config.json] 'depth' must be at least 2 with 'token_selection'.")
+    return SelectingStage(
+        blocks, keep=selection.keep, hidden_dims=selection.hidden_dims, prefix=prefix
+    )
 
 
 def _block(config: Config, length: int, drop_path: float) -> ImageBlock:
@@ -124,8 +186,6 @@ def _block(config: Config, length: int, drop_path: float) -> ImageBlock:
     choice = config.token_mixer
     if choice == _ATTENTION:
         options = {"num_heads": config.num_heads, "bias": True, "is_stacked": True}
-        if not config.qkv_bias:
-            raise CheckpointError("[config.json] 'qkv_bias' must be true but got False.")
         choice = MixerChoice(choice.name, options)
     mixer = choice.token_mixer(
         dims, linear=config.linear("blocks.attn"), is_causal=False, max_length=length
@@ -154,6 +214,8 @@ ARCHITECTURE = Architecture(
         "blocks.{}.norm2": "stages.0.blocks.{}.channel_norm",
         "blocks.{}.mlp.fc1": "stages.0.blocks.{}.channel_mixer.up_proj",
         "blocks.{}.mlp.fc2": "stages.0.blocks.{}.channel_mixer.down_proj",
+        "selectors.{}.fc1": "stages.0.selectors.{}.up_proj",
+        "selectors.{}.fc2": "stages.0.selectors.{}.down_proj",
         "norm": "neck",
         "head": "head",
     },

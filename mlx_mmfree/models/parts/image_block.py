@@ -58,7 +58,11 @@ class ImageBlock(nn.Module):
     def __call__(self, x: mx.array) -> mx.array:
         y = self.mixer(self.mixer_norm(x))
         # a token mixer gives its state too
-        x = self._added(x, y[0] if isinstance(y, tuple) else y, "mixer_scale")
+        return self.completed(x, y[0] if isinstance(y, tuple) else y)
+
+    def completed(self, x: mx.array, branch: mx.array) -> mx.array:
+        """The result for `x` where this is what the mixer gives."""
+        x = self._added(x, branch, "mixer_scale")
         if "channel_mixer" not in self:
             return x
         return self._added(x, self.channel_mixer(self.channel_norm(x)), "channel_scale")

@@ -1,17 +1,9 @@
 """Blocks of one width, one after the other, in a model of images."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
-
-RunBlock = Callable[[nn.Module, mx.array], mx.array]
-"""Calls a block: `run(block, x)` gives what the block gives."""
-
-
-def run_block(block: nn.Module, x: mx.array) -> mx.array:
-    y: mx.array = block(x)
-    return y
 
 
 class Stage(nn.Module):
@@ -23,9 +15,6 @@ class Stage(nn.Module):
         norm: What stands between the last block and the next stage or the pooling: a norm, or any
             other module that maps places to places; `None`: nothing.
 
-    Attributes:
-        run_block: Calls each block; another one may recompute it in the backward pass.
-
     Shape:
         `x` and `y`: maps `(B, H, W, D)`, or sequences `(B, N, D)`.
     """
@@ -34,11 +23,10 @@ class Stage(nn.Module):
         super().__init__()
         self.blocks = list(blocks)
         self.norm = nn.Identity() if norm is None else norm
-        self.run_block: RunBlock = run_block
 
     def transform(self, x: mx.array) -> mx.array:
         for block in self.blocks:
-            x = self.run_block(block, x)
+            x = block(x)
         y: mx.array = self.norm(x)
         return y
 

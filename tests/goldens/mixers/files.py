@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 
 T = TypeVar("T", bound=Callable[..., None])
-VISION = ("mlp_mixer__model_lucidrains", "tosa")
-"""How the names of files begin that belong to models of images, which are not there yet."""
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from tests.goldens.mixers.files import VISION, compared_names, name_of
+from tests.goldens.mixers.files import compared_names, name_of
 
 
 def test_every_file_is_compared_with(mixer_files: list[Path]) -> None:
     names = {name_of(file) for file in mixer_files}
-    assert {name for name in names - compared_names() if not name.startswith(VISION)} == set()
+    assert names - compared_names() == set()

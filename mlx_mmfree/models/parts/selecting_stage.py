@@ -1,0 +1,115 @@
+"""Blocks of which every second one sees a part of the tokens (ToSA, Singh et al., arXiv 2406.08816).
+
+A transcription, since no code of the paper is public. It is trained in stages:
+
+1. Train the blocks alone, `stage.is_selecting = False`, or load a published model.
+2. Freeze them, and train the selectors by `selector_loss`: what they predict of a block's attention
+   shall be what that block does.
+3. Freeze the selectors, `stage.is_selecting = True`, and train the blocks on.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import mlx.core as mx
+
+from ...layers.heads import merge_heads, split_heads
+from ...layers.mixing.token_selector import TokenSelector, chosen_first
+from ...layers.projection import project
+from ...layers.self_attention import SelfAttention
+from ...ops.long_sums import log_softmax, long_mean, long_sum
+from .image_block import ImageBlock
+from .stage import Stage
+
+
+class SelectingStage(Stage):
+    r"""Pairs of blocks: of the tokens that the first gives, the second changes the important ones.
+
+    .. math::
+        y = \mathrm{block}_1(x), \quad z_S = \mathrm{block}_2(y_S), \quad z_j = y_j \;(j \notin S)
+
+    with the tokens `S` that a `TokenSelector` finds important by the scores of the first block. A last
+    block without a partner sees all.
+
+    Args:
+        blocks: Blocks with bidirectional softmax attention, and neither positions nor norms inside it.
+        keep: The share of tokens that a second block sees.
+        hidden_dims: Width of the selectors.
+        prefix: Tokens at the beginning that every block sees.
+
+    Attributes:
+        is_selecting: Whether tokens are left out; otherwise this is a plain `Stage`.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`.
+    """
+
+    def __init__(
+        self, blocks: Sequence[ImageBlock], *, keep: float, hidden_dims: int, prefix: int = 0
+    ):
+        super().__init__(blocks)
+        self.selectors = [
+            TokenSelector(block.mixer.num_heads, hidden_dims=hidden_dims)
+            for block in blocks[: len(blocks) // 2 * 2 : 2]
+        ]
+        self.is_selecting = True
+        self._keep = keep
+        self._prefix = prefix
+
+    def transform(self, x: mx.array) -> mx.array:
+        if not self.is_selecting:
+            return super().transform(x)
+        for selector, (first, second) in zip(self.selectors, self._pairs, strict=True):
+            x, scores = with_scores(first, x)
+            x = self._selected(second, x, selector.importance(selector(scores)))
+        return self._last(x)
+
+    def selector_loss(self, x: mx.array) -> mx.array:
+        r"""How far the selectors are from the attention of the second blocks, which see all tokens.
+
+        .. math::
+            \frac{1}{N B H L} \sum_{n,b,h,i}
+            \mathrm{KL}\big(A^{(2n)}_{bhi} \,\|\, \exp P^{(n)}_{bhi}\big)
+        """
+        losses = []
+        for selector, (first, second) in zip(self.selectors, self._pairs, strict=True):
+            x, scores = with_scores(first, x)
+            predicted = selector(mx.stop_gradient(scores))
+            x, scores = with_scores(second, x)
+            true = mx.stop_gradient(log_softmax(scores * second.mixer.head_dim**-0.5))
+            losses.append(long_mean(long_sum(mx.exp(true) * (true - predicted), axis=-1)))
+        return mx.mean(mx.stack(losses))
+
+    def kept_count(self, length: int) -> int:
+        """How many of so many tokens a second block sees."""
+        return max(self._prefix + 1, min(length, round(self._keep * length)))
+
+    @property
+    def _pairs(self) -> list[tuple[ImageBlock, ImageBlock]]:
+        blocks = cast("list[ImageBlock]", self.blocks)
+        return list(zip(blocks[:-1:2], blocks[1::2], strict=True))
+
+    def _last(self, x: mx.array) -> mx.array:
+        return self.blocks[-1](x) if len(self.blocks) % 2 else x
+
+    def _selected(self, block: ImageBlock, x: mx.array, importance: mx.array) -> mx.array:
+        length = x.shape[1]
+        count = self.kept_count(length)
+        if count == length:
+            return block(x)
+        chosen, others = chosen_first(importance, count, self._prefix)
+        parts = [mx.take_along_axis(x, places[..., None], axis=1) for places in (chosen, others)]
+        joined = mx.concatenate([block(parts[0]), parts[1]], axis=1)
+        back = mx.argsort(mx.concatenate([chosen, others], axis=1), axis=1)
+        return mx.take_along_axis(joined, back[..., None], axis=1)
+
+
+def with_scores(block: ImageBlock, x: mx.array) -> tuple[mx.array, mx.array]:
+    """What a block with softmax attention gives, and the products of its queries and keys, float32."""
+    mixer: SelfAttention = block.mixer
+    projected = mixer.project_inner(block.mixer_norm(x), None)
+    q, k, v = (split_heads(part, mixer.num_heads) for part in mx.split(projected, 3, axis=-1))
+    scores = q.astype(mx.float32) @ k.astype(mx.float32).swapaxes(-1, -2)
+    weights = mx.exp(log_softmax(scores * mixer.head_dim**-0.5))
+    y = merge_heads(weights @ v.astype(mx.float32)).astype(x.dtype)
+    return block.completed(x, project(y, (mixer.output_proj,))), scores

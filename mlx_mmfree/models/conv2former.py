@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..errors import CheckpointError
 from ..layers.layer_norm import LayerNorm
 from ..layers.linear_factory import LinearFactory
 from ..layers.maps.batch_norm import BatchNorm
@@ -74,10 +75,13 @@ class Config(ImageConfig):
 
     @classmethod
     def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        kernel_size = integer(sizes, "kernel_size", high=255)
+        if kernel_size % 2 == 0:
+            raise CheckpointError(f"[config.json] 'kernel_size' must be odd but got {kernel_size}.")
         return {
-            "kernel_size": integer(sizes, "kernel_size", high=255),
+            "kernel_size": kernel_size,
             "dims": integers(sizes, "dims", 4, low=2, high=2**14),
-            "depths": integers(sizes, "depths", 4, high=1024),
+            "depths": integers(sizes, "depths", 4, high=512),
             "mlp_ratios": integers(sizes, "mlp_ratios", 4, high=64),
         }
 

@@ -75,13 +75,20 @@ class Config(ImageConfig):
 
     @classmethod
     def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        dims = integers(sizes, "dims", 4, low=4, high=2**14)
+        dims = integers(sizes, "dims", 4, high=2**14)
         heads = integers(sizes, "heads", 4, high=2**10)
         if any(width % count for width, count in zip(dims[1:], heads[1:], strict=True)):
             raise CheckpointError(
                 f"[config.json] 'heads' must divide 'dims', {list(dims)}, but got {list(heads)}."
             )
-        depths = integers(sizes, "depths", 4, high=1024)
+        for width, count in zip(dims, _CONVOLUTIONS, strict=True):
+            # the last group of channels has what the others leave
+            if -(-width // (count + 1)) * count >= width:
+                raise CheckpointError(
+                    f"[config.json] 'dims' must leave channels for {count + 1} groups in each stage but "
+                    f"got {list(dims)}."
+                )
+        depths = integers(sizes, "depths", 4, high=512)
         return {"dims": dims, "depths": depths, "heads": heads}
 
     @property

@@ -83,7 +83,7 @@ class Config(ImageConfig):
                 "[config.json] 'head_dim' must divide the last two of 'widths', "
                 f"{list(widths)}, but got {head_dim}."
             )
-        depths = integers(sizes, "depths", 5, low=0, high=1024)
+        depths = integers(sizes, "depths", 5, low=0, high=512)
         if depths[0] > _MOST_STEM_BLOCKS:
             raise CheckpointError(
                 f"[config.json] 'depths' must begin with at most {_MOST_STEM_BLOCKS} but got "

@@ -49,7 +49,7 @@ class Config(ImageConfig):
     def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "dims": integers(sizes, "dims", 4, high=2**14),
-            "depths": integers(sizes, "depths", 4, high=1024),
+            "depths": integers(sizes, "depths", 4, high=512),
         }
 
     @property
@@ -110,7 +110,7 @@ ARCHITECTURE = Architecture(
     tiny={
         "architecture": "poolformer_s12",
         "num_classes": 5,
-        "pretrained_cfg": {"input_size": [3, 32, 32]},
+        "pretrained_cfg": {"input_size": [3, 64, 64]},
         "model_args": {"dims": [8, 16, 24, 32], "depths": [1, 1, 2, 1]},
     },
 )

@@ -55,7 +55,7 @@ class Config(ImageConfig):
     def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "embed_dims": integers(sizes, "embed_dims", 4, low=2, high=2**14),
-            "layers": integers(sizes, "layers", 4, high=1024),
+            "layers": integers(sizes, "layers", 4, high=512),
             "mlp_ratios": integer(sizes, "mlp_ratios", 4, high=64),
         }
 

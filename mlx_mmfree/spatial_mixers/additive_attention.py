@@ -73,8 +73,7 @@ class AdditiveAttention(SpatialMixer):
         summed = q
         if self._has_weights:
             a = q @ (self.query_weight.astype(mx.float32) * self._dims**-0.5)
-            length = mx.sqrt(long_sum(a.square(), axis=-2))[:, None]
-            summed = q * (a / mx.maximum(length, _EPS))
+            summed = q * (a / _length(long_sum(a.square(), axis=-2)[:, None]))
         whole = long_sum(summed, axis=-2)[:, None]
         y = self.inner_proj((whole * k).astype(x.dtype)) + q.astype(x.dtype)
         y = self.output_proj(y).astype(x.dtype)
@@ -83,4 +82,9 @@ class AdditiveAttention(SpatialMixer):
 
 def _unit(x: mx.array) -> mx.array:
     """Vectors of length 1 over the channels."""
-    return x / mx.maximum(mx.linalg.norm(x, axis=-1, keepdims=True), _EPS)
+    return x / _length(x.square().sum(axis=-1, keepdims=True))
+
+
+def _length(squares: mx.array) -> mx.array:
+    # the larger of two squares, since the root of 0 has no gradient
+    return mx.sqrt(mx.maximum(squares, _EPS**2))

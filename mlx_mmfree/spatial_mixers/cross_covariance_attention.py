@@ -84,4 +84,5 @@ class CrossCovarianceAttention(SpatialMixer):
 def _unit(x: mx.array) -> mx.array:
     """Channels `(B, H, T, K)` of length 1 over the places."""
     squares = long_sum(x.square(), axis=-2)[:, :, None]
-    return x / mx.maximum(mx.sqrt(squares), _EPS)
+    # the larger of two squares, since the root of 0 has no gradient
+    return x / mx.sqrt(mx.maximum(squares, _EPS**2))

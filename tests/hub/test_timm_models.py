@@ -24,6 +24,7 @@ from mlx_mmfree.layers.parameters import parameters
 from mlx_mmfree.models import ImageClassifier
 from mlx_mmfree.training.trainable import adapt_layers
 from tests.hub.timm_models import DATA, TINY, Case, images, logits, timm_model, write_folder
+from tests.tolerances import TOLERANCE
 
 FOLDERS = {
     "conv2former": (DATA.parent / "conv2former", (37, 45)),
@@ -50,6 +51,15 @@ def test_logits_are_those_of_timm(folder: Path, size: tuple[int, int]) -> None:
     assert relative_difference(model(mx.array(images(size))), want) < 1e-5
     prepared = processor([np.zeros((40, 30, 3), np.uint8)])
     assert model(prepared).shape == (1, want.shape[1])
+
+
+@each_folder
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_16_bits_are_kept(folder: Path, size: tuple[int, int], dtype: mx.Dtype) -> None:
+    got = load_model(folder, dtype=dtype)(mx.array(images(size)).astype(dtype))
+    assert got.dtype == dtype
+    want = np.load(folder / "logits.npy")
+    assert relative_difference(got.astype(mx.float32), want) < TOLERANCE[dtype]
 
 
 @each_folder

@@ -116,6 +116,16 @@ def test_every_parameter_has_a_gradient(mixer: type[SpatialMixer], options: dict
 
 
 @each_mixer
+def test_gradients_of_zeros_are_finite(mixer: type[SpatialMixer], options: dict[str, Any]) -> None:
+    each = made(mixer, options, "dense")
+    weights = tree_flatten(each.parameters())
+    zeros = [(name, mx.zeros_like(x)) for name, x in weights if name.endswith("bias")]
+    each.load_weights(zeros, strict=False)
+    gradient = mx.grad(lambda x: each(x).square().sum() + each(x).sum())(mx.zeros((1, 3, 4, DIMS)))
+    assert mx.all(mx.isfinite(gradient)).item()
+
+
+@each_mixer
 def test_what_is_no_map_is_refused(mixer: type[SpatialMixer], options: dict[str, Any]) -> None:
     each, name = made(mixer, options, "dense"), mixer.__name__
     with pytest.raises(ValueError, match=rf"\[{name}\] 'x' must have the four axes .* x\[None\]"):

@@ -15,7 +15,7 @@ _FINE = 224
 """Pixels of the shorter side of a smooth map, at least."""
 
 # inches
-_SIDE, _HEADING, _GAP, _BAR = 2.2, 0.45, 0.12, 0.75
+_SIDE, _HEADING, _GAP, _BAR = 2.2, 0.45, 0.12, 0.85
 
 
 def draw_class_maps(
@@ -71,7 +71,7 @@ def draw_class_maps(
         cax=figure.add_axes(
             ((width - _BAR + _GAP) / width, _GAP / height, 0.13 / width, high / height)
         ),
-        label="map, over its largest value",
+        label="over the largest of a map",
     )
     save_picture(figure, image)
 

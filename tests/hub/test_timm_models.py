@@ -192,3 +192,19 @@ def test_an_adapter_of_the_last_layer_is_written_and_read(
     write_adapter(tmp_path / "adapter", model, {})
     again = attach(load_model(folder), read_adapter(tmp_path / "adapter")).eval()
     assert relative_difference(again(pictures), want) < 1e-5
+
+
+@pytest.mark.interop
+def test_images_of_another_size_are_read_as_by_timm(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    case = Case("deit_tiny_patch16_224", {"depth": 2}, (80, 48))
+    theirs = timm_model(case)
+    write_folder(tmp_path, case, theirs)
+    model = load_model(tmp_path)
+    dynamic = timm.create_model(
+        case.architecture, num_classes=5, depth=2, img_size=case.size, dynamic_img_size=True
+    ).eval()
+    dynamic.load_state_dict(theirs.state_dict())
+    for size in ((48, 96), (160, 32), (80, 48)):
+        pictures = images(size)
+        assert relative_difference(model(mx.array(pictures)), logits(dynamic, pictures)) < 1e-4

@@ -168,3 +168,18 @@ def test_gradients_pass_through_the_chosen_tokens_and_the_others() -> None:
 def test_wrong_keys_are_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
         made(**keys)
+
+
+def test_images_of_another_size() -> None:
+    model = made()
+    assert model(mx.zeros((1, 48, 24, 3))).shape == (1, 5)
+    with pytest.raises(
+        ValueError, match=r"multiples of its patches, 8, but got shape \(1, 33, 32, 3\)"
+    ):
+        model(mx.zeros((1, 33, 32, 3)))
+    mixer = find("mlp_mixer")
+    fixed = mixer.build(mixer.config.from_hub(mixer.tiny))
+    with pytest.raises(
+        ValueError, match=r"must have the height and width of the model, \(16, 24\)"
+    ):
+        fixed(mx.zeros((1, 24, 16, 3)))

@@ -4,6 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...errors import UnsupportedModelError
+from ...layers.maps.bicubic import resized
 from ...layers.maps.convolution import Convolution
 
 
@@ -13,7 +14,8 @@ class PatchTokens(nn.Module):
     .. math::
         x = [W\,\mathrm{patch}_1 + b, \dots, W\,\mathrm{patch}_N + b]
 
-    with, if asked for, a learned class token before them, and a learned vector added to each token.
+    with, if asked for, a learned class token before them, and a learned vector added to each token. For
+    an image of another size, the vectors of patches are interpolated as by timm.
 
     Args:
         input_channels: Channels `C` of an image.
@@ -30,7 +32,8 @@ class PatchTokens(nn.Module):
         Of `patches`; `class_token` `(1, 1, D)`; `positions` `(1, 1 + N, D)`.
 
     Raises:
-        ValueError: An image has another size.
+        ValueError: An image has another size and there are no positions, or its sides are no multiples
+            of the patch.
     """
 
     def __init__(
@@ -76,12 +79,33 @@ class PatchTokens(nn.Module):
 
     def __call__(self, images: mx.array) -> mx.array:
         if images.shape[1:3] != self._image_size:
-            raise ValueError(
-                f"[model] 'images' must have the height and width of the model, {self._image_size}, but "
-                f"got shape {images.shape}."
-            )
-        x = self.patches(images).flatten(1, 2)
+            self._check_other(images.shape)
+        x = self.patches(images)
+        rows, columns = x.shape[1:3]
+        positions = self._positions((rows, columns)) if "positions" in self else None
+        x = x.flatten(1, 2)
         if "class_token" in self:
             token = mx.broadcast_to(self.class_token, (x.shape[0], 1, x.shape[-1]))
             x = mx.concatenate([token.astype(x.dtype), x], axis=1)
-        return x + self.positions.astype(x.dtype) if "positions" in self else x
+        return x if positions is None else x + positions.astype(x.dtype)
+
+    def _check_other(self, shape: tuple[int, ...]) -> None:
+        if "positions" not in self:
+            raise ValueError(
+                f"[model] 'images' must have the height and width of the model, {self._image_size}, but "
+                f"got shape {shape}."
+            )
+        if any(side % self._patch_size or not side for side in shape[1:3]):
+            raise ValueError(
+                "[model] 'images' must have the height and width of the model, "
+                f"{self._image_size}, or multiples of its patches, {self._patch_size}, but got shape "
+                f"{shape}."
+            )
+
+    def _positions(self, grid: tuple[int, int]) -> mx.array:
+        """The learned vectors for so many rows and columns of patches."""
+        if grid == self.grid:
+            return self.positions
+        own, patches = mx.split(self.positions, [self.prefix], axis=1)
+        patches = resized(patches.reshape(1, *self.grid, -1), grid).flatten(1, 2)
+        return mx.concatenate([own, patches], axis=1)

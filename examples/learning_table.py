@@ -21,15 +21,11 @@ there. examples/README.md shows the results.
 
 import argparse
 import os
-import signal
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context, parent_process
 from pathlib import Path
-from threading import Thread
 
 from comparisons.learning_report import write_report
 from comparisons.learning_runs import (
@@ -46,7 +42,7 @@ from comparisons.learning_runs import (
     turn,
 )
 from comparisons.models import causal_mixers
-from comparisons.runs import Figures, results_of
+from comparisons.runs import Figures, results_of, workers
 
 
 def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
@@ -58,8 +54,8 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
         known = partial(finished, plan=plan, folder=home)
         if not trains:
             return {run: figures for run in runs if (figures := known(run)) is not None}
-        executor = ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker)
-        return results_of(runs, known, partial(train, plan=plan, folder=home), executor, _line)
+        learn = partial(train, plan=plan, folder=home)
+        return results_of(runs, known, learn, workers(jobs), _line)
 
     search = [Run(row, rate) for row in rows_of(plan) for rate in plan.rates]
     search.sort(key=lambda run: turn(run, plan))
@@ -67,19 +63,6 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
     best = best_runs(plan, tried)
     seeds = [replace(run, seed=seed) for seed in range(1, plan.seeds) for run in best]
     return write_report(folder, plan, best, tried | results(seeds))
-
-
-def _begin_worker() -> None:
-    # Ctrl-C ends a run at once and without words, since its parent has some
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _line(run: Run, figures: Figures) -> str:

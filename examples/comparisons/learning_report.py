@@ -13,7 +13,7 @@ from mlx_mmfree.files.replacing import new_file
 
 from .learning_runs import LINEARS, Plan, Row, Run, rows_of
 from .models import REFERENCE
-from .runs import Figures, mean_and_spread
+from .runs import Figures, markdown, mean_and_spread
 from .tasks import Task
 
 _SOLVED = 0.99
@@ -84,11 +84,6 @@ def _cell(run: Run | None, results: Results) -> str:
     return mean_and_spread(values)
 
 
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _heading(task: Task) -> str:
     return f"{task.name}, %" if task.is_generated else "bits per character"
 
@@ -119,7 +114,7 @@ def _main_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
         if text is not None:
             cells += [_speed(Row("table", text, mixer, linear), results) for linear in plan.linears]
         rows.append(cells)
-    return _markdown(header, rows) if plan.tasks else ""
+    return markdown(header, rows) if plan.tasks else ""
 
 
 def _verdicts(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
@@ -145,7 +140,7 @@ def _form_table(
         for row in rows_of(plan)
         if row.part == part
     ]
-    return _markdown([heading, "rate", "bits per character"], rows)
+    return markdown([heading, "rate", "bits per character"], rows)
 
 
 def _rate(run: Run | None) -> str:
@@ -165,7 +160,7 @@ def _sinks_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str
             values = [2 ** figures["long"][name] for figures in found]
             rows.append([row.model, name, short, mean_and_spread(values)])
     header = ["learned to see", "sees", "perplexity of pieces", "of the long text"]
-    return _markdown(header, rows) if rows else ""
+    return markdown(header, rows) if rows else ""
 
 
 def _figures(chosen: Mapping[Row, Run], results: Results) -> list[dict[str, Any]]:

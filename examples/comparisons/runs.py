@@ -1,8 +1,12 @@
 """Many runs, several at a time, of which finished ones are not repeated."""
 
+import os
+import signal
 import statistics
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import Any, TypeVar
 
 Run = TypeVar("Run")
@@ -42,6 +46,30 @@ def results_of(
             executor.shutdown(cancel_futures=True)
             raise
     return found
+
+
+def workers(jobs: int) -> Executor:
+    """So many processes, which end with this one."""
+    return ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker)
+
+
+def _begin_worker() -> None:
+    # Ctrl-C ends a run at once and without words, since its parent has some
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def mean_and_spread(values: Sequence[float], digits: int = 3) -> str:

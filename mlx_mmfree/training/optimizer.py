@@ -5,6 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.optimizers as optim
+from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import TrainingError
 from ..ops import long_mean
@@ -31,7 +32,18 @@ def build_optimizer(settings: Settings) -> optim.MultiOptimizer:
     def is_matrix(path: str, weight: mx.array) -> bool:
         return path.endswith("weight") and weight.ndim == 2
 
-    return optim.MultiOptimizer([adamw(settings.weight_decay), adamw(0.0)], [is_matrix])
+    return MultiOptimizer([adamw(settings.weight_decay), adamw(0.0)], [is_matrix])
+
+
+class MultiOptimizer(optim.MultiOptimizer):
+    """MLX's, which fails to put lists of modules together of which some have no parameters."""
+
+    def apply_gradients(self, gradients: dict[str, Any], parameters: dict[str, Any]) -> Any:
+        updated: dict[str, mx.array] = {}
+        parts = self._split_dictionary(gradients)
+        for optimizer, part in zip(self.optimizers, parts, strict=True):
+            updated |= dict(tree_flatten(optimizer.apply_gradients(part, parameters)))
+        return tree_unflatten(list(updated.items()))
 
 
 def build_schedule(settings: Settings, dims: int) -> Callable[[int], mx.array]:

@@ -9,6 +9,7 @@ import yaml
 from PIL import Image
 
 from mlx_mmfree.hub import save_model
+from mlx_mmfree.models import architectures
 from tests.hub.checkpoints import GOLDENS, tiny_model, tiny_transformer, write_bitnet_checkpoint
 from tests.hub.encoder_folder import encoder_folder
 from tests.hub.marian_folder import marian_folder
@@ -70,7 +71,7 @@ def write_working_folder(folder: Path) -> None:
         Image.effect_noise((40, 30), 50).save(folder / name)
     (folder / "corpus").mkdir()
     write_corpus(folder / "corpus" / "texts.txt", 1, documents=200)
-    (folder / "large.yaml").write_text(_recipe_of_large_corpora())
+    (folder / "large.yaml").write_text(_yaml_of("Large corpora"))
     answers = {"completion": "It is {}."}
     preferred = {"chosen": "It is {}.", "rejected": "No, {}."}
     for name, texts in (("data", answers), ("preferences", preferred)):
@@ -81,6 +82,7 @@ def write_working_folder(folder: Path) -> None:
                 for n in range(4)
             ]
             (folder / name / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    _write_pets(folder)
     recipe = folder / "examples" / "demo_model"
     recipe.mkdir(parents=True)
     for name in ("log.jsonl", "log-dense.jsonl"):
@@ -104,8 +106,23 @@ def write_working_folder(folder: Path) -> None:
     (recipe / "train.yaml").write_text(yaml.safe_dump(values))
 
 
-def _recipe_of_large_corpora() -> str:
-    """The YAML file that the page on training shows beside its commands."""
+def _write_pets(folder: Path) -> None:
+    """Pictures of two classes, and the file for their training, for a smaller model and fewer steps."""
+    for split in ("train", "valid"):
+        for number, name in enumerate(("cat", "dog")):
+            (folder / split / name).mkdir(parents=True)
+            for shade in range(2):
+                picture = Image.new("RGB", (40, 36), (50 * number, 80 * shade, 90))
+                picture.save(folder / split / name / f"{shade}.png")
+    recipe = yaml.safe_load(_yaml_of("Images"))
+    sizes = architectures()["swiftformer"].tiny["model_args"]
+    recipe["model"]["model_args"] |= {**sizes, "img_size": 32}
+    recipe |= {"steps": 2, "warmup_steps": 1, "batch_size": 2}
+    (folder / "pets.yaml").write_text(yaml.safe_dump(recipe))
+
+
+def _yaml_of(title: str) -> str:
+    """The YAML file that a section of the page on training shows beside its commands."""
     found = sections(ROOT / "mlx_mmfree" / "training" / "README.md")
-    [text] = next(part for part in found if part.title == "Large corpora").blocks("yaml")
+    [text] = next(part for part in found if part.title == title).blocks("yaml")
     return text

@@ -17,8 +17,10 @@ from mlx.utils import tree_flatten
 from mlx_mmfree import load
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.layers.maps.batch_norm import BatchNorm, running_statistics
+from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.models import architectures
 from mlx_mmfree.training import Settings, train_model
+from mlx_mmfree.training.batch_gradient import BatchGradient
 from mlx_mmfree.training.callbacks import Callback
 from mlx_mmfree.training.checkpoint import learned
 from mlx_mmfree.training.corpus.mixture import Stage
@@ -26,7 +28,9 @@ from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.first_model import FirstModel
 from mlx_mmfree.training.image_sets.image_set import digest_of, read_images
 from mlx_mmfree.training.log import read_log
-from mlx_mmfree.training.tasks.images import mirrored, moved
+from mlx_mmfree.training.optimizer import build_optimizer
+from mlx_mmfree.training.optimizer_step import OptimizerStep
+from mlx_mmfree.training.tasks.images import ImageTask, mirrored, moved
 from mlx_mmfree.training.train_model import plan_training
 
 pytestmark = pytest.mark.usefixtures("without_curve")
@@ -145,6 +149,35 @@ def test_a_run_learns(settings_of: Make) -> None:
     assert train_model(replace(settings, model=model))["held_out"]["valid/accuracy"] == 1
 
 
+@pytest.mark.parametrize(
+    "architecture", [n for n, each in architectures().items() if each.variants]
+)
+def test_every_backbone_takes_a_step(settings_of: Make, architecture: str) -> None:
+    """Losses and gradients are finite on maps that shrink to one place, and the update fits them."""
+    settings = settings_of(architecture)
+    settings = replace(settings, model={**settings.model, "linear_class": "ternary"})
+    model = FirstModel(settings).load()
+    model.train()
+    task = ImageTask(settings, model, None, (0, 1))
+    optimizer = build_optimizer(settings)
+    optimizer.init(model.trainable_parameters())
+    before = dict(tree_flatten(model.trainable_parameters()))
+    step = OptimizerStep(
+        model,
+        settings.loop({}),
+        optimizer,
+        lambda _: mx.array(1e-3),
+        task.batches,
+        task.loss(settings),
+        DataParallel(),
+    )
+    assert np.isfinite(step(0).gradient_norm)
+    after = dict(tree_flatten(model.trainable_parameters()))
+    assert after.keys() == before.keys()
+    assert any(matrix.is_ternary for matrix in matrices(model).values())
+    assert any(not mx.array_equal(after[name], array) for name, array in before.items())
+
+
 def test_all_forms_hold_the_same_images(settings_of: Make) -> None:
     root = settings_of().root
     kinds = (".npz", "-images-idx3-ubyte", "-images-idx3-ubyte.gz", "")
@@ -167,9 +200,6 @@ def test_all_forms_hold_the_same_images(settings_of: Make) -> None:
 
 def test_statistics_follow_the_batches_of_compiled_and_plain_steps(settings_of: Make) -> None:
     """The running statistics of a step are those that the same forward pass gives without a gradient."""
-    from mlx_mmfree.training.batch_gradient import BatchGradient
-    from mlx_mmfree.training.tasks.images import ImageTask
-
     settings = settings_of("swiftformer")
     found = []
     for repeats in (False, True):
@@ -242,8 +272,6 @@ def test_images_are_moved_and_mirrored() -> None:
 
 
 def test_chance_is_the_same_for_any_number_of_processes(settings_of: Make) -> None:
-    from mlx_mmfree.training.tasks.images import ImageTask
-
     settings = settings_of(random_shift=2, random_flip=True)
     model = FirstModel(settings).model
     whole, *parts = (

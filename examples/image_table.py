@@ -1,0 +1,115 @@
+"""Trains every backbone of images at tiny size on handwritten digits, dense and ternary; writes a table.
+
+python examples/image_table.py [--quick] [--output DIR] [--backbones NAME ...] [--rates R ...]
+    [--seeds N] [--jobs N] [--data DIR] [--table-only]
+
+Each model learns with `mmfree train` from 10,000 images of MNIST, which lie in examples/mnist, scaled to
+32 by 32 pixels. The learning rate of each row is the best of `--rates` with the first seed, by other
+images than those of the test. The dense models are then made ternary as `mmfree convert --ternarize`
+makes them, tested at once, and trained further with quantisation that sets in slowly.
+
+The folder gets a file for each run, `table.md`, `table.json` and `table.png` (extra `plot`). Repeat the
+command to go on after a stop: finished runs are not repeated, and one that was stopped goes on.
+`--table-only` writes the table of what is there. Pillow is needed (extra `vision`).
+"""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from comparisons.backbones import BACKBONES
+from comparisons.image_report import write_report
+from comparisons.image_runs import (
+    QUICK,
+    Plan,
+    Run,
+    best_runs,
+    finished,
+    recover,
+    recoveries,
+    rows_of,
+    small_data,
+    train,
+)
+from comparisons.runs import Figures, results_of, workers
+
+
+def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
+    """Runs the comparison, or only gathers the runs that are finished. Returns its tables."""
+    home = folder / "runs"
+    home.mkdir(parents=True, exist_ok=True)
+    known = partial(finished, plan=plan, folder=home)
+
+    def results(runs: Sequence[Run], learn: Callable[[Run], Figures]) -> dict[Run, Figures]:
+        if not trains:
+            return {run: figures for run in runs if (figures := known(run)) is not None}
+        return results_of(runs, known, learn, workers(jobs), _line)
+
+    learn = partial(train, plan=plan, folder=home)
+    found = results([Run(row, rate) for rate in plan.rates for row in rows_of(plan)], learn)
+    best = best_runs(plan, found)
+    seeds = range(1, plan.seeds)
+    found |= results([replace(run, seed=seed) for seed in seeds for run in best.values()], learn)
+    sources = recoveries(best, found)
+    found |= results(list(sources), partial(_recover, plan=plan, folder=home, sources=sources))
+    return write_report(folder, plan, best, found)
+
+
+def _recover(run: Run, plan: Plan, folder: Path, sources: dict[Run, Run]) -> Figures:
+    return recover(run, plan, folder, dense=sources[run])
+
+
+def _line(run: Run, figures: Figures) -> str:
+    value = figures["value"]
+    return f"{run.name}: {figures['failure'] if value is None else f'{value:.2%} right'}"
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="train one backbone for two steps")
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/image_table"), help="folder of all runs"
+    )
+    parser.add_argument("--backbones", nargs="+", choices=BACKBONES, help="backbones of the table")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", help="learning rates, the likeliest first"
+    )
+    parser.add_argument("--seeds", type=int, help="number of seeds (3)")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time (1)")
+    parser.add_argument(
+        "--data",
+        type=lambda name: Path(name).resolve(),
+        help="folder with train.npz, valid.npz and test.npz, of one channel (examples/mnist)",
+    )
+    parser.add_argument(
+        "--table-only", action="store_true", help="train nothing: write the table of finished runs"
+    )
+    return parser
+
+
+def main() -> None:
+    parser = _arguments()
+    arguments = parser.parse_args()
+    # of the processes that train
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    if arguments.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            plan = replace(QUICK, data=small_data(Path(folder), 40))
+            print(compare(plan, Path(folder), arguments.jobs))
+        return
+    names = ("backbones", "rates", "seeds", "data")
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name)}
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    plan = replace(Plan(), **given | lists)
+    try:
+        print(compare(plan, arguments.output, arguments.jobs, trains=not arguments.table_only))
+    except KeyboardInterrupt:
+        parser.exit(130, "The runs were stopped. Repeat the command to go on.\n")
+
+
+if __name__ == "__main__":
+    main()

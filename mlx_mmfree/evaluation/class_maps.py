@@ -1,6 +1,7 @@
 """Where in an image a model sees a class."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -62,17 +63,32 @@ def _with_last_block(
     model: ImageClassifier, images: mx.array, replace: Callable[[mx.array], mx.array]
 ) -> mx.array:
     """The logits with something else in place of what enters the last block."""
-    stage = model.stages[-1]
-    run, last = stage.run_block, stage.blocks[-1]
-
-    def replaced(block: object, x: mx.array, *rest: object, **options: object) -> object:
-        return run(block, replace(x) if block is last else x, *rest, **options)
-
-    stage.run_block = replaced
+    blocks = model.stages[-1].blocks
+    last = blocks[-1]
+    blocks[-1] = _Watched(last, replace)
     try:
         return model(images)
     finally:
-        stage.run_block = run
+        blocks[-1] = last
+
+
+class _Watched:
+    """A block that gets something else; whatever else it is asked, it is the block.
+
+    Args:
+        block: The block.
+        replace: Gives what it gets for what comes in.
+    """
+
+    def __init__(self, block: Any, replace: Callable[[mx.array], mx.array]):
+        self._block = block
+        self._replace = replace
+
+    def __call__(self, x: mx.array, *rest: object, **options: object) -> object:
+        return self._block(self._replace(x), *rest, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._block, name)
 
 
 def _places(model: ImageClassifier, x: mx.array) -> mx.array:

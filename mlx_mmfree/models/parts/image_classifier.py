@@ -17,11 +17,9 @@ class Stage(Protocol):
 
     Attributes:
         blocks: The blocks, first to last.
-        run_block: Calls each block; another one may look at what goes in.
     """
 
     blocks: Any
-    run_block: Any
 
     def transform(self, x: mx.array) -> mx.array:
         """Vectors of the same shape."""

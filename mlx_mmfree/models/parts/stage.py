@@ -11,7 +11,8 @@ class Stage(nn.Module):
 
     Args:
         blocks: The blocks, first to last. Each maps an array to one of the same shape, as `ImageBlock`
-            does; a family whose blocks differ writes its own in its file.
+            does, or the first to one of fewer places and other dims. A family whose blocks differ writes
+            its own in its file.
         norm: What stands between the last block and the next stage or the pooling: a norm, or any
             other module that maps places to places; `None`: nothing.
 

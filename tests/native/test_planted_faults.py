@@ -175,8 +175,8 @@ FAULTS = {
     ),
     "weights the wrong way round": Fault(
         "depthwise_convolution/loops.h",
-        "-static_cast<ptrdiff_t>(stride * kChannels)",
-        "0",
+        "-static_cast<ptrdiff_t>(stride * kBlockChannels)",
+        "static_cast<ptrdiff_t>(0 * stride)",
     ),
     "places of another phase": Fault(
         "depthwise_convolution/loops.h",
@@ -184,7 +184,7 @@ FAULTS = {
         "from = start + c.side / 2",
     ),
     "bias of the first channels": Fault(
-        "depthwise_convolution/loops.h", "c.bias + block * kChannels", "c.bias + 0 * block"
+        "depthwise_convolution/loops.h", "c.bias + block * kBlockChannels", "c.bias + 0 * block"
     ),
     "strip of the first rows": Fault(
         "depthwise_convolution/loops.h", "top = strip * kStripRows", "top = 0 * strip"
@@ -201,8 +201,8 @@ FAULTS = {
     ),
     "channels of the next block": Fault(
         "depthwise_convolution/source_rows.h",
-        "map.count, places + place * kChannels",
-        "map.count - 1, places + place * kChannels",
+        "widen<Isa>(map.floats, start + place * map.channels, map.count,",
+        "widen<Isa>(map.floats, start + place * map.channels, map.count - 1,",
     ),
     "rows of a gradient rounded down": Fault(
         "depthwise_convolution/source_rows.h",

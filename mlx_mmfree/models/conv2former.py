@@ -67,6 +67,7 @@ class Config(ImageConfig):
             "mlp_ratios": _RATIOS,
         },
     }
+    has_fixed_size: ClassVar[bool] = False
 
     kernel_size: int = 11
     dims: tuple[int, ...] = ()

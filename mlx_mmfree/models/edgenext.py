@@ -68,6 +68,7 @@ class Config(ImageConfig):
             "heads": (8, 8, 8, 8),
         },
     }
+    has_fixed_size: ClassVar[bool] = False
 
     dims: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()

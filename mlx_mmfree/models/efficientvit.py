@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.layer_norm import LayerNorm
 from ..layers.linear_factory import LinearFactory
 from ..layers.maps.batch_norm import BatchNorm
@@ -67,6 +67,7 @@ class Config(ImageConfig):
             "head_widths": (2304, 2560),
         },
     }
+    has_fixed_size: ClassVar[bool] = False
 
     widths: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
@@ -138,7 +139,16 @@ class EfficientViTBlock(nn.Module):
 
 
 def build(config: Config) -> ImageClassifier:
-    """A model with fresh weights, in its training form."""
+    """A model with fresh weights, in its training form.
+
+    Raises:
+        UnsupportedModelError: Training is to leave out branches, as timm does not in this family.
+    """
+    if config.drop_path_rate:
+        raise UnsupportedModelError(
+            f"[config.json] 'drop_path_rate' must be 0 for '{config.architecture}' but got "
+            f"{config.drop_path_rate}. Branches are never left out in this family."
+        )
     stem, *widths = config.widths
     first = Convolution(config.input_channels, stem, 3, stride=2, bias=False, norm=BatchNorm(stem))
     embed = nn.Sequential(

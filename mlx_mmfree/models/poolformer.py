@@ -41,6 +41,7 @@ class Config(ImageConfig):
         "poolformer_m36": {"dims": _MIDDLE, "depths": (6, 6, 18, 6)},
         "poolformer_m48": {"dims": _MIDDLE, "depths": (8, 8, 24, 8)},
     }
+    has_fixed_size: ClassVar[bool] = False
 
     dims: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()

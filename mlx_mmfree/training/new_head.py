@@ -33,7 +33,7 @@ def described_classes(description: Mapping[str, Any], settings: Settings) -> dic
         config = find_described(described).config.from_hub(described)
         described["pretrained_cfg"] = {
             "input_size": [config.input_channels, *config.image_size],
-            "fixed_input_size": True,
+            "fixed_input_size": config.has_fixed_size,
             "crop_pct": 1.0,
             "interpolation": "bicubic",
             "mean": [0.5] * config.input_channels,

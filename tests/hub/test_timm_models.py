@@ -125,6 +125,17 @@ def test_logits_of_larger_models_are_those_of_timm(case: Case, tmp_path: Path) -
     assert relative_difference(got, logits(model, pictures)) < 1e-4
 
 
+@pytest.mark.interop
+@pytest.mark.parametrize("name", ["edgenext", "efficientvit", "swiftformer", "swin", "vit"])
+def test_timm_reads_what_is_written(name: str, tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    model = load_model(DATA / name, packed=False)
+    save_model(tmp_path / "out", model)
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    pictures = images(TINY[name].size)
+    assert relative_difference(model(mx.array(pictures)), logits(theirs, pictures)) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

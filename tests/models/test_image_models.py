@@ -7,7 +7,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree.errors import CheckpointError
+from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.models import find
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
@@ -50,6 +50,7 @@ def test_every_parameter_learns(name: str, changes: dict[str, Any]) -> None:
         ("edgenext", {"dims": [8, 16, 24, 6]}, "'dims' must leave channels for 4 groups"),
         ("efficientvit", {"head_dim": 5}, "'head_dim' must divide the last two"),
         ("efficientvit", {"depths": [9, 1, 1, 1, 1]}, "'depths' must begin with at most 8"),
+        ("efficientvit", {"drop_path_rate": 0.1}, "'drop_path_rate' must be 0"),
         ("swiftformer", {"layers": [1, 1, 1, 0]}, "'layers' must be a whole number from 1"),
         ("poolformer", {"depths": "deep"}, "'depths' must be a list of 4 numbers"),
         ("conv2former", {"kernel_size": 4}, "'kernel_size' must be odd"),
@@ -59,5 +60,18 @@ def test_sizes_that_do_not_fit_are_refused(
     name: str, arguments: dict[str, Any], message: str
 ) -> None:
     given = find(name).tiny["model_args"]
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
         built(name, model_args={**given, **arguments})
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_size_of_images_is_written_where_timm_reads_it(name: str) -> None:
+    kind = find(name).config
+    config = kind.from_hub({**find(name).tiny, "model_args": {"img_size": [48, 64]}})
+    written = config.to_hub()
+    assert kind.from_hub(written).image_size == (48, 64)
+    if kind.has_fixed_size:
+        assert written["model_args"]["img_size"] == [48, 64]
+    else:
+        assert "model_args" not in written
+        assert written["pretrained_cfg"]["input_size"] == [3, 48, 64]

@@ -40,6 +40,8 @@ class ImageConfig:
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     pool: ClassVar[str] = "avg"
+    has_fixed_size: ClassVar[bool] = True
+    """Whether timm makes the models for one size of images, `img_size`; others read any size."""
 
     architecture: str
     num_classes: int
@@ -133,9 +135,13 @@ class ImageConfig:
             for name, value in changed.items()
             if value != written[name]
         }
-        channels, *size = _input_size(self.pretrained_cfg)
+        prepared = dict(self.pretrained_cfg)
+        channels, *size = _input_size(prepared)
         if self.image_size != tuple(size):
-            arguments["img_size"] = list(self.image_size)
+            if self.has_fixed_size:
+                arguments["img_size"] = list(self.image_size)
+            else:
+                prepared["input_size"] = [channels, *self.image_size]
         if self.input_channels != channels:
             arguments["in_chans"] = self.input_channels
         if self.drop_path_rate:
@@ -152,8 +158,8 @@ class ImageConfig:
             config["label_descriptions"] = dict(self.label_descriptions)
         if arguments:
             config["model_args"] = arguments
-        if self.pretrained_cfg:
-            config["pretrained_cfg"] = dict(self.pretrained_cfg)
+        if prepared:
+            config["pretrained_cfg"] = prepared
         if self.linears is not None:
             config["quantization_config"] = self.linears.to_hub()
         return config

@@ -11,6 +11,7 @@ import pytest
 from mlx_mmfree.evaluation.class_maps import class_maps
 from mlx_mmfree.hub import load_model
 from mlx_mmfree.models import ImageClassifier, architectures, find
+from mlx_mmfree.models.parts.stack import Stack
 from mlx_mmfree.models.parts.stage import Stage
 from tests.hub.timm_models import TINY, images, timm_model, write_folder
 from tests.tolerances import GRADIENT_TOLERANCE
@@ -72,6 +73,29 @@ def test_every_model_of_images_has_maps(name: str) -> None:
     assert mx.array_equal(model(images), logits)
 
 
+@pytest.mark.parametrize("depth", [2, 3])
+def test_selected_tokens_keep_their_places(depth: int) -> None:
+    architecture = find("vit")
+    given = {
+        **architecture.tiny,
+        "model_args": {**architecture.tiny["model_args"], "depth": depth},
+        "token_selection": {"keep": 0.5, "hidden_dims": 4},
+    }
+    mx.random.seed(0)
+    model = architecture.build(architecture.config.from_hub(given)).eval()
+    images = mx.random.normal((2, 32, 32, 3))
+    maps = [class_maps(model, images, [number] * 2) for number in range(5)]
+    assert maps[0].shape == (2, 4, 4) and np.max(maps) == 1
+    x = model.until_last_block(images)
+    assert mx.array_equal(model.from_last_block(x), model(images))
+
+
+def test_maps_of_an_image_of_another_size() -> None:
+    architecture = find("vit")
+    model = architecture.build(architecture.config.from_hub(architecture.tiny)).eval()
+    assert class_maps(model, mx.random.normal((1, 48, 24, 3))).shape == (1, 6, 3)
+
+
 def test_maps_of_an_image_do_not_depend_on_the_others() -> None:
     architecture = find("vit")
     model = architecture.build(architecture.config.from_hub(architecture.tiny)).eval()
@@ -115,8 +139,11 @@ def test_maps_are_those_of_torch(name: str, tmp_path: Path) -> None:
 def test_mistakes() -> None:
     with pytest.raises(ValueError, match="'classes' must be one for each of 2 images but got"):
         class_maps(linear_model(), mx.ones((2, 2, 3, 4)), [1])
-    with pytest.raises(ValueError, match="'grid' of its embedding, but Identity does not"):
+    with pytest.raises(ValueError, match="'grid_of' of its embedding, but Identity does not"):
         class_maps(linear_model(), mx.ones((2, 6, 4)))
+    stack = Stack([], nn.RMSNorm(4))
+    with pytest.raises(ValueError, match="must be a 'Stage' of blocks of images but is a Stack"):
+        class_maps(ImageClassifier(nn.Identity(), [stack], nn.Linear(4, 3)), mx.ones((2, 6, 4)))
 
 
 @pytest.mark.plot

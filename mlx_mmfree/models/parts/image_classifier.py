@@ -8,18 +8,13 @@ import mlx.nn as nn
 
 from ...ops.long_sums import long_sum
 from ...ops.ternary import ROUNDING_VERSION
+from .stage import Stage as ImageStage
 
 Pool = Literal["mean", "first"]
 
 
 class Stage(Protocol):
-    """What `ImageClassifier` asks of a stage, such as a `parts.stage.Stage` or a `Stack`.
-
-    Attributes:
-        blocks: The blocks, first to last.
-    """
-
-    blocks: Any
+    """What `ImageClassifier` asks of a stage, such as a `parts.stage.Stage` or a `Stack`."""
 
     def transform(self, x: mx.array) -> mx.array:
         """Vectors of the same shape."""
@@ -91,11 +86,20 @@ class ImageClassifier(nn.Module):
 
     def features(self, images: mx.array) -> mx.array:
         """The vectors that are pooled, `(B, N, D)` or `(B, H', W', D)`."""
-        x = self.embed(images)
-        for merge, stage in zip([nn.Identity(), *self.merges], self.stages, strict=True):
-            x = stage.transform(merge(x))
-        y: mx.array = self.neck(x)
+        y: mx.array = self.neck(self.stages[-1].transform(self._entering_last_stage(images)))
         return y
+
+    def until_last_block(self, images: mx.array) -> mx.array:
+        """The vectors that enter the last block of the last stage.
+
+        Raises:
+            ValueError: Its blocks are those of a model of texts, which are not called one by one.
+        """
+        return self._last_stage.until_last(self._entering_last_stage(images))
+
+    def from_last_block(self, x: mx.array) -> mx.array:
+        """The logits that follow from `until_last_block`; raises as that does."""
+        return self.logits(self.neck(self._last_stage.from_last(x)))
 
     def logits(self, features: mx.array) -> mx.array:
         """The logits `(B, K)` that follow from `features`."""
@@ -117,6 +121,22 @@ class ImageClassifier(nn.Module):
 
     def __call__(self, images: mx.array) -> mx.array:
         return self.logits(self.features(images))
+
+    def _entering_last_stage(self, images: mx.array) -> mx.array:
+        x = self.embed(images)
+        for stage, merge in zip(self.stages, self.merges, strict=False):
+            x = merge(stage.transform(x))
+        return x
+
+    @property
+    def _last_stage(self) -> ImageStage:
+        stage = self.stages[-1]
+        if not isinstance(stage, ImageStage):
+            raise ValueError(
+                "[ImageClassifier] the last of 'stages' must be a 'Stage' of blocks of images but is a "
+                f"{type(stage).__name__}."
+            )
+        return stage
 
     def _pooled(self, x: mx.array) -> mx.array:
         """The vector of each image, `(B, D)`."""

@@ -62,8 +62,12 @@ class PatchTokens(nn.Module):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches of an image."""
-        height, width = self._image_size
+        """Rows and columns of patches of an image of the model's size."""
+        return self.grid_of(self._image_size)
+
+    def grid_of(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of patches of an image of another size."""
+        height, width = image_size
         return height // self._patch_size, width // self._patch_size
 
     @property

@@ -56,13 +56,20 @@ class SelectingStage(Stage):
         self._keep = keep
         self._prefix = prefix
 
-    def transform(self, x: mx.array) -> mx.array:
+    def until_last(self, x: mx.array) -> mx.array:
+        """What enters the last pair, or the last block if that has no partner."""
         if not self.is_selecting:
-            return super().transform(x)
-        for selector, (first, second) in zip(self.selectors, self._pairs, strict=True):
-            x, scores = with_scores(first, x)
-            x = self._selected(second, x, selector.importance(selector(scores)))
-        return self._last(x)
+            return super().until_last(x)
+        whole = len(self._pairs) - (len(self.blocks) + 1) % 2
+        return self._through_pairs(x, slice(whole))
+
+    def from_last(self, x: mx.array) -> mx.array:
+        if not self.is_selecting:
+            return super().from_last(x)
+        if len(self.blocks) % 2:
+            y: mx.array = self.blocks[-1](x)
+            return y
+        return self._through_pairs(x, slice(-1, None))
 
     def selector_loss(self, x: mx.array) -> mx.array:
         r"""How far the selectors are from the attention of the second blocks, which see all tokens.
@@ -89,8 +96,12 @@ class SelectingStage(Stage):
         blocks = cast("list[ImageBlock]", self.blocks)
         return list(zip(blocks[:-1:2], blocks[1::2], strict=True))
 
-    def _last(self, x: mx.array) -> mx.array:
-        return self.blocks[-1](x) if len(self.blocks) % 2 else x
+    def _through_pairs(self, x: mx.array, which: slice) -> mx.array:
+        pairs = list(zip(self.selectors, self._pairs, strict=True))
+        for selector, (first, second) in pairs[which]:
+            x, scores = with_scores(first, x)
+            x = self._selected(second, x, selector.importance(selector(scores)))
+        return x
 
     def _selected(self, block: ImageBlock, x: mx.array, importance: mx.array) -> mx.array:
         length = x.shape[1]

@@ -26,7 +26,17 @@ class Stage(nn.Module):
         self.norm = nn.Identity() if norm is None else norm
 
     def transform(self, x: mx.array) -> mx.array:
-        for block in self.blocks:
+        return self.from_last(self.until_last(x))
+
+    def until_last(self, x: mx.array) -> mx.array:
+        """What enters the last block."""
+        for block in self.blocks[:-1]:
+            x = block(x)
+        return x
+
+    def from_last(self, x: mx.array) -> mx.array:
+        """What the last block and the norm make of `until_last`."""
+        for block in self.blocks[-1:]:
             x = block(x)
         y: mx.array = self.norm(x)
         return y

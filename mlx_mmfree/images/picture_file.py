@@ -84,7 +84,8 @@ def read_picture(
         ) from error
     except UnidentifiedImageError as error:
         raise ImageError(
-            f"[image] '{path}' must be a {_NAMES} file but is none, or its beginning is damaged."
+            f"[image] '{path}' must be a {_NAMES} file but is none, or its beginning is damaged. Save "
+            "it as one."
         ) from error
     # a decoder meets damage with errors of many kinds, from struct.error to SyntaxError
     except Exception as error:

@@ -195,3 +195,29 @@ def test_map_is_drawn(sight: str, images: list[str], tmp_path: Path, capsys: Cap
     assert len(capsys.readouterr().out.splitlines()) == 4
     with Image.open(io.BytesIO(picture.read_bytes())) as drawn:
         assert drawn.format == "PNG" and drawn.width > drawn.height > 300
+
+
+@pytest.mark.interop
+def test_classes_are_those_of_timm_from_the_file_on(
+    images: list[str], tmp_path: Path, capsys: Captured
+) -> None:
+    timm = pytest.importorskip("timm")
+    torch = pytest.importorskip("torch")
+    categories = pytest.importorskip("torchvision.models").ResNet18_Weights.DEFAULT.meta[
+        "categories"
+    ]
+    torch.manual_seed(0)
+    model = timm.create_model("edgenext_xx_small.in1k").eval()
+    with torch.no_grad():
+        model.head.fc.weight.normal_()
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    with torch.no_grad():
+        batch = torch.stack([transform(Image.open(file).convert("RGB")) for file in images])
+        best = model(batch).softmax(-1).topk(3)
+    assert main(["--model", str(tmp_path), *images, "--json", "--top-k", "3"]) == 0
+    found = json.loads(capsys.readouterr().out)["images"]
+    for each, chances, numbers in zip(found, best.values, best.indices, strict=True):
+        assert [entry["label"] for entry in each["classes"]] == [categories[n] for n in numbers]
+        shown = [entry["probability"] for entry in each["classes"]]
+        assert shown == pytest.approx(chances.tolist(), rel=1e-3)

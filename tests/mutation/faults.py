@@ -44,6 +44,30 @@ FAULTS = {
         "return True",
         ("tokenizer/test_chat_template.py",),
     ),
+    "images: the header's size is not looked at": Fault(
+        "images/picture_file.py",
+        "if width * height > max_pixels:",
+        "if width > max_pixels:",
+        ("images/test_picture_file.py",),
+    ),
+    "images: markers within segments count as scans": Fault(
+        "images/jpeg_scans.py",
+        "place = marker.end() + max(length, 2)",
+        "place = marker.end() + 2",
+        ("images/test_picture_file.py",),
+    ),
+    "images: a picture may become any size when it is scaled": Fault(
+        "images/processor.py",
+        "if not rows or not columns or rows * columns > MAX_PIXELS:",
+        "if not rows or not columns:",
+        ("images/test_processor.py",),
+    ),
+    "images: a map is that of another image": Fault(
+        "evaluation/class_maps.py",
+        "wanted[:, None]",
+        "wanted[::-1, None]",
+        ("evaluation/test_class_maps.py",),
+    ),
     "download: what an earlier start brought is not hashed": Fault(
         "hub/remote/partial_file.py",
         "(_PIECE_BYTES):\n            self._count(piece)",

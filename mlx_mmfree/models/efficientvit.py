@@ -1,16 +1,18 @@
 """EfficientViT of MIT (Cai et al., arXiv 2205.14756): linear attention of rectified queries and keys.
 
-Microsoft's model of the same name (arXiv 2305.07027) is another.
+Microsoft's model of the same name (arXiv 2305.07027) is another. Training may leave out branches, as the
+original code does; timm's models of this family do not take a `drop_path_rate`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..errors import CheckpointError, UnsupportedModelError
+from ..errors import CheckpointError
+from ..layers.branches.drop_path import DropPath
 from ..layers.layer_norm import LayerNorm
 from ..layers.linear_factory import LinearFactory
 from ..layers.maps.batch_norm import BatchNorm
@@ -21,7 +23,7 @@ from .parts.architecture import Architecture, sample_images
 from .parts.fields import integer, integers
 from .parts.image_classifier import ImageClassifier
 from .parts.image_config import ImageConfig
-from .parts.stage import Stage
+from .parts.stage import Stage, drop_rates
 
 _FIRST_WITH_ATTENTION = 2
 """The first stage whose blocks have attention."""
@@ -107,12 +109,14 @@ class EfficientViTBlock(nn.Module):
     r"""Attention, then an inverted bottleneck.
 
     .. math::
-        u = x + \mathrm{Attention}(x), \quad y = u + \mathrm{Bottleneck}(u)
+        u = x + \mathrm{drop}(\mathrm{Attention}(x)), \quad
+        y = u + \mathrm{drop}(\mathrm{Bottleneck}(u))
 
     Args:
         dims: Dims `D`.
         head_dim: Dims of a head.
         hidden_dims: Width of the bottleneck.
+        drop_path: Probability that training leaves a branch out for a sample.
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`.
 
     Shape:
@@ -120,7 +124,13 @@ class EfficientViTBlock(nn.Module):
     """
 
     def __init__(
-        self, dims: int, *, head_dim: int, hidden_dims: int, linear: LinearFactory = nn.Linear
+        self,
+        dims: int,
+        *,
+        head_dim: int,
+        hidden_dims: int,
+        drop_path: float = 0.0,
+        linear: LinearFactory = nn.Linear,
     ):
         super().__init__()
         self.mixer = MultiScaleAttention(dims, head_dim=head_dim, linear=linear)
@@ -130,25 +140,18 @@ class EfficientViTBlock(nn.Module):
             hidden_dims=hidden_dims,
             has_inner_norms=False,
             is_residual=True,
+            drop_path=drop_path,
             linear=linear,
         )
+        self.drop_path = DropPath(drop_path)
 
     def __call__(self, x: mx.array) -> mx.array:
-        y: mx.array = self.bottleneck(x + self.mixer(x))
+        y: mx.array = self.bottleneck(x + self.drop_path(self.mixer(x)))
         return y
 
 
 def build(config: Config) -> ImageClassifier:
-    """A model with fresh weights, in its training form.
-
-    Raises:
-        UnsupportedModelError: Training is to leave out branches, as timm does not in this family.
-    """
-    if config.drop_path_rate:
-        raise UnsupportedModelError(
-            f"[config.json] 'drop_path_rate' must be 0 for '{config.architecture}' but got "
-            f"{config.drop_path_rate}. Branches are never left out in this family."
-        )
+    """A model with fresh weights, in its training form."""
     stem, *widths = config.widths
     first = Convolution(config.input_channels, stem, 3, stride=2, bias=False, norm=BatchNorm(stem))
     embed = nn.Sequential(
@@ -161,7 +164,9 @@ def build(config: Config) -> ImageClassifier:
     neck = nn.Sequential(
         Convolution(widths[-1], inner, 1, bias=False, norm=BatchNorm(inner)), nn.Hardswish()
     )
-    stages = [Stage(_blocks(config, n)) for n in range(4)]
+    counts = [depth + (n >= _FIRST_WITH_ATTENTION) for n, depth in enumerate(config.depths[1:])]
+    rates = drop_rates(config.drop_path_rate, counts)
+    stages = [Stage(_blocks(config, n, rates[n])) for n in range(4)]
     head = nn.Sequential(
         nn.Linear(inner, outer, bias=False),
         LayerNorm(outer, eps=1e-5),
@@ -171,11 +176,10 @@ def build(config: Config) -> ImageClassifier:
     return ImageClassifier(embed, stages, head, neck=neck, config=config)
 
 
-def _blocks(config: Config, stage: int) -> list[nn.Module]:
-    """The first halves the map, and is the first of as many as the others, or stands before them."""
+def _blocks(config: Config, stage: int, rates: Sequence[float]) -> list[nn.Module]:
+    """The first halves the map, and has no branch that training could leave out."""
     before, dims = config.widths[stage : stage + 2]
-    depth, ratio = config.depths[stage + 1], config.expand_ratio
-    has_attention = stage >= _FIRST_WITH_ATTENTION
+    ratio, has_attention = config.expand_ratio, stage >= _FIRST_WITH_ATTENTION
 
     def linear(place: int) -> LinearFactory:
         return config.linear(f"stages.{stage}.blocks.{place}")
@@ -190,16 +194,16 @@ def _blocks(config: Config, stage: int) -> list[nn.Module]:
             linear=linear(0),
         )
     ]
-    for place in range(1, depth + has_attention):
+    for place, rate in enumerate(rates[1:], 1):
+        options: dict[str, Any] = {
+            "hidden_dims": ratio * dims,
+            "drop_path": rate,
+            "linear": linear(place),
+        }
         if has_attention:
-            block: nn.Module = EfficientViTBlock(
-                dims, head_dim=config.head_dim, hidden_dims=ratio * dims, linear=linear(place)
-            )
+            blocks.append(EfficientViTBlock(dims, head_dim=config.head_dim, **options))
         else:
-            block = InvertedBottleneck(
-                dims, dims, hidden_dims=ratio * dims, is_residual=True, linear=linear(place)
-            )
-        blocks.append(block)
+            blocks.append(InvertedBottleneck(dims, dims, is_residual=True, **options))
     return blocks
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..branches.drop_path import DropPath
 from ..linear_factory import LinearFactory
 from .batch_norm import BatchNorm
 from .convolution import Convolution
@@ -16,7 +17,8 @@ class InvertedBottleneck(nn.Module):
 
     .. math::
         f(x) = \mathrm{norm}\Big(W_\mathrm{down}\,a\big(\mathrm{norm}(\mathrm{dwconv}(
-        a(\mathrm{norm}(W_\mathrm{up}\,x))))\big)\Big), \quad y = f(x) \text{ or } x + f(x)
+        a(\mathrm{norm}(W_\mathrm{up}\,x))))\big)\Big), \quad
+        y = f(x) \text{ or } x + \mathrm{drop}(f(x))
 
     Args:
         dims: Channels `D`.
@@ -29,6 +31,7 @@ class InvertedBottleneck(nn.Module):
         has_inner_norms: Whether there are all norms; if not, there is the last, and the layers before it
             have a bias.
         is_residual: Whether `x` is added.
+        drop_path: Probability that training leaves the branch out for a sample, where `x` is added.
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`.
 
     Shape:
@@ -56,6 +59,7 @@ class InvertedBottleneck(nn.Module):
         activation: Callable[[mx.array], mx.array] = nn.hardswish,
         has_inner_norms: bool = True,
         is_residual: bool = False,
+        drop_path: float = 0.0,
         linear: LinearFactory = nn.Linear,
     ):
         super().__init__()
@@ -79,9 +83,10 @@ class InvertedBottleneck(nn.Module):
         norm = BatchNorm(output_dims)
         self.down_proj = Convolution(width, output_dims, 1, bias=False, norm=norm, linear=linear)
         self._activate = activation
+        self.drop_path = DropPath(drop_path)
         self._is_residual = is_residual
 
     def __call__(self, x: mx.array) -> mx.array:
         y = self._activate(self.up_proj(x)) if "up_proj" in self else x
         y = self.down_proj(self._activate(self.convolution(y)))
-        return x + y if self._is_residual else y
+        return x + self.drop_path(y) if self._is_residual else y

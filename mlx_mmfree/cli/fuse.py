@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..files.paths import expanded, real_path
@@ -91,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check(args)
     import mlx.core as mx
 
+    from ..hub import Tokenizer
     from ..hub.adapters.fuse import check_form, fuse, save_peft_adapter, save_with_adapter
     from ..hub.checkpoint.target_folder import check_target
     from ..hub.publish.upload import upload
@@ -102,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_target(real_path(args.save_path), args.overwrite, "fuse", read)
     sizes = {"batch_size": 8, "prefill_step_size": args.sequence_length}
     losses: dict[str, float] = {}
-    with loaded(args, **sizes) as (model, tokenizer):
+    with loaded(args, **sizes, takes_images=True) as (model, processor):
         if args.form == "peft":
             base = None if args.model is None or Path(args.model).exists() else args.model
             save_peft_adapter(args.save_path, model, base=base, overwrite=args.overwrite)
@@ -110,16 +111,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if args.form != "keep":
             check_form(model, args.form)
-        measure = _measure(args, tokenizer, model.vocab_size)
+        measure = _measure(args, processor, model)
         if measure is not None:
             losses |= _losses_before(model, measure)
         if args.form != "keep":
             fuse(model, args.form, dtype_of(args) or mx.bfloat16)
             if measure is not None:
                 losses[args.form] = measure(model, args.form)
-        card = _card(args, arguments, losses, tokenizer.folder)
+        tokenizer = processor if isinstance(processor, Tokenizer) else None
+        folder = expanded(args.model) if tokenizer is None else tokenizer.folder
+        card = _card(args, arguments, losses, folder)
         save_with_adapter(args.save_path, model, tokenizer, card=card, overwrite=args.overwrite)
-    print(_result(args, losses))
+    print(_result(args, losses, reads_text=tokenizer is not None))
     if args.upload_repo is not None:
         print(f"Uploaded to {upload(plan_upload(args.save_path, args.upload_repo))}")
     return 0
@@ -140,17 +143,23 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _measure(
-    args: argparse.Namespace, tokenizer: "Tokenizer", vocab_size: int
+    args: argparse.Namespace, processor: Any, model: Any
 ) -> "Callable[[Decoder, str], float] | None":
     """A function that measures a model and prints its loss under a name; `None` without --data."""
     if args.data is None:
         return None
-    make = _loss_on_samples if args.data.is_dir() else _loss_on_text
-    loss_of = make(args, tokenizer, vocab_size)
+    from ..images import ImageProcessor
+
+    is_of_images = isinstance(processor, ImageProcessor)
+    if args.data.is_dir() or is_of_images:
+        loss_of = _loss_on_samples(args, processor, model)
+    else:
+        loss_of = _loss_on_text(args, processor, model.vocab_size)
 
     def measure(model: "Decoder", name: str) -> float:
         loss = loss_of(model)
-        print(f"{name}: {loss:.4f} nats a token, perplexity {math.exp(loss):.3f}", flush=True)
+        unit = "an image" if is_of_images else f"a token, perplexity {math.exp(loss):.3f}"
+        print(f"{name}: {loss:.4f} nats {unit}", flush=True)
         return loss
 
     return measure
@@ -172,19 +181,19 @@ def _loss_on_text(
 
 
 def _loss_on_samples(
-    args: argparse.Namespace, tokenizer: "Tokenizer", vocab_size: int
+    args: argparse.Namespace, processor: Any, model: Any
 ) -> "Callable[[Decoder], float]":
     from ..training.fine_tune_data import read_data
     from ..training.fine_tune_settings import FineTuneSettings
     from ..training.held_out_samples import held_out_loss
 
     settings = FineTuneSettings(data=str(args.data), mask_prompt=args.mask_prompt, test_batches=-1)
-    splits = read_data(settings, tokenizer)
+    splits = read_data(settings, processor, model)
     samples = splits.get("test", splits.get("valid"))
     if samples is None:
         raise UsageError(
-            f"[fuse] 'data' must hold a test.jsonl or a valid.jsonl but the folder '{args.data}' has "
-            "neither."
+            "[fuse] 'data' must hold a test.jsonl or a valid.jsonl, or labelled images of one of these "
+            f"names, but the folder '{args.data}' has neither."
         )
     return lambda model: held_out_loss(model, samples, settings)
 
@@ -211,16 +220,19 @@ def _card(
     )
 
 
-def _result(args: argparse.Namespace, losses: dict[str, float]) -> str:
+def _result(args: argparse.Namespace, losses: dict[str, float], *, reads_text: bool) -> str:
     folder = shlex.quote(args.save_path)
     if args.form == "keep":
+        use = f"generate --model {folder} --adapter-path {folder}"
+        if not reads_text:
+            use = f"fuse --model {folder} --adapter-path {folder} --form dense"
         return (
-            f"Wrote the base model and the adapter to {args.save_path}. To use both: mmfree generate "
-            f"--model {folder} --adapter-path {folder}"
+            f"Wrote the base model and the adapter to {args.save_path}. To use both: mmfree {use}"
         )
     if losses:
         change = losses[args.form] - losses[_ADAPTED]
-        return f"Wrote {args.save_path}. Merging changed the loss by {change:+.4f} nats a token."
+        unit = "a token" if reads_text else "an image"
+        return f"Wrote {args.save_path}. Merging changed the loss by {change:+.4f} nats {unit}."
     return (
         f"Wrote {args.save_path}. The effect of merging was not measured. With --data FILE, the loss "
         "is printed before and after."

@@ -24,6 +24,7 @@ from .parts.reports import add_report_flags, check_report_flags, report_callback
 
 if TYPE_CHECKING:
     from ..hub import Tokenizer
+    from ..images import ImageProcessor
     from ..models import Decoder
     from ..training.data_parallel import DataParallel
     from ..training.samples import Samples
@@ -87,11 +88,11 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     settings = _settings(args)
+    from ..hub import Tokenizer
     from ..hub.checkpoint.opened_model import open_model
-    from ..models import check_causal
     from ..training.companion import load_companion
     from ..training.data_parallel import DataParallel
-    from ..training.fine_tune import plan_fine_tune
+    from ..training.fine_tune import check_fine_tunable, plan_fine_tune
     from ..training.fine_tune_data import read_data
     from ..training.run_folder import make_run_folder
 
@@ -108,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         latent=args.latent,
         rebuild_masters=bool(args.rebuild_masters),
     )
-    check_causal(opened.model)
+    check_fine_tunable(opened.model)
     other = settings.teacher or settings.reference_model_path
     companion = None if other is None else open_model(other)
     model_bytes = opened.nbytes + (0 if companion is None else companion.nbytes)
@@ -116,20 +117,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         make_run_folder(Path(settings.adapter_path))
     processes = DataParallel(group, timeout_s=settings.process_timeout_s)
     with quiet_unless_first(processes.rank), limited_memory(args, model_bytes):
-        tokenizer = opened.tokenizer()
+        processor: Any = opened.processor()
         model = opened.load()
-        data = read_data(settings, tokenizer)
+        data = read_data(settings, processor, model)
         for split in ("train", "test"):
             if getattr(args, split) and split not in data:
+                is_text = isinstance(processor, Tokenizer)
+                file = f"a {split}.jsonl" if is_text else f"a folder {split} or {split}.npz"
                 raise UsageError(
-                    f"[lora] 'data' must hold a {split}.jsonl for '{split}' but '{settings.data}' has "
-                    "none."
+                    f"[lora] 'data' must hold {file} for '{split}' but '{settings.data}' has none."
                 )
         for name, samples in data.items():
             print(f"{name}: {samples.summary()}")
         if args.train:
             _prepare(model, settings)
-        loaded = None if companion is None else load_companion(companion, tokenizer)
+        loaded = None if companion is None else load_companion(companion, processor)
         teacher = None if settings.teacher is None else loaded
         if args.train:
             show_plan(plan_fine_tune(model, data, settings, processes, teacher=teacher))
@@ -141,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # the training has no use for its memory
             del companion, reference, loaded
         if args.train:
-            _train(args, model, tokenizer, data, settings, teacher, processes)
+            _train(args, model, processor, data, settings, teacher, processes)
         if args.test and processes.is_first:
             _test(args, model, data, settings)
     return 0
@@ -204,7 +206,7 @@ def _referenced(
 def _train(
     args: argparse.Namespace,
     model: "Decoder",
-    tokenizer: "Tokenizer",
+    processor: "Tokenizer | ImageProcessor",
     data: "dict[str, Samples[Any]]",
     settings: FineTuneSettings,
     teacher: "Decoder | None",
@@ -214,12 +216,13 @@ def _train(
 
     if "valid" not in data:
         print(
-            "Without a valid.jsonl, nothing is measured during training. The last weights are kept."
+            "Without samples for validation, nothing is measured during training. The last weights are "
+            "kept."
         )
     folder = Path(settings.adapter_path)
     progress = fine_tune(
         model,
-        tokenizer,
+        processor,
         data,
         settings,
         teacher=teacher,
@@ -229,17 +232,17 @@ def _train(
     _print_results(model, progress, folder, settings.is_full)
 
 
-def _print_results(
-    model: "Decoder", progress: Mapping[str, Any], folder: Path, is_full: bool
-) -> None:
+def _print_results(model: Any, progress: Mapping[str, Any], folder: Path, is_full: bool) -> None:
     import mlx.core as mx
 
     from ..hub.adapters.adapter_folder import why_not_in_mlx_lm
+    from ..models import ImageClassifier
     from ..training.log import read_log
     from ..training.results import kept_models
 
+    unit = "images" if isinstance(model, ImageClassifier) else "tokens"
     print(
-        f"{progress['step']} steps, learned from {progress['tokens']:,} tokens, peak memory "
+        f"{progress['step']} steps, learned from {progress['tokens']:,} {unit}, peak memory "
         f"{mx.get_peak_memory() / BYTES_PER_GB:.3f} GB."
     )
     losses = [r["valid_loss"] for r in read_log(folder / "log.jsonl") if "valid_loss" in r]
@@ -272,5 +275,7 @@ def _test(
             f"Test loss {loss:.4f}; the chosen answer is preferred in {figures['accuracy']:.1%} of the "
             f"pairs, with a mean margin of {figures['margin']:.4f}."
         )
+    elif "accuracy" in figures:
+        print(f"Test loss {loss:.4f}; {figures['accuracy']:.1%} of the images are sorted rightly.")
     else:
         print(f"Test loss {loss:.4f}, test perplexity {math.exp(loss):.3f}.")

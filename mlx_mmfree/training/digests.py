@@ -24,10 +24,8 @@ def samples_digest(data: Mapping[str, Samples[Any]]) -> str:
     """The digest of the training and validation samples."""
     digest = hashlib.sha256()
     for name in ("train", "valid"):
-        for sample in data[name].samples if name in data else ():
-            for text in sample.texts:
-                digest.update(f"{len(text.tokens)} {text.prompt} ".encode())
-                digest.update(text.tokens.tobytes())
+        for part in data[name].content() if name in data else ():
+            digest.update(part)
         digest.update(b"|")
     return digest.hexdigest()
 

@@ -13,8 +13,9 @@ from ..errors import TrainingError
 from ..hub import Tokenizer
 from ..hub.adapters.adapter_folder import load_adapter_weights
 from ..hub.checkpoint.target_folder import check_apart
+from ..images import ImageProcessor
 from ..layers.parameters import parameters
-from ..models import Decoder, check_causal
+from ..models import Decoder, ImageClassifier, check_causal
 from .callbacks import Callback
 from .data_parallel import DataParallel
 from .digests import samples_digest, weights_digest
@@ -32,7 +33,19 @@ from .preference_loss import is_mode, preference_loss
 from .reference import reference_digest
 from .results import AdapterFiles, TrainedModel
 from .samples import Samples
+from .tasks.images import ImageTask
+from .tasks.task import summed_loss
 from .trainable import adapt_layers, unfreeze_layers
+
+
+def check_fine_tunable(model: Any) -> None:
+    """Refuses a model that neither continues texts nor sorts images.
+
+    Raises:
+        UnsupportedModelError: It is such a model.
+    """
+    if not isinstance(model, ImageClassifier):
+        check_causal(model)
 
 
 def prepare(model: Decoder, settings: FineTuneSettings) -> list[str]:
@@ -67,8 +80,8 @@ def prepare(model: Decoder, settings: FineTuneSettings) -> list[str]:
 
 
 def fine_tune(
-    model: Decoder,
-    tokenizer: Tokenizer,
+    model: Any,
+    tokenizer: Tokenizer | ImageProcessor,
     data: Mapping[str, Samples[Any]],
     settings: FineTuneSettings,
     *,
@@ -86,7 +99,8 @@ def fine_tune(
 
     Args:
         model: The model, after `prepare`. In the first process it has the best weights at the end.
-        tokenizer: The tokenizer of the model. Its files are copied beside a fully tuned model.
+        tokenizer: The tokenizer of the model, whose files are copied beside a fully tuned model, or its
+            image processor.
         data: The samples, from `read_data`; for DPO, with what `reference.with_reference` adds.
         settings: The run.
         teacher: A model whose predictions the loss compares too. Validation does not.
@@ -102,9 +116,10 @@ def fine_tune(
         CheckpointError: The folder is that of the model, or one of the two contains the other.
         TrainingStopped: A signal ended the run early.
     """
-    check_causal(model)
+    check_fine_tunable(model)
     folder = Path(settings.adapter_path)
-    check_apart(folder.resolve(), [tokenizer.folder], "lora")
+    source = tokenizer if isinstance(tokenizer, Tokenizer) else None
+    check_apart(folder.resolve(), [source.folder] if source else [], "lora")
     if "train" not in data:
         raise TrainingError(
             f"[data] 'data' must hold a train.jsonl but '{settings.data}' has none."
@@ -116,7 +131,7 @@ def fine_tune(
     has_validation = "valid" in data
     result: AdapterFiles | TrainedModel
     if settings.is_full:
-        result = TrainedModel(folder, model, tokenizer, has_validation)
+        result = TrainedModel(folder, model, source, has_validation)
     else:
         result = AdapterFiles(folder, model, settings.record(), has_validation)
     record = {
@@ -133,7 +148,7 @@ def fine_tune(
         _rate(settings),
         batches,
         validation(data, settings),
-        loss=_loss(settings) if teacher is None else _distillation(teacher, model, settings),
+        loss=_loss(model, settings) if teacher is None else _distillation(teacher, model, settings),
         processes=processes,
         callbacks=[result, *callbacks],
     ).train()
@@ -168,7 +183,7 @@ def plan_fine_tune(
     return plan_memory(
         model,
         _optimizer(settings),
-        _loss(settings) if teacher is None else _distillation(teacher, model, settings),
+        _loss(model, settings) if teacher is None else _distillation(teacher, model, settings),
         batch,
         settings.loop({}),
         processes=processes,
@@ -192,8 +207,10 @@ def _distillation(teacher: Decoder, student: Decoder, settings: FineTuneSettings
     )
 
 
-def _loss(settings: FineTuneSettings) -> Loss:
+def _loss(model: Any, settings: FineTuneSettings) -> Loss:
     mode = settings.train_mode
+    if isinstance(model, ImageClassifier):
+        return summed_loss(ImageTask)
     if not is_mode(mode):
         return next_token_loss
     return preference_loss(mode, **settings.preference_options)

@@ -1,23 +1,35 @@
 """The samples of a fine-tuning run, and the batches that are made of them."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from ..hub import Tokenizer
 from ..hub.remote.download import dataset_folder
+from ..images import ImageProcessor
 from .batches import Batch, SampleBatches, padded_batch
 from .fine_tune_settings import FineTuneSettings
+from .image_samples import ImageSamples, read_image_samples
 from .pairs import pair_batch, read_pairs
 from .samples import Samples, find_splits, read_samples
 
 
-def read_data(settings: FineTuneSettings, tokenizer: Tokenizer) -> dict[str, Samples[Any]]:
+def read_data(
+    settings: FineTuneSettings, processor: Any, model: Any = None
+) -> dict[str, Samples[Any]]:
     """Reads the samples of each split that `settings.data` has: pairs for preferences.
+
+    Args:
+        settings: The run.
+        processor: The tokenizer, or for images the image processor.
+        model: The model of images, which knows its classes.
 
     Raises:
         TrainingError: There is no such data, or a line cannot be used.
         DownloadError: The dataset cannot be downloaded from the Hub.
     """
+    if isinstance(processor, ImageProcessor):
+        return read_image_samples(Path(settings.data), model, processor, settings)
+    tokenizer = processor
     splits = find_splits(dataset_folder(settings.data))
     options: dict[str, Any] = {
         "max_length": settings.max_seq_length,
@@ -39,7 +51,7 @@ def training_batches(
         settings.seed,
         settings.max_seq_length - 1 if settings.pack else None,
         share,
-        batch_maker(settings),
+        batch_maker(samples, settings),
     )
     parts = settings.grad_accumulation_steps
     return lambda step: [in_order.batch(step * parts + part) for part in range(parts)]
@@ -55,9 +67,13 @@ def largest_batch(
     rows = settings.batch_size // share[1]
     longest = sorted(samples.samples, key=lambda sample: -sample.length)[:rows]
     # samples come again where a batch has more rows than there are samples
-    return batch_maker(settings)([longest[n % len(longest)] for n in range(rows)])
+    return batch_maker(samples, settings)([longest[n % len(longest)] for n in range(rows)])
 
 
-def batch_maker(settings: FineTuneSettings) -> Callable[[Sequence[Any]], Batch]:
+def batch_maker(
+    samples: Samples[Any], settings: FineTuneSettings
+) -> Callable[[Sequence[Any]], Batch]:
     """What makes a batch of some samples, or of some pairs."""
+    if isinstance(samples, ImageSamples):
+        return samples.batch
     return pair_batch if settings.learns_preferences else padded_batch

@@ -38,7 +38,8 @@ class FineTuneSettings:
     """One fine-tuning run. Names and defaults are those of mlx-lm where it has them.
 
     Attributes:
-        data: Folder with train.jsonl, valid.jsonl and test.jsonl, or a dataset of the Hub.
+        data: Folder with train.jsonl, valid.jsonl and test.jsonl, or a dataset of the Hub; for a model
+            of images a folder with train, valid and test, each a folder of classes or an .npz file.
         adapter_path: Folder of the run, for the adapter or model, the checkpoint, the log and the loss
             curve.
         fine_tune_type: What is trained: lora or dora adapters, or with full the weights themselves.

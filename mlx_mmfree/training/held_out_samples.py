@@ -12,6 +12,7 @@ from .fine_tune_settings import FineTuneSettings
 from .loss import next_token_loss
 from .preference_loss import is_mode, preferences
 from .samples import Samples
+from .tasks.images import ImageBatch, ImageTask
 
 
 def mean_loss(model: Decoder, batches: Sequence[Batch]) -> float:
@@ -31,13 +32,17 @@ def held_out_figures(
     """How well a model does on held-out samples.
 
     Returns:
-        `loss`, the mean of the learned tokens or of the pairs, in nats. For preferences also
-        `accuracy`, the share of pairs whose chosen answer has the larger reward, and `margin`, the mean
-        difference of the rewards.
+        `loss`, the mean of the learned tokens, of the pairs or of the images, in nats. For images also
+        `accuracy`, the share of those that are sorted rightly. For preferences also `accuracy`, the
+        share of pairs whose chosen answer has the larger reward, and `margin`, the mean difference of
+        the rewards.
     """
     model.eval()
     batches = evaluation_batches(
-        samples.samples, settings.batch_size, settings.test_batches, make=batch_maker(settings)
+        samples.samples,
+        settings.batch_size,
+        settings.test_batches,
+        make=batch_maker(samples, settings),
     )
     return _figures(model, batches, settings)
 
@@ -46,6 +51,8 @@ def _figures(
     model: Decoder, batches: Sequence[Batch], settings: FineTuneSettings
 ) -> dict[str, float]:
     mode = settings.train_mode
+    if isinstance(batches[0], ImageBatch):
+        return ImageTask.figures(model, batches)
     if not is_mode(mode):
         return {"loss": mean_loss(model, batches)}
     parts = [preferences(model, batch, mode, **settings.preference_options) for batch in batches]
@@ -69,7 +76,7 @@ def validation(
         settings.batch_size,
         settings.val_batches,
         settings.seed,
-        batch_maker(settings),
+        batch_maker(data["valid"], settings),
     )
 
     def validate(model: Decoder) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Reads fine-tuning samples from JSON lines: texts, prompts with completions, or conversations."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -107,6 +107,13 @@ class Samples(Generic[Item]):
     samples: list[Item] = field(default_factory=list)
     truncated: int = 0
     dropped: int = 0
+
+    def content(self) -> Iterator[bytes]:
+        """What tells the content of the samples."""
+        for sample in self.samples:
+            for text in sample.texts:
+                yield f"{len(text.tokens)} {text.prompt} ".encode()
+                yield text.tokens.tobytes()
 
     def summary(self) -> str:
         """The numbers of samples and tokens in words."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ...platform.allocator import keep_freed_memory
@@ -86,6 +86,7 @@ def loaded(
     prefill_step_size: int,
     context_length: int = 0,
     group: "mx.distributed.Group | None" = None,
+    takes_images: bool = False,
 ) -> Iterator[tuple["Decoder", "Tokenizer"]]:
     """Loads the model and its tokenizer, with MLX's memory limits set inside the `with` block.
 
@@ -96,6 +97,7 @@ def loaded(
         prefill_step_size: Number of prompt tokens read at a time.
         context_length: Largest number of tokens of a text, as far as it is known.
         group: The processes over which the loaded model is split, or `None` to keep it whole.
+        takes_images: Whether it may be a model of images, which comes with its image processor.
 
     Raises:
         UsageError: A flag has a value that does not fit.
@@ -104,24 +106,27 @@ def loaded(
     from ...hub.adapters.adapter import attach
     from ...hub.adapters.adapter_folder import holds_adapter, read_adapter
     from ...hub.checkpoint.opened_model import open_model
-    from ...models import check_causal
+    from ...models import ImageClassifier, check_causal
     from ...models.parts.tensor_parallel import shard
 
     opened = open_model(model_source(args), args.revision, dtype_of(args), latent=args.latent)
-    check_causal(opened.model)
-    # a separate model, which is freed before loading replaces the matrices of the first
-    planned = with_key_value_cache(args, opened.model)
-    note_flags_without_effect(args, planned)
-    warn_of_memory(
-        planned,
-        opened.nbytes,
-        batch_size=batch_size,
-        prefill_step_size=prefill_step_size,
-        context_length=context_length,
-    )
+    planned: Any = opened.model
+    is_of_images = takes_images and isinstance(planned, ImageClassifier)
+    if not is_of_images:
+        check_causal(planned)
+        # a separate model, which is freed before loading replaces the matrices of the first
+        planned = with_key_value_cache(args, planned)
+        note_flags_without_effect(args, planned)
+        warn_of_memory(
+            planned,
+            opened.nbytes,
+            batch_size=batch_size,
+            prefill_step_size=prefill_step_size,
+            context_length=context_length,
+        )
     del planned
     with limited_memory(args, opened.nbytes):
-        tokenizer = opened.tokenizer()
+        processor: Any = opened.processor()
         model = opened.load()
         if args.adapter_path is not None:
             attach(model, read_adapter(args.adapter_path)).eval()
@@ -137,4 +142,4 @@ def loaded(
                 shard(model, group)
         # only now, so that what loading needed beside the weights has been freed
         keep_freed_memory()
-        yield with_key_value_cache(args, model), tokenizer
+        yield model if is_of_images else with_key_value_cache(args, model), processor

@@ -12,7 +12,7 @@ from ...errors import UnsupportedModelError
 from ...files.paths import real_path
 from ...files.replacing import new_folder, writing
 from ...layers.lora import adapted_layers, remove_adapters
-from ...models import Decoder
+from ...models import Decoder, ImageClassifier
 from ...tokenizer.tokenizer import Tokenizer
 from ..checkpoint.names import weight_names
 from ..checkpoint.save import save_model
@@ -40,7 +40,8 @@ def fuse(model: Decoder, form: FusedForm, dtype: mx.Dtype = mx.bfloat16) -> Deco
 
     Raises:
         UnsupportedModelError: `"dense"` was asked of an architecture whose ternary linears have a norm
-            inside. No published form of it has dense linears with one.
+            inside, of which no published form has dense linears with one; or of a ternary model of
+            images.
     """
     check_form(model, form)
     merged: dict[str, nn.Module] = {}
@@ -59,13 +60,19 @@ def fuse(model: Decoder, form: FusedForm, dtype: mx.Dtype = mx.bfloat16) -> Deco
     return model
 
 
-def check_form(model: Decoder, form: FusedForm) -> None:
+def check_form(model: Any, form: FusedForm) -> None:
     """Raises the error that `fuse` would raise, before anything is computed.
 
     Raises:
         UnsupportedModelError: As `fuse`.
     """
+    is_of_images = isinstance(model, ImageClassifier)
     for name, layer in adapted_layers(model).items():
+        if form == "dense" and layer.matrix.is_ternary and is_of_images:
+            raise UnsupportedModelError(
+                f"[fuse] 'form' must be 'ternary' for '{name}' but got 'dense': the configuration of a "
+                "model of images makes all linears of its blocks ternary or none. Fuse to ternary."
+            )
         if form == "dense" and layer.matrix.is_ternary and "norm" in layer.base:
             raise UnsupportedModelError(
                 f"[fuse] 'form' must be 'ternary' for '{name}', which has a norm inside, but got "
@@ -77,7 +84,7 @@ def check_form(model: Decoder, form: FusedForm) -> None:
 def save_with_adapter(
     path: str | os.PathLike[str],
     model: Decoder,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     *,
     card: ModelCard | None = None,
     overwrite: bool = False,
@@ -90,7 +97,7 @@ def save_with_adapter(
     Args:
         path: The folder to make. It appears under its name only when it is complete.
         model: The model.
-        tokenizer: The tokenizer, whose files are copied.
+        tokenizer: The tokenizer, whose files are copied; `None` for a model of images.
         card: The model card; `None` writes none.
         overwrite: Replace an existing checkpoint folder.
 
@@ -98,7 +105,7 @@ def save_with_adapter(
         CheckpointError: The folder exists or cannot be written.
     """
     target = real_path(path)
-    check_target(target, overwrite, "fuse", [tokenizer.folder])
+    check_target(target, overwrite, "fuse", [tokenizer.folder] if tokenizer else [])
     with writing("fuse", target), new_folder(target, replaces=overwrite) as folder:
         if adapted_layers(model):
             write_adapter(folder, model, {})

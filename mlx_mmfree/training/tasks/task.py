@@ -69,7 +69,7 @@ class Task:
     @classmethod
     def loss(cls, settings: Settings) -> Loss:
         """The loss of a run: the sum of the cross-entropies of the targets, in nats."""
-        return partial(_loss, cls, label_smoothing=settings.label_smoothing)
+        return summed_loss(cls, settings.label_smoothing)
 
     @classmethod
     def largest_batch(cls, settings: Settings, model: Any, rows: int) -> Batch:
@@ -99,23 +99,21 @@ class Task:
         }
 
     def _figures(self, model: Any, name: str, most_tokens: int | None) -> dict[str, float]:
+        return self.figures(model, self.held_out_batches(name, most_tokens))
+
+    @classmethod
+    def figures(cls, model: Any, batches: Iterable[Batch]) -> dict[str, float]:
         """The mean loss of the targets, and the share of those that have the largest logit."""
         loss, hits, weight = 0.0, 0.0, 0.0
-        for batch in self.held_out_batches(name, most_tokens):
-            for part in self._small_parts(batch):
-                logits = self.logits(model, part)
+        for batch in batches:
+            for part in _small_parts(model, batch):
+                logits = cls.logits(model, part)
                 targets, weights = mx.array(part.targets), mx.array(part.weights)
                 is_hit = mx.argmax(logits, axis=-1) == targets
                 loss += float(long_sum(cross_entropy(logits, targets) * weights))
                 hits += float(long_sum(is_hit * weights))
                 weight += float(part.weights.sum())
         return {"loss": loss / weight, "accuracy": hits / weight}
-
-    def _small_parts(self, batch: Batch) -> Iterator[Batch]:
-        """Rows of a batch whose logits are held at a time."""
-        rows, width = batch.targets.shape
-        most = max(1, kept_logits(self._model, batch) // (width * self._model.num_logits))
-        return (batch.part(slice(first, first + most)) for first in range(0, rows, most))
 
     def _split(self, batch: Batch) -> list[Batch]:
         """The rows of a step, for each forward pass those of this process."""
@@ -124,8 +122,20 @@ class Task:
         return [batch.part(slice(n * size + rank, (n + 1) * size, ranks)) for n in range(parts)]
 
 
+def summed_loss(task: type[Task], label_smoothing: float = 0.0) -> Loss:
+    """The sum of the losses of the targets of a batch."""
+    return partial(_loss, task, label_smoothing=label_smoothing)
+
+
 def _loss(task: type[Task], model: Any, batch: Any, *, label_smoothing: float) -> mx.array:
     return long_sum(task.losses(model, batch, label_smoothing))
+
+
+def _small_parts(model: Any, batch: Batch) -> Iterator[Batch]:
+    """Rows of a batch whose logits are held at a time."""
+    rows, width = batch.targets.shape
+    most = max(1, kept_logits(model, batch) // (width * model.num_logits))
+    return (batch.part(slice(first, first + most)) for first in range(0, rows, most))
 
 
 def padded(rows: list[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray | None]:

@@ -101,6 +101,17 @@ def test_training_follows_the_batch() -> None:
     assert norm.num_batches_tracked.item() == 1
 
 
+def test_the_running_variance_is_unbiased() -> None:
+    x = np.random.default_rng(0).normal(1.0, 2.0, (1, 2, 2, 3)).astype(np.float32)
+    norm = BatchNorm(3, momentum=0.25)
+    for _ in range(2):
+        norm(mx.array(x))
+    # twice a quarter of the way
+    want = 0.5625 + 0.4375 * x.reshape(4, 3).var(0, ddof=1)
+    assert np.allclose(np.array(norm.running_var), want, rtol=1e-5)
+    assert norm.num_batches_tracked.item() == 2
+
+
 def test_the_gradient_of_the_scale_is_no_difference_of_large_sums() -> None:
     rng = np.random.default_rng(0)
     x, w = (rng.normal(2.0, 1.0, (2, 112, 112, 16)).astype(np.float32) for _ in range(2))

@@ -111,7 +111,10 @@ def test_the_view_is_what_the_model_sees() -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)])
-def test_a_long_picture_is_refused_before_it_is_scaled(size: tuple[int, int]) -> None:
+def test_a_long_picture_is_refused_before_it_is_scaled(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image.Image, "resize", lambda *_: pytest.fail("scaled"))
     with pytest.raises(ImageError, match="longer than wide but got"):
         ImageProcessor((224, 224), (256, 256))([Image.new("RGB", size)])
     # one that would keep no pixel of its short side

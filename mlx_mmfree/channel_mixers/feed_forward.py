@@ -11,6 +11,7 @@ from ..layers import ChannelMixer
 from ..layers.arguments import check_optional_sizes, check_sizes
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.partition import Partition
+from ..layers.projection import apply_linear
 from ..ops import activate
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
@@ -69,5 +70,4 @@ class FeedForward(ChannelMixer):
         self._activate = _ACTIVATIONS[activation]
 
     def __call__(self, x: mx.array) -> mx.array:
-        y: mx.array = self.down_proj(self._activate(self.up_proj(x)))
-        return y
+        return apply_linear(self.down_proj, self._activate(apply_linear(self.up_proj, x)))

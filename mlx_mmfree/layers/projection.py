@@ -102,7 +102,9 @@ def project_gated(
 
 def apply_linear(linear: nn.Module, x: mx.array) -> mx.array:
     """`linear(x)`, where the gradient of a plain weight is laid out as the weight is."""
-    y: mx.array = linear_product(x, linear["weight"]) if _are_plain((linear,)) else linear(x)
+    if type(linear) is nn.Linear:
+        return linear_product(x, linear["weight"], linear.get("bias"))
+    y: mx.array = linear(x)
     return y
 
 

@@ -4,31 +4,35 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from .backend.dispatch import on_cpu
 from .backend.gradient import with_reference_gradient
 
 _ROWS = 16
 """The fewest rows whose gradient is laid out."""
 
 
-def linear_product(x: mx.array, weight: mx.array) -> mx.array:
-    r"""Multiplies rows by the transpose of a matrix, :math:`y = x W^\top`.
+def linear_product(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
+    r"""Multiplies rows by the transpose of a matrix, :math:`y = x W^\top + b`.
 
     MLX gives the gradient of the weight as the transpose of :math:`x^\top \mathrm{d}y`. On a CPU, an
     optimizer that meets such an array beside others reads it number by number. Here it is
-    :math:`\mathrm{d}y^\top x`, row by row.
+    :math:`\mathrm{d}y^\top x`, row by row. On a CPU a bias is added to the product, where MLX would
+    first copy it into every row of the result.
 
     Args:
         x: `(..., K)`.
         weight: `(N, K)`.
+        bias: `(N,)`; `None` means zeros.
 
     Returns:
         `(..., N)`.
     """
     # a decoded token needs no gradient, and every operation counts
-    if x.dtype != weight.dtype or x.size < _ROWS * x.shape[-1]:
-        return x @ weight.T
-    y: mx.array = _product(x, weight)
-    return y
+    has_few_rows = x.dtype != weight.dtype or x.size < _ROWS * x.shape[-1]
+    if bias is not None and (has_few_rows or not on_cpu()):
+        return mx.addmm(bias, x, weight.T)
+    y: mx.array = x @ weight.T if has_few_rows else _product(x, weight)
+    return y if bias is None else y + bias
 
 
 def _multiply(x: mx.array, weight: mx.array) -> mx.array:

@@ -13,6 +13,7 @@ from ..layers.layer_norm import LayerNorm
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.padding import RealTokens
 from ..layers.placed_tokens import Places, read_placed
+from ..layers.projection import apply_linear
 from ..ops import activate
 
 
@@ -123,7 +124,7 @@ class GMLP(KeyValueMixer):
     def _mix(
         self, context: Context, x: mx.array, before: HeldTokens, tokens: RealTokens
     ) -> tuple[mx.array, HeldTokens]:
-        u, v = mx.split(activate(self.input_proj(x), "gelu"), 2, axis=-1)
+        u, v = mx.split(activate(apply_linear(self.input_proj, x), "gelu"), 2, axis=-1)
         values = self.gate_norm(v)
         keys = values[..., :0]
         if self._attention_dims is not None:
@@ -138,7 +139,7 @@ class GMLP(KeyValueMixer):
             y = self._shares(self.query_proj(x), keys[:, 0], places)[:, 0] @ attended
             s = s + self.attention_proj(y.astype(x.dtype)).astype(mx.float32)
         y = u.astype(mx.float32) * s
-        return self.output_proj(y.astype(x.dtype)).astype(x.dtype), after
+        return apply_linear(self.output_proj, y.astype(x.dtype)).astype(x.dtype), after
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         """Those of the heads along the sequence and, last, of the small attention if there is one."""

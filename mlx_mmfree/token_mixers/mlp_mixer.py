@@ -10,6 +10,7 @@ from ..layers.context import Context
 from ..layers.linear_factory import Linears, factory_of
 from ..layers.matrix import matrix_of
 from ..layers.padding import RealTokens, read_without_padding
+from ..layers.projection import apply_linear
 from ..layers.token_mixer import TokenMixer
 from ..ops import activate
 
@@ -99,7 +100,8 @@ class MLPMixer(TokenMixer):
     def _mix(self, x: mx.array, tokens: RealTokens) -> tuple[mx.array, tuple[()]]:
         length = x.shape[1]
         columns = mx.pad(x, [(0, 0), (0, self._max_length - length), (0, 0)]).swapaxes(1, 2)
-        y = self.down_length_proj(activate(self.up_length_proj(columns), "gelu"))
+        h = activate(apply_linear(self.up_length_proj, columns), "gelu")
+        y = apply_linear(self.down_length_proj, h)
         return y.swapaxes(1, 2)[:, :length].astype(x.dtype), ()
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:

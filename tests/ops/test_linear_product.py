@@ -1,11 +1,12 @@
 """The gradient of a linear layer's weight lies in memory as the weight does."""
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 from mlx_mmfree.ops import linear_product
 from tests.graph import operations
-from tests.tolerances import GRADIENT_TOLERANCE, relative_error
+from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 
 def loss(x: mx.array, weight: mx.array) -> mx.array:
@@ -29,6 +30,30 @@ def test_values_and_gradients(shape: tuple[int, ...], dtypes: tuple[mx.Dtype, mx
     for own, other in zip(got, want, strict=True):
         assert own.dtype == other.dtype
         assert relative_error(own, other) <= GRADIENT_TOLERANCE
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (40, 5), (3, 20, 5)])
+@pytest.mark.parametrize("dtypes", [(mx.float32,) * 2, (mx.bfloat16, mx.float32)], ids=str)
+def test_a_bias_is_that_of_a_linear(shape: tuple[int, ...], dtypes: tuple[mx.Dtype, ...]) -> None:
+    mx.random.seed(2)
+    linear = nn.Linear(5, 7)
+    linear.set_dtype(dtypes[1])
+    arrays = [mx.random.normal(shape).astype(dtypes[0]), linear.weight, linear.bias]
+
+    def by_layer(x: mx.array, weight: mx.array, bias: mx.array) -> mx.array:
+        linear.update({"weight": weight, "bias": bias})
+        return linear(x)
+
+    got, want = linear_product(*arrays), by_layer(*arrays)
+    assert got.dtype == want.dtype
+    assert relative_error(got, want) <= TOLERANCE[mx.float32]
+    gradients = [
+        mx.grad(lambda *given, f=function: f(*given).square().sum(), argnums=(0, 1, 2))(*arrays)
+        for function in (linear_product, by_layer)
+    ]
+    for own, other in zip(*gradients, strict=True):
+        assert own.dtype == other.dtype
+        assert relative_error(own, other) <= max(GRADIENT_TOLERANCE, TOLERANCE[own.dtype])
 
 
 def test_gradient_of_the_weight_is_laid_out_as_it_is() -> None:

@@ -8,6 +8,7 @@ import mlx.nn as nn
 from ...ops.backend.gradient import with_reference_gradient
 from ..arguments import check_counts, check_features, check_sizes
 from ..linear_factory import LinearFactory
+from ..projection import apply_linear
 from ..stored_layout import StoredLayout
 from .batch_norm import BatchNorm
 
@@ -91,8 +92,7 @@ class Convolution(nn.Module):
         windows = gather_windows(x, side, self._stride)
         if "norm" in self:
             return self.norm.of_linear(self.linear, windows)
-        y: mx.array = self.linear(windows)
-        return y.astype(x.dtype)
+        return apply_linear(self.linear, windows).astype(x.dtype)
 
 
 def gather_windows(x: mx.array, side: int, stride: int) -> mx.array:

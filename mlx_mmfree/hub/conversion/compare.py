@@ -102,8 +102,9 @@ class Comparison:
 
     def _compare_stored(self, name: str) -> tuple[str, float]:
         """A parameter that is stored alike in both, or as floats in the target."""
-        path = name.rpartition(".")[0]
-        is_same = _storage(self._source, path) == _storage(self._target, path)
+        path, _, key = name.rpartition(".")
+        # the bias of a layer is stored alike, whatever becomes of its matrix
+        is_same = key == "bias" or _storage(self._source, path) == _storage(self._target, path)
         want = self._source.read(name) if is_same else self._source.read_matrix(path)
         got = self._target.read(name)
         if path in self._source.ternary_values:

@@ -3,15 +3,18 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from ...files.checkpoint_files import CONFIG_FILE
+from ...files.json_file import read_json_object
 from ...files.opening import read_member
 from ...files.replacing import new_file, writing
 from ...files.yaml_text import parse_yaml
+from ...models.parts.architectures import known_variants
 from ...version import __version__
 from ..checkpoint.target_folder import copy_files
 from ..remote.download import REPOSITORY_NAME
@@ -65,6 +68,7 @@ class ModelCard:
         losses: Nats a token of a text, by the name of what was measured.
         openings: Which programs open the folder; empty if that is not known.
         tags: Tags in addition to those that follow from the rest.
+        pipeline: What the model does, in the Hub's words.
     """
 
     name: str
@@ -78,6 +82,20 @@ class ModelCard:
     losses: Mapping[str, float] = field(default_factory=dict)
     openings: tuple[Opening, ...] = ()
     tags: tuple[str, ...] = ("ternary",)
+    pipeline: Literal["text-generation", "image-classification"] = "text-generation"
+
+    @property
+    def is_of_images(self) -> bool:
+        return self.pipeline == "image-classification"
+
+
+def pipeline_of(folder: Path) -> Literal["text-generation", "image-classification"]:
+    """What the model in a folder does, by its `config.json`."""
+    file = folder / CONFIG_FILE
+    config = read_json_object(file) if file.exists() else {}
+    if config.get("architecture") in known_variants():
+        return "image-classification"
+    return "text-generation"
 
 
 def read_source_card(folder: Path) -> SourceCard:
@@ -112,7 +130,7 @@ def model_card(card: ModelCard) -> str:
         f"---\n{yaml.safe_dump(_metadata(card), sort_keys=False, allow_unicode=True)}---",
         f"# {card.name.rstrip('/').rpartition('/')[2]}",
         _provenance(card),
-        _losses(card.losses) if card.losses else _verification(card.verification),
+        _losses(card) if card.losses else _verification(card.verification),
         _adapter_usage(card) if card.relation == "adapter" else _usage(card),
     ]
     if card.source.license is None:
@@ -131,6 +149,7 @@ def write_model_card(folder: Path, card: ModelCard) -> None:
     Raises:
         CheckpointError: A file cannot be written.
     """
+    card = replace(card, pipeline=pipeline_of(folder))
     with writing("model card", folder):
         with new_file(folder / CARD_FILE) as file:
             file.write_text(model_card(card), encoding="utf-8")
@@ -145,7 +164,7 @@ def _metadata(card: ModelCard) -> dict[str, Any]:
         if values := _texts(source.get(key)):
             metadata[key] = values
     metadata["library_name"] = _library(card)
-    metadata["pipeline_tag"] = "text-generation"
+    metadata["pipeline_tag"] = card.pipeline
     if card.source.license is not None:
         metadata["license"] = card.source.license
         for key in ("license_name", "license_link"):
@@ -163,7 +182,7 @@ def _metadata(card: ModelCard) -> dict[str, Any]:
 
 def _library(card: ModelCard) -> str:
     """The library that the Hub proposes for opening the folder."""
-    library = _LIBRARIES[card.format]
+    library = "mlx_mmfree" if card.is_of_images else _LIBRARIES[card.format]
     found = opening(card.openings, MLX_LM if library == "mlx" else library)
     return "mlx_mmfree" if found is not None and found.opens is False else library
 
@@ -186,9 +205,10 @@ def _verification(figures: Mapping[str, str]) -> str:
     )
 
 
-def _losses(losses: Mapping[str, float]) -> str:
-    figures = {name: f"{loss:.4f}" for name, loss in losses.items()}
-    return f"## Loss\n\nNats a token of one text, measured with mlx_mmfree:\n\n{_rows(figures)}"
+def _losses(card: ModelCard) -> str:
+    figures = {name: f"{loss:.4f}" for name, loss in card.losses.items()}
+    unit = "an image" if card.is_of_images else "a token of one text"
+    return f"## Loss\n\nNats {unit}, measured with mlx_mmfree:\n\n{_rows(figures)}"
 
 
 def _rows(figures: Mapping[str, str]) -> str:
@@ -198,20 +218,30 @@ def _rows(figures: Mapping[str, str]) -> str:
 
 def _adapter_usage(card: ModelCard) -> str:
     folder = card.name.rstrip("/").rpartition("/")[2]
+    use = 'generate --model {0} --adapter-path {0} --prompt "Once upon a time"'
+    if card.is_of_images:
+        use = "fuse --model {0} --adapter-path {0} --form dense"
     return (
         "## Usage\n\nThe adapter lies beside its base and is put on it when it is asked for:\n\n"
         f"```bash\nhf download {card.name} --local-dir {folder}\n"
-        f'mmfree generate --model {folder} --adapter-path {folder} --prompt "Once upon a time"\n```'
+        f"mmfree {use.format(folder)}\n```"
     )
 
 
 def _usage(card: ModelCard) -> str:
     name = json.dumps(card.name)
+    code = (
+        f"from mlx_mmfree import generate, load\n\nmodel, tokenizer = load({name})\n"
+        'print(generate(model, tokenizer, "Once upon a time"))'
+    )
+    if card.is_of_images:
+        code = (
+            f"from mlx_mmfree import load\n\nmodel, processor = load({name})\n"
+            'print(model(processor(["picture.jpg"])).argmax(axis=-1))'
+        )
     text = (
         "## Usage\n\nWith mlx_mmfree, which computes as the model was trained, with 8-bit "
-        "activations where it has them:\n\n"
-        f"```python\nfrom mlx_mmfree import generate, load\n\nmodel, tokenizer = load({name})\n"
-        'print(generate(model, tokenizer, "Once upon a time"))\n```'
+        f"activations where it has them:\n\n```python\n{code}\n```"
     )
     if not card.openings:
         return text

@@ -121,9 +121,12 @@ def _eight_bits(picture: "Image") -> "Image":
 
     if picture.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-    if picture.mode in ("1", "L", "LA"):
-        return picture.convert("L")
-    return picture.convert("RGB")
+    mode = "L" if picture.mode in ("1", "L", "LA") else "RGB"
+    if picture.mode == mode:
+        # a large picture would be copied
+        picture.load()
+        return picture
+    return picture.convert(mode)
 
 
 def _upright(decoded: "Image", picture: "Image") -> "Image":

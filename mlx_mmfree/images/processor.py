@@ -115,7 +115,8 @@ class ImageProcessor:
         Raises:
             ImageError, ValueError: As for a call.
         """
-        opened = _opened(picture).convert("RGB" if self.channels == 3 else "L")
+        opened, mode = _opened(picture), "RGB" if self.channels == 3 else "L"
+        opened = opened if opened.mode == mode else opened.convert(mode)
         return self._cropped(self._scaled(opened))
 
     def _scaled(self, picture: "Image") -> "Image":

@@ -20,7 +20,8 @@ class CachedModel:
 
     Attributes:
         name: The repository of the Hub. For a packed form without one, its file name without the suffix.
-        family: The `model_type` of its configuration; `None` if there is no configuration to read.
+        family: The `model_type` of its configuration, or of a model of images the `architecture`;
+            `None` if there is no configuration to read.
         nbytes: The bytes in the Hub's cache; 0 for a packed form alone.
         packed_bytes: The bytes of its packed forms.
         last_used: When it was last read or written, in seconds since 1970.
@@ -117,9 +118,10 @@ def _packed_files() -> dict[Path, os.stat_result]:
 def _family(snapshots: Sequence[Path]) -> str | None:
     for snapshot in snapshots:
         try:
-            family = read_json_object(snapshot / CONFIG_FILE).get("model_type")
+            config = read_json_object(snapshot / CONFIG_FILE)
         except CheckpointError:
             continue
+        family = config.get("model_type", config.get("architecture"))
         if isinstance(family, str):
             return family
     return None

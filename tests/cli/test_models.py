@@ -15,14 +15,16 @@ Captured = pytest.CaptureFixture[str]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def add_repository(hub: Path, name: str, *, kind: str = "models", family: str = "llama") -> Path:
+def add_repository(
+    hub: Path, name: str, *, kind: str = "models", family: str = "llama", key: str = "model_type"
+) -> Path:
     repository = hub / f"{kind}--{name.replace('/', '--')}"
     snapshot = repository / "snapshots" / COMMIT
     for folder in (snapshot, repository / "blobs", repository / "refs"):
         folder.mkdir(parents=True)
     (repository / "refs" / "main").write_text(COMMIT)
     for file, content in (
-        ("config.json", json.dumps({"model_type": family})),
+        ("config.json", json.dumps({key: family})),
         ("model.safetensors", "x" * 3_000_000),
     ):
         blob = repository / "blobs" / file[:4]
@@ -61,6 +63,12 @@ def test_a_packed_form_that_goes_meanwhile(
     monkeypatch.setattr(huggingface_hub, "scan_cache_dir", scan_slowly)
     models = {model.name: model.packed_bytes for model in cached_models.cached_models()}
     assert models == {"me/tiny": 1_000_000, "me/other": 0, "mine-0123": 2_000_000}
+
+
+def test_the_architecture_of_a_model_of_images(hub: Path) -> None:
+    add_repository(hub, "timm/small", family="swin_tiny_patch4_window7_224", key="architecture")
+    families = {model.name: model.family for model in cached_models.cached_models()}
+    assert families["timm/small"] == "swin_tiny_patch4_window7_224"
 
 
 def test_what_is_cached(hub: Path, capsys: Captured) -> None:

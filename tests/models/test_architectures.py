@@ -1,12 +1,17 @@
 """Finding architectures, and what each of their files offers."""
 
+import re
+from pathlib import Path
+
 import mlx.core as mx
 import pytest
 
+from mlx_mmfree import models
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub.checkpoint.names import WeightNames
 from mlx_mmfree.layers.parameters import parameters
 from mlx_mmfree.models import architecture_of, find, find_described, known_model_types
+from mlx_mmfree.models.parts.architectures import known_variants
 
 KNOWN = [
     "big_bird",
@@ -89,3 +94,10 @@ def test_an_unknown_image_architecture_lists_the_known() -> None:
 def test_unknown_architecture_lists_the_known(name: object) -> None:
     with pytest.raises(UnsupportedModelError, match=f"must be one of {', '.join(ALL)} but"):
         find(name)
+
+
+def test_the_readme_lists_all_models_of_images() -> None:
+    text = (Path(models.__file__).parent / "README.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[2] for line in text.splitlines() if line.count("|") == 4]
+    listed = [name for row in rows[2:] for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(listed) == known_variants()

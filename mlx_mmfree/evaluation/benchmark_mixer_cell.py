@@ -1,17 +1,19 @@
-"""One token mixer at one length: its time and its memory, measured in a process of its own."""
+"""One mixer at one length or size: its time and its memory, measured in a process of its own."""
 
 import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import isqrt
 from threading import Event, Thread
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..layers.token_mixer import State, TokenMixer
-from ..models.parts.mixers import token_mixers
+from ..models.parts.mixers import find_spatial_mixer, token_mixers
 from ..ops.backend.dispatch import on_cpu
 from ..platform.allocator import keep_freed_memory
 from ..platform.resident_memory import forget_peak, peak_resident_bytes, resident_memory
@@ -38,17 +40,20 @@ def run(
     batch_size: int,
     rounds: int,
     memory_bytes: int,
+    is_spatial: bool = False,
 ) -> tuple[list[Record], dict[str, Any]]:
     """Measures a mixer.
 
     Args:
         mixer: Its name.
         work: `FORWARD`, `BACKWARD` or `DECODING`.
-        length: Number of positions of a sequence; for decoding, those before the tokens that are timed.
+        length: Number of positions of a sequence; for decoding, those before the tokens that are timed;
+            for a spatial mixer, number of places of a square map.
         dims: Model dims.
         batch_size: Number of sequences.
         rounds: Number of measurements, after one that does not count.
         memory_bytes: The most memory that it may take.
+        is_spatial: Whether it is a spatial mixer.
 
     Returns:
         No records; and as notes the `seconds` and `processor_seconds` of the fastest round, for decoding
@@ -57,6 +62,8 @@ def run(
     """
     keep_freed_memory()
     with _memory_limit(memory_bytes):
+        if is_spatial:
+            return [], _of_map(mixer, work, length, dims, batch_size, rounds)
         return [], _measured(mixer, work, length, dims, batch_size, rounds)
 
 
@@ -101,10 +108,27 @@ def _measured(
     mx.eval(x)
     if work == DECODING:
         return _decoded(mixer, x, length, rounds)
+    return _timed(mixer, work, x[:, :length], x[:, :_WARM_UP], rounds)
+
+
+def _of_map(
+    name: str, work: str, places: int, dims: int, batch_size: int, rounds: int
+) -> dict[str, Any]:
+    kind: Any = find_spatial_mixer(name)
+    mixer = kind(dims)
+    side, least = isqrt(places), isqrt(_WARM_UP)
+    x, small = (mx.random.normal((batch_size, n, n, dims)) for n in (side, least))
+    mx.eval(mixer.parameters(), x, small)
+    return _timed(mixer, work, x, small, rounds)
+
+
+def _timed(
+    mixer: nn.Module, work: str, x: mx.array, small: mx.array, rounds: int
+) -> dict[str, Any]:
+    """The time and the memory of an input, after one of a small input that does not count."""
     compute = _forward if work == FORWARD else _backward
     # what is loaded or started at a first use is not part of a length's memory
-    compute(mixer, x[:, :_WARM_UP])
-    x = x[:, :length]
+    compute(mixer, small)
     before = _held_bytes()
     times = [elapsed_both(lambda: compute(mixer, x)) for _ in range(rounds + 1)]
     return _fastest(times[1:], 1) | {"peak_bytes": max(0, _peak_bytes() - before)}
@@ -115,14 +139,21 @@ def _fastest(times: Sequence[Elapsed], count: int) -> dict[str, float]:
     return {name: min(getattr(t, name) for t in times) / count for name in Elapsed._fields}
 
 
-def _forward(mixer: TokenMixer, x: mx.array) -> None:
-    mx.eval(mixer(x)[0])
+def _mixed(mixer: nn.Module, x: mx.array) -> mx.array:
+    """What a mixer gives, without the state of a token mixer."""
+    y = mixer(x)
+    mixed: mx.array = y[0] if isinstance(y, tuple) else y
+    return mixed
 
 
-def _backward(mixer: TokenMixer, x: mx.array) -> None:
+def _forward(mixer: nn.Module, x: mx.array) -> None:
+    mx.eval(_mixed(mixer, x))
+
+
+def _backward(mixer: nn.Module, x: mx.array) -> None:
     def loss(given: dict[str, Any]) -> mx.array:
         mixer.update(given["parameters"])
-        return mixer(given["x"])[0].astype(mx.float32).square().mean()
+        return _mixed(mixer, given["x"]).astype(mx.float32).square().mean()
 
     mx.eval(mx.value_and_grad(loss)({"parameters": mixer.trainable_parameters(), "x": x}))
 

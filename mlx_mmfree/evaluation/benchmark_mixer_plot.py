@@ -1,4 +1,4 @@
-"""The picture of token mixers: time and memory against the length, with fitted slopes."""
+"""The picture of mixers: time and memory against the length or size, with fitted slopes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +30,8 @@ def plot_mixers(report: MixerReport, file: Path) -> None:
     from matplotlib.figure import Figure
 
     clock = report.clock
+    is_spatial = report.settings["is_spatial"]
+    size = "places of the map" if is_spatial else "length (tokens)"
     kinds = {"time": clock, "memory": "peak_bytes"}
     kind = "processor time" if clock == "processor_seconds" else "time"
     mixers = list({cell.mixer: None for cell in report.cells})
@@ -39,14 +41,19 @@ def plot_mixers(report: MixerReport, file: Path) -> None:
         for row, (what, name) in enumerate(kinds.items()):
             values = report.values(work, name)
             title = f"{work}: {kind if what == 'time' else 'peak memory'}"
-            _draw(panels[row][column], mixers, values, what, title, "length (tokens)")
+            _draw(panels[row][column], mixers, values, what, title, size)
     decoding = report.values(DECODING, clock)
     title = f"decoding a token: {kind}"
-    _draw(panels[0][2], mixers, decoding, "time", title, "position (tokens before)")
+    if is_spatial:
+        panels[0][2].axis("off")
+    else:
+        _draw(panels[0][2], mixers, decoding, "time", title, "position (tokens before)")
     _draw_legend(panels[1][2], mixers, report)
     settings = report.settings
+    kinds_of_mixers = "Spatial mixers" if is_spatial else "Token mixers"
     canvas.suptitle(
-        f"Token mixers of {settings['dims']} dims on {report.machine['device']}: what a length costs"
+        f"{kinds_of_mixers} of {settings['dims']} dims on {report.machine['device']}: what a "
+        f"{'place' if is_spatial else 'length'} costs"
     )
     save_picture(canvas, file)
 

@@ -1,4 +1,4 @@
-"""Time and memory of token mixers against the length, each measured in a fresh process."""
+"""Time and memory of mixers against the length or the size, each measured in a fresh process."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,16 @@ WORKS = {"forward": FORWARD, "backward": BACKWARD, "decoding": DECODING}
 SKIPPING = ("time", "memory")
 """Why a measurement stopped that spares those of greater lengths: they would need more."""
 
-_SAME = ("dims", "batch_size", "rounds", "seconds", "memory_bytes", "rate_length", "threads")
+_SAME = (
+    "dims",
+    "batch_size",
+    "rounds",
+    "seconds",
+    "memory_bytes",
+    "rate_length",
+    "threads",
+    "is_spatial",
+)
 """Settings in which runs must agree that go on with each other."""
 
 _SLOPE_SPAN = 16
@@ -35,7 +44,7 @@ class MixerSettings:
     Attributes:
         dims: Model dims.
         batch_size: Number of sequences.
-        lengths: Lengths of the sequences, ascending.
+        lengths: Lengths of the sequences, ascending; of maps, their numbers of places.
         positions: Numbers of tokens after which decoding is measured, ascending.
         works: Keys of `WORKS`.
         rounds: Number of measurements in each process, after one that does not count.
@@ -45,6 +54,7 @@ class MixerSettings:
             are not.
         rate_processes: The number of processes for each of these.
         threads: Number of threads that compute, 0 on a GPU.
+        is_spatial: Whether spatial mixers are measured, on square maps, in place of token mixers.
     """
 
     dims: int = 512
@@ -58,6 +68,7 @@ class MixerSettings:
     rate_length: int = 4096
     rate_processes: int = 3
     threads: int = 0
+    is_spatial: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,8 +157,10 @@ class MixerReport:
             MeasurementError: That run measured something else.
             KeyError, TypeError: It is no such object.
         """
+        # files that were begun before there was a choice have no such key
+        settings = {"is_spatial": False} | found["settings"]
         for name in _SAME:
-            if (other := found["settings"][name]) != self.settings[name]:
+            if (other := settings[name]) != self.settings[name]:
                 raise MeasurementError(
                     f"[bench] 'results' must hold a run with {name} {self.settings[name]} but got "
                     f"{other}. Choose another file, or the same settings."
@@ -181,14 +194,14 @@ def _plain(value: Any) -> Any:
 
 
 def planned_cells(mixers: Sequence[str], settings: MixerSettings) -> list[Cell]:
-    """The cells of these mixers, mixer by mixer; only causal ones decode.
+    """The cells of these mixers, mixer by mixer; only causal token mixers decode.
 
     Raises:
         UnsupportedModelError: No mixer has one of the names.
     """
     cells = []
     for mixer in mixers:
-        is_causal = find_token_mixer(mixer).causal
+        is_causal = not settings.is_spatial and find_token_mixer(mixer).causal
         for name in settings.works:
             work = WORKS[name]
             if work == DECODING and not is_causal:
@@ -232,8 +245,9 @@ def benchmark_mixers(
 def remaining(report: MixerReport, mixers: Sequence[str], settings: MixerSettings) -> int:
     """How many measurements the report lacks."""
     cells = [cell for cell in planned_cells(mixers, settings) if cell not in report.cells]
-    rates = [name for name in mixers if _has_rate(name) and name not in report.rates]
-    return len(cells) + (len(rates) if settings.rate_length else 0)
+    if not settings.rate_length:
+        return len(cells)
+    return len(cells) + sum(_has_rate(name) and name not in report.rates for name in mixers)
 
 
 def _has_rate(mixer: str) -> bool:
@@ -251,7 +265,8 @@ def _shorter(report: MixerReport, cell: Cell) -> CellResult | None:
 
 def _measured(cell: Cell, settings: MixerSettings) -> CellResult:
     arguments = asdict(cell) | {
-        name: getattr(settings, name) for name in ("dims", "batch_size", "rounds", "memory_bytes")
+        name: getattr(settings, name)
+        for name in ("dims", "batch_size", "rounds", "memory_bytes", "is_spatial")
     }
     try:
         _, found = measure("mixer", arguments, settings.threads, settings.seconds)

@@ -22,6 +22,7 @@ from mlx_mmfree.evaluation.benchmark_mixers import (
     slope,
 )
 from mlx_mmfree.evaluation.benchmark_process import measure, read_result, run_task
+from mlx_mmfree.models.parts.mixers import spatial_mixers
 
 Notes = dict[str, Any]
 QUICK = ["--quick", "--lengths", "16", "32", "48"]
@@ -249,3 +250,31 @@ def test_picture(tmp_path: Path) -> None:
     report.cells[stopped] = CellResult(stopped, stopped="time")
     plot_mixers(report, tmp_path / "mixers.png")
     assert (tmp_path / "mixers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_spatial_mixers_are_measured_on_maps(
+    measured: list[tuple[str, Notes]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("--quick", "--spatial", "4", "6", "8") == 0
+    shown = capsys.readouterr().out
+    assert "maps: 1" in shown and "6 x 6" in shown and "decoding" not in shown
+    names = list(spatial_mixers())
+    assert all(name in shown for name in names)
+    assert {arguments["length"] for _, arguments in measured} == {16, 36, 64}
+    assert len(measured) == 2 * 3 * len(names)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--lengths", "16"), "--lengths must be left out with --spatial"),
+        (("--positions", "16"), "--positions must be left out with --spatial"),
+        (("--work", "decoding"), "--work must be forward or backward with --spatial"),
+        (("mlgru",), "a spatial mixer must be one of"),
+    ],
+)
+def test_what_does_not_go_with_maps_is_refused(
+    flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(*flags, "--spatial") == 2
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`mmfree bench mixers`: measures time and memory of token mixers against the length."""
+"""`mmfree bench mixers`: measures time and memory of mixers against the length, or the size of a map."""
 
 import argparse
 import json
@@ -18,6 +18,7 @@ from .writable import check_writable
 if TYPE_CHECKING:
     from ...evaluation.benchmark_mixers import MixerReport, MixerSettings
 
+_SIDES, _QUICK_SIDES = (8, 16, 32, 64, 128), (4, 8, 16)
 _WORKS = ("forward", "backward", "decoding")
 _SIZES = ("dims", "batch_size", "rounds", "rate_processes")
 _QUICK: dict[str, Any] = {
@@ -41,7 +42,7 @@ def build_parser() -> CommandParser:
         "names",
         nargs="*",
         metavar="MIXER",
-        help="names as 'mmfree mixers' lists them; default: all",
+        help="names as 'mmfree mixers' lists them, with --spatial too; default: all",
     )
     parser.add_argument(
         "--work",
@@ -55,6 +56,13 @@ def build_parser() -> CommandParser:
         type=positive,
         nargs="+",
         help="lengths of the sequences (512 to 32768, doubling)",
+    )
+    parser.add_argument(
+        "--spatial",
+        type=positive,
+        nargs="*",
+        metavar="SIDE",
+        help="measure spatial mixers instead, on square maps of these sides (8 to 128, doubling)",
     )
     parser.add_argument(
         "--positions",
@@ -117,11 +125,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     _check(args)
     from ...evaluation.benchmark_mixers import new_report
-    from ...models.parts.mixers import find_token_mixer, token_mixers
+    from ...models.parts.mixers import (
+        find_spatial_mixer,
+        find_token_mixer,
+        spatial_mixers,
+        token_mixers,
+    )
 
-    names = args.names or list(token_mixers())
+    is_spatial = args.spatial is not None
+    names = args.names or list(spatial_mixers() if is_spatial else token_mixers())
     for name in names:
-        find_token_mixer(name)
+        if is_spatial:
+            find_spatial_mixer(name)
+        else:
+            find_token_mixer(name)
     settings = _settings(args)
     report = new_report(settings)
     _read(args.results, report)
@@ -168,6 +185,16 @@ def _measure(
 
 
 def _check(args: argparse.Namespace) -> None:
+    for name in ("lengths", "positions", "rate_length"):
+        if args.spatial is not None and getattr(args, name) is not None:
+            raise UsageError(
+                f"[bench] '{name}' must be left out with 'spatial', which measures maps, but got "
+                f"{getattr(args, name)}. Give the sides after --spatial."
+            )
+    if args.spatial is not None and args.work == ["decoding"]:
+        raise UsageError(
+            "[bench] 'work' must be forward or backward with 'spatial' but got decoding. Leave it out."
+        )
     if args.plot is not None:
         if find_spec("matplotlib") is None:
             raise UsageError(
@@ -195,6 +222,10 @@ def _settings(args: argparse.Namespace) -> "MixerSettings":
     for name in ("lengths", "positions"):
         if (values := getattr(args, name)) is not None:
             given[name] = tuple(sorted(set(values)))
+    if args.spatial is not None:
+        sides = args.spatial or (_QUICK_SIDES if args.quick else _SIDES)
+        places = tuple(side * side for side in sorted(set(sides)))
+        given |= {"lengths": places, "rate_length": 0, "is_spatial": True}
     return replace(
         MixerSettings(threads=(args.threads or thread_count()) if on_cpu() else 0),
         works=tuple(name for name in _WORKS if name in args.work),

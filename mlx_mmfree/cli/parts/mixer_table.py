@@ -1,6 +1,7 @@
 """The tables that `mmfree bench mixers` prints."""
 
 from collections.abc import Callable, Sequence
+from math import isqrt
 from typing import TYPE_CHECKING
 
 from .columns import aligned, size_text
@@ -26,7 +27,8 @@ def _machine_lines(report: "MixerReport") -> list[str]:
     threads = settings["threads"]
     lines = [
         f"{report.machine['device']}, {f'threads: {threads}' if threads else 'on the GPU'}; dims: "
-        f"{settings['dims']}, sequences: {settings['batch_size']}; default options of each mixer"
+        f"{settings['dims']}, {'maps' if settings['is_spatial'] else 'sequences'}: "
+        f"{settings['batch_size']}; default options of each mixer"
     ]
     if loads:
         lines.append(
@@ -59,13 +61,19 @@ def _lengths(report: "MixerReport", work: str, name: str, text: Text) -> Rows:
 
     values = report.values(work, name)
     lengths = sorted({length for own in values.values() for length in own})
-    rows = [["mixer", *(f"{length:,}" for length in lengths), "slope"]]
+    rows = [["mixer", *(_size_of(report, length) for length in lengths), "slope"]]
     for mixer, own in values.items():
         results = [report.cells.get(Cell(mixer, work, length)) for length in lengths]
         power = slope(own)
         cells = [_cell(report, result, name, text) for result in results]
         rows.append([mixer, *cells, "" if power is None else f"{power:.2f}"])
     return rows
+
+
+def _size_of(report: "MixerReport", length: int) -> str:
+    """A length, or the sides of a square map; slopes are those of its places."""
+    side = isqrt(length)
+    return f"{side} x {side}" if report.settings["is_spatial"] else f"{length:,}"
 
 
 def _cell(report: "MixerReport", result: "CellResult | None", name: str, text: Text) -> str:

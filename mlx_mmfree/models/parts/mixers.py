@@ -72,6 +72,20 @@ def find_token_mixer(name: object) -> type[TokenMixer]:
     )
 
 
+def find_spatial_mixer(name: object) -> type[SpatialMixer]:
+    """The spatial mixer of this name.
+
+    Raises:
+        UnsupportedModelError: None has this name.
+    """
+    known = spatial_mixers()
+    if isinstance(name, str) and name in known:
+        return known[name]
+    raise UnsupportedModelError(
+        f"[model] a spatial mixer must be one of {', '.join(known)} but got {name!r:.100}."
+    )
+
+
 def find_channel_mixer(name: object) -> type[ChannelMixer]:
     """The channel mixer of this name.
 

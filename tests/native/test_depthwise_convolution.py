@@ -99,6 +99,31 @@ def test_a_map_of_224_places_a_side(side: int) -> None:
         assert np.abs(np.array(got) - exact).max() <= 2e-6 * np.abs(exact).max()
 
 
+@pytest.mark.interop
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("side", [3, 7, 11])
+@pytest.mark.parametrize("map_", MAPS, ids=str)
+def test_equals_torch(map_: tuple[int, int, int], side: int, stride: int) -> None:
+    import torch
+
+    arrays = drawn(map_, side)
+    order = (0, 3, 1, 2), (0, 3, 1, 2), (0,)
+    x, weight, bias = (
+        torch.from_numpy(np.array(array).transpose(axes).copy()).requires_grad_()
+        for array, axes in zip(arrays, order, strict=True)
+    )
+    y = torch.nn.functional.conv2d(
+        x, weight, bias, stride=stride, padding=side // 2, groups=map_[2]
+    )
+    places = y.permute(0, 2, 3, 1)
+    (places * torch.from_numpy(factor(tuple(places.shape)))).sum().backward()
+    got = results("native", arrays, stride)
+    for own, other in zip(got[1:], (x.grad, weight.grad, bias.grad), strict=True):
+        want = other.permute(0, 2, 3, 1) if other.ndim == 4 else other
+        assert relative_error(own, mx.array(want.numpy())) <= GRADIENT_TOLERANCE
+    assert relative_error(got[0], mx.array(places.detach().numpy())) <= TOLERANCE[mx.float32]
+
+
 def test_gradients_of_windows_over_a_million_places_of_one_sign() -> None:
     x, weight = mx.full((4, 512, 512, 1), 0.1), mx.zeros((1, 1, 1, 1))
     with use_backend("native"):

@@ -10,7 +10,8 @@ makes them, tested at once, and trained further with quantisation that sets in s
 
 The folder gets a file for each run, `table.md`, `table.json` and `table.png` (extra `plot`). Repeat the
 command to go on after a stop: finished runs are not repeated, and one that was stopped goes on.
-`--table-only` writes the table of what is there. Pillow is needed (extra `vision`).
+`--table-only` writes the table of what is there. Pillow is needed (extra `vision`). All runs take about
+two hours of one core.
 """
 
 import argparse

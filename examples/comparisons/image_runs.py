@@ -52,8 +52,8 @@ class Plan:
     backbones: tuple[str, ...] = BACKBONES
     rates: tuple[float, ...] = (4e-3, 1.5e-3, 1e-2)
     seeds: int = 3
-    steps: int = 450
-    recovery_steps: int = 180
+    steps: int = 800
+    recovery_steps: int = 300
     batch_size: int = 64
     data: Path = DATA
 

@@ -368,3 +368,44 @@ def test_files_that_do_not_agree_are_refused(settings_of: Make) -> None:
     files = {"train.npz": 1, "train-images-idx3-ubyte": 1}
     with pytest.raises(TrainingError, match="must say what its classes are called"):
         train_model(settings_of(stages=(Stage(1, files),)))
+
+
+@pytest.mark.parametrize(
+    "name", ["valid.npz", "valid-images-idx3-ubyte", "valid-images-idx3-ubyte.gz"]
+)
+def test_damaged_files_are_refused_in_one_line(settings_of: Make, name: str) -> None:
+    file = settings_of().root / name
+    whole = file.read_bytes()
+    draw = np.random.default_rng(7)
+    refused = 0
+    for _ in range(300):
+        changed = np.frombuffer(whole, np.uint8).copy()
+        # headers lie at both ends
+        ends = np.concatenate([np.arange(200), np.arange(len(whole) - 200, len(whole))])
+        places = draw.choice(ends % len(whole), 3)
+        changed[places] = draw.integers(0, 256, 3)
+        file.write_bytes(
+            changed[: draw.integers(1, len(whole))] if draw.random() < 0.2 else changed
+        )
+        try:
+            read_images(file, NAMES, 3)
+        except TrainingError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert refused > 30
+
+
+def test_statistics_of_processes_are_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {"mean": mx.array([3.0, 5.0]), "count": mx.array(4, mx.int64)}
+    processes = DataParallel()
+    monkeypatch.setattr(DataParallel, "size", 2)
+    monkeypatch.setattr(
+        processes,
+        "_summed",
+        lambda own: [
+            a + b.astype(mx.float32) / 2 for a, b in zip(own, others.values(), strict=True)
+        ],
+    )
+    found = processes.means({"mean": mx.array([1.0, 2.0]), "count": mx.array(4, mx.int64)})
+    assert found["mean"].tolist() == [2.0, 3.5]
+    assert (found["count"].dtype, found["count"].item()) == (mx.int64, 4)

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace, train: Pictures, test: Pictures, seed: int) ->
         model.unfreeze()
         for selector in model.stages[0].selectors:
             selector.freeze()
-        learn(model, cross_entropy, train, args.steps // 2, draw)
+        learn(model, cross_entropy, train, args.steps // 3, draw)
         found[words[name]] = accuracy(model, test)
     return found
 
@@ -97,7 +97,14 @@ def learn(
 ) -> None:
     """Trains what is not frozen."""
     model.train()
-    rate = optim.cosine_decay(2e-3, steps, 2e-5)
+    warm_up = max(1, steps // 8)
+    rate = optim.join_schedules(
+        [
+            optim.linear_schedule(1e-4, 1e-3, warm_up),
+            optim.cosine_decay(1e-3, steps - warm_up, 1e-5),
+        ],
+        [warm_up],
+    )
     optimizer = optim.AdamW(learning_rate=rate, weight_decay=0.05)
     gradient = nn.value_and_grad(model, loss)
     images, labels = pictures

@@ -5,8 +5,8 @@ python examples/learning_table.py [--quick] [--output DIR] [--mixers NAME ...] [
 
 Each model has 2 blocks of 64 dims and about as many parameters as that of multi-head attention: the
 channel mixer makes up for what the token mixer has more or less. Queries and keys are rotated where a
-mixer takes a rotation; a mixer that cannot tell the order of tokens gets sinusoidal positions, and one
-that can gets none. All learn from the same batches, with dense and with ternary linears. The learning
+mixer takes a rotation; a mixer that cannot tell the order of tokens gets learned positions, and one that
+can gets none. All learn from the same batches, with dense and with ternary linears. The learning
 rate of each row and task is the best of `--rates` with the first seed. A generated task counts only if
 softmax attention gives 99 % of its answers.
 

@@ -111,7 +111,7 @@ def positions_of(name: str) -> str:
     """A rotation of queries and keys where the mixer takes one, which finds what is near soonest."""
     if "rope" in _arguments(name):
         return "rope"
-    return "none" if name in _KNOWS_ORDER else "sinusoidal"
+    return "none" if name in _KNOWS_ORDER else "learned"
 
 
 def _arguments(name: str) -> Container[str]:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from mlx_mmfree.models import find
+
 Values = dict[str, Any]
 
 TRAIN: Values = {
@@ -40,7 +42,25 @@ def _of(name: str) -> Values:
     }
 
 
+def image_model() -> Values:
+    """The description of a small model of grey images with running statistics."""
+    tiny = find("swiftformer").tiny
+    return {
+        "architecture": tiny["architecture"],
+        "num_classes": 3,
+        "model_args": tiny["model_args"] | {"in_chans": 1, "drop_path_rate": 0.2},
+        "pretrained_cfg": {"input_size": [1, 32, 32], "mean": [0.5], "std": [0.5]},
+    }
+
+
+_IMAGES: Values = {
+    "model": image_model(),
+    "stages": [{"until": 1, "weights": {"images/train.npz": 1}}],
+    "valid": ["images/valid.npz"],
+}
 TRAIN_OPTIONS: list[Values] = [
+    {**_IMAGES, "random_shift": 1, "random_flip": True},
+    {**_IMAGES, "model": None, "init_from": "classes", "new_head": True},
     {"model": TRAIN["model"] | _MIXERS | {"task": "masked_lm"}, "mlm_probability": 0.3},
     {
         "model": TRAIN["model"] | _MIXERS | {"task": "classifier", "num_labels": 2},
@@ -113,6 +133,7 @@ LORA: Values = {
 _PAIRS = {"data": "pairs"}
 _SCHEDULE = {"name": "cosine_decay", "arguments": [1e-3, 40], "warmup": 5}
 LORA_OPTIONS: list[Values] = [
+    {"model": "classes", "data": "images"},
     {"fine_tune_type": "dora"},
     {"fine_tune_type": "full", "quantization_warmup": 20},
     {"fine_tune_type": "full", "model": "packed", "rebuild_masters": True},

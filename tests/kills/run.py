@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from tqdm import tqdm
 
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.models import find
 from tests.kills.case import TURNS, Refused, alone, draw_case, kill_and_compare
+from tests.kills.options import image_model
 from tests.process_group import ROOT
 from tests.training.conftest import write_corpus
 
@@ -96,7 +98,21 @@ def write_files(folder: Path) -> None:
         model = architecture.build(architecture.config.from_hub(_SIZES | values))
         save_model(folder / name, model, TOKENIZER)
     save_model(folder / "packed", load_model(folder / "masters", packed=True), TOKENIZER)
+    _write_images(folder)
     _write_adapter(folder)
+
+
+def _write_images(folder: Path) -> None:
+    """Images of three classes, and a model of other classes."""
+    (folder / "images").mkdir()
+    draw = np.random.default_rng(5)
+    for split, count in (("train", 24), ("valid", 6), ("test", 6)):
+        labels = np.arange(count) % 3
+        images = draw.integers(0, 60, (count, 32, 32), np.uint8)
+        images += (60 * labels)[:, None, None].astype(np.uint8)
+        np.savez(folder / "images" / f"{split}.npz", images=images, labels=labels)
+    architecture = find("swiftformer")
+    save_model(folder / "classes", architecture.build(architecture.config.from_hub(image_model())))
 
 
 def _write_adapter(folder: Path) -> None:

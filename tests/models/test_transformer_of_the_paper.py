@@ -11,7 +11,6 @@ from mlx_mmfree.models import EncoderDecoder, find
 from mlx_mmfree.models.parts.block import Block
 from tests.tolerances import TOLERANCE, relative_error
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.interop
 
 DIMS, HEADS, HIDDEN, VOCABULARY = 32, 4, 48, 50
@@ -50,17 +49,23 @@ def _model(norm_order: str) -> EncoderDecoder:
 
 
 def _tensor(array: mx.array) -> Any:
+    import torch
+
     return torch.tensor(np.array(array)).double()
 
 
 def _copy(theirs: Any, *ours: Any) -> None:
     """Puts our linears, one above the other, or our norm into theirs."""
+    import torch
+
     for name in ("weight", "bias"):
         stacked = torch.cat([_tensor(module[name]) for module in ours])
         getattr(theirs, name).data.copy_(stacked)
 
 
 def _copy_attention(theirs: Any, ours: Any) -> None:
+    import torch
+
     projections = [ours[f"{name}_proj"] for name in ("query", "key", "value")]
     theirs.in_proj_weight.data.copy_(torch.cat([_tensor(p.weight) for p in projections]))
     theirs.in_proj_bias.data.copy_(torch.cat([_tensor(p.bias) for p in projections]))
@@ -80,6 +85,8 @@ def _copy_block(theirs: Any, ours: Block) -> None:
 
 
 def _theirs(model: EncoderDecoder, norm_order: str) -> Any:
+    import torch
+
     is_pre = norm_order == "pre"
     options = {"norm_first": is_pre, "batch_first": True, "dropout": 0.0, "dtype": torch.float64}
     # otherwise a prototype, which warns
@@ -101,6 +108,8 @@ def _theirs(model: EncoderDecoder, norm_order: str) -> Any:
 
 def _embedded(model: EncoderDecoder, tokens: np.ndarray) -> Any:
     """Section 3.4 and 3.5: rows times the root of the dims, and sines beside cosines."""
+    import torch
+
     rows = _tensor(model.embed.weight)[torch.tensor(tokens)] * DIMS**0.5
     place = np.arange(tokens.shape[1])[:, None] / 10000 ** (np.arange(0, DIMS, 2) / DIMS)
     codes = np.stack([np.sin(place), np.cos(place)], axis=-1).reshape(tokens.shape[1], DIMS)
@@ -109,6 +118,8 @@ def _embedded(model: EncoderDecoder, tokens: np.ndarray) -> Any:
 
 @pytest.mark.parametrize("norm_order", ["pre", "post"])
 def test_logits_are_those_of_torch(norm_order: str) -> None:
+    import torch
+
     model = _model(norm_order)
     rng = np.random.default_rng(1)
     source, target = (rng.integers(0, VOCABULARY, (2, length)) for length in (7, 5))

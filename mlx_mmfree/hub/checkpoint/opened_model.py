@@ -123,11 +123,13 @@ class OpenedModel:
 
         The parameters get the dtypes that they will have. They take no memory, as nothing reads them.
         """
+        self.model.eval()
         modules = dict(self.model.named_modules())
         for name, array in parameters(self.model).items():
             if name not in self._kept:
                 path, _, key = name.rpartition(".")
-                dtype = self._dtype or self._skeleton.entries[name].dtype
+                dtype = self._skeleton.entries[name].dtype
+                dtype = self._dtype if self._dtype and dtype in FLOATS else dtype
                 setattr(modules[path], key, array.astype(dtype))
         model: Any = self.model
         if not isinstance(model, TokenModel):

@@ -29,6 +29,7 @@ ONLY_PARSED = (
     "mmfree bench --config ",
     "mmfree bench --host ",
     "mmfree bench train ",
+    "mmfree bench images ",
     "mmfree bench mixers ",
     "mmfree show attention ",
     "mmfree classify --map ",

@@ -19,6 +19,7 @@ from .cross_entropy import cross_entropy as cross_entropy
 from .dense_matmul import AffineForm as AffineForm
 from .dense_matmul import dense_matmul as dense_matmul
 from .depthwise_convolution import depthwise_convolution as depthwise_convolution
+from .exponentials import relative_weights as relative_weights
 from .gated_activation import gated as gated
 from .gated_activation import gated_activation as gated_activation
 from .gated_linear_attention import gated_linear_attention as gated_linear_attention

@@ -1,5 +1,6 @@
 """Multi-head attention (Vaswani et al., arXiv 1706.03762)."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 import mlx.core as mx
@@ -225,8 +226,15 @@ class _MemoryKind(StateKind):
     def __init__(self, own: StateKind):
         self._own = own
 
+    @property
+    def settings(self) -> str:
+        return self._own.settings
+
     def blank(self, batch_size: int, length: int, dtype: mx.Dtype) -> State:
         return self._own.blank(batch_size, length, dtype)
+
+    def is_of_batch(self, state: State, length: int) -> bool:
+        return not isinstance(state, MemoryState) and self._own.is_of_batch(state, length)
 
     def counted(self, state: State) -> tuple[mx.array, ...]:
         return () if isinstance(state, MemoryState) else self._own.counted(state)
@@ -242,3 +250,27 @@ class _MemoryKind(StateKind):
 
     def growing(self, state: State, unread: int | None) -> State:
         return state if isinstance(state, MemoryState) else self._own.growing(state, unread)
+
+    def joined(self, states: Sequence[State]) -> State:
+        if not any(isinstance(state, MemoryState) for state in states):
+            return self._own.joined(states)
+        if not all(isinstance(state, MemoryState) for state in states):
+            raise ValueError(
+                "[MultiHeadAttention] states must all hold a 'memory', or none, to be joined."
+            )
+        most = max(state.keys.shape[2] for state in states)
+        return super().joined([_with_positions(state, most) for state in states])
+
+    def selected(self, state: State, rows: mx.array, length: int) -> State:
+        if isinstance(state, MemoryState):
+            return super().selected(state, rows, length)
+        return self._own.selected(state, rows, length)
+
+
+def _with_positions(state: MemoryState, count: int) -> MemoryState:
+    """The same memory with padding up to so many positions."""
+    missing = [(0, 0), (0, count - state.keys.shape[2])]
+    keys, values = (
+        mx.pad(array, [(0, 0), *missing, (0, 0)]) for array in (state.keys, state.values)
+    )
+    return MemoryState(keys, values, mx.pad(state.valid, missing))

@@ -61,6 +61,9 @@ bfloat rint(bfloat), round(bfloat), floor(bfloat);
 half exp(half);
 bfloat exp(bfloat);
 float exp(float);
+half log(half);
+bfloat log(bfloat);
+float log(float);
 #define INFINITY __builtin_inff()
 bool isnan(half), isnan(bfloat), isnan(float);
 namespace precise {
@@ -72,7 +75,7 @@ enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };
 inline void threadgroup_barrier(mem_flags) { asm volatile("threadgroup_barrier" ::: "memory"); }
 inline void simdgroup_barrier(mem_flags) { asm volatile("simdgroup_barrier" ::: "memory"); }
 half simd_sum(half), simd_max(half);
-float simd_sum(float), simd_max(float);
+float simd_sum(float), simd_max(float), simd_shuffle_xor(float, ushort);
 int simd_sum(int), simd_max(int);
 uint simd_sum(uint), simd_max(uint);
 

@@ -94,6 +94,10 @@ static float simd_max(float value, PLACE) {
   for (uint n = 1; n < 32; n++) largest = __builtin_fmaxf(largest, *(float*)values[n]);
   return largest;
 }
+static float simd_shuffle_xor(float value, uint mask, PLACE) {
+  auto values = machine::exchange(value, "simd_shuffle_xor", line);
+  return *(float*)values[(machine::thread_number() - 1) % 32 ^ mask];
+}
 // A lane holds two neighbours of one row of an 8x8 matrix; Metal does not say which.
 static uint matrix_row() { return (machine::thread_number() - 1) % 32 / 4; }
 static uint matrix_column() { return (machine::thread_number() - 1) % 4 * 2; }
@@ -123,6 +127,7 @@ inline float floor(float x) { return __builtin_floorf(x); }
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float4 fma(float4 a, float4 b, float4 c) { return __builtin_elementwise_fma(a, b, c); }
 inline float exp(float x) { return __builtin_expf(x); }
+inline float log(float x) { return __builtin_logf(x); }
 #define INFINITY __builtin_inff()
 inline bool isnan(float x) { return __builtin_isnan(x); }
 namespace precise {

@@ -1,6 +1,7 @@
 """Where Metal kernels run in the tests: on an Apple GPU where there is one, else in the emulator."""
 
 import functools
+import importlib
 import os
 import sys
 import zlib
@@ -19,8 +20,10 @@ from mlx_mmfree.ops import (
     rms_norm_quantize,
     ternary_matmul,
 )
+from mlx_mmfree.ops.attention import metal_gradient
 from mlx_mmfree.ops.backend import choice, dispatch, kept_results, launch
 from mlx_mmfree.ops.backend.cuda_kernel import CudaKernel
+from mlx_mmfree.ops.backend.gradient_tracing import assume_gradients
 from mlx_mmfree.ops.linear_scan import chunked as scan_chunked
 from tests import graph
 from tests.emulator import emulator
@@ -87,6 +90,13 @@ def as_metal(kernel: CudaKernel) -> Any:
 
 
 @pytest.fixture
+def traced() -> Iterator[None]:
+    """Gradients are traced, as the backend `metal` sees it. Where there is no Metal, MLX cannot tell."""
+    with assume_gradients(True):
+        yield
+
+
+@pytest.fixture
 def chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the backend `chunked` run on a CPU too."""
     monkeypatch.setattr(scan_chunked, "ONLY_ON", None)
@@ -126,11 +136,10 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "metal_unavailable", lambda: None)
     monkeypatch.setattr(dispatch, "native_unavailable", lambda: "it is left out")
     monkeypatch.setattr(launch, "launch", _launch)
-    for operation in (
-        *(bit_linear, gated_rms_norm, linear_scan, mlgru_step, rms_norm_quantize, ternary_matmul),
-    ):
-        name = "scan_kernels" if operation is linear_scan else "metal"
-        module = __import__(f"{operation.__module__}.{name}", fromlist=["kernel_fault"])
+    operations = (bit_linear, gated_rms_norm, mlgru_step, rms_norm_quantize, ternary_matmul)
+    names = [f"{operation.__module__}.metal" for operation in operations]
+    for name in (*names, f"{linear_scan.__module__}.scan_kernels", metal_gradient.__name__):
+        module = importlib.import_module(name)
         monkeypatch.setattr(module, "kernel_fault", lambda *args, **kwargs: None)
     for name in ("rope", "rms_norm"):
         monkeypatch.setattr(mx.fast, name, getattr(graph, name))

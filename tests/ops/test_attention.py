@@ -57,6 +57,13 @@ def test_a_query_that_sees_a_sink_alone_gives_zero() -> None:
     assert not attention(x, x, x, sees_nothing, sinks=mx.zeros((2,))).any().item()
 
 
+@pytest.mark.parametrize("shape", [(4, 5), (1, 2, 3, 5), (2, 1, 3, 5), (1, 1, 1, 3, 5)])
+def test_a_mask_that_does_not_fit_the_scores(shape: tuple[int, ...]) -> None:
+    q, k = mx.ones((1, 2, 3, 8)), mx.ones((1, 2, 5, 8))
+    with pytest.raises(ValueError, match=r"'mask' must broadcast to .*\(1, 1, 3, 5\)"):
+        attention(q, k, k, mx.ones(shape, mx.bool_))
+
+
 @pytest.mark.parametrize("shape", [(3, 5), (1, 3, 3, 5), (1, 2, 3, 4)])
 def test_a_bias_that_does_not_fit_the_scores(shape: tuple[int, ...]) -> None:
     q, k = mx.ones((1, 2, 3, 8)), mx.ones((1, 2, 5, 8))

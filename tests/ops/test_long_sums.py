@@ -4,6 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_mmfree import native
 from mlx_mmfree.ops import (
     cross_entropy,
     log_softmax,
@@ -11,7 +12,10 @@ from mlx_mmfree.ops import (
     long_cumsum,
     long_mean,
     long_sum,
+    rms_norm,
+    use_backend,
 )
+from mlx_mmfree.ops.layer_norm import layer_norm
 
 VOCABULARY = 128_256
 
@@ -87,3 +91,23 @@ def test_the_gradient_of_a_16_bit_loss_is_rounded_once() -> None:
     logits = mx.array([[8.0, 0.0]], mx.bfloat16)
     gradient = mx.grad(lambda x: cross_entropy(x, mx.array([0])).sum())(logits)
     assert gradient[0, 0].item() == pytest.approx(-3.3535e-4, rel=4e-3)
+
+
+@pytest.mark.skipif(native.unavailable() is not None, reason="needs the compiled kernels")
+def test_the_gradient_of_a_norms_weight_is_summed_over_many_rows() -> None:
+    x = 1 + np.abs(numbers(2**18 + 7, 16))
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean(axis=-1, keepdims=True)
+    signs = np.sign(centred)
+    weight, bias = mx.ones(16), mx.zeros(16)
+    with use_backend("native"):
+        of_rms = mx.grad(lambda w: rms_norm(mx.array(x), w, eps=0.0).sum())(weight)
+        of_layer = mx.grad(
+            lambda w, b: (layer_norm(mx.array(x), w, b, eps=0.0) * mx.array(signs)).sum(),
+            argnums=(0, 1),
+        )(weight, bias)
+    roots = [np.sqrt((rows**2).mean(axis=-1, keepdims=True)) for rows in (wide, centred)]
+    assert np.array(of_rms) == pytest.approx((wide / roots[0]).sum(axis=0), rel=2e-7)
+    want = (np.abs(centred) / roots[1]).sum(axis=0)
+    assert np.array(of_layer[0]) == pytest.approx(want, rel=2e-7)
+    assert np.array_equal(np.array(of_layer[1]), signs.sum(axis=0))

@@ -15,12 +15,16 @@ from mlx_mmfree import native, ops
 from mlx_mmfree.errors import BackendError
 from mlx_mmfree.ops import Projection, pack_ternary, use_backend
 from mlx_mmfree.ops.backend import choice
+from mlx_mmfree.ops.backend.gradient_tracing import assume_gradients
+from tests.ops.attention_formula import Sizes, arguments, check, mask_of
 from tests.ops.conftest import STRICT
 from tests.ops.kernel_checks import assert_close
 from tests.tolerances import TOLERANCE
 
 DTYPES = st.sampled_from([mx.float32, mx.float16, mx.bfloat16])
 SEEDS = st.integers(0, 2**32 - 1)
+# rows, key heads, queries, and keys beside as many
+SIZES_OF_ATTENTION = [(1, 2), (1, 2), (1, 70), (1, 40)]
 LAYOUTS = st.sampled_from(["contiguous", "transposed", "reversed", "every second"])
 
 
@@ -328,3 +332,25 @@ def test_steps_are_those_of_the_definition(op: str, backend: str) -> None:
         # the compiled kernel leaves this to the others
         is_packed=st.just(False) if backend == "native" else st.booleans(),
     )
+
+
+@on_every_backend("attention")
+def test_attention_and_its_gradient_are_those_of_the_formula(op: str, backend: str) -> None:
+    def claim(
+        sizes: tuple[int, ...], dims: tuple[int, int], shared: int, mask: str | None, seed: int
+    ) -> None:
+        batch, groups, length, more = sizes
+        form = Sizes(length, length + more, *dims, batch, groups * shared, groups)
+        arrays = arguments(form, key=mx.random.key(seed))
+        check(arrays, mask_of(mask, form), form, backend=backend)
+
+    with assume_gradients(True):
+        hold(
+            backend,
+            claim,
+            sizes=st.tuples(*(st.integers(low, high) for low, high in SIZES_OF_ATTENTION)),
+            dims=st.sampled_from([(64, 64), (8, 8), (33, 16), (1, 100), (128, 3)]),
+            shared=st.integers(1, 3),
+            mask=st.sampled_from([None, "causal", "rows", "keys"]),
+            seed=SEEDS,
+        )

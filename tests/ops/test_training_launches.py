@@ -30,18 +30,18 @@ from tests.tolerances import TOLERANCE, relative_error
 # where all weights are trained, and where adapters of packed matrices are
 COUNTS = {
     "hgrn_bit": (277, 334),
-    "bitnet": (239, 267),
-    "ternary llama": (234, 262),
-    "dense llama": (49, 164),
-    "qwen3": (57, 172),
+    "bitnet": (245, 273),
+    "ternary llama": (240, 268),
+    "dense llama": (55, 170),
+    "qwen3": (63, 178),
 }
 # the same, once MLX has fused them
 LAUNCHES = {
     "hgrn_bit": (160, 215),
-    "bitnet": (137, 168),
-    "ternary llama": (133, 166),
-    "dense llama": (34, 96),
-    "qwen3": (40, 102),
+    "bitnet": (143, 174),
+    "ternary llama": (139, 172),
+    "dense llama": (40, 102),
+    "qwen3": (46, 108),
 }
 
 
@@ -64,7 +64,7 @@ def _operations(model: Decoder, length: int) -> Any:
     return graph.operations(nn.value_and_grad(model, next_token_loss)(model, batch))
 
 
-@pytest.mark.usefixtures("recorded")
+@pytest.mark.usefixtures("recorded", "traced")
 @pytest.mark.parametrize("is_packed", [False, True], ids=["floats", "packed"])
 @pytest.mark.parametrize("name", MODELS)
 def test_operations_of_a_layer(name: str, is_packed: bool) -> None:
@@ -80,7 +80,7 @@ def test_operations_of_a_layer(name: str, is_packed: bool) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="without a C++ compiler nothing is fused")
-@pytest.mark.usefixtures("recorded", "fused")
+@pytest.mark.usefixtures("recorded", "fused", "traced")
 @pytest.mark.parametrize("is_packed", [False, True], ids=["floats", "packed"])
 @pytest.mark.parametrize("name", MODELS)
 def test_launches_of_a_compiled_layer(

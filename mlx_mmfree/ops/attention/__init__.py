@@ -26,7 +26,7 @@ def attention(
         y_{t,h} &= \sum_j \frac{e^{a_{t,j,h}}}{e^{s_h} + \sum_i e^{a_{t,i,h}}}\,v_{j,g(h)}
 
     Without sinks the first term of the denominator is missing, so that the weights are a softmax.
-    Computed in float32, but on a GPU in the dtype of the queries.
+    Computed in float32, but by MLX's kernels of a GPU in the dtype of the queries.
 
     Args:
         queries: `(B, H, L, K)`, any float dtype.
@@ -45,7 +45,7 @@ def attention(
         ValueError: The shapes do not agree, or heads, their dims or keys are missing.
     """
     _check(queries, keys, values)
-    _check_scores(queries, keys, bias, sinks)
+    _check_scores(queries, keys, mask, bias, sinks)
     if queries.size == 0:
         return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
     y: mx.array = dispatch(__name__, queries, keys, values, mask, bias, sinks)
@@ -76,13 +76,19 @@ def _check(queries: mx.array, keys: mx.array, values: mx.array) -> None:
 
 
 def _check_scores(
-    queries: mx.array, keys: mx.array, bias: mx.array | None, sinks: mx.array | None
+    queries: mx.array,
+    keys: mx.array,
+    mask: Mask,
+    bias: mx.array | None,
+    sinks: mx.array | None,
 ) -> None:
     scores = (*queries.shape[:3], keys.shape[2])
-    if bias is not None and (
-        bias.ndim != 4
-        or any(size not in (1, want) for size, want in zip(bias.shape, scores, strict=True))
-    ):
+    seen = (scores[0], 1, *scores[2:])
+    if isinstance(mask, mx.array) and not _broadcasts(mask.shape, seen):
+        raise ValueError(
+            f"[attention] 'mask' must broadcast to (B, 1, L, N) = {seen} but got shape {mask.shape}."
+        )
+    if bias is not None and (bias.ndim != 4 or not _broadcasts(bias.shape, scores)):
         raise ValueError(
             f"[attention] 'bias' must broadcast to (B, H, L, N) = {scores} with four axes of its own "
             f"but got shape {bias.shape}."
@@ -91,3 +97,10 @@ def _check_scores(
         raise ValueError(
             f"[attention] 'sinks' must have shape ({scores[1]},) but got {sinks.shape}."
         )
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    last = to[len(to) - len(shape) :]
+    return len(shape) <= len(to) and all(
+        size in (1, want) for size, want in zip(shape, last, strict=True)
+    )

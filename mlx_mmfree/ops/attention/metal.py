@@ -1,12 +1,30 @@
-"""`attention` by MLX's fused kernels, in the dtype of the arguments.
+"""`attention` on Metal: MLX's fused kernels, and those of `metal_gradient` while gradients are traced.
 
-While gradients are traced, MLX 0.32 computes plain operations on Metal, which it calls faster for
-training. They keep the weights of all keys for each query. On CUDA it has a fused gradient.
+Then MLX 0.32 has no fused kernel, and would keep the weights of all keys for each query. It still
+computes what the own kernels do not take: fewer than 16 queries, heads of more than 128 dims, a bias
+and a mask that is not boolean.
 """
 
 import mlx.core as mx
 
-from . import Mask
+from ..backend import launch
+from ..backend.gradient_tracing import traces_gradients
+from . import Mask, fused, metal_gradient
+
+
+def unsupported(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: Mask,
+    bias: mx.array | None = None,
+    sinks: mx.array | None = None,
+) -> str | None:
+    if not _is_trained(queries, values, mask, bias):
+        return None
+    return launch.not_floats(queries, keys, values, sinks) or metal_gradient.fault(
+        queries, values, mask, sinks
+    )
 
 
 def run(
@@ -17,17 +35,10 @@ def run(
     bias: mx.array | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    dtype, (length, dims), count = queries.dtype, queries.shape[2:], keys.shape[2]
-    if bias is not None:
-        if isinstance(mask, str):
-            mask = mx.arange(count) <= mx.arange(count - length, count)[:, None]
-        bias = bias.astype(dtype)
-        mask = bias if mask is None else mx.where(mask, bias, mx.array(-mx.inf, dtype))
-    return mx.fast.scaled_dot_product_attention(
-        queries,
-        keys.astype(dtype),
-        values.astype(dtype),
-        scale=dims**-0.5,
-        mask=mask,
-        sinks=None if sinks is None else sinks.astype(dtype),
-    )
+    if _is_trained(queries, values, mask, bias):
+        return metal_gradient.run(queries, keys, values, mask, sinks)
+    return fused.run(queries, keys, values, mask, bias, sinks)
+
+
+def _is_trained(queries: mx.array, values: mx.array, mask: Mask, bias: mx.array | None) -> bool:
+    return metal_gradient.takes(queries, values, mask, bias) and traces_gradients()

@@ -31,11 +31,13 @@ class Call(NamedTuple):
 
     Attributes:
         product: What computes a ternary product, as in `choice.NAMES`.
+        is_trained: Whether gradients are traced.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     product: str = choice.DEFAULT
+    is_trained: bool = False
 
 
 def example_calls(rows: Sequence[int]) -> dict[str, Iterator[Call]]:
@@ -94,8 +96,17 @@ def _rotated_heads_calls() -> Iterator[Call]:
 
 def _attention_calls() -> Iterator[Call]:
     for dtype in FLOATS:
-        x = mx.zeros((1, 1, 2, 64), dtype)
+        x = mx.zeros((1, 1, 16, 64), dtype)
         yield Call((x, x, x, "causal"), {})
+        yield Call((x, x, x, "causal"), {}, is_trained=True)
+    x, seen = mx.zeros((1, 1, 16, 64)), mx.ones((16, 16), mx.bool_)
+    for mask, sinks in (
+        (None, None),
+        (seen, None),
+        ("causal", mx.zeros((1,))),
+        (seen, mx.zeros((1,))),
+    ):
+        yield Call((x, x, x, mask), {"sinks": sinks}, is_trained=True)
 
 
 def _attention_step_calls() -> Iterator[Call]:

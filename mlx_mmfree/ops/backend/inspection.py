@@ -18,6 +18,7 @@ from .dispatch import (
     use_any_backend,
 )
 from .example_calls import ROWS, example_calls
+from .gradient_tracing import assume_gradients
 
 _Progress = Callable[[int, int], None]
 
@@ -110,7 +111,7 @@ def operation_reports(
     calls = [(op, call) for op, those in example_calls(rows).items() for call in those]
     found: dict[str, dict[str, str | None]] = {op: {} for op, _ in calls}
     for count, (op, call) in enumerate(calls, start=1):
-        with choice.use(call.product):
+        with choice.use(call.product), assume_gradients(call.is_trained):
             report = backend_report(_package(op), *call.args, **call.kwargs)
         for name, reason in report.items():
             found[op][name] = found[op].get(name) or reason
@@ -136,7 +137,7 @@ def kernel_texts() -> dict[str, str]:
                 continue
             backend = backend_module(_package(op), "metal")
             for call in calls:
-                with choice.use(call.product):
+                with choice.use(call.product), assume_gradients(call.is_trained):
                     # what is checked, the gradient's kernels too, and what would run
                     if "unsupported" in vars(backend):
                         backend.unsupported(*call.args, **call.kwargs)

@@ -8,18 +8,11 @@
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
 #include "runtime/kernels.h"
-#include "runtime/thread_pool.h"
-#include "runtime/workspace.h"
+#include "runtime/row_loops.h"
 
 namespace mmfree {
 
 namespace {
-
-// Values of one piece of work. Fewer are done by the caller alone, because another thread wakes up
-// too late.
-constexpr size_t kPieceValues = 16 << 10;
-// Rows whose gradients of the weight are one sum. They do not depend on the number of threads.
-constexpr size_t kSumRows = 64;
 
 void allocate(Arrays& outputs) {
   for (auto& output : outputs) {
@@ -29,38 +22,19 @@ void allocate(Arrays& outputs) {
 
 void normalize(const NormRows& rows, size_t count) {
   const auto& set = table<RmsNormKernels>(kernels());
-  const size_t own = round_up(2 * rows.dims, 16);
-  auto* scratch = static_cast<float*>(workspace(threads() * own * sizeof(float)));
-  const size_t step = std::max<size_t>(kPieceValues / rows.dims, 1);
-  parallel_region(count, step, threads(), [&](Claims& claims) {
-    for (size_t first, last; claims.next(first, last);) {
-      set.normalize(rows, first, last, scratch + claims.thread() * own);
-    }
+  for_rows(count, rows.dims, 2 * rows.dims, [&](size_t first, size_t last, float* scratch) {
+    set.normalize(rows, first, last, scratch);
   });
 }
 
 void differentiate(const NormGradientRows& rows, size_t count, float* d_weight) {
   const auto& set = table<RmsNormKernels>(kernels());
-  const size_t dims = rows.dims, own = round_up(3 * dims, 16);
-  const size_t sums = (count + kSumRows - 1) / kSumRows;
-  auto* scratch = static_cast<float*>(workspace((threads() * own + sums * dims) * sizeof(float)));
-  float* parts = scratch + threads() * own;
-  const size_t step = std::max<size_t>(kPieceValues / (dims * kSumRows), 1);
-  parallel_region(sums, step, threads(), [&](Claims& claims) {
-    for (size_t sum, last; claims.next(sum, last);) {
-      for (; sum < last; ++sum) {
-        set.differentiate(rows, sum * kSumRows, std::min((sum + 1) * kSumRows, count),
-                          parts + sum * dims, scratch + claims.thread() * own);
-      }
-    }
-  });
-  std::fill_n(d_weight, dims, 0.0f);
-  for (size_t sum = 0; sum < sums; ++sum) {
-    const float* part = parts + sum * dims;
-    for (size_t j = 0; j < dims; ++j) {
-      d_weight[j] += part[j];
-    }
-  }
+  const size_t dims = rows.dims;
+  const float* sums = sum_rows(count, dims, dims, 3 * dims,
+                               [&](size_t first, size_t last, float* part, float* scratch) {
+                                 set.differentiate(rows, first, last, part, scratch);
+                               });
+  std::copy_n(sums, dims, d_weight);
 }
 
 }  // namespace

@@ -83,19 +83,8 @@ def write_safetensors(
         OSError: The file cannot be written.
     """
     groups = list(plan)
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
-    position = 0
-    for spec in (spec for group in groups for spec in group.specs):
-        header[spec.name] = {
-            "dtype": _NAMES[spec.dtype],
-            "shape": list(spec.shape),
-            "data_offsets": [position, position + spec.nbytes],
-        }
-        position += spec.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
     with open(file, "wb") as stream:
-        stream.write(struct.pack("<Q", len(text)) + text)
+        stream.write(file_head((spec for group in groups for spec in group.specs), metadata))
         for group in groups:
             for spec, array in zip(group.specs, group.make(), strict=True):
                 if (array.dtype, array.shape) != (spec.dtype, spec.shape):
@@ -107,6 +96,22 @@ def write_safetensors(
                 if on_bytes is not None:
                     on_bytes(spec.nbytes)
             mx.clear_cache()
+
+
+def file_head(specs: Iterable[TensorSpec], metadata: Mapping[str, str] = METADATA) -> bytes:
+    """What a file begins with; the bytes of its tensors follow, one behind the other."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    position = 0
+    for spec in specs:
+        header[spec.name] = {
+            "dtype": _NAMES[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [position, position + spec.nbytes],
+        }
+        position += spec.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
 
 
 def tensor_bytes(array: mx.array) -> np.ndarray:

@@ -1,21 +1,20 @@
 """Text generation for several prompts at once."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
-import numpy as np
 
 from ..models import Decoder
 from ..platform.units import BYTES_PER_GB
-from .completion import Completion, FinishReason
-from .decode import PREFILL_STEP_SIZE, Decoding, check_max_tokens
-from .known_tokens import with_known_tokens
+from .completion import FinishReason
+from .decode import PREFILL_STEP_SIZE, check_max_tokens
 from .penalties import LogitsProcessor
 from .prompt_ids import Prompt, prompt_tokens
 from .samplers import Sampler, greedy
+from .scheduling import Event, Request, Scheduler
 from .stop import end_tokens
 from .text import rate
 
@@ -28,11 +27,11 @@ class BatchStats:
 
     Attributes:
         prompt_tokens: Tokens of all prompts.
-        prompt_tps: Tokens of the prompts read per second.
-        prompt_time: Seconds until each group of prompts had its first tokens.
+        prompt_tps: Tokens of the prompts read per second of `prompt_time`.
+        prompt_time: Seconds of the steps that read prompts or gave some of them their first tokens.
         generation_tokens: Tokens generated.
-        generation_tps: Tokens generated per second after the first of each prompt.
-        generation_time: Seconds for those.
+        generation_tps: Tokens generated per second in the other steps.
+        generation_time: Seconds of those steps.
         peak_memory: The most memory that MLX has used, in GB.
     """
 
@@ -64,25 +63,6 @@ class BatchResponse:
     stats: BatchStats
 
 
-def left_padded(rows: Sequence[Sequence[int]]) -> tuple[mx.array, mx.array | None]:
-    """Several sequences as one batch, the shorter ones padded on the left.
-
-    Args:
-        rows: The ids of each sequence, checked before and at least one each.
-
-    Returns:
-        Tokens, `int32` `(B, L)`, and booleans `(B, L)` that are `False` where padded; `None` where
-        all are equally long.
-    """
-    length = max(map(len, rows))
-    padding = np.array([length - len(row) for row in rows])
-    tokens = np.zeros((len(rows), length), np.int32)
-    for row, ids, missing in zip(tokens, rows, padding, strict=True):
-        row[missing:] = ids
-    valid = np.arange(length) >= padding[:, None]
-    return mx.array(tokens), mx.array(valid) if padding.any() else None
-
-
 def batch_generate(
     model: Decoder,
     tokenizer: Any,
@@ -99,8 +79,8 @@ def batch_generate(
 ) -> BatchResponse:
     """Continues several prompts, up to `batch_size` of them together.
 
-    Prompts of similar length are read together, padded on the left; a row that is finished leaves
-    the batch.
+    Prompts of similar length are read together, padded on the left. A text that is finished makes room
+    for the next prompt. Each text draws its own random numbers, from a seed of MLX's generator.
 
     Args:
         model: Gives the logits.
@@ -124,63 +104,91 @@ def batch_generate(
         raise ValueError(f"[batch_generate] 'batch_size' must be at least 1 but got {batch_size}.")
     rows = [prompt_tokens(tokenizer, prompt, model.vocab_size) for prompt in prompts]
     end = end_tokens(tokenizer, extra_eos_tokens)
-    completions = [Completion(tokenizer, stop, end, max_tokens) for _ in rows]
-    processors = with_known_tokens(model, tokenizer, processors)
+    scheduler = Scheduler(
+        model, tokenizer, max_rows=batch_size, prefill_step_size=prefill_step_size
+    )
+    # prompts of similar length are read together
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    prompt_time = generation_time = 0.0
-    for first in range(0, len(order), batch_size):
-        group = order[first : first + batch_size]
-        start = perf_counter()
-        tokens, valid = left_padded([rows[index] for index in group])
-        decoding = Decoding(
-            model,
-            tokens,
-            valid=valid,
-            sampler=sampler,
-            processors=processors,
-            prefill_step_size=prefill_step_size,
-        )
-        started = 0.0
-        goes_on = True
-        for _ in _steps(decoding, [completions[index] for index in group]):
-            started = started or perf_counter()
-            done = sum(row.finish_reason is not None for row in completions)
-            goes_on = progress is None or progress(done, len(rows))
-            if not goes_on:
-                break
-        prompt_time += started - start
-        generation_time += perf_counter() - started
-        if not goes_on:
+    texts = [_Text() for _ in rows]
+    by_number = {
+        scheduler.submit(
+            Request(
+                rows[index],
+                max_tokens=max_tokens,
+                sampler=sampler,
+                processors=processors,
+                stop=stop,
+                end=end,
+            )
+        ): texts[index]
+        for index in order
+    }
+    clock = _Clock()
+    while scheduler.has_work:
+        events = clock.step(scheduler)
+        for event in events:
+            by_number[event.request].add(event)
+        done = sum(text.finish_reason is not None for text in texts)
+        if events and progress is not None and not progress(done, len(rows)):
             break
-    begun = [index for index, row in enumerate(completions) if row.tokens]
-    read = sum(len(rows[index]) for index in begun)
-    written = sum(len(row.tokens) for row in completions)
     return BatchResponse(
-        texts=[completion.text for completion in completions],
-        tokens=[completion.tokens for completion in completions],
+        texts=["".join(text.parts) for text in texts],
+        tokens=[text.tokens for text in texts],
         prompt_tokens=[len(row) for row in rows],
-        finish_reasons=[completion.finish_reason for completion in completions],
-        stats=BatchStats(
-            prompt_tokens=read,
-            prompt_tps=rate(read, prompt_time),
-            prompt_time=prompt_time,
-            generation_tokens=written,
-            generation_tps=rate(written - len(begun), generation_time),
-            generation_time=generation_time,
-            peak_memory=mx.get_peak_memory() / BYTES_PER_GB,
+        finish_reasons=[text.finish_reason for text in texts],
+        stats=clock.stats(
+            sum(len(row) for row, text in zip(rows, texts, strict=True) if text.tokens),
+            sum(len(text.tokens) for text in texts),
         ),
     )
 
 
-def _steps(decoding: Decoding, completions: Sequence[Completion]) -> Iterator[None]:
-    """Decodes until every row is finished and yields after each step."""
-    active = list(completions)
-    while active:
-        tokens = decoding.step(is_last=all(row.remaining == 1 for row in active))
-        for row, token in zip(active, tokens, strict=True):
-            row.add(token)
-        going = [n for n, row in enumerate(active) if row.finish_reason is None]
-        if 0 < len(going) < len(active):
-            decoding.keep(going)
-        active = [active[n] for n in going]
-        yield
+class _Text:
+    """One text as it grows."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.tokens: list[int] = []
+        self.finish_reason: FinishReason | None = None
+
+    def add(self, event: Event) -> None:
+        if event.error is not None:
+            raise event.error
+        self.parts.append(event.text)
+        self.tokens.append(cast(int, event.token))
+        self.finish_reason = event.finish_reason
+
+
+class _Clock:
+    """Tells the time that prompts take from that of the texts."""
+
+    def __init__(self) -> None:
+        self._begun: set[int] = set()
+        self._prompt_time = self._generation_time = 0.0
+        self._generated = 0
+
+    def step(self, scheduler: Scheduler) -> list[Event]:
+        """A step of the scheduler, which is timed."""
+        start, read = perf_counter(), scheduler.tokens_read
+        events = scheduler.step()
+        time = perf_counter() - start
+        numbers = {event.request for event in events}
+        if scheduler.tokens_read > read or not numbers <= self._begun:
+            self._prompt_time += time
+        else:
+            self._generation_time += time
+            self._generated += len(events)
+        self._begun |= numbers
+        return events
+
+    def stats(self, read: int, written: int) -> BatchStats:
+        """What was measured, of so many tokens read and written."""
+        return BatchStats(
+            prompt_tokens=read,
+            prompt_tps=rate(read, self._prompt_time),
+            prompt_time=self._prompt_time,
+            generation_tokens=written,
+            generation_tps=rate(self._generated, self._generation_time),
+            generation_time=self._generation_time,
+            peak_memory=mx.get_peak_memory() / BYTES_PER_GB,
+        )

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import mlx.core as mx
-from mlx.utils import tree_map
 
 from ..models import Decoder, check_causal
 from ..models.parts.tokens import token_array
@@ -24,7 +23,6 @@ def prefill(
     model: Decoder,
     tokens: mx.array,
     state: State = None,
-    valid: mx.array | None = None,
     *,
     step_size: int = PREFILL_STEP_SIZE,
     progress: Progress | None = None,
@@ -35,7 +33,6 @@ def prefill(
         model: Reads the tokens.
         tokens: Integers `(B, L)`.
         state: The state before them; `None` is that of an empty text.
-        valid: Booleans `(B, L)`, `False` where padded.
         step_size: Positions a chunk.
         progress: Called before the first chunk and after each.
     """
@@ -47,8 +44,7 @@ def prefill(
     if progress is not None:
         progress(0, length)
     for first in range(0, length, step_size):
-        part = slice(first, first + step_size)
-        _, state = model.hidden(tokens[:, part], state, None if valid is None else valid[:, part])
+        _, state = model.hidden(tokens[:, first : first + step_size], state)
         mx.eval(state)
         mx.clear_cache()
         if progress is not None:
@@ -61,8 +57,7 @@ class Decoding:
 
     Args:
         model: Gives the logits.
-        tokens: The prompts, integers `(B, L)`; the last position is never padding.
-        valid: Booleans `(B, L)`, `False` where padded.
+        tokens: The prompts, integers `(B, L)`.
         state: The state before the prompts.
         sampler: Chooses tokens from logits.
         processors: Change the logits before.
@@ -78,7 +73,6 @@ class Decoding:
         model: Decoder,
         tokens: mx.array,
         *,
-        valid: mx.array | None = None,
         state: State = None,
         sampler: Sampler = greedy,
         processors: Sequence[LogitsProcessor] = (),
@@ -91,15 +85,12 @@ class Decoding:
         self._steps = 0
         self._finite: mx.array
         self._is_on_cpu = mx.default_device() == mx.Device(mx.cpu)
-        before = None if valid is None else valid[:, :-1]
         state = model.init_state(tokens.shape[0]) if state is None else state
-        read = prefill(
-            model, tokens[:, :-1], state, before, step_size=prefill_step_size, progress=progress
-        )
+        read = prefill(model, tokens[:, :-1], state, step_size=prefill_step_size, progress=progress)
         self._reader = Reader(model, read)
         # memory that nothing else holds is written in place
         del read
-        self._seen = [p.start(tokens, valid, model.vocab_size) for p in processors]
+        self._seen = [p.start(tokens, None, model.vocab_size) for p in processors]
         # the dtype that samplers choose in, so that the same graph reads on
         self._tokens = self._queue(tokens[:, -1].astype(mx.uint32))
         self._start()
@@ -122,10 +113,14 @@ class Decoding:
         return chosen
 
     def _start(self) -> None:
+        results = [self._tokens, self._finite, self._seen]
         if self._is_on_cpu:
-            # apart, so that the state can be waited for while the logits are computed
+            # apart, so that the state can be waited for while the logits are computed: whatever is
+            # started together is held until all of it is there
             mx.async_eval(self._reader.arrays)
-        mx.async_eval(self._tokens, self._finite, self._reader.arrays, self._seen)
+            mx.async_eval(results)
+        else:
+            mx.async_eval(results, self._reader.arrays)
 
     def step(self, *, is_last: bool = False) -> list[int]:
         """The next token of each row.
@@ -148,14 +143,8 @@ class Decoding:
         self._steps += 1
         if self._steps % STEPS_PER_CACHE_CLEARING == 0:
             mx.clear_cache()
-        check_finite(cast(bool, finite.item()))
+        check_finite(finite)
         return cast(list[int], tokens.tolist())
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drops all rows of the batch but these."""
-        index = mx.array(list(rows))
-        self._reader.keep(index)
-        self._tokens, self._seen = tree_map(lambda array: array[index], (self._tokens, self._seen))
 
 
 def generate_tokens(

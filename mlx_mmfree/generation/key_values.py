@@ -1,5 +1,6 @@
 """What the attention of a model keeps of a text: how many tokens, in how many bits."""
 
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -83,6 +84,26 @@ def counted(model: Decoder, state: tuple[Any, ...]) -> list[mx.array]:
     ]
 
 
+def is_of_batch(model: Decoder, state: tuple[Any, ...], length: int) -> bool:
+    """Whether a row of `length` tokens would have another state if it had been read alone."""
+    return any(
+        mixer.state_kind.is_of_batch(each, length)
+        for mixer, each in zip(model.token_mixers, state, strict=False)
+    )
+
+
+def can_rewind(model: Decoder, length: int, count: int) -> bool:
+    """Whether the state after `length` tokens can be had from that after `count` more."""
+    pairs = zip(model.token_mixers, blank_state(model, 1, length), strict=True)
+    return all(mixer.state_kind.can_rewind(each, count) for mixer, each in pairs)
+
+
+def rewound_state(model: Decoder, state: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """The state before its last `count` tokens, where `can_rewind` promised it."""
+    pairs = zip(model.token_mixers, state, strict=True)
+    return tuple(mixer.state_kind.rewound(each, count) for mixer, each in pairs)
+
+
 def fixed_state(
     model: Decoder, state: tuple[Any, ...], count: int = 1
 ) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
@@ -113,4 +134,25 @@ def growing_state(
     return tuple(
         mixer.state_kind.growing(new, None if room is None else room - read)
         for mixer, new, room in zip(model.token_mixers, state, rooms, strict=True)
+    )
+
+
+def joined_states(model: Decoder, states: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The rows of several states in the ordinary form, one behind the other."""
+    if len(states) == 1:
+        return states[0]
+    mixers = model.token_mixers
+    return tuple(
+        mixer.state_kind.joined(parts) for mixer, *parts in zip(mixers, *states, strict=True)
+    )
+
+
+def selected_rows(
+    model: Decoder, state: tuple[Any, ...], rows: Sequence[int], length: int
+) -> tuple[Any, ...]:
+    """Some rows of a state in the ordinary form, of which the longest has read `length` tokens."""
+    index = mx.array(list(rows))
+    return tuple(
+        mixer.state_kind.selected(part, index, length)
+        for mixer, part in zip(model.token_mixers, state, strict=True)
     )

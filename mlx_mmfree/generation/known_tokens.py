@@ -1,6 +1,7 @@
 """Keeps out tokens that the tokenizer has no text for."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -9,17 +10,17 @@ from ..models import Decoder
 from .penalties import LogitsProcessor
 
 
+@dataclass(frozen=True)
 class _KnownTokens:
     """Keeps out the rows of an embedding that is larger than the tokenizer's vocabulary."""
 
-    def __init__(self, count: int):
-        self._count = count
+    count: int
 
     def start(self, tokens: mx.array, valid: mx.array | None, vocab_size: int) -> tuple[()]:
         return ()
 
     def __call__(self, logits: mx.array, state: tuple[()]) -> mx.array:
-        return mx.where(mx.arange(logits.shape[-1]) < self._count, logits, -mx.inf)
+        return mx.where(mx.arange(logits.shape[-1]) < self.count, logits, -mx.inf)
 
     def update(self, state: tuple[()], tokens: mx.array) -> tuple[()]:
         return ()

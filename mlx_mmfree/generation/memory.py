@@ -65,7 +65,7 @@ def memory_need(
         model: The architecture; only shapes are looked at, nothing is computed.
         weights_bytes: Size of the weights in memory.
         batch_size: Texts at a time.
-        prefill_step_size: Positions of the prompt read at a time.
+        prefill_step_size: Positions of each prompt read at a time.
         context_length: The longest text, prompt included; what attention keeps grows with it. 0 if it
             is not known.
     """

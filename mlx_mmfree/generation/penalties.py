@@ -5,6 +5,7 @@ step never waits for the host.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -13,7 +14,10 @@ State = Any
 
 
 class LogitsProcessor(Protocol):
-    """Changes the logits of each step, given what was read and written so far."""
+    """Changes the logits of each step, given what was read and written so far.
+
+    Texts whose processors are equal are handled as one batch.
+    """
 
     def start(self, tokens: mx.array, valid: mx.array | None, vocab_size: int) -> State:
         """The state after the prompt: `tokens` `(B, L)`, left-padded where `valid` is `False`."""
@@ -25,6 +29,7 @@ class LogitsProcessor(Protocol):
         """The state after the chosen `tokens` `(B,)`."""
 
 
+@dataclass(frozen=True)
 class RepetitionPenalty:
     r"""Makes the last tokens of prompt and text less likely (Keskar et al., arXiv 1909.05858).
 
@@ -36,19 +41,20 @@ class RepetitionPenalty:
         context_size: How many of the last tokens count.
     """
 
-    def __init__(self, penalty: float, context_size: int = 20):
-        if not 0 < penalty < math.inf:
+    penalty: float
+    context_size: int = 20
+
+    def __post_init__(self) -> None:
+        if not 0 < self.penalty < math.inf:
             raise ValueError(
                 "[RepetitionPenalty] 'repetition_penalty' must be positive and finite but got "
-                f"{penalty}."
+                f"{self.penalty}."
             )
-        if context_size < 1:
+        if self.context_size < 1:
             raise ValueError(
                 f"[RepetitionPenalty] 'repetition_context_size' must be at least 1 but got "
-                f"{context_size}."
+                f"{self.context_size}."
             )
-        self.penalty = penalty
-        self.context_size = context_size
 
     def start(self, tokens: mx.array, valid: mx.array | None, vocab_size: int) -> mx.array:
         # Empty places repeat the last token: it counts anyway, and no longer than they stay.
@@ -68,6 +74,7 @@ class RepetitionPenalty:
         return mx.concatenate([state[:, 1:], tokens[:, None].astype(state.dtype)], axis=1)
 
 
+@dataclass(frozen=True)
 class CountPenalty:
     r"""Makes tokens less likely that were already written, the prompt not counted.
 
@@ -81,12 +88,14 @@ class CountPenalty:
         frequency: The penalty :math:`f`, for each time.
     """
 
-    def __init__(self, presence: float = 0.0, frequency: float = 0.0):
-        for name, value in (("presence_penalty", presence), ("frequency_penalty", frequency)):
+    presence: float = 0.0
+    frequency: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("presence", "frequency"):
+            value = getattr(self, name)
             if not math.isfinite(value):
-                raise ValueError(f"[CountPenalty] '{name}' must be finite but got {value}.")
-        self.presence = presence
-        self.frequency = frequency
+                raise ValueError(f"[CountPenalty] '{name}_penalty' must be finite but got {value}.")
 
     def start(self, tokens: mx.array, valid: mx.array | None, vocab_size: int) -> mx.array:
         return mx.zeros((tokens.shape[0], vocab_size))

@@ -4,7 +4,6 @@ A file is safetensors: the token ids under `tokens`, each array of the state und
 place in the tree, and metadata that say which model made it.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map, tree_reduce
+from mlx.utils import tree_map, tree_reduce
 
 from ..errors import CheckpointError
 from ..files.json_reader import parse_json
@@ -25,13 +24,14 @@ from ..hub.checkpoint.save import write_tensors
 from ..models import Decoder
 from ..models.parts.tokens import check_tokens, token_array
 from .decode import PREFILL_STEP_SIZE, Progress, prefill
-from .key_values import blank_state, counted
+from .fingerprint import fingerprint
+from .key_values import blank_state
+from .trimmed_state import arrays_by_place, trimmed_state
 
 FORMAT_VERSION = "1"
 
 _FORMAT, _MODEL, _SETTINGS = "mmfree_prompt_cache", "mmfree_model", "mmfree_key_values"
 _TOKENS, _STATE = "tokens", "state."
-_WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
 Settings = Mapping[str, int | None]
 
@@ -109,7 +109,7 @@ def save_prompt_cache(
     file = expanded(path)
     cache = _trimmed(model, cache)
     arrays = {_TOKENS: mx.array(cache.tokens, mx.int32)}
-    arrays |= {_STATE + place: array for place, array in _arrays(cache.state).items()}
+    arrays |= {_STATE + place: array for place, array in arrays_by_place(cache.state).items()}
     metadata = {
         _FORMAT: FORMAT_VERSION,
         _MODEL: fingerprint(model),
@@ -160,7 +160,7 @@ def load_prompt_cache(path: str | os.PathLike[str], model: Decoder) -> PromptCac
         )
     tokens = _read_tokens(file, entries, model)
     blank = blank_state(model, 1, len(tokens))
-    expected = _arrays(blank)
+    expected = arrays_by_place(blank)
     _check_entries(file, entries, expected)
     arrays = dict(read_tensors(file, entries.values()))
     for place, array in expected.items():
@@ -176,55 +176,16 @@ def load_prompt_cache(path: str | os.PathLike[str], model: Decoder) -> PromptCac
         raise _problem(file, "has positions that its tokens do not have") from error
 
 
-def fingerprint(model: Decoder) -> str:
-    """A digest of the architecture and of all weights; every bit is looked at.
-
-    It tells models apart that differ by accident or training, not by intent.
-    """
-    parameters = sorted(_arrays(model.parameters()).items(), key=lambda item: item[0])
-    words = [array.reshape(-1).view(_WORDS[array.dtype.size]) for _, array in parameters]
-    sums = cast(list[int], mx.stack([word.sum().astype(mx.uint32) for word in words]).tolist())
-    config: dict[str, Any] = getattr(model.config, "to_hub", dict)()
-    described = [
-        [name, list(array.shape), str(array.dtype), total]
-        for (name, array), total in zip(parameters, sums, strict=True)
-    ]
-    content = json.dumps([config, described], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()
-
-
 def _trimmed(model: Decoder, cache: PromptCache) -> PromptCache:
     """The cache without the room behind its tokens, checked."""
     check_tokens(cache.tokens, model.vocab_size)
-    blank = blank_state(model, 1, len(cache.tokens))
-    found, expected = _arrays(cache.state), _arrays(blank)
-    is_same = found.keys() == expected.keys() and all(
-        found[place].dtype == array.dtype
-        and found[place].ndim == array.ndim
-        and all(have >= want for have, want in zip(found[place].shape, array.shape, strict=True))
-        for place, array in expected.items()
-    )
-    if is_same:
-        state = tree_map(lambda array, want: array[_slices(want)], cache.state, blank)
-        is_same = all(
-            mx.array_equal(array, want).item()
-            for array, want in zip(counted(model, state), counted(model, blank), strict=True)
-        )
-    if not is_same:
+    state = trimmed_state(model, cache.state, len(cache.tokens))
+    if state is None:
         raise ValueError(
             f"[prompt cache] 'cache' must hold the state that the model has after its "
             f"{len(cache.tokens)} tokens, read alone and without padding, but holds another."
         )
     return PromptCache(cache.tokens, state)
-
-
-def _arrays(tree: Any) -> dict[str, mx.array]:
-    """Every array by its place in the tree."""
-    return cast(dict[str, mx.array], dict(tree_flatten(tree)))
-
-
-def _slices(want: mx.array) -> tuple[slice, ...]:
-    return tuple(slice(size) for size in want.shape)
 
 
 def _header(

@@ -1,10 +1,11 @@
 """A model in the middle of a text: it reads the next tokens through one compiled graph."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten
 
 from ..models import Decoder
 from ..ops.backend.compilation import can_compile, compiled
@@ -12,6 +13,10 @@ from .finite import are_finite
 from .key_values import fixed_state, growing_state
 
 State = Any
+Shapes = tuple[tuple[int, ...], ...]
+Step = Callable[..., Any]
+
+_MOST_SHAPES = 4
 
 
 class Reader:
@@ -32,6 +37,8 @@ class Reader:
         self._model = model
         self._block_arguments = model.block_arguments()
         mx.eval(self._block_arguments)
+        self._can_compile = can_compile()
+        self._steps: dict[Shapes, Step] = {}
         self._prepare(state, 1)
 
     @property
@@ -43,11 +50,24 @@ class Reader:
         self._size = 0
         self._rooms: tuple[int | None, ...] = ()
         self.arrays = state
-        if can_compile():
+        if self._can_compile:
             self.arrays, self._rooms = fixed_state(self._model, state, count)
         self._room = min((room for room in self._rooms if room is not None), default=None)
-        step = partial(self._run, self._model, self._block_arguments)
-        self._step = compiled(step) if self._rooms else step
+        self._step = self._step_for(
+            tuple(array.shape[1:] for _, array in cast(Any, tree_flatten(self.arrays)))
+        )
+
+    def _step_for(self, shapes: Shapes) -> Step:
+        """What reads tokens into a state of these shapes; it builds a graph for each number of rows."""
+        step = self._steps.pop(shapes, None)
+        if step is None:
+            step = partial(self._run, self._model, self._block_arguments)
+            step = compiled(step) if self._rooms else step
+        self._steps[shapes] = step
+        if len(self._steps) > _MOST_SHAPES:
+            # graphs of the shapes that were used longest ago
+            del self._steps[next(iter(self._steps))]
+        return step
 
     def _make_room(self, count: int) -> None:
         """Lets the state take so many more tokens in the form that it has."""
@@ -66,13 +86,18 @@ class Reader:
         """Reads tokens `(B,)`.
 
         Returns:
-            The logits after them, float32 `(B, V)`, and whether all are finite, yet to be computed.
+            The logits after them, float32 `(B, V)`, and which rows are finite, `(B,)`, both yet to be
+            computed.
         """
         self._make_room(1)
         logits, finite, self.arrays = self._step(tokens, self.arrays)
         self._size += 1
         return logits, finite
 
-    def keep(self, rows: mx.array) -> None:
-        """Drops all rows of the batch but these."""
-        self.arrays = tree_map(lambda array: array[rows], self.arrays)
+    def go_on(self, state: State) -> None:
+        """Goes on with other rows; the graphs for numbers of rows are kept.
+
+        Args:
+            state: That of the rows, in the ordinary form.
+        """
+        self._prepare(state, 1)

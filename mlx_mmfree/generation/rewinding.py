@@ -42,7 +42,7 @@ class RewindingReader(Reader):
         """Reads tokens `(1, L)`.
 
         Returns:
-            The logits after each, float32 `(L, V)`, and whether all are finite, yet to be computed.
+            The logits after each, float32 `(L, V)`, and which are finite, `(L,)`, yet to be computed.
         """
         length = tokens.shape[1]
         if not self._unsettled:

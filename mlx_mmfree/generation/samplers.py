@@ -1,13 +1,16 @@
 """Samplers: functions from logits `(B, V)` to the chosen tokens `(B,)`.
 
-Random choices use MLX's global generator: `mx.random.seed` makes them repeatable.
+Random choices use MLX's global generator: `mx.random.seed` makes them repeatable. A `Draw` can also
+take its random numbers from a caller who gives each row its own.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
+from ..ops import long_cumsum, relative_weights
 from . import filters
 
 Sampler = Callable[[mx.array], mx.array]
@@ -18,29 +21,47 @@ def greedy(logits: mx.array) -> mx.array:
     return mx.argmax(logits, axis=-1)
 
 
+@dataclass(frozen=True)
 class Draw:
     """Draws a token from `softmax(filtered logits / temp)`.
 
-    Args:
+    Attributes:
         temp: Below 1 sharpens the distribution, above 1 flattens it. Positive.
         steps: Filters, applied in order before.
     """
 
-    def __init__(self, temp: float, steps: Sequence[filters.Filter] = ()):
-        if not 0 < temp < math.inf:
-            raise ValueError(f"[temperature] 'temp' must be positive and finite but got {temp}.")
-        self.temp = temp
-        self.steps = tuple(steps)
+    temp: float
+    steps: tuple[filters.Filter, ...] = ()
 
-    def scores(self, logits: mx.array) -> mx.array:
-        """Logarithms of the probabilities, up to a constant of each row."""
+    def __post_init__(self) -> None:
+        if not 0 < self.temp < math.inf:
+            raise ValueError(
+                f"[temperature] 'temp' must be positive and finite but got {self.temp}."
+            )
+
+    def scores(self, logits: mx.array, chance: mx.array | None = None) -> mx.array:
+        """Logarithms of the probabilities, up to a constant of each row.
+
+        Args:
+            logits: Those of the model, `(B, V)`.
+            chance: Uniform numbers `(B, 1)` for a filter that draws; `None`: MLX's generator gives them.
+        """
         for keep in self.steps:
-            logits = keep(logits)
+            logits = keep(logits, chance) if isinstance(keep, filters.XTC) else keep(logits)
         # The largest logit becomes 0, so that a tiny temperature does not overflow.
         return (logits - mx.max(logits, axis=-1, keepdims=True)) / self.temp
 
     def __call__(self, logits: mx.array) -> mx.array:
         return mx.random.categorical(self.scores(logits))
+
+    def at(self, logits: mx.array, chances: mx.array) -> mx.array:
+        """The tokens that uniform numbers below 1 point to, `(B, 2)`, two for each row.
+
+        The second one is looked up among the sums of the probabilities; the first is for the filters.
+        """
+        sums = long_cumsum(relative_weights(self.scores(logits, chances[:, :1])))
+        # a number below 1 is below the whole sum
+        return mx.sum(sums <= chances[:, 1:] * sums[:, -1:], axis=-1)
 
 
 def temperature(value: float) -> Sampler:
@@ -55,7 +76,7 @@ def temperature(value: float) -> Sampler:
 def chain(steps: Sequence[filters.Filter], sampler: Sampler) -> Sampler:
     """A sampler that applies the filters in order and then chooses."""
     if isinstance(sampler, Draw):
-        return Draw(sampler.temp, [*steps, *sampler.steps])
+        return Draw(sampler.temp, (*steps, *sampler.steps))
 
     def sample(logits: mx.array) -> mx.array:
         for keep in steps:
@@ -98,13 +119,13 @@ def make_sampler(
         raise ValueError(f"[make_sampler] 'temp' must be a finite number from 0 but got {temp}.")
     used: list[filters.Filter] = []
     if top_p != 1:
-        used.append(filters.top_p(top_p))
-    likely_enough = filters.min_p(min_p, min_tokens_to_keep)
+        used.append(filters.TopP(top_p))
+    likely_enough = filters.MinP(min_p, min_tokens_to_keep)
     if min_p:
         used.append(likely_enough)
-    surprise = filters.xtc(xtc_probability, xtc_threshold, xtc_special_tokens)
+    surprise = filters.XTC(xtc_probability, xtc_threshold, tuple(xtc_special_tokens))
     if xtc_probability:
         used.append(surprise)
     if top_k:
-        used.append(filters.top_k(top_k))
+        used.append(filters.TopK(top_k))
     return chain(used, temperature(temp)) if temp else greedy

@@ -59,7 +59,8 @@ class SpeculativeDecoding:
         draft_model: Proposes tokens; has the same vocabulary.
         tokens: The prompt, integers `(1, L)`.
         num_draft_tokens: How many tokens are proposed at a time.
-        state: What the model has read before the prompt. The draft model has not.
+        state: What the model has read before the prompt.
+        draft_state: What the draft model has read before it; `None`: nothing.
         sampler: Chooses tokens from logits, of both models.
         processors: Change the logits before, of both models.
         prefill_step_size: Positions of the prompt read at a time.
@@ -77,6 +78,7 @@ class SpeculativeDecoding:
         *,
         num_draft_tokens: int = NUM_DRAFT_TOKENS,
         state: Any = None,
+        draft_state: Any = None,
         sampler: Sampler = greedy,
         processors: Sequence[LogitsProcessor] = (),
         prefill_step_size: int = PREFILL_STEP_SIZE,
@@ -95,7 +97,7 @@ class SpeculativeDecoding:
             RewindingReader(reader, prefill(reader, tokens[:, :-1], before, **options), self._count)
             for reader, before in (
                 (model, model.init_state(1) if state is None else state),
-                (draft_model, draft_model.init_state(1)),
+                (draft_model, draft_model.init_state(1) if draft_state is None else draft_state),
             )
         )
         self._last = int(tokens[0, -1])
@@ -105,6 +107,16 @@ class SpeculativeDecoding:
         self._ready: deque[tuple[int, bool]] = deque()
         self.stats = DraftStats()
         self.from_draft = False
+
+    @property
+    def num_ready(self) -> int:
+        """How many tokens the next steps give without a computation."""
+        return len(self._ready)
+
+    @property
+    def state(self) -> Any:
+        """What the model has read, in the ordinary form; once none is ready, all tokens but the last."""
+        return self._target.state
 
     def step(self, *, is_last: bool = False) -> list[int]:
         """The next token, as a batch of one.
@@ -130,7 +142,7 @@ class SpeculativeDecoding:
         else:
             kept, new = accept_chosen(self._sampler(logits), drafts)
         numbers = cast(list[int], mx.concatenate([kept, new, *drafts]).tolist())
-        check_finite(cast(bool, finite.item()))
+        check_finite(finite)
         accepted, self._last, proposed = numbers[0], numbers[1], numbers[2:]
         self._target.take_back(count - accepted)
         self._settle_draft(accepted, proposed)

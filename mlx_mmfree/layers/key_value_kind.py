@@ -1,9 +1,11 @@
 """What can be done with the keys and values of attention."""
 
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import mlx.core as mx
 
+from ..ops.slots import slots_after
 from .attention_options import KeyValueCache
 from .key_value_state import FixedKeyValueState, KeyValueState
 from .state_kind import StateKind
@@ -40,6 +42,10 @@ class KeyValueKind(StateKind):
         self._takes_steps = takes_steps
         self._is_exact = is_exact
 
+    @property
+    def settings(self) -> str:
+        return repr(self._cache)
+
     def empty(self, batch_size: int, dtype: mx.Dtype) -> KeyValueState:
         """The state before the first token."""
         state = KeyValueState.empty(batch_size, self._num_heads, *self._dims, dtype)
@@ -59,10 +65,19 @@ class KeyValueKind(StateKind):
 
     def blank(self, batch_size: int, length: int, dtype: mx.Dtype) -> KeyValueState:
         state = self.empty(batch_size, dtype)
-        exact = self._cache.exact_slots
-        if exact is not None and length > exact:
+        if self._quantizes(length):
             state = self.quantized(state)
         return state.blank(length, self._cache.window, self._cache.sinks)
+
+    def is_of_batch(self, state: AnyKeyValueState, length: int) -> bool:
+        """As `StateKind` has it: a longer row beside this one has made it quantised."""
+        is_quantized = isinstance(state, KeyValueState) and state.is_quantized
+        return is_quantized and not self._quantizes(length)
+
+    def _quantizes(self, length: int) -> bool:
+        """Whether the state after `length` tokens of one row is quantised."""
+        exact = self._cache.exact_slots
+        return exact is not None and length > exact
 
     def counted(self, state: AnyKeyValueState) -> tuple[mx.array, ...]:
         return (state.positions,)
@@ -96,3 +111,14 @@ class KeyValueKind(StateKind):
 
     def growing(self, state: FixedKeyValueState, unread: int | None) -> KeyValueState:
         return KeyValueState(*state).without_slots(unread or 0)
+
+    def joined(self, states: Sequence[KeyValueState]) -> KeyValueState:
+        """As `StateKind` has it; where one is quantised, the others become so."""
+        if any(state.is_quantized for state in states):
+            states = [self.quantized(state) for state in states]
+        used, room = max(state.used for state in states), max(state.room for state in states)
+        return KeyValueState.joined([state.widened(used, room) for state in states])
+
+    def selected(self, state: KeyValueState, rows: mx.array, length: int) -> KeyValueState:
+        slots = slots_after(0, length, self._cache.window, self._cache.sinks)
+        return state.narrowed(slots).selected(rows)

@@ -1,6 +1,6 @@
 """The keys and values that attention carries, in buffers that grow in steps or rotate."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -90,6 +90,27 @@ class KeyValueState(NamedTuple):
     def without_slots(self, count: int) -> "KeyValueState":
         """The state in which the last `count` slots are free, since no row has a token there."""
         return self._replace(positions=self.positions[:, : self.used - count])
+
+    @classmethod
+    def joined(cls, states: Sequence["KeyValueState"]) -> "KeyValueState":
+        """The rows of several states of the same sizes, one behind the other."""
+        return cls(*tree_map(lambda *arrays: mx.concatenate(list(arrays)), *states))
+
+    def widened(self, used: int, room: int) -> "KeyValueState":
+        """The state with so many slots in use and so many in all, of which the new ones are empty."""
+        keys, values = padded((self.keys, self.values), room - self.room)
+        missing = [(0, 0), (0, used - self.used)]
+        return KeyValueState(keys, values, mx.pad(self.positions, missing, constant_values=-1))
+
+    def narrowed(self, slots: int) -> "KeyValueState":
+        """The first so many slots in use, and room up to the next step; no row holds a token behind."""
+        room = min(self.room, -(-slots // GROWTH_STEP) * GROWTH_STEP)
+        keys, values = each(lambda buffer: buffer[:, :, :room], (self.keys, self.values))
+        return KeyValueState(keys, values, self.positions[:, :slots])
+
+    def selected(self, rows: mx.array) -> "KeyValueState":
+        """Some rows, in the order given, integers `(N,)`."""
+        return KeyValueState(*each(lambda array: array[rows], tuple(self)))
 
     def blank(self, length: int, window: int | None = None, sinks: int = 0) -> "KeyValueState":
         """What this empty state becomes after `length` tokens, without room, keys and values zero."""

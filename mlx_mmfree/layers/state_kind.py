@@ -1,9 +1,10 @@
 """What can be done with the states of a mixer, beside reading on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from mlx.utils import tree_map
 
 State = Any
 """A tree of arrays, each with the batch on axis 0; `()` where a mixer carries nothing."""
@@ -34,12 +35,21 @@ class StateKind:
         self._init_state = init_state
         self._is_fixed = is_fixed
 
+    @property
+    def settings(self) -> str:
+        """What of the mixer's arguments its states depend on, beside their shapes and its weights."""
+        return ""
+
     def blank(self, batch_size: int, length: int, dtype: mx.Dtype) -> State:
         """A state of the shapes and dtypes that `length` tokens leave, unpadded.
 
         What `counted` finds in it is what the tokens would leave; the rest is zeros.
         """
         return self._init_state(batch_size, dtype)
+
+    def is_of_batch(self, state: State, length: int) -> bool:
+        """Whether a row of `length` tokens would have another state if it had been read alone."""
+        return False
 
     def counted(self, state: State) -> tuple[mx.array, ...]:
         """The arrays of a state that depend on the number of tokens alone."""
@@ -69,3 +79,21 @@ class StateKind:
     def growing(self, state: State, unread: int | None) -> State:
         """The ordinary form of a `fixed` state after `unread` tokens fewer than it had room for."""
         return state
+
+    def joined(self, states: Sequence[State]) -> State:
+        """The rows of several states, one behind the other; each goes on as it would alone.
+
+        Args:
+            states: In the ordinary form, one at least. Their rows may have read different texts.
+        """
+        return tree_map(lambda *arrays: mx.concatenate(list(arrays)), *states)
+
+    def selected(self, state: State, rows: mx.array, length: int) -> State:
+        """Some rows of a state, in the order given.
+
+        Args:
+            state: In the ordinary form.
+            rows: Numbers of rows, integers `(N,)`; one may be named several times.
+            length: How many tokens the longest of these rows has read.
+        """
+        return tree_map(lambda array: array[rows], state)

@@ -36,3 +36,9 @@ def keep_freed_memory() -> bool:
         (_M_TOP_PAD, _GROWTH_BYTES),
     )
     return all([bool(mallopt(name, value)) for name, value in settings])
+
+
+def return_freed_memory() -> None:
+    """Gives the kernel what was freed, so that resident memory is what is in use; only with glibc."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)

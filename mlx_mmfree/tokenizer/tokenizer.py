@@ -162,6 +162,23 @@ class Tokenizer:
         """
         return self._vocabulary.piece(checked_id(self._vocabulary, token_id))
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token adds to a text that it does not begin.
+
+        Raises:
+            ValueError: The vocabulary has no such token.
+        """
+        number = checked_id(self._vocabulary, token_id)
+        return self._vocabulary.token_bytes(number, at_start=False)
+
+    def chat_template_source(self, *, tools: bool = False) -> str:
+        """The Jinja source of the chat template, or of the one for tools if there are two.
+
+        Raises:
+            CheckpointError: There is no template.
+        """
+        return self._chat_template(tools).source
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

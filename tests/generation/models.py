@@ -44,6 +44,13 @@ def attention(seed: int, dtype: mx.Dtype = mx.float32, **settings: Any) -> Decod
     return with_key_values(model, **settings)
 
 
+def hybrid(seed: int) -> Decoder:
+    """Blocks whose states are shortened between blocks whose states are kept."""
+    model, other = attention(seed), recurrent(seed)
+    model.blocks = [model.blocks[0], other.blocks[0], model.blocks[1]]
+    return model
+
+
 SETTINGS: dict[str, dict[str, int]] = {
     "attention": {},
     "window": {"max_kv_size": 9},

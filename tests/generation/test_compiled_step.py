@@ -15,12 +15,14 @@ from mlx_mmfree.generation import (
     load_prompt_cache,
     save_prompt_cache,
 )
+from mlx_mmfree.generation.scheduling import Request, Scheduler
 from mlx_mmfree.generation.speculative import SpeculativeDecoding
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.layers import key_value_state
 from mlx_mmfree.models import Decoder, hgrn_bit, llama
 from mlx_mmfree.ops.backend.compilation import can_compile, compiled
-from tests.generation.models import MODELS
+from tests.generation.models import MODELS, VOCABULARY
+from tests.generation.scheduling.running import Characters, run
 
 PROMPT = [3, 1, 4, 1, 5]
 FIXED = ["recurrent", "attention"]
@@ -100,6 +102,16 @@ def test_a_batch_once_for_each_number_of_rows(
     texts = batch_generate(model, tokenizer, prompts, max_tokens=12, extra_eos_tokens=[end]).tokens
     assert sorted(map(len, texts))[1:] == [12, 12] and min(map(len, texts)) < 12
     assert built == [(3, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_rows_that_come_and_go_once_for_each_number(
+    name: str, built: list[tuple[int, ...]]
+) -> None:
+    scheduler = Scheduler(MODELS[name](1), Characters(VOCABULARY), max_rows=3)
+    for n in range(20):
+        run(scheduler, [Request([n, 1, 2], max_tokens=n % 7 + 2)] * (n % 5))
+    assert sorted(built) == [(1, 1), (2, 1), (3, 1)]
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "attention"])

@@ -124,17 +124,6 @@ def test_cache_is_cleared_regularly(model: Decoder, monkeypatch: pytest.MonkeyPa
     assert len(cleared) == 2
 
 
-def test_rows_can_be_dropped(model: Decoder) -> None:
-    tokens = mx.array([PROMPT, PROMPT[::-1], [8] * len(PROMPT)])
-    decoding = Decoding(model, tokens)
-    first = decoding.step()
-    decoding.keep([2, 0])
-    rows = [decoding.step() for _ in range(5)]
-    for column, prompt in enumerate(([8] * len(PROMPT), PROMPT)):
-        expected = repeated_forward(model, prompt, 6)
-        assert [first[2 - 2 * column], *(row[column] for row in rows)] == expected
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

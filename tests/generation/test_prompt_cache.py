@@ -20,7 +20,8 @@ from mlx_mmfree.generation import (
     save_prompt_cache,
     with_key_values,
 )
-from mlx_mmfree.generation.prompt_cache import fingerprint, read_settings
+from mlx_mmfree.generation.fingerprint import fingerprint
+from mlx_mmfree.generation.prompt_cache import read_settings
 from mlx_mmfree.models import Decoder
 from tests.generation.models import MODELS, SETTINGS, VOCABULARY, attention, recurrent
 
@@ -126,6 +127,7 @@ def test_states_of_other_texts_are_not_saved(build: Any, file: Path) -> None:
     model = build(1)
     batch = prefill(model, mx.array([PROMPT, PROMPT]))
     wrong = [
+        PromptCache(PROMPT, batch),
         PromptCache(PROMPT, model.init_state(1)[:1]),
         PromptCache(
             PROMPT,

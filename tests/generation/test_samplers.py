@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from mlx_mmfree.generation import filters
-from mlx_mmfree.generation.samplers import chain, greedy, make_sampler, temperature
+from mlx_mmfree.generation.samplers import Draw, chain, greedy, make_sampler, temperature
 
 LOGITS = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32) * 2
 DRAWS = 20_000
@@ -49,21 +50,21 @@ def test_greedy_takes_the_largest() -> None:
 
 @pytest.mark.parametrize("mass", [1e-6, 0.3, 0.77, 0.95, 0.999])
 def test_top_p(mass: float) -> None:
-    np.testing.assert_array_equal(kept(filters.top_p(mass)), top_p_set(LOGITS, mass))
+    np.testing.assert_array_equal(kept(filters.TopP(mass)), top_p_set(LOGITS, mass))
 
 
 def test_top_p_stops_where_the_mass_is_reached_exactly() -> None:
     logits = np.log(np.array([[0.25, 0.5, 0.25]], np.float32))
-    assert kept(filters.top_p(0.5), logits).tolist() == [[False, True, False]]
+    assert kept(filters.TopP(0.5), logits).tolist() == [[False, True, False]]
 
 
 @pytest.mark.parametrize("count", [1, 7, 49, 50, 51])
 def test_top_k(count: int) -> None:
-    np.testing.assert_array_equal(kept(filters.top_k(count)), ranks(LOGITS) < count)
+    np.testing.assert_array_equal(kept(filters.TopK(count)), ranks(LOGITS) < count)
 
 
 def test_top_k_keeps_as_many_of_equal_logits() -> None:
-    assert kept(filters.top_k(3), np.ones((2, 8), np.float32)).sum(-1).tolist() == [3, 3]
+    assert kept(filters.TopK(3), np.ones((2, 8), np.float32)).sum(-1).tolist() == [3, 3]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 1.0])
@@ -73,28 +74,28 @@ def test_min_p(share: float, least: int) -> None:
     expected = (probabilities >= share * probabilities.max(-1, keepdims=True) * (1 - 1e-6)) | (
         ranks(LOGITS) < least
     )
-    np.testing.assert_array_equal(kept(filters.min_p(share, least)), expected)
+    np.testing.assert_array_equal(kept(filters.MinP(share, least)), expected)
 
 
 def test_xtc_keeps_only_the_least_of_the_likely_tokens() -> None:
     probabilities = np.array([[0.4, 0.3, 0.2, 0.07, 0.03], [0.9, 0.04, 0.03, 0.02, 0.01]])
     logits = np.log(probabilities).astype(np.float32)
     expected = [[False, False, True, True, True], [True] * 5]
-    assert kept(filters.xtc(1.0, 0.1), logits).tolist() == expected
-    assert kept(filters.xtc(0.0, 0.1), logits).all()
-    assert kept(filters.xtc(1.0, 0.1, exempt=[1]), logits).tolist()[0] == [False] + [True] * 4
+    assert kept(filters.XTC(1.0, 0.1), logits).tolist() == expected
+    assert kept(filters.XTC(0.0, 0.1), logits).all()
+    assert kept(filters.XTC(1.0, 0.1, exempt=(1,)), logits).tolist()[0] == [False] + [True] * 4
 
 
 def test_xtc_of_mapped_rows() -> None:
     logits = mx.log(mx.array([[0.4, 0.3, 0.2, 0.07, 0.03], [0.2, 0.3, 0.4, 0.07, 0.03]]))
-    keep = filters.xtc(1.0, 0.1, exempt=[1])
+    keep = filters.XTC(1.0, 0.1, exempt=(1,))
     assert mx.array_equal(mx.vmap(keep)(logits), keep(logits))
 
 
 def test_xtc_filters_as_often_as_asked() -> None:
     mx.random.seed(2)
     logits = np.tile(np.log(np.array([[0.6, 0.4]], np.float32)), (DRAWS, 1))
-    share = (~kept(filters.xtc(0.25, 0.1), logits)[:, 0]).mean()
+    share = (~kept(filters.XTC(0.25, 0.1), logits)[:, 0]).mean()
     assert abs(share - 0.25) < 4 * math.sqrt(0.25 * 0.75 / DRAWS)
 
 
@@ -172,3 +173,24 @@ def test_values_out_of_bounds_are_refused(options: dict[str, float], message: st
     make: Callable[..., object] = make_sampler
     with pytest.raises(ValueError, match=message):
         make(**options)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.8}, {"top_k": 3}])
+def test_uniform_numbers_point_to_tokens_in_proportion(options: dict[str, Any]) -> None:
+    logits, count = mx.array([[0.0, 2.0, 1.0, -3.0, 1.5]]), 2000
+    sampler = make_sampler(temp=0.9, **options)
+    assert isinstance(sampler, Draw)
+    numbers = (mx.arange(count)[:, None] + 0.5) / count
+    chances = mx.concatenate([numbers, numbers], axis=1)
+    got = np.bincount(np.array(sampler.at(mx.repeat(logits, count, axis=0), chances)), minlength=5)
+    want = np.array(mx.softmax(sampler.scores(logits)[0]))
+    np.testing.assert_allclose(got / count, want, atol=1 / count)
+
+
+def test_no_number_points_to_a_token_that_is_filtered() -> None:
+    sampler = make_sampler(temp=1.0, top_k=1)
+    assert isinstance(sampler, Draw)
+    for place in range(3):
+        logits = mx.where(mx.arange(3) == place, 5.0, 0.0)[None]
+        for number in (0.0, 1 - 2.0**-24):
+            assert sampler.at(logits, mx.full((1, 2), number)).item() == place

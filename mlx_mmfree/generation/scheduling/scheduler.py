@@ -1,0 +1,305 @@
+"""Continuous batching: requests join and leave between steps."""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from math import inf
+from typing import Any, cast
+
+from ...errors import MMFreeError
+from ...models import Decoder, check_causal
+from ..draft_checks import check_draft
+from ..known_tokens import with_known_tokens
+from ..sessions import Sessions
+from ..speculative import NUM_DRAFT_TOKENS, DraftStats
+from .drafting import Drafting
+from .prompt_reading import PromptReading
+from .request import Event, Request, TokenLogprobs
+from .row import Row
+from .writing import Choice, Writing
+
+State = Any
+
+PREFILL_STEP_SIZE = 512
+MAX_ROWS = 32
+
+
+class Scheduler:
+    """Continues many texts at once; each is the one that its request would get alone.
+
+    A step reads at most one chunk of prompts and one token of each text that is being written, so that
+    a text never waits longer than one chunk. Requests get a place in the order in which they came.
+    Prompts then take turns, a chunk each, and what they have in common with the prompt of
+    another request, up to a mark or the end, is read once.
+
+    All calls come from one thread. A failure of one request ends it alone.
+
+    Args:
+        model: Gives the logits.
+        tokenizer: Belongs to the model.
+        max_rows: How many requests are read or written at a time; the others wait.
+        prefill_step_size: Positions of prompts read at a step.
+        sessions: Where states are found and kept: at the end of a prompt, at its marks, and after the
+            text; `None`: nothing is kept.
+        draft_model: A smaller model with the same tokens, which proposes tokens of a greedy text while
+            there is no other one.
+        num_draft_tokens: How many it proposes at a time.
+
+    Raises:
+        UnsupportedModelError: The model cannot continue a text.
+        ValueError: A number is too small, or the draft model has another vocabulary.
+
+    Example:
+        >>> scheduler = Scheduler(model, tokenizer)  # doctest: +SKIP
+        >>> number = scheduler.submit(Request(tokenizer.encode("Once upon a time")))  # doctest: +SKIP
+        >>> while scheduler.has_work:  # doctest: +SKIP
+        ...     for event in scheduler.step():
+        ...         print(event.text, end="")
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: Any,
+        *,
+        max_rows: int = MAX_ROWS,
+        prefill_step_size: int = PREFILL_STEP_SIZE,
+        sessions: Sessions | None = None,
+        draft_model: Decoder | None = None,
+        num_draft_tokens: int = NUM_DRAFT_TOKENS,
+    ):
+        check_causal(model)
+        for name, value in (
+            ("max_rows", max_rows),
+            ("prefill_step_size", prefill_step_size),
+            ("num_draft_tokens", num_draft_tokens),
+        ):
+            if value < 1:
+                raise ValueError(f"[scheduler] '{name}' must be at least 1 but got {value}.")
+        self._drafting: Drafting | None = None
+        if draft_model is not None:
+            check_causal(draft_model)
+            check_draft(model, draft_model)
+            self._drafting = Drafting(model, draft_model, num_draft_tokens, prefill_step_size)
+        self._plain = with_known_tokens(model, tokenizer, ())
+        self._model = model
+        self._tokenizer = tokenizer
+        self._max_rows = max_rows
+        self._sessions = sessions
+        self._count = 0
+        self._waiting: deque[Row] = deque()
+        self._reading = PromptReading(model, prefill_step_size, sessions)
+        self._writing = Writing(model)
+        self._choice: Choice | None = None
+        # those that are not over, by their numbers
+        self._rows: dict[int, Row] = {}
+        self._has_cancelled = False
+        self._failed: list[Event] = []
+        self._unkept: list[tuple[Sequence[int], State]] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is not over yet."""
+        return bool(
+            self._waiting
+            or self._reading
+            or self._writing.rows
+            or self._drafted
+            or self._choice
+            or self._failed
+            or self._unkept
+        )
+
+    @property
+    def draft_stats(self) -> DraftStats:
+        """What the draft model was worth so far."""
+        return DraftStats() if self._drafting is None else self._drafting.stats
+
+    @property
+    def _drafted(self) -> Row | None:
+        """The text that is written with the draft model."""
+        return None if self._drafting is None else self._drafting.row
+
+    @property
+    def tokens_read(self) -> int:
+        """How many tokens of prompts were read so far; those that were known are not read."""
+        return self._reading.tokens_read
+
+    def submit(self, request: Request) -> int:
+        """Takes a request in and returns its number, by which its events are known.
+
+        Raises:
+            ValueError: The prompt is empty, too long or has a token outside the vocabulary, or a number
+                is out of its bounds.
+        """
+        longest = self._model.max_length
+        request.check(self._model.vocab_size, longest)
+        self._count += 1
+        # the last token is not read
+        room = inf if longest is None else longest - len(request.tokens) + 1
+        request = replace(
+            request,
+            max_tokens=int(min(request.max_tokens, room)),
+            processors=with_known_tokens(self._model, self._tokenizer, request.processors),
+        )
+        row = Row(self._count, request, self._tokenizer)
+        self._rows[row.number] = row
+        self._waiting.append(row)
+        return row.number
+
+    def cancel(self, request: int) -> None:
+        """Ends a request; its row is free at the next step, and no event of it follows."""
+        row = self._rows.pop(request, None)
+        if row is not None:
+            row.is_over = self._has_cancelled = True
+
+    def close(self) -> None:
+        """Keeps what texts that are over have left to keep, where no step follows."""
+        self._drop_cancelled()
+        self._keep()
+
+    def step(self) -> list[Event]:
+        """Reads on, and returns what has become of the requests.
+
+        A request has one event at most, unless a draft model has proposed more tokens.
+        """
+        self._drop_cancelled()
+        self._keep()
+        self._admit()
+        self._reading.read()
+        self._failed += [self._failure(row, error) for row, error in self._reading.failed]
+        if self._sessions is not None:
+            self._unkept += self._reading.ends
+        if self._drafted is not None and self._reading:
+            row = self._drafted
+            self._writing.join([row], [cast(Drafting, self._drafting).end()])
+        self._join()
+        choice, self._choice = self._choice, self._writing.step() if self._writing.rows else None
+        events, self._failed = self._failed, []
+        if choice is not None:
+            events += self._handed_out(choice)
+        self._leave([row for row in self._writing.rows if row.is_over or row.is_written])
+        if self._drafted is not None:
+            events += self._draft(self._drafted)
+        elif self._drafting is not None:
+            events += self._begin_to_draft(self._drafting)
+        return events
+
+    def _drop_cancelled(self) -> None:
+        if self._has_cancelled:
+            self._has_cancelled = False
+            self._waiting = deque(row for row in self._waiting if not row.is_over)
+            self._reading.drop_over()
+            self._leave([row for row in self._writing.rows if row.is_over])
+            if self._drafted is not None and self._drafted.is_over:
+                self._let_go(self._drafted)
+
+    def _admit(self) -> None:
+        """Gives free places to those who came first."""
+        drafted = self._drafted is not None
+        while (
+            self._waiting
+            and len(self._reading) + len(self._writing.rows) + drafted < self._max_rows
+        ):
+            row = self._waiting.popleft()
+            self._reading.add(row)
+            for other in self._waiting:
+                if other.tokens == row.tokens:
+                    self._reading.share(row, other)
+
+    def _join(self) -> None:
+        """Lets rows write whose prompts are read."""
+        rows, states = [], []
+        for row in self._reading.take_read():
+            beginning, row.beginning = row.beginning, None
+            assert beginning is not None
+            try:
+                row.start(self._model.vocab_size)
+            except Exception as error:
+                self._failed.append(self._failure(row, error))
+                continue
+            rows.append(row)
+            states.append(beginning.state)
+        if rows:
+            self._writing.join(rows, states)
+
+    def _handed_out(self, choice: Choice) -> list[Event]:
+        """The events of a step."""
+        events = []
+        for row, result, logprobs in choice.results():
+            if row.is_over:
+                continue
+            if isinstance(result, Exception):
+                events.append(self._failure(row, result))
+                continue
+            events.append(self._add(row, result, logprobs))
+        return events
+
+    def _add(self, row: Row, token: int, logprobs: TokenLogprobs | None = None) -> Event:
+        text = row.completion.add(token)
+        if row.completion.finish_reason is not None:
+            self._end(row)
+        return row.event(text, token, logprobs)
+
+    def _failure(self, row: Row, error: Exception) -> Event:
+        self._end(row)
+        row.has_failed = True
+        return row.event(error=error)
+
+    def _end(self, row: Row) -> None:
+        row.is_over = True
+        del self._rows[row.number]
+
+    def _leave(self, rows: Collection[Row]) -> None:
+        if self._sessions is not None:
+            healthy = [row for row in rows if not row.has_failed]
+            self._unkept += [
+                (row.read, self._writing.state_of(row, row.read_count)) for row in healthy
+            ]
+        self._writing.leave(rows)
+
+    def _begin_to_draft(self, drafting: Drafting) -> list[Event]:
+        """Hands a text that is alone to the draft model, once that has read it."""
+        rows, choice = self._writing.rows, self._choice
+        if len(rows) != 1 or self._waiting or self._reading or choice is None:
+            return []
+        (row,) = rows
+        if list(row.request.processors) != self._plain or not drafting.catches_up(row):
+            return []
+        self._choice = None
+        events = self._handed_out(choice)
+        state = self._writing.state_of(row, row.read_count - 1)
+        self._writing.leave([row])
+        if not row.is_over:
+            drafting.begin(row, state)
+        elif not row.has_failed and self._sessions is not None:
+            self._unkept.append((row.read[:-1], state))
+        return events
+
+    def _draft(self, row: Row) -> list[Event]:
+        """The next tokens of a text that is written with the draft model."""
+        events: list[Event] = []
+        try:
+            tokens = cast(Drafting, self._drafting).step()
+        except MMFreeError as error:
+            events.append(self._failure(row, error))
+            tokens = []
+        while tokens and not row.is_over:
+            events.append(self._add(row, tokens.pop(0)))
+        if row.is_over:
+            # of a text that ended before the last token, the model has read too much
+            row.has_failed = row.has_failed or bool(tokens)
+            self._let_go(row)
+        return events
+
+    def _let_go(self, row: Row) -> None:
+        state = cast(Drafting, self._drafting).end()
+        if self._sessions is not None and not row.has_failed:
+            self._unkept.append((row.read[:-1], state))
+
+    def _keep(self) -> None:
+        """Keeps states that were still computed when the step before ended."""
+        unkept, self._unkept = self._unkept, []
+        if self._sessions is not None:
+            for tokens, state in unkept:
+                self._sessions.keep(tokens, state)

@@ -1,0 +1,98 @@
+"""The file of a session: a text, and the model's state after it, in safetensors.
+
+Everything but the numbers is known before a file is read: for which model, version, text and settings
+it must be. So its header is not parsed but compared, byte by byte, and its sizes are those expected.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from ...files.opening import open_member
+from ...files.safetensors_writer import TensorSpec, file_head
+from ...models import Decoder
+from ...version import __version__
+from ..fingerprint import fingerprint
+from ..key_values import blank_state
+from ..trimmed_state import arrays_by_place
+from .text_key import BYTES_PER_TOKEN
+
+FORMAT_VERSION = "1"
+
+_FORMAT, _MODEL = "mmfree_session", "mmfree_model"
+_TOKENS, _STATE, _CHECKSUM = "tokens", "state.", "checksum"
+
+
+class SessionContent(NamedTuple):
+    """What a session's file holds.
+
+    Attributes:
+        head: The header.
+        tokens: The text, as `token_bytes` gives it.
+        state_bytes: How many bytes the packed state has, which follows, and behind it its SHA-256.
+    """
+
+    head: bytes
+    tokens: bytes
+    state_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file."""
+        size = len(self.head) + len(self.tokens) + self.state_bytes
+        return size + hashlib.sha256().digest_size
+
+
+def identity_of(model: Decoder) -> bytes:
+    """Tells models apart by all that their states depend on, the version of the library included."""
+    settings = [mixer.state_kind.settings for mixer in model.token_mixers]
+    described = [FORMAT_VERSION, __version__, fingerprint(model), settings]
+    return hashlib.sha256(json.dumps(described).encode()).digest()
+
+
+def content_of(model: Decoder, identity: bytes, tokens: bytes) -> SessionContent:
+    """What the file of a text must hold."""
+    length = len(tokens) // BYTES_PER_TOKEN
+    arrays = arrays_by_place(blank_state(model, 1, length))
+    specs = [TensorSpec(_STATE + place, each.dtype, each.shape) for place, each in arrays.items()]
+    text = TensorSpec(_TOKENS, mx.int32, (length,))
+    checksum = TensorSpec(_CHECKSUM, mx.uint8, (hashlib.sha256().digest_size,))
+    metadata = {_FORMAT: FORMAT_VERSION, _MODEL: identity.hex()}
+    head = file_head([text, *specs, checksum], metadata)
+    return SessionContent(head, tokens, sum(spec.nbytes for spec in specs))
+
+
+def write_content(file: Path, content: SessionContent, state: bytes) -> None:
+    """Writes a session's file.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with open(file, "xb") as stream:
+        for piece in (content.head, content.tokens, state, hashlib.sha256(state).digest()):
+            stream.write(piece)
+
+
+def read_state(file: Path, content: SessionContent) -> bytes:
+    """The packed state of a session's file.
+
+    Raises:
+        OSError: It is missing or cannot be read.
+        ValueError: It is damaged or holds something else; the message says what.
+    """
+    with open_member(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size != content.nbytes:
+            raise ValueError(f"has {size:,} bytes in place of {content.nbytes:,}")
+        if stream.read(len(content.head)) != content.head:
+            raise ValueError("belongs to another model or version")
+        if stream.read(len(content.tokens)) != content.tokens:
+            raise ValueError("holds another text")
+        state = stream.read(content.state_bytes)
+        if stream.read() != hashlib.sha256(state).digest():
+            raise ValueError("has changed bytes")
+    return state

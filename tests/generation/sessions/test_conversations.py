@@ -1,0 +1,233 @@
+"""Conversations through a scheduler with sessions: what is read again, and that nobody can tell."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_mmfree.generation import generate_tokens, with_key_values
+from mlx_mmfree.generation.scheduling import Event, Request, Scheduler
+from mlx_mmfree.generation.sessions import Sessions
+from mlx_mmfree.hub import Tokenizer
+from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.models import Decoder, hgrn_bit, llama
+from tests.generation.models import SETTINGS
+from tests.generation.sessions.texts import same_bits
+
+SYSTEM, QUESTION, NEXT = list(range(5, 45)), [50, 51, 52], [60, 61, 62, 63]
+REPLY = 6
+
+
+def _recurrent(vocabulary: int) -> Decoder:
+    config = hgrn_bit.Config(
+        vocab_size=vocabulary,
+        hidden_size=48,
+        num_hidden_layers=2,
+        intermediate_size=80,
+        conv_size=4,
+        share_conv_kernel=False,
+        initializer_range=0.3,
+    )
+    return pack_linears(hgrn_bit.build(config))
+
+
+def _attention(vocabulary: int) -> Decoder:
+    config = llama.Config(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        num_hidden_layers=2,
+        intermediate_size=48,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        initializer_range=0.3,
+    )
+    return llama.build(config)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Tokenizer) -> Decoder:
+    mx.random.seed(7)
+    return _recurrent(tokenizer.vocab_size)
+
+
+@pytest.fixture(scope="module", params=["recurrent", "attention", "quantised_window"])
+def either(request: pytest.FixtureRequest, model: Decoder, tokenizer: Tokenizer) -> Decoder:
+    """A model with one of three kinds of states."""
+    if request.param == "recurrent":
+        return model
+    mx.random.seed(7)
+    return with_key_values(_attention(tokenizer.vocab_size), **SETTINGS[request.param])
+
+
+class Server:
+    """A scheduler whose sessions are looked at."""
+
+    def __init__(self, model: Decoder, tokenizer: Tokenizer, sessions: Sessions | None = None):
+        self.sessions = Sessions(model, memory_bytes=2**24) if sessions is None else sessions
+        self.scheduler = Scheduler(
+            model, tokenizer, max_rows=4, prefill_step_size=16, sessions=self.sessions
+        )
+
+    def ask(self, *requests: Request) -> list[list[Event]]:
+        """The events of requests that come at once."""
+        events: dict[int, list[Event]] = {self.scheduler.submit(each): [] for each in requests}
+        while self.scheduler.has_work:
+            for event in self.scheduler.step():
+                events[event.request].append(event)
+        return list(events.values())
+
+    def reply(self, tokens: Sequence[int], marks: Sequence[int] = ()) -> tuple[list[int], int]:
+        """The reply to a conversation, and how many of its tokens were read."""
+        before = self.scheduler.tokens_read
+        (events,) = self.ask(Request(tokens, max_tokens=REPLY, marks=marks))
+        read = self.scheduler.tokens_read - before
+        assert events[0].cached_tokens == len(tokens) - 1 - read
+        return reply_of(events), read
+
+
+def reply_of(events: Sequence[Event]) -> list[int]:
+    tokens = [event.token for event in events]
+    assert None not in tokens, events[-1].error
+    return tokens  # type: ignore[return-value]
+
+
+def alone(model: Decoder, tokens: Sequence[int], count: int = REPLY) -> list[int]:
+    return list(generate_tokens(model, tokens, max_tokens=count))
+
+
+def test_a_conversation_sent_again_reads_only_what_is_new(
+    either: Decoder, tokenizer: Tokenizer
+) -> None:
+    server = Server(either, tokenizer)
+    text = [*SYSTEM, *QUESTION]
+    for turn in range(4):
+        reply, read = server.reply(text)
+        # the last token of a text is read with the reply, and that of the reply not before it is sent
+        assert read == (len(text) - 1 if turn == 0 else len(NEXT))
+        assert reply == alone(either, text)
+        text += [*reply, *NEXT]
+
+
+def test_a_reply_that_comes_back_otherwise_costs_one_turn(
+    either: Decoder, tokenizer: Tokenizer
+) -> None:
+    server = Server(either, tokenizer)
+    text = [*SYSTEM, *QUESTION]
+    marks = [len(SYSTEM), len(text)]
+    for turn in range(3):
+        reply, read = server.reply(text, marks)
+        # the end of the last message is not the end of what was sent
+        assert read == len(text) - 1 if turn == 0 else read == 1 + REPLY + len(NEXT) - 1
+        assert reply == alone(either, text)
+        text += [*([70] * REPLY), *NEXT]
+        marks.append(len(text))
+
+
+def test_a_beginning_of_many_is_read_once(either: Decoder, tokenizer: Tokenizer) -> None:
+    server = Server(either, tokenizer)
+    mark = len(SYSTEM)
+    server.reply([*SYSTEM, *QUESTION], [mark])
+    for question in ([80, 81, 82], [90, 91]):
+        text = [*SYSTEM, *question]
+        reply, read = server.reply(text, [mark])
+        assert read == len(question) - 1 and reply == alone(either, text)
+    texts = [[*SYSTEM, n, n + 1] for n in range(100, 104)]
+    before = server.scheduler.tokens_read
+    replies = server.ask(*(Request(text, max_tokens=REPLY, marks=[mark]) for text in texts))
+    assert server.scheduler.tokens_read - before == len(texts)
+    assert [reply_of(reply) for reply in replies] == [alone(either, text) for text in texts]
+
+
+def test_a_reply_that_was_ended_is_known_as_a_whole(model: Decoder, tokenizer: Tokenizer) -> None:
+    server = Server(model, tokenizer)
+    text = [*SYSTEM, *QUESTION]
+    reply = alone(model, text)
+    end = reply[2]
+    (events,) = server.ask(Request(text, max_tokens=REPLY, end=[end]))
+    assert events[-1].finish_reason == "stop"
+    said = reply[: reply.index(end) + 1]
+    assert server.sessions.find([*text, *said, 1]).count == len(text) + len(said)
+
+
+def test_nothing_is_lost_where_no_step_follows(model: Decoder, tokenizer: Tokenizer) -> None:
+    """Neither of a text that has just ended, nor of one that was cancelled."""
+    server = Server(model, tokenizer)
+    ended, cancelled = [*SYSTEM, *QUESTION], [*SYSTEM, *NEXT]
+    first = server.scheduler.submit(Request(ended, max_tokens=REPLY))
+    second = server.scheduler.submit(Request(cancelled, max_tokens=50))
+    replies: dict[int, list[int]] = {first: [], second: []}
+    while len(replies[first]) < REPLY:
+        for event in server.scheduler.step():
+            assert event.token is not None
+            replies[event.request].append(event.token)
+    server.scheduler.cancel(second)
+    server.scheduler.close()
+    assert server.sessions.find([*ended, *replies[first]]).count == len(ended) + REPLY - 1
+    whole = [*cancelled, *replies[second], 1]
+    assert server.sessions.find(whole).count == len(whole) - 1
+
+
+def test_what_is_kept_has_the_bits_of_what_is_read_now(
+    model: Decoder, tokenizer: Tokenizer
+) -> None:
+    server = Server(model, tokenizer)
+    text, mark = [*SYSTEM, *QUESTION], len(SYSTEM)
+    reply, _ = server.reply(text, [mark])
+    whole = [*text, *reply]
+    for length in (mark, len(text) - 1, len(whole) - 1):
+        known = server.sessions.find(whole[: length + 1])
+        assert known.count == length
+        _, state = model.hidden(mx.array([whole[:length]]))
+        assert same_bits(known.state, state), length
+
+
+def test_many_conversations_at_once_are_those_alone(
+    either: Decoder, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """They fork, go on and come back, while memory holds a few of them and a folder the others."""
+    numbers = random.Random(3)
+    memory = 20_000
+    with Sessions(either, memory_bytes=memory, folder=tmp_path) as sessions:
+        server = Server(either, tokenizer, sessions)
+        texts = [[*SYSTEM, 100]]
+        for _ in range(4):
+            asked = []
+            for _ in range(5):
+                text = numbers.choice(texts)
+                text = text[: numbers.randint(12, len(text))]
+                text = [*text, *(numbers.randrange(either.vocab_size) for _ in range(3))]
+                marks = sorted(numbers.sample(range(1, len(text)), 3))
+                asked.append(Request(text, max_tokens=numbers.randint(1, 8), marks=marks))
+            for request, events in zip(asked, server.ask(*asked), strict=True):
+                reply = reply_of(events)
+                assert reply == alone(either, request.tokens, request.max_tokens)
+                texts.append([*request.tokens, *reply])
+        sessions.flush()
+        stats = sessions.stats()
+        assert stats.hits > 10 and stats.memory_bytes <= memory
+        assert stats.lost == 0 and stats.disk_sessions == stats.sessions > stats.memory_sessions
+        for text in texts[::3]:
+            known = sessions.find(text)
+            assert known.count
+            rest = text[known.count :]
+            want = alone(either, text, 2)
+            assert list(generate_tokens(either, rest, state=known.state, max_tokens=2)) == want
+
+
+def test_a_state_that_neighbours_have_changed_is_not_kept(tokenizer: Tokenizer) -> None:
+    """Beside a longer text, a short one is quantised earlier than alone."""
+    mx.random.seed(7)
+    model = with_key_values(_attention(tokenizer.vocab_size), **SETTINGS["quantised_later"])
+    server = Server(model, tokenizer)
+    short, long = [1, 2, 3], [*SYSTEM, *QUESTION]
+    events = server.ask(Request(short, max_tokens=4), Request(long, max_tokens=8))
+    replies = [reply_of(each) for each in events]
+    lengths = [
+        server.sessions.find([*text, *reply]).count
+        for text, reply in zip((short, long), replies, strict=True)
+    ]
+    assert lengths == [len(short) - 1, len(long) + 7]
+    assert server.reply(short)[0] == alone(model, short)

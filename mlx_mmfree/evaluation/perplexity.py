@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -143,6 +143,6 @@ def _losses(model: Decoder, hidden: mx.array, targets: mx.array) -> np.ndarray:
         logits = model.logits(hidden[first : first + step])
         part, finite = cross_entropy(logits, targets[first : first + step]), are_finite(logits)
         mx.eval(part, finite)
-        check_finite(cast(bool, finite.item()))
+        check_finite(finite)
         losses.append(np.array(part, np.float64))
     return np.concatenate(losses)

@@ -1,7 +1,7 @@
 """How likely given continuations of given texts are to a model."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -114,7 +114,7 @@ def _targets(
         target = mx.array(targets[first : first + step])
         loss, best, finite = cross_entropy(logits, target), mx.argmax(logits, 1), are_finite(logits)
         mx.eval(loss, best, finite)
-        check_finite(cast(bool, finite.item()))
+        check_finite(finite)
         likelihoods.append(-np.array(loss, np.float64))
         is_best.append(np.array(best == target))
     return np.concatenate(likelihoods), np.concatenate(is_best)

@@ -1,0 +1,251 @@
+"""`mmfree serve`: serves a model and its adapters over HTTP, in the form of OpenAI's interface."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from .parts.command import CommandParser, argument_errors, command
+from .parts.draft import add_draft_flags, draft_of
+from .parts.flags import json_object, positive, size_bytes
+from .parts.key_value_cache import add_key_value_flags, adopt_key_value_settings
+from .parts.loading import add_model_flags, loaded
+from .parts.memory import add_memory_flags
+from .parts.sampling import add_sampling_flags, sampler_from
+from .parts.serve_packages import check_serve_packages
+from .parts.served_models import named_adapter, opened_sessions, served_models
+
+if TYPE_CHECKING:
+    from ..server.settings import Settings
+
+HELP = "serve a model over HTTP, in the form of OpenAI's interface"
+
+KEY_VARIABLE = "MLX_MMFREE_API_KEY"
+_MB = 10**6
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(prog="mmfree serve", description=__doc__)
+    add_model_flags(parser)
+    parser.add_argument(
+        "--adapter",
+        type=named_adapter,
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="folder of a LoRA adapter to serve beside the model, as MODEL:NAME; may be given again",
+    )
+    _add_address_flags(parser.add_argument_group("address and access"))
+    _add_limit_flags(parser.add_argument_group("limits"))
+    _add_session_flags(parser.add_argument_group("sessions"))
+    answers = parser.add_argument_group("answers, where a request does not say")
+    answers.add_argument(
+        "--max-tokens",
+        type=positive,
+        default=512,
+        help="largest number of tokens of an answer (%(default)s)",
+    )
+    add_sampling_flags(answers, temp=1.0)
+    answers.add_argument(
+        "--chat-template-args",
+        type=json_object,
+        default={},
+        help="JSON object with further variables of the chat template",
+    )
+    answers.add_argument(
+        "--extra-eos-token",
+        nargs="+",
+        default=[],
+        metavar="TOKEN",
+        help="further tokens or ids that end a text, beside the tokenizer's own",
+    )
+    add_draft_flags(
+        parser.add_argument_group("speculative decoding"),
+        "while one text without random choice is written alone",
+    )
+    add_key_value_flags(parser)
+    add_memory_flags(parser)
+    return parser
+
+
+def _add_address_flags(group: Any) -> None:
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at (%(default)s: this machine alone)"
+    )
+    group.add_argument(
+        "--port", type=_port, default=8080, help="port; 0 takes a free one (%(default)s)"
+    )
+    group.add_argument(
+        "--api-key",
+        help=f"key that requests must bring; better given in the variable {KEY_VARIABLE}, since others "
+        "may see the flags of a process",
+    )
+    group.add_argument(
+        "--allowed-origins",
+        type=_words,
+        default=(),
+        metavar="ORIGIN,…",
+        help="origins of other pages that may call the server, or *; default: none",
+    )
+    group.add_argument(
+        "--allowed-hosts",
+        type=_words,
+        default=(),
+        metavar="NAME,…",
+        help="further names under which the server may be called, beside addresses and this machine's",
+    )
+
+
+def _add_limit_flags(group: Any) -> None:
+    numbers = {
+        "decode-concurrency": (32, "number of texts that are written at the same time"),
+        "max-waiting": (128, "number of texts that may wait; more are refused with status 429"),
+        "max-context": (32_768, "largest number of tokens of a prompt and its answer together"),
+        "timeout": (600, "seconds that a request may take"),
+        "grace": (20, "seconds that answers may go on once the server is told to end"),
+        "prefill-step-size": (512, "number of prompt tokens read between two steps of other texts"),
+    }
+    for name, (default, text) in numbers.items():
+        group.add_argument(
+            f"--{name}", type=positive, default=default, help=f"{text} (%(default)s)"
+        )
+    group.add_argument(
+        "--max-body",
+        type=size_bytes,
+        default=8 * _MB,
+        metavar="SIZE",
+        help="largest body of a request (8MB)",
+    )
+
+
+def _add_session_flags(group: Any) -> None:
+    group.add_argument(
+        "--session-memory",
+        type=size_bytes,
+        default=1000 * _MB,
+        metavar="SIZE",
+        help="memory in which states of texts are kept, so that no text is read twice; 0 keeps none "
+        "(1GB)",
+    )
+
+    group.add_argument(
+        "--session-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="folder in which they outlive the server; default: they end with it",
+    )
+    group.add_argument(
+        "--session-disk",
+        type=size_bytes,
+        default=10_000 * _MB,
+        metavar="SIZE",
+        help="space for them in that folder (10GB)",
+    )
+    group.add_argument(
+        "--prompt-cache-file",
+        type=Path,
+        help="file from 'mmfree cache_prompt', which is known from the start",
+    )
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 0 <= int(text[:6]) <= 65535:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number from 0 to 65535 but got {text[:20]!r}"
+        )
+    return int(text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    check_serve_packages("serve")
+    from ..generation.prompt_cache import read_settings
+    from ..generation.stop import end_tokens
+    from ..server.run import make_service, serve
+
+    with argument_errors():
+        # bad values are refused before the model is loaded
+        sampler_from(args, special_tokens=())
+    settings = _settings(args)
+    if args.prompt_cache_file is not None:
+        adopt_key_value_settings(args, read_settings(args.prompt_cache_file)[0])
+    with (
+        loaded(
+            args,
+            batch_size=args.decode_concurrency,
+            prefill_step_size=args.prefill_step_size,
+            context_length=args.max_tokens,
+        ) as (model, tokenizer),
+        opened_sessions(args, model) as sessions,
+    ):
+        with argument_errors():
+            end_tokens(tokenizer, args.extra_eos_token)
+            draft = draft_of(args, model, tokenizer)
+        models = served_models(args, model, tokenizer, sessions, draft)
+        names = ", ".join(served.name for served in models)
+
+        def announce(address: str) -> None:
+            print(f"Serving {names} at {address} (Ctrl-C ends it)", flush=True)
+            if not tokenizer.has_chat_template:
+                print(
+                    "The model has no chat template: it is a base model, which continues texts "
+                    "(/v1/completions) and answers no messages (/v1/chat/completions).",
+                    flush=True,
+                )
+
+        service = make_service(models, settings, sessions)
+        serve(service, host=args.host, port=args.port, announce=announce)
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> "Settings":
+    from ..server.settings import Sampling, Settings
+
+    key = os.environ.get(KEY_VARIABLE) if args.api_key is None else args.api_key
+    if key is not None and not key.strip():
+        raise UsageError(
+            "[serve] 'api_key' must not be empty. Leave it out to serve without a key."
+        )
+    if key is None and not _is_loopback(args.host):
+        print(
+            f"warning: whoever reaches {args.host} can use the model. --api-key asks for a key.",
+            file=sys.stderr,
+        )
+    return Settings(
+        api_key=None if key is None else key.strip(),
+        hosts=frozenset({args.host, *args.allowed_hosts}),
+        origins=args.allowed_origins,
+        max_rows=args.decode_concurrency,
+        max_waiting=args.max_waiting,
+        max_body_bytes=args.max_body,
+        max_context=args.max_context,
+        max_tokens=args.max_tokens,
+        prefill_step_size=args.prefill_step_size,
+        num_draft_tokens=args.num_draft_tokens,
+        timeout_s=args.timeout,
+        grace_s=args.grace,
+        sampling=Sampling(
+            temperature=args.temp,
+            top_p=args.top_p,
+            top_k=args.top_k,
+            min_p=args.min_p,
+            min_tokens_to_keep=args.min_tokens_to_keep,
+            xtc_probability=args.xtc_probability,
+            xtc_threshold=args.xtc_threshold,
+            seed=args.seed,
+        ),
+        template_variables=args.chat_template_args,
+        extra_end=tuple(args.extra_eos_token),
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

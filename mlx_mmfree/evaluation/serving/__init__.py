@@ -1,0 +1,1 @@
+"""Measures servers: rates and waiting times of many clients, and what parked sessions take."""

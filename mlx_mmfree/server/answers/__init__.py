@@ -1,0 +1,1 @@
+"""What clients read: texts, probabilities and numbers of tokens, in OpenAI's form."""

@@ -1,0 +1,58 @@
+"""`/v1/embeddings`: vectors of texts."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..answers.streams import while_connected
+from ..embeddings import embedding_list, embedding_steps
+from ..errors import RequestError
+from ..prompts import checked_tokens
+from ..schemas.embedding import EmbeddingRequest
+from ..service import Service
+from ..settings import MAX_CHOICES
+from .completions import Endpoint
+
+
+def embeddings(service: Service) -> Endpoint:
+    """The endpoint of a service."""
+
+    def prepare(body: EmbeddingRequest) -> tuple[Any, ...]:
+        served = service.catalogue.find(body.model)
+        dims = served.model.dims
+        if body.dimensions not in (None, dims):
+            raise RequestError(
+                f"[request] 'dimensions' must be {dims}, the width of the model, or left out but got "
+                f"{body.dimensions}.",
+                param="dimensions",
+            )
+        if len(body.input) > MAX_CHOICES:
+            raise RequestError(
+                f"[request] 'input' must hold at most {MAX_CHOICES} texts but holds "
+                f"{len(body.input)}.",
+                413,
+                param="input",
+            )
+        texts = checked_tokens(served, body.input, "input")
+        count = sum(map(len, texts))
+        if count > service.settings.max_context:
+            raise RequestError(
+                f"[request] 'input' must have at most {service.settings.max_context:,} tokens but has "
+                f"{count:,}.",
+                413,
+                param="input",
+                code="context_length_exceeded",
+            )
+        return body, served, texts, count
+
+    async def endpoint(request: Request) -> Response:
+        body, served, texts, count = await service.prepared(request, EmbeddingRequest, prepare)
+        steps = embedding_steps(served.model, texts, service.settings.prefill_step_size)
+        request.state.model = served.name
+        request.state.tokens = f"{count} tokens read"
+        work = service.engine.run_steps(served, steps, service.settings.timeout_s)
+        vectors = await while_connected(request, work)
+        return JSONResponse(embedding_list(body, served.name, vectors, count))
+
+    return endpoint

@@ -1,0 +1,218 @@
+"""The one thread that runs the models, and its way to and from asyncio."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import mlx.core as mx
+
+from ..generation.scheduling import Event, Request, Scheduler
+from .channel import Channel, timeout_error
+from .errors import RequestError
+from .served import ServedModel
+
+_log = logging.getLogger(__name__)
+
+Steps = Generator[None, None, Any]
+"""Work that is done in steps between those of texts; what it returns is the result."""
+
+
+class Engine:
+    """Writes texts on a thread of its own, all that are under way together.
+
+    Args:
+        models: What it serves.
+        make_scheduler: Makes the scheduler of a model, also anew after a failure.
+
+    Attributes:
+        active: Texts that were submitted and are not finished.
+    """
+
+    def __init__(
+        self, models: Sequence[ServedModel], make_scheduler: Callable[[ServedModel], Scheduler]
+    ):
+        self._workers = {served.name: _Worker(served, make_scheduler) for served in models}
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="model", daemon=True)
+        self._loop: asyncio.AbstractEventLoop
+        self._channels: set[Channel] = set()
+        self._goes_on = True
+        self.active = 0
+
+    def start(self) -> None:
+        """Starts the thread; the running event loop gets its events."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the step that it is in."""
+        self._commands.put(self._end)
+        self._thread.join()
+
+    def _end(self) -> None:
+        self._goes_on = False
+
+    def submit(self, served: ServedModel, requests: Sequence[Request], timeout_s: float) -> Channel:
+        """Begins to write texts, whose events come through the channel in the order of `requests`."""
+        channel = Channel(len(requests), self._leave, timeout_s)
+        self._channels.add(channel)
+        self.active += len(requests)
+        worker = self._workers[served.name]
+        self._commands.put(lambda: worker.submit(channel, requests))
+        return channel
+
+    def _leave(self, channel: Channel) -> None:
+        """Forgets a channel that nobody reads any more; what is unfinished loses its row."""
+        if channel in self._channels:
+            self._channels.remove(channel)
+            self.active -= channel.size
+            for worker in self._workers.values():
+                self._commands.put(partial(worker.cancel, channel))
+
+    async def run_steps(self, served: ServedModel, steps: Steps, timeout_s: float) -> Any:
+        """Runs other work with a model between the steps of its texts, and returns its result.
+
+        Raises:
+            RequestError: It is not done in time.
+        """
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._commands.put(lambda: self._workers[served.name].jobs.append((steps, future)))
+        self.active += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError as error:
+            raise timeout_error(timeout_s) from error
+        finally:
+            self.active -= 1
+
+    def end_all(self, error: RequestError) -> None:
+        """Lets every text that is under way end with an error."""
+        for channel in list(self._channels):
+            channel.fail(error)
+
+    def _run(self) -> None:
+        while self._goes_on:
+            # all that came meanwhile; where there is nothing to do, the next that comes
+            while not self._commands.empty() or not self._has_work():
+                self._commands.get()()
+            for worker in self._workers.values():
+                if worker.has_work and self._goes_on:
+                    self._deliver(worker)
+        for worker in self._workers.values():
+            worker.close()
+
+    def _has_work(self) -> bool:
+        """Whether there is something to do, be it to end."""
+        return not self._goes_on or any(worker.has_work for worker in self._workers.values())
+
+    def _deliver(self, worker: "_Worker") -> None:
+        """Runs one step, and hands what came of it to asyncio in one call."""
+        events, results = worker.step()
+        if events or results:
+            self._loop.call_soon_threadsafe(_distribute, events, results)
+
+
+Delivery = tuple[Channel, int, Event | Exception]
+Result = tuple["asyncio.Future[Any]", Any, Exception | None]
+
+
+def _distribute(events: list[Delivery], results: list[Result]) -> None:
+    for channel, index, event in events:
+        channel.put(index, event)
+    for future, value, error in results:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+
+
+class _Worker:
+    """The texts and other work of one model. Everything runs on the model's thread."""
+
+    def __init__(self, served: ServedModel, make_scheduler: Callable[[ServedModel], Scheduler]):
+        self._served = served
+        self._make_scheduler = make_scheduler
+        self._scheduler: Scheduler | None = None
+        self._routes: dict[int, tuple[Channel, int]] = {}
+        self._refused: list[Delivery] = []
+        self.jobs: deque[tuple[Steps, asyncio.Future[Any]]] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        is_writing = self._scheduler is not None and self._scheduler.has_work
+        return is_writing or bool(self.jobs) or bool(self._refused)
+
+    def submit(self, channel: Channel, requests: Sequence[Request]) -> None:
+        for index, request in enumerate(requests):
+            try:
+                if self._scheduler is None:
+                    self._scheduler = self._make_scheduler(self._served)
+                self._routes[self._scheduler.submit(request)] = (channel, index)
+            except Exception as error:
+                self._refused.append((channel, index, error))
+
+    def cancel(self, channel: Channel) -> None:
+        left = [number for number, (other, _) in self._routes.items() if other is channel]
+        for number in left:
+            del self._routes[number]
+            if self._scheduler is not None:
+                self._scheduler.cancel(number)
+
+    def close(self) -> None:
+        """Keeps what the texts have left to keep."""
+        if self._scheduler is not None:
+            try:
+                self._scheduler.close()
+            except Exception:
+                _log.exception("Sessions of the model %s are lost.", self._served.name)
+
+    def step(self) -> tuple[list[Delivery], list[Result]]:
+        """One step of all texts, and one of the first other work."""
+        deliveries, self._refused = self._refused, []
+        if self._scheduler is not None and self._scheduler.has_work:
+            deliveries += self._write(self._scheduler)
+        return deliveries, self._work()
+
+    def _write(self, scheduler: Scheduler) -> list[Delivery]:
+        try:
+            events = scheduler.step()
+        except Exception as error:
+            # the texts of this step are lost, the server is not
+            _log.exception("The model %s failed; its texts end.", self._served.name)
+            lost: list[Delivery] = [(*route, error) for route in self._routes.values()]
+            self._routes.clear()
+            self._scheduler = None
+            mx.clear_cache()
+            return lost
+        deliveries: list[Delivery] = []
+        for event in events:
+            find = self._routes.pop if event.is_last else self._routes.get
+            route = find(event.request, None)
+            if route is not None:
+                deliveries.append((*route, event))
+        return deliveries
+
+    def _work(self) -> list[Result]:
+        if not self.jobs:
+            return []
+        steps, future = self.jobs[0]
+        if future.cancelled():
+            self.jobs.popleft()
+            return []
+        try:
+            next(steps)
+        except StopIteration as end:
+            self.jobs.popleft()
+            return [(future, end.value, None)]
+        except Exception as error:
+            self.jobs.popleft()
+            return [(future, None, error)]
+        return []

@@ -1,0 +1,170 @@
+"""What the endpoints share: models, limits, numbers, and the way from a body to an answer."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..generation.scheduling import Request as TextRequest
+from ..generation.sessions import Sessions
+from .answers.answer import Answer
+from .answers.streams import EventStream, whole_answer
+from .engine import Engine
+from .errors import RequestError
+from .grammar import Grammars
+from .metrics import Metrics
+from .schemas.checking import Body, checked_body
+from .schemas.sampling import StreamOptions
+from .served import Catalogue, ServedModel
+from .settings import BODY_SECONDS, Settings
+
+B = TypeVar("B", bound=Body)
+R = TypeVar("R")
+
+
+class Service:
+    """A server's models and what is done with them.
+
+    Args:
+        settings: Its limits and defaults.
+        catalogue: Its models.
+        engine: Writes texts.
+        metrics: Counts.
+        sessions: Those of all models; `None` if nothing is kept.
+
+    Attributes:
+        settings, catalogue, engine, metrics, sessions: As above.
+        is_ending: Whether it takes no further requests.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalogue: Catalogue,
+        engine: Engine,
+        metrics: Metrics,
+        sessions: Sessions | None,
+    ):
+        self.settings = settings
+        self.catalogue = catalogue
+        self.engine = engine
+        self.metrics = metrics
+        self.sessions = sessions
+        self.is_ending = False
+        self._preparing = 0
+        self._grammars = {served.name: Grammars(served) for served in catalogue}
+
+    def grammars(self, served: ServedModel) -> Grammars:
+        """What makes grammars for a model."""
+        return self._grammars[served.name]
+
+    async def prepared(self, request: Request, kind: type[B], prepare: Callable[[B], R]) -> R:
+        """What a request asks for. It is worked out beside the event loop, which goes on.
+
+        Raises:
+            RequestError: The body is too large or wrong, or the server can take no further request.
+        """
+        self.check_room(1)
+        # a body takes memory, and its text a place
+        self._preparing += 1
+        try:
+            text = await self._body(request)
+            limit = self.settings.max_body_bytes
+            body = await asyncio.to_thread(checked_body, kind, text, limit)
+            request.state.user = getattr(body, "user", "")
+            return await asyncio.to_thread(prepare, body)
+        finally:
+            self._preparing -= 1
+
+    def check_room(self, texts: int) -> None:
+        """Refuses texts for which there is no place.
+
+        Raises:
+            RequestError: Too many are under way, or the server ends.
+        """
+        if self.is_ending:
+            raise RequestError(
+                "[server] the server must be running but is ending.", 503, code="server_ending"
+            )
+        room = self.settings.max_rows + self.settings.max_waiting
+        active = self.engine.active + self._preparing
+        if active + texts > room:
+            raise RequestError(
+                f"[server] at most {room} texts must be under way but {active} are, and "
+                f"{texts} more are asked for. Try again later.",
+                429,
+                code="rate_limit_exceeded",
+                retry_after_s=1,
+            )
+
+    async def answered(
+        self,
+        request: Request,
+        served: ServedModel,
+        texts: list[TextRequest],
+        answer: Answer,
+        stream: StreamOptions | None,
+    ) -> Response:
+        """The response to a request for texts.
+
+        Args:
+            request: The request.
+            served: The model.
+            texts: What it is to write.
+            answer: Puts that into the form of the interface.
+            stream: How the answer streams; `None` to send it whole.
+        """
+        self.check_room(len(texts))
+        channel = self.engine.submit(served, texts, self.settings.timeout_s)
+        started = time.perf_counter()
+        request.state.model = served.name
+        channel.on_first = lambda: self.metrics.first_token(started)
+
+        def end_seen(error: Exception | None) -> None:
+            usage = answer.usage
+            self.metrics.tokens(usage)
+            request.state.tokens = (
+                f"{usage.prompt_tokens} tokens read of which {usage.cached_tokens} were known, "
+                f"{usage.completion_tokens} written"
+            )
+            if error is not None:
+                request.state.error = type(error).__name__
+
+        if stream is not None:
+            return EventStream(channel, answer, stream.include_usage, end_seen)
+        return await whole_answer(request, channel, answer, end_seen)
+
+    async def _body(self, request: Request) -> bytes:
+        limit = self.settings.max_body_bytes
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise RequestError(
+                f"[request] the header 'Content-Type' must be application/json but is {kind!r:.60}.",
+                415,
+            )
+        length = request.headers.get("content-length", "0")
+        pieces: list[bytes] = []
+        size = int(length) if length.isdecimal() and len(length) < 20 else 0
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                received = 0
+                async for piece in request.stream():
+                    received += len(piece)
+                    size = max(size, received)
+                    if size > limit:
+                        break
+                    pieces.append(piece)
+        except TimeoutError as error:
+            raise RequestError(
+                f"[request] the body must come within {BODY_SECONDS:g} s but did not.", 408
+            ) from error
+        if size > limit:
+            raise RequestError(
+                f"[request] the body must have at most {limit:,} bytes but has more.",
+                413,
+                code="body_too_large",
+            )
+        return b"".join(pieces)

@@ -1,0 +1,69 @@
+"""What a server allows, and what it does where a request says nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_CHOICES = 128
+"""Texts that one request may ask for: prompts times `n`."""
+BODY_SECONDS = 60.0
+"""Time in which the body of a request must have come."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn where a request does not say.
+
+    Attributes:
+        temperature, top_p, top_k, min_p, min_tokens_to_keep: As for `make_sampler`.
+        xtc_probability, xtc_threshold: As for `make_sampler`.
+        seed: The seed; `None` draws another one for each request.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    min_tokens_to_keep: int = 1
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The limits and defaults of a server.
+
+    Attributes:
+        api_key: What requests must bring; `None` for nothing.
+        hosts: Names under which the server may be called, beside numeric addresses.
+        origins: Origins of pages that may call it; `"*"` for all.
+        max_rows: Texts that are written at the same time.
+        max_waiting: Texts that may wait for their turn.
+        max_body_bytes: The largest body of a request.
+        max_context: The most tokens of a prompt and its answer together.
+        max_tokens: The most tokens of an answer where a request does not say.
+        prefill_step_size: Tokens of a prompt that are read between two steps of other texts.
+        num_draft_tokens: Tokens that a draft model proposes at a time.
+        timeout_s: The longest time that a request may take.
+        grace_s: How long answers may go on once the server was told to end.
+        sampling: How tokens are drawn where a request does not say.
+        template_variables: Further names for the chat template.
+        extra_end: Further tokens that end a text.
+    """
+
+    api_key: str | None = None
+    hosts: frozenset[str] = frozenset()
+    origins: tuple[str, ...] = ()
+    max_rows: int = 32
+    max_waiting: int = 128
+    max_body_bytes: int = 8_000_000
+    max_context: int = 32_768
+    max_tokens: int = 512
+    prefill_step_size: int = 512
+    num_draft_tokens: int = 3
+    timeout_s: float = 600.0
+    grace_s: float = 20.0
+    sampling: Sampling = field(default_factory=Sampling)
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    extra_end: tuple[str, ...] = ()

@@ -1,0 +1,103 @@
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_mmfree import demo
+from mlx_mmfree.hub import Tokenizer, load
+from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.models import Decoder, hgrn_bit
+
+GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+if importlib.util.find_spec("starlette") is None:
+    # without the extra 'serve' only the page can be imported
+    collect_ignore_glob = ["test_[!p]*.py", "test_process.py"]
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> tuple[Decoder, Tokenizer]:
+    """The model in the package, which has no chat template."""
+    return load(demo.path())
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Tokenizer]:
+    """A random model whose tokenizer has a chat template."""
+    return with_template(tmp_path_factory.mktemp("chat") / "tokenizer", None)
+
+
+def with_template(folder: Path, template: str | None, unused: int = 0) -> tuple[Decoder, Tokenizer]:
+    """A random model whose tokenizer has another chat template, if one is given.
+
+    Args:
+        folder: Gets the tokenizer.
+        template: The template.
+        unused: How many logits the model has beyond the tokens of the tokenizer.
+    """
+    shutil.copytree(GOLDENS / "tokenizer_bpe", folder)
+    if template is not None:
+        file = folder / "tokenizer_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+    tokenizer = Tokenizer.from_folder(folder)
+    mx.random.seed(5)
+    config = hgrn_bit.Config(
+        vocab_size=tokenizer.vocab_size + unused,
+        hidden_size=32,
+        num_hidden_layers=2,
+        intermediate_size=48,
+        initializer_range=0.3,
+    )
+    return pack_linears(hgrn_bit.build(config)), tokenizer
+
+
+@pytest.fixture(scope="session")
+def start(
+    demo_model: tuple[Decoder, Tokenizer], chat_model: tuple[Decoder, Tokenizer]
+) -> Callable[..., Any]:
+    """Makes a client, to be used in `with`, of a server of two models with other settings."""
+    from starlette.testclient import TestClient
+
+    from mlx_mmfree.generation.sessions import Sessions
+    from mlx_mmfree.server.app import make_app
+    from mlx_mmfree.server.run import make_service
+    from mlx_mmfree.server.served import ServedModel
+    from mlx_mmfree.server.settings import Settings
+
+    def client(*more: ServedModel, **settings: Any) -> TestClient:
+        pairs = {"demo": demo_model, "chat": chat_model}
+        sessions = Sessions(demo_model[0], memory_bytes=10**8)
+        models = [
+            ServedModel(name, *pair, sessions.for_model(pair[0])) for name, pair in pairs.items()
+        ]
+        service = make_service([*models, *more], Settings(**settings), sessions)
+        return TestClient(make_app(service), base_url="http://127.0.0.1:8080")
+
+    return client
+
+
+@pytest.fixture(scope="module")
+def client(start: Callable[..., Any]) -> Iterator[Any]:
+    """A client of a server with the usual settings."""
+    with start() as client:
+        yield client
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The objects of a stream of events, which must end as it should."""
+    lines = [line for line in text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def stream(client: Any, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:
+    body = {"temperature": 0, "max_tokens": 12, "stream": True} | body
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return events(response.text)

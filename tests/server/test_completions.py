@@ -1,0 +1,169 @@
+"""Completions, whole and streamed, and every parameter that changes them."""
+
+import base64
+import math
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_mmfree import generate, make_processors
+from mlx_mmfree.hub import Tokenizer
+from mlx_mmfree.models import Decoder
+from mlx_mmfree.server.answers.logprobs import ShownTokens
+from tests.server.conftest import stream
+
+pytestmark = pytest.mark.serve
+
+PROMPT = "Once upon a time"
+
+
+def complete(client: Any, **body: Any) -> dict[str, Any]:
+    """The answer to a completion of the prompt, greedy unless the body says otherwise."""
+    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 12} | body
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def text_of(client: Any, **body: Any) -> str:
+    (choice,) = complete(client, **body)["choices"]
+    return str(choice["text"])
+
+
+def test_a_text_is_that_of_generate(client: Any, demo_model: tuple[Decoder, Tokenizer]) -> None:
+    answer = complete(client)
+    (choice,) = answer["choices"]
+    assert choice["text"] == generate(*demo_model, PROMPT, max_tokens=12)
+    assert choice["finish_reason"] == "length" and choice["logprobs"] is None
+    assert answer["object"] == "text_completion" and answer["model"] == "demo"
+    prompt = len(demo_model[1].encode(PROMPT))
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt, 12)
+    assert usage["total_tokens"] == prompt + 12
+
+
+def test_a_stream_is_the_same_text(client: Any) -> None:
+    chunks = stream(client, prompt=PROMPT, stream_options={"include_usage": True})
+    assert "".join(c["choices"][0]["text"] for c in chunks[:-1]) == text_of(client)
+    assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 12
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert all("usage" not in chunk for chunk in stream(client, prompt=PROMPT))
+
+
+def test_prompts_come_in_every_form(client: Any, demo_model: tuple[Decoder, Tokenizer]) -> None:
+    ids = demo_model[1].encode(PROMPT)
+    want = text_of(client)
+    assert text_of(client, prompt=ids) == want
+    assert text_of(client, prompt=[PROMPT]) == want
+    several = complete(client, prompt=[ids, demo_model[1].encode("The cat")], n=2)
+    texts = [choice["text"] for choice in several["choices"]]
+    assert texts[0] == texts[1] == want and texts[2] == texts[3] != want
+    assert [choice["index"] for choice in several["choices"]] == [0, 1, 2, 3]
+    assert several["usage"]["prompt_tokens"] == len(ids) + len(demo_model[1].encode("The cat"))
+
+
+def test_stop_strings_are_not_shown(client: Any) -> None:
+    whole = text_of(client)
+    word = whole.split()[2]
+    answer = complete(client, stop=[word, "never"])
+    (choice,) = answer["choices"]
+    assert choice["text"] == whole[: whole.index(word)]
+    assert choice["finish_reason"] == "stop"
+    assert text_of(client, stop=word) == choice["text"]
+
+
+def test_a_seed_repeats_a_text_and_n_draws_others(client: Any) -> None:
+    drawn = {"temperature": 1.5, "seed": 3}
+    assert text_of(client, **drawn) == text_of(client, **drawn)
+    texts = [choice["text"] for choice in complete(client, n=4, **drawn)["choices"]]
+    assert texts[0] == text_of(client, **drawn)
+    assert len(set(texts)) > 1
+    assert text_of(client, temperature=1.5, seed=-1) == text_of(client, temperature=1.5, seed=-1)
+
+
+def test_penalties_are_those_of_the_library(
+    client: Any, demo_model: tuple[Decoder, Tokenizer]
+) -> None:
+    penalties = {"repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 0.5}
+    want = generate(*demo_model, PROMPT, max_tokens=12, processors=make_processors(**penalties))
+    assert text_of(client, **penalties) == want != text_of(client)
+
+
+def test_a_bias_forces_and_forbids_tokens(
+    client: Any, demo_model: tuple[Decoder, Tokenizer]
+) -> None:
+    token = demo_model[1].encode(" dog", add_special_tokens=False)[-1]
+    piece = demo_model[1].token_bytes(token).decode()
+    assert text_of(client, logit_bias={str(token): 100}, max_tokens=3) == 3 * piece
+    first = text_of(client, max_tokens=1)
+    ids = demo_model[1].encode(PROMPT + first)
+    assert text_of(client, max_tokens=1, logit_bias={str(ids[-1]): -100}) != first
+
+
+def test_log_probabilities_are_those_of_the_model(
+    client: Any, demo_model: tuple[Decoder, Tokenizer]
+) -> None:
+    model, tokenizer = demo_model
+    (choice,) = complete(client, logprobs=3, max_tokens=4)["choices"]
+    shown = choice["logprobs"]
+    assert "".join(shown["tokens"]) == choice["text"]
+    offsets = np.cumsum([0, *map(len, shown["tokens"])])[:-1].tolist()
+    assert shown["text_offset"] == offsets
+    logits, _ = model(mx.array([tokenizer.encode(PROMPT)]))
+    row = np.array(logits[0, -1].astype(mx.float32), np.float64)
+    want = row - row.max() - np.log(np.exp(row - row.max()).sum())
+    assert shown["token_logprobs"][0] == pytest.approx(want.max(), abs=1e-4)
+    assert list(shown["top_logprobs"][0].values()) == pytest.approx(
+        sorted(want, reverse=True)[:3], abs=1e-4
+    )
+    streamed = stream(client, prompt=PROMPT, logprobs=3, max_tokens=4)
+    pieces = [chunk["choices"][0]["logprobs"] for chunk in streamed]
+    assert [token for piece in pieces if piece for token in piece["tokens"]] == shown["tokens"]
+    assert complete(client, logprobs=0)["choices"][0]["logprobs"]["top_logprobs"][0] == {}
+
+
+def test_the_end_of_a_text_is_no_shown_token(client: Any) -> None:
+    (choice,) = complete(client, logprobs=1, logit_bias={"0": 100})["choices"]
+    assert choice["text"] == "" and choice["finish_reason"] == "stop"
+    assert choice["logprobs"]["tokens"] == []
+
+
+def test_the_logarithm_of_zero_can_be_written(demo_model: tuple[Decoder, Tokenizer]) -> None:
+    shown = ShownTokens(demo_model[1], end=())
+    assert [shown.number(value) for value in (-math.inf, -0.5)] == [-9999.0, -0.5]
+
+
+def test_a_known_beginning_is_not_read_again(client: Any) -> None:
+    text = PROMPT + " there was a fox that nobody had seen before, and"
+    complete(client, prompt=text)
+    usage = complete(client, prompt=text + " it ran")["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] > 0.7 * usage["prompt_tokens"]
+
+
+def test_embeddings_are_means_of_hidden_states(
+    start: Callable[..., Any], demo_model: tuple[Decoder, Tokenizer]
+) -> None:
+    model, tokenizer = demo_model
+    # read in pieces
+    with start(prefill_step_size=2) as client:
+        body = {"input": [PROMPT, "The cat"], "model": "demo"}
+        answer = client.post("/v1/embeddings", json=body).json()
+        coded = client.post(
+            "/v1/embeddings", json={"input": PROMPT, "encoding_format": "base64"}
+        ).json()
+    hidden, _ = model.hidden(mx.array([tokenizer.encode(PROMPT)]))
+    mean = np.array(hidden.astype(mx.float32), np.float64)[0].mean(axis=0)
+    want = mean / np.linalg.norm(mean)
+    first, second = (np.array(entry["embedding"]) for entry in answer["data"])
+    assert np.abs(first - want).max() < 1e-6
+    assert np.linalg.norm(second) == pytest.approx(1, abs=1e-6) and abs(first @ second) < 1
+    count = sum(len(tokenizer.encode(text)) for text in (PROMPT, "The cat"))
+    assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
+    (entry,) = coded["data"]
+    raw = np.frombuffer(base64.b64decode(entry["embedding"]), "<f4")
+    assert np.array_equal(raw, first.astype(np.float32))

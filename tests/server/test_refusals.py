@@ -1,0 +1,258 @@
+"""Requests that are refused, in OpenAI's form, by the name of what is wrong."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mlx_mmfree.server.schemas.chat import ChatRequest
+from mlx_mmfree.server.schemas.completion import CompletionRequest
+
+pytestmark = pytest.mark.serve
+
+COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def error_of(response: Any, status: int) -> dict[str, Any]:
+    """The error in an answer, whose form is checked."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    (content,) = response.json().values()
+    assert content.keys() == {"message", "type", "param", "code"}
+    assert len(content["message"]) > 20 and "\n" not in content["message"]
+    assert "Traceback" not in content["message"] and "site-packages" not in content["message"]
+    return dict(content)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", [1]]}, "prompt"),
+        ({"prompt": [1, 2.5]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [99999]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [10**30]}, "prompt"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"n": 0}, "n"),
+        ({"n": 10**30}, "n"),
+        ({"n": 128, "prompt": ["a", "b"]}, "n"),
+        ({"seed": 2**70}, "seed"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias[5]"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"x": 1}}, "stream_options.x"),
+        ({"user": 7}, "user"),
+        # known elsewhere, not here
+        ({"echo": True}, "echo"),
+        ({"best_of": 2}, "best_of"),
+        ({"best_of": True}, "best_of"),
+        ({"echo": 0}, "echo"),
+        ({"suffix": "end"}, "suffix"),
+        ({"service_tier": "flex"}, "service_tier"),
+        # known nowhere
+        ({"chat_template": "{{ x }}"}, "chat_template"),
+        ({"adapter_path": "/etc"}, "adapter_path"),
+        ({"temprature": 1}, "temprature"),
+        ({"messages": MESSAGES}, "messages"),
+    ],
+)
+def test_a_wrong_parameter_is_named(client: Any, changes: dict[str, Any], param: str) -> None:
+    body = {"prompt": "a"} | changes
+    error = error_of(client.post(COMPLETIONS, json=body), 400)
+    assert error["param"] == param
+    assert f"'{param}'" in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "king", "content": "Hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x", "template": "y"}]}, "messages[0].template"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+            "messages[0].content",
+        ),
+        ({"messages": [{**MESSAGES[0], "tool_calls": []}, 5]}, "messages[1]"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "any"}, "tool_choice"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"functions": []}, "functions"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
+        ({"prompt": "x"}, "prompt"),
+    ],
+)
+def test_a_wrong_parameter_of_a_chat_is_named(
+    client: Any, changes: dict[str, Any], param: str
+) -> None:
+    body = {"messages": MESSAGES, "model": "chat"} | changes
+    error = error_of(client.post(CHAT, json=body), 400)
+    assert error["param"] == param
+
+
+def test_what_asks_for_nothing_is_taken(client: Any) -> None:
+    nothing = {name: None for name in CompletionRequest.neutral}
+    same = {"echo": False, "best_of": 1, "suffix": "", "store": False, "service_tier": "auto"}
+    for more in (nothing, same):
+        body = {"prompt": "a", "max_tokens": 1, **more}
+        assert client.post(COMPLETIONS, json=body).status_code == 200
+    body = {"messages": MESSAGES, "model": "chat", "max_tokens": 1}
+    more = {"parallel_tool_calls": True, "modalities": ["text"], "tools": [], "metadata": {}}
+    nothing = {name: None for name in ChatRequest.neutral}
+    for each in (more, nothing):
+        assert client.post(CHAT, json=body | each).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"5",
+        b'"prompt"',
+        b"\xff\xfe",
+        b'{"prompt": "a", "prompt": "b"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+        b'{"prompt": ' + b"[" * 100_000 + b"}",
+        b'{"prompt": "a", "user": ' + b"[" * 70 + b"]" * 70 + b"}",
+    ],
+)
+def test_a_body_that_is_no_sound_json(client: Any, text: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    error_of(client.post(COMPLETIONS, content=text, headers=headers), 400)
+
+
+def test_an_unknown_model(client: Any) -> None:
+    for path, body in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": MESSAGES})):
+        error = error_of(client.post(path, json=body | {"model": "../x"}), 404)
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+        assert "'demo', 'chat'" in error["message"]
+    error_of(client.get("/v1/models/nothing/at/all"), 404)
+
+
+def test_addresses_and_methods(client: Any) -> None:
+    error_of(client.get("/v1/nothing"), 404)
+    error_of(client.get("/../../etc/passwd"), 404)
+    error_of(client.get(COMPLETIONS), 405)
+    error_of(client.post(COMPLETIONS, content="prompt=a"), 415)
+    error_of(client.post(COMPLETIONS, data={"prompt": "a"}), 415)
+
+
+def test_embeddings_that_are_refused(client: Any) -> None:
+    for changes, param in (
+        ({"input": []}, "input"),
+        ({"input": [""]}, "input"),
+        ({"encoding_format": "png"}, "encoding_format"),
+        ({"dimensions": 5}, "dimensions"),
+        ({"dims": 5}, "dims"),
+    ):
+        error = error_of(client.post(EMBEDDINGS, json={"input": "a"} | changes), 400)
+        assert error["param"] == param
+    error_of(client.post(EMBEDDINGS, json={"input": ["a"] * 200}), 413)
+    error_of(client.post(EMBEDDINGS, json={"input": "the " * 40_000}), 413)
+
+
+def test_limits_of_size(start: Callable[..., Any]) -> None:
+    with start(max_body_bytes=300, max_context=40, max_tokens=8) as client:
+        error = error_of(client.post(COMPLETIONS, json={"prompt": "a" * 400}), 413)
+        assert "300 bytes" in error["message"]
+
+        def in_pieces() -> Any:
+            yield b'{"prompt": "'
+            yield from 100 * [b"a" * 10]
+
+        headers = {"Content-Type": "application/json"}
+        error_of(client.post(COMPLETIONS, content=in_pieces(), headers=headers), 413)
+        error = error_of(client.post(COMPLETIONS, json={"prompt": 25 * [5], "max_tokens": 16}), 413)
+        assert error["code"] == "context_length_exceeded"
+        error_of(client.post(COMPLETIONS, json={"prompt": 40 * [5]}), 413)
+        # an answer without a number of its own gets what is left
+        usage = client.post(COMPLETIONS, json={"prompt": 38 * [5], "temperature": 0}).json()[
+            "usage"
+        ]
+        assert usage["completion_tokens"] <= 2
+        usage = client.post(COMPLETIONS, json={"prompt": [5], "logit_bias": {"0": -100}}).json()
+        assert usage["usage"]["completion_tokens"] == 8
+
+
+def test_a_failure_of_one_request_is_its_own(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlx_mmfree.server import texts
+
+    class Broken(texts.LogitBias):
+        def __call__(self, logits: Any, state: Any) -> Any:
+            raise ZeroDivisionError("a secret of the server")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(texts, "LogitBias", Broken)
+        body = {"prompt": "a", "max_tokens": 4, "logit_bias": {"1": 1}}
+        error = error_of(client.post(COMPLETIONS, json=body), 500)
+        assert "secret" not in error["message"]
+        streamed = client.post(COMPLETIONS, json=body | {"stream": True})
+        assert streamed.status_code == 200
+        *_, last = [line for line in streamed.text.split("\n\n") if line]
+        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+    assert client.post(COMPLETIONS, json=body).status_code == 200
+
+
+def test_a_failure_of_the_model_does_not_end_the_server(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlx_mmfree.generation.scheduling import Scheduler
+
+    broken: list[Scheduler] = []
+    step = Scheduler.step
+
+    def breaks(scheduler: Scheduler) -> Any:
+        """The first scheduler fails, and goes on to fail."""
+        if not broken:
+            broken.append(scheduler)
+        if scheduler is broken[0]:
+            raise RuntimeError("[metal] out of memory at a secret place")
+        return step(scheduler)
+
+    monkeypatch.setattr(Scheduler, "step", breaks)
+    error = error_of(client.post(COMPLETIONS, json={"prompt": "a", "n": 3}), 500)
+    assert "secret" not in error["message"]
+    assert client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 2}).status_code == 200
+    assert client.get("/health").json()["active"] == 0

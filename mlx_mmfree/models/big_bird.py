@@ -91,5 +91,6 @@ ARCHITECTURE = Architecture(
     config=Config,
     build=build,
     weight_names={**weight_names("bert", ATTENTION_NAMES), **HEAD_NAMES},
+    does=lambda config: "fill-mask",
     tiny={**TINY, "num_attention_heads": 4, "block_size": 2, "num_random_blocks": 1},
 )

@@ -37,5 +37,6 @@ ARCHITECTURE = Architecture(
         "fnet.embeddings.projection": "front.projection",
         **HEAD_NAMES,
     },
+    does=lambda config: "fill-mask",
     tiny=TINY,
 )

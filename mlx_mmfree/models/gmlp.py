@@ -2,35 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
-import mlx.nn as nn
-
 from ..errors import CheckpointError
-from ..layers.layer_norm import LayerNorm
 from ..layers.stored_layout import StoredLayout
 from ..token_mixers.gmlp import GMLP
 from .parts.architecture import Architecture, sample_images
-from .parts.fields import integer, number
+from .parts.fields import number
 from .parts.image_block import ImageBlock
 from .parts.image_classifier import ImageClassifier
-from .parts.image_config import ImageConfig
-from .parts.initialization import draw_weights
-from .parts.patch_tokens import PatchTokens
-from .parts.stage import Stage
-
-_NORM = partial(LayerNorm, eps=1e-6)
+from .parts.patch_model import PATCH_NORM, PatchConfig, build_patch_model
 
 
 @dataclass(frozen=True)
-class Config(ImageConfig):
+class Config(PatchConfig):
     """The description of one gMLP.
 
-    Attributes: as `ImageConfig`, and
-        patch_size: Side of a patch.
-        num_blocks: Blocks.
-        embed_dim: Dims of a token.
+    Attributes: as `PatchConfig`, and
         mlp_ratio: Channels that a block expands to, both halves, in dims.
     """
 
@@ -40,30 +28,18 @@ class Config(ImageConfig):
         "gmlp_b16_224": {"patch_size": 16, "num_blocks": 30, "embed_dim": 512},
     }
 
-    patch_size: int = 16
-    num_blocks: int = 30
-    embed_dim: int = 256
     mlp_ratio: float = 6.0
 
     @classmethod
     def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        dims = integer(sizes, "embed_dim", high=2**14)
-        ratio = number(sizes, "mlp_ratio", 6.0, low=1e-3, high=64.0)
+        common = super().read_sizes(sizes)
+        dims, ratio = common["embed_dim"], number(sizes, "mlp_ratio", 6.0, low=1e-3, high=64.0)
         if int(dims * ratio) % 2:
             raise CheckpointError(
                 "[config.json] 'mlp_ratio' must make an even number of channels but makes "
                 f"{int(dims * ratio)} of 'embed_dim', {dims}."
             )
-        return {
-            "patch_size": integer(sizes, "patch_size", high=2**10),
-            "num_blocks": integer(sizes, "num_blocks", high=1024),
-            "embed_dim": dims,
-            "mlp_ratio": ratio,
-        }
-
-    @property
-    def num_features(self) -> int:
-        return self.embed_dim
+        return {**common, "mlp_ratio": ratio}
 
 
 class _Block(ImageBlock):
@@ -81,14 +57,7 @@ class _Block(ImageBlock):
 
 def build(config: Config) -> ImageClassifier:
     """A model with fresh weights, in its training form."""
-    dims = config.embed_dim
-    embed = PatchTokens(
-        config.input_channels, dims, patch_size=config.patch_size, image_size=config.image_size
-    )
-    blocks = [_block(config, embed.length) for _ in range(config.num_blocks)]
-    stage = draw_weights(Stage(blocks), 0.02)
-    head = nn.Linear(dims, config.num_classes)
-    return ImageClassifier(embed, [stage], head, neck=_NORM(dims), config=config)
+    return build_patch_model(config, _block)
 
 
 def _block(config: Config, length: int) -> ImageBlock:
@@ -100,7 +69,7 @@ def _block(config: Config, length: int) -> ImageBlock:
         is_causal=False,
     )
     # the same rate for every block, as in timm
-    return _Block(config.embed_dim, mixer, None, norm=_NORM, drop_path=config.drop_path_rate)
+    return _Block(config.embed_dim, mixer, None, norm=PATCH_NORM, drop_path=config.drop_path_rate)
 
 
 ARCHITECTURE = Architecture(

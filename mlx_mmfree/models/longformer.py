@@ -102,5 +102,6 @@ ARCHITECTURE = Architecture(
         "lm_head.bias": "logits_bias",
         "lm_head.decoder": None,
     },
+    does=lambda config: "fill-mask",
     tiny={**TINY, "num_attention_heads": 4, "attention_window": 4},
 )

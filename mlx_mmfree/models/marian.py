@@ -244,6 +244,7 @@ ARCHITECTURE = Architecture(
     config=Config,
     build=build,
     weight_names=_weight_names(),
+    does=lambda config: "translation",
     tiny={
         "vocab_size": 60,
         "d_model": 32,

@@ -16,7 +16,7 @@ from ..layers.added_positions import AddedPositions
 from ..layers.layer_norm import LayerNorm
 from ..layers.linear_factory import LinearFactory
 from ..layers.position_codes import LearnedPositions, SinusoidalPositions
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, Pipeline
 from .parts.block import Block
 from .parts.decoder import Decoder
 from .parts.encoder_decoder import EncoderDecoder
@@ -30,6 +30,12 @@ from .parts.stack import Stack
 from .parts.token_model import TokenModel
 
 _NORMS = {"rms_norm": nn.RMSNorm, "layer_norm": LayerNorm}
+_PIPELINES: dict[str, Pipeline] = {
+    "causal_lm": "text-generation",
+    "masked_lm": "fill-mask",
+    "classifier": "text-classification",
+    "encoder_decoder": "translation",
+}
 _LINEARS: dict[str, LinearFactory] = {
     "dense": nn.Linear,
     "ternary": partial(BitLinear, norm_eps=1e-6),
@@ -177,6 +183,7 @@ ARCHITECTURE = Architecture(
         "model.encoder.norm": "encoder.norm",
         "lm_head": "head",
     },
+    does=lambda config: _PIPELINES[config.task],
     tiny={
         "vocab_size": 60,
         "hidden_size": 32,

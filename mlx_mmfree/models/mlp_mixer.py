@@ -2,34 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
-import mlx.nn as nn
-
 from ..channel_mixers.feed_forward import FeedForward
-from ..layers.layer_norm import LayerNorm
 from ..token_mixers.mlp_mixer import MLPMixer
 from .parts.architecture import Architecture, sample_images
-from .parts.fields import integer, numbers
+from .parts.fields import numbers
 from .parts.image_block import ImageBlock
 from .parts.image_classifier import ImageClassifier
-from .parts.image_config import ImageConfig
-from .parts.initialization import draw_weights
-from .parts.patch_tokens import PatchTokens
-from .parts.stage import Stage
-
-_NORM = partial(LayerNorm, eps=1e-6)
+from .parts.patch_model import PATCH_NORM, PatchConfig, build_patch_model
 
 
 @dataclass(frozen=True)
-class Config(ImageConfig):
+class Config(PatchConfig):
     """The description of one MLP-Mixer.
 
-    Attributes: as `ImageConfig`, and
-        patch_size: Side of a patch.
-        num_blocks: Blocks.
-        embed_dim: Dims of a token.
+    Attributes: as `PatchConfig`, and
         mlp_ratio: Widths of the perceptrons along the sequence and along the channels, in dims.
     """
 
@@ -42,35 +30,17 @@ class Config(ImageConfig):
         "mixer_l16_224": {"patch_size": 16, "num_blocks": 24, "embed_dim": 1024},
     }
 
-    patch_size: int = 16
-    num_blocks: int = 12
-    embed_dim: int = 768
     mlp_ratio: tuple[float, ...] = (0.5, 4.0)
 
     @classmethod
     def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "patch_size": integer(sizes, "patch_size", high=2**10),
-            "num_blocks": integer(sizes, "num_blocks", high=1024),
-            "embed_dim": integer(sizes, "embed_dim", high=2**14),
-            "mlp_ratio": numbers(sizes, "mlp_ratio", 2, (0.5, 4.0), low=1e-3, high=64.0),
-        }
-
-    @property
-    def num_features(self) -> int:
-        return self.embed_dim
+        ratios = numbers(sizes, "mlp_ratio", 2, (0.5, 4.0), low=1e-3, high=64.0)
+        return {**super().read_sizes(sizes), "mlp_ratio": ratios}
 
 
 def build(config: Config) -> ImageClassifier:
     """A model with fresh weights, in its training form."""
-    dims = config.embed_dim
-    embed = PatchTokens(
-        config.input_channels, dims, patch_size=config.patch_size, image_size=config.image_size
-    )
-    blocks = [_block(config, embed.length) for _ in range(config.num_blocks)]
-    stage = draw_weights(Stage(blocks), 0.02)
-    head = nn.Linear(dims, config.num_classes)
-    return ImageClassifier(embed, [stage], head, neck=_NORM(dims), config=config)
+    return build_patch_model(config, _block)
 
 
 def _block(config: Config, length: int) -> ImageBlock:
@@ -86,7 +56,7 @@ def _block(config: Config, length: int) -> ImageBlock:
         activation="gelu",
     )
     # the same rate for every block, as in timm
-    return ImageBlock(dims, mixer, channel_mixer, norm=_NORM, drop_path=config.drop_path_rate)
+    return ImageBlock(dims, mixer, channel_mixer, norm=PATCH_NORM, drop_path=config.drop_path_rate)
 
 
 ARCHITECTURE = Architecture(

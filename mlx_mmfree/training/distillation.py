@@ -1,8 +1,10 @@
 """Distillation: a student learns a teacher's distribution of the next token (arXiv 1503.02531)."""
 
 import math
+from dataclasses import dataclass, field
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import TrainingError
 from ..models import Decoder
@@ -48,11 +50,7 @@ def distillation_loss(
             raise TrainingError(
                 f"[distillation] '{name}' must be positive and finite but got {value}."
             )
-    if top_k is not None and not 1 < top_k <= teacher.vocab_size:
-        raise TrainingError(
-            f"[distillation] 'top_k' must be from 2 to the size of the vocabulary, "
-            f"{teacher.vocab_size}, but got {top_k}."
-        )
+    check_top_k(top_k, teacher.vocab_size)
     teacher.freeze()
     teacher.eval()
 
@@ -64,6 +62,47 @@ def distillation_loss(
 
         known = mx.stop_gradient(batch_hidden(teacher, batch))
         given = [mx.array(batch.targets), known]
+        losses = losses_of_hidden(model, of_hidden, batch_hidden(model, batch), given)
+        return long_sum(losses * mx.array(batch.weights))
+
+    return loss
+
+
+def check_top_k(top_k: int | None, vocab_size: int) -> None:
+    """Refuses a number of tokens that a distribution cannot be compared on, with `TrainingError`."""
+    if top_k is not None and not 1 < top_k <= vocab_size:
+        raise TrainingError(
+            f"[distillation] 'top_k' must be from 2 to the size of the vocabulary, {vocab_size}, "
+            f"but got {top_k}."
+        )
+
+
+@dataclass(frozen=True)
+class KnownBatch(Batch):
+    """A batch with what a teacher expects at each place.
+
+    Attributes:
+        likeliest: The tokens that the teacher finds likeliest, int32 `(B, L, K)`.
+        logits: Their logits, up to a term that they share, float `(B, L, K)`.
+    """
+
+    likeliest: np.ndarray = field(kw_only=True)
+    logits: np.ndarray = field(kw_only=True)
+
+
+def known_loss(*, weight: float = 1.0, temperature: float = 1.0) -> Loss:
+    """As `distillation_loss` with `top_k`, of each `KnownBatch` instead of a teacher."""
+
+    def loss(model: Decoder, batch: KnownBatch) -> mx.array:
+        def of_hidden(
+            hidden: mx.array, targets: mx.array, chosen: mx.array, wanted: mx.array
+        ) -> mx.array:
+            logits = model.logits(hidden)
+            apart = _divergence(logits, wanted, chosen, temperature)
+            return cross_entropy(logits, targets) + weight * apart
+
+        known = [mx.array(batch.likeliest), mx.array(batch.logits).astype(mx.float32)]
+        given = [mx.array(batch.targets), *known]
         losses = losses_of_hidden(model, of_hidden, batch_hidden(model, batch), given)
         return long_sum(losses * mx.array(batch.weights))
 
@@ -92,12 +131,21 @@ def divergence(
     Returns:
         The divergence in nats, float32 `(...)`.
     """
-    scale = 1.0 / temperature
-    wanted = mx.stop_gradient(wanted).astype(mx.float32) * scale
-    q = log_softmax(logits.astype(mx.float32) * scale)
+    wanted = mx.stop_gradient(wanted).astype(mx.float32)
+    chosen = None
     if top_k is not None:
         chosen = mx.argpartition(-wanted, kth=top_k - 1, axis=-1)[..., :top_k]
         wanted = mx.take_along_axis(wanted, chosen, axis=-1)
+    return _divergence(logits, wanted, chosen, temperature)
+
+
+def _divergence(
+    logits: mx.array, wanted: mx.array, chosen: mx.array | None, temperature: float
+) -> mx.array:
+    """As `divergence`, with the teacher's logits of the chosen tokens alone."""
+    scale = 1.0 / temperature
+    q = log_softmax(logits.astype(mx.float32) * scale)
+    if chosen is not None:
         q = mx.take_along_axis(q, chosen, axis=-1)
-    p = log_softmax(wanted)
+    p = log_softmax(wanted * scale)
     return temperature**2 * long_sum(mx.exp(p) * (p - q), axis=-1)

@@ -79,6 +79,11 @@ class OptimizerStep:
 
     for the largest norm :math:`c`, `clip_norm`.
 
+    Gradient, norm and update are graphs of their own, each compiled. Between them batches and processes
+    add their gradients, and a norm that is not finite ends the run before any weight has changed. One
+    graph of all three takes as long on a CPU, and a tenth more memory: 156 MB instead of 142 for 4
+    layers of width 256 and 1,024 tokens.
+
     Args:
         model: The model.
         settings: The run.

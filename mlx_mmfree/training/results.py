@@ -78,9 +78,7 @@ class TrainedModel(BestWeights):
     ):
         super().__init__(model, folder / "best.safetensors", has_validation)
         source = tokenizer.folder if isinstance(tokenizer, Tokenizer) else tokenizer
-        # asked now rather than after hours of training
-        for name in (RUN_MODEL, MASTERS_FOLDER):
-            check_target((folder / name).resolve(), True, "training", [source] if source else [])
+        check_results(folder, source)
         self._folder = folder
         self._decoder = model
         self._tokenizer = tokenizer
@@ -91,17 +89,32 @@ class TrainedModel(BestWeights):
         A ternary model is packed there, and `masters/` gets its float weights for further training.
         """
         load_learned(self._decoder, self._folder / "best.safetensors")
-        floats = list(packable(self._decoder).items())
-        if floats:
-            self._save(MASTERS_FOLDER)
-        pack_linears(self._decoder)
-        try:
-            self._save(RUN_MODEL)
-        finally:
-            self._decoder.update_modules(tree_unflatten(floats))
+        save_trained(self._folder, self._decoder, self._tokenizer)
 
-    def _save(self, name: str) -> None:
-        save_model(self._folder / name, self._decoder, self._tokenizer, overwrite=True)
+
+def check_results(folder: Path, source: Path | None) -> None:
+    """Asks before hours of training whether `save_trained` may write to a run's folder.
+
+    Raises:
+        CheckpointError: A folder to be written holds other files, or holds the tokenizer.
+    """
+    for name in (RUN_MODEL, MASTERS_FOLDER):
+        check_target((folder / name).resolve(), True, "training", [source] if source else [])
+
+
+def save_trained(folder: Path, model: TokenModel, tokenizer: Tokenizer | Path | None) -> None:
+    """Writes a model to `model/` of a run's folder.
+
+    A ternary model is packed there, and `masters/` gets its float weights for further training.
+    """
+    floats = list(packable(model).items())
+    if floats:
+        save_model(folder / MASTERS_FOLDER, model, tokenizer, overwrite=True)
+    pack_linears(model)
+    try:
+        save_model(folder / RUN_MODEL, model, tokenizer, overwrite=True)
+    finally:
+        model.update_modules(tree_unflatten(floats))
 
 
 def kept_models(folder: Path) -> str:

@@ -1,5 +1,6 @@
 """A card says where a model comes from, how it was checked and how it is used."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,15 @@ from mlx_mmfree.hub.publish.model_card import (
     write_model_card,
 )
 from mlx_mmfree.hub.publish.runtimes import Opening
+from mlx_mmfree.models import find
 
 COMMAND = "mmfree convert --model ridger/MMfreeLM-370M --mlx-path out"
 CARD = ModelCard("me/tiny-2bit", "mlx", COMMAND, base_model="ridger/MMfreeLM-370M")
+META = {
+    **find("metaformer").tiny,
+    "model_type": "metaformer",
+    "token_mixer": "multi_head_attention",
+}
 SOURCE_TEXT = """---
 license: Other
 license_name: falcon-llm
@@ -200,3 +207,23 @@ def test_too_long_cards_are_left_out(source: Path) -> None:
     found = read_source_card(source)
     assert found.problem is not None and "more than the 1,000,000" in found.problem
     assert replace(found, problem=None) == SourceCard()
+
+
+@pytest.mark.parametrize(
+    ("config", "pipeline", "command"),
+    [
+        (find("fnet").tiny | {"model_type": "fnet"}, "fill-mask", "mmfree fill"),
+        (find("marian").tiny | {"model_type": "marian"}, "translation", "mmfree translate"),
+        (META | {"task": "masked_lm"}, "fill-mask", "mmfree fill"),
+        (META | {"task": "classifier"}, "text-classification", "mmfree classify"),
+        (META | {"task": "encoder_decoder"}, "translation", "mmfree translate"),
+        (META | {"task": "causal_lm"}, "text-generation", "generate(model"),
+    ],
+)
+def test_the_card_says_what_the_model_does(
+    config: dict[str, Any], pipeline: str, command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_model_card(tmp_path, CARD)
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert f"pipeline_tag: {pipeline}\n" in card and command in card

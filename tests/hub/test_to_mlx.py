@@ -249,7 +249,7 @@ def test_already_affine_model_is_kept(tmp_path: Path) -> None:
     assert relative_error(mlx_lm_model(tmp_path / "m")(TOKENS), ours) <= TOLERANCE[mx.float32]
 
 
-@pytest.mark.parametrize("name", ["hgrn_bit", "ternary_transformer"])
+@pytest.mark.parametrize("name", ["hgrn_bit", "hybrid", "ternary_transformer"])
 def test_model_files_stand_alone(name: str) -> None:
     file = Path(str(importlib.util.find_spec("mlx_mmfree").origin)).parent  # type: ignore[union-attr]
     text = (file / "hub" / "conversion" / "mlx_model_file" / f"{name}.py").read_text()

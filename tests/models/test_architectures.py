@@ -21,6 +21,7 @@ KNOWN = [
     "hgrn",
     "hgrn2",
     "hgrn_bit",
+    "hybrid",
     "llama",
     "longformer",
     "marian",

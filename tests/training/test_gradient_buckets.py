@@ -25,7 +25,7 @@ from tests.training.parallel_run import batch, build
 
 BLOCKS = 4
 # blocks of one kind, where an architecture may have several
-ALIKE = {"metaformer": {"token_mixer": "mlgru"}}
+ALIKE = {"hybrid": {"token_mixer": "mlgru"}, "metaformer": {"token_mixer": "mlgru"}}
 TOGETHER = {"reformer"}
 """Reversible blocks, whose gradients come all at once."""
 

@@ -1,11 +1,13 @@
 """Puts adapters on models and takes them from models."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 
 from ...errors import CheckpointError
 from ...layers.lora import (
@@ -64,6 +66,17 @@ def attach(model: Decoder, adapter: Adapter | None) -> Decoder:
     model.freeze()
     model.update_modules(tree_unflatten(list(adapted.items())))
     return model
+
+
+def with_adapter(model: Decoder, adapter: Adapter) -> Decoder:
+    """The same model with an adapter, beside the model itself, with which it shares the weights.
+
+    Raises:
+        CheckpointError: The adapter does not fit the model.
+    """
+    arrays = cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
+    shared = {id(array): array for _, array in arrays}
+    return attach(deepcopy(model, shared), adapter)
 
 
 def adapter_of(model: Decoder) -> Adapter:

@@ -1,7 +1,6 @@
 """Merges an adapter into its base, whose ternary weights become dense, or ternary again."""
 
 import os
-from dataclasses import replace
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -145,7 +144,4 @@ def save_peft_adapter(
 def _with_dense(model: Decoder, names: list[str]) -> Any:
     """The configuration with these linears left out of the ternary ones."""
     config: Any = model.config
-    left_out = map(weight_names(config).module_to_disk, names)
-    before = ("lm_head",) if config.linears.excluded is None else config.linears.excluded
-    linears = replace(config.linears, excluded=(*before, *sorted(left_out)))
-    return replace(config, linears=linears)
+    return config.with_dense(map(weight_names(config).module_to_disk, names))

@@ -30,6 +30,7 @@ _CHECKPOINT_FILES = (
     TORCH_INDEX_FILE,
     f"*{GGUF_SUFFIX}",
     "hgrn_bit.py",
+    "hybrid.py",
     "ternary_transformer.py",
     "adapters.safetensors",
     "adapter_model.safetensors",

@@ -1,6 +1,5 @@
 """Writes the model card of a folder: `README.md` with the front matter that the Hub reads."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,11 +13,14 @@ from ...files.json_file import read_json_object
 from ...files.opening import read_member
 from ...files.replacing import new_file, writing
 from ...files.yaml_text import parse_yaml
-from ...models.parts.architectures import known_variants
+from ...models.parts.architecture import Pipeline
+from ...models.parts.architectures import find_described
 from ...version import __version__
 from ..checkpoint.target_folder import copy_files
 from ..remote.download import REPOSITORY_NAME
 from .runtimes import MLX_LM, Opening, opening
+from .tables import rows
+from .usage import adapter_usage, usage
 
 CARD_FILE = "README.md"
 CARD_PATTERNS = (CARD_FILE, "LICENSE*", "LICENCE*", "NOTICE*")
@@ -66,6 +68,7 @@ class ModelCard:
         source: What the source says about itself.
         verification: The figures of the comparison with the source, by name; empty if there was none.
         losses: Nats a token of a text, by the name of what was measured.
+        training: How the model was trained, a section in Markdown; then there is none of the comparison.
         openings: Which programs open the folder; empty if that is not known.
         tags: Tags in addition to those that follow from the rest.
         pipeline: What the model does, in the Hub's words.
@@ -80,22 +83,24 @@ class ModelCard:
     source: SourceCard = field(default_factory=SourceCard)
     verification: Mapping[str, str] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
+    training: str = ""
     openings: tuple[Opening, ...] = ()
     tags: tuple[str, ...] = ("ternary",)
-    pipeline: Literal["text-generation", "image-classification"] = "text-generation"
+    pipeline: Pipeline = "text-generation"
 
     @property
     def is_of_images(self) -> bool:
         return self.pipeline == "image-classification"
 
 
-def pipeline_of(folder: Path) -> Literal["text-generation", "image-classification"]:
-    """What the model in a folder does, by its `config.json`."""
+def pipeline_of(folder: Path) -> Pipeline:
+    """What the model in a folder does, by its `config.json`; without one, it continues texts."""
     file = folder / CONFIG_FILE
-    config = read_json_object(file) if file.exists() else {}
-    if config.get("architecture") in known_variants():
-        return "image-classification"
-    return "text-generation"
+    if not file.exists():
+        return "text-generation"
+    config = read_json_object(file)
+    architecture = find_described(config)
+    return architecture.pipeline(architecture.config.from_hub(config))
 
 
 def read_source_card(folder: Path) -> SourceCard:
@@ -130,8 +135,10 @@ def model_card(card: ModelCard) -> str:
         f"---\n{yaml.safe_dump(_metadata(card), sort_keys=False, allow_unicode=True)}---",
         f"# {card.name.rstrip('/').rpartition('/')[2]}",
         _provenance(card),
-        _losses(card) if card.losses else _verification(card.verification),
-        _adapter_usage(card) if card.relation == "adapter" else _usage(card),
+        _result(card),
+        adapter_usage(card.name, card.pipeline)
+        if card.relation == "adapter"
+        else usage(card.name, card.pipeline, card.openings),
     ]
     if card.source.license is None:
         parts.append(
@@ -196,74 +203,26 @@ def _provenance(card: ModelCard) -> str:
     return f"Made from {source} with mlx_mmfree {__version__}:\n\n```bash\n{card.command}\n```"
 
 
+def _result(card: ModelCard) -> str:
+    """What is known of how good the model is."""
+    if card.training:
+        return card.training
+    return _losses(card) if card.losses else _verification(card.verification)
+
+
 def _verification(figures: Mapping[str, str]) -> str:
     if not figures:
         return "## Verification\n\nThe result was not compared with its source."
     return (
         "## Verification\n\nThe written files were read again and compared with the source:\n\n"
-        + _rows(figures)
+        + rows(figures)
     )
 
 
 def _losses(card: ModelCard) -> str:
     figures = {name: f"{loss:.4f}" for name, loss in card.losses.items()}
     unit = "an image" if card.is_of_images else "a token of one text"
-    return f"## Loss\n\nNats {unit}, measured with mlx_mmfree:\n\n{_rows(figures)}"
-
-
-def _rows(figures: Mapping[str, str]) -> str:
-    rows = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in figures.items())
-    return f"| | |\n|---|---|\n{rows}"
-
-
-def _adapter_usage(card: ModelCard) -> str:
-    folder = card.name.rstrip("/").rpartition("/")[2]
-    use = 'generate --model {0} --adapter-path {0} --prompt "Once upon a time"'
-    if card.is_of_images:
-        use = "fuse --model {0} --adapter-path {0} --form dense"
-    return (
-        "## Usage\n\nThe adapter lies beside its base and is put on it when it is asked for:\n\n"
-        f"```bash\nhf download {card.name} --local-dir {folder}\n"
-        f"mmfree {use.format(folder)}\n```"
-    )
-
-
-def _usage(card: ModelCard) -> str:
-    name = json.dumps(card.name)
-    code = (
-        f"from mlx_mmfree import generate, load\n\nmodel, tokenizer = load({name})\n"
-        'print(generate(model, tokenizer, "Once upon a time"))'
-    )
-    if card.is_of_images:
-        code = (
-            f"from mlx_mmfree import load\n\nmodel, processor = load({name})\n"
-            'print(model(processor(["picture.jpg"])).argmax(axis=-1))'
-        )
-    text = (
-        "## Usage\n\nWith mlx_mmfree, which computes as the model was trained, with 8-bit "
-        f"activations where it has them:\n\n```python\n{code}\n```"
-    )
-    if not card.openings:
-        return text
-    text += f"\n\nOther programs:\n\n{_rows({o.runtime: str(o) for o in card.openings})}"
-    mlx_lm = opening(card.openings, MLX_LM)
-    if mlx_lm is None or not mlx_lm.opens:
-        return text
-    flag = " --trust-remote-code" if "--trust-remote-code" in mlx_lm.note else ""
-    text += (
-        "\n\nWith mlx-lm:\n\n"
-        f'```bash\nmlx_lm.generate --model {card.name}{flag} --prompt "Once upon a time"\n```'
-    )
-    if flag:
-        text += (
-            "\n\nmlx-lm has no such architecture of its own: the flag lets it run the model's Python "
-            "file that lies in this repository."
-        )
-    return text
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return f"## Loss\n\nNats {unit}, measured with mlx_mmfree:\n\n{rows(figures)}"
 
 
 def _texts(value: object) -> list[str]:

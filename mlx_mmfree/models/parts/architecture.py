@@ -3,11 +3,16 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import mlx.core as mx
 
 from .ternary_linears import PACKED_FORMS
+
+Pipeline = Literal[
+    "text-generation", "fill-mask", "text-classification", "translation", "image-classification"
+]
+"""What a model does, in the Hub's words."""
 
 
 class Config(Protocol):
@@ -58,6 +63,10 @@ def sample_images(config: Any) -> mx.array:
     return mx.sin(mx.arange(math.prod(shape)) * 0.37).reshape(shape)
 
 
+def _generation(config: Any) -> Pipeline:
+    return "text-generation"
+
+
 def _itself(config: Any) -> Any:
     return config
 
@@ -88,6 +97,7 @@ class Architecture:
         gguf_name: From a description, the name under which it is written; `None` if there is none.
         sample: From a description, an input for `predictions` of the model, by which two copies are
             compared. Default: token ids.
+        does: From a description, what the model does. Default: it continues texts.
         variants: Of a family of images, its models by the names that stand under `architecture` in
             timm's files, and the sizes of each. See `image_config`.
         tiny: The `config.json` of a model of a few thousand weights, for tests.
@@ -108,6 +118,7 @@ class Architecture:
     gguf: Mapping[str, GGUFForm] = field(default_factory=dict)
     gguf_name: Callable[[Any], str | None] = _no_name
     sample: Callable[[Any], mx.array] = _sample_tokens
+    does: Callable[[Any], Pipeline] = _generation
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tiny: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -121,3 +132,7 @@ class Architecture:
     def read_forms(self) -> tuple[str, ...]:
         """Values as of `packed_forms` that are read: of models of images, all that there are."""
         return PACKED_FORMS if self.variants else self.packed_forms
+
+    def pipeline(self, config: Any) -> Pipeline:
+        """What a model of this description does: all models of images classify them."""
+        return "image-classification" if self.variants else self.does(config)

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, get_args
 
 import mlx.nn as nn
@@ -30,10 +31,12 @@ class MixerPositions:
     Attributes:
         kind: `rope`, `alibi`, `relative_bias`, or another word for nothing.
         rope_base: Base of the rotation.
+        rope: Makes the rotation of heads of a size, instead of the plain one with that base.
     """
 
     kind: str
     rope_base: float = 10000.0
+    rope: Callable[[int], RoPE] | None = None
 
     @property
     def is_bias(self) -> bool:
@@ -55,7 +58,8 @@ class MixerPositions:
     def made(self, heads: int, head_dim: int, *, is_causal: bool) -> nn.Module:
         """It, for a mixer with these heads."""
         if self.kind == "rope":
-            return RoPE(head_dim, base=self.rope_base)
+            make = self.rope or partial(RoPE, base=self.rope_base)
+            return make(head_dim)
         return ALiBi(heads) if self.kind == "alibi" else RelativeBias(heads, is_causal=is_causal)
 
 

@@ -3,8 +3,8 @@
 How their weights are stored is the business of `hub`; here is what they compute.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -72,6 +72,11 @@ class TernaryLinears:
         if self.excluded is not None:
             described["modules_to_not_convert"] = list(self.excluded)
         return described
+
+    def without(self, names: Iterable[str]) -> "TernaryLinears":
+        """The same with these linears dense, by their Hub names."""
+        before = ("lm_head",) if self.excluded is None else self.excluded
+        return replace(self, excluded=(*before, *sorted(names)))
 
     def covers(self, name: str) -> bool:
         """Whether the linear with this Hub name is ternary."""

@@ -1,7 +1,7 @@
 """The description of a transformer of the family around Llama."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from ...errors import CheckpointError
@@ -173,6 +173,11 @@ class TransformerConfig:
         if self.linears is not None:
             config["quantization_config"] = self.linears.to_hub()
         return config
+
+    def with_dense(self, names: Iterable[str]) -> Self:
+        """The same with these ternary linears dense, by their Hub names."""
+        linears = None if self.linears is None else self.linears.without(names)
+        return replace(self, linears=linears)
 
     @property
     def _hub_class(self) -> str:

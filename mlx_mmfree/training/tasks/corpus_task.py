@@ -35,3 +35,18 @@ class CorpusTask(Task):
     def _rows(self, step: int) -> np.ndarray:
         """The token ids of a step, int32 `(rows, sequence_length + 1)`."""
         return self._mixture.rows(step)
+
+    def held_out_rows(self, name: str, most_tokens: int) -> np.ndarray:
+        """Rows one after another from the beginning of a held-out file.
+
+        Args:
+            name: The file.
+            most_tokens: About how many tokens they have together at most; there is one row at least.
+
+        Returns:
+            Token ids, int32 `(rows, sequence_length + 1)`.
+        """
+        length, tokens = self._settings.sequence_length, self._files[name].tokens
+        count = max(1, min(most_tokens, len(tokens) - 1) // length)
+        places = np.arange(count)[:, None] * length + np.arange(length + 1)
+        return np.asarray(tokens[places], np.int32)

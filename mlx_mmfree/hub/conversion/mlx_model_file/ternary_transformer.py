@@ -16,6 +16,8 @@ from mlx_lm.models.base import (
 )
 from mlx_lm.models.rope_utils import initialize_rope
 
+LINEAR_NORM = "rms_norm"
+
 
 @dataclass
 class ModelArgs(BaseModelArgs):
@@ -111,10 +113,10 @@ class NormedTernaryLinear(nn.Module):
         self.biases = mx.zeros((output_dims, columns // group_size))
         if bias:
             self.bias = mx.zeros((output_dims,))
-        self.rms_norm = nn.RMSNorm(input_dims, eps=norm_eps)
+        self[LINEAR_NORM] = nn.RMSNorm(input_dims, eps=norm_eps)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return ternary_product(self, self.rms_norm(x))
+        return ternary_product(self, self[LINEAR_NORM](x))
 
     def to_lora(self, r: int = 8, scale: float = 20.0, dropout: float = 0.0) -> nn.Module:
         return AdaptedLinear(self, r, scale, dropout)
@@ -133,8 +135,8 @@ class AdaptedLinear(nn.Module):
         self.lora_b = mx.zeros((rank, linear.weight.shape[0]))
 
     def __call__(self, x: mx.array) -> mx.array:
-        if "rms_norm" in self.linear:
-            x = self.linear.rms_norm(x)
+        if LINEAR_NORM in self.linear:
+            x = self.linear[LINEAR_NORM](x)
         y = ternary_product(self.linear, x)
         change = (self.dropout(x) @ self.lora_a) @ self.lora_b
         return y + (self.scale * change).astype(y.dtype)

@@ -1,0 +1,99 @@
+"""`mmfree distil`: turns a transformer into a model with other token mixers, which learns from it."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ..platform.allocator import keep_freed_memory
+from ..training.distil.settings import MEASURED, DistilSettings, read_settings
+from ..training.precision import COMPUTE_DTYPES, precision_note
+from ..training.settings import ADAMW
+from .parts.columns import aligned
+from .parts.command import CommandParser, command
+from .parts.flags import add_settings_flags, json_object, number_list
+from .parts.memory import add_dry_run_flag, show_plan
+from .parts.source_card import model_card
+
+HELP = "turn a transformer into a model without attention"
+
+_NOT_FLAGS = ("model", "path", "to", "ternary", "keep_layers", "data", "valid")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="mmfree distil",
+        description=f"{__doc__} A flag wins over the YAML file.",
+        epilog="Repeat the command to resume a run that was stopped.",
+    )
+    parser.add_argument(
+        "-c", "--config", type=Path, help="YAML file with the settings, whose keys are the flags"
+    )
+    parser.add_argument("--model", help="folder or Hub repository of the teacher, a transformer")
+    parser.add_argument("--path", help="folder of the run and of the student")
+    parser.add_argument(
+        "--to",
+        nargs="+",
+        type=_mixer,
+        metavar="MIXER",
+        help="token mixers in place of attention, such as mlgru, which repeat from layer to layer; "
+        "`same` keeps attention; options stand in a JSON object beside 'name'",
+    )
+    parser.add_argument(
+        "--ternary", action="store_true", default=None, help="make the student's linears ternary"
+    )
+    parser.add_argument(
+        "--keep-layers",
+        type=_layers,
+        metavar="LIST",
+        help="layers that keep their attention, from 0, such as 0,4-6",
+    )
+    parser.add_argument("--data", nargs="+", help="text or token files to learn from")
+    parser.add_argument("--valid", nargs="+", help="held-out text or token files")
+    add_settings_flags(
+        parser, DistilSettings, _NOT_FLAGS, {"dtype": COMPUTE_DTYPES, "optimizer": ADAMW}
+    )
+    add_dry_run_flag(parser)
+    return parser
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = build_parser().parse_args(arguments)
+    names = {field.name for field in fields(DistilSettings)}
+    settings = read_settings(
+        args.config, {name: value for name, value in vars(args).items() if name in names}
+    )
+    from ..training.distil.distil import Distillation
+    from ..training.results import kept_models
+
+    keep_freed_memory()
+    if note := precision_note(settings.dtype):
+        print(note)
+    distillation = Distillation(settings)
+    stage, plan = max(distillation.plans().items(), key=lambda item: item[1].total)
+    print(f"The stage '{stage}' takes the most memory.")
+    show_plan(plan)
+    if args.dry_run:
+        return 0
+    card = model_card("distil", arguments, settings.model, None, distillation.folder)
+    report = distillation.run(card=card)
+    rows = [("", *next(iter(report["figures"].values())))]
+    for name, figures in report["figures"].items():
+        rows.append((MEASURED[name], *(f"{value:.4f}" for value in figures.values())))
+    if len(rows[0]) > 1:
+        print(*aligned(rows, left=1), sep="\n")
+    print(kept_models(Path(settings.path)))
+    return 0
+
+
+def _layers(text: str) -> list[int]:
+    return sorted(number_list(text))
+
+
+def _mixer(text: str) -> str | dict[str, Any]:
+    """The name of a mixer, or a JSON object with options."""
+    return json_object(text) if text.lstrip().startswith("{") else text

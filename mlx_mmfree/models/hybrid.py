@@ -1,0 +1,91 @@
+"""A transformer of the Llama family with other token mixers in place of its attention.
+
+It is what distillation makes of a transformer: embedding, norms, feed-forward and head are those of the
+base, and each layer has a mixer by name.
+"""
+
+from collections.abc import Sequence
+
+from ..layers.linear_factory import LinearFactory
+from .parts.architecture import Architecture
+from .parts.architectures import find
+from .parts.decoder import Decoder
+from .parts.hybrid_config import ATTENTION, Config
+from .parts.initialization import draw_weights
+from .parts.mixer_choice import MixerChoice, MixerPositions
+from .parts.ternary_linears import PACKED_FORMS, TernaryLinears, linear_of
+from .parts.transformer import TINY
+
+_IN_MLX_LM = (ATTENTION, "gla", "hgrn2", "mlgru", "sliding_window_attention")
+"""Mixers of the file with which mlx-lm runs a hybrid."""
+
+
+class _MixerLinears(dict[str, LinearFactory]):
+    """Makes each projection of a mixer, by its name."""
+
+    def __init__(self, linears: TernaryLinears | None, place: str):
+        super().__init__()
+        self._linears = linears
+        self._place = place
+
+    def __missing__(self, name: str) -> LinearFactory:
+        return linear_of(self._linears, f"{self._place}.{name}")
+
+
+def build(config: Config) -> Decoder:
+    """A model with fresh weights, in its training form.
+
+    Raises:
+        CheckpointError: An option of a mixer does not fit.
+        UnsupportedModelError: A mixer is unknown, or is not causal.
+    """
+    base = config.base
+    model: Decoder = find(base.model_type).build(base)
+    for number, (block, choice) in enumerate(zip(model.blocks, config.token_mixers, strict=True)):
+        if choice != MixerChoice(ATTENTION):
+            mixer = choice.token_mixer(
+                base.hidden_size,
+                linear=_MixerLinears(base.linears, f"model.layers.{number}.token_mixer"),
+                is_causal=True,
+                max_length=base.max_position_embeddings,
+                positions=MixerPositions("rope", rope=base.rotation.build),
+            )
+            block.token_mixer = draw_weights(mixer, base.initializer_range)
+    model.config = config
+    return model
+
+
+def _mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> str | None:
+    """As `Architecture.mlx_lm`."""
+    is_known = all(choice.name in _IN_MLX_LM for choice in config.token_mixers)
+    return "hybrid.py" if is_known else None
+
+
+ARCHITECTURE = Architecture(
+    name="hybrid",
+    config=Config,
+    build=build,
+    weight_names={
+        "model.embed_tokens": "embed",
+        "model.layers.{}.input_layernorm": "blocks.{}.token_norm",
+        "model.layers.{}.token_mixer": "blocks.{}.token_mixer",
+        "model.layers.{}.post_attention_layernorm": "blocks.{}.channel_norm",
+        "model.layers.{}.mlp": "blocks.{}.channel_mixer",
+        "model.norm": "norm",
+        "lm_head": "head",
+    },
+    packed_forms=PACKED_FORMS,
+    is_ternarizable=True,
+    needs_range=True,
+    mlx_lm=_mlx_lm_file,
+    tiny={
+        **TINY,
+        "base_model_type": "llama",
+        "token_mixer": ["mlgru", ATTENTION],
+        "quantization_config": {
+            "quant_method": "bitnet",
+            "linear_class": "autobitlinear",
+            "quantization_mode": "online",
+        },
+    },
+)

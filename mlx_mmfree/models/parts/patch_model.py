@@ -1,0 +1,70 @@
+"""A model of images that reads patches in one stage of equal blocks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import mlx.nn as nn
+
+from ...layers.layer_norm import LayerNorm
+from .fields import integer
+from .image_block import ImageBlock
+from .image_classifier import ImageClassifier
+from .image_config import ImageConfig
+from .initialization import draw_weights
+from .patch_tokens import PatchTokens
+from .stage import Stage
+
+PATCH_NORM = partial(LayerNorm, eps=1e-6)
+"""Every norm of these models, as in timm."""
+
+
+@dataclass(frozen=True)
+class PatchConfig(ImageConfig):
+    """The description of a model of patches.
+
+    Attributes: as `ImageConfig`, and
+        patch_size: Side of a patch.
+        num_blocks: Blocks.
+        embed_dim: Dims of a token.
+    """
+
+    patch_size: int = 16
+    num_blocks: int = 12
+    embed_dim: int = 768
+
+    @classmethod
+    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "patch_size": integer(sizes, "patch_size", high=2**10),
+            "num_blocks": integer(sizes, "num_blocks", high=1024),
+            "embed_dim": integer(sizes, "embed_dim", high=2**14),
+        }
+
+    @property
+    def num_features(self) -> int:
+        return self.embed_dim
+
+
+Config = TypeVar("Config", bound=PatchConfig)
+
+
+def build_patch_model(
+    config: Config, block: Callable[[Config, int], ImageBlock]
+) -> ImageClassifier:
+    """A model with fresh weights, in its training form.
+
+    Args:
+        config: Its description.
+        block: Makes a block of it for a number of tokens.
+    """
+    dims = config.embed_dim
+    embed = PatchTokens(
+        config.input_channels, dims, patch_size=config.patch_size, image_size=config.image_size
+    )
+    stage = Stage([block(config, embed.length) for _ in range(config.num_blocks)])
+    head = nn.Linear(dims, config.num_classes)
+    return ImageClassifier(
+        embed, [draw_weights(stage, 0.02)], head, neck=PATCH_NORM(dims), config=config
+    )

@@ -1,0 +1,295 @@
+"""Distils a transformer into a student with other token mixers, stage by stage."""
+
+import gc
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ...errors import TrainingError
+from ...files.json_file import write_json
+from ...hub.checkpoint.opened_model import OpenedModel, open_model
+from ...hub.checkpoint.target_folder import check_apart
+from ...hub.publish.model_card import ModelCard
+from ...models import Decoder, architecture_of
+from ...models.parts.mixer_choice import MixerChoice
+from ..batches import Batch
+from ..callbacks import BestWeights, Callback
+from ..checkpoint import load_learned
+from ..data_parallel import DataParallel
+from ..digests import weights_digest
+from ..distillation import KnownBatch, check_top_k, distillation_loss, known_loss
+from ..gradient_checkpoint import checkpoint_blocks
+from ..loop import Trainer, Validation
+from ..loss import Loss, next_token_loss
+from ..memory import MemoryPlan, plan_memory
+from ..optimizer import build_optimizer, build_schedule
+from ..optimizer_step import Batches
+from ..precision import compute_dtype
+from ..results import check_results, save_trained
+from ..run_folder import make_run_folder
+from ..tasks.causal_lm import CausalLMTask
+from .alignment import hidden_loss, mixer_loss
+from .card import write_cards
+from .settings import DistilSettings, StageName
+from .student import base_config, build_student, mixers_of, replaced_layers, student_config
+from .teacher_logits import TeacherLogits
+
+REPORT_FILE = "distil.json"
+_WHOLE: tuple[StageName, ...] = ("logits", "text")
+"""The stages that train all weights. A ternary student is quantised in these, and dense before."""
+
+
+class Distillation:
+    """A run from a teacher to its student.
+
+    Repeating a run goes on from where it was stopped; the result is the same, bit for bit. Each stage
+    begins with the best weights of the one before.
+
+    Args:
+        settings: The run.
+
+    Attributes:
+        teacher: The teacher.
+        folder: The folder that holds it.
+        mixers: The mixer of each layer of the student.
+
+    Raises:
+        TrainingError: The teacher is no transformer of the Llama family, or a setting is wrong.
+        CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
+    """
+
+    def __init__(self, settings: DistilSettings):
+        self.settings = settings
+        # packed or in 16 bits where it can be
+        self._opened = open_model(settings.model, dtype=compute_dtype(settings.dtype))
+        folder = self._opened.checkpoint.folder
+        check_apart(Path(settings.path).resolve(), [folder], "distil")
+        check_results(Path(settings.path), folder)
+        self.teacher: Decoder = self._opened.model
+        base = base_config(self.teacher)
+        check_top_k(settings.teacher_top_k, base.vocab_size)
+        choices = [MixerChoice.read("to", choice) for choice in settings.to]
+        self.mixers = mixers_of(base, choices, settings.keep_layers)
+        self._config = student_config(base, self.mixers, is_ternary=settings.ternary)
+        self._float_config = student_config(base, self.mixers, is_ternary=False)
+        self.folder = folder
+
+    def plans(self) -> dict[StageName, MemoryPlan]:
+        """Plans the memory of each stage, before `run`. Nothing is computed or written."""
+        student = self._first_student(self._masters().model)
+        found = {}
+        for name in self._stages(student):
+            if name in _WHOLE:
+                student.unfreeze()
+                if student.config != self._config:
+                    student = self._ternary_student(student)
+            settings = self.settings.stage(name)
+            has_teacher = name not in _WHOLE or not self.settings.cache_logits
+            found[name] = plan_memory(
+                student,
+                build_optimizer(settings),
+                self._loss(name, student),
+                self._largest_batch(name),
+                settings.loop({}),
+                processes=DataParallel(),
+                parts=settings.accumulation_steps,
+                # writing its logits takes less than the step of a stage that trains all weights
+                others=self._opened.nbytes if has_teacher else 0,
+            )
+        return found
+
+    def run(
+        self, callbacks: Sequence[Callback] = (), card: ModelCard | None = None
+    ) -> dict[str, Any]:
+        """Runs all stages and writes the student to `model/` and `masters/`.
+
+        Args:
+            callbacks: Observers of each stage.
+            card: The model card, but for what the run itself says; `None` writes none.
+
+        Returns:
+            The report, which is also written: of the teacher, of the student as it begins and after
+            each stage, the loss and the bits per byte on the held-out texts.
+
+        Raises:
+            TrainingError: A file or setting is wrong, the folder cannot be written, or a loss is not
+                finite.
+            TrainingStopped: A signal ended the run early. Its state is saved.
+        """
+        path = Path(self.settings.path)
+        make_run_folder(path)
+        self.teacher = self._opened.load()
+        self._digest = weights_digest(self.teacher)
+        student = self._first_student(self._masters().load())
+        # graphs that are repeated hold what is frozen as constants
+        mx.eval(student.parameters())
+        tasks = {name: self._task(name, student) for name in self._stages(student)}
+        task = next(iter(tasks.values()))
+        figures = {"teacher": self._measure(task, self.teacher)}
+        figures["begin"] = self._measure(task, student)
+        for name, of_stage in tasks.items():
+            if name in _WHOLE and student.config != self._config:
+                student = self._ternary_student(student)
+            if self._is_cached(name):
+                self._write_logits(of_stage)
+            self._train(name, student, of_stage, callbacks)
+            figures[name] = self._measure(task, student)
+        save_trained(path, student, self.folder)
+        if card is not None:
+            write_cards(card, self.settings, self.mixers, figures)
+        report = {"settings": self.settings.record(), "figures": figures}
+        write_json(path / REPORT_FILE, report)
+        return report
+
+    def _masters(self) -> OpenedModel:
+        """The teacher with float weights, as a student begins."""
+        return open_model(self.settings.model, dtype=mx.float32, packed=False, rebuild_masters=True)
+
+    def _first_student(self, teacher: Decoder) -> Decoder:
+        settings = self.settings
+        student = build_student(
+            teacher, self._float_config, settings.seed, random_mixers=settings.random_mixers
+        )
+        return self._checkpointed(student)
+
+    def _ternary_student(self, before: Decoder) -> Decoder:
+        """A student whose master weights are the weights of a dense one."""
+        student: Decoder = architecture_of(self._config).build(self._config)
+        student.update(before.parameters())
+        return self._checkpointed(student)
+
+    def _checkpointed(self, student: Decoder) -> Decoder:
+        if self.settings.grad_checkpoint:
+            checkpoint_blocks(student)
+        return student
+
+    def _stages(self, student: Decoder) -> list[StageName]:
+        """The stages of the run: without new mixers, those that train whole models."""
+        is_same = not replaced_layers(student)
+        stages = [name for name in self.settings.active if name in _WHOLE or not is_same]
+        if not stages:
+            raise TrainingError(
+                "[distil] 'logits_steps' or 'text_steps' must be positive where all layers keep their "
+                "attention but both are 0."
+            )
+        return stages
+
+    def _task(self, name: StageName, student: Decoder) -> CausalLMTask:
+        return CausalLMTask(self.settings.stage(name), student, self.folder, (0, 1))
+
+    def _train(
+        self, name: StageName, student: Decoder, task: CausalLMTask, callbacks: Sequence[Callback]
+    ) -> None:
+        settings = self.settings.stage(name)
+        folder = Path(self.settings.path) / "stages" / name
+        make_run_folder(folder)
+        loss = self._loss(name, student)
+        record = {
+            "teacher": self._digest,
+            "weights": weights_digest(student),
+            "texts": dict(task.digests),
+        }
+        file = folder / "best.safetensors"
+        batches: Batches = task.batches
+        if self._is_cached(name):
+            batches = self._teacher_logits(task).batches(batches)
+        Trainer(
+            student,
+            replace(settings.loop(record), folder=folder),
+            build_optimizer(settings),
+            build_schedule(settings, student.dims),
+            batches,
+            self._validation(name, task, loss),
+            loss=loss,
+            callbacks=[BestWeights(student, file, bool(settings.valid)), *callbacks],
+        ).train()
+        load_learned(student, file)
+        student.unfreeze()
+
+    def _loss(self, name: StageName, student: Decoder) -> Loss:
+        """What a stage minimises. Only what it trains is left unfrozen."""
+        layers = replaced_layers(student)
+        if name not in _WHOLE:
+            student.freeze()
+            for layer in layers:
+                student.blocks[layer].token_mixer.unfreeze()
+        if name == "mixers":
+            return mixer_loss(self.teacher, layers)
+        if name == "hidden":
+            return hidden_loss(self.teacher)
+        if name == "text":
+            return next_token_loss
+        settings = self.settings
+        weight, temperature = settings.teacher_weight, settings.teacher_temperature
+        if self._is_cached(name):
+            return known_loss(weight=weight, temperature=temperature)
+        return distillation_loss(
+            self.teacher,
+            student,
+            weight=weight,
+            temperature=temperature,
+            top_k=settings.teacher_top_k,
+        )
+
+    def _is_cached(self, name: StageName) -> bool:
+        """Whether the stage reads the teacher's logits from the disk."""
+        return name == "logits" and self.settings.cache_logits
+
+    def _largest_batch(self, name: StageName) -> Batch:
+        settings = self.settings
+        rows, places = settings.batch_size, settings.sequence_length
+        batch = Batch.of_rows(np.zeros((rows, places + 1), np.int32))
+        if not self._is_cached(name):
+            return batch
+        known = np.zeros((rows, places, settings.teacher_top_k or 0), np.int32)
+        return KnownBatch(**vars(batch), likeliest=known, logits=known.astype(np.float16))
+
+    def _teacher_logits(self, task: CausalLMTask) -> TeacherLogits:
+        settings = self.settings
+        rows = settings.logits_steps * sum(len(batch.inputs) for batch in task.batches(0))
+        return TeacherLogits(
+            Path(settings.path) / "stages" / "logits",
+            {
+                "teacher": self._digest,
+                "texts": dict(task.digests),
+                "batch": (settings.batch_size, settings.accumulation_steps, settings.seed),
+            },
+            (rows, settings.sequence_length, settings.teacher_top_k or 0),
+        )
+
+    def _write_logits(self, task: CausalLMTask) -> None:
+        """Writes the teacher's logits. It is not needed any more, and its weights are given up."""
+        known = self._teacher_logits(task)
+        make_run_folder(known.folder)
+        known.write(self.teacher, task.batches, self.settings.logits_steps)
+        self._opened = open_model(self.settings.model, dtype=compute_dtype(self.settings.dtype))
+        self.teacher = self._opened.model
+        # what held the teacher in the stages before may be part of cycles
+        gc.collect()
+
+    def _validation(self, name: StageName, task: CausalLMTask, loss: Loss) -> Validation | None:
+        """How the best weights of a stage are picked: by its loss, or by the cross-entropy."""
+        settings = self.settings
+        if not settings.valid:
+            return None
+        if name in _WHOLE:
+            return task.validate
+        rows = task.held_out_rows(settings.valid[0], settings.valid_tokens)
+        starts = range(0, len(rows), settings.batch_size)
+        batches = [Batch.of_rows(rows[n : n + settings.batch_size]) for n in starts]
+
+        def validate(student: Any) -> dict[str, float]:
+            total = sum(float(loss(student, batch)) for batch in batches)
+            return {"valid_loss": total / sum(batch.tokens for batch in batches)}
+
+        return validate
+
+    def _measure(self, task: CausalLMTask, model: Decoder) -> dict[str, float]:
+        """The bits per byte of each held-out text."""
+        model.eval()
+        figures = task.held_out(model)
+        return {name: value for name, value in figures.items() if name.endswith("bits_per_byte")}

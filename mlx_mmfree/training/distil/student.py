@@ -1,0 +1,159 @@
+"""The student of a transformer: the same model with other token mixers, before it learns."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+from ...errors import TrainingError
+from ...models import Decoder, architecture_of
+from ...models.parts.hybrid_config import ATTENTION, Config
+from ...models.parts.mixer_choice import MixerChoice
+from ...models.parts.mixers import find_token_mixer
+from ...models.parts.ternary_linears import TernaryLinears
+from ...models.parts.transformer_config import TransformerConfig
+
+_SAME_NAMES = ("query_proj", "key_proj", "value_proj", "output_proj")
+_ROLES = {name: name for name in _SAME_NAMES} | {"input_proj": "value_proj"}
+"""Projections of a mixer, and those of attention that they begin as."""
+
+
+def base_config(teacher: Decoder) -> TransformerConfig:
+    """The description of a teacher.
+
+    Raises:
+        TrainingError: It is no transformer of the Llama family.
+    """
+    if not isinstance(teacher.config, TransformerConfig):
+        raise TrainingError(
+            "[distil] 'model' must be a transformer of the Llama family (llama, qwen3, bitnet) but is a "
+            f"{architecture_of(teacher.config).name}."
+        )
+    return teacher.config
+
+
+def mixers_of(
+    base: TransformerConfig, to: Sequence[MixerChoice], keep_layers: Sequence[int] = ()
+) -> tuple[MixerChoice, ...]:
+    """The mixer of each layer, with the sizes of the heads that it takes the place of.
+
+    Args:
+        base: The teacher.
+        to: One mixer for all layers, or several, which repeat from layer to layer. `same` is the
+            teacher's attention.
+        keep_layers: Layers that keep their attention, from 0.
+
+    Raises:
+        TrainingError: A layer does not exist.
+        UnsupportedModelError: A mixer is unknown.
+    """
+    layers = base.num_hidden_layers
+    for layer in keep_layers:
+        if not 0 <= layer < layers:
+            raise TrainingError(
+                f"[distil] 'keep_layers' must hold numbers of layers from 0 to {layers - 1} but got "
+                f"{layer}."
+            )
+    kept = MixerChoice(ATTENTION)
+    sized = [
+        kept if choice.name in ("same", ATTENTION) else _with_heads(base, choice) for choice in to
+    ]
+    return tuple(kept if n in keep_layers else sized[n % len(sized)] for n in range(layers))
+
+
+def _with_heads(base: TransformerConfig, choice: MixerChoice) -> MixerChoice:
+    """The choice with the heads of the base, where it takes heads and has no words of its own."""
+    of_heads = base.num_attention_heads * base.head_dim
+    sizes: dict[str, int] = {"num_heads": base.num_attention_heads}
+    if of_heads != base.hidden_size:
+        sizes["head_dim"] = base.head_dim
+    sizes |= {
+        "num_kv_heads": base.num_key_value_heads,
+        "key_dims": of_heads,
+        "value_dims": of_heads,
+    }
+    known = inspect.signature(find_token_mixer(choice.name).__init__).parameters
+    taken = {name: size for name, size in sizes.items() if name in known}
+    return MixerChoice(choice.name, {**taken, **choice.options})
+
+
+def student_config(
+    base: TransformerConfig, mixers: Sequence[MixerChoice], *, is_ternary: bool
+) -> Any:
+    """The description of the student: of the base's own kind if all layers keep their attention.
+
+    Args:
+        base: The teacher.
+        mixers: The mixer of each layer.
+        is_ternary: Whether the linears of the blocks are ternary; those of a ternary base always are.
+    """
+    if is_ternary and base.linears is None:
+        base = replace(base, linears=TernaryLinears())
+    if all(choice.name == ATTENTION for choice in mixers):
+        return base
+    return Config.of(base, tuple(mixers))
+
+
+def build_student(
+    teacher: Decoder, config: Any, seed: int, *, random_mixers: bool = False
+) -> Decoder:
+    """A student with the teacher's weights, and with mixers that begin as its attention where they can.
+
+    A projection of a mixer takes the weights of that of attention with the same role if their shapes
+    agree: of queries, keys, values and outputs; what a recurrence takes in begins as values. Keys and
+    values that heads share are repeated. Gates are random.
+
+    Args:
+        teacher: The teacher, with float weights.
+        config: Of `student_config`.
+        seed: Of the random weights.
+        random_mixers: Whether all weights of new mixers are random.
+    """
+    mx.random.seed(seed)
+    student: Decoder = architecture_of(config).build(config)
+    known = dict(tree_flatten(teacher.parameters()))
+    own = dict(tree_flatten(student.parameters()))
+    replaced = [f"blocks.{n}.token_mixer." for n in replaced_layers(student)]
+    same = {
+        # of its own, since a graph takes an array either as a weight that learns or as a constant
+        name: mx.array(known[name])
+        for name, array in own.items()
+        if name in known
+        and known[name].shape == array.shape
+        and not name.startswith(tuple(replaced))
+    }
+    student.update(tree_unflatten(list(same.items())))
+    for number in [] if random_mixers else replaced_layers(student):
+        _begin_as(student.blocks[number].token_mixer, teacher.blocks[number].token_mixer)
+    return student
+
+
+def replaced_layers(student: Decoder) -> list[int]:
+    """The numbers of the layers whose attention was replaced."""
+    config = student.config
+    if not isinstance(config, Config):
+        return []
+    return [n for n, choice in enumerate(config.token_mixers) if choice.name != ATTENTION]
+
+
+def _begin_as(mixer: nn.Module, attention: Any) -> None:
+    for name, role in _ROLES.items():
+        module = mixer.get(name)
+        if module is None or "weight" not in module:
+            continue
+        weight = attention[role].weight
+        if role in ("key_proj", "value_proj") and module.weight.shape != weight.shape:
+            weight = _repeated(weight, attention.num_heads, attention.num_kv_heads)
+        if module.weight.shape == weight.shape:
+            module.weight = mx.array(weight)
+
+
+def _repeated(weight: mx.array, num_heads: int, num_kv_heads: int) -> mx.array:
+    """The rows of each head of keys or values `(G * K, D)` once for each query head `(H * K, D)`."""
+    rows, dims = weight.shape
+    heads = weight.reshape(num_kv_heads, rows // num_kv_heads, dims)
+    return mx.repeat(heads, num_heads // num_kv_heads, axis=0).reshape(-1, dims)

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from comparisons.backbones import BACKBONES
+from comparisons.flags import add_flags_of_runs, plan_with
 from comparisons.image_report import write_report
 from comparisons.image_runs import (
     QUICK,
@@ -36,7 +37,7 @@ from comparisons.image_runs import (
     small_data,
     train,
 )
-from comparisons.runs import Figures, results_of, workers
+from comparisons.runs import Figures, found_or_trained
 
 
 def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
@@ -46,9 +47,7 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
     known = partial(finished, plan=plan, folder=home)
 
     def results(runs: Sequence[Run], learn: Callable[[Run], Figures]) -> dict[Run, Figures]:
-        if not trains:
-            return {run: figures for run in runs if (figures := known(run)) is not None}
-        return results_of(runs, known, learn, workers(jobs), _line)
+        return found_or_trained(runs, known, learn, _line, jobs=jobs, trains=trains)
 
     learn = partial(train, plan=plan, folder=home)
     found = results([Run(row, rate) for rate in plan.rates for row in rows_of(plan)], learn)
@@ -72,23 +71,13 @@ def _line(run: Run, figures: Figures) -> str:
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="train one backbone for two steps")
-    parser.add_argument(
-        "--output", type=Path, default=Path("runs/image_table"), help="folder of all runs"
-    )
     parser.add_argument("--backbones", nargs="+", choices=BACKBONES, help="backbones of the table")
-    parser.add_argument(
-        "--rates", type=float, nargs="+", help="learning rates, the likeliest first"
-    )
-    parser.add_argument("--seeds", type=int, help="number of seeds (3)")
-    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time (1)")
     parser.add_argument(
         "--data",
         type=lambda name: Path(name).resolve(),
         help="folder with train.npz, valid.npz and test.npz, of one channel (examples/mnist)",
     )
-    parser.add_argument(
-        "--table-only", action="store_true", help="train nothing: write the table of finished runs"
-    )
+    add_flags_of_runs(parser, "runs/image_table")
     return parser
 
 
@@ -102,10 +91,7 @@ def main() -> None:
             plan = replace(QUICK, data=small_data(Path(folder), 40))
             print(compare(plan, Path(folder), arguments.jobs))
         return
-    names = ("backbones", "rates", "seeds", "data")
-    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name)}
-    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    plan = replace(Plan(), **given | lists)
+    plan = plan_with(Plan(), arguments, ("backbones", "rates", "seeds", "data"))
     try:
         print(compare(plan, arguments.output, arguments.jobs, trains=not arguments.table_only))
     except KeyboardInterrupt:

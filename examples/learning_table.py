@@ -27,6 +27,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from comparisons.flags import add_flags_of_runs
 from comparisons.learning_report import write_report
 from comparisons.learning_runs import (
     ABLATIONS,
@@ -42,7 +43,7 @@ from comparisons.learning_runs import (
     turn,
 )
 from comparisons.models import causal_mixers
-from comparisons.runs import Figures, results_of, workers
+from comparisons.runs import Figures, found_or_trained
 
 
 def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
@@ -52,10 +53,8 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
 
     def results(runs: Sequence[Run]) -> dict[Run, Figures]:
         known = partial(finished, plan=plan, folder=home)
-        if not trains:
-            return {run: figures for run in runs if (figures := known(run)) is not None}
         learn = partial(train, plan=plan, folder=home)
-        return results_of(runs, known, learn, workers(jobs), _line)
+        return found_or_trained(runs, known, learn, _line, jobs=jobs, trains=trains)
 
     search = [Run(row, rate) for row in rows_of(plan) for rate in plan.rates]
     search.sort(key=lambda run: turn(run, plan))
@@ -74,9 +73,6 @@ def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     tasks = [task.name for task in TASKS]
     parser.add_argument("--quick", action="store_true", help="train few models for two steps")
-    parser.add_argument(
-        "--output", type=Path, default=Path("runs/learning_table"), help="folder of all runs"
-    )
     parser.add_argument("--mixers", nargs="+", choices=causal_mixers(), help="mixers of the table")
     parser.add_argument(
         "--tasks", nargs="+", choices=[*tasks, *ABLATIONS], help="tasks and ablations (all)"
@@ -84,14 +80,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--linears", nargs="+", choices=LINEARS, help="linears of the table (dense ternary)"
     )
-    parser.add_argument(
-        "--rates", type=float, nargs="+", help="learning rates, the likeliest first"
-    )
-    parser.add_argument("--seeds", type=int, help="number of seeds (3)")
-    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time (1)")
-    parser.add_argument(
-        "--table-only", action="store_true", help="train nothing: write the table of finished runs"
-    )
+    add_flags_of_runs(parser, "runs/learning_table")
     return parser
 
 

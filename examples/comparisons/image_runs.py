@@ -21,7 +21,6 @@ from mlx_mmfree.hub.conversion.ternarize import ternarized
 from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.image_sets.image_set import read_images
-from mlx_mmfree.training.log import read_log
 
 from .backbones import BACKBONES, described
 from .runs import Figures
@@ -157,9 +156,7 @@ def _written(
     except TrainingError as error:
         figures["failure"] = str(error)
     else:
-        log = read_log(output / "log.jsonl")
-        losses = [[each["step"], each["loss"]] for each in log if "loss" in each]
-        figures |= {"value": held_out["test/accuracy"], "losses": losses, "held_out": held_out}
+        figures |= {"value": held_out["test/accuracy"], "held_out": held_out}
         figures |= _sizes_and_speed(output / "model", plan)
     for name in ("checkpoint", "best.safetensors"):
         path = output / name

@@ -48,6 +48,21 @@ def results_of(
     return found
 
 
+def found_or_trained(
+    runs: Sequence[Run],
+    finished: Callable[[Run], Figures | None],
+    train: Callable[[Run], Figures],
+    line: Callable[[Run, Figures], str],
+    *,
+    jobs: int,
+    trains: bool,
+) -> dict[Run, Figures]:
+    """As `results_of`, with so many runs at a time; without `trains` only what is finished."""
+    if not trains:
+        return {run: figures for run in runs if (figures := finished(run)) is not None}
+    return results_of(runs, finished, train, workers(jobs), line)
+
+
 def workers(jobs: int) -> Executor:
     """So many processes, which end with this one."""
     return ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker)

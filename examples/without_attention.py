@@ -1,0 +1,101 @@
+"""Turns a transformer into models without attention, and compares them with twins from scratch.
+
+python examples/without_attention.py [--quick] [--output DIR] [--kinds NAME ...] [--rates R ...]
+    [--seeds N] [--jobs N] [--table-only]
+
+The teacher is a small Llama, which learns from ten times the tokens of its students: stories, and lines
+that ask for words they have named before. A student learns by the stages of `mmfree distil`. A twin has
+its shape and learns from the text alone, once for the same tokens and once for the same processor time.
+The learning rate of students and of twins is the best of `--rates` with the first seed. Of one student,
+each stage is left out in turn.
+
+The folder gets a file for each run, `table.md`, `table.json` and `table.png` (extra `plot`). Repeat the
+command to go on after a stop: finished runs are not repeated. `--table-only` writes the table of what is
+there.
+"""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from comparisons.flags import add_flags_of_runs, plan_with
+from comparisons.runs import Figures, found_or_trained
+from comparisons.student_report import write_report
+from comparisons.student_runs import (
+    KINDS,
+    QUICK,
+    Plan,
+    Run,
+    best_rates,
+    final_runs,
+    finished,
+    known_teacher,
+    learn,
+    longer_twins,
+    prepare,
+    searches,
+)
+
+
+def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
+    """Runs the comparison, or only gathers the runs that are finished. Returns its tables."""
+    home = folder / "runs"
+    home.mkdir(parents=True, exist_ok=True)
+    teacher = known_teacher(plan, home)
+    if teacher is None:
+        if not trains:
+            return "The teacher has not been trained yet, so that there is no table."
+        teacher = prepare(plan, home)
+
+    def results(runs: Sequence[Run], longer: dict[Run, int]) -> dict[Run, Figures]:
+        known = partial(finished, plan=plan, folder=home, longer=longer)
+        train = partial(learn, plan=plan, folder=home, longer=longer)
+        return found_or_trained(runs, known, train, _line, jobs=jobs, trains=trains)
+
+    found = results(searches(plan), {})
+    rates = best_rates(found)
+    found |= results(final_runs(plan, rates), {})
+    chosen = {run: value for run, value in found.items() if _is_best(run, rates)}
+    longer = longer_twins(plan, chosen)
+    found |= results(list(longer), longer)
+    return write_report(folder, plan, teacher, rates, found)
+
+
+def _is_best(run: Run, rates: dict[tuple[str, str], float]) -> bool:
+    return rates.get((run.kind, run.way)) == run.rate
+
+
+def _line(run: Run, figures: Figures) -> str:
+    value = figures["value"]
+    return f"{run.name}: {figures['failure'] if value is None else f'{value:.3f}'}"
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="train one kind for a few steps")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="kinds of students")
+    add_flags_of_runs(parser, "runs/without_attention")
+    return parser
+
+
+def main() -> None:
+    parser = _arguments()
+    arguments = parser.parse_args()
+    # of the processes that train
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    if arguments.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            print(compare(QUICK, Path(folder), arguments.jobs))
+        return
+    plan = plan_with(Plan(), arguments, ("kinds", "rates", "seeds"))
+    try:
+        print(compare(plan, arguments.output, arguments.jobs, trains=not arguments.table_only))
+    except KeyboardInterrupt:
+        parser.exit(130, "The runs were stopped. Repeat the command to go on.\n")
+
+
+if __name__ == "__main__":
+    main()

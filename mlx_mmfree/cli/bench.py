@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MeasurementError, UsageError
-from .parts import bench_images, bench_mixers, bench_train
+from .parts import bench_images, bench_mixers, bench_serve, bench_train
 from .parts.bench_table import graph_lines, report_lines, starting_lines
 from .parts.command import CommandParser, command
 from .parts.flags import positive
@@ -38,6 +38,7 @@ _OTHERS: dict[str, tuple[Any, str]] = {
     "train": (bench_train, "training steps, beside PyTorch if wanted"),
     "images": (bench_images, "models of images, beside timm if wanted"),
     "mixers": (bench_mixers, "token mixers against the length of the sequence"),
+    "serve": (bench_serve, "servers with many clients, and parked sessions"),
 }
 """Measurements with flags of their own."""
 

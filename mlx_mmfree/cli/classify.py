@@ -10,6 +10,7 @@ from .parts.columns import aligned, share_bar
 from .parts.command import CommandParser, command
 from .parts.flags import positive
 from .parts.image_classes import add_images, check_map, image_classes
+from .parts.loading import add_adapter_flag, with_adapter
 from .parts.memory import add_memory_flags, limited_memory
 from .parts.whole_texts import add_texts, given_texts, opened_as, texts_bar
 
@@ -29,6 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
         "`mmfree train` made",
     )
     parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
+    add_adapter_flag(parser)
     add_images(parser)
     add_texts(parser, "to classify", is_required=False)
     parser.add_argument(
@@ -88,7 +90,7 @@ def _text_classes(
     from ..generation.classification import classify
 
     tokenizer = opened.tokenizer()
-    model: Any = opened.load()
+    model = with_adapter(args, opened)
     with texts_bar(len(texts)) as progress:
         return classify(model, tokenizer, texts, top_k=args.top_k, progress=progress)
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .parts.command import INTERRUPTED, CommandParser, argument_errors, command
+from .parts.draft import add_draft_flags, draft_of
 from .parts.flags import boolean, escaped, positive
 from .parts.generated import generate_batch, generate_one
 from .parts.key_value_cache import add_key_value_flags, adopt_key_value_settings
-from .parts.loading import add_model_flags, dtype_of, loaded
+from .parts.loading import add_model_flags, loaded
 from .parts.memory import add_memory_flags
 from .parts.process_group import (
     add_tensor_parallel_flag,
@@ -56,7 +57,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="strings that end the text; they are not printed",
     )
     _add_output_flags(parser.add_argument_group("output"))
-    _add_draft_flags(parser.add_argument_group("speculative decoding"))
+    add_draft_flags(
+        parser.add_argument_group("speculative decoding"), "and does not read the prompt cache"
+    )
     add_key_value_flags(parser)
     add_memory_flags(parser)
     add_tensor_parallel_flag(parser)
@@ -94,20 +97,6 @@ def _add_prompt_flags(group: Any) -> None:
     )
 
 
-def _add_draft_flags(group: Any) -> None:
-    group.add_argument(
-        "--draft-model",
-        help="folder or Hub repository of a smaller model with the same tokens; it proposes tokens "
-        "that the model then checks, and it does not read the prompt cache",
-    )
-    group.add_argument(
-        "--num-draft-tokens",
-        type=positive,
-        default=3,
-        help="number of tokens that it proposes at a time (%(default)s)",
-    )
-
-
 def _add_output_flags(group: Any) -> None:
     group.add_argument(
         "--verbose",
@@ -130,13 +119,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = _options(args)
     prompts = _prompts(args)
     context_length = max(map(max_token_count, prompts)) + args.max_tokens + _cached_tokens(args)
+    texts = 1 if args.prompts_file is None else args.batch_size
     group = tensor_group(args)
     with (
         quiet_unless_first(0 if group is None else group.rank()),
         loaded(
             args,
-            batch_size=1 if args.prompts_file is None else args.batch_size,
-            prefill_step_size=args.prefill_step_size,
+            batch_size=texts,
+            # the prompts of a batch share the positions that are read at a time
+            prefill_step_size=-(-args.prefill_step_size // texts),
             context_length=context_length,
             group=group,
         ) as (model, tokenizer),
@@ -223,10 +214,8 @@ def _model_options(
     args: argparse.Namespace, model: "Decoder", tokenizer: "Tokenizer"
 ) -> dict[str, Any]:
     """The arguments of `stream_generate` that need the model or its tokenizer."""
-    from ..generation import load_prompt_cache, with_key_values
-    from ..generation.draft_checks import check_draft, check_draft_tokenizer
+    from ..generation import load_prompt_cache
     from ..generation.stop import end_tokens
-    from ..hub import load
 
     end = end_tokens(tokenizer, args.extra_eos_token)
     line_break = tokenizer.encode("\n", add_special_tokens=False)
@@ -236,12 +225,9 @@ def _model_options(
     }
     if args.prompt_cache_file is not None:
         options["state"] = load_prompt_cache(args.prompt_cache_file, model).state
-    if args.draft_model is not None:
-        draft, draft_tokenizer = load(args.draft_model, dtype=dtype_of(args))
-        check_draft_tokenizer(tokenizer, draft_tokenizer)
-        check_draft(model, draft)
-        options["draft_model"] = with_key_values(draft, max_kv_size=args.max_kv_size)
-        options["num_draft_tokens"] = args.num_draft_tokens
+    draft = draft_of(args, model, tokenizer)
+    if draft is not None:
+        options |= {"draft_model": draft, "num_draft_tokens": args.num_draft_tokens}
     return options
 
 

@@ -18,6 +18,7 @@ from mlx_mmfree.cli import main
 from mlx_mmfree.cli.parts.terminal.reading_bar import ReadingBar
 from mlx_mmfree.generation import generate, stream_generate
 from mlx_mmfree.generation.decode import Decoding
+from mlx_mmfree.generation.scheduling import Scheduler
 from mlx_mmfree.hub import Tokenizer, load, load_tokenizer
 from mlx_mmfree.platform.device import DeviceInfo
 
@@ -365,17 +366,19 @@ def test_interrupt_restores_the_limits(
     assert capsys.readouterr().out == ""
 
 
-def press_ctrl_c_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C comes with the decoding step of this number."""
-    step = Decoding.step
+def press_ctrl_c_after(
+    count: int, monkeypatch: pytest.MonkeyPatch, kind: type[Any] = Decoding
+) -> None:
+    """Ctrl-C comes with the step behind this number of them."""
+    step = kind.step
     steps = iter(range(1, 1000))
 
-    def stepping(self: Decoding, *, is_last: bool = False) -> list[int]:
+    def stepping(self: Any, **options: Any) -> Any:
         if next(steps) == count + 1:
             signal.raise_signal(signal.SIGINT)
-        return step(self, is_last=is_last)
+        return step(self, **options)
 
-    monkeypatch.setattr(Decoding, "step", stepping)
+    monkeypatch.setattr(kind, "step", stepping)
 
 
 def test_ctrl_c_keeps_what_was_written(
@@ -391,7 +394,8 @@ def test_ctrl_c_keeps_what_was_written(
     file = tmp_path / "prompts.txt"
     file.write_text("A\nB\n")
     with monkeypatch.context() as context:
-        press_ctrl_c_after(4, context)
+        # the first step reads the prompts
+        press_ctrl_c_after(5, context, Scheduler)
         assert run(folder, "--prompts-file", str(file), "--json", "-m", "50") == 130
     results = json.loads(capsys.readouterr().out)["results"]
     assert [row["generation_tokens"] for row in results] == [5, 5]

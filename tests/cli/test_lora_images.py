@@ -1,13 +1,16 @@
 """`mmfree lora` on models of images: adapters and whole models, from labelled images."""
 
+import json
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from PIL import Image
 
 from mlx_mmfree import load
+from mlx_mmfree.cli.classify import main as classify
 from mlx_mmfree.cli.fuse import main as fuse
 from mlx_mmfree.cli.lora import main
 from mlx_mmfree.hub import load_model, save_model
@@ -84,6 +87,12 @@ def test_an_adapter_learns_and_is_read_again(
     with np.load(data / "valid.npz") as arrays:
         pictures, labels = list(arrays["images"]), arrays["labels"]
     logits = model(load(folder)[1](pictures))
+    file = data.parent / "bright.png"
+    Image.fromarray(pictures[0]).save(file)
+    assert classify(["--model", str(folder), "--adapter-path", str(run), "--json", str(file)]) == 0
+    shown = json.loads(capsys.readouterr().out)["images"][0]["classes"]
+    probabilities = sorted(mx.softmax(logits[0]).tolist(), reverse=True)
+    assert [each["probability"] for each in shown] == pytest.approx(probabilities, rel=1e-4)
     want = -np.mean(np.array(mx.log(mx.softmax(logits, axis=-1)))[np.arange(9), labels])
     assert want == pytest.approx(min(losses), rel=1e-4)
 

@@ -21,8 +21,10 @@ COMMANDS = [
     "generate",
     "lora",
     "perplexity",
+    "serve",
     "upload",
 ]
+THEIR_NAMES = {"serve": "server"}
 OURS = [name for name in COMMANDS if name in command_names()]
 ROW = re.compile(r"\| `(\w+)` \| ((?:`-[\w-]+`(?:, )?)+) \| (.+) \|")
 
@@ -31,7 +33,7 @@ def their_arguments(name: str) -> dict[str, Any]:
     """The flags in the source of a command with their defaults; importing it would take long."""
     spec = find_spec("mlx_lm")
     assert spec is not None and spec.origin is not None
-    file = Path(spec.origin).with_name(f"{name}.py")
+    file = Path(spec.origin).with_name(f"{THEIR_NAMES.get(name, name)}.py")
     tree = ast.parse(file.read_text(encoding="utf-8"))
     constants = {
         node.targets[0].id: node.value.value

@@ -36,6 +36,7 @@ class FuzzClass:
         kept_until_exit: Names of temporary files that stay until the process ends.
         is_command: Whether a case runs a whole command, which takes longer than a parser.
         count: Cases that pytest runs; the script runs as many as it is told.
+        packages: Packages of an extra that it needs; without them it is left out.
     """
 
     make_sources: Callable[[Path], object]
@@ -49,6 +50,7 @@ class FuzzClass:
     kept_until_exit: str = ""
     is_command: bool = False
     count: int = 12
+    packages: tuple[str, ...] = ()
 
 
 def command_class(

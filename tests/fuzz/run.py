@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.fuzz.case import HOME, TEMPORARY
@@ -72,9 +73,10 @@ def _run_class(name: str, first: int, count: int, jobs: int) -> bool:
 
 
 def class_names() -> list[str]:
-    """All classes, by the files of the folder."""
+    """All classes whose packages are installed, by the files of the folder."""
     files = (Path(__file__).parent / "classes").glob("[a-z]*.py")
-    return sorted(file.stem for file in files)
+    names = sorted(file.stem for file in files)
+    return [name for name in names if all(map(find_spec, load_class(name).packages))]
 
 
 def serve(parts: Sequence[Part], show_faults: bool = False) -> dict[str, Result]:

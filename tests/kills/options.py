@@ -1,4 +1,4 @@
-"""What the runs that are killed are given: every option of `mmfree train` and `mmfree lora`."""
+"""What the runs that are killed are given: every option of `mmfree train`, `lora` and `distil`."""
 
 from typing import Any
 
@@ -180,4 +180,57 @@ LORA_OPTIONS: list[Values] = [
     {"chat_feature": "talk", "data": "talks"},
     {"text_feature": "line", "data": "lines"},
     {"train_mode": "orpo", "data": "renamed_pairs", "chosen_feature": "a", "rejected_feature": "b"},
+]
+
+DISTIL: Values = {
+    "model": "teacher",
+    "to": ["mlgru"],
+    "data": ["train.txt"],
+    "valid": ["valid.txt"],
+    "valid_tokens": 64,
+    "mixers_steps": 12,
+    "hidden_steps": 12,
+    "logits_steps": 12,
+    "text_steps": 12,
+    "batch_size": 2,
+    "sequence_length": 16,
+    "steps_per_report": 1,
+    "steps_per_eval": 5,
+    "save_every": 3,
+}
+DISTIL_OPTIONS: list[Values] = [
+    {"model": "latent"},
+    {"to": ["gla", {"name": "sliding_window_attention", "window": 8}]},
+    {"to": "same", "ternary": True},
+    {"ternary": True, "quantization_warmup": 3},
+    {"keep_layers": [1]},
+    {"random_mixers": True},
+    {"data": ["train.txt", "more.txt"]},
+    {"valid": []},
+    {"valid_tokens": 128},
+    {"mixers_steps": 0},
+    {"mixers_rate": 1e-3},
+    {"hidden_steps": 0},
+    {"hidden_rate": 1e-3},
+    {"logits_steps": 0},
+    {"logits_rate": 1e-2},
+    {"text_steps": 0},
+    {"text_rate": 1e-3},
+    {"teacher_weight": 0.5},
+    {"teacher_temperature": 2.0},
+    {"teacher_top_k": 5},
+    {"teacher_top_k": 5, "cache_logits": True},
+    {"batch_size": 3},
+    {"accumulation_steps": 2},
+    {"sequence_length": 24},
+    {"final_learning_rate": 0.5},
+    {"weight_decay": 0.1},
+    {"optimizer": "adamw8bit"},
+    {"clip_norm": 0.0},
+    {"grad_checkpoint": True},
+    {"steps_per_report": 4},
+    {"steps_per_eval": 4},
+    {"save_every": 1},
+    {"dtype": "bfloat16"},
+    {"seed": 7},
 ]

@@ -9,21 +9,34 @@ from pathlib import Path
 
 import pytest
 
+from mlx_mmfree.training.distil.settings import DistilSettings
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
 from mlx_mmfree.training.settings import Settings
 from tests.kills import case as cases
 from tests.kills import run as script
 from tests.kills.case import Refused, differences, draw_case, kill_and_compare
-from tests.kills.options import LORA, LORA_OPTIONS, TRAIN, TRAIN_OPTIONS, Values
+from tests.kills.options import (
+    DISTIL,
+    DISTIL_OPTIONS,
+    LORA,
+    LORA_OPTIONS,
+    TRAIN,
+    TRAIN_OPTIONS,
+    Values,
+)
 
 # where the run lies, and whether there is one
-NO_OPTIONS = {"output", "root", "adapter_path", "train"}
+NO_OPTIONS = {"output", "root", "adapter_path", "train", "path"}
 
 
 @pytest.mark.parametrize(
     ("settings", "base", "options"),
-    [(Settings, TRAIN, TRAIN_OPTIONS), (FineTuneSettings, LORA, LORA_OPTIONS)],
-    ids=["train", "lora"],
+    [
+        (Settings, TRAIN, TRAIN_OPTIONS),
+        (FineTuneSettings, LORA, LORA_OPTIONS),
+        (DistilSettings, DISTIL, DISTIL_OPTIONS),
+    ],
+    ids=["train", "lora", "distil"],
 )
 def test_every_option_has_its_turn(settings: type, base: Values, options: list[Values]) -> None:
     defaults = {field.name: field.default for field in fields(settings)} | base

@@ -23,7 +23,10 @@ from tests.readme.documents import FOLDERS, MAIN, ROOT, Section, sections
 from tests.readme.stand_ins import write_repositories, write_working_folder
 
 RUN_BY_CI = ("pip ", "python3 -m venv ")
-# lm-evaluation-harness, its datasets and matplotlib are not at hand, and a measurement takes minutes
+# the tests of the server run these against one that is running
+RUN_BY_SERVER = ("curl ",)
+# lm-evaluation-harness, its datasets and matplotlib are not at hand; a measurement or a distillation
+# takes minutes
 ONLY_PARSED = (
     "mmfree evaluate ",
     "mmfree bench --config ",
@@ -31,8 +34,11 @@ ONLY_PARSED = (
     "mmfree bench train ",
     "mmfree bench images ",
     "mmfree bench mixers ",
+    "mmfree bench serve",
     "mmfree show attention ",
     "mmfree classify --map ",
+    "mmfree serve ",
+    "mmfree distil ",
 )
 # a shell goes on where a command between $( ) fails
 COMPLAINTS = ("Traceback", "command not found", "No module named")
@@ -59,7 +65,7 @@ def lines_to_run(section: Section) -> list[str]:
     return [
         line
         for line in section.commands()
-        if not (line.startswith((*RUN_BY_CI, *ONLY_PARSED)) or is_name(line))
+        if not (line.startswith((*RUN_BY_CI, *RUN_BY_SERVER, *ONLY_PARSED)) or is_name(line))
     ]
 
 

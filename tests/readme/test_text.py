@@ -2,12 +2,10 @@
 
 import json
 import re
-import runpy
 import tomllib
 from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 import huggingface_hub
@@ -33,6 +31,7 @@ ORDER = [
     "Install",
     "First text",
     "Chat",
+    "Serve",
     "Models",
     "Commands",
     "Fine-tune",
@@ -240,29 +239,6 @@ def test_example_of_another_task_is_accepted(tmp_path: Path) -> None:
     architecture = find(settings.model["model_type"])
     model = architecture.build(architecture.config.from_hub(settings.model))
     assert isinstance(model, EncoderDecoder) and model.start_token_id == 0
-
-
-def test_table_of_the_translation_toy_is_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    examples = ROOT / "examples"
-    monkeypatch.syspath_prepend(examples)
-    table = runpy.run_path(str(examples / "translation_toy.py"))["_table"]
-    rows = json.loads((examples / "translation_toy" / "table.json").read_text())
-    assert table(rows) in (PACKAGE / "training" / "README.md").read_text()
-
-
-def test_table_of_mixers_and_linears_is_its_result() -> None:
-    page = (PACKAGE / "training" / "README.md").read_text()
-    runs = json.loads((ROOT / "examples" / "mixers_and_linears" / "table.json").read_text())["runs"]
-    for model in {run["model"] for run in runs}:
-        own = [run for run in runs if run["model"] == model]
-        first = [run for run in own if run["seed"] == 0]
-        rates = sorted(run["learning_rate"] for run in first)
-        best = min(first, key=lambda run: run["bits_per_byte"])["learning_rate"]
-        assert rates[0] < best < rates[-1]
-        values = [run["bits_per_byte"] for run in own if run["learning_rate"] == best]
-        assert len(values) == 3
-        tried = f"{rates[0]:g} to {rates[-1]:g} | {best:g}"
-        assert f"| {model} | {tried} | {mean(values):.3f} ± {stdev(values):.3f} |" in page
 
 
 def test_lines_of_the_log_are_of_the_run() -> None:

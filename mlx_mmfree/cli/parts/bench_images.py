@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
-from .columns import aligned
+from .columns import aligned, markdown
 from .command import CommandParser, command
 from .flags import positive
 
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(shown))
         return 0
     rows = _rows(found)
-    print("\n".join(_markdown(rows) if args.markdown else aligned(rows)))
+    print("\n".join(markdown(rows) if args.markdown else aligned(rows)))
     return 0
 
 
@@ -125,8 +125,3 @@ def _rows(figures: "Sequence[ImageFigure]") -> list[list[str]]:
             row.append(f"{own.best / other.best:.2f}")
         rows.append(row)
     return rows
-
-
-def _markdown(rows: list[list[str]]) -> list[str]:
-    heading, *rest = (f"| {' | '.join(row)} |" for row in rows)
-    return [heading, f"| --- |{' ---: |' * (len(rows[0]) - 1)}", *rest]

@@ -25,6 +25,13 @@ def aligned(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
     ]
 
 
+def markdown(rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown, the heading first; numbers stand to the right."""
+    heading, *rest = [f"| {' | '.join(row)} |" for row in rows]
+    columns = heading.count(" | ")
+    return [heading, f"| --- |{' ---: |' * columns}", *rest]
+
+
 def share_bar(share: float) -> str:
     """A bar as long as a share from 0 to 1."""
     return "█" * round(_BAR * share)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError
 from ...files.opening import read_file
 from .flags import positive
+from .loading import with_adapter
 from .show_attention import require_matplotlib
 from .whole_texts import texts_bar
 from .writable import check_writable
@@ -74,7 +75,7 @@ def image_classes(args: argparse.Namespace, opened: "OpenedModel") -> "list[Clas
 
     labels = [] if args.labels is None else _read_labels(args.labels)
     processor = opened.image_processor()
-    model: Any = opened.load()
+    model = with_adapter(args, opened)
     with texts_bar(len(args.images), "image") as progress:
         found = classify_images(
             model,

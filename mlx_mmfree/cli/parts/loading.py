@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from ...hub import Tokenizer
+    from ...hub.checkpoint.opened_model import OpenedModel
     from ...models import Decoder
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -29,7 +30,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "--model", help="folder or Hub repository of the model; default: the model in the package"
     )
     group.add_argument("--revision", help="branch, tag or commit of the Hub repository")
-    group.add_argument("--adapter-path", help="folder of a LoRA adapter to use with the model")
+    add_adapter_flag(group)
     add_latent_flag(group)
     group.add_argument(
         "--dtype", choices=DTYPES, help="float type to compute in; default: the checkpoint's"
@@ -78,6 +79,32 @@ def add_latent_flag(group: argparse._ActionsContainer) -> None:
     )
 
 
+def add_adapter_flag(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--adapter-path", help="folder of a LoRA adapter to use with the model")
+
+
+def with_adapter(args: argparse.Namespace, opened: "OpenedModel") -> Any:
+    """Loads the weights, with the adapter that the flags name.
+
+    Raises:
+        CheckpointError: The weights or the adapter are damaged, or do not fit.
+    """
+    from ...hub.adapters.adapter import attach
+    from ...hub.adapters.adapter_folder import holds_adapter, read_adapter
+
+    model = opened.load()
+    if args.adapter_path is not None:
+        attach(model, read_adapter(args.adapter_path)).eval()
+    elif holds_adapter(opened.checkpoint.folder):
+        folder = shlex.quote(str(opened.checkpoint.folder))
+        print(
+            "note: the model's folder also holds an adapter, which is not used. To use it: "
+            f"--adapter-path {folder}",
+            file=sys.stderr,
+        )
+    return model
+
+
 @contextmanager
 def loaded(
     args: argparse.Namespace,
@@ -103,8 +130,6 @@ def loaded(
         UsageError: A flag has a value that does not fit.
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
     """
-    from ...hub.adapters.adapter import attach
-    from ...hub.adapters.adapter_folder import holds_adapter, read_adapter
     from ...hub.checkpoint.opened_model import open_model
     from ...models import ImageClassifier, check_causal
     from ...models.parts.tensor_parallel import shard
@@ -127,16 +152,7 @@ def loaded(
     del planned
     with limited_memory(args, opened.nbytes):
         processor: Any = opened.processor()
-        model = opened.load()
-        if args.adapter_path is not None:
-            attach(model, read_adapter(args.adapter_path)).eval()
-        elif holds_adapter(opened.checkpoint.folder):
-            folder = shlex.quote(str(opened.checkpoint.folder))
-            print(
-                "note: the model's folder also holds an adapter, which is not used. To use it: "
-                f"--adapter-path {folder}",
-                file=sys.stderr,
-            )
+        model = with_adapter(args, opened)
         if group is not None:
             with argument_errors():
                 shard(model, group)

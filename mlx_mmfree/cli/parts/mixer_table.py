@@ -1,10 +1,10 @@
 """The tables that `mmfree bench mixers` prints."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import isqrt
 from typing import TYPE_CHECKING
 
-from .columns import aligned, size_text
+from .columns import aligned, markdown, size_text
 
 if TYPE_CHECKING:
     from ...evaluation.benchmark_mixers import CellResult, MixerReport
@@ -18,7 +18,7 @@ def mixer_lines(report: "MixerReport", is_markdown: bool = False) -> list[str]:
     lines = _machine_lines(report)
     for title, rows in [*_length_tables(report), *_decoding_tables(report), *_rate_tables(report)]:
         lines += ["", title, *([""] if is_markdown else [])]
-        lines += _markdown(rows) if is_markdown else aligned(rows)
+        lines += markdown(_with_code(rows)) if is_markdown else aligned(rows)
     return [*lines, *_reasons(report)]
 
 
@@ -146,10 +146,9 @@ def _reasons(report: "MixerReport") -> list[str]:
     ]
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
-    ruler = ["---", *["---:"] * (len(rows[0]) - 1)]
-    names = [[f"`{name}`", *rest] for name, *rest in rows[1:]]
-    return [f"| {' | '.join(row)} |" for row in [rows[0], ruler, *names]]
+def _with_code(rows: Rows) -> Rows:
+    """The rows with their names as code, below the heading."""
+    return [rows[0], *([f"`{name}`", *rest] for name, *rest in rows[1:])]
 
 
 def _size_text(nbytes: float) -> str:

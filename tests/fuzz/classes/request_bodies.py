@@ -1,0 +1,217 @@
+"""Bodies of requests to the server: odd values, names, numbers, depths and bytes."""
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mlx_mmfree.hub import load
+from tests.fuzz.base_model import link_base, make_base
+from tests.fuzz.case import FuzzClass
+from tests.fuzz.hostile import (
+    ODD_VALUES,
+    RAW_JSON,
+    damage_bytes,
+    damage_json,
+    odd_text,
+    random_entry,
+    with_raw_json,
+)
+
+_BODY, _PATH = "body", "path"
+_KINDS = ("values", "values", "texts", "names", "raw", "part", "part", "part", "bytes", "alone")
+_SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "pattern": "[a-z]{2,9}"}, "b": {"enum": [1, "x"]}},
+    "required": ["a"],
+}
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": _SCHEMA}}
+_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+_COMMON: dict[str, Any] = {
+    "max_tokens": 4,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.1,
+    "n": 2,
+    "seed": 3,
+    "stop": ["a", "\n"],
+    "logit_bias": {"5": -3.5, "517": 1},
+    "frequency_penalty": 0.1,
+    "presence_penalty": -0.1,
+    "repetition_penalty": 1.2,
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.1,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "user": "me",
+}
+_MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "me"},
+    {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+    {"role": "tool", "content": "7", "tool_call_id": "1"},
+]
+_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": ["Hello", "you"], "logprobs": 2, "echo": False},
+    "/v1/chat/completions": {
+        "messages": _MESSAGES,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": _SCHEMA},
+        },
+        "chat_template_kwargs": {"enable_thinking": False},
+    },
+    "/v1/embeddings": {"input": ["Hello", "you"], "encoding_format": "base64", "dimensions": 16},
+}
+
+
+_HOSTILE_SCHEMAS: tuple[Any, ...] = (
+    {"$ref": "#"},
+    {"anyOf": [{"$ref": "#"}, {"type": "array", "items": {"$ref": "#"}}]},
+    {"$ref": "file:///etc/passwd"},
+    {"type": "string", "pattern": "(a*)*b(((a|b){40}){40}){40}"},
+    {"type": "string", "pattern": "a{1000000}"},
+    {"type": "string", "minLength": 10**9},
+    {"type": "array", "minItems": 10**9, "items": {"type": "array", "minItems": 10**9}},
+    {"type": "integer", "multipleOf": 1e-300},
+    {"enum": []},
+    {"enum": [str(n) for n in range(20_000)]},
+    {"not": {}},
+    {"allOf": [{"type": "string"}, {"type": "integer"}]},
+    {"properties": {"a" * 10_000: {}}, "required": ["b"]},
+    {"type": "object", "minProperties": 10**6},
+    {"format": "date-time", "type": "string"},
+    False,
+    True,
+    {},
+)
+
+
+class Refusal(Exception):
+    """The message of an answer that refuses a request."""
+
+
+def make_sources(folder: Path) -> None:
+    """A model of each kind, with a tokenizer that has a chat template."""
+    for has_attention, base in ((True, "llama"), (False, "hgrn")):
+        make_base(folder / base, has_attention=has_attention)
+
+
+def _some_of(body: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """A body without some of what may be left out."""
+    kept = ("prompt", "messages", "input")
+    return {name: value for name, value in body.items() if name in kept or rng.random() < 0.4}
+
+
+def _odd_texts(body: dict[str, Any], rng: random.Random) -> bytes:
+    for _ in range(rng.choice((1, 2))):
+        node, key = random_entry(body, rng)
+        if key is not None:
+            node[key] = odd_text(rng)
+    return json.dumps(body, ensure_ascii=rng.random() < 0.5).encode()
+
+
+def _odd_names(body: dict[str, Any], rng: random.Random) -> bytes:
+    others = ("chat_template", "adapter", "model_path", "functions", "best_of", "tools", "x")
+    body[rng.choice(others)] = rng.choice((*ODD_VALUES, [_TOOL], "/etc/passwd"))
+    return json.dumps(body).encode()
+
+
+def _odd_part(body: dict[str, Any], rng: random.Random) -> bytes:
+    """A sound body with damage inside what it holds of messages or schemas."""
+    name = rng.choice([name for name, value in body.items() if isinstance(value, (dict, list))])
+    if name == "response_format" and rng.random() < 0.7:
+        body[name]["json_schema"]["schema"] = rng.choice(_HOSTILE_SCHEMAS)
+    else:
+        body[name] = json.loads(damage_json(json.dumps(body[name]).encode(), rng))
+    return json.dumps(body).encode()
+
+
+def mutate(sources: Path, target: Path, rng: random.Random) -> str:
+    """Writes a hostile body for one of the addresses."""
+    target.mkdir()
+    base = rng.choice(("llama", "hgrn"))
+    link_base(target, sources / base)
+    path = rng.choice(sorted(_BODIES))
+    common = {} if path == "/v1/embeddings" else _COMMON
+    body = json.loads(json.dumps(_some_of(common | _BODIES[path], rng)))
+    kind = rng.choice(_KINDS)
+    if kind == "values":
+        data = damage_json(json.dumps(body).encode(), rng)
+    elif kind == "texts":
+        data = _odd_texts(body, rng)
+    elif kind == "names":
+        data = _odd_names(body, rng)
+    elif kind == "part":
+        data = _odd_part(body, rng)
+    elif kind == "raw":
+        data = with_raw_json(body, rng).encode()
+    elif kind == "bytes":
+        data = damage_bytes(json.dumps(body).encode(), rng)
+    else:
+        data = rng.choice(RAW_JSON).encode()
+    (target / _BODY).write_bytes(data)
+    (target / _PATH).write_text(path)
+    return f"{kind} for {path} of {base}: {data[:300]!r}"
+
+
+def exercise(folder: Path, rng: random.Random) -> None:
+    """Sends the body. The answer is sound, or one of OpenAI's errors below 500."""
+    headers = {"Content-Type": "application/json"}
+    body = (folder / _BODY).read_bytes()
+    path = (folder / _PATH).read_text()
+    answer = _client((folder / "base").resolve()).post(path, content=body, headers=headers)
+    if answer.status_code >= 500 or "Traceback" in answer.text:
+        raise AssertionError(f"status {answer.status_code}: {answer.text:.500}")
+    if answer.status_code != 200:
+        error = answer.json()["error"]
+        if error.keys() != {"message", "type", "param", "code"}:
+            raise AssertionError(f"an error of another form: {answer.text:.500}")
+        raise Refusal(error["message"])
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        *lines, last = [line for line in answer.text.split("\n\n") if line]
+        pieces = [json.loads(line.removeprefix("data: ")) for line in lines]
+        # what ends a text before its time is told in the stream
+        if last != "data: [DONE]" or any("error" in piece for piece in pieces):
+            raise AssertionError(f"the stream ends with {last:.500}")
+    elif "error" in answer.json():
+        raise AssertionError(f"an error with status 200: {answer.text:.500}")
+
+
+@cache
+def _client(base: Path) -> Any:
+    """A client of a server of a model, which runs until the process ends."""
+    from starlette.testclient import TestClient
+
+    from mlx_mmfree.generation.sessions import Sessions
+    from mlx_mmfree.server.app import make_app
+    from mlx_mmfree.server.run import make_service
+    from mlx_mmfree.server.served import ServedModel
+    from mlx_mmfree.server.settings import Settings
+
+    model, tokenizer = load(base)
+    sessions = Sessions(model, memory_bytes=10**7)
+    service = make_service(
+        [ServedModel("m", model, tokenizer, sessions)],
+        Settings(max_body_bytes=10**6, max_context=64),
+        sessions,
+    )
+    client = TestClient(
+        make_app(service), base_url="http://127.0.0.1", raise_server_exceptions=False
+    )
+    client.__enter__()
+    return client
+
+
+CLASS = FuzzClass(
+    make_sources,
+    mutate,
+    exercise,
+    refusals=(Refusal,),
+    count=300,
+    packages=("starlette", "llguidance", "uvicorn", "httpx2"),
+)

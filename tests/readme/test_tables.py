@@ -1,0 +1,52 @@
+"""The tables of results that the README files show are those of the runs that are kept beside them."""
+
+import json
+import runpy
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+
+from tests.readme.documents import ROOT
+
+EXAMPLES = ROOT / "examples"
+TRAINING = ROOT / "mlx_mmfree" / "training" / "README.md"
+
+
+def test_table_of_the_translation_toy_is_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    table = runpy.run_path(str(EXAMPLES / "translation_toy.py"))["_table"]
+    rows = json.loads((EXAMPLES / "translation_toy" / "table.json").read_text())
+    assert table(rows) in TRAINING.read_text()
+
+
+def test_table_of_mixers_and_linears_is_its_result() -> None:
+    page = TRAINING.read_text()
+    runs = json.loads((EXAMPLES / "mixers_and_linears" / "table.json").read_text())["runs"]
+    for model in {run["model"] for run in runs}:
+        own = [run for run in runs if run["model"] == model]
+        first = [run for run in own if run["seed"] == 0]
+        rates = sorted(run["learning_rate"] for run in first)
+        best = min(first, key=lambda run: run["bits_per_byte"])["learning_rate"]
+        assert rates[0] < best < rates[-1]
+        values = [run["bits_per_byte"] for run in own if run["learning_rate"] == best]
+        assert len(values) == 3
+        tried = f"{rates[0]:g} to {rates[-1]:g} | {best:g}"
+        assert f"| {model} | {tried} | {mean(values):.3f} ± {stdev(values):.3f} |" in page
+
+
+def test_table_of_images_is_its_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr("comparisons.image_report._draw", lambda *_: None)
+    from comparisons.image_report import write_report
+    from comparisons.image_runs import TERNARIZED, Plan, Row, Run, best_runs
+
+    plan = Plan()
+    kept = json.loads((EXAMPLES / "image_table" / "table.json").read_text())["runs"]
+    results = {Run(Row(r["backbone"], r["linear"]), r["rate"], r["seed"]): r for r in kept}
+    assert len(results) == 117
+    tried = {run: r for run, r in results.items() if not run.seed and run.row.linear != TERNARIZED}
+    text = write_report(tmp_path, plan, best_runs(plan, tried), results)
+    page = (EXAMPLES / "README.md").read_text()
+    tables = [part for part in text.split("\n\n") if part.startswith("|")]
+    assert len(tables) == 2 and all(table.strip() in page for table in tables)

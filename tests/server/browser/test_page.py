@@ -241,12 +241,32 @@ def _tab_to(page: Any, name: str, backwards: bool = False) -> None:
 
 def test_tab_follows_what_is_seen(open_page: OpenPage, story: str) -> None:
     page = open_page(story)
+    # the last of what moves the lines when it comes
+    page.locator("#kept", has_text="The server keeps").wait_for()
     page.get_by_role("combobox", name="Model").focus()
     tops = []
     for _ in range(4):
         tops.append(page.evaluate("() => document.activeElement.getBoundingClientRect().top"))
         page.keyboard.press("Tab")
     assert tops == sorted(tops)
+
+
+def test_a_message_waits_for_the_models(open_page: OpenPage, story: str) -> None:
+    page = open_page(story)
+    held: list[Any] = []
+    page.route("**/v1/models", lambda route: held.append(route))
+    page.reload()
+    _settings(page, tokens=4)
+    page.get_by_role("textbox", name="Message").fill(ENDLESS)
+    page.keyboard.press("Enter")
+    _wait_until(lambda: bool(held), page)
+    assert page.get_by_role("button", name="Send", exact=True).is_disabled()
+    assert page.get_by_role("textbox", name="Message").input_value() == ENDLESS
+    assert _turns(page, "user") == []
+    held[0].continue_()
+    page.get_by_role("button", name="Send", exact=True).click()
+    _wait_for_end(page)
+    assert _turns(page, "user") == [ENDLESS]
 
 
 def test_readers_of_screens_wait_for_the_whole_answer(open_page: OpenPage, story: str) -> None:

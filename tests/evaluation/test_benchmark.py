@@ -27,6 +27,7 @@ from mlx_mmfree.evaluation.benchmark_weights import (
     has_dense_head,
     head_macs,
     presets,
+    random_head,
     random_model,
     random_packed,
     read_weights,
@@ -166,6 +167,23 @@ def test_head_of_some_bits(config: dict, bits: int) -> None:
     logits, _ = model(mx.array([[1, 2, 3]]))
     assert logits.shape == (1, 3, 70)
     assert mx.all(mx.isfinite(logits)).item() and mx.std(logits).item() > 0
+
+
+@pytest.mark.parametrize("bits", [4, 6, 8, 16])
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32])
+def test_no_drawn_number_is_denormal(bits: int, dtype: mx.Dtype) -> None:
+    head = random_head(70, 4096, bits, dtype)
+    for name, array in head.items():
+        if not isinstance(array, mx.array) or not mx.issubdtype(array.dtype, mx.floating):
+            continue
+        numbers = np.abs(np.array(array.astype(mx.float32)))
+        assert numbers.min() >= (2**-14 if array.dtype == mx.float16 else 2**-126), name
+    if bits == 16:
+        # of the size of ordinary weights, on both sides of zero
+        weights = np.array(head.weight.astype(mx.float32))
+        assert np.abs(weights).min() >= 2**-7 and np.abs(weights).max() < 2**-3
+        assert abs(weights.mean()) < weights.std() / 100
+        assert len(np.unique(np.abs(weights))) == 4 * 2**7
 
 
 def test_a_token_reads_all_of_a_tied_embedding_and_none_of_an_untied_one() -> None:

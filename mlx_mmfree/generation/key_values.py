@@ -84,6 +84,12 @@ def counted(model: Decoder, state: tuple[Any, ...]) -> list[mx.array]:
     ]
 
 
+def exact_lengths(model: Decoder) -> list[int]:
+    """Numbers of tokens after which a part of the state is quantised, ascending."""
+    found = {mixer.state_kind.exact_length for mixer in model.token_mixers}
+    return sorted(length for length in found if length is not None)
+
+
 def is_of_batch(model: Decoder, state: tuple[Any, ...], length: int) -> bool:
     """Whether a row of `length` tokens would have another state if it had been read alone."""
     return any(

@@ -69,6 +69,10 @@ class KeyValueKind(StateKind):
             state = self.quantized(state)
         return state.blank(length, self._cache.window, self._cache.sinks)
 
+    @property
+    def exact_length(self) -> int | None:
+        return self._cache.exact_slots
+
     def is_of_batch(self, state: AnyKeyValueState, length: int) -> bool:
         """As `StateKind` has it: a longer row beside this one has made it quantised."""
         is_quantized = isinstance(state, KeyValueState) and state.is_quantized

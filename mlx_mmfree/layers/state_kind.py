@@ -47,6 +47,11 @@ class StateKind:
         """
         return self._init_state(batch_size, dtype)
 
+    @property
+    def exact_length(self) -> int | None:
+        """The most tokens of a row whose state is exact; behind them it is quantised. `None`: all."""
+        return None
+
     def is_of_batch(self, state: State, length: int) -> bool:
         """Whether a row of `length` tokens would have another state if it had been read alone."""
         return False

@@ -233,6 +233,10 @@ class _MemoryKind(StateKind):
     def blank(self, batch_size: int, length: int, dtype: mx.Dtype) -> State:
         return self._own.blank(batch_size, length, dtype)
 
+    @property
+    def exact_length(self) -> int | None:
+        return self._own.exact_length
+
     def is_of_batch(self, state: State, length: int) -> bool:
         return not isinstance(state, MemoryState) and self._own.is_of_batch(state, length)
 

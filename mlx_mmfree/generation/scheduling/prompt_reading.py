@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...models import Decoder
-from ..key_values import joined_states, selected_rows
+from ..key_values import exact_lengths, joined_states, selected_rows
 from ..sessions import Known, Sessions
 from .beginnings import Beginning, Beginnings
 from .row import Row
@@ -54,6 +54,7 @@ class PromptReading:
     def __init__(self, model: Decoder, step_size: int, sessions: Sessions | None):
         self._model = model
         self._step_size = step_size
+        self._exact_lengths = exact_lengths(model)
         self._sessions = sessions
         self._beginnings = Beginnings()
         self._rows: deque[Row] = deque()
@@ -120,7 +121,7 @@ class PromptReading:
             part = row.beginning.next_unread
             part.start()
             is_new = not part.is_read and all(part is not other for other in parts)
-            if is_new and (not parts or _fit([*parts, part], room)):
+            if is_new and (not parts or self._fit([*parts, part], room)):
                 parts.append(part)
                 served.append(row)
             else:
@@ -145,6 +146,18 @@ class PromptReading:
                 self.ends.append((part.tokens[: part.length], own))
         return tokens.size
 
+    def _fit(self, parts: Sequence[Beginning], room: int) -> bool:
+        """Whether parts are read whole in one call.
+
+        Only such that nothing precedes: keys and values behind padding would take the slots of both. And
+        only such as stay exact or are quantised from the start: padding would count as tokens.
+        """
+        longest = max(part.length for part in parts)
+        is_padded = any(part.length < longest for part in parts)
+        if is_padded and any(0 < length < longest for length in self._exact_lengths):
+            return False
+        return all(part.position == 0 for part in parts) and len(parts) * longest <= room
+
     def _row_of(self, state: State, row: int, length: int) -> State:
         return selected_rows(self._model, state, [row], length)
 
@@ -152,12 +165,3 @@ class PromptReading:
 def _waits_for(row: Row, parts: Sequence[Beginning]) -> bool:
     assert row.beginning is not None
     return any(part is row.beginning.next_unread for part in parts)
-
-
-def _fit(parts: Sequence[Beginning], room: int) -> bool:
-    """Whether parts are read whole in one call.
-
-    Only such that nothing precedes: keys and values behind padding would take the slots of both.
-    """
-    longest = max(part.length for part in parts)
-    return all(part.position == 0 for part in parts) and len(parts) * longest <= room

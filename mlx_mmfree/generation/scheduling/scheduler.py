@@ -253,9 +253,7 @@ class Scheduler:
     def _leave(self, rows: Collection[Row]) -> None:
         if self._sessions is not None:
             healthy = [row for row in rows if not row.has_failed]
-            self._unkept += [
-                (row.read, self._writing.state_of(row, row.read_count)) for row in healthy
-            ]
+            self._unkept += [(row.read, self._writing.state_of(row)) for row in healthy]
         self._writing.leave(rows)
 
     def _begin_to_draft(self, drafting: Drafting) -> list[Event]:
@@ -268,7 +266,7 @@ class Scheduler:
             return []
         self._choice = None
         events = self._handed_out(choice)
-        state = self._writing.state_of(row, row.read_count - 1)
+        state = self._writing.state_of(row)
         self._writing.leave([row])
         if not row.is_over:
             drafting.begin(row, state)

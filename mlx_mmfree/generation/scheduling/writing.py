@@ -1,4 +1,4 @@
-"""The rows that are being written: all of them read one token a step, as a batch."""
+"""The rows that are being written: all of them read one token a step."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, cast
@@ -8,8 +8,7 @@ import mlx.core as mx
 from ...models import Decoder
 from ..decode import STEPS_PER_CACHE_CLEARING
 from ..finite import not_finite
-from ..key_values import joined_states, selected_rows
-from ..reader import Reader
+from .batches import Batches
 from .choosing import Choosing, Failures
 from .logprobs import Logprobs
 from .request import TokenLogprobs
@@ -59,16 +58,15 @@ class Choice:
 
 
 class Writing:
-    """A batch of rows that are written: while one step's tokens are handled, the next is computed.
+    """Rows that are written: while one step's tokens are handled, the next is computed.
 
     Args:
         model: Gives the logits.
     """
 
     def __init__(self, model: Decoder):
-        self._model = model
         self._is_on_cpu = mx.default_device() == mx.Device(mx.cpu)
-        self._reader: Reader | None = None
+        self._batches = Batches(model)
         self._choosing = Choosing()
         self._tokens = mx.zeros((0,), mx.uint32)
         self._steps = 0
@@ -84,37 +82,27 @@ class Writing:
         self._choosing.join(rows, len(self.rows))
         last = mx.array([row.read[-1] for row in rows], mx.uint32)
         self._tokens = mx.concatenate([self._tokens, last])
-        before = [cast(Reader, self._reader).state] if self.rows else []
         self.rows += rows
-        self._go_on(joined_states(self._model, [*before, *states]))
+        self._batches.join(states, [row.read_count - 1 for row in rows])
 
-    def state_of(self, row: Row, count: int) -> State:
-        """What the model keeps of a row of which it has read `count` tokens, for a batch of one."""
-        state = cast(Reader, self._reader).state
-        return selected_rows(self._model, state, [self.rows.index(row)], count)
+    def state_of(self, row: Row) -> State:
+        """What the model keeps of the tokens of a row that it has read, for a batch of one."""
+        return self._batches.state_of(self.rows.index(row))
 
     def leave(self, leaving: Collection[Row]) -> None:
         """Drops rows."""
         going = [n for n, row in enumerate(self.rows) if row not in leaving]
         if len(going) == len(self.rows):
             return
-        reader = cast(Reader, self._reader)
-        state = reader.state
         self.rows = [self.rows[n] for n in going]
         self._choosing.keep(going)
-        if not going:
-            # the reader stays, for its graphs
-            self._tokens, reader.arrays = mx.zeros((0,), mx.uint32), ()
-            return
-        self._tokens = self._tokens[mx.array(going)]
-        longest = max(row.read_count for row in self.rows)
-        self._go_on(selected_rows(self._model, state, going, longest))
+        self._batches.keep(going)
+        self._tokens = self._tokens[mx.array(going, mx.uint32)]
 
     def step(self) -> Choice:
         """Starts to compute the next token of each row, of which there is one at least."""
-        reader = cast(Reader, self._reader)
-        before = reader.arrays
-        logits, finite = reader.read(self._tokens)
+        before = self._batches.arrays
+        logits, finite = self._batches.read(self._tokens)
         if self._is_on_cpu:
             # its memory is written to in place once nothing is to compute it any more
             mx.eval(before)
@@ -122,20 +110,14 @@ class Writing:
         if self._is_on_cpu:
             # apart, so that the state can be waited for while the logits are computed: whatever is
             # started together is held until all of it is there
-            mx.async_eval(reader.arrays)
+            mx.async_eval(self._batches.arrays)
         self._tokens, failures = self._choosing.choose(logits)
         wanted = [row.request.top_logprobs for row in self.rows]
         logprobs = Logprobs(logits, self._tokens, wanted)
         choice = Choice(self.rows, self._tokens, finite, logprobs, failures)
-        state = [] if self._is_on_cpu else reader.arrays
+        state = [] if self._is_on_cpu else self._batches.arrays
         mx.async_eval(choice.arrays, self._choosing.arrays, state)
         self._steps += 1
         if self._steps % STEPS_PER_CACHE_CLEARING == 0:
             mx.clear_cache()
         return choice
-
-    def _go_on(self, state: State) -> None:
-        if self._reader is None:
-            self._reader = Reader(self._model, state)
-        else:
-            self._reader.go_on(state)

@@ -23,7 +23,7 @@ from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.token_mixers.gmlp import GMLP
-from tests.generation.models import MODELS, VOCABULARY
+from tests.generation.models import MODELS, VOCABULARY, attention
 from tests.generation.scheduling.running import Characters, random_prompt, run, tokens_of
 
 
@@ -53,10 +53,30 @@ def test_requests_that_join_and_leave_get_what_they_get_alone(
     check_joining_and_leaving(model, tokenizer, 24)
 
 
-# quantised once it is longer, a batch becomes so with its longest row
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "quantised_later"])
+@pytest.mark.parametrize("name", MODELS)
 def test_whatever_the_state(name: str) -> None:
     check_joining_and_leaving(MODELS[name](1), Characters(VOCABULARY), 12)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quantized_kv_start": 5},
+        {"quantized_kv_start": 12},
+        {"max_kv_size": 9, "quantized_kv_start": 7},
+    ],
+    ids=str,
+)
+def test_each_text_is_quantised_at_its_own_length(settings: dict[str, int]) -> None:
+    """So few bits change most texts."""
+    model = attention(2, kv_bits=2, **settings)
+    check_joining_and_leaving(model, Characters(VOCABULARY), 16)
+    numbers = random.Random(4)
+    requests = [Request(random_prompt(numbers, model), max_tokens=4) for _ in range(16)]
+    # prompts that came together are read together
+    scheduler = Scheduler(model, Characters(VOCABULARY), prefill_step_size=256)
+    for request, events in zip(requests, run(scheduler, requests), strict=True):
+        assert tokens_of(events) == list(generate_tokens(model, request.tokens, max_tokens=4))
 
 
 def test_drawn_texts_do_not_depend_on_neighbours(model: Decoder, tokenizer: Tokenizer) -> None:

@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.generation import generate_tokens, with_key_values
+from mlx_mmfree.generation.key_values import selected_rows
 from mlx_mmfree.generation.scheduling import Event, Request, Scheduler
 from mlx_mmfree.generation.sessions import Sessions
 from mlx_mmfree.hub import Tokenizer
@@ -217,17 +218,32 @@ def test_many_conversations_at_once_are_those_alone(
             assert list(generate_tokens(either, rest, state=known.state, max_tokens=2)) == want
 
 
-def test_a_state_that_neighbours_have_changed_is_not_kept(tokenizer: Tokenizer) -> None:
-    """Beside a longer text, a short one is quantised earlier than alone."""
+def test_a_state_beside_longer_texts_is_that_of_its_own(tokenizer: Tokenizer) -> None:
+    """It is not quantised for them, and serves as it would alone."""
     mx.random.seed(7)
     model = with_key_values(_attention(tokenizer.vocab_size), **SETTINGS["quantised_later"])
     server = Server(model, tokenizer)
     short, long = [1, 2, 3], [*SYSTEM, *QUESTION]
-    events = server.ask(Request(short, max_tokens=4), Request(long, max_tokens=8))
+    events = server.ask(Request(short, max_tokens=14), Request(long, max_tokens=8))
     replies = [reply_of(each) for each in events]
-    lengths = [
-        server.sessions.find([*text, *reply]).count
-        for text, reply in zip((short, long), replies, strict=True)
-    ]
-    assert lengths == [len(short) - 1, len(long) + 7]
+    assert replies == [alone(model, short, 14), alone(model, long, 8)]
+    for text, reply in zip((short, long), replies, strict=True):
+        text = [*text, *reply]
+        known = server.sessions.find(text)
+        assert known.count == len(text) - 1
+        want = alone(model, text, 4)
+        rest = text[known.count :]
+        assert list(generate_tokens(model, rest, state=known.state, max_tokens=4)) == want
     assert server.reply(short)[0] == alone(model, short)
+
+
+def test_a_state_that_neighbours_have_changed_is_not_kept(tokenizer: Tokenizer) -> None:
+    """A caller's own batch is quantised with its longest row."""
+    mx.random.seed(7)
+    model = with_key_values(_attention(tokenizer.vocab_size), **SETTINGS["quantised_later"])
+    tokens = mx.array([SYSTEM[:20], [0] * 17 + [1, 2, 3]])
+    _, state = model.hidden(tokens, valid=tokens > 0)
+    for row, text, length in ((0, SYSTEM[:20], 20), (1, [1, 2, 3], 0)):
+        sessions = Sessions(model, memory_bytes=10**7)
+        sessions.keep(text, selected_rows(model, state, [row], len(text)))
+        assert sessions.find([*text, 5]).count == length

@@ -4,6 +4,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+
+from mlx_mmfree import __version__
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -35,3 +38,41 @@ def test_core_does_not_ask_for_torch_or_transformers() -> None:
 def test_native_sources_do_not_promise_an_own_build_file() -> None:
     assert not (ROOT / "setup.py").exists()
     assert not (ROOT / "CMakeLists.txt").exists()
+
+
+def test_the_changelog_has_this_version() -> None:
+    changelog = (ROOT / ".github/CHANGELOG.md").read_text()
+    assert f"\n## {__version__}\n" in changelog
+
+
+def test_every_step_of_a_workflow_names_what_exists() -> None:
+    for file in (ROOT / ".github/workflows").glob("*.yml"):
+        jobs = yaml.safe_load(file.read_text())["jobs"]
+        assert jobs
+        for job in jobs.values():
+            assert set(job.get("needs", [])) <= jobs.keys()
+            for command in (step.get("run", "") for step in job["steps"]):
+                for word in command.split():
+                    if word.startswith((".ci/", ".github/")):
+                        assert (ROOT / word).is_file(), f"{file.name}: {word}"
+
+
+def test_releases_are_published_without_a_password() -> None:
+    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    assert release["permissions"] == {"contents": "read"}
+    publish = release["jobs"]["publish"]
+    assert publish["permissions"] == {"id-token": "write"}
+    assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text()
+    assert set(publish["needs"]) == release["jobs"].keys() - {"publish"}
+
+
+def test_wheels_are_built_for_every_python_that_is_promised() -> None:
+    names = PROJECT["project"]["classifiers"]
+    promised = {name.rsplit(" ", 1)[1] for name in names if "Python :: 3." in name}
+    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    linux = set(release["jobs"]["linux"]["strategy"]["matrix"]["python"])
+    macos = {
+        f"3.{each.removeprefix('cp3').removesuffix('-*')}"
+        for each in PROJECT["tool"]["cibuildwheel"]["build"].split()
+    }
+    assert linux == macos == promised

@@ -37,7 +37,8 @@ def check(file: Path) -> list[str]:
         wanted = {"mlx_mmfree/native/CMakeLists.txt", "pyproject.toml", "LICENSE", "NOTICE"}
         others = [name for name in names if name.startswith((".", "tests/", "examples/", "build/"))]
     faults += [f"it lacks {each}" for each in wanted if not any(n.startswith(each) for n in names)]
-    return faults + [f"it holds {name}" for name in others]
+    rooms = sorted({name.partition("/")[0] for name in others})
+    return faults + [f"it holds {room}, which is no part of it" for room in rooms]
 
 
 def main(*files: str) -> None:

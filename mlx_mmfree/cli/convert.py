@@ -61,6 +61,13 @@ def _add_target_flags(group: Any) -> None:
         "needs llama.cpp from June 2026 or later, i2_s is for bitnet.cpp (tq2_0)",
     )
     group.add_argument(
+        "--trits-per-byte",
+        type=int,
+        choices=(4, 5),
+        help="with --to mlx: ternary weights in a byte: 4 take 2 bits each, 5 take 1.6 and are unpacked "
+        "when they are read (4)",
+    )
+    group.add_argument(
         "--split-max-size",
         type=_size,
         metavar="SIZE",
@@ -137,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.mlx_path,
         to=args.to,
         gguf_type=args.gguf_type or "tq2_0",
+        trits_per_byte=args.trits_per_byte or 4,
         forms=_float_forms(args),
         max_part_bytes=args.split_max_size,
         check=args.verify,
@@ -177,7 +185,12 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(
             "[convert] 'text_file' must come with 'ternarize' but came alone. Leave it out."
         )
-    formats = {"gguf_type": "gguf", "split_max_size": "gguf", "keep_masters": "hf"}
+    formats = {
+        "trits_per_byte": "mlx",
+        "gguf_type": "gguf",
+        "split_max_size": "gguf",
+        "keep_masters": "hf",
+    }
     for name, target in formats.items():
         if getattr(args, name) and args.to != target:
             raise UsageError(

@@ -23,8 +23,8 @@ from ...models import Decoder, find_described
 from ...models.parts.fields import section
 from ...ops.float_dtypes import FLOATS
 from .checkpoint import Checkpoint
-from .forms import affine_format, bitnet_format
-from .forms.packed_format import check_packing
+from .forms import affine_format, bitnet_format, five_trits
+from .forms.packed_format import check_packing, has_five_trits
 from .match import EMBEDDING, StoredForm, match
 from .names import WeightNames
 
@@ -83,6 +83,9 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     if bitnet_format.is_packed(described):
         _check_packed_everywhere(model, names, checkpoint)
         forms |= _bitnet_forms(model, described, names, checkpoint)
+    elif has_five_trits(described):
+        _check_packed_everywhere(model, names, checkpoint)
+        forms |= _five_trits_forms(model)
     else:
         _check_described(checkpoint)
     entries = match(model, names, forms, checkpoint)
@@ -181,6 +184,18 @@ def _bitnet_forms(
                 scaled = partial(_scaled, entry, read_scale)
                 forms[f"{path}.bias"] = StoredForm(((matrix.output_dims,),), FLOATS, scaled)
     return forms
+
+
+def _five_trits_forms(model: Decoder) -> dict[str, StoredForm]:
+    return {
+        f"{path}.weight": StoredForm(
+            (five_trits.packed_shape(matrix.output_dims, matrix.input_dims),),
+            (mx.uint8,),
+            partial(five_trits.unpack, input_dims=matrix.input_dims),
+        )
+        for path, matrix in matrices(model).items()
+        if matrix.is_ternary and matrix.storage == "trits"
+    }
 
 
 def _scaled(

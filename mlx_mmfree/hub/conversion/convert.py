@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,7 @@ from ...files.replacing import new_folder, writing
 from ...files.safetensors_writer import PlannedTensors, write_safetensors, write_shards
 from ...tokenizer.to_gguf import compare_tokenizers
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ..checkpoint.forms.five_trits import TRITS_PER_BYTE
 from ..checkpoint.forms.packed_format import WRITER_KEY
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.target_folder import (
@@ -37,6 +39,7 @@ from .verify import take_stock, verify
 
 Target = Literal["mlx", "hf", "gguf"]
 OnBytes = Callable[[int], object]
+TritsPerByte = Literal[4, 5]
 GGUFType = Literal["tq2_0", "tq1_0", "q2_0", "i2_s"]
 
 
@@ -47,6 +50,7 @@ def convert(
     to: Target = "mlx",
     gguf_type: GGUFType = "tq2_0",
     forms: FloatForms | None = None,
+    trits_per_byte: TritsPerByte = 4,
     max_part_bytes: int | None = None,
     check: bool = True,
     overwrite: bool = False,
@@ -64,6 +68,8 @@ def convert(
         to: The form: MLX's, transformers', or GGUF.
         gguf_type: The type of ternary tensors in GGUF.
         forms: What becomes of weights that are stored as floats. Default: they stay.
+        trits_per_byte: How many ternary weights share a byte in MLX's form: 4, which mlx-lm computes
+            with, or 5, which are unpacked when they are read.
         max_part_bytes: The largest number of bytes of tensors in a file of a GGUF model, unless one
             tensor is larger. `None` writes one file.
         check: Read the result again, and compare every tensor and the logits of a fixed input.
@@ -90,7 +96,8 @@ def convert(
     if to == "gguf":
         writer = _gguf_writer(reader, target.name, gguf_type.upper(), forms, max_part_bytes)
     else:
-        writer = _folder_writer(reader, plan_mlx if to == "mlx" else plan_hf, forms)
+        plan_packed = partial(plan_mlx, has_five_trits=trits_per_byte == TRITS_PER_BYTE)
+        writer = _folder_writer(reader, plan_packed if to == "mlx" else plan_hf, forms)
     made = new_folder(target, replaces=overwrite, needed_bytes=writer.nbytes)
     with writing("convert", target), made as folder:
         with _progress(writer.nbytes, show_progress) as bar:
@@ -134,8 +141,7 @@ def _folder_writer(
     config[WRITER_KEY] = record(rounding_of(reader.checkpoint))
     nbytes = sum(group.nbytes for group in plan.tensors)
     nbytes += sum(file.stat().st_size for file in copied.values())
-    if plan.model_file:
-        copied[plan.model_file] = MODEL_FILES / plan.model_file
+    copied |= {name: MODEL_FILES / name for name in plan.model_files}
 
     def write(folder: Path, on_bytes: OnBytes) -> None:
         write_json(folder / CONFIG_FILE, config)

@@ -19,13 +19,14 @@ class FolderPlan:
         config: The content of `config.json`, without the ids of special tokens.
         tensors: The tensors.
         scales: The exact scales by their names on disk. It is filled while the tensors are made.
-        model_file: The name of the model's Python file for mlx-lm; `None` if mlx-lm needs none.
+        model_files: The names of the model's Python files for mlx-lm, which runs the first; empty if it
+            needs none.
     """
 
     config: dict[str, Any]
     tensors: list[PlannedTensors]
     scales: dict[str, mx.array] = field(default_factory=dict)
-    model_file: str | None = None
+    model_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Plans a folder in MLX's own form, which mlx-lm loads without this library.
 
 Ternary linears are affine 2-bit matrices with the `scales` s and the `biases` -s. mlx-lm knows Llama and
-Qwen3. Other architectures, and sizes that it would refuse, get a Python file of the model.
+Qwen3. Other architectures, and sizes that it would refuse, get a Python file of the model. If ternary
+linears have five trits a byte, another file unpacks them to that form.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from ...layers import PackedLinear
 from ...layers.matrix import Matrix
 from ...models import architecture_of
 from ...ops import pack_ternary
-from ..checkpoint.forms import affine_format
+from ..checkpoint.forms import affine_format, five_trits
 from ..checkpoint.forms.packed_format import describe_packing
 from ..checkpoint.parameter_reader import ParameterReader
 from .plan import FloatForms, FolderPlan, float_tensor, written_out
@@ -25,35 +26,51 @@ from .ternarize import GROUP_SIZE, ternarize_groups
 
 MODEL_FILES = Path(__file__).parent / "mlx_model_file"
 
+_UNPACKING_FILE, _USUAL_FILE = "five_trits.py", "ternary_transformer.py"
+
 _EMBEDDING_GROUPS = (64, 32)
 
 Quantize = Callable[[mx.array], tuple[mx.array, mx.array, mx.array]]
 
 
-def plan_mlx(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
+def plan_mlx(
+    reader: ParameterReader, forms: FloatForms, *, has_five_trits: bool = False
+) -> FolderPlan:
     """Plans a folder in MLX's form.
 
     Args:
         reader: The source.
         forms: What becomes of float weights.
+        has_five_trits: Store ternary linears with five trits a byte.
 
     Raises:
         UnsupportedModelError: The form does not fit the model.
     """
+    if has_five_trits and not reader.ternary:
+        raise UnsupportedModelError(
+            "[convert] 'trits_per_byte' must be 4 for this model but got 5: it has no ternary linears "
+            "with one scale each. Leave it out."
+        )
     quantized = {**ternary_forms(reader), **quantized_forms(reader, forms)}
     config: dict[str, Any] = reader.model.config.to_hub()
-    plan = FolderPlan(config, [], model_file=mlx_model_file(reader))
+    plan = FolderPlan(config, [], model_files=_model_files(reader, has_five_trits))
     described: dict[str, dict[str, Any]] = {}
     if reader.ternary:
-        config["quantization_config"] = describe_packing(config.get("quantization_config"))
-    if plan.model_file:
-        config["model_file"] = plan.model_file
+        config["quantization_config"] = describe_packing(
+            config.get("quantization_config"), has_five_trits=has_five_trits
+        )
+    if plan.model_files:
+        config["model_file"] = plan.model_files[0]
     done: set[str] = set()
     for path, module in reader.ternary.items():
         name = reader.names.to_disk(path)
         group_size = affine_format.group_size_of(module.input_dims)
         described[name] = affine_format.form(group_size, affine_format.TERNARY_BITS)
-        plan.tensors.append(_ternary_tensors(reader, path, group_size, forms.dtype, plan.scales))
+        plan.tensors.append(
+            _five_trits_tensors(reader, path)
+            if has_five_trits
+            else _ternary_tensors(reader, path, group_size, forms.dtype, plan.scales)
+        )
         done |= {f"{path}.weight", f"{path}.scale"}
     for path, (group_size, bits, quantize) in quantized.items():
         name = reader.names.to_disk(path)
@@ -166,10 +183,13 @@ def _why_not(place: str, matrix: Matrix | None) -> str:
     return "it is stored in few bits already. Leave it out."
 
 
-def mlx_model_file(reader: ParameterReader) -> str | None:
-    """The name of the Python file that mlx-lm needs for the model; `None` if it needs none."""
+def _model_files(reader: ParameterReader, has_five_trits: bool) -> tuple[str, ...]:
+    """The names of the Python files that mlx-lm needs for the model, of which it runs the first."""
     config = reader.model.config
-    return architecture_of(config).mlx_lm(config, reader.ternary_dims) or None
+    own = architecture_of(config).mlx_lm(config, reader.ternary_dims)
+    if has_five_trits and own is not None:
+        return _UNPACKING_FILE, own or _USUAL_FILE
+    return (own,) if own else ()
 
 
 def _ternary_tensors(
@@ -193,6 +213,21 @@ def _ternary_tensors(
         TensorSpec(f"{name}.weight", mx.uint32, (rows, words)),
         TensorSpec(f"{name}.scales", dtype, groups),
         TensorSpec(f"{name}.biases", dtype, groups),
+    )
+    return PlannedTensors(specs, make)
+
+
+def _five_trits_tensors(reader: ParameterReader, path: str) -> PlannedTensors:
+    name, module = reader.names.to_disk(path), reader.ternary[path]
+    shape = five_trits.packed_shape(module.output_dims, module.input_dims)
+
+    def make() -> Sequence[mx.array]:
+        weight, scale = reader.read_ternary(path)
+        return five_trits.pack(weight, module.input_dims), scale
+
+    specs = (
+        TensorSpec(f"{name}.weight", mx.uint8, shape),
+        TensorSpec(f"{name}.weight_scale", mx.float32, (1,)),
     )
     return PlannedTensors(specs, make)
 

@@ -15,7 +15,10 @@ from ...files.replacing import new_file, writing
 from ...files.yaml_text import parse_yaml
 from ...models.parts.architecture import Pipeline
 from ...models.parts.architectures import find_described
+from ...models.parts.fields import section
 from ...version import __version__
+from ..checkpoint.forms.five_trits import BITS, TRITS_PER_BYTE
+from ..checkpoint.forms.packed_format import has_five_trits
 from ..checkpoint.target_folder import copy_files
 from ..remote.download import REPOSITORY_NAME
 from .runtimes import MLX_LM, Opening, opening
@@ -72,6 +75,7 @@ class ModelCard:
         openings: Which programs open the folder; empty if that is not known.
         tags: Tags in addition to those that follow from the rest.
         pipeline: What the model does, in the Hub's words.
+        storage: How its ternary weights are stored, in words, where that is not the usual form.
     """
 
     name: str
@@ -87,6 +91,7 @@ class ModelCard:
     openings: tuple[Opening, ...] = ()
     tags: tuple[str, ...] = ("ternary",)
     pipeline: Pipeline = "text-generation"
+    storage: str = ""
 
     @property
     def is_of_images(self) -> bool:
@@ -101,6 +106,18 @@ def pipeline_of(folder: Path) -> Pipeline:
     config = read_json_object(file)
     architecture = find_described(config)
     return architecture.pipeline(architecture.config.from_hub(config))
+
+
+def storage_of(folder: Path) -> str:
+    """How the ternary weights in a folder are stored, by its `config.json`; empty if as usual."""
+    file = folder / CONFIG_FILE
+    described = section(read_json_object(file), "quantization_config") if file.exists() else {}
+    if not has_five_trits(described):
+        return ""
+    return (
+        f"Ternary weights are stored with {TRITS_PER_BYTE} trits a byte, {BITS} bits each. They are "
+        "unpacked to 2 bits when the model is loaded."
+    )
 
 
 def read_source_card(folder: Path) -> SourceCard:
@@ -135,6 +152,7 @@ def model_card(card: ModelCard) -> str:
         f"---\n{yaml.safe_dump(_metadata(card), sort_keys=False, allow_unicode=True)}---",
         f"# {card.name.rstrip('/').rpartition('/')[2]}",
         _provenance(card),
+        *([card.storage] if card.storage else []),
         _result(card),
         adapter_usage(card.name, card.pipeline)
         if card.relation == "adapter"
@@ -156,7 +174,7 @@ def write_model_card(folder: Path, card: ModelCard) -> None:
     Raises:
         CheckpointError: A file cannot be written.
     """
-    card = replace(card, pipeline=pipeline_of(folder))
+    card = replace(card, pipeline=pipeline_of(folder), storage=storage_of(folder))
     with writing("model card", folder):
         with new_file(folder / CARD_FILE) as file:
             file.write_text(model_card(card), encoding="utf-8")

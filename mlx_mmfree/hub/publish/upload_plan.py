@@ -16,7 +16,7 @@ from ...files.opening import open_member
 from ...files.paths import real_path
 from ..checkpoint.checkpoint import read_tensor_entries
 from ..remote.download import REPOSITORY_NAME, check_login, one_line
-from .model_card import CARD_FILE, ModelCard, model_card, pipeline_of, read_source_card
+from .model_card import CARD_FILE, ModelCard, model_card, pipeline_of, read_source_card, storage_of
 
 DEFAULT_MESSAGE = "Upload model with mlx_mmfree"
 
@@ -200,5 +200,6 @@ def _card(folder: Path, repository: str, files: Collection[str]) -> str:
             relation=None,
             source=read_source_card(folder),
             pipeline=pipeline_of(folder),
+            storage=storage_of(folder),
         )
     )

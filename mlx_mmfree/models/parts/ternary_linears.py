@@ -18,7 +18,14 @@ from .fields import boolean, number, refuse_unless, section
 PACKED_FORMS = ("mmfree", "bitnet", "affine")
 """The `packed_forms` of an architecture whose linears are those of a `TernaryLinears`."""
 
-_STORAGE_KEYS = {"quant_method", "linear_class", "quantization_mode", "bits", "format_version"}
+_STORAGE_KEYS = {
+    "quant_method",
+    "linear_class",
+    "quantization_mode",
+    "bits",
+    "trits_per_byte",
+    "format_version",
+}
 # Packed linears of a dense model, whose activations stay floats.
 _DENSE = "linear"
 _OWN_KEYS = {"modules_to_not_convert", "use_rms_norm", "rms_norm_eps"}

@@ -10,9 +10,12 @@ Names and `config.json` are those of the architecture on the Hub, with two diffe
   one number for each column.
 - `config.json` has the `quantization_config` of `describe_packing`.
 
+With `trits_per_byte`, weights have the form of `forms.five_trits`.
+
 mlx-lm can read the folders that `convert` writes. In these, `X.scales` and `X.biases` repeat the scale
 in MLX's affine form, rounded to the dtype of the model. `config.json` has `quantization` too, and the
-exact scales are in a file of their own, which mlx-lm does not read.
+exact scales are in a file of their own, which mlx-lm does not read. With `trits_per_byte`, there are no
+such copies: the model's Python file makes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +26,11 @@ import mlx.core as mx
 from ....errors import UnsupportedModelError
 from ....ops.host_blocks import has_code_three
 from ....ops.ternary import CODES_PER_WORD
-from . import affine_format, bitnet_format
+from . import affine_format, bitnet_format, five_trits
 
 QUANT_METHOD = "mmfree"
 FORMAT_VERSION = 1
+TRITS_KEY = "trits_per_byte"
 PACKED_DTYPES = (mx.uint8, mx.uint32)
 """The dtypes of packed weights, in this form and in the others that are read."""
 
@@ -37,7 +41,10 @@ _ROTATION_MARKS = ("hadamard", "rotation", "rotated", "walsh")
 
 
 def describe_packing(
-    described: Mapping[str, Any] | None = None, *, is_dense: bool = False
+    described: Mapping[str, Any] | None = None,
+    *,
+    is_dense: bool = False,
+    has_five_trits: bool = False,
 ) -> dict[str, Any]:
     """The value of `quantization_config`.
 
@@ -45,12 +52,22 @@ def describe_packing(
         described: The value for the checkpoint with float master weights. What it says about the
             mathematics of the linears stays.
         is_dense: Whether the linears are those of a dense model, whose activations stay floats.
+        has_five_trits: Whether weights have five trits a byte.
     """
-    stored = {"linear_class", "quantization_mode"}
+    stored = {"linear_class", "quantization_mode", TRITS_KEY}
     kept = {key: value for key, value in (described or {}).items() if key not in stored}
     if is_dense:
         kept["linear_class"] = "linear"
-    return {**kept, "quant_method": QUANT_METHOD, "bits": 2, "format_version": FORMAT_VERSION}
+    own: dict[str, Any] = {"quant_method": QUANT_METHOD, "format_version": FORMAT_VERSION}
+    if has_five_trits:
+        # other bits, so that versions that do not know the form refuse it
+        return {**kept, **own, "bits": five_trits.BITS, TRITS_KEY: five_trits.TRITS_PER_BYTE}
+    return {**kept, **own, "bits": 2}
+
+
+def has_five_trits(described: Mapping[str, Any]) -> bool:
+    """Whether the weights of this form have five trits a byte."""
+    return described.get("quant_method") == QUANT_METHOD and TRITS_KEY in described
 
 
 def check_packing(config: Mapping[str, Any], methods: Sequence[str]) -> None:
@@ -80,7 +97,7 @@ def check_packing(config: Mapping[str, Any], methods: Sequence[str]) -> None:
     if method in methods and method == bitnet_format.QUANT_METHOD:
         bitnet_format.check_form(described)
         return
-    own = describe_packing()
+    own = describe_packing(has_five_trits=has_five_trits(described))
     if method is None or {key: described.get(key) for key in own} != own:
         others = "".join(
             f", with 'quant_method' {name}" for name in methods if name != QUANT_METHOD

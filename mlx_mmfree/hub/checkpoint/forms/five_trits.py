@@ -1,0 +1,107 @@
+"""Five trits a byte, a form of 1.6 bits a weight for storage and downloads.
+
+A ternary linear `X` of N outputs and D inputs has
+
+- `X.weight`, `uint8` of shape `(N, ceil(D / 5))`: byte `j` of a row holds the inputs `5 j` to `5 j + 4`
+  as the number `c0 + 3 c1 + 9 c2 + 27 c3 + 81 c4`, where `c = trit + 1` and `c0` belongs to input
+  `5 j`. The places of the last byte that belong to no input hold the code 1;
+- `X.weight_scale`, float32 of shape `(1,)`: the weight is `trit * weight_scale`.
+
+`quantization_config` has `trits_per_byte`. No byte is above 242. Matrices are unpacked to the layout of
+`ops.ternary` as they are read.
+"""
+
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+
+from ....files.host_array import host_array
+from ....ops.host_blocks import in_blocks
+from ....ops.ternary import CODES_PER_WORD, packed_width
+
+TRITS_PER_BYTE = 5
+BITS = 8 / TRITS_PER_BYTE
+
+_POWERS = np.array([1, 3, 9, 27, 81], np.uint8)
+_ZEROS = np.uint8(_POWERS.sum())
+"""The byte of five trits 0, which are codes 1."""
+
+_BITS_OF_BYTE = 2 * TRITS_PER_BYTE
+# 16 bytes are 80 trits, which fill 5 words of 16 codes
+_GROUP_BYTES, _GROUP_WORDS = 16, 5
+
+
+def packed_shape(output_dims: int, input_dims: int) -> tuple[int, int]:
+    """The shape of a packed weight."""
+    return output_dims, -(-input_dims // TRITS_PER_BYTE)
+
+
+def pack(weight: mx.array, input_dims: int) -> mx.array:
+    """Packs words in the layout of `ops.ternary`.
+
+    Args:
+        weight: `uint32` of shape `(N, packed_width(input_dims))`.
+        input_dims: The columns of the matrix.
+    """
+    octets = np.asarray(mx.contiguous(weight)).view(np.uint8)
+    rows, width = packed_shape(len(octets), input_dims)
+    packed, room = host_array((rows, width), mx.uint8)
+    # the four codes of a byte, each in a byte of its own
+    single = (np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3).astype(np.uint8)
+    fours = single.view(np.uint32)[:, 0]
+
+    def work(part: slice) -> None:
+        codes = np.ones((part.stop - part.start, TRITS_PER_BYTE * width), np.uint8)
+        codes[:, :input_dims] = fours[octets[part]].view(np.uint8)[:, :input_dims]
+        fives = codes.reshape(-1, width, TRITS_PER_BYTE)
+        room[part] = fives[..., 0]
+        for place in range(1, TRITS_PER_BYTE):
+            room[part] += fives[..., place] * _POWERS[place]
+
+    in_blocks(rows, input_dims, work)
+    return packed
+
+
+def unpack(weight: mx.array, input_dims: int) -> mx.array:
+    """The inverse of `pack`. A byte above 242, or another padding, becomes codes 3.
+
+    Args:
+        weight: `uint8` of shape `packed_shape(N, input_dims)`.
+        input_dims: The columns of the matrix.
+    """
+    packed = np.asarray(weight)
+    rows, width = packed.shape
+    words, room = host_array((rows, packed_width(input_dims)), mx.uint32)
+    groups = -(-room.shape[1] // _GROUP_WORDS)
+    table = _codes_of_pairs()
+    used = input_dims % TRITS_PER_BYTE
+    padding_from = 3**used if used else 243
+
+    def work(part: slice) -> None:
+        octets = np.full((part.stop - part.start, _GROUP_BYTES * groups), _ZEROS, np.uint8)
+        octets[:, :width] = packed[part]
+        last = octets[:, width - 1]
+        last[last // padding_from != _ZEROS // padding_from] = 255
+        pairs = octets.view("<u2").reshape(len(octets), groups, -1)
+        filled = np.zeros((len(octets), groups, _GROUP_WORDS), np.uint32)
+        for number in range(pairs.shape[-1]):
+            codes = table[pairs[..., number]]
+            word, shift = divmod(2 * _BITS_OF_BYTE * number, 2 * CODES_PER_WORD)
+            filled[..., word] |= codes << np.uint32(shift)
+            if shift + 2 * _BITS_OF_BYTE > 2 * CODES_PER_WORD:
+                filled[..., word + 1] |= codes >> np.uint32(2 * CODES_PER_WORD - shift)
+        room[part] = filled.reshape(len(octets), -1)[:, : room.shape[1]]
+
+    in_blocks(rows, input_dims, work)
+    return words
+
+
+@cache
+def _codes_of_pairs() -> np.ndarray:
+    """The ten 2-bit codes of each two bytes, `uint32`. Those of bytes that do not exist are 3."""
+    values = np.arange(256, dtype=np.uint32)
+    digits = (values[:, None] // _POWERS % 3) << np.arange(0, _BITS_OF_BYTE, 2, dtype=np.uint32)
+    codes = np.where(values < 243, digits.sum(axis=1, dtype=np.uint32), (1 << _BITS_OF_BYTE) - 1)
+    codes = codes.astype(np.uint32)
+    return (codes[:, None] << np.uint32(_BITS_OF_BYTE) | codes).reshape(-1)

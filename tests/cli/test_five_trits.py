@@ -1,0 +1,92 @@
+"""Every command reads a model with five trits a byte as it reads the same with 2 bits."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_mmfree.cli import main
+from mlx_mmfree.hub import load_model
+from tests.hub.test_to_mlx import same_parameters
+
+Captured = pytest.CaptureFixture[str]
+TEXT = "The cat sat on the mat and looked at the dog. " * 4
+
+
+@pytest.fixture(scope="module")
+def five(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("five") / "tiny"
+    flags = ["--model", str(folder), "--mlx-path", str(target), "--trits-per-byte", "5"]
+    assert main(["convert", *flags]) == 0
+    return target
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    lines = [json.dumps({"text": TEXT[n:]}) for n in range(4)]
+    for name in ("train", "valid"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["generate", "--prompt", "A dog", "--max-tokens", "8", "--verbose", "F"],
+        ["perplexity", "--data", "text.txt", "--json"],
+        ["show", "model"],
+        ["show", "weights", "--json"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_the_same_is_printed(
+    folder: Path,
+    five: Path,
+    data: Path,
+    command: list[str],
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(data)
+    shown = []
+    for model in (folder, five):
+        assert main([*command, "--model", str(model)]) == 0
+        out = capsys.readouterr().out.replace(str(model), "MODEL")
+        if command[0] == "perplexity":
+            out = str(json.loads(out)["perplexity"])
+        shown.append(out)
+    assert shown[0] and shown[0] == shown[1]
+
+
+def test_bench(five: Path, capsys: Captured) -> None:
+    flags = ["--quick", "--no-products", "--no-training", "--threads", "1", "--json"]
+    assert main(["bench", "--model", str(five), *flags]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+def test_lora_and_fuse(folder: Path, five: Path, data: Path) -> None:
+    flags = ["--train", "--data", str(data), "--iters", "2", "--batch-size", "2", "--seed", "1"]
+    for model, name in ((folder, "a"), (five, "b")):
+        paths = ["--model", str(model), "--adapter-path", str(data / name)]
+        assert main(["lora", *paths, *flags]) == 0
+        assert main(["fuse", *paths, "--save-path", str(data / f"fused-{name}")]) == 0
+    adapters = [dict(mx.load(str(data / name / "adapters.safetensors"))) for name in "ab"]
+    assert adapters[0] and adapters[0].keys() == adapters[1].keys()
+    assert all(mx.array_equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
+    assert same_parameters(data / "fused-a", data / "fused-b")
+    assert load_model(data / "fused-b").blocks[0].channel_mixer.down_proj.weight.dtype == mx.uint32
+
+
+def test_upload(five: Path, capsys: Captured) -> None:
+    assert main(["upload", "--path", str(five), "--repo", "me/five", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "five_trits.py" in shown and "hgrn_bit.py" in shown
+    assert "5 trits a byte, 1.6 bits each" in (five / "README.md").read_text()
+
+
+def test_only_in_mlx_form(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    flags = ["--model", str(folder), "--mlx-path", str(tmp_path / "m"), "--trits-per-byte", "5"]
+    assert main(["convert", *flags, "--to", "gguf"]) == 2
+    assert "--trits-per-byte must come with '--to mlx'" in capsys.readouterr().err

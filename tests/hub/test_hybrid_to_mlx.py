@@ -60,7 +60,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "token_mixer": [WINDOW, "attention"],
         "hidden_act": "relu2",
     },
-    "1bitLLM": {"architectures": ["BitnetForCausalLM"], "token_mixer": ["gla", "attention"]},
+    "1bitLLM": {"base_architectures": ["BitnetForCausalLM"], "token_mixer": ["gla", "attention"]},
 }
 
 

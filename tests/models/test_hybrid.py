@@ -38,6 +38,15 @@ def test_with_attention_everywhere_it_is_the_base(base: str) -> None:
     assert mx.array_equal(model(TOKENS)[0], of_base(TOKENS)[0])
 
 
+def test_its_class_is_its_own_and_that_of_the_base_is_kept() -> None:
+    of_base = built(base_architectures=["BitnetForCausalLM"]).config
+    written = of_base.to_hub()
+    assert written["architectures"] == ["HybridForCausalLM"]
+    assert written["base_architectures"] == ["BitnetForCausalLM"]
+    assert type(of_base).from_hub(written) == of_base
+    assert of_base.base.has_sub_norms and not built().config.base.has_sub_norms
+
+
 def test_each_layer_has_its_mixer() -> None:
     mixers = [block.token_mixer for block in built().blocks]
     assert [type(mixer) for mixer in mixers] == [MLGRU, GQA]

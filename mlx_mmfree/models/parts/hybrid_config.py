@@ -22,8 +22,9 @@ _BASES = ("bitnet", "llama", "qwen3")
 class Config:
     """The description of one hybrid.
 
-    A `config.json` has the keys of the base, whose `model_type` stands under `base_model_type`, and
-    `token_mixer`: a mixer as in a `metaformer`, or a list of them, which repeats from layer to layer.
+    A `config.json` has the keys of the base, whose `model_type` and `architectures` stand under
+    `base_model_type` and `base_architectures`, and `token_mixer`: a mixer as in a `metaformer`, or a list
+    of them, which repeats from layer to layer.
 
     Attributes:
         base: The transformer.
@@ -49,7 +50,8 @@ class Config:
             )
         if "token_mixer" not in config:
             raise CheckpointError("[config.json] 'token_mixer' must be given but is missing.")
-        base = find(name).config.from_hub({**config, "model_type": name})
+        of_base = {"model_type": name, "architectures": config.get("base_architectures")}
+        base = find(name).config.from_hub({**config, **of_base})
         return cls.of(base, read_choices("token_mixer", config["token_mixer"]))
 
     @classmethod
@@ -77,7 +79,9 @@ class Config:
             **base,
             "rope_parameters": {"rope_type": "default", "rope_theta": theta, **scaling},
             "model_type": "hybrid",
+            "architectures": ["HybridForCausalLM"],
             "base_model_type": base["model_type"],
+            "base_architectures": base["architectures"],
             "token_mixer": [choice.plain() for choice in self.token_mixers],
         }
 

@@ -39,7 +39,7 @@ class ModelArgs(BaseModelArgs):
     rms_norm_eps: float
     rope_parameters: dict[str, Any]
     max_position_embeddings: int
-    architectures: list[str]
+    base_architectures: list[str]
     quantization_config: dict[str, Any] | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -48,7 +48,7 @@ class ModelArgs(BaseModelArgs):
     @property
     def sub_norm_names(self) -> tuple[str, str]:
         """Norms before the last projection of attention and feed-forward; empty if there are none."""
-        if self.base_model_type == "bitnet" or "BitnetForCausalLM" in self.architectures:
+        if self.base_model_type == "bitnet" or "BitnetForCausalLM" in self.base_architectures:
             return "output_norm", "hidden_norm"
         return "", ""
 

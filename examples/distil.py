@@ -10,10 +10,15 @@ the teacher with its matrices made ternary, or it begins with random weights:
   the distilled one;
 - from scratch: a ternary model of the same shape learns for the same steps.
 
-The students of a seed see the same rows in the same order. mlx_mmfree/training/README.md shows the
-results of `--seeds 3`, which takes about ten minutes on one core. On the command line, `mmfree convert
---model FLOAT --ternarize --to hf --keep-masters` makes the model ternary, and `mmfree lora --train
---model TERNARY --fine-tune-type full --keys '*' --teacher FLOAT --data DIR` distils it.
+On the command line, `mmfree convert --model FLOAT --ternarize --to hf --keep-masters` makes the model
+ternary, and `mmfree lora --train --model TERNARY --fine-tune-type full --keys '*' --teacher FLOAT --data
+DIR` distils it. Two more students come about by other loops, from the same weights and in as many steps:
+
+- `mmfree distil --to same --ternary`, which does both;
+- `mmfree train` with `init_from`, which learns the same batches from the data alone.
+
+The students of a seed and of a loop see the same rows in the same order. mlx_mmfree/training/README.md
+shows the results of `--seeds 3`, which takes about fifteen minutes on one core.
 """
 
 import argparse
@@ -38,6 +43,8 @@ from mlx_mmfree.training.corpus.documents import read_documents
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.corpus.token_file import TokenFile, open_token_file
 from mlx_mmfree.training.corpus.tokenize import write_token_file
+from mlx_mmfree.training.distil.distil import Distillation
+from mlx_mmfree.training.distil.settings import DistilSettings
 from mlx_mmfree.training.fine_tune import fine_tune, prepare
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
 from mlx_mmfree.training.samples import Sample, Samples
@@ -114,13 +121,14 @@ class Comparison:
     def __init__(self, folder: Path, teacher: Path, plan: Plan):
         self.plan = plan
         self.folder = folder
-        if not (teacher / "model").exists():
+        self.float_model = teacher / "model"
+        if not self.float_model.exists():
             train_teacher(teacher, plan)
-        self.teacher, self.tokenizer = load(teacher / "model")
+        self.teacher, self.tokenizer = load(self.float_model)
         self.held_out = read(plan.valid, self.tokenizer, folder)
         self.samples = windows(read(plan.train, self.tokenizer, folder))
         # the float matrices become master weights of ternary ones
-        source = ternarized(open_checkpoint(teacher / "model"))
+        source = ternarized(open_checkpoint(self.float_model))
         convert(source, folder / "ternary", to="hf", forms=FloatForms(keep_masters=True))
 
     def loss(self, model: Decoder) -> float:
@@ -169,6 +177,44 @@ class Comparison:
         seconds = time.process_time() - start
         return self.loss(student), seconds
 
+    def by_command(self, seed: int) -> float:
+        """The held-out loss of the student of `mmfree distil --to same --ternary`."""
+        steps, output = self.plan.student_steps, self.folder / f"command-{seed}"
+        settings = DistilSettings(
+            model=str(self.float_model),
+            path=str(output),
+            to=("same",),
+            ternary=True,
+            data=(str(self.plan.train),),
+            logits_steps=steps,
+            logits_rate=self.plan.learning_rate,
+            quantization_warmup=steps // 5,
+            batch_size=ROWS,
+            sequence_length=LENGTH,
+            seed=seed,
+        )
+        Distillation(settings).run()
+        return self.loss(load_model(output / "model"))
+
+    def by_plain_training(self, seed: int) -> float:
+        """The held-out loss after the same steps on the same batches, without the teacher's logits."""
+        steps, output = self.plan.student_steps, self.folder / f"plain-{seed}"
+        settings = Settings(
+            output=str(output),
+            init_from=str(self.folder / "ternary"),
+            stages=(Stage(1, {str(self.plan.train): 1}),),
+            steps=steps,
+            learning_rate=self.plan.learning_rate,
+            warmup_steps=steps // 20,
+            quantization_warmup=steps // 5,
+            weight_decay=0.0,
+            batch_size=ROWS,
+            sequence_length=LENGTH,
+            seed=seed,
+        )
+        train_model(settings)
+        return self.loss(load_model(output / "model"))
+
     def students(self, seed: int) -> dict[str, float]:
         """The held-out losses of the students of one seed."""
         plan = self.plan
@@ -187,6 +233,8 @@ class Comparison:
         result["ternary from scratch, same steps"], _ = self.train(
             self.random_student(seed), "scratch", steps, rate, seed, False
         )
+        result["mmfree distil --to same --ternary"] = self.by_command(seed)
+        result["mmfree train, same steps"] = self.by_plain_training(seed)
         print(
             f"Seed {seed}: a step of distillation took {distilling_s / tuning_s:.2f} times as long."
         )

@@ -13,6 +13,7 @@ from ..training.precision import COMPUTE_DTYPES, precision_note
 from ..training.settings import ADAMW
 from .parts.columns import aligned
 from .parts.command import CommandParser, command
+from .parts.distil_efforts import efforts_shown
 from .parts.flags import add_settings_flags, json_object, number_list
 from .parts.memory import add_dry_run_flag, show_plan
 from .parts.source_card import model_card
@@ -73,11 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_freed_memory()
     if note := precision_note(settings.dtype):
         print(note)
-    distillation = Distillation(settings)
+    distillation = Distillation(settings, only_plans=args.dry_run)
     stage, plan = max(distillation.plans().items(), key=lambda item: item[1].total)
     print(f"The stage '{stage}' takes the most memory.")
     show_plan(plan)
     if args.dry_run:
+        print(*efforts_shown(distillation), sep="\n")
         return 0
     card = model_card("distil", arguments, settings.model, None, distillation.folder)
     report = distillation.run(card=card)

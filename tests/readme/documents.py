@@ -39,8 +39,9 @@ class Section:
         return [code for kind, code in _BLOCK.findall(self.text) if kind == language]
 
     def commands(self) -> list[str]:
-        """The lines of its shell blocks; those of the main page stand in sentences and tables too."""
-        lines = [line for block in self.blocks("sh") for line in block.splitlines()]
+        """The commands of its shell blocks; those of the main page stand in sentences and tables too."""
+        blocks = [re.sub(r"\\\n *", "", block) for block in self.blocks("sh")]
+        lines = [line for block in blocks for line in block.splitlines()]
         if self.file == MAIN:
             spans = _SPAN.findall(_BLOCK.sub("", self.text))
             lines += [span for span in spans if span.startswith(_PROGRAMS)]

@@ -2,12 +2,20 @@
 
 import json
 import runpy
+import shlex
+from dataclasses import fields
 from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
 
-from tests.readme.documents import ROOT
+from mlx_mmfree import native
+from mlx_mmfree.cli.distil import build_parser
+from mlx_mmfree.cli.parts.distil_efforts import efforts_shown
+from mlx_mmfree.training.distil.distil import Distillation
+from mlx_mmfree.training.distil.effort import MACHINES
+from mlx_mmfree.training.distil.settings import DistilSettings, read_settings
+from tests.readme.documents import ROOT, sections
 
 EXAMPLES = ROOT / "examples"
 TRAINING = ROOT / "mlx_mmfree" / "training" / "README.md"
@@ -50,3 +58,22 @@ def test_table_of_images_is_its_result(monkeypatch: pytest.MonkeyPatch, tmp_path
     page = (EXAMPLES / "README.md").read_text()
     tables = [part for part in text.split("\n\n") if part.startswith("|")]
     assert len(tables) == 2 and all(table.strip() in page for table in tables)
+
+
+@pytest.mark.skipif(native.unavailable() is not None, reason="the compiled extension reads graphs")
+def test_estimates_for_real_teachers_are_those_of_the_command() -> None:
+    file = EXAMPLES / "real_teachers" / "README.md"
+    page = file.read_text()
+    commands = [line for each in sections(file) for line in each.commands()]
+    assert len(commands) == 3
+    for command in commands:
+        given = vars(build_parser().parse_args(shlex.split(command)[2:]))
+        given["model"] = str(file.parent / given["model"].partition("/")[2].lower())
+        names = {field.name for field in fields(DistilSettings)}
+        settings = read_settings(None, {name: given[name] for name in names})
+        shown = efforts_shown(Distillation(settings, only_plans=True))
+        table, rates = "\n".join(shown).split("\nEstimates.")
+        assert f"```\n{table}\n```" in page
+    for name, machine in MACHINES.items():
+        assert f"| {name} | {machine.rate / 1e12:.3g}e12 |" in page
+        assert f"{name}: {machine.rate / 1e12:.3g} TFLOP/s" in rates

@@ -79,7 +79,7 @@ def open_checkpoint(
         UnsupportedModelError: The checkpoint asks for something that is not implemented.
     """
     folder = local_folder(path_or_repo, revision)
-    if folder.is_file() or not _has_weights(folder):
+    if folder.is_file() or not has_weights(folder):
         file = gguf_file(folder, path_or_repo, revision)
         if file is not None:
             beside = folder if folder.is_dir() else None
@@ -106,7 +106,8 @@ def _place(folder: Path) -> str:
     return "Give the folder that holds it."
 
 
-def _has_weights(folder: Path) -> bool:
+def has_weights(folder: Path) -> bool:
+    """Whether a folder holds weights in safetensors or PyTorch's files."""
     names = (WEIGHTS_FILE, INDEX_FILE)
     return any((folder / name).exists() for name in names) or any(folder.glob("*.bin"))
 

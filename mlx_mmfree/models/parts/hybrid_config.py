@@ -23,8 +23,8 @@ class Config:
     """The description of one hybrid.
 
     A `config.json` has the keys of the base, whose `model_type` and `architectures` stand under
-    `base_model_type` and `base_architectures`, and `token_mixer`: a mixer as in a `metaformer`, or a list
-    of them, which repeats from layer to layer.
+    `base_model_type` and `base_architectures`, and `token_mixer`: a mixer as in a `metaformer`, or a
+    list of them, which repeats from layer to layer.
 
     Attributes:
         base: The transformer.

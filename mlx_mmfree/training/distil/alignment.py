@@ -5,10 +5,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ...models import Decoder
 from ...ops import long_sum
 from ..batches import Batch
+from ..loop import Validation
 from ..loss import Loss, batch_hidden
 
 
@@ -74,6 +76,18 @@ def hidden_loss(teacher: Decoder) -> Loss:
         return _summed(errors, batch)
 
     return loss
+
+
+def validation_by(loss: Loss, rows: np.ndarray, batch_size: int) -> Validation:
+    """A validation by the loss that a stage minimises, on rows of tokens, a batch at a time."""
+    starts = range(0, len(rows), batch_size)
+    batches = [Batch.of_rows(rows[n : n + batch_size]) for n in starts]
+
+    def validate(student: Any) -> dict[str, float]:
+        total = sum(float(loss(student, batch)) for batch in batches)
+        return {"valid_loss": total / sum(batch.tokens for batch in batches)}
+
+    return validate
 
 
 def _freeze(teacher: Decoder) -> None:

@@ -58,7 +58,7 @@ def training_section(
 ) -> str:
     """How the student came about, in Markdown."""
     linears = " The linears of its blocks are ternary." if is_ternary else ""
-    read = settings.batch_size * settings.accumulation_steps * settings.sequence_length
+    read = settings.rows * settings.sequence_length
     held_out = f" Held out: {_names(settings.valid)}." if settings.valid else ""
     texts = list(next(iter(figures.values()), {}))
     lines = [

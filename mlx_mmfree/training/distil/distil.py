@@ -11,7 +11,8 @@ import numpy as np
 
 from ...errors import TrainingError
 from ...files.json_file import write_json
-from ...hub.checkpoint.opened_model import OpenedModel, open_model
+from ...hub.checkpoint.described import described_checkpoint
+from ...hub.checkpoint.opened_model import OpenedModel, Source, open_model
 from ...hub.checkpoint.target_folder import check_apart
 from ...hub.publish.model_card import ModelCard
 from ...models import Decoder, architecture_of
@@ -32,8 +33,9 @@ from ..precision import compute_dtype
 from ..results import check_results, save_trained
 from ..run_folder import make_run_folder
 from ..tasks.causal_lm import CausalLMTask
-from .alignment import hidden_loss, mixer_loss
+from .alignment import hidden_loss, mixer_loss, validation_by
 from .card import write_cards
+from .effort import Effort, effort_of
 from .settings import DistilSettings, StageName
 from .student import base_config, build_student, mixers_of, replaced_layers, student_config
 from .teacher_logits import TeacherLogits
@@ -51,6 +53,8 @@ class Distillation:
 
     Args:
         settings: The run.
+        only_plans: Whether the run is planned alone. The teacher may then be a folder with a
+            `config.json` and no weights.
 
     Attributes:
         teacher: The teacher.
@@ -62,10 +66,12 @@ class Distillation:
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
     """
 
-    def __init__(self, settings: DistilSettings):
+    def __init__(self, settings: DistilSettings, *, only_plans: bool = False):
         self.settings = settings
-        # packed or in 16 bits where it can be
-        self._opened = open_model(settings.model, dtype=compute_dtype(settings.dtype))
+        self._source: Source = settings.model
+        if only_plans:
+            self._source = described_checkpoint(Path(settings.model)) or settings.model
+        self._opened = self._open()
         folder = self._opened.checkpoint.folder
         check_apart(Path(settings.path).resolve(), [folder], "distil")
         check_results(Path(settings.path), folder)
@@ -78,9 +84,15 @@ class Distillation:
         self._float_config = student_config(base, self.mixers, is_ternary=False)
         self.folder = folder
 
-    def plans(self) -> dict[StageName, MemoryPlan]:
-        """Plans the memory of each stage, before `run`. Nothing is computed or written."""
+    def plans(self, dtype: mx.Dtype | None = None) -> dict[StageName, MemoryPlan]:
+        """Plans the memory of each stage, before `run`. Nothing is computed or written.
+
+        Args:
+            dtype: What steps compute in; `None` is that of the run on this device.
+        """
+        dtype = dtype or compute_dtype(self.settings.dtype)
         student = self._first_student(self._masters().model)
+        teacher_bytes = self._open(dtype).nbytes
         found = {}
         for name in self._stages(student):
             if name in _WHOLE:
@@ -94,13 +106,21 @@ class Distillation:
                 build_optimizer(settings),
                 self._loss(name, student),
                 self._largest_batch(name),
-                settings.loop({}),
+                replace(settings.loop({}), dtype=dtype),
                 processes=DataParallel(),
                 parts=settings.accumulation_steps,
                 # writing its logits takes less than the step of a stage that trains all weights
-                others=self._opened.nbytes if has_teacher else 0,
+                others=teacher_bytes if has_teacher else 0,
             )
         return found
+
+    def efforts(self) -> dict[StageName, Effort]:
+        """What each stage computes, before `run`. Nothing is computed or written."""
+        student = self._first_student(self._masters().model)
+        return {
+            name: effort_of(name, self.teacher, student, self.settings, self._largest_batch(name))
+            for name in self._stages(student)
+        }
 
     def run(
         self, callbacks: Sequence[Callback] = (), card: ModelCard | None = None
@@ -145,9 +165,13 @@ class Distillation:
         write_json(path / REPORT_FILE, report)
         return report
 
+    def _open(self, dtype: mx.Dtype | None = None) -> OpenedModel:
+        """The teacher, packed or in 16 bits where it can be."""
+        return open_model(self._source, dtype=dtype or compute_dtype(self.settings.dtype))
+
     def _masters(self) -> OpenedModel:
         """The teacher with float weights, as a student begins."""
-        return open_model(self.settings.model, dtype=mx.float32, packed=False, rebuild_masters=True)
+        return open_model(self._source, dtype=mx.float32, packed=False, rebuild_masters=True)
 
     def _first_student(self, teacher: Decoder) -> Decoder:
         settings = self.settings
@@ -266,7 +290,7 @@ class Distillation:
         known = self._teacher_logits(task)
         make_run_folder(known.folder)
         known.write(self.teacher, task.batches, self.settings.logits_steps)
-        self._opened = open_model(self.settings.model, dtype=compute_dtype(self.settings.dtype))
+        self._opened = self._open()
         self.teacher = self._opened.model
         # what held the teacher in the stages before may be part of cycles
         gc.collect()
@@ -279,14 +303,7 @@ class Distillation:
         if name in _WHOLE:
             return task.validate
         rows = task.held_out_rows(settings.valid[0], settings.valid_tokens)
-        starts = range(0, len(rows), settings.batch_size)
-        batches = [Batch.of_rows(rows[n : n + settings.batch_size]) for n in starts]
-
-        def validate(student: Any) -> dict[str, float]:
-            total = sum(float(loss(student, batch)) for batch in batches)
-            return {"valid_loss": total / sum(batch.tokens for batch in batches)}
-
-        return validate
+        return validation_by(loss, rows, settings.batch_size)
 
     def _measure(self, task: CausalLMTask, model: Decoder) -> dict[str, float]:
         """The bits per byte of each held-out text."""

@@ -168,6 +168,18 @@ class DistilSettings:
         """The stages that have steps."""
         return tuple(stage for stage in STAGES if getattr(self, f"{stage}_steps"))
 
+    @property
+    def rows(self) -> int:
+        """The sequences of a step."""
+        return self.batch_size * self.accumulation_steps
+
+    @property
+    def logits_bytes(self) -> int:
+        """What the teacher's logits take on the disk, 6 bytes with their tokens; 0 if none are kept."""
+        if not self.cache_logits or self.teacher_top_k is None:
+            return 0
+        return 6 * self.teacher_top_k * self.logits_steps * self.rows * self.sequence_length
+
     def stage(self, name: StageName) -> Settings:
         """The settings of one stage, as those of a training run."""
         steps: int = getattr(self, f"{name}_steps")

@@ -1,0 +1,56 @@
+"""A checkpoint of which only the description is at hand, to plan with."""
+
+from pathlib import Path
+
+import mlx.core as mx
+
+from ...errors import CheckpointError
+from ...files.checkpoint_files import CONFIG_FILE, WEIGHTS_FILE
+from ...files.json_file import read_json_object
+from ...files.tensor_entry import TensorEntry
+from ...layers.parameters import parameters
+from ...models import find_described
+from .checkpoint import Checkpoint, has_weights
+from .names import WeightNames
+
+
+def described_checkpoint(folder: Path) -> Checkpoint | None:
+    """What a folder with a `config.json` alone would hold if the weights lay beside it, as floats.
+
+    A model can be opened from it, which tells its shapes and its size, but not loaded. The tensors have
+    the dtype that the configuration names, or bfloat16.
+
+    Returns:
+        `None` if there are weights, or no configuration.
+
+    Raises:
+        UnsupportedModelError: The architecture or an option is not implemented.
+        CheckpointError: The configuration is damaged.
+    """
+    if not (folder / CONFIG_FILE).is_file() or has_weights(folder):
+        return None
+    config = read_json_object(folder / CONFIG_FILE)
+    architecture = find_described(config)
+    model = architecture.build(architecture.config.from_hub(config))
+    names = WeightNames(architecture.weight_names)
+    dtype = _dtype(config.get("dtype", config.get("torch_dtype")))
+    tensors = {}
+    for name, array in parameters(model).items():
+        on_disk = names.to_disk(name)
+        stop = array.size * dtype.size
+        tensors[on_disk] = TensorEntry(on_disk, folder / WEIGHTS_FILE, dtype, array.shape, 0, stop)
+    return Checkpoint(folder, config, tensors)
+
+
+def _dtype(name: object) -> mx.Dtype:
+    known = {
+        "float32": mx.float32,
+        "float16": mx.float16,
+        "bfloat16": mx.bfloat16,
+        None: mx.bfloat16,
+    }
+    if name not in known:
+        raise CheckpointError(
+            f"[config.json] 'dtype' must be float32, float16 or bfloat16 but got {name!r:.80}."
+        )
+    return known[name]

@@ -25,6 +25,7 @@ from comparisons.flags import add_flags_of_runs, plan_with
 from comparisons.runs import Figures, found_or_trained
 from comparisons.student_report import write_report
 from comparisons.student_runs import (
+    DISTILLED,
     KINDS,
     QUICK,
     Plan,
@@ -33,11 +34,10 @@ from comparisons.student_runs import (
     final_runs,
     finished,
     known_teacher,
-    learn,
     longer_twins,
-    prepare,
     searches,
 )
+from comparisons.student_training import learn, prepare, recall_before
 
 
 def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
@@ -61,6 +61,9 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
     chosen = {run: value for run, value in found.items() if _is_best(run, rates)}
     longer = longer_twins(plan, chosen)
     found |= results(list(longer), longer)
+    for run, figures in found.items():
+        if run.way == DISTILLED:
+            figures["recall_before"] = recall_before(run.kind, run.seed, home)
     return write_report(folder, plan, teacher, rates, found)
 
 

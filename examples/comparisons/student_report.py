@@ -1,4 +1,4 @@
-"""The table of students, twins and what was left out, as Markdown, JSON and a picture."""
+"""The tables of students, twins and what was left out, what they show in words, and a picture."""
 
 import statistics
 from collections.abc import Mapping
@@ -10,10 +10,26 @@ from mlx_mmfree.files.json_file import write_json
 from mlx_mmfree.files.replacing import new_file
 
 from .runs import Figures, markdown, mean_and_spread
-from .student_runs import DISTILLED, TWIN, WAYS, Plan, Run, left_out
+from .student_runs import (
+    DISTILLED,
+    HYBRID,
+    LONGER_TWIN,
+    MAIN,
+    TWIN,
+    WAYS,
+    Plan,
+    Run,
+    left_out,
+    number_of_runs,
+)
 
 Results = Mapping[Run, Figures]
 Chosen = dict[tuple[str, str], list[Figures]]
+
+LEAST_LEAD = 0.1
+"""How far the teacher must be below a twin, in bits per byte, for the comparison to say much."""
+LEAST_CLOSED = 0.8
+"""The share of the gap that the hybrid should close."""
 
 
 def write_report(
@@ -37,15 +53,25 @@ def write_report(
         family = TWIN if run.way.startswith(TWIN) else DISTILLED
         if rates.get((run.kind, family)) == run.rate and figures["value"] is not None:
             chosen.setdefault((run.kind, run.way), []).append(figures)
-    text = "\n\n".join(
-        [_teacher(teacher), _students(plan, teacher, chosen), _left_out(plan, chosen)]
-    )
+    parts = [
+        _finished(plan, results),
+        _teacher(teacher),
+        _students(plan, teacher, chosen),
+        *_findings(plan, teacher, chosen),
+        _left_out(plan, chosen),
+        *_samples(chosen),
+    ]
+    text = "\n\n".join(parts)
     with new_file(folder / "table.md") as new:
         new.write_text(text + "\n")
     runs = [{**vars(run), **values} for run, values in results.items()]
     write_json(folder / "table.json", {"teacher": teacher, "runs": runs})
     _draw(folder / "table.png", plan, teacher, chosen)
     return text
+
+
+def _finished(plan: Plan, results: Results) -> str:
+    return f"{len(results)} of {number_of_runs(plan)} runs are finished."
 
 
 def _teacher(teacher: Figures) -> str:
@@ -57,14 +83,62 @@ def _teacher(teacher: Figures) -> str:
 
 def _students(plan: Plan, teacher: Figures, chosen: Chosen) -> str:
     header = ["student", *(f"bits per byte, {way}" for way in WAYS), "of the gap closed"]
-    header += ["recall, distilled", "recall, twin", "seconds, distilled"]
+    header += ["recall before, %", "recall, %, distilled", "recall, %, twin"]
+    header += ["seconds, distilled", "seconds, twin"]
     rows = []
     for kind in plan.kinds:
         runs = [chosen.get((kind, way), []) for way in WAYS]
         cells = [kind, *map(_cell, runs), _closed(teacher, *runs[:2])]
+        cells.append(_cell(runs[0], "recall_before", 100, 1))
         cells += [_cell(each, "recall", 100, 1) for each in runs[:2]]
-        rows.append([*cells, _cell(runs[0], "seconds", 1, 0)])
+        rows.append([*cells, *(_cell(each, "seconds", 1, 0) for each in runs[:2])])
     return markdown(header, rows)
+
+
+def _findings(plan: Plan, teacher: Figures, chosen: Chosen) -> list[str]:
+    """What was to be shown, and whether it was: by the teacher, by each student, by the hybrid."""
+    leads: dict[str, list[str]] = {}
+    gains: dict[str, list[str]] = {}
+    for kind in plan.kinds:
+        students = chosen.get((kind, DISTILLED), [])
+        for way in (TWIN, LONGER_TWIN):
+            twins = chosen.get((kind, way), [])
+            if twins:
+                lead = _mean(twins) - teacher["value"]
+                verdict = "so" if lead >= LEAST_LEAD else "not so"
+                leads.setdefault(verdict, []).append(f"{kind} ({way}: {lead:.3f})")
+            if twins and students:
+                gain = _mean(twins) - _mean(students)
+                shown = f"{kind} ({way}: {gain:.3f})"
+                gains.setdefault(_verdict(gain, students, twins), []).append(shown)
+    lines = [
+        f"The teacher must be at least {LEAST_LEAD} bits per byte below each twin: {_listed(leads)}.",
+        f"Each student should be below both twins by more than the spread: {_listed(gains)}.",
+    ]
+    students, twins = (chosen.get((HYBRID, way), []) for way in (DISTILLED, TWIN))
+    if students and twins:
+        closed = _share_closed(teacher, students, twins)
+        verdict = "does" if closed >= LEAST_CLOSED else "does not"
+        aim = f"of which it should close {LEAST_CLOSED:.0%}, and {verdict}"
+        lines.append(f"The hybrid closes {closed:.0%} of the gap between twin and teacher, {aim}.")
+    return lines
+
+
+def _verdict(gain: float, students: list[Figures], twins: list[Figures]) -> str:
+    """Whether a gain is larger than the deviations of both over seeds together."""
+    if min(len(students), len(twins)) < 2:
+        return "not known of one seed" if gain > 0 else "not so"
+    spread = sum(statistics.stdev(each["value"] for each in runs) for runs in (students, twins))
+    return "so" if gain > spread else "not so"
+
+
+def _listed(verdicts: Mapping[str, list[str]]) -> str:
+    parts = (f"{verdict} for {', '.join(names)}" for verdict, names in sorted(verdicts.items()))
+    return "; ".join(parts) or "not known yet"
+
+
+def _mean(runs: list[Figures]) -> float:
+    return statistics.mean(each["value"] for each in runs)
 
 
 def _cell(runs: list[Figures], name: str = "value", scale: float = 1.0, digits: int = 3) -> str:
@@ -75,8 +149,11 @@ def _closed(teacher: Figures, students: list[Figures], twins: list[Figures]) -> 
     """How much of the way from the twin to the teacher the student has made."""
     if not students or not twins:
         return "-"
-    student, twin = (statistics.mean(each["value"] for each in runs) for runs in (students, twins))
-    return f"{(twin - student) / (twin - teacher['value']):.0%}"
+    return f"{_share_closed(teacher, students, twins):.0%}"
+
+
+def _share_closed(teacher: Figures, students: list[Figures], twins: list[Figures]) -> float:
+    return (_mean(twins) - _mean(students)) / (_mean(twins) - float(teacher["value"]))
 
 
 def _left_out(plan: Plan, chosen: Chosen) -> str:
@@ -86,6 +163,16 @@ def _left_out(plan: Plan, chosen: Chosen) -> str:
             runs = chosen.get((kind, way), [])
             rows.append([kind, way, _cell(runs), _cell(runs, "recall", 100, 1)])
     return markdown(["student", "way", "bits per byte", "recall, %"], rows)
+
+
+def _samples(chosen: Chosen) -> list[str]:
+    """What a distilled student and its twin write, with fixed seeds, as it came."""
+    shown = []
+    for way in (DISTILLED, TWIN):
+        for figures in chosen.get((MAIN, way), [])[:1]:
+            texts = (" ".join(text.split()) for text in figures.get("samples", []))
+            shown += [f"{MAIN}, {way}:", *(f"> {text}" for text in texts)]
+    return shown if any(line.startswith(">") for line in shown) else []
 
 
 def _draw(file: Path, plan: Plan, teacher: Figures, chosen: Chosen) -> None:

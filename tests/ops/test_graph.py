@@ -6,6 +6,7 @@ import pytest
 
 from mlx_mmfree import native
 from mlx_mmfree.layers import BitLinear
+from mlx_mmfree.ops import gated_activation, rms_norm, rms_norm_quantize
 from mlx_mmfree.ops.backend.graph import graph_of
 
 pytestmark = pytest.mark.skipif(
@@ -21,7 +22,12 @@ def test_operations_stand_behind_those_they_read() -> None:
     product, result = graph.nodes
     assert product.inputs == [graph.results[1], 0] and result.inputs == product.outputs
     assert graph.results[0] == result.outputs[0]
-    assert graph.arrays[0] == (32, (4, 2)) and graph.arrays[graph.results[0]] == (24, (3, 2))
+    leaf, made = graph.arrays[0], graph.arrays[graph.results[0]]
+    assert (leaf.nbytes, leaf.shape, leaf.dtype) == (32, (4, 2), mx.float32)
+    assert (made.nbytes, made.shape) == (24, (3, 2))
+    assert mx.array_equal(made, mx.exp(x @ y)) and mx.array_equal(leaf, y)
+    # an operation of MLX does not say what it was called with
+    assert product.given is None and product.options == []
 
 
 def test_it_ends_at_leaves_whether_known_or_not() -> None:
@@ -37,6 +43,18 @@ def test_an_operation_with_several_results_stands_there_once() -> None:
     assert names.count("DivMod") == 1
     node = next(n for n in graph_of([second, first]).nodes if n.name == "DivMod")
     assert len(node.outputs) == 2
+
+
+def test_a_kernel_says_what_it_was_called_with() -> None:
+    x, scale = mx.ones((2, 8)), mx.ones((8,))
+    (plain,) = graph_of([rms_norm(x, None, eps=0.5)], [x]).nodes
+    assert (plain.name, plain.given, plain.options) == ("RmsNorm", [True, False], [0.5])
+    (scaled,) = graph_of([rms_norm(x, scale, eps=0.5)], [x, scale]).nodes
+    assert scaled.given == [True, True] and scaled.inputs == [0, 1]
+    nodes = graph_of(list(rms_norm_quantize(x)), [x]).nodes
+    assert [(node.name, node.options) for node in nodes] == [("RmsNormQuantize", [None, False])]
+    (gated,) = graph_of([gated_activation(x, x, "silu")], [x]).nodes
+    assert gated.options == ["silu"]
 
 
 def test_a_long_chain_is_walked() -> None:

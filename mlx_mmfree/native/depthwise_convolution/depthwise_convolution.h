@@ -18,6 +18,9 @@ struct DepthwiseConvolutionOptions {
   int stride;
 
   bool operator==(const DepthwiseConvolutionOptions&) const = default;
+  auto values() const {
+    return std::tuple(stride);
+  }
 };
 
 // The arguments are x, the weight and the bias.

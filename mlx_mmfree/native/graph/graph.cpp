@@ -37,7 +37,7 @@ class Walk {
   size_t number(const mx::array& array) {
     const auto [place, is_new] = numbers_.try_emplace(array.id(), graph_.arrays.size());
     if (is_new) {
-      graph_.arrays.push_back({array.nbytes(), array.shape()});
+      graph_.arrays.push_back(array);
       made_.push_back(false);
     }
     return place->second;
@@ -62,7 +62,11 @@ class Walk {
   }
 
   void add(const mx::array& array) {
-    GraphNode node{array.primitive().name(), {}, {}};
+    GraphNode node{array.primitive().name(), {}, {}, std::nullopt, {}};
+    if (const auto* own = dynamic_cast<const Described*>(&array.primitive())) {
+      node.given = own->given();
+      node.options = own->option_values();
+    }
     for (const auto& input : array.inputs()) {
       node.inputs.push_back(number(input));
     }

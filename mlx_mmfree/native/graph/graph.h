@@ -1,29 +1,26 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "mlx/array.h"
+#include "runtime/operation.h"
 
 namespace mmfree {
 
-namespace mx = mlx::core;
-
-// An array of a graph.
-struct GraphArray {
-  size_t bytes;
-  mx::Shape shape;
-};
-
-// An operation that is yet to run, with numbers of arrays.
+// An operation that is yet to run, with numbers of arrays. Operations of this library say which of
+// their arguments were given, and their options.
 struct GraphNode {
   std::string name;
   std::vector<size_t> inputs;
   std::vector<size_t> outputs;
+  std::optional<std::vector<bool>> given;
+  std::vector<Value> options;
 };
 
 struct Graph {
-  std::vector<GraphArray> arrays;
+  std::vector<mx::array> arrays;
   std::vector<GraphNode> nodes;
   std::vector<size_t> results;
 };

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,9 @@ struct RmsNormQuantizeOptions {
   bool half_away;
 
   bool operator==(const RmsNormQuantizeOptions&) const = default;
+  auto values() const {
+    return std::tuple(eps, half_away);
+  }
 };
 
 // The arguments are x and the weight. The gradient is that of the norm, times the scale.

@@ -5,7 +5,10 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "mlx/array.h"
@@ -34,11 +37,37 @@ inline void require(bool condition, const char* message) {
   }
 }
 
+using Value = std::variant<std::monostate, bool, int64_t, double, std::string>;
+
+// What a primitive of this library says of its call, for those who read a graph: which of its
+// arguments are inputs, in their order, and the options.
+class Described {
+ public:
+  virtual ~Described() = default;
+  virtual const std::vector<bool>& given() const = 0;
+  virtual std::vector<Value> option_values() const = 0;
+};
+
+template <class Option>
+Value value_of(const Option& option) {
+  if constexpr (requires { option.has_value(); }) {
+    return option ? value_of(*option) : Value();
+  } else if constexpr (std::is_same_v<Option, bool>) {
+    return option;
+  } else if constexpr (std::is_integral_v<Option>) {
+    return static_cast<int64_t>(option);
+  } else if constexpr (std::is_floating_point_v<Option>) {
+    return static_cast<double>(option);
+  } else {
+    return std::string(option);
+  }
+}
+
 // What all primitives share. `Own` is the primitive itself, which has `eval_cpu` and `OutputForms
 // output_forms(const Arguments&) const`. A test compares these forms with those of the definition
-// in Python. Options compare with ==.
+// in Python. Options compare with ==, and `values()` is their tuple, if they have one.
 template <class Own, class Options>
-class Operation : public mx::Primitive {
+class Operation : public mx::Primitive, public Described {
  public:
   Operation(mx::Stream stream, const Options& options, const Arguments& arguments)
       : Primitive(stream), options_(options) {
@@ -66,6 +95,19 @@ class Operation : public mx::Primitive {
 
   void eval_gpu(const Arrays&, Arrays&) override {
     throw std::runtime_error(place() + " the native backend runs on the CPU only.");
+  }
+
+  const std::vector<bool>& given() const override {
+    return given_;
+  }
+
+  std::vector<Value> option_values() const override {
+    std::vector<Value> result;
+    if constexpr (requires { options_.values(); }) {
+      std::apply([&](const auto&... options) { (result.push_back(value_of(options)), ...); },
+                 options_.values());
+    }
+    return result;
   }
 
   Shapes output_shapes(const Arrays& inputs) override {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 #include "mlx/array.h"
@@ -25,6 +26,9 @@ struct TernaryMatmulOptions {
   bool codes;
 
   bool operator==(const TernaryMatmulOptions&) const = default;
+  auto values() const {
+    return std::tuple(codes);
+  }
 };
 
 // The gradient has a kernel of its own, because the definition unpacks the weight.

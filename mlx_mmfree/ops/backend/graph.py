@@ -1,26 +1,30 @@
 """The graph of arrays that are yet to be computed."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from ... import native
 
 
-class GraphArray(NamedTuple):
-    """An array of a graph: its number of bytes and its shape."""
-
-    nbytes: int
-    shape: tuple[int, ...]
-
-
 class GraphNode(NamedTuple):
-    """An operation: its name, and the places of its inputs and outputs among the arrays."""
+    """An operation.
+
+    Attributes:
+        name: What MLX calls it.
+        inputs: The places of its inputs among the arrays.
+        outputs: The same of its outputs.
+        given: Which arguments of the call are inputs, in their order; the others were left out. `None`
+            for an operation of MLX.
+        options: What an operation of this library was called with beside arrays.
+    """
 
     name: str
     inputs: list[int]
     outputs: list[int]
+    given: list[bool] | None = None
+    options: Sequence[Any] = ()
 
 
 class Graph(NamedTuple):
@@ -32,7 +36,7 @@ class Graph(NamedTuple):
         results: The places of the results among the arrays.
     """
 
-    arrays: list[GraphArray]
+    arrays: list[mx.array]
     nodes: list[GraphNode]
     results: list[int]
 
@@ -48,8 +52,4 @@ def graph_of(results: Sequence[mx.array], leaves: Sequence[mx.array] = ()) -> Gr
         BackendError: The compiled extension, which reads the graph, cannot be used.
     """
     arrays, nodes, places = native.kernels().graph_of(list(results), list(leaves))
-    return Graph(
-        [GraphArray(size, tuple(shape)) for size, shape in arrays],
-        [GraphNode(*node) for node in nodes],
-        places,
-    )
+    return Graph(arrays, [GraphNode(*node) for node in nodes], places)

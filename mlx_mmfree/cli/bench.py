@@ -15,6 +15,7 @@ from .parts.bench_table import graph_lines, report_lines, starting_lines
 from .parts.command import CommandParser, command
 from .parts.flags import positive
 from .parts.loading import DTYPES, add_latent_flag, check_revision
+from .parts.shapes import ShapeParser, add_config_flag, read_config
 from .parts.writable import check_writable
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ HELP = "measure the speed of this machine and of models on it"
 
 _SETTINGS = ("processes", "rounds", "prompt_tokens", "positions", "decoded_tokens")
 _HEAD_BITS = (4, 6, 8, 16)
-
-_CONFIG_HELP = "models to measure with random weights: {}, or a config.json"
 
 _OPTIONAL_PACKAGES = (
     ("plot", "matplotlib", "matplotlib"),
@@ -43,19 +42,8 @@ _OTHERS: dict[str, tuple[Any, str]] = {
 """Measurements with flags of their own."""
 
 
-class _Parser(CommandParser):
-    """Names the configurations in its help alone: to know them, the architectures are imported."""
-
-    def format_help(self) -> str:
-        from ..evaluation.benchmark_weights import presets
-
-        config = next(action for action in self._actions if action.dest == "config")
-        config.help = _CONFIG_HELP.format(", ".join(sorted(presets())))
-        return super().format_help()
-
-
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="mmfree bench", description=__doc__)
+    parser = ShapeParser(prog="mmfree bench", description=__doc__)
     others = parser.add_subparsers(
         title="other measurements", metavar=", ".join(_OTHERS), parser_class=CommandParser
     )
@@ -82,12 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_model_flags(group: Any) -> None:
-    group.add_argument(
-        "--config",
-        nargs="+",
-        default=[],
-        help=_CONFIG_HELP,
-    )
+    add_config_flag(group, "models to measure with random weights", nargs="+", default=[])
     group.add_argument(
         "--head-bits",
         type=int,
@@ -208,7 +191,7 @@ def _host(args: argparse.Namespace) -> int:
     from ..evaluation.benchmark_host import graph_cost, start_seconds
 
     rounds = 1 if args.quick else args.rounds or 20
-    costs = [graph_cost(name, _read_config(name), rounds) for name in args.config]
+    costs = [graph_cost(name, read_config("bench", name), rounds) for name in args.config]
     starts = start_seconds(min(rounds, 5))
     if args.json:
         print(json.dumps({"graphs": [cost.to_json() for cost in costs], "starts": starts}))
@@ -263,7 +246,7 @@ def _models(args: argparse.Namespace) -> list["ModelChoice"]:
 
     choices = []
     for name in args.config:
-        config = _read_config(name)
+        config = read_config("bench", name)
         if not has_dense_head(config):
             choices.append(ModelChoice(name, config, dtype=args.dtype))
             continue
@@ -283,21 +266,6 @@ def _models(args: argparse.Namespace) -> list["ModelChoice"]:
             )
         )
     return choices
-
-
-def _read_config(name: str) -> dict[str, Any]:
-    from ..evaluation.benchmark_weights import presets
-    from ..files.json_file import read_json_object
-
-    if name.lower() in presets():
-        return dict(presets()[name.lower()])
-    path = Path(name)
-    if not path.exists():
-        raise UsageError(
-            f"[bench] 'config' must be one of {', '.join(sorted(presets()))} or a config.json but got "
-            f"{name!r}."
-        )
-    return read_json_object(path / "config.json" if path.is_dir() else path)
 
 
 def _show(report: "Report") -> None:

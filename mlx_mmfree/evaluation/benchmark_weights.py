@@ -56,7 +56,7 @@ def random_model(
         UnsupportedModelError: The architecture is not supported.
     """
     architecture = find(config.get("model_type"))
-    dtype = _dtype(config) if dtype is None else dtype
+    dtype = config_dtype(config) if dtype is None else dtype
     # MLX is lazy: these float matrices are replaced before they take memory
     model: Decoder = architecture.build(architecture.config.from_hub(config))
     pack_linears(model)
@@ -71,7 +71,8 @@ def random_model(
     return model
 
 
-def _dtype(config: Mapping[str, Any]) -> mx.Dtype:
+def config_dtype(config: Mapping[str, Any]) -> mx.Dtype:
+    """The dtype that a configuration names, float32 where it names none."""
     name = config.get("torch_dtype") or "float32"
     if name not in _DTYPES:
         raise CheckpointError(

@@ -48,7 +48,7 @@ def compiled(function: Callable[..., Any], *, is_random: bool = False) -> Callab
         call.enter_context(_tracing)
         if on_cpu():
             # until MLX would have fused what is traced here
-            call.enter_context(_without_fusion())
+            call.enter_context(without_fusion())
         token = _is_tracing.set(True)
         try:
             return function(*args)
@@ -104,7 +104,8 @@ def can_compile() -> bool:
 
 
 @contextmanager
-def _without_fusion() -> Iterator[None]:
+def without_fusion() -> Iterator[None]:
+    """Inside the `with` block, MLX's compilation fuses nothing, as where `compiled` traces on a CPU."""
     switch = _fusion_switch()
     # what somebody else turned off stays off
     if switch is None or not _fuses():
@@ -139,7 +140,7 @@ def _can_stop_fusion() -> bool:
     """Whether the switch does what it is for."""
     if _fusion_switch() is None:
         return False
-    with _tracing, _without_fusion():
+    with _tracing, without_fusion():
         return not _fuses()
 
 

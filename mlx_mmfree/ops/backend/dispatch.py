@@ -250,7 +250,12 @@ def cuda_unavailable() -> str | None:
 
 
 def native_unavailable() -> str | None:
-    """Returns `None` if the compiled kernels can run on the default device, else the reason."""
+    """Returns `None` if the compiled kernels can run on the default device, else the reason.
+
+    Where the texts of Metal's kernels are recorded, they cannot.
+    """
+    if launch.is_recording():
+        return "kernels of Metal are recorded"
     return native.unavailable() if on_cpu() else _NOT_ON[mx.cpu]
 
 

@@ -20,20 +20,25 @@ FEW_ROWS = 48
 
 
 _texts: ContextVar[dict[str, str] | None] = ContextVar("texts", default=None)
+_is_linked: ContextVar[bool] = ContextVar("is_linked", default=False)
 
 
 @contextmanager
-def recording() -> Iterator[dict[str, str]]:
+def recording(*, is_linked: bool = False) -> Iterator[dict[str, str]]:
     """Records the texts of kernels inside the `with` block, where their outputs are zeros.
+
+    Args:
+        is_linked: Each launch stands in the graph as one operation, `Depends`, of the kernel's inputs.
 
     Yields:
         The texts of the kernels that would have run, by their names.
     """
     texts: dict[str, str] = {}
-    token = _texts.set(texts)
+    token, linked = _texts.set(texts), _is_linked.set(is_linked)
     try:
         yield texts
     finally:
+        _is_linked.reset(linked)
         _texts.reset(token)
 
 
@@ -111,6 +116,7 @@ def launch(
     if (texts := _texts.get()) is not None:
         name, text = generated_text(kernel, inputs, **call)
         texts[name] = text
-        return [mx.zeros(*form) for form in zip(output_shapes, output_dtypes, strict=True)]
+        zeros = [mx.zeros(*form) for form in zip(output_shapes, output_dtypes, strict=True)]
+        return list(mx.depends(zeros, list(inputs))) if _is_linked.get() else zeros
     outputs: list[mx.array] = kernel(inputs=list(inputs), **call)
     return outputs

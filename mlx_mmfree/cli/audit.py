@@ -1,0 +1,116 @@
+"""`mmfree audit`: certifies what one decoded token does, from its recorded graph."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from .parts.columns import aligned
+from .parts.command import command
+from .parts.flags import non_negative
+from .parts.loading import DTYPES, add_latent_flag, dtype_of, model_name, model_source
+from .parts.memory import add_memory_flags, limited_memory
+from .parts.shapes import ShapeParser, add_config_flag, read_config
+from .parts.show_attention import require_matplotlib
+from .parts.writable import check_writable
+
+if TYPE_CHECKING:
+    from ..evaluation.audit import Certificate
+
+HELP = "certify which products, operations and bytes a decoded token takes"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = ShapeParser(prog="mmfree audit", description=__doc__)
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="folder or Hub repository of the model; default: the model in the package",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
+    add_latent_flag(parser)
+    add_config_flag(parser, "shape to certify instead, without weights")
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="float type of what is not ternary; default: that of the checkpoint or configuration",
+    )
+    parser.add_argument(
+        "--position",
+        type=non_negative,
+        default=16,
+        help="tokens before the one that is decoded; default: %(default)s",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of tables"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="PNG file for a picture of the composition; needs matplotlib",
+    )
+    add_memory_flags(parser)
+    return parser
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    _check(args)
+    certificate = _certificate(args)
+    name = args.config or model_name(args)
+    if args.json:
+        from ..evaluation.audit.certificate import to_json
+
+        print(json.dumps({"model": name} | to_json(certificate)))
+    else:
+        print(_text(certificate))
+    if args.output is not None:
+        from ..evaluation.audit.picture import draw_certificate
+
+        draw_certificate(certificate, f"One token of {name}", args.output)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.config is not None and (args.model, args.revision, args.latent) != (None, None, None):
+        raise UsageError(
+            "[audit] 'config' must come without a model, 'revision' and 'latent', since a shape has no "
+            "weights. Leave those out."
+        )
+    if args.output is not None:
+        require_matplotlib("output", "audit")
+        check_writable("[audit] 'output'", args.output)
+
+
+def _certificate(args: argparse.Namespace) -> "Certificate":
+    from ..evaluation.audit import certify
+    from ..evaluation.audit.skeleton import skeleton
+    from ..hub.checkpoint.opened_model import open_model
+
+    if args.config is not None:
+        return certify(skeleton(read_config("audit", args.config), dtype_of(args)), args.position)
+    opened = open_model(model_source(args), args.revision, dtype_of(args), latent=args.latent)
+    with limited_memory(args, opened.nbytes):
+        return certify(opened.load(), args.position)
+
+
+def _text(certificate: "Certificate") -> str:
+    from ..evaluation.audit.groups import verdict
+    from ..evaluation.audit.section import counts, estimate_note, products
+
+    head = ("a token takes", "")
+    return "\n".join(
+        [
+            verdict(certificate),
+            "",
+            *aligned([head, *counts(certificate)]),
+            "",
+            *aligned(products(certificate), left=3),
+            "",
+            estimate_note(certificate),
+        ]
+    )

@@ -1,0 +1,167 @@
+"""The products of a decoded token, and what their matrices are: floats, codes, trits or activations."""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Literal, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from .primitives import VIEWS
+from .record import Recording
+from .work import Call, Cost, Work
+
+_UNCHANGED = {*VIEWS, "AsType", "Concatenate", "Contiguous"}
+"""Operations that leave the values of a matrix as they are, but for their precision."""
+
+_AT_A_TIME = 2**24
+"""Weights that are looked at together."""
+
+Kind = Literal["ternary", "dense", "activations"]
+
+
+class MatrixProduct(NamedTuple):
+    """A product of a decoded token.
+
+    Attributes:
+        path: The layer that the matrix belongs to; of activations, the operation.
+        operation: What MLX calls the operation that computes it.
+        kind: Whether the matrix is ternary, has other weights, or is made of activations.
+        storage: How the matrix is held.
+        inputs, outputs: The matrix maps so many numbers to so many.
+        times: How many such products there are, with rows of several as one each.
+        is_outside: It stands before the first block or behind the last.
+        work: What it takes.
+        matrix_bytes: Bytes of the matrix; 0 for activations.
+        is_held: The matrix is read as the model holds it, and not made for each token.
+    """
+
+    path: str
+    operation: str
+    kind: Kind
+    storage: str
+    inputs: int
+    outputs: int
+    times: int
+    is_outside: bool
+    work: Work
+    matrix_bytes: int
+    is_held: bool
+
+    @property
+    def macs(self) -> int:
+        """Pairs of numbers that meet."""
+        return self.inputs * self.outputs * self.times
+
+
+def products_of(recording: Recording, number: int, call: Call, cost: Cost) -> list[MatrixProduct]:
+    """The products in one operation of a recorded token."""
+    node = recording.graph.nodes[number]
+    if not any(recording.depends[place] for place in node.outputs):
+        return []
+    if call.name == "Multiply":
+        return list(_spread(recording, number, call, cost))
+    found = []
+    for product in cost.products:
+        places = [node.inputs[n] for n in product.operands]
+        matrix = next((place for place in places if not recording.depends[place]), None)
+        kind: Kind = "activations"
+        storage, path = "activations", f"activations ({call.name})"
+        if matrix is not None:
+            is_ternary, storage = _matrix(recording, matrix, product.is_ternary, product.inputs)
+            kind = "ternary" if is_ternary else "dense"
+            path = recording.name_of(matrix)
+        found.append(
+            MatrixProduct(
+                path,
+                call.name,
+                kind,
+                storage,
+                product.inputs,
+                product.outputs,
+                product.rows * product.times,
+                recording.is_outside(number, matrix),
+                product.work,
+                0 if matrix is None else recording.bytes_of(matrix),
+                matrix is not None and recording.is_weight(recording.origin(matrix)),
+            )
+        )
+    return found
+
+
+def _spread(recording: Recording, number: int, call: Call, cost: Cost) -> Iterator[MatrixProduct]:
+    """A product that is written as a multiplication: activations are repeated to meet a matrix."""
+    places = recording.graph.nodes[number].inputs
+    for matrix, other in (places, places[::-1]):
+        if recording.depends[matrix] or not recording.depends[other]:
+            continue
+        shape = call.outputs[0].shape
+        own, met = (_axes(recording, place, len(shape)) for place in (matrix, other))
+        inputs, outputs = (prod(shape[axis] for axis in axes) for axes in (own & met, own - met))
+        if inputs > 1 and outputs > 1:
+            _, storage = _matrix(recording, matrix, False, inputs)
+            yield MatrixProduct(
+                recording.name_of(matrix),
+                call.name,
+                "dense",
+                storage,
+                inputs,
+                outputs,
+                call.outputs[0].size // (inputs * outputs),
+                recording.is_outside(number, matrix),
+                cost.work,
+                recording.bytes_of(matrix),
+                recording.is_weight(recording.origin(matrix)),
+            )
+
+
+def _axes(recording: Recording, place: int, count: int) -> set[int]:
+    """The axes along which an array differs, of so many that its broadcast form has."""
+    node = recording.maker(place)
+    while node is not None and node.name in ("Broadcast", "AsType"):
+        place = node.inputs[0]
+        node = recording.maker(place)
+    shape = recording.graph.arrays[place].shape
+    return {count - len(shape) + axis for axis, size in enumerate(shape) if size > 1}
+
+
+def _matrix(recording: Recording, place: int, is_declared: bool, inputs: int) -> tuple[bool, str]:
+    """Whether a matrix of weights is ternary, and how it is held."""
+    array = recording.graph.arrays[place]
+    makers = {node.name for node in recording.makers(place)}
+    is_raw = makers <= _UNCHANGED
+    if is_declared:
+        return True, "packed trits" if is_raw else "floats, packed for each token"
+    if not mx.issubdtype(array.dtype, mx.floating):
+        return (
+            False,
+            f"codes of {array.size * array.itemsize * 8 // (inputs * array.shape[0])} bits",
+        )
+    roots = [recording.graph.arrays[root] for root in recording.roots[place]]
+    widest = max(roots, key=lambda root: root.nbytes, default=array)
+    form = str(widest.dtype).rpartition(".")[2]
+    # floats that a layer holds are multiplied as they are, whatever their values
+    if is_raw and any(root in recording.names for root in recording.roots[place]):
+        return False, form
+    if not _has_trits(array):
+        return False, form if is_raw else f"{form}, computed for each token"
+    if is_raw:
+        return True, "trits as floats"
+    is_packed = not mx.issubdtype(widest.dtype, mx.floating)
+    return True, f"{'packed trits' if is_packed else form}, made trits for each token"
+
+
+def _has_trits(matrix: mx.array) -> bool:
+    """Whether all values of a matrix are -s, 0 and s."""
+    largest = 0.0
+    for part in _parts(matrix):
+        sizes = np.abs(np.array(part.astype(mx.float32)))
+        largest = largest or float(sizes.max(initial=0.0))
+        if not np.isin(sizes, (0.0, largest)).all():
+            return False
+    return True
+
+
+def _parts(matrix: mx.array) -> Sequence[mx.array]:
+    step = max(1, _AT_A_TIME * matrix.shape[0] // max(matrix.size, 1))
+    return [matrix[start : start + step] for start in range(0, matrix.shape[0], step)]

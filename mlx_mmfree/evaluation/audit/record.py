@@ -1,0 +1,192 @@
+"""Records the graph of one decoded token, and what each of its arrays is."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ...generation.key_values import blank_state, fixed_state, growing_state
+from ...models import Decoder, check_causal
+from ...ops.backend.compilation import without_fusion
+from ...ops.backend.graph import Graph, GraphNode, graph_of
+from .primitives import VIEWS
+from .work import Call
+
+_PASSING = {"CustomTransforms"}
+"""Operations whose results are their last inputs; those of other views are their first ones."""
+
+
+class Recording:
+    """The graph of one decoded token. Nothing is computed.
+
+    Args:
+        graph: The graph; its leaves are the token, the old state and the weights.
+        names: The name of each weight by its place among the arrays.
+        old_state: The places of the old state.
+        token: The place of the token.
+        new_state: The places of the new state.
+        hidden: The place of what the head gets.
+
+    Attributes:
+        new_state: The places of the new state.
+        state: The arrays of the old and the new state, behind views.
+        depends: Of each array, whether it depends on the token or the state.
+        roots: Of each array, the weights that it is made of.
+        behind: Of each array, whether a block or the state had a part in it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        names: dict[int, str],
+        token: int,
+        old_state: list[int],
+        new_state: list[int],
+        hidden: int,
+    ):
+        self.graph, self.names = graph, names
+        self._maker = {array: n for n, node in enumerate(graph.nodes) for array in node.outputs}
+        self.new_state = new_state
+        self.state = {*old_state, *map(self.origin, new_state)}
+        changing = {token, *old_state}
+        count = len(graph.arrays)
+        self.depends = [place in changing for place in range(count)]
+        self.behind = [
+            place in old_state or names.get(place, "").startswith("blocks.")
+            for place in range(count)
+        ]
+        self.roots: list[frozenset[int]] = [
+            frozenset() if self.depends[place] or place in self._maker else frozenset([place])
+            for place in range(count)
+        ]
+        for node in graph.nodes:
+            depends = any(self.depends[place] for place in node.inputs)
+            behind = any(self.behind[place] for place in node.inputs)
+            roots = frozenset().union(*(self.roots[place] for place in node.inputs))
+            for place in node.outputs:
+                self.depends[place], self.behind[place] = depends, behind
+                # of what depends on the token, the weights are not asked for
+                self.roots[place] = frozenset() if depends else roots
+        self._before_head = self._ancestors([hidden, *new_state])
+
+    def _ancestors(self, arrays: list[int]) -> set[int]:
+        """The operations that arrays are made by."""
+        found: set[int] = set()
+        ahead = [self._maker[array] for array in arrays if array in self._maker]
+        while ahead:
+            node = ahead.pop()
+            if node not in found:
+                found.add(node)
+                inputs = self.graph.nodes[node].inputs
+                ahead += [self._maker[array] for array in inputs if array in self._maker]
+        return found
+
+    def call(self, number: int) -> Call:
+        """An operation with its arrays."""
+        node, arrays = self.graph.nodes[number], self.graph.arrays
+        inputs, outputs = ([arrays[n] for n in places] for places in (node.inputs, node.outputs))
+        return Call(node.name, inputs, outputs, node.given, node.options)
+
+    def origin(self, array: int) -> int:
+        """What an array is a view of; itself, if it is none."""
+        while array in self._maker:
+            node = self.graph.nodes[self._maker[array]]
+            if node.name not in VIEWS or not node.inputs:
+                break
+            nth = node.outputs.index(array)
+            nth = nth - len(node.outputs) if node.name in _PASSING else nth
+            array = node.inputs[nth if -len(node.inputs) <= nth < len(node.inputs) else 0]
+        return array
+
+    def bytes_of(self, array: int) -> int:
+        """The bytes that are read of an array: of one that was repeated, those that there are."""
+        return min(self.graph.arrays[place].nbytes for place in (array, self.origin(array)))
+
+    def is_weight(self, array: int) -> bool:
+        """Whether an array is held by the model, and not made for the token."""
+        return array not in self._maker and not self.depends[array]
+
+    def maker(self, array: int) -> GraphNode | None:
+        """The operation that makes an array; `None` for what was there before."""
+        found = self._maker.get(array)
+        return None if found is None else self.graph.nodes[found]
+
+    def makers(self, array: int) -> list[GraphNode]:
+        """All operations that an array is made by."""
+        return [self.graph.nodes[number] for number in self._ancestors([array])]
+
+    def is_outside(self, number: int, array: int | None) -> bool:
+        """Whether an operation stands before the first block or behind the last.
+
+        Args:
+            number: Its place among the operations.
+            array: What it applies to the activations, whose name may tell that it is of a block.
+        """
+        if array is not None:
+            of_blocks = (
+                self.names.get(root, "").startswith("blocks.") for root in self.roots[array]
+            )
+            if any(of_blocks):
+                return False
+        if number not in self._before_head:
+            return True
+        inputs = [place for place in self.graph.nodes[number].inputs if place != array]
+        return not any(self.behind[place] for place in inputs)
+
+    def name_of(self, array: int) -> str:
+        """The weight that an array is made of, without the name of the parameter."""
+        roots = sorted(self.roots[array], key=lambda root: self.graph.arrays[root].nbytes)
+        name = self.names.get(roots[-1], "") if roots else ""
+        layer, _, parameter = name.rpartition(".")
+        return (layer if parameter in ("weight", "scales", "biases") else name) or "a constant"
+
+
+def record(model: Decoder, position: int) -> Recording:
+    """Records how a model decodes the token behind so many others, one text alone, on the CPU.
+
+    Args:
+        model: Its weights need no values.
+        position: The tokens before it.
+
+    Raises:
+        UnsupportedModelError: The model cannot continue a text.
+        BackendError: The compiled extension, which reads the graph, cannot be used.
+    """
+    check_causal(model)
+    with _on_cpu(), without_fusion():
+        token = mx.zeros((1, 1), mx.uint32)
+        # with room for the token, so that nothing is copied to make it
+        fixed, rooms = fixed_state(model, blank_state(model, 1, position))
+        state = growing_state(model, fixed, rooms, 0)
+        arguments = model.block_arguments()
+        hidden, new_state = model.hidden(token, state, block_arguments=arguments)
+        logits = model.logits(hidden)
+    named = {
+        **{name: array for name, array in _arrays(model.parameters())},
+        **{f"blocks.{name}": array for name, array in _arrays(arguments)},
+    }
+    old = [array for _, array in _arrays(state)]
+    new = [array for _, array in _arrays(new_state)]
+    leaves = [token, *old, *named.values()]
+    graph = graph_of([logits, hidden, *new, *leaves], leaves)
+    _, last, *places = graph.results
+    after, before = places[: len(new)], places[len(new) :]
+    names = dict(zip(before[1 + len(old) :], named, strict=True))
+    return Recording(graph, names, before[0], before[1 : 1 + len(old)], after, last)
+
+
+def _arrays(tree: Any) -> list[tuple[str, mx.array]]:
+    flat: Any = tree_flatten(tree)
+    return [(name, array) for name, array in flat if isinstance(array, mx.array)]
+
+
+@contextmanager
+def _on_cpu() -> Iterator[None]:
+    before = mx.default_device()
+    mx.set_default_device(mx.Device(mx.cpu))
+    try:
+        yield
+    finally:
+        mx.set_default_device(before)

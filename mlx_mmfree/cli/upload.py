@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .parts.certificate import certificate_section
 from .parts.command import CommandParser, command
 
 if TYPE_CHECKING:
@@ -38,7 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..hub.publish.upload_plan import plan_upload
 
     plan = plan_upload(
-        args.path, args.repo, private=args.private, revision=args.revision, message=args.message
+        args.path,
+        args.repo,
+        private=args.private,
+        revision=args.revision,
+        message=args.message,
+        certify=certificate_section,
     )
     if args.dry_run:
         print(describe(plan))

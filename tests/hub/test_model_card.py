@@ -21,7 +21,7 @@ from mlx_mmfree.hub.publish.runtimes import Opening
 from mlx_mmfree.models import find
 
 COMMAND = "mmfree convert --model ridger/MMfreeLM-370M --mlx-path out"
-CARD = ModelCard("me/tiny-2bit", "mlx", COMMAND, base_model="ridger/MMfreeLM-370M")
+CARD = ModelCard("me/tiny-2bit", "mlx", COMMAND, base_model="ridger/MMfreeLM-370M", is_ternary=True)
 META = {
     **find("metaformer").tiny,
     "model_type": "metaformer",
@@ -70,6 +70,7 @@ def test_front_matter() -> None:
         "base_model_relation": "quantized",
         "tags": ["mlx", "mlx_mmfree", "ternary"],
     }
+    assert front_matter(replace(CARD, is_ternary=False))["tags"] == ["mlx", "mlx_mmfree"]
     libraries = {"mlx": "mlx", "hf": "transformers", "gguf": "gguf"}
     for layout, library in libraries.items():
         assert front_matter(replace(CARD, format=layout))["library_name"] == library

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mlx_mmfree import native
 from mlx_mmfree.cli import main
 from mlx_mmfree.errors import CheckpointError, UploadError
 from mlx_mmfree.hub.publish.upload_plan import check_repository, plan_upload
@@ -243,7 +244,9 @@ def test_a_card_is_written_where_there_is_none(
     sent = hub.repositories["me/bare"].branches["main"]
     card = sent["README.md"].decode()
     assert "license: apache-2.0" in card
-    assert "# bare\n" in card
+    assert "# bare\n" in card and "- ternary\n" in card
+    if native.unavailable() is None:
+        assert "## Certificate\n\nMatMul-free: no product with a float matrix" in card
     assert "mmfree upload --path model --repo me/bare" in card
     assert {name: text for name, text in sent.items() if name != "README.md"} == before
     assert contents(folder) == before

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...files.paths import expanded
+from .certificate import certificate_section
 
 if TYPE_CHECKING:
     from ...hub.publish.model_card import ModelCard
@@ -44,6 +45,7 @@ def model_card(
         base_model=None if is_local else model,
         base_revision=revision,
         source=source,
+        certify=certificate_section,
     )
 
 

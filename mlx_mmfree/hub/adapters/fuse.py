@@ -1,6 +1,7 @@
 """Merges an adapter into its base, whose ternary weights become dense, or ternary again."""
 
 import os
+from dataclasses import replace
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ from ...errors import UnsupportedModelError
 from ...files.paths import real_path
 from ...files.replacing import new_folder, writing
 from ...layers.lora import adapted_layers, remove_adapters
+from ...layers.matrix import matrices
 from ...models import Decoder, ImageClassifier
 from ...tokenizer.tokenizer import Tokenizer
 from ..checkpoint.names import weight_names
@@ -114,7 +116,9 @@ def save_with_adapter(
             file.rename(folder / file.name)
         (folder / "base").rmdir()
         if card is not None:
-            write_model_card(folder, card)
+            held = matrices(model).values()
+            is_ternary = any(each.is_ternary or each.storage == "trits" for each in held)
+            write_model_card(folder, replace(card, is_ternary=is_ternary))
 
 
 def save_peft_adapter(

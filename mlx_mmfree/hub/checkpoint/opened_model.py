@@ -118,10 +118,10 @@ class OpenedModel:
         model.eval()
         return converted(model, self._dtype)
 
-    def _build_graphs(self) -> None:
-        """Builds the graphs of a decoded token, and of a prompt that is read in the largest groups.
+    def without_values(self) -> Decoder:
+        """The model with parameters of the dtypes that they will have, to build graphs of.
 
-        The parameters get the dtypes that they will have. They take no memory, as nothing reads them.
+        They take no memory until something reads them, and have no meaning.
         """
         self.model.eval()
         modules = dict(self.model.named_modules())
@@ -131,7 +131,11 @@ class OpenedModel:
                 dtype = self._skeleton.entries[name].dtype
                 dtype = self._dtype if self._dtype and dtype in FLOATS else dtype
                 setattr(modules[path], key, array.astype(dtype))
-        model: Any = self.model
+        return self.model
+
+    def _build_graphs(self) -> None:
+        """Builds the graphs of a decoded token, and of a prompt that is read in the largest groups."""
+        model: Any = self.without_values()
         if not isinstance(model, TokenModel):
             model.predictions(architecture_of(model.config).sample(model.config))
             return

@@ -56,6 +56,11 @@ class ParameterReader:
         return {path: matrix for path, matrix in self.matrices.items() if matrix.is_ternary}
 
     @property
+    def holds_ternary(self) -> bool:
+        """Whether a matrix is ternary, by how it is stored or by its values."""
+        return bool(self.ternary or self.packed_dense or self.ternary_values)
+
+    @property
     def ternary_dims(self) -> tuple[int, ...]:
         """The input dims of the packed linears."""
         return tuple(module.input_dims for module in self.ternary.values())

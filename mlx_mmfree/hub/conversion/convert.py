@@ -109,7 +109,7 @@ def convert(
             writer.check_files(source.folder, written.checkpoint.folder)
         report.openings = openings(written, to, gguf_type.upper())
         if card is not None:
-            write_model_card(folder, _filled(card, to, report))
+            write_model_card(folder, _filled(card, to, report, written))
     return report
 
 
@@ -172,10 +172,11 @@ def _progress(nbytes: int, is_shown: bool) -> tqdm:
     return tqdm(total=nbytes, unit="B", unit_scale=True, desc="writing", disable=not is_shown)
 
 
-def _filled(card: ModelCard, to: Target, report: Report) -> ModelCard:
+def _filled(card: ModelCard, to: Target, report: Report, written: ParameterReader) -> ModelCard:
     return replace(
         card,
         format=to,
         verification={**card.verification, **report.figures()},
         openings=report.openings,
+        is_ternary=written.holds_ternary,
     )

@@ -1,7 +1,7 @@
 """Writes the model card of a folder: `README.md` with the front matter that the Hub reads."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -73,7 +73,10 @@ class ModelCard:
         losses: Nats a token of a text, by the name of what was measured.
         training: How the model was trained, a section in Markdown; then there is none of the comparison.
         openings: Which programs open the folder; empty if that is not known.
+        is_ternary: Whether the model has a ternary matrix.
         tags: Tags in addition to those that follow from the rest.
+        certify: Gives the certificate of the model in a folder, a section in Markdown or nothing; `None`
+            leaves it out.
         pipeline: What the model does, in the Hub's words.
         storage: How its ternary weights are stored, in words, where that is not the usual form.
     """
@@ -89,7 +92,9 @@ class ModelCard:
     losses: Mapping[str, float] = field(default_factory=dict)
     training: str = ""
     openings: tuple[Opening, ...] = ()
-    tags: tuple[str, ...] = ("ternary",)
+    is_ternary: bool = False
+    tags: tuple[str, ...] = ()
+    certify: Callable[[Path], str] | None = None
     pipeline: Pipeline = "text-generation"
     storage: str = ""
 
@@ -146,8 +151,8 @@ def read_source_card(folder: Path) -> SourceCard:
     return SourceCard(metadata, body.strip(), identifier, files, problem)
 
 
-def model_card(card: ModelCard) -> str:
-    """The text of `README.md`."""
+def model_card(card: ModelCard, certificate: str = "") -> str:
+    """The text of `README.md`, with a certificate if there is one."""
     parts = [
         f"---\n{yaml.safe_dump(_metadata(card), sort_keys=False, allow_unicode=True)}---",
         f"# {card.name.rstrip('/').rpartition('/')[2]}",
@@ -158,6 +163,8 @@ def model_card(card: ModelCard) -> str:
         if card.relation == "adapter"
         else usage(card.name, card.pipeline, card.openings),
     ]
+    if certificate:
+        parts.insert(-1, certificate)
     if card.source.license is None:
         parts.append(
             "## Licence\n\nThe source does not say under which licence it is published. Ask its "
@@ -175,9 +182,10 @@ def write_model_card(folder: Path, card: ModelCard) -> None:
         CheckpointError: A file cannot be written.
     """
     card = replace(card, pipeline=pipeline_of(folder), storage=storage_of(folder))
+    certificate = "" if card.certify is None else card.certify(folder)
     with writing("model card", folder):
         with new_file(folder / CARD_FILE) as file:
-            file.write_text(model_card(card), encoding="utf-8")
+            file.write_text(model_card(card, certificate), encoding="utf-8")
         missing = (f for f in card.source.license_files if not (folder / f.name).exists())
         copy_files({file.name: file for file in missing}, folder)
 
@@ -200,7 +208,8 @@ def _metadata(card: ModelCard) -> dict[str, Any]:
         metadata["base_model"] = base[0] if len(base) == 1 else base
         if card.relation is not None:
             metadata["base_model_relation"] = card.relation
-    tags = (_library(card), "mlx_mmfree", *card.tags, *_texts(source.get("tags")))
+    kinds = (*card.tags, "ternary") if card.is_ternary else card.tags
+    tags = (_library(card), "mlx_mmfree", *kinds, *_texts(source.get("tags")))
     metadata["tags"] = list(dict.fromkeys(tags))
     return metadata
 

@@ -3,7 +3,7 @@
 import fnmatch
 import os
 import shlex
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,7 +14,8 @@ from ...files.gguf.format import MAGIC
 from ...files.json_file import read_json_object
 from ...files.opening import open_member
 from ...files.paths import real_path
-from ..checkpoint.checkpoint import read_tensor_entries
+from ..checkpoint.checkpoint import open_checkpoint, read_tensor_entries
+from ..checkpoint.parameter_reader import ParameterReader
 from ..remote.download import REPOSITORY_NAME, check_login, one_line
 from .model_card import CARD_FILE, ModelCard, model_card, pipeline_of, read_source_card, storage_of
 
@@ -99,6 +100,7 @@ def plan_upload(
     private: bool = False,
     revision: str | None = None,
     message: str | None = None,
+    certify: Callable[[Path], str] | None = None,
 ) -> UploadPlan:
     """Checks a folder and lists what an upload would send, without the network.
 
@@ -111,6 +113,7 @@ def plan_upload(
         private: Make a new repository private.
         revision: The branch to write to, which is made if it is missing. `None` is the main one.
         message: The commit message.
+        certify: As of `ModelCard`, for the card of a folder that has none.
 
     Raises:
         CheckpointError: The folder's configuration or weights are damaged.
@@ -142,7 +145,7 @@ def plan_upload(
         private,
         revision,
         message or DEFAULT_MESSAGE,
-        None if CARD_FILE in files else _card(folder, repository, files),
+        None if CARD_FILE in files else _card(folder, repository, files, certify),
     )
 
 
@@ -185,7 +188,12 @@ def _check_model(folder: Path, files: dict[str, int]) -> None:
         )
 
 
-def _card(folder: Path, repository: str, files: Collection[str]) -> str:
+def _card(
+    folder: Path,
+    repository: str,
+    files: Collection[str],
+    certify: Callable[[Path], str] | None,
+) -> str:
     """The text of a model card, made of what the folder itself says."""
     if CONFIG_FILE not in files:
         form: Literal["mlx", "hf", "gguf"] = "gguf"
@@ -201,5 +209,7 @@ def _card(folder: Path, repository: str, files: Collection[str]) -> str:
             source=read_source_card(folder),
             pipeline=pipeline_of(folder),
             storage=storage_of(folder),
-        )
+            is_ternary=ParameterReader(open_checkpoint(folder)).holds_ternary,
+        ),
+        "" if certify is None else certify(folder),
     )

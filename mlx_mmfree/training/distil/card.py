@@ -43,7 +43,8 @@ def write_cards(
             format="hf",
             relation="finetune",
             openings=openings(reader, "hf", ""),
-            tags=("distillation", "ternary") if is_ternary else ("distillation",),
+            is_ternary=is_ternary,
+            tags=("distillation",),
             training=training_section(settings, mixers, figures, is_ternary=is_ternary),
         )
         write_model_card(path / name, of_student)

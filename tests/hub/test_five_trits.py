@@ -182,6 +182,13 @@ class TestRefused:
         with pytest.raises(UnsupportedModelError, match="'quantization_config' must be"):
             load_model(file.parent)
 
+    @pytest.mark.parametrize("described", ["a", 23, [5], {"trits_per_byte": 5}])
+    def test_no_description(self, tmp_path: Path, described: Any) -> None:
+        save_model(tmp_path / "s", tiny_model())
+        edit_json(tmp_path / "s" / "config.json", quantization_config=described)
+        with pytest.raises(UnsupportedModelError, match="'quantization_config' must be"):
+            load_model(tmp_path / "s")
+
     def test_a_lost_description(self, tmp_path: Path) -> None:
         file = five(tmp_path) / "config.json"
         edit_json(file, quantization_config=...)

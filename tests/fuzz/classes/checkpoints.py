@@ -13,7 +13,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlx_mmfree.files import safetensors_writer
-from mlx_mmfree.hub import load_model, save_model
+from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.models.parts.rotation import Rotation
 from tests.fuzz.case import FuzzClass
 from tests.fuzz.hostile import ODD_VALUES, damage_bytes, damage_json, put_in_place
@@ -91,6 +91,8 @@ def make_sources(folder: Path) -> None:
         safetensors_writer.MAX_SHARD_BYTES = limit
         if kind == "packed":
             save_model(folder / kind, load_model(folder / kind), tokenizer, overwrite=True)
+    packed = open_checkpoint(folder / "packed")
+    convert(packed, folder / "five trits", trits_per_byte=5, check=False)
     _make_transformers(folder)
 
 

@@ -65,9 +65,10 @@ def describe_packing(
     return {**kept, **own, "bits": 2}
 
 
-def has_five_trits(described: Mapping[str, Any]) -> bool:
-    """Whether the weights of this form have five trits a byte."""
-    return described.get("quant_method") == QUANT_METHOD and TRITS_KEY in described
+def has_five_trits(described: Any) -> bool:
+    """Whether a `quantization_config`, which may be anything, says that bytes have five trits."""
+    is_own = isinstance(described, Mapping) and described.get("quant_method") == QUANT_METHOD
+    return is_own and TRITS_KEY in described
 
 
 def check_packing(config: Mapping[str, Any], methods: Sequence[str]) -> None:

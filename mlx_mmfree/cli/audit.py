@@ -10,7 +10,15 @@ from ..errors import UsageError
 from .parts.columns import aligned
 from .parts.command import command
 from .parts.flags import non_negative
-from .parts.loading import DTYPES, add_latent_flag, dtype_of, model_name, model_source
+from .parts.loading import (
+    DTYPES,
+    add_adapter_flag,
+    add_latent_flag,
+    dtype_of,
+    model_name,
+    model_source,
+    with_adapter,
+)
 from .parts.memory import add_memory_flags, limited_memory
 from .parts.shapes import ShapeParser, add_config_flag, read_config
 from .parts.show_attention import require_matplotlib
@@ -30,6 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="folder or Hub repository of the model; default: the model in the package",
     )
     parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
+    add_adapter_flag(parser)
     add_latent_flag(parser)
     add_config_flag(parser, "shape to certify instead, without weights")
     parser.add_argument(
@@ -76,10 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.config is not None and (args.model, args.revision, args.latent) != (None, None, None):
+    of_weights = (args.model, args.revision, args.adapter_path, args.latent)
+    if args.config is not None and any(value is not None for value in of_weights):
         raise UsageError(
-            "[audit] 'config' must come without a model, 'revision' and 'latent', since a shape has no "
-            "weights. Leave those out."
+            "[audit] 'config' must come without a model, 'revision', 'adapter-path' and 'latent', since "
+            "a shape has no weights. Leave those out."
         )
     if args.output is not None:
         require_matplotlib("output", "audit")
@@ -95,7 +105,7 @@ def _certificate(args: argparse.Namespace) -> "Certificate":
         return certify(skeleton(read_config("audit", args.config), dtype_of(args)), args.position)
     opened = open_model(model_source(args), args.revision, dtype_of(args), latent=args.latent)
     with limited_memory(args, opened.nbytes):
-        return certify(opened.load(), args.position)
+        return certify(with_adapter(args, opened), args.position)
 
 
 def _text(certificate: "Certificate") -> str:

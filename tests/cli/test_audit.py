@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from mlx_mmfree import demo
 from mlx_mmfree.cli.audit import main
 from mlx_mmfree.cli.convert import main as convert
-from mlx_mmfree.hub import save_model
+from mlx_mmfree.hub import load_model, save_model
+from mlx_mmfree.hub.adapters.adapter_folder import write_adapter
+from mlx_mmfree.layers.lora import add_adapters
+from mlx_mmfree.models import find
 from tests.evaluation.audit_models import needs_graphs
 from tests.hub.checkpoints import tiny_transformer
 
@@ -43,6 +47,29 @@ def test_attention_keeps_more_of_a_longer_text(capsys: Captured) -> None:
         sizes.append(json.loads(capsys.readouterr().out)["bytes"]["state_read"])
     # keys and values of 30 blocks, 5 heads of 128 numbers of 16 bits
     assert sizes[1] - sizes[0] >= (2048 - 16) * 30 * 2 * 5 * 128 * 2
+
+
+@needs_graphs
+def test_an_adapter_is_dense(tmp_path: Path, capsys: Captured) -> None:
+    model = load_model(demo.path())
+    name = "blocks.2.channel_mixer.down_proj"
+    add_adapters(model, lambda path, _: path == name, rank=4)
+    write_adapter(tmp_path, model, {})
+    assert main(["--adapter-path", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    dense = [
+        (p["path"], p["inputs"], p["outputs"]) for p in found["products"] if p["kind"] == "dense"
+    ]
+    assert found["is_matmul_free"] is False
+    assert dense == [(f"{name}.lora_a", 768, 4), (f"{name}.lora_b", 4, 256)]
+
+
+def test_a_model_that_reads_both_ways_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    architecture = find("fnet")
+    model = architecture.build(architecture.config.from_hub(architecture.tiny))
+    save_model(tmp_path / "fnet", model)
+    assert main([str(tmp_path / "fnet")]) == 2
+    assert "must continue texts token by token but" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ PLANTED: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
     "convolution": lambda y, weight: mx.conv1d(y, weight.T[:, None, :]),
     "sum": lambda y, weight: (y[..., None] * weight).sum(-2),
     "sum of a cast": lambda y, weight: (y[..., None] * weight.astype(mx.float16)).sum(-2),
+    "quotient": lambda y, weight: (y[..., None] / weight).sum(-2),
     "ones": lambda y, weight: (y[..., None, :] * weight.T) @ mx.ones((DIMS,)),
     "codes": _coded,
     "part": lambda y, weight: y[..., :16] @ weight[:16],

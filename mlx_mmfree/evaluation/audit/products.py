@@ -59,7 +59,7 @@ def products_of(recording: Recording, number: int, call: Call, cost: Cost) -> li
     node = recording.graph.nodes[number]
     if not any(recording.depends[place] for place in node.outputs):
         return []
-    if call.name == "Multiply":
+    if call.name in ("Multiply", "Divide"):
         return list(_spread(recording, number, call, cost))
     found = []
     for product in cost.products:

@@ -39,7 +39,9 @@ def next_place(positions: mx.array, room: int, window: int | None = None, sinks:
     lengths = mx.max(positions, axis=1) + 1 if used else mx.zeros((batch,), mx.int32)
     count = min(slots_after(used, 1, window, sinks), room)
     held = held_positions(lengths + 1, count, window, sinks)
-    return Place(lengths, new_slots(lengths, 1, window, sinks), held, (held >= 0)[:, None, None])
+    # MLX writes behind the end of a buffer without a word
+    slots = mx.minimum(new_slots(lengths, 1, window, sinks), room - 1)
+    return Place(lengths, slots, held, (held >= 0)[:, None, None])
 
 
 def slots_after(used: int, length: int, window: int | None, sinks: int) -> int:

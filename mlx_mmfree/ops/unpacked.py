@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ..errors import UsageError
 from ..platform.device import available_memory_bytes
+from .backend.dispatch import uses_plain_operations
 from .host_blocks import unpack_codes
 
 LIMIT = "MLX_MMFREE_UNPACKED_MB"
@@ -57,10 +58,14 @@ class UnpackedMatrices:
     def find(self, weights: Sequence[mx.array], input_dims: int) -> Floats | None:
         """The trits of matrices, one below the other, or `None` if there is no room for them.
 
+        Inside `use_plain_operations` there is none, so that a graph holds packed weights.
+
         Args:
             weights: The packed matrices, uint32 `(N_p, packed_width(D))`.
             input_dims: `D`.
         """
+        if uses_plain_operations():
+            return None
         key = tuple(map(id, weights))
         if found := self._found(key, weights):
             return found

@@ -9,6 +9,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_mmfree.layers.key_value_reading import extend, read
 from mlx_mmfree.layers.key_value_state import GROWTH_STEP, KeyValueState
 from mlx_mmfree.layers.quantized_array import BITS, Quantization, QuantizedArray
+from mlx_mmfree.ops.slots import next_place
 
 HEADS, DIMS = 2, 64
 WINDOWS: list[dict[str, int]] = [{}, {"window": 5}, {"window": 4, "sinks": 2}]
@@ -180,3 +181,11 @@ def _arrays(state: KeyValueState) -> list[mx.array]:
 def test_impossible_storage(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Quantization(**options)
+
+
+def test_a_token_without_a_free_slot_takes_the_last() -> None:
+    full = mx.arange(5)[None]
+    assert next_place(full, 5).slots.tolist() == [4]
+    assert next_place(full[:, :4], 5).slots.tolist() == [4]
+    rows = mx.array([[0, 1, 2, 3, 4], [0, 1, -1, -1, -1]])
+    assert next_place(rows, 5).slots.tolist() == [[4], [2]]

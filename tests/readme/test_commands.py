@@ -25,6 +25,8 @@ from tests.readme.stand_ins import write_repositories, write_working_folder
 RUN_BY_CI = ("pip ", "python3 -m venv ")
 # the tests of the server run these against one that is running
 RUN_BY_SERVER = ("curl ",)
+# the test of the program in C++ runs what these lines run
+RUN_BY_CPP = ("cmake ", "build/decode/decode ")
 # lm-evaluation-harness, its datasets and matplotlib are not at hand; a measurement or a distillation
 # takes minutes
 ONLY_PARSED = (
@@ -65,7 +67,10 @@ def lines_to_run(section: Section) -> list[str]:
     return [
         line
         for line in section.commands()
-        if not (line.startswith((*RUN_BY_CI, *RUN_BY_SERVER, *ONLY_PARSED)) or is_name(line))
+        if not (
+            line.startswith((*RUN_BY_CI, *RUN_BY_SERVER, *RUN_BY_CPP, *ONLY_PARSED))
+            or is_name(line)
+        )
     ]
 
 

@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
+def add_model_flags(parser: argparse.ArgumentParser, *, is_named: bool = True) -> None:
+    """Adds the flags; unless the model `is_named`, its flag is an argument that may be left out."""
     group = parser.add_argument_group("model")
     group.add_argument(
-        "--model", help="folder or Hub repository of the model; default: the model in the package"
+        "--model" if is_named else "model",
+        nargs=None if is_named else "?",
+        help="folder or Hub repository of the model; default: the model in the package",
     )
     group.add_argument("--revision", help="branch, tag or commit of the Hub repository")
     add_adapter_flag(group)

@@ -58,11 +58,12 @@ class Decoder(TokenModel):
         valid: mx.array | None = None,
         *,
         starts: mx.array | None = None,
+        block_arguments: Sequence[dict[str, mx.array]] | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
         """As `hidden`, for tokens that nobody has checked: one without a row makes its row NaN."""
         x = known_rows(self.embed, tokens)
         state = self.init_state(x.shape[0]) if state is None else state
-        return self.run(x, state, Context(valid, starts=starts))
+        return self.run(x, state, Context(valid, starts=starts), block_arguments)
 
     def text_hidden(
         self,

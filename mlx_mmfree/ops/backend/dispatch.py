@@ -35,7 +35,9 @@ _CPU = mx.Device(mx.cpu)
 _NOT_ON = {mx.cpu: "the default device is not the CPU", mx.gpu: "the default device is not a GPU"}
 
 _forced: ContextVar[str | None] = ContextVar("forced_backend", default=None)
-# "" inside `use_any_backend`
+# "" inside `use_any_backend`, and this inside `use_plain_operations`
+_PLAIN = "plain operations"
+_KERNELS = ("metal", "cuda", "native")
 
 
 @cache
@@ -80,12 +82,33 @@ def use_backend(name: str) -> Iterator[None]:
 
 @contextmanager
 def use_any_backend() -> Iterator[None]:
-    """Forces no backend inside the `with` block, whatever is forced outside of it."""
-    token = _forced.set("")
+    """Forces no backend inside the `with` block, whatever is forced outside of it.
+
+    Inside `use_plain_operations` it changes nothing.
+    """
+    token = _forced.set(_PLAIN if uses_plain_operations() else "")
     try:
         yield
     finally:
         _forced.reset(token)
+
+
+@contextmanager
+def use_plain_operations() -> Iterator[None]:
+    """Lets every operation consist of MLX's own inside the `with` block.
+
+    Packed weights stay as they are. Programs that know nothing of this library can repeat such a graph.
+    """
+    token = _forced.set(_PLAIN)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def uses_plain_operations() -> bool:
+    """Whether `use_plain_operations` is in force."""
+    return _forced.get() == _PLAIN
 
 
 def forced_backend() -> str | None:
@@ -215,6 +238,8 @@ def _checks_arguments(backend: ModuleType) -> bool:
 def _run_forced(name: str, package: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if (check := _check(package)) is not None:
         check(*args, **kwargs)
+    if name == _PLAIN:
+        name = _plain_backend(package, args, kwargs)
     backend = _backends(package).get(name)
     reason: str | None = "it is not written"
     if backend is not None:
@@ -222,6 +247,15 @@ def _run_forced(name: str, package: str, args: tuple[Any, ...], kwargs: dict[str
     if backend is None or reason:
         raise BackendError(f"[{_name(package)}] the forced backend '{name}' cannot run: {reason}.")
     return backend.run(*args, **kwargs)
+
+
+def _plain_backend(package: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The first backend without kernels of this library; the definition takes whatever others refuse."""
+    return next(
+        name
+        for name, backend in _backends(package).items()
+        if name not in _KERNELS and _unsupported(name, backend, args, kwargs) is None
+    )
 
 
 def on_cpu() -> bool:

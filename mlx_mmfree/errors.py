@@ -14,7 +14,18 @@ _CREDENTIALS = (
 
 
 def without_credentials(text: str) -> str:
-    """The text without the passwords in its addresses and without tokens of the Hub."""
+    """Leaves out the passwords of addresses and tokens of the Hub.
+
+    Args:
+        text: What may hold them.
+
+    Returns:
+        The text with a sign in their place.
+
+    Example:
+        >>> without_credentials("https://me:secret@host/model")
+        'https://…@host/model'
+    """
     for pattern, shown in _CREDENTIALS:
         text = pattern.sub(shown, text)
     return text

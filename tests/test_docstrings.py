@@ -1,17 +1,25 @@
-"""The examples in the package's docstrings run as written."""
+"""Docstrings of public names are complete, and all examples in docstrings run as written."""
 
 import ast
 import doctest
 import importlib
+import inspect
+import re
+import textwrap
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 
 import mlx_mmfree
+from tests.public_names import PublicName, packages, public_names
 
 ROOT = Path(mlx_mmfree.__file__).parent
+PUBLIC = [name for package in packages() for name in public_names(package)]
 
 
 def has_examples(file: Path) -> bool:
@@ -20,9 +28,22 @@ def has_examples(file: Path) -> bool:
         return False
     described = (ast.Module, ast.ClassDef, ast.FunctionDef)
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, described)]
-    texts = [ast.get_docstring(node) or "" for node in nodes]
-    examples = (each for text in texts for each in doctest.DocTestParser().get_examples(text))
-    return not all(example.options.get(doctest.SKIP) for example in examples)
+    return any(runs(ast.get_docstring(node) or "") for node in nodes)
+
+
+def runs(text: str) -> bool:
+    """Whether a docstring holds an example of which nothing is skipped."""
+    examples = doctest.DocTestParser().get_examples(text)
+    return bool(examples) and not any(each.options.get(doctest.SKIP) for each in examples)
+
+
+def names_for(module: ModuleType) -> dict[str, Any]:
+    """What the examples of a module can name: what users import, and what the module itself defines."""
+    package = importlib.import_module(".".join(module.__name__.split(".")[:2]))
+    own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__}
+    public = {name.name: name.value for name in public_names(package)}
+    shared = {"mx": mx, "nn": nn, "np": np, "demo": mlx_mmfree.demo}
+    return {**shared, **{n: getattr(mlx_mmfree, n) for n in mlx_mmfree.__all__}, **own, **public}
 
 
 MODULES = [
@@ -33,8 +54,107 @@ MODULES = [
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples(name: str) -> None:
+def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     module = importlib.import_module(name)
-    names = {"mx": mx, "nn": nn, **vars(mlx_mmfree), **vars(module)}
-    result = doctest.testmod(module, extraglobs=names)
+    result = doctest.testmod(module, globs=names_for(module))
     assert result.attempted > 0 and result.failed == 0
+
+
+CONSTANTS = [
+    n
+    for n in PUBLIC
+    if n.package == "mlx_mmfree.ops"
+    and not (inspect.isclass(n.value) or inspect.isfunction(n.value))
+]
+
+
+@pytest.mark.parametrize("name", CONSTANTS, ids=str)
+def test_examples_of_constants(name: PublicName) -> None:
+    names = names_for(importlib.import_module(name.home))
+    test = doctest.DocTestParser().get_doctest(name.documentation, names, str(name), None, None)
+    result = doctest.DocTestRunner().run(test)
+    assert result.attempted > 0 and result.failed == 0
+
+
+def missing(name: str, value: Any, documentation: str) -> list[str]:
+    """What the docstring of a name lacks."""
+    if inspect.isclass(value) and issubclass(value, BaseException):
+        return [] if documentation else ["a sentence"]
+    found = [] if runs(documentation) else ["an example that runs"]
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
+        return found
+    documentation = _with_other(value, documentation)
+    is_protocol = getattr(value, "_is_protocol", False)
+    signature = inspect.signature(value)
+    parameters = {} if is_protocol else signature.parameters
+    listed = _listed(documentation)
+    found += [f"the argument '{each}'" for each in parameters if each not in listed]
+    # a context manager is entered, not returned
+    is_context = hasattr(value, "__wrapped__") and inspect.isgeneratorfunction(value.__wrapped__)
+    gives = signature.return_annotation not in (None, "None") and not is_context
+    if (
+        inspect.isfunction(value)
+        and gives
+        and not re.search(r"^(Returns|Yields):$", documentation, re.M)
+    ):
+        found.append("what it returns")
+    if (
+        inspect.isclass(value)
+        and issubclass(value, nn.Module)
+        and "\nShape:\n" not in documentation
+    ):
+        found.append("shapes")
+    if _raises(value) and "\nRaises:\n" not in documentation:
+        found.append("the errors")
+    return found
+
+
+def _with_other(value: Any, documentation: str) -> str:
+    """The docstring and the sections of another one that it names, as in "Args: as `BitLinear`"."""
+    found = re.findall(r"^(Args|Shape): as (?:of )?`(\w+)`", documentation, re.M)
+    for section, name in found:
+        other = inspect.getdoc(vars(inspect.getmodule(value))[name]) or ""
+        documentation += "\n" + re.search(rf"^{section}:\n(?:(?:    .*)?\n?)*", other, re.M).group()
+    return documentation
+
+
+def _listed(documentation: str) -> set[str]:
+    """The arguments and attributes that sections describe."""
+    sections = re.findall(r"^(?:Args|Attributes):\n((?:(?:    .*)?\n?)*)", documentation, re.M)
+    lines = "\n".join(sections)
+    entries = re.findall(r"^    ([\w, ]+):", lines, re.M)
+    return {each for entry in entries for each in entry.split(", ")}
+
+
+def _raises(value: Any) -> bool:
+    """Whether a function, or what makes an instance of a class, raises or checks its arguments."""
+    if getattr(value, "_is_protocol", False):
+        return False
+    makers = ("__init__", "__post_init__")
+    made = [vars(value).get(maker) for maker in makers] if inspect.isclass(value) else [value]
+    written = [each for each in made if each and each.__code__.co_filename != "<string>"]
+    sources = [textwrap.dedent(inspect.getsource(inspect.unwrap(each))) for each in written]
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    calls = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
+    is_checked = any(re.search(r"(^|[._])check(_|$)", call) for call in calls)
+    return is_checked or any(isinstance(node, ast.Raise) for node in nodes)
+
+
+COMPLETE = {
+    f"mlx_mmfree.{name}"
+    for name in (
+        "channel_mixers",
+        "demo",
+        "errors",
+        "layers",
+        "ops",
+        "spatial_mixers",
+        "token_mixers",
+    )
+}
+
+
+@pytest.mark.parametrize("name", [n for n in PUBLIC if n.package in COMPLETE], ids=str)
+def test_public_names_are_documented(name: PublicName) -> None:
+    assert missing(name.name, name.value, name.documentation) == []

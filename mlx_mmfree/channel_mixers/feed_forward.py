@@ -40,6 +40,10 @@ class FeedForward(ChannelMixer):
     Shape:
         `x` and `y`: `(..., D)`.
 
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, an input has other dims, or the activation is unknown.
+
     Example:
         >>> FeedForward(64)(mx.ones((1, 3, 64))).shape
         (1, 3, 64)

@@ -33,6 +33,16 @@ class GatedLinearUnit(ChannelMixer):
 
     Shape:
         `x` and `y`: `(..., D)`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, or an input has other dims.
+
+    Example:
+        >>> class Bilinear(GatedLinearUnit):
+        ...     activation = "relu"
+        >>> Bilinear(64, hidden_dims=96)(mx.ones((1, 3, 64))).shape
+        (1, 3, 64)
     """
 
     activation: ClassVar[Activation]

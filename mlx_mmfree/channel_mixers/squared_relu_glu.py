@@ -13,6 +13,12 @@ class SquaredReLUGLU(GatedLinearUnit):
 
     Args: as `GatedLinearUnit`.
 
+    Shape: as `GatedLinearUnit`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, or an input has other dims.
+
     Example:
         >>> SquaredReLUGLU(64, hidden_dims=128, norm_eps=1e-5)(mx.ones((1, 3, 64))).shape
         (1, 3, 64)

@@ -11,6 +11,12 @@ class SwiGLU(GatedLinearUnit):
 
     Args: as `GatedLinearUnit`.
 
+    Shape: as `GatedLinearUnit`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, or an input has other dims.
+
     Example:
         >>> SwiGLU(64, hidden_dims=128)(mx.ones((1, 3, 64))).shape
         (1, 3, 64)

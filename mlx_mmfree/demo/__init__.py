@@ -10,8 +10,17 @@ _FILES = ("config.json", "model.safetensors", "tokenizer.json")
 def path() -> Path:
     """The folder of the demo model, to be given to `load`.
 
+    Returns:
+        Where its files lie.
+
     Raises:
         CheckpointError: The package was installed without the model's files.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> model.vocab_size, tokenizer.decode(tokenizer.encode("Once upon a time"))
+        (2048, 'Once upon a time')
     """
     folder = Path(__file__).parent
     missing = [name for name in _FILES if not (folder / name).is_file()]

@@ -24,6 +24,11 @@ class AttentionNorms:
         qk_eps: Epsilon of an RMSNorm of each head's queries and keys before the rotation; `None`
             means none.
         output_eps: Epsilon of an RMSNorm before the output projection; `None` means none.
+
+    Example:
+        >>> mixer = GQA(32, norms=AttentionNorms(qk_eps=1e-6))
+        >>> [name for name in mixer if name.endswith("norm")]
+        ['query_norm', 'key_norm']
     """
 
     qk_eps: float | None = None
@@ -47,6 +52,12 @@ class KeyValueCache:
     Raises:
         TypeError: A number is not an integer.
         ValueError: A number is out of its bounds, or there are sinks or steps without a window.
+
+    Example:
+        >>> cache = KeyValueCache(window=4, sinks=2)
+        >>> y, state = GQA(32, cache=cache)(mx.zeros((1, 9, 32)))
+        >>> cache.capacity, sorted(state.positions[0].tolist())
+        (6, [0, 1, 5, 6, 7, 8])
     """
 
     window: int | None = None

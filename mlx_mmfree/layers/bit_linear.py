@@ -181,6 +181,14 @@ class TiedBitLinear(_FromMaster):
         embedding: Holds the shared weight `(output_dims, input_dims)`.
         norm_eps: As in `BitLinear`.
         rounding: As in `BitLinear`.
+
+    Shape:
+        Input `(..., input_dims)`, result `(..., output_dims)`.
+
+    Example:
+        >>> head = TiedBitLinear(nn.Embedding(10, 8), norm_eps=None)
+        >>> head(mx.ones((1, 3, 8))).shape
+        (1, 3, 10)
     """
 
     storage = "elsewhere"
@@ -210,6 +218,13 @@ class PackedBitLinear(_TernaryLinear, Float32Scales):
     `norm.weight` and `bias` where present.
 
     Args: as `BitLinear`.
+
+    Shape: as `BitLinear`.
+
+    Example:
+        >>> layer = BitLinear(64, 32).to_packed()
+        >>> type(layer).__name__, layer.weight.shape, layer(mx.ones((2, 64))).shape
+        ('PackedBitLinear', (32, 4), (2, 32))
     """
 
     storage = "trits"
@@ -276,6 +291,14 @@ def set_quantization_strength(model: nn.Module, strength: float) -> int:
 
     Raises:
         ValueError: `strength` is out of range.
+
+    Example:
+        >>> layer = BitLinear(8, 4)
+        >>> set_quantization_strength(layer, 0.0)
+        1
+        >>> x = mx.ones((1, 8))
+        >>> mx.allclose(layer(x), x @ layer.weight.T, atol=1e-5).item()
+        True
     """
     if not 0 <= strength <= 1:
         raise ValueError(f"[BitLinear] 'strength' must be from 0 to 1 but got {strength}.")
@@ -287,12 +310,35 @@ def set_quantization_strength(model: nn.Module, strength: float) -> int:
 
 
 def packable(model: nn.Module) -> dict[str, nn.Module]:
-    """Every layer of `model` that offers `to_packed()`, by its path."""
+    """Finds the layers that have a packed form.
+
+    Args:
+        model: What holds the layers.
+
+    Returns:
+        Every layer that offers `to_packed()`, by its path.
+
+    Example:
+        >>> list(packable(nn.Sequential(BitLinear(8, 16), nn.ReLU(), nn.Linear(16, 4))))
+        ['layers.0']
+    """
     return {path: module for path, module in model.named_modules() if hasattr(module, "to_packed")}
 
 
 def pack_linears(model: nn.Module) -> nn.Module:
-    """Replaces, in place, every layer of `model` that offers `to_packed()`; returns the model."""
+    """Replaces, in place, every layer that has a packed form.
+
+    Args:
+        model: What holds layers that offer `to_packed()`, as `BitLinear` does.
+
+    Returns:
+        The model.
+
+    Example:
+        >>> model = pack_linears(nn.Sequential(BitLinear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
+        >>> [type(layer).__name__ for layer in model.layers]
+        ['PackedBitLinear', 'ReLU', 'Linear']
+    """
     packed = [(path, layer.to_packed()) for path, layer in packable(model).items()]
     model.update_modules(tree_unflatten(packed))
     return model

@@ -7,10 +7,20 @@ from .partition import Group, Partition
 
 
 class ChannelMixer(nn.Module):
-    """A module that mixes within each position: maps `(..., D)` to `(..., D)`.
+    """A module that mixes within each position; a subclass computes it in `__call__`.
 
     Attributes:
         partition: How it is divided between processes; `None`: it cannot be.
+
+    Shape:
+        `x` and `y`: `(..., D)`.
+
+    Example:
+        >>> class Doubling(ChannelMixer):
+        ...     def __call__(self, x):
+        ...         return 2 * x
+        >>> Doubling().residual(mx.ones((1, 2)), norm=None).tolist()
+        [[3.0, 3.0]]
     """
 
     partition: Partition | None = None

@@ -18,6 +18,10 @@ def apply_head(head: nn.Module, x: mx.array) -> mx.array:
 
     Returns:
         `(..., V)` in the dtype of `x`.
+
+    Example:
+        >>> apply_head(nn.Embedding(1000, 8), mx.ones((1, 3, 8))).shape
+        (1, 3, 1000)
     """
     is_matrix = type(head) in (nn.Linear, nn.Embedding)
     if is_matrix and head.weight.dtype == mx.float32 and "bias" not in head:

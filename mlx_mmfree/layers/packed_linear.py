@@ -35,6 +35,10 @@ class PackedLinear(Matrix, Float32Scales):
     Shape:
         Input `(..., input_dims)`, result `(..., output_dims)`.
 
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive.
+
     Example:
         >>> PackedLinear(64, 32)(mx.ones((2, 64))).shape
         (2, 32)

@@ -38,6 +38,14 @@ def project(
 
     Returns:
         The results, one behind the other in the last axis, in the dtype of `x`.
+
+    Raises:
+        ValueError: The input does not fit a linear.
+
+    Example:
+        >>> gate, up = nn.Linear(8, 4), nn.Linear(8, 4)
+        >>> project(mx.ones((1, 3, 8)), [gate, up]).shape
+        (1, 3, 8)
     """
     first = linears[0]
     if _is_fused(linears, norm):
@@ -72,8 +80,18 @@ def project_apart(
 ) -> tuple[mx.array, ...]:
     """As `project`, but without copying results to lie side by side.
 
+    Args:
+        x: `(..., D)`.
+        linears: Modules that take `(..., D)`.
+        norm: Applied before the linears.
+
     Returns:
         The result of each linear, or where one operation computes them, the one that holds them all.
+
+    Example:
+        >>> gate, up = nn.Linear(8, 4), nn.Linear(8, 4)
+        >>> [part.shape for part in project_apart(mx.ones((1, 3, 8)), [gate, up])]
+        [(1, 3, 4), (1, 3, 4)]
     """
     if len(linears) == 1 or _is_fused(linears, norm) or _are_one_product(linears, x):
         return (project(x, linears, norm=norm),)
@@ -91,7 +109,27 @@ def project_gated(
     norm: nn.Module | None = None,
     residual: mx.array | None = None,
 ) -> mx.array:
-    """`project` by one linear of what `project_apart` returned for a gate and what it gates."""
+    r"""Applies a linear to gated values.
+
+    .. math::
+        y = \mathrm{linear}(\mathrm{norm}(a(g) \odot u)) + r
+
+    Args:
+        parts: :math:`g` and :math:`u`, as `project_apart` returns them for the gate and what it gates.
+        linear: Takes `(..., D)`.
+        gate: The activation `a`.
+        norm: Applied before the linear.
+        residual: Added to the result, :math:`r`.
+
+    Returns:
+        `(..., N)` in the dtype of the parts.
+
+    Example:
+        >>> gate, up, down = nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(4, 8)
+        >>> parts = project_apart(mx.ones((1, 3, 8)), [gate, up])
+        >>> project_gated(parts, down, "silu").shape
+        (1, 3, 8)
+    """
     if len(parts) == 1 or _is_fused((linear,), norm):
         x = parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=-1)
         return project(x, (linear,), gate=gate, norm=norm, residual=residual)

@@ -145,6 +145,10 @@ class RoPE(nn.Module):
         `x` and result `(B, H, L, K)`; `offset`: the position of the first token, a number or `(B,)`,
         or of each token, `(B, L)`.
 
+    Raises:
+        TypeError: The dims are not an integer.
+        ValueError: The dims are not even, or the base is not positive.
+
     Example:
         >>> RoPE(8)(mx.ones((1, 2, 3, 8)), offset=5).shape
         (1, 2, 3, 8)
@@ -237,6 +241,10 @@ class DynamicRoPE(RoPE):
         is_interleaved: As in `RoPE`.
 
     Shape: as `RoPE`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: The dims are odd or below 4, or the base or a factor is out of its bounds.
 
     Example:
         >>> DynamicRoPE(8, factor=2.0, trained_length=4)(mx.ones((1, 2, 3, 8)), offset=5).shape

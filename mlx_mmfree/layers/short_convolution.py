@@ -25,6 +25,17 @@ class ShortConvolution(nn.Module):
 
     Shape:
         `x` and result `(B, L, D)`; state `(B, K - 1, D)`, the last inputs.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive.
+
+    Example:
+        >>> convolution = ShortConvolution(8, 4)
+        >>> state = convolution.init_state(1, mx.float32)
+        >>> y, state = convolution(mx.ones((1, 5, 8)), state)
+        >>> y.shape, state.shape
+        ((1, 5, 8), (1, 3, 8))
     """
 
     def __init__(self, dims: int, kernel_size: int):

@@ -20,3 +20,13 @@ ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
     "gelu": nn.gelu,
     "relu": nn.relu,
 }
+r"""What each name of an activation stands for, a function from an array to one of its shape.
+
+.. math::
+    \mathrm{silu}(x) = x\,\sigma(x), \quad \mathrm{relu2}(x) = \max(x, 0)^2, \quad
+    \mathrm{gelu}(x) = x\,\Phi(x), \quad \mathrm{relu}(x) = \max(x, 0)
+
+Example:
+    >>> ACTIVATIONS["relu2"](mx.array([-1.0, 2.0])).tolist()
+    [0.0, 4.0]
+"""

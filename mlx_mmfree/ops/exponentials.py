@@ -24,6 +24,11 @@ def relative_weights(scores: mx.array) -> mx.array:
 
     Returns:
         float32 of the same shape.
+
+    Example:
+        >>> weights = relative_weights(mx.array([0.0, -1.0, -mx.inf]))
+        >>> [round(w, 4) for w in (weights / weights[0]).tolist()]
+        [1.0, 0.3679, 0.0]
     """
     shifted = mx.maximum(scores, _LOWEST) - 1
     sigmoid = activate(shifted, "silu") / shifted

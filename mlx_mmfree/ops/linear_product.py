@@ -26,6 +26,11 @@ def linear_product(x: mx.array, weight: mx.array, bias: mx.array | None = None) 
 
     Returns:
         `(..., N)`.
+
+    Example:
+        >>> weight = mx.array([[1.0, 0.0], [3.0, 1.0]])
+        >>> linear_product(mx.array([[1.0, 2.0]]), weight, mx.ones(2)).tolist()
+        [[2.0, 6.0]]
     """
     # a decoded token needs no gradient, and every operation counts
     has_few_rows = x.dtype != weight.dtype or x.size < _ROWS * x.shape[-1]

@@ -23,6 +23,10 @@ def long_sum(x: mx.array, axis: Literal[-1, -2] | None = None) -> mx.array:
 
     Returns:
         float32 `()`, or the shape of `x` without the axis.
+
+    Example:
+        >>> long_sum(mx.array([[1.0, 2.0], [3.0, 6.0]]), axis=-2).tolist()
+        [4.0, 8.0]
     """
     x = x.astype(mx.float32)
     if axis is None:
@@ -42,12 +46,34 @@ def long_sum(x: mx.array, axis: Literal[-1, -2] | None = None) -> mx.array:
 
 
 def long_mean(x: mx.array) -> mx.array:
-    """The mean of all numbers, float32 `()`."""
+    """The mean of all numbers, of which `long_sum` takes the sum.
+
+    Args:
+        x: Numbers of any shape.
+
+    Returns:
+        float32 `()`.
+
+    Example:
+        >>> long_mean(mx.array([[1.0, 2.0], [3.0, 6.0]])).item()
+        3.0
+    """
     return long_sum(x) / x.size
 
 
 def long_cumsum(x: mx.array) -> mx.array:
-    """The sums of each number and all before it along the last axis, float32 with the shape of `x`."""
+    r"""The sums of each number and all before it, :math:`y_j = \sum_{i \le j} x_i`.
+
+    Args:
+        x: Numbers `(..., N)`.
+
+    Returns:
+        float32 with the shape of `x`.
+
+    Example:
+        >>> long_cumsum(mx.array([1.0, 2.0, 3.0])).tolist()
+        [1.0, 3.0, 6.0]
+    """
     x = x.astype(mx.float32)
     count = x.shape[-1]
     if count <= BLOCK:
@@ -59,13 +85,20 @@ def long_cumsum(x: mx.array) -> mx.array:
 
 
 def logsumexp(x: mx.array) -> mx.array:
-    """`log(sum(exp(x)))` of each row, such as the logits of a large vocabulary.
+    r"""The logarithm of a sum of exponentials, as of the logits of a large vocabulary.
+
+    .. math::
+        y = \log \sum_j e^{x_j}
 
     Args:
         x: Floats of shape `(..., V)`.
 
     Returns:
         float32 `(...)`.
+
+    Example:
+        >>> round(logsumexp(mx.zeros((100_000,))).item(), 4)
+        11.5129
     """
     x = x.astype(mx.float32)
     while x.shape[-1] > BLOCK:
@@ -74,7 +107,21 @@ def logsumexp(x: mx.array) -> mx.array:
 
 
 def log_softmax(x: mx.array) -> mx.array:
-    """The logarithms of the probabilities along the last axis, float32."""
+    r"""The logarithms of the probabilities that logits stand for.
+
+    .. math::
+        y_j = x_j - \log \sum_i e^{x_i}
+
+    Args:
+        x: Floats of shape `(..., V)`.
+
+    Returns:
+        float32 `(..., V)`.
+
+    Example:
+        >>> [round(n, 4) for n in log_softmax(mx.zeros((4,))).tolist()]
+        [-1.3863, -1.3863, -1.3863, -1.3863]
+    """
     return x.astype(mx.float32) - logsumexp(x)[..., None]
 
 

@@ -15,5 +15,15 @@ def straight_through(quantized: mx.array, x: mx.array) -> mx.array:
     Args:
         quantized: The value, of any shape.
         x: What the gradient flows to, of the same shape.
+
+    Returns:
+        `quantized`, with its shape and dtype.
+
+    Example:
+        >>> x = mx.array([0.2, 1.7])
+        >>> straight_through(mx.round(x), x).tolist()
+        [0.0, 2.0]
+        >>> mx.grad(lambda x: straight_through(mx.round(x), x).sum())(x).tolist()
+        [1.0, 1.0]
     """
     return mx.stop_gradient(quantized) + (x - mx.stop_gradient(x))

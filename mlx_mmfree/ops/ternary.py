@@ -22,7 +22,18 @@ MOST_CODES = 2**22
 
 
 def packed_width(input_dims: int) -> int:
-    """The number of 32-bit words in a packed row of `input_dims` inputs."""
+    """The number of 32-bit words in a packed row.
+
+    Args:
+        input_dims: The number of inputs `D`.
+
+    Returns:
+        Two words for each 32 inputs that are begun.
+
+    Example:
+        >>> packed_width(1), packed_width(64)
+        (2, 4)
+    """
     return -(-input_dims // PADDING_MULTIPLE) * PADDING_MULTIPLE // CODES_PER_WORD
 
 
@@ -41,6 +52,11 @@ def ternarize(weight: mx.array) -> tuple[mx.array, mx.array]:
 
     Returns:
         The trits as float32 `(N, D)` and `m` as float32 of shape `(1,)`.
+
+    Example:
+        >>> trits, scale = ternarize(mx.array([[0.1, -2.0], [0.9, 1.0]]))
+        >>> trits.tolist(), scale.tolist()
+        ([[0.0, -1.0], [1.0, 1.0]], [1.0])
     """
     weight = weight.astype(mx.float32)
     scale = scale_of_mean(long_mean(mx.abs(weight)))
@@ -55,6 +71,11 @@ def ternarize_packed(weight: mx.array) -> tuple[mx.array, mx.array]:
 
     Returns:
         The words, `uint32` `(N, packed_width(D))`, and the scale, float32 `(1,)`.
+
+    Example:
+        >>> words, scale = ternarize_packed(mx.array([[0.1, -2.0], [0.9, 1.0]]))
+        >>> unpack_ternary(words, 2).tolist(), scale.tolist()
+        ([[0.0, -1.0], [1.0, 1.0]], [1.0])
     """
     if not on_cpu():
         trits, scale = ternarize(weight)
@@ -69,7 +90,21 @@ def scale_of_mean(mean: mx.array) -> mx.array:
 
 
 def pack_ternary(trits: mx.array) -> mx.array:
-    """Packs values in {-1, 0, 1} of shape `(N, D)` into `uint32` of shape `(N, packed_width(D))`."""
+    r"""Packs trits, 16 of them in a word.
+
+    .. math::
+        w_{n,j} = \sum_{i=0}^{15} 4^i\,(t_{n,16j+i} + 1)
+
+    Args:
+        trits: Values in {-1, 0, 1}, `(N, D)`, any dtype with a sign.
+
+    Returns:
+        `uint32` of shape `(N, packed_width(D))`.
+
+    Example:
+        >>> bin(pack_ternary(mx.array([[-1.0, 0.0, 1.0]]))[0, 0].item())[-6:]
+        '100100'
+    """
     rows, input_dims = trits.shape
     width = packed_width(input_dims)
     codes = mx.pad(
@@ -82,14 +117,41 @@ def pack_ternary(trits: mx.array) -> mx.array:
 
 
 def unpack_ternary(weight: mx.array, input_dims: int) -> mx.array:
-    """Unpacks `uint32` words of shape `(N, packed_width(D))` into float32 trits of shape `(N, D)`."""
+    """Undoes `pack_ternary`.
+
+    Args:
+        weight: Words, `uint32` of shape `(N, packed_width(D))`.
+        input_dims: `D`.
+
+    Returns:
+        Trits, float32 `(N, D)`.
+
+    Example:
+        >>> unpack_ternary(pack_ternary(mx.array([[-1.0, 0.0, 1.0]])), 3).tolist()
+        [[-1.0, 0.0, 1.0]]
+    """
     shifts = mx.arange(0, 2 * CODES_PER_WORD, 2, dtype=mx.uint32)
     codes = mx.bitwise_and(mx.right_shift(weight[..., None], shifts), 3).astype(mx.float32)
     return codes.reshape(weight.shape[0], -1)[:, :input_dims] - 1.0
 
 
 def packed_columns(weight: mx.array, input_dims: int, start: int, stop: int) -> mx.array:
-    """Columns `start` to `stop` of a packed matrix, as a packed matrix of their own."""
+    """Some columns of a packed matrix, as a packed matrix of their own.
+
+    Args:
+        weight: Packed trits, `uint32` of shape `(N, packed_width(D))`.
+        input_dims: `D`.
+        start: The first column.
+        stop: The one behind the last.
+
+    Returns:
+        `uint32` of shape `(N, packed_width(stop - start))`.
+
+    Example:
+        >>> weight = pack_ternary(mx.array([[-1.0, 0.0, 1.0, 1.0]]))
+        >>> unpack_ternary(packed_columns(weight, 4, 1, 3), 2).tolist()
+        [[0.0, 1.0]]
+    """
     if start % CODES_PER_WORD == 0 and (stop - start) % PADDING_MULTIPLE == 0:
         return mx.contiguous(weight[:, start // CODES_PER_WORD : stop // CODES_PER_WORD])
     return pack_ternary(unpack_ternary(weight, input_dims)[:, start:stop])

@@ -37,7 +37,8 @@ class AdditiveAttention(SpatialMixer):
         `x` and `y`: `(B, H, W, D)`; `query_weight`: `(num_heads D, 1)`, :math:`w`.
 
     Raises:
-        ValueError: The word for the weights is unknown.
+        TypeError: A size is not an integer.
+        ValueError: A size or an input does not fit. The word for the weights is unknown.
 
     Example:
         >>> AdditiveAttention(32)(mx.zeros((1, 5, 4, 32))).shape

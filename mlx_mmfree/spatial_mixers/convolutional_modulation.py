@@ -26,6 +26,10 @@ class ConvolutionalModulation(SpatialMixer):
     Shape:
         `x` and `y`: `(B, H, W, D)`.
 
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, or an input has other dims.
+
     Example:
         >>> ConvolutionalModulation(32)(mx.zeros((1, 5, 4, 32))).shape
         (1, 5, 4, 32)

@@ -37,6 +37,11 @@ class CrossCovarianceAttention(SpatialMixer):
     Shape:
         `x` and `y`: `(B, H, W, D)`; `temperature`: `(H,)`, :math:`\tau`.
 
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, the heads do not fit the dims, or an input has other
+            dims.
+
     Example:
         >>> CrossCovarianceAttention(32)(mx.zeros((1, 5, 4, 32))).shape
         (1, 5, 4, 32)

@@ -68,7 +68,8 @@ class MultiScaleAttention(SpatialMixer):
         `x` and `y`: `(B, H, W, D)`. `qkv_proj` gives query, key and value of each head in turn.
 
     Raises:
-        ValueError: The heads do not divide the dims.
+        TypeError: A size is not an integer.
+        ValueError: A size or an input does not fit. The heads do not divide the dims.
 
     Example:
         >>> MultiScaleAttention(32, head_dim=8)(mx.zeros((1, 5, 4, 32))).shape

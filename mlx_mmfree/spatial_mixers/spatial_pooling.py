@@ -28,7 +28,8 @@ class SpatialPooling(SpatialMixer):
         `x` and `y`: `(B, H, W, D)`.
 
     Raises:
-        ValueError: The window has no place in its middle.
+        TypeError: A size is not an integer.
+        ValueError: A size or an input does not fit. The window has no place in its middle.
 
     Example:
         >>> SpatialPooling(32)(mx.zeros((1, 5, 4, 32))).shape

@@ -47,7 +47,8 @@ class WindowAttention(SpatialMixer):
         :math:`(\Delta y + M - 1)(2M - 1) + \Delta x + M - 1` for an offset.
 
     Raises:
-        ValueError: The shift is not less than the window.
+        TypeError: A size is not an integer.
+        ValueError: A size or an input does not fit. The shift is not less than the window.
 
     Example:
         >>> WindowAttention(32, window=4, shift=2)(mx.zeros((1, 9, 6, 32))).shape

@@ -48,6 +48,11 @@ class AttentionSink(SelfAttention):
     State:
         `KeyValueState`, or in `fixed_state` a `FixedKeyValueState`.
 
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, the heads do not fit the dims, an input has other dims,
+            or there are sinks without a window.
+
     Example:
         >>> mixer = AttentionSink(32, window=4, sinks=2)
         >>> y, state = mixer(mx.zeros((1, 9, 32)))

@@ -61,7 +61,8 @@ class BigBird(TokenMixer):
         `()`.
 
     Raises:
-        ValueError: The plan is unknown, or does not fit.
+        TypeError: A size is not an integer.
+        ValueError: A size or an input does not fit. The plan is unknown, or does not fit.
 
     Example:
         >>> BigBird(32, block_size=2, num_random=1)(mx.zeros((1, 20, 32)))[0].shape

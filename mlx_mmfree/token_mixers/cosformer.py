@@ -25,6 +25,11 @@ class CosFormerState(NamedTuple):
         sums: The sums of all features of keys with their values and, as a further column, alone,
             float32 `(B, H, 2K, K + 1)`.
         position: That of the next token of each row, int32 `(B,)`.
+
+    Example:
+        >>> y, state = CosFormer(32, num_heads=4)(mx.zeros((2, 5, 32)))
+        >>> state.sums.shape, state.position.tolist()
+        ((2, 4, 16, 9), [5, 5])
     """
 
     sums: mx.array
@@ -59,6 +64,11 @@ class CosFormer(TokenMixer):
 
     State:
         `CosFormerState`; `()` if not causal.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, the heads do not fit the dims, or an input has other
+            dims.
 
     Example:
         >>> y, state = CosFormer(32, num_heads=4)(mx.zeros((1, 5, 32)))

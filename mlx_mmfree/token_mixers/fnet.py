@@ -33,6 +33,10 @@ class FNet(TokenMixer):
     State:
         `()`.
 
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, or an input has other dims.
+
     Example:
         >>> FNet(32)(mx.zeros((1, 5, 32)))[0].shape
         (1, 5, 32)

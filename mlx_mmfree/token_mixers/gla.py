@@ -20,6 +20,11 @@ class GLAState(NamedTuple):
 
     Attributes:
         memory: The recurrent state, float32 `(B, H, K, V)`.
+
+    Example:
+        >>> y, state = GLA(32)(mx.zeros((2, 5, 32)))
+        >>> state.memory.shape
+        (2, 4, 4, 8)
     """
 
     memory: mx.array
@@ -54,6 +59,11 @@ class GLA(TokenMixer):
 
     State:
         `GLAState`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, the heads do not fit the dims, or an input has other
+            dims.
 
     Example:
         >>> y, state = GLA(32)(mx.zeros((1, 5, 32)))

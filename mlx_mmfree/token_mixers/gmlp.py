@@ -48,8 +48,9 @@ class GMLP(KeyValueMixer):
         `KeyValueState` of the normed halves and of the attention's keys and values; `()` if not causal.
 
     Raises:
-        ValueError: The hidden dims are not a multiple of twice the heads, or a sequence is longer than
-            `max_length`.
+        TypeError: A size is not an integer.
+        ValueError: A size or an input does not fit. The hidden dims are not a multiple of twice the
+            heads, or a sequence is longer than `max_length`.
 
     Example:
         >>> GMLP(32, max_length=16)(mx.zeros((1, 9, 32)))[0].shape

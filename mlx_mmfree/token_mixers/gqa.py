@@ -42,6 +42,11 @@ class GQA(SelfAttention):
     State:
         `KeyValueState`, or in `fixed_state` a `FixedKeyValueState`; `()` if not causal.
 
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, the heads do not fit the dims, or an input has other
+            dims.
+
     Example:
         >>> y, state = GQA(32, num_heads=4, num_kv_heads=2)(mx.zeros((1, 5, 32)))
         >>> y.shape, state.positions.tolist()

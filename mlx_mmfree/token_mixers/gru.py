@@ -21,6 +21,11 @@ class GRUState(NamedTuple):
 
     Attributes:
         hidden: The recurrent state, float32 `(B, E)`.
+
+    Example:
+        >>> y, state = GRU(32)(mx.zeros((2, 5, 32)))
+        >>> state.hidden.shape
+        (2, 32)
     """
 
     hidden: mx.array
@@ -53,6 +58,10 @@ class GRU(TokenMixer):
 
     State:
         `GRUState`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, or an input has other dims.
 
     Example:
         >>> y, state = GRU(32)(mx.zeros((1, 5, 32)))

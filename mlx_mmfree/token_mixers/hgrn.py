@@ -21,6 +21,11 @@ class HGRNState(NamedTuple):
 
     Attributes:
         hidden: The recurrent state, float32 `(B, E)`.
+
+    Example:
+        >>> y, state = HGRN(32)(mx.zeros((2, 5, 32)))
+        >>> state.hidden.shape
+        (2, 32)
     """
 
     hidden: mx.array
@@ -52,6 +57,10 @@ class HGRN(TokenMixer):
 
     State:
         `HGRNState`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, or an input has other dims.
 
     Example:
         >>> y, state = HGRN(32)(mx.zeros((1, 5, 32)))

@@ -21,6 +21,11 @@ class HGRN2State(NamedTuple):
 
     Attributes:
         memory: The recurrent state, float32 `(B, H, K, V)`.
+
+    Example:
+        >>> y, state = HGRN2(32)(mx.zeros((2, 5, 32)))
+        >>> state.memory.shape
+        (2, 8, 4, 4)
     """
 
     memory: mx.array
@@ -54,6 +59,11 @@ class HGRN2(TokenMixer):
 
     State:
         `HGRN2State`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, the heads do not fit the dims, or an input has other
+            dims.
 
     Example:
         >>> y, state = HGRN2(32, num_heads=4)(mx.zeros((1, 5, 32)))

@@ -20,6 +20,11 @@ class HydraState(NamedTuple):
 
     Attributes:
         sums: The sums of all keys times their values, float32 `(B, D)`.
+
+    Example:
+        >>> y, state = Hydra(32)(mx.zeros((2, 5, 32)))
+        >>> state.sums.shape
+        (2, 32)
     """
 
     sums: mx.array
@@ -49,6 +54,10 @@ class Hydra(TokenMixer):
 
     State:
         `HydraState`; `()` if not causal.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, or an input has other dims.
 
     Example:
         >>> y, state = Hydra(32)(mx.zeros((1, 5, 32)))

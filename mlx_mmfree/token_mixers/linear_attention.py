@@ -31,6 +31,11 @@ class LinearAttentionState(NamedTuple):
     Attributes:
         fast_weights: The sums of all keys with their values, float32 `(B, H, F, V)`; normalised, the
             sums of the keys alone are a further column, `(B, H, F, V + 1)`.
+
+    Example:
+        >>> y, state = LinearAttention(32)(mx.zeros((2, 5, 32)))
+        >>> state.fast_weights.shape
+        (2, 8, 4, 5)
     """
 
     fast_weights: mx.array
@@ -68,6 +73,11 @@ class LinearAttention(TokenMixer):
 
     State:
         `LinearAttentionState`; `()` if not causal.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, the heads do not fit the dims, or an input has other
+            dims.
 
     Example:
         >>> y, state = LinearAttention(32, num_heads=4)(mx.zeros((1, 5, 32)))

@@ -51,7 +51,8 @@ class Linformer(TokenMixer):
         `()`.
 
     Raises:
-        ValueError: A sequence of keys is longer than `max_length`.
+        TypeError: A size is not an integer.
+        ValueError: A size or an input does not fit. A sequence of keys is longer than `max_length`.
 
     Example:
         >>> Linformer(32, max_length=16, num_projected=4)(mx.zeros((1, 9, 32)))[0].shape

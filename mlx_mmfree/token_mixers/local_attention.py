@@ -47,6 +47,11 @@ class LocalAttention(SelfAttention):
     State:
         `KeyValueState` of the last `(n + 1) S` tokens; `()` if not causal.
 
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, the heads do not fit the dims, or an input has other
+            dims.
+
     Example:
         >>> mixer = LocalAttention(32, block_size=4)
         >>> y, state = mixer(mx.zeros((1, 9, 32)))

@@ -52,6 +52,11 @@ class Longformer(TokenMixer):
     State:
         `()`.
 
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, the heads do not fit the dims, or an input has other
+            dims.
+
     Example:
         >>> mixer = Longformer(32, window=4)
         >>> mixer(mx.zeros((1, 9, 32)), is_global=mx.array([[True] + [False] * 8]))[0].shape

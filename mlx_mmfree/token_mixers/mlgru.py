@@ -30,6 +30,11 @@ class MLGRUState(NamedTuple):
     Attributes:
         hidden: The recurrent state, float32 `(B, E)`.
         convolutions: The last inputs of each short convolution, `(B, K - 1, ...)`.
+
+    Example:
+        >>> y, state = MLGRU(32)(mx.zeros((2, 5, 32)))
+        >>> state.hidden.shape
+        (2, 32)
     """
 
     hidden: mx.array
@@ -70,6 +75,10 @@ class MLGRU(TokenMixer):
 
     State:
         `MLGRUState`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, an input has other dims, or a word is unknown.
 
     Example:
         >>> y, state = MLGRU(32)(mx.zeros((1, 5, 32)))

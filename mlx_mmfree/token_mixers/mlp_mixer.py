@@ -43,7 +43,8 @@ class MLPMixer(TokenMixer):
         `()`.
 
     Raises:
-        ValueError: A sequence is longer than `max_length`.
+        TypeError: A size is not an integer.
+        ValueError: A size or an input does not fit. A sequence is longer than `max_length`.
 
     Example:
         >>> MLPMixer(32, max_length=16)(mx.zeros((1, 9, 32)))[0].shape

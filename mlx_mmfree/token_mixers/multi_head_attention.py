@@ -29,6 +29,12 @@ class MemoryState(NamedTuple):
         keys: `(B, H, M, K)`.
         values: `(B, H, M, K)`.
         valid: Booleans `(B, M)`, `False` where padded.
+
+    Example:
+        >>> mixer = MultiHeadAttention(32, num_heads=4)
+        >>> y, state = mixer(mx.zeros((1, 5, 32)), memory=mx.zeros((1, 7, 32)))
+        >>> state.values.shape, state.valid.shape
+        ((1, 4, 7, 8), (1, 7))
     """
 
     keys: mx.array
@@ -69,6 +75,11 @@ class MultiHeadAttention(SelfAttention):
 
     State:
         `KeyValueState`, `()` if not causal; with a memory `MemoryState`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, the heads do not fit the dims, an input has other dims,
+            or a memory is given where none can be read.
 
     Example:
         >>> mixer = MultiHeadAttention(32, num_heads=4, memory_dims=12)

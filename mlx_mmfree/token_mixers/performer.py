@@ -40,6 +40,11 @@ class PerformerState(NamedTuple):
         sums: The sums of all features of keys with their values and, as a further column, alone, divided
             by the exponential of the maximum, float32 `(B, H, F, K + 1)`.
         maximum: The largest exponent of all keys, float32 `(B, H)`.
+
+    Example:
+        >>> y, state = Performer(32)(mx.zeros((2, 5, 32)))
+        >>> state.sums.shape
+        (2, 8, 5, 5)
     """
 
     sums: mx.array
@@ -83,6 +88,11 @@ class Performer(TokenMixer):
 
     State:
         `PerformerState`; `()` if not causal.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, the heads do not fit the dims, or an input has other
+            dims.
 
     Example:
         >>> y, state = Performer(32, num_heads=4, num_features=16)(mx.zeros((1, 5, 32)))

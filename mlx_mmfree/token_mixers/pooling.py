@@ -21,6 +21,11 @@ class PoolingState(NamedTuple):
         read: Tokens of each row that were read, integers `(B,)`.
         recent: The last tokens, float32 `(B, W - 1, D)`, first to last, zero where there were fewer;
             without a window the mean of all, `(B, 1, D)`.
+
+    Example:
+        >>> y, state = Pooling(32)(mx.zeros((2, 5, 32)))
+        >>> state.recent.shape
+        (2, 1, 32)
     """
 
     read: mx.array
@@ -50,7 +55,8 @@ class Pooling(TokenMixer):
         `PoolingState`; `()` if not causal.
 
     Raises:
-        ValueError: The window has no middle.
+        TypeError: A size is not an integer.
+        ValueError: A size or an input does not fit. The window has no middle.
 
     Example:
         >>> Pooling(1, window=3, is_causal=False)(mx.array([[[1.0], [2.0], [6.0]]]))[0].tolist()

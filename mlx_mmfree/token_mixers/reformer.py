@@ -93,7 +93,9 @@ class Reformer(KeyValueMixer):
         `KeyValueState`, whose keys are the queries; `()` if not causal.
 
     Raises:
-        ValueError: The convention is unknown, or a factor of the buckets is odd.
+        TypeError: A size is not an integer.
+        ValueError: A size or an input does not fit. The convention is unknown, or a factor of the
+            buckets is odd.
 
     Example:
         >>> Reformer(32, chunk_size=4)(mx.zeros((1, 9, 32)))[0].shape

@@ -82,7 +82,9 @@ class ReLUAttention(SelfAttention):
         `KeyValueState`; `()` if not causal.
 
     Raises:
-        ValueError: The normalization is unknown, or the power is neither 1 nor 2.
+        TypeError: A size is not an integer.
+        ValueError: A size or an input does not fit. The normalization is unknown, or the power is
+            neither 1 nor 2.
 
     Example:
         >>> y, state = ReLUAttention(32, num_heads=4)(mx.zeros((1, 5, 32)))

@@ -24,6 +24,11 @@ class RetNetState(NamedTuple):
     Attributes:
         memory: The recurrent state, float32 `(B, H, K, V)`.
         position: That of the next token of each row, int32 `(B,)`.
+
+    Example:
+        >>> y, state = RetNet(32)(mx.zeros((2, 5, 32)))
+        >>> state.memory.shape
+        (2, 8, 4, 8)
     """
 
     memory: mx.array
@@ -58,6 +63,11 @@ class RetNet(TokenMixer):
 
     State:
         `RetNetState`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, the heads do not fit the dims, or an input has other
+            dims.
 
     Example:
         >>> y, state = RetNet(32, num_heads=4)(mx.zeros((1, 5, 32)))

@@ -52,7 +52,9 @@ class RingAttention(SelfAttention):
         `KeyValueState`, which stays empty in a group; `()` if not causal.
 
     Raises:
-        ValueError: Parts have different lengths, or what a group cannot do is asked of it.
+        TypeError: A size is not an integer.
+        ValueError: A size or an input does not fit. Parts have different lengths, or what a group
+            cannot do is asked of it.
 
     Example:
         >>> RingAttention(32)(mx.zeros((1, 5, 32)))[0].shape

@@ -44,6 +44,11 @@ class SimA(TokenMixer):
     State:
         `()`.
 
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, the heads do not fit the dims, or an input has other
+            dims.
+
     Example:
         >>> y, state = SimA(32, num_heads=4)(mx.zeros((1, 5, 32)))
         >>> y.shape, state

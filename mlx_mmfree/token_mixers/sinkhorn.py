@@ -60,6 +60,11 @@ class Sinkhorn(KeyValueMixer):
     State:
         `KeyValueState`, whose keys are keys and queries side by side; `()` if not causal.
 
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, the heads do not fit the dims, an input has other dims,
+            or the temperature is not positive.
+
     Example:
         >>> Sinkhorn(32, block_size=4)(mx.zeros((1, 9, 32)))[0].shape
         (1, 9, 32)

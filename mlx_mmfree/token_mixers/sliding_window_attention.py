@@ -44,6 +44,11 @@ class SlidingWindowAttention(SelfAttention):
     State:
         `KeyValueState`, or in `fixed_state` a `FixedKeyValueState`; `()` if not causal.
 
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, the heads do not fit the dims, or an input has other
+            dims.
+
     Example:
         >>> mixer = SlidingWindowAttention(32, window=4)
         >>> y, state = mixer(mx.zeros((1, 9, 32)))

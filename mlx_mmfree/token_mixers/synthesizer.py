@@ -64,7 +64,9 @@ class Synthesizer(KeyValueMixer):
         `KeyValueState`, whose keys are empty unless there are products; `()` if not causal.
 
     Raises:
-        ValueError: A word is unknown, or a sequence is longer than `max_length`.
+        TypeError: A size is not an integer.
+        ValueError: A size or an input does not fit. A word is unknown, or a sequence is longer than
+            `max_length`.
 
     Example:
         >>> Synthesizer(32, max_length=16)(mx.zeros((1, 9, 32)))[0].shape

@@ -25,7 +25,7 @@ class ImageClassifier(nn.Module):
 
     .. math::
         y = \mathrm{head}\big(\mathrm{pool}_p(\mathrm{neck}(x_p))\big), \quad
-        x = \mathrm{stage}_n(\mathrm{merge}_n(\dots\mathrm{stage}_1(\mathrm{embed}(\mathrm{image}))))
+        x = \mathrm{stage}_n(\mathrm{merge}_n(\ldots\mathrm{stage}_1(\mathrm{embed}(\mathrm{image}))))
 
     Args:
         embed: Maps images `(B, H, W, C)` to vectors of patches, a sequence `(B, N, D)` or a map

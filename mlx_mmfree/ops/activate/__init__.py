@@ -23,6 +23,10 @@ def activate(x: mx.array, activation: Activation) -> mx.array:
 
     Raises:
         ValueError: The activation is unknown.
+
+    Example:
+        >>> activate(mx.array([-1.0, 0.0, 2.0]), "relu2").tolist()
+        [0.0, 0.0, 4.0]
     """
     if activation not in get_args(Activation):
         raise ValueError(

@@ -36,6 +36,13 @@ def adamw(
 
     Returns:
         :math:`w', m', v'`.
+
+    Example:
+        >>> w, g, zero = mx.array([1.0]), mx.array([0.5]), mx.array([0.0])
+        >>> factors = mx.array([0.99, 0.1, 1.0])
+        >>> w, m, v = adamw(w, g, zero, zero, factors, betas=(0.5, 0.75), eps=0.0)
+        >>> round(w.item(), 4), m.item(), v.item()
+        (0.89, 0.25, 0.0625)
     """
     updated: tuple[mx.array, mx.array, mx.array] = dispatch(
         __name__, parameter, gradient, m, v, factors, betas, eps

@@ -26,7 +26,8 @@ def attention(
         y_{t,h} &= \sum_j \frac{e^{a_{t,j,h}}}{e^{s_h} + \sum_i e^{a_{t,i,h}}}\,v_{j,g(h)}
 
     Without sinks the first term of the denominator is missing, so that the weights are a softmax.
-    Computed in float32, but by MLX's kernels of a GPU in the dtype of the queries.
+    Computed in float32, but by MLX's kernels of a GPU in the dtype of the queries. Sources: attention
+    (Vaswani et al., arXiv 1706.03762), and shared heads (Ainslie et al., arXiv 2305.13245).
 
     Args:
         queries: `(B, H, L, K)`, any float dtype.
@@ -43,6 +44,12 @@ def attention(
 
     Raises:
         ValueError: The shapes do not agree, or heads, their dims or keys are missing.
+
+    Example:
+        >>> queries, keys = mx.zeros((1, 2, 2, 8)), mx.zeros((1, 1, 4, 8))
+        >>> values = mx.array([[[[0.0], [3.0], [6.0], [11.0]]]])
+        >>> [round(n, 3) for n in attention(queries, keys, values, "causal")[0, 1, :, 0].tolist()]
+        [3.0, 5.0]
     """
     _check(queries, keys, values)
     _check_scores(queries, keys, mask, bias, sinks)

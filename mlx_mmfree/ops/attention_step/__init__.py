@@ -79,6 +79,15 @@ def attention_step(
     Raises:
         ValueError: The shapes do not agree, heads or their dims are missing, there are more positions
             than slots, or sinks and window together are not below `2 ** 31`.
+
+    Example:
+        >>> keys, values = mx.zeros((1, 1, 8, 4)), mx.zeros((1, 1, 8, 4))
+        >>> positions = mx.array([[0, 1, 2]])
+        >>> y, *_, positions = attention_step(
+        ...     mx.ones((1, 1, 16)), keys, values, positions, num_heads=2
+        ... )
+        >>> y.shape, positions.tolist()
+        ((1, 1, 8), [[0, 1, 2, 3]])
     """
     options = Options(
         num_heads, wavelengths, is_interleaved, query_norm, key_norm, norm_eps, window, sinks, place

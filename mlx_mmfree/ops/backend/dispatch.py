@@ -27,7 +27,12 @@ from ...errors import BackendError, UsageError
 from . import launch
 
 BACKENDS = ("metal", "cuda", "native", "chunked", "reference")
-"""The known backends in order of preference."""
+"""The known backends in order of preference.
+
+Example:
+    >>> BACKENDS[-1]
+    'reference'
+"""
 
 ENVIRONMENT_VARIABLE = "MLX_MMFREE_BACKEND"
 
@@ -70,6 +75,12 @@ def use_backend(name: str) -> Iterator[None]:
 
     Raises:
         ValueError: No backend has this name.
+
+    Example:
+        >>> with use_backend("reference"):
+        ...     y = rms_norm(mx.array([3.0, 4.0]), eps=0.0)
+        >>> [round(n, 4) for n in y.tolist()]
+        [0.8485, 1.1314]
     """
     if name not in BACKENDS:
         raise ValueError(f"[use_backend] 'name' {_rule(name)}")
@@ -322,7 +333,21 @@ def _name(package: str) -> str:
 
 
 def backend_report(package: str, *args: Any, **kwargs: Any) -> dict[str, str | None]:
-    """Why each backend of the operation cannot run these arguments, or `None` if it can."""
+    """Asks each backend of an operation whether it can run some arguments.
+
+    Args:
+        package: The operation's package, such as `"mlx_mmfree.ops.rms_norm"`.
+        args: What the operation hands to its backends.
+        kwargs: Likewise.
+
+    Returns:
+        For each backend why it cannot run them, or `None` where it can.
+
+    Example:
+        >>> report = backend_report("mlx_mmfree.ops.rms_norm", mx.ones((1, 8)), None, eps=1e-6)
+        >>> report["reference"] is None
+        True
+    """
     return {
         name: _unsupported(name, backend, args, kwargs)
         for name, backend in _backends(package).items()

@@ -18,6 +18,11 @@ class Projection(NamedTuple):
         weight: Packed trits, `uint32` of shape `(N, packed_width(D))`.
         scale: float32, `(1,)` or one for each output, `(N,)`.
         norm: Scale of the RMSNorm of this projection, `(D,)`, or `None` for no norm.
+
+    Example:
+        >>> weight, scale = ternarize_packed(mx.array([[0.5, -0.5], [0.0, 1.0]]))
+        >>> bit_linear(mx.array([2.0, 4.0]), [Projection(weight, scale)], quantize=False).tolist()
+        [-1.0, 2.0]
     """
 
     weight: mx.array
@@ -77,6 +82,11 @@ def bit_linear(
     Raises:
         ValueError: A matrix does not fit the input, the norms do not agree with their epsilons, or
             `D` is zero or, with `quantize`, above `2 ** 22`.
+
+    Example:
+        >>> projections = [Projection(*ternarize_packed(mx.ones((n, 8))), mx.ones(8)) for n in (3, 2)]
+        >>> bit_linear(mx.ones((4, 8)), projections, eps=1e-6).shape
+        (4, 5)
     """
     matrices = tuple(projections)
     # arguments by position, because names take time in each decoded token

@@ -19,6 +19,12 @@ class AffineForm(NamedTuple):
         biases: Of the shape and dtype of `scales`.
         group_size: 32, 64 or 128.
         bits: The bits of a code: 2, 4, 6 or 8.
+
+    Example:
+        >>> codes, scales, biases = mx.quantize(mx.ones((6, 64)), group_size=32, bits=4)
+        >>> form = AffineForm(scales, biases, group_size=32, bits=4)
+        >>> dense_matmul(mx.ones((1, 64)), codes, form).shape
+        (1, 6)
     """
 
     scales: mx.array
@@ -49,6 +55,10 @@ def dense_matmul(x: mx.array, weight: mx.array, quantization: AffineForm | None 
 
     Raises:
         ValueError: A shape or dtype does not fit.
+
+    Example:
+        >>> dense_matmul(mx.array([[1.0, 2.0]]), mx.array([[1.0, 0.0], [3.0, 1.0]])).tolist()
+        [[1.0, 5.0]]
     """
     _check(x, weight, quantization)
     if x.size == 0 or weight.shape[0] == 0:

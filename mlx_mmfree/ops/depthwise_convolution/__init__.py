@@ -28,6 +28,13 @@ def depthwise_convolution(
 
     Raises:
         ValueError: A shape does not fit, or the stride is not positive.
+
+    Example:
+        >>> x, weight = mx.ones((1, 3, 3, 1)), mx.ones((1, 3, 3, 1))
+        >>> depthwise_convolution(x, weight)[0, :, :, 0].tolist()
+        [[4.0, 6.0, 4.0], [6.0, 9.0, 6.0], [4.0, 6.0, 4.0]]
+        >>> depthwise_convolution(x, weight, stride=2).shape
+        (1, 2, 2, 1)
     """
     check(x, weight, bias, stride)
     if x.size == 0:

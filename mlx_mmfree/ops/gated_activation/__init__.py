@@ -26,6 +26,10 @@ def gated_activation(gate: mx.array, up: mx.array, activation: Activation) -> mx
 
     Raises:
         ValueError: The shapes or dtypes do not agree, or the activation is unknown.
+
+    Example:
+        >>> gated_activation(mx.array([2.0, -1.0]), mx.array([3.0, 5.0]), "relu2").tolist()
+        [12.0, 0.0]
     """
     if gate.shape != up.shape or gate.dtype != up.dtype:
         raise ValueError(
@@ -52,6 +56,13 @@ def gated(x: mx.array, activation: Activation) -> mx.array:
 
     Returns:
         `(..., D)` in the dtype of `x`, or in float32 for `"relu2"`.
+
+    Raises:
+        ValueError: The last axis is odd, or the activation is unknown.
+
+    Example:
+        >>> gated(mx.array([2.0, -1.0, 3.0, 5.0]), "relu").tolist()
+        [6.0, 0.0]
     """
     if x.shape[-1] % 2:
         raise ValueError(f"[gated] 'x' must have an even last axis but got {x.shape}.")

@@ -40,6 +40,12 @@ def gated_linear_attention(
 
     Raises:
         ValueError: The shapes do not agree.
+
+    Example:
+        >>> q = k = v = mx.ones((1, 1, 3, 1))
+        >>> o, state = gated_linear_attention(q, k, v, 0.5 * q, mx.zeros((1, 1, 1, 1)))
+        >>> o.flatten().tolist(), state.item()
+        ([1.0, 1.5, 1.75], 1.75)
     """
     check(q, k, v, f, state)
     if valid is not None:

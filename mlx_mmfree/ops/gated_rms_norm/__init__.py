@@ -24,6 +24,11 @@ def gated_rms_norm(gate: mx.array, h: mx.array, weight: mx.array, *, eps: float)
 
     Raises:
         ValueError: The shapes do not agree, or `D` is zero.
+
+    Example:
+        >>> y = gated_rms_norm(mx.array([1.0, 1.0]), mx.array([0.0, 2.0]), mx.ones(2), eps=0.0)
+        >>> [round(n, 4) for n in y.tolist()]
+        [0.0, 1.7616]
     """
     if gate.ndim < 1 or gate.shape != h.shape or weight.shape != gate.shape[-1:] or not weight.size:
         raise ValueError(

@@ -26,6 +26,11 @@ def layer_norm(
 
     Raises:
         ValueError: The shapes do not agree, or `D` is zero.
+
+    Example:
+        >>> y = layer_norm(mx.array([1.0, 3.0]), bias=mx.array([10.0, 10.0]), eps=0.0)
+        >>> [round(n, 4) for n in y.tolist()]
+        [9.0, 11.0]
     """
     given = [array.shape for array in (weight, bias) if array is not None]
     if x.ndim < 1 or not x.shape[-1] or any(shape != x.shape[-1:] for shape in given):

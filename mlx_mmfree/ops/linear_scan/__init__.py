@@ -22,6 +22,12 @@ def linear_scan(f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx
 
     Raises:
         ValueError: The shapes do not agree.
+
+    Example:
+        >>> f, i = mx.full((1, 4, 1), 0.5), mx.ones((1, 4, 1))
+        >>> states, last = linear_scan(f, i, mx.zeros((1, 1)))
+        >>> states.flatten().tolist(), last.item()
+        ([1.0, 1.5, 1.75, 1.875], 1.875)
     """
     if f.ndim != 3 or i.shape != f.shape or state.shape != (f.shape[0], f.shape[2]):
         raise ValueError(

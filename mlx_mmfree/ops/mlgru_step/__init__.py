@@ -52,6 +52,11 @@ def mlgru_step(
 
     Raises:
         ValueError: The shapes do not agree, or `E` is zero.
+
+    Example:
+        >>> y, state = mlgru_step(mx.ones((2, 5, 24)), mx.zeros((2, 8)), mx.ones(8), eps=1e-6)
+        >>> y.shape, state.shape
+        ((2, 5, 8), (2, 8))
     """
     options = Options(eps, lower_bound, valid, starts)
     if gates.size == 0:

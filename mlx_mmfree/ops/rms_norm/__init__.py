@@ -23,6 +23,10 @@ def rms_norm(x: mx.array, weight: mx.array | None = None, *, eps: float) -> mx.a
 
     Raises:
         ValueError: The shapes do not agree, or `D` is zero.
+
+    Example:
+        >>> [round(n, 4) for n in rms_norm(mx.array([3.0, 4.0]), eps=0.0).tolist()]
+        [0.8485, 1.1314]
     """
     if x.ndim < 1 or not x.shape[-1] or (weight is not None and weight.shape != x.shape[-1:]):
         raise ValueError(

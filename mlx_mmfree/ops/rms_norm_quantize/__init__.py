@@ -38,6 +38,11 @@ def rms_norm_quantize(
 
     Raises:
         ValueError: `rounding` is unknown, `weight` is given without `eps`, or `D` is zero.
+
+    Example:
+        >>> codes, scale = rms_norm_quantize(mx.array([0.5, -1.0, 0.25]))
+        >>> codes.tolist(), scale.tolist()
+        ([64.0, -127.0, 32.0], [127.0])
     """
     if x.ndim < 1 or x.shape[-1] == 0:
         raise ValueError(

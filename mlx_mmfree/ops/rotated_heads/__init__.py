@@ -15,6 +15,11 @@ class Rotation(NamedTuple):
         wavelengths: Positions per radian of each pair :math:`\lambda_i`, float32 `(K / 2,)`.
         cosines: Of the angles, float32 `(1 or B, L, K / 2)`.
         sines: Likewise.
+
+    Example:
+        >>> rotation = Rotation.of(5, 3, mx.array([1.0, 100.0]))
+        >>> rotation.cosines.shape
+        (1, 3, 2)
     """
 
     offset: int | mx.array
@@ -62,6 +67,12 @@ def rotated_heads(
 
     Raises:
         ValueError: The shapes do not agree, or there are no heads.
+
+    Example:
+        >>> rotation = Rotation.of(0, 3, mx.array([1.0, 100.0]))
+        >>> heads = rotated_heads(mx.ones((1, 3, 16)), rotation, num_heads=2, num_kv_heads=1)
+        >>> [part.shape for part in heads]
+        [(1, 2, 3, 4), (1, 1, 3, 4), (1, 1, 3, 4)]
     """
     count, dims = num_heads + 2 * num_kv_heads, 2 * rotation.wavelengths.size
     for name, heads in (("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):

@@ -16,6 +16,12 @@ class Quantization(NamedTuple):
         rounding: Where exact ties of activation codes go, as in `rms_norm_quantize`.
         activations: Whether activations are quantised to 8 bits. Otherwise floats are multiplied.
         strength: The share of the rounding of weights and activations that is applied, from 0 to 1.
+
+    Example:
+        >>> x, weight = mx.array([[0.3, -0.8]]), mx.array([[0.25, 1.0]])
+        >>> off = Quantization(strength=0.0)
+        >>> round(ternary_linear(x, weight, quantization=off).item(), 4)
+        -0.725
     """
 
     rounding: Rounding = "half_even"
@@ -62,6 +68,11 @@ def ternary_linear(
 
     Raises:
         ValueError: A shape, a dtype or the rounding does not fit.
+
+    Example:
+        >>> x, weight = mx.array([[2.0, -2.0]]), mx.array([[0.5, -1.0]])
+        >>> round(ternary_linear(x, weight).item(), 4)
+        3.0
     """
     if x.ndim < 1 or weight.ndim != 2 or weight.shape[1:] != x.shape[-1:] or not x.shape[-1]:
         raise ValueError(

@@ -29,6 +29,11 @@ def ternary_matmul(x: mx.array, weight: mx.array, *, codes: bool = False) -> mx.
     Raises:
         ValueError: The packed width does not belong to `D` inputs, a dtype is wrong, or `D` is above
             `2 ** 22` with `codes`.
+
+    Example:
+        >>> weight = pack_ternary(mx.array([[-1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]))
+        >>> ternary_matmul(mx.array([[5.0, 7.0, 9.0]]), weight).tolist()
+        [[4.0, 12.0]]
     """
     if x.ndim < 1:
         raise ValueError("[ternary_matmul] 'x' must have shape (..., D) but got a single number.")

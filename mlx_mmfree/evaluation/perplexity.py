@@ -18,13 +18,24 @@ LOGITS_AT_A_TIME = 2**25
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Cross-entropy over a text.
+    r"""Cross-entropy over a text.
+
+    .. math::
+        \mathrm{loss} = \frac{1}{n} \sum_i x_i, \quad \mathrm{perplexity} = e^{\mathrm{loss}}, \quad
+        \mathrm{bits\ per\ byte} = \frac{\sum_i x_i}{b \ln 2}
+
+    for the negative log-likelihoods :math:`x_i` of :math:`n` tokens and a text of :math:`b` bytes.
 
     Attributes:
         nats: Sum of the negative log-likelihoods of the predicted tokens.
         squared_nats: Sum of the squares of these.
         tokens: Number of predicted tokens.
         size_bytes: Number of UTF-8 bytes of the text.
+
+    Example:
+        >>> measured = Perplexity(nats=20.0, squared_nats=50.0, tokens=10, size_bytes=40)
+        >>> measured.loss, round(measured.perplexity, 2), round(measured.bits_per_byte, 2)
+        (2.0, 7.39, 0.72)
     """
 
     nats: float
@@ -63,7 +74,20 @@ class Perplexity:
 
 
 def is_recurrent(model: Decoder) -> bool:
-    """Whether the model's state has a constant size."""
+    """Tells whether a model's state has a constant size.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Whether no token mixer keeps more of a longer text.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> is_recurrent(model)
+        True
+    """
     return all(mixer.recurrent for mixer in model.token_mixers)
 
 
@@ -90,6 +114,9 @@ def measure_perplexity(
         carries_state: Whether a window begins with the state after the one before, so that each token
             is predicted from all of the text before it.
         progress: Called with the number of tokens predicted since the last call.
+
+    Returns:
+        The sums over the text, from which its properties compute the rest.
 
     Raises:
         ValueError: There are fewer than two tokens, or a number is not positive.

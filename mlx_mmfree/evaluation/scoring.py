@@ -20,6 +20,10 @@ class Score(NamedTuple):
     Attributes:
         log_likelihood: Sum of the natural logarithms of the probabilities of its tokens.
         is_greedy: Whether each of its tokens is the likeliest one.
+
+    Example:
+        >>> Score(log_likelihood=-0.5, is_greedy=True).is_greedy
+        True
     """
 
     log_likelihood: float

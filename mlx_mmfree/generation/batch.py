@@ -33,6 +33,13 @@ class BatchStats:
         generation_tps: Tokens generated per second in the other steps.
         generation_time: Seconds of those steps.
         peak_memory: The most memory that MLX has used, in GB.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> stats = batch_generate(model, tokenizer, ["Once", "One day"], max_tokens=4).stats
+        >>> stats.generation_tokens
+        8
     """
 
     prompt_tokens: int
@@ -54,6 +61,13 @@ class BatchResponse:
         prompt_tokens: Number of tokens of each prompt.
         finish_reasons: Why each text ended, `"stop"` or `"length"`; `None` where it did not.
         stats: What the batch took.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> response = batch_generate(model, tokenizer, ["Once upon"], max_tokens=4)
+        >>> response.prompt_tokens, [len(tokens) for tokens in response.tokens]
+        ([2], [4])
     """
 
     texts: list[str]
@@ -96,8 +110,17 @@ def batch_generate(
         progress: Called at each step with how many prompts are finished, and how many there are;
             where it returns `False`, generation ends with what there is.
 
+    Returns:
+        The texts in the order of the prompts, and what the batch took.
+
     Raises:
         ValueError: A prompt is empty or not in the vocabulary, or an option is out of its bounds.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> batch_generate(model, tokenizer, ["Once upon a time", "One day"], max_tokens=4).texts
+        [' there was a little', ', she saw a']
     """
     check_max_tokens(max_tokens)
     if batch_size < 1:

@@ -66,9 +66,13 @@ class Chat:
         UsageError: A system prompt is given but there is no chat template.
 
     Example:
-        >>> chat = Chat(model, tokenizer, system_prompt="Be brief.")  # doctest: +SKIP
-        >>> for response in chat.answer("Who are you?"):  # doctest: +SKIP
-        ...     print(response.text, end="", flush=True)
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> chat = Chat(model, tokenizer, max_tokens=4)
+        >>> "".join(response.text for response in chat.answer("Once upon a time"))
+        ' there was a little'
+        >>> [message["role"] for message in chat.messages]
+        ['user', 'assistant']
     """
 
     def __init__(

@@ -35,6 +35,20 @@ def prefill(
         state: The state before them; `None` is that of an empty text.
         step_size: Positions a chunk.
         progress: Called before the first chunk and after each.
+
+    Returns:
+        The state, a tuple with that of each token mixer.
+
+    Raises:
+        ValueError: The step size is not positive.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> tokens = tokenizer.encode("Once upon a time")
+        >>> state = prefill(model, mx.array([tokens[:-1]]))
+        >>> tokenizer.decode(list(generate_tokens(model, tokens[-1:], state=state, max_tokens=4)))
+        ' there was a little'
     """
     if step_size < 1:
         raise ValueError(f"[prefill] 'prefill_step_size' must be at least 1 but got {step_size}.")
@@ -168,12 +182,18 @@ def generate_tokens(
         max_tokens: How many tokens to generate.
         prefill_step_size: Positions of the prompt read at a time.
 
+    Returns:
+        An iterator over the new ids, each computed when it is asked for.
+
     Raises:
         ValueError: The prompt is empty, a token is not in the vocabulary, or a number is too small.
 
     Example:
-        >>> list(generate_tokens(model, [1, 2, 3], max_tokens=4))  # doctest: +SKIP
-        [17, 4, 4, 9]
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> tokens = generate_tokens(model, tokenizer.encode("Once upon a time"), max_tokens=4)
+        >>> tokenizer.decode(list(tokens))
+        ' there was a little'
     """
     check_max_tokens(max_tokens)
     decoding = Decoding(

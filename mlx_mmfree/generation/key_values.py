@@ -13,7 +13,20 @@ DEFAULT_GROUP_SIZES = (64, 32)
 
 
 def keeps_key_values(model: Decoder) -> bool:
-    """Whether the model has attention, whose state grows with the text."""
+    """Tells whether a model has attention, whose state grows with the text.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Whether a token mixer keeps keys and values.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> keeps_key_values(model)
+        False
+    """
     return any(mixer.key_value_dims is not None for mixer in model.token_mixers)
 
 
@@ -40,12 +53,18 @@ def with_key_values(
         quantized_kv_start: The state stays exact until it holds more tokens, padding counted, or is
             full.
 
+    Returns:
+        A model that shares its weights with the given one.
+
     Raises:
         ValueError: A value is out of its bounds, or no group size fits the heads.
 
     Example:
-        >>> small = with_key_values(model, max_kv_size=1024, kv_bits=8)  # doctest: +SKIP
-        >>> text = generate(small, tokenizer, "Once upon a time")  # doctest: +SKIP
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> small = with_key_values(model, max_kv_size=1024, kv_bits=8)
+        >>> generate(small, tokenizer, "Once upon a time", max_tokens=4)
+        ' there was a little'
     """
     changed = copy(model)
     changed.blocks = [copy(block) for block in model.blocks]

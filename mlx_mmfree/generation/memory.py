@@ -40,6 +40,10 @@ class MemoryNeed:
         weights_bytes: The loaded weights.
         state_bytes: What the model carries from token to token.
         activations_bytes: About the most that reading one chunk of a prompt takes.
+
+    Example:
+        >>> MemoryNeed(weights_bytes=1000, state_bytes=20, activations_bytes=300).total_bytes
+        1320
     """
 
     weights_bytes: int
@@ -68,6 +72,16 @@ def memory_need(
         prefill_step_size: Positions of each prompt read at a time.
         context_length: The longest text, prompt included; what attention keeps grows with it. 0 if it
             is not known.
+
+    Returns:
+        Bytes of weights, state and activations.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> need = memory_need(model, weights_bytes=3_300_000, context_length=2048)
+        >>> need.state_bytes == memory_need(model, 3_300_000, context_length=4096).state_bytes
+        True
     """
     if context_length:
         prefill_step_size = min(prefill_step_size, context_length)
@@ -140,6 +154,11 @@ def check_memory(need: MemoryNeed, device: DeviceInfo | None = None) -> str | No
 
     Raises:
         MMFreeError: The weights alone are larger than the device's whole memory.
+
+    Example:
+        >>> need = MemoryNeed(weights_bytes=1000, state_bytes=20, activations_bytes=300)
+        >>> check_memory(need) is None
+        True
     """
     device = device_info() if device is None else device
     if need.weights_bytes > device.memory_bytes:
@@ -202,6 +221,12 @@ def memory_limits(
 
     Raises:
         ValueError: A size is negative, or `wired_bytes` is more than Metal recommends.
+
+    Example:
+        >>> with memory_limits(2**30, cache_bytes=2**28):
+        ...     before = mx.set_cache_limit(2**28)
+        >>> before == 2**28
+        True
     """
     sizes = {
         "margin_bytes": margin_bytes,

@@ -17,6 +17,18 @@ class LogitsProcessor(Protocol):
     """Changes the logits of each step, given what was read and written so far.
 
     Texts whose processors are equal are handled as one batch.
+
+    Example:
+        >>> class Never:
+        ...     def start(self, tokens, valid, vocab_size):
+        ...         return mx.arange(vocab_size) == 0
+        ...     def __call__(self, logits, state):
+        ...         return mx.where(state, -mx.inf, logits)
+        ...     def update(self, state, tokens):
+        ...         return state
+        >>> never: LogitsProcessor = Never()
+        >>> never(mx.zeros((1, 3)), never.start(mx.array([[5]]), None, 3)).tolist()
+        [[-inf, 0.0, 0.0]]
     """
 
     def start(self, tokens: mx.array, valid: mx.array | None, vocab_size: int) -> State:
@@ -39,6 +51,15 @@ class RepetitionPenalty:
     Args:
         penalty: The factor :math:`p`; 1 changes nothing.
         context_size: How many of the last tokens count.
+
+    Raises:
+        ValueError: A number is out of its bounds.
+
+    Example:
+        >>> penalty = RepetitionPenalty(2.0)
+        >>> state = penalty.start(mx.array([[1, 2]]), None, vocab_size=3)
+        >>> penalty(mx.array([[1.0, 1.0, -1.0]]), state).tolist()
+        [[1.0, 0.5, -2.0]]
     """
 
     penalty: float
@@ -86,6 +107,15 @@ class CountPenalty:
     Args:
         presence: The penalty :math:`p`, once for a token that was written.
         frequency: The penalty :math:`f`, for each time.
+
+    Raises:
+        ValueError: A penalty is not finite.
+
+    Example:
+        >>> penalty = CountPenalty(presence=0.5, frequency=1.0)
+        >>> state = penalty.start(mx.array([[0]]), None, vocab_size=3)
+        >>> penalty(mx.zeros((1, 3)), penalty.update(state, mx.array([2]))).tolist()
+        [[0.0, 0.0, -1.5]]
     """
 
     presence: float = 0.0
@@ -121,8 +151,15 @@ def make_processors(
         presence_penalty: Taken off the logit of a token that was written; 0 for none.
         frequency_penalty: Taken off for each time that a token was written; 0 for none.
 
+    Returns:
+        What `processors` of `generate` takes; empty if nothing is asked for.
+
     Raises:
         ValueError: A value is out of its bounds.
+
+    Example:
+        >>> make_processors(repetition_penalty=1.1)
+        [RepetitionPenalty(penalty=1.1, context_size=20)]
     """
     repetition = RepetitionPenalty(repetition_penalty, repetition_context_size)
     counts = CountPenalty(presence_penalty, frequency_penalty)

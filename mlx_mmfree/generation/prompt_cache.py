@@ -43,6 +43,13 @@ class PromptCache:
     Attributes:
         tokens: The ids that were read.
         state: The model's state after them, for the argument `state` of `generate`.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> cache = cache_prompt(model, tokenizer.encode("Once upon a"))
+        >>> generate(model, tokenizer, " time", state=cache.state, max_tokens=4)
+        ' there was a little'
     """
 
     tokens: list[int]
@@ -69,14 +76,18 @@ def cache_prompt(
         prefill_step_size: Positions read at a time.
         prompt_progress_callback: Takes how many tokens are read, and how many there are.
 
+    Returns:
+        The tokens and the state after them.
+
     Raises:
         ValueError: There is no token, or one is outside the vocabulary.
 
     Example:
-        >>> cache = cache_prompt(model, tokenizer.encode(long_text))  # doctest: +SKIP
-        >>> save_prompt_cache("long.safetensors", model, cache)  # doctest: +SKIP
-        >>> state = load_prompt_cache("long.safetensors", model).state  # doctest: +SKIP
-        >>> generate(model, tokenizer, " In short:", state=state)  # doctest: +SKIP
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> cache = cache_prompt(model, tokenizer.encode("Once upon a"))
+        >>> len(cache.tokens), cache.nbytes
+        (3, 4096)
     """
     state = prefill(
         model,
@@ -105,6 +116,15 @@ def save_prompt_cache(
     Raises:
         CheckpointError: The disk is full or the file cannot be written.
         ValueError: The state is not one that this model has after these tokens.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> cache = cache_prompt(model, tokenizer.encode("Once upon a"))
+        >>> save_prompt_cache("story.safetensors", model, cache)
+        >>> state = load_prompt_cache("story.safetensors", model).state
+        >>> generate(model, tokenizer, " time", state=state, max_tokens=4)
+        ' there was a little'
     """
     file = expanded(path)
     cache = _trimmed(model, cache)
@@ -149,8 +169,18 @@ def load_prompt_cache(path: str | os.PathLike[str], model: Decoder) -> PromptCac
         path: A file of `save_prompt_cache`; it may come from anywhere.
         model: The model, made with the same settings for keys and values.
 
+    Returns:
+        The tokens and the state after them.
+
     Raises:
         CheckpointError: The file is missing or damaged, or another model made it.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> save_prompt_cache("once.safetensors", model, cache_prompt(model, [5, 7]))
+        >>> load_prompt_cache("once.safetensors", model).tokens
+        [5, 7]
     """
     file, entries, metadata = _header(path)
     if metadata.get(_MODEL) != fingerprint(model):

@@ -14,10 +14,28 @@ from ..ops import long_cumsum, relative_weights
 from . import filters
 
 Sampler = Callable[[mx.array], mx.array]
+"""What chooses a token for each text: takes logits `(B, V)` and returns token ids `(B,)`.
+
+Example:
+    >>> second: Sampler = lambda logits: mx.argsort(-logits, axis=-1)[:, 1]
+    >>> second(mx.array([[0.0, 9.0, 4.0]])).tolist()
+    [2]
+"""
 
 
 def greedy(logits: mx.array) -> mx.array:
-    """The token with the largest logit."""
+    """Takes the token with the largest logit.
+
+    Args:
+        logits: `(B, V)`.
+
+    Returns:
+        Token ids `(B,)`.
+
+    Example:
+        >>> greedy(mx.array([[0.0, 9.0, 4.0]])).tolist()
+        [1]
+    """
     return mx.argmax(logits, axis=-1)
 
 
@@ -65,16 +83,42 @@ class Draw:
 
 
 def temperature(value: float) -> Sampler:
-    """Draws a token from `softmax(logits / value)`.
+    r"""Draws tokens at random.
+
+    .. math::
+        p_v = \frac{e^{z_v / T}}{\sum_u e^{z_u / T}}
 
     Args:
-        value: Below 1 sharpens the distribution, above 1 flattens it. Positive.
+        value: :math:`T`. Below 1 sharpens the distribution, above 1 flattens it.
+
+    Returns:
+        A sampler that takes random numbers from MLX's generator; see `mx.random.seed`.
+
+    Raises:
+        ValueError: The value is not positive and finite.
+
+    Example:
+        >>> temperature(0.1)(mx.array([[0.0, 9.0, 4.0]])).tolist()
+        [1]
     """
     return Draw(value)
 
 
 def chain(steps: Sequence[filters.Filter], sampler: Sampler) -> Sampler:
-    """A sampler that applies the filters in order and then chooses."""
+    """Lets filters change the logits before a sampler chooses.
+
+    Args:
+        steps: The filters, functions of logits `(B, V)` that return such, in their order.
+        sampler: Chooses from what they leave.
+
+    Returns:
+        A sampler.
+
+    Example:
+        >>> ban = lambda logits: mx.where(mx.arange(3) == 1, -mx.inf, logits)
+        >>> chain([ban], greedy)(mx.array([[0.0, 9.0, 4.0]])).tolist()
+        [2]
+    """
     if isinstance(sampler, Draw):
         return Draw(sampler.temp, (*steps, *sampler.steps))
 
@@ -107,6 +151,9 @@ def make_sampler(
         xtc_probability: How often XTC filters; 0 never.
         xtc_threshold: Probability above which XTC drops tokens.
         xtc_special_tokens: Tokens that XTC never drops.
+
+    Returns:
+        What `sampler` of `generate` takes.
 
     Raises:
         ValueError: A value is out of its bounds.

@@ -31,6 +31,10 @@ class DraftStats:
     Attributes:
         proposed: Tokens that it proposed.
         accepted: Those that the model kept.
+
+    Example:
+        >>> DraftStats(proposed=8, accepted=6).acceptance_rate
+        0.75
     """
 
     proposed: int = 0

@@ -12,6 +12,9 @@ class StopStrings:
     Args:
         strings: The stop strings; none is empty.
 
+    Raises:
+        ValueError: A string is empty.
+
     Example:
         >>> stop = StopStrings(["END"])
         >>> stop.add("the E"), stop.add("ND of it"), stop.is_met

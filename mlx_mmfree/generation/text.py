@@ -39,6 +39,13 @@ class GenerationResponse:
             token allowed, otherwise `None`.
         from_draft: Whether the draft model proposed the token.
         draft: What the draft model proposed so far; `None` without one.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> *_, last = stream_generate(model, tokenizer, "Once upon a time", max_tokens=4)
+        >>> last.generation_tokens, last.finish_reason
+        (4, 'length')
     """
 
     text: str
@@ -87,13 +94,19 @@ def stream_generate(
         num_draft_tokens: How many tokens it proposes at a time.
         prompt_progress_callback: Takes how many tokens of the prompt are read, and how many there are.
 
+    Returns:
+        An iterator over the steps, each computed when it is asked for.
+
     Raises:
         ValueError: The prompt is empty or not in the vocabulary, an option is out of its bounds, or
             the draft model has another vocabulary.
 
     Example:
-        >>> for response in stream_generate(model, tokenizer, "Once upon a time"):
-        ...     print(response.text, end="", flush=True)  # doctest: +SKIP
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> for response in stream_generate(model, tokenizer, "Once upon a time", max_tokens=8):
+        ...     print(response.text, end="", flush=True)
+         there was a little girl named Lily.
     """
     check_max_tokens(max_tokens)
     ids = prompt_tokens(tokenizer, prompt, model.vocab_size)
@@ -167,12 +180,31 @@ def generate(
 ) -> str:
     """Continues a prompt and returns the new text.
 
-    Args: as `stream_generate`, and
+    Args:
+        model: Gives the logits.
+        tokenizer: Belongs to the model.
+        prompt: A text, or its ids as they are.
+        max_tokens: How many tokens to generate at most.
+        sampler: Chooses tokens from logits; see `make_sampler`.
+        processors: Change the logits before; see `make_processors`.
+        stop: Strings that end the text and are not shown.
+        extra_eos_tokens: Ids or texts of tokens that end the text beside the tokenizer's own.
+        state: What the model has read before the prompt.
+        prefill_step_size: Positions of the prompt read at a time.
+        draft_model, num_draft_tokens, prompt_progress_callback: As for `stream_generate`.
         verbose: Print the text as it comes, then tokens, speeds and peak memory.
 
+    Returns:
+        The new text, without the prompt.
+
+    Raises:
+        ValueError: As `stream_generate`.
+
     Example:
-        >>> generate(model, tokenizer, "Once upon a time", max_tokens=8)  # doctest: +SKIP
-        ', there was a little girl.'
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> generate(model, tokenizer, "Once upon a time", max_tokens=8)
+        ' there was a little girl named Lily.'
     """
     parts = []
     rule = "=" * 10

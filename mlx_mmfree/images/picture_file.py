@@ -43,7 +43,7 @@ _UPRIGHT = {
 def read_picture(
     file: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, max_bytes: int = MAX_BYTES
 ) -> "Image":
-    """The first frame of a picture, upright, in 8-bit grey (`L`) or colour (`RGB`).
+    """Reads the first frame of a picture, upright, in 8-bit grey (`L`) or colour (`RGB`).
 
     A picture is turned as its EXIF orientation says, as viewers do. The alpha channel is left out.
     Of 16-bit grey the upper 8 bits are kept, as Pillow does for 16-bit colour.
@@ -54,13 +54,18 @@ def read_picture(
             million.
         max_bytes: The most bytes the file may have.
 
+    Returns:
+        An image of Pillow.
+
     Raises:
         ImageError: The file cannot be read, is none of these, is damaged, or is beyond a limit, or
             Pillow is not installed.
 
     Example:
-        >>> read_picture("cat.jpg").size  # doctest: +SKIP
-        (640, 480)
+        >>> from PIL import Image
+        >>> Image.new("RGB", (64, 48)).save("grey.png")
+        >>> read_picture("grey.png").size
+        (64, 48)
     """
     require_pillow()
     from PIL import Image, UnidentifiedImageError

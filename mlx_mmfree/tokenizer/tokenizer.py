@@ -24,6 +24,10 @@ class Tokenizer:
 
     `from_folder` reads one. A `tokenizer.json` is preferred to a `tokenizer.model`.
 
+    Args:
+        vocabulary: Turns text into ids and back.
+        settings: What the other files of the checkpoint say.
+
     Attributes:
         vocab_size: One more than the largest token id.
         bos_token_id: The token that begins a text; `None` if there is none.
@@ -32,9 +36,13 @@ class Tokenizer:
         mask_token_id: The token that stands for a missing one; `None` if there is none.
         special_tokens: The ids of the special tokens by their text.
 
+    Raises:
+        CheckpointError: The files put tokens around a text that the vocabulary lacks.
+
     Example:
-        >>> tokenizer = Tokenizer.from_folder(Path("checkpoint"))  # doctest: +SKIP
-        >>> tokenizer.decode(tokenizer.encode("Hello", False))  # doctest: +SKIP
+        >>> from mlx_mmfree import demo
+        >>> tokenizer = Tokenizer.from_folder(demo.path())
+        >>> tokenizer.decode(tokenizer.encode("Hello", add_special_tokens=False))
         'Hello'
     """
 

@@ -131,6 +131,17 @@ class Settings:
         dtype: Float type to compute in, where the device is fast at it. Master weights, moments and the
             saved models are always float32.
         seed: Seed of weights and batches.
+        root: The folder that relative paths begin at.
+
+    Raises:
+        TrainingError: A value is out of its bounds, or values do not fit together.
+
+    Example:
+        >>> from mlx_mmfree.training.corpus.mixture import Stage
+        >>> stage = Stage(until=1, weights={"stories.txt": 1})
+        >>> settings = Settings(output="run", init_from="a-model", stages=(stage,), steps=200)
+        >>> settings.steps, settings.batch_size
+        (200, 16)
     """
 
     output: str
@@ -278,15 +289,26 @@ class Settings:
 def read_settings(
     path: Path, overrides: dict[str, Any] | None = None, *, linear_class: str | None = None
 ) -> Settings:
-    """Reads the settings of a run from a YAML file.
+    r"""Reads the settings of a run from a YAML file.
 
     Args:
         path: The file.
         overrides: Values that win over those of the file, unless they are `None`.
         linear_class: Replaces the `linear_class` of the architecture.
 
+    Returns:
+        The settings; relative paths in them begin at the folder of the file.
+
     Raises:
         TrainingError: The file cannot be read, or a value is unknown, missing or wrong.
+
+    Example:
+        >>> from pathlib import Path
+        >>> keys = ["output: run", "init_from: a-model"]
+        >>> keys.append("stages: [{until: 1, weights: {stories.txt: 1}}]")
+        >>> written = Path("run.yaml").write_text("\n".join(keys))
+        >>> read_settings(Path("run.yaml"), {"steps": 200}).steps
+        200
     """
     values = read_mapping(path, "train")
     values |= {name: value for name, value in (overrides or {}).items() if value is not None}

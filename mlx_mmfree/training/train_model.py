@@ -52,6 +52,17 @@ def train_model(
         TrainingError: A file or setting is wrong, the folder cannot be written, or the loss is not
             finite.
         TrainingStopped: A signal ended the run early. Its state is saved.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from mlx_mmfree.training.corpus.mixture import Stage
+        >>> written = Path("stories.txt").write_text("Once upon a time there was a frog. " * 400)
+        >>> sizes = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32}
+        >>> model = {"model_type": "hgrn_bit", "num_hidden_layers": 1, **sizes}
+        >>> stage = Stage(until=1, weights={"stories.txt": 1})
+        >>> settings = Settings(output="run", model=model, stages=(stage,), steps=2, warmup_steps=1)
+        >>> train_model(settings)["step"]
+        2
     """
     output = settings.path(settings.output)
     make_run_folder(output)

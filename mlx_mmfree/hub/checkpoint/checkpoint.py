@@ -46,6 +46,12 @@ class Checkpoint:
         config: The content of `config.json`.
         tensors: Every tensor by its name on the Hub.
         dtype: The float dtype to compute in; `None` keeps that of each tensor.
+
+    Example:
+        >>> from mlx_mmfree import demo
+        >>> checkpoint = open_checkpoint(demo.path())
+        >>> checkpoint.config["model_type"], len(checkpoint.tensors), checkpoint.nbytes
+        ('hgrn_bit', 90, 3131492)
     """
 
     folder: Path
@@ -73,10 +79,18 @@ def open_checkpoint(
         latent: Whether float weights of a ternary Llama are masters to be ternarised (`True`) or are
             meant as stored (`False`). `None` reads it from the configuration and the revision.
 
+    Returns:
+        The checkpoint, of whose tensors only the headers were read.
+
     Raises:
         CheckpointError: A file is missing, damaged or inconsistent.
         DownloadError: The Hub does not hand out the repository.
         UnsupportedModelError: The checkpoint asks for something that is not implemented.
+
+    Example:
+        >>> from mlx_mmfree import demo
+        >>> sorted(open_checkpoint(demo.path()).tensors)[0]
+        'lm_head.norm.weight'
     """
     folder = local_folder(path_or_repo, revision)
     if folder.is_file() or not has_weights(folder):

@@ -46,10 +46,11 @@ def load(
         UnsupportedModelError: The architecture is not implemented.
 
     Example:
-        >>> model, tokenizer = load("ridger/MMfreeLM-370M")  # doctest: +SKIP
-        >>> logits, state = model(mx.array([tokenizer.encode("Hello")]))  # doctest: +SKIP
-        >>> model, processor = load("timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k")  # doctest: +SKIP
-        >>> logits = model(processor(["dog.jpg", "cat.png"]))  # doctest: +SKIP
+        >>> from mlx_mmfree import demo
+        >>> model, tokenizer = load(demo.path())  # or load("ridger/MMfreeLM-370M")
+        >>> logits, state = model(mx.array([tokenizer.encode("Hello")]))
+        >>> logits.shape
+        (1, 3, 2048)
     """
     opened = open_model(path_or_repo, revision, dtype, packed, latent, rebuild_masters)
     processor = opened.processor()
@@ -69,11 +70,16 @@ def load_model(
     Args:
         path_or_repo, revision, dtype, packed, latent, rebuild_masters: As for `load`.
 
+    Returns:
+        The model.
+
     Raises:
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
 
     Example:
-        >>> model = load_model("ridger/MMfreeLM-370M", dtype=mx.float32)  # doctest: +SKIP
+        >>> from mlx_mmfree import demo
+        >>> load_model(demo.path(), dtype=mx.float32).dims
+        256
     """
     return open_model(path_or_repo, revision, dtype, packed, latent, rebuild_masters).load()
 
@@ -86,9 +92,17 @@ def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = 
             `owner/name/file.gguf` in one.
         revision: Branch, tag or commit of the repository.
 
+    Returns:
+        The tokenizer.
+
     Raises:
         CheckpointError: A file is missing or damaged.
         DownloadError: The Hub does not hand out the repository.
+
+    Example:
+        >>> from mlx_mmfree import demo
+        >>> load_tokenizer(demo.path()).vocab_size
+        2048
     """
     folder = local_folder(path_or_repo, revision, patterns=TOKENIZER_PATTERNS)
     has_vocabulary = any((folder / name).exists() for name in VOCABULARY_FILES)
@@ -103,12 +117,21 @@ def needed_bytes(
     packed: bool = True,
     rebuild_masters: bool = False,
 ) -> int:
-    """The number of bytes of the weights once they are loaded, from the headers alone.
+    """Computes what weights take once they are loaded, from the headers alone.
 
     Dense weights whose values turn out to be ternary take less.
 
     Args:
         checkpoint: The checkpoint.
         dtype, packed, rebuild_masters: As for `load`.
+
+    Returns:
+        The number of bytes.
+
+    Example:
+        >>> from mlx_mmfree import demo
+        >>> checkpoint = open_checkpoint(demo.path())
+        >>> needed_bytes(checkpoint) < needed_bytes(checkpoint, packed=False, rebuild_masters=True)
+        True
     """
     return OpenedModel(checkpoint, dtype, packed, rebuild_masters).nbytes

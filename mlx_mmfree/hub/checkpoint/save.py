@@ -48,7 +48,11 @@ def save_model(
         CheckpointError: The folder exists, the disk is full, or the model cannot be described.
 
     Example:
-        >>> save_model("my-model", model, tokenizer)  # doctest: +SKIP
+        >>> from mlx_mmfree import demo
+        >>> model, tokenizer = load(demo.path())
+        >>> save_model("my-model", model, tokenizer)
+        >>> load("my-model")[0].dims == model.dims
+        True
     """
     target = real_path(path)
     given = tokenizer.folder if isinstance(tokenizer, Tokenizer) else tokenizer

@@ -84,6 +84,12 @@ def convert(
         CheckpointError: The source is damaged, the target exists, the disk is full, or the result
             differs from its source.
         UnsupportedModelError: The form does not exist for this model.
+
+    Example:
+        >>> from mlx_mmfree import demo
+        >>> report = convert(open_checkpoint(demo.path()), "converted", check=False)
+        >>> load_model("converted").dims
+        256
     """
     forms = forms or FloatForms()
     if source.dtype is not None and forms.dtype is None:

@@ -39,6 +39,12 @@ class Report:
         logits_difference: The largest difference of a logit for a fixed input, divided by the largest
             logit; `None` if not compared.
         openings: Which programs open the result; empty if that was not asked.
+
+    Example:
+        >>> from mlx_mmfree import demo
+        >>> report = convert(open_checkpoint(demo.path()), "copied")
+        >>> report.is_lossless, report.logits_difference
+        (True, 0.0)
     """
 
     groups: dict[str, Group] = field(default_factory=dict)

@@ -102,6 +102,12 @@ class Architecture:
             timm's files, and the sizes of each. See `image_config`.
         tiny: The `config.json` of a model of a few thousand weights, for tests.
         presets: By name, the `config.json` of published models, reduced to what decides the arithmetic.
+
+    Example:
+        >>> architecture = find("hgrn_bit")
+        >>> config = architecture.config.from_hub(dict(architecture.tiny))
+        >>> type(architecture.build(config)).__name__
+        'HGRNBit'
     """
 
     name: str

@@ -14,7 +14,15 @@ _PACKAGE = "mlx_mmfree.models"
 
 
 def architectures() -> dict[str, Architecture]:
-    """All architectures by name."""
+    """Lists the architectures that can be loaded.
+
+    Returns:
+        All of them by name.
+
+    Example:
+        >>> "bitnet" in architectures()
+        True
+    """
     return _architectures(tuple(importlib.import_module(_PACKAGE).__path__))
 
 
@@ -26,15 +34,33 @@ def _architectures(search: tuple[str, ...]) -> dict[str, Architecture]:
 
 
 def known_model_types() -> list[str]:
-    """The `model_type` values that can be loaded, sorted."""
+    """Lists the names of the architectures that can be loaded.
+
+    Returns:
+        The values of `model_type`, sorted.
+
+    Example:
+        >>> "hgrn_bit" in known_model_types()
+        True
+    """
     return sorted(architectures())
 
 
 def find(model_type: object) -> Architecture:
-    """The architecture that implements `model_type`.
+    """Finds an architecture by its name.
+
+    Args:
+        model_type: The name, as `config.json` has it.
+
+    Returns:
+        The architecture.
 
     Raises:
         UnsupportedModelError: None has this name.
+
+    Example:
+        >>> find("bitnet").name
+        'bitnet'
     """
     if isinstance(model_type, str) and model_type in architectures():
         return architectures()[model_type]
@@ -45,10 +71,20 @@ def find(model_type: object) -> Architecture:
 
 
 def find_described(config: Mapping[str, Any]) -> Architecture:
-    """The architecture of a `config.json`: by its `model_type`, or by timm's `architecture`.
+    """Finds the architecture of a `config.json`: by its `model_type`, or by timm's `architecture`.
+
+    Args:
+        config: What the file says.
+
+    Returns:
+        The architecture.
 
     Raises:
         UnsupportedModelError: There is none.
+
+    Example:
+        >>> find_described({"model_type": "bitnet"}).name
+        'bitnet'
     """
     name = config.get("architecture")
     if "model_type" in config or not isinstance(name, str):
@@ -68,5 +104,21 @@ def known_variants() -> list[str]:
 
 
 def architecture_of(config: Config) -> Architecture:
-    """The architecture that a model's description belongs to."""
+    """Finds the architecture that a model's description belongs to.
+
+    Args:
+        config: The description, the attribute `config` of a model.
+
+    Returns:
+        The architecture.
+
+    Raises:
+        UnsupportedModelError: There is none.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> architecture_of(model.config).name
+        'hgrn_bit'
+    """
     return find_described(config.to_hub())

@@ -44,6 +44,12 @@ class Block(nn.Module):
 
     Raises:
         ValueError: The order is unknown, or the memory mixer takes no second sequence.
+
+    Example:
+        >>> block = Block(32, MLGRU(32), SwiGLU(32, hidden_dims=64))
+        >>> y, state = block(mx.zeros((1, 5, 32)))
+        >>> y.shape
+        (1, 5, 32)
     """
 
     def __init__(

@@ -8,8 +8,16 @@ from .token_model import TokenModel
 def check_causal(model: TokenModel) -> None:
     """Refuses a model that cannot continue a text.
 
+    Args:
+        model: The model.
+
     Raises:
         UnsupportedModelError: It is made for something else, or a token mixer sees what comes after.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> check_causal(model)
     """
     if not isinstance(model, Decoder):
         raise UnsupportedModelError(

@@ -23,6 +23,13 @@ class Decoder(TokenModel):
 
     State:
         A tuple with the state of each block; every array has the batch on axis 0.
+
+    Example:
+        >>> blocks = [Block(32, MLGRU(32), SwiGLU(32, hidden_dims=64)) for _ in range(2)]
+        >>> model = Decoder(nn.Embedding(100, 32), blocks, nn.RMSNorm(32))
+        >>> logits, state = model(mx.array([[1, 2, 3]]))
+        >>> logits.shape, len(state)
+        ((1, 3, 100), 2)
     """
 
     purpose = "continuing a text"

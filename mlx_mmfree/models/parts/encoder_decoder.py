@@ -38,6 +38,16 @@ class EncoderDecoder(TokenModel):
 
     State:
         That of the blocks that read the target. Give it back together with what `encode` returned.
+
+    Example:
+        >>> from mlx_mmfree.token_mixers import MultiHeadAttention
+        >>> reads = Block(32, MultiHeadAttention(32, is_causal=False), SwiGLU(32))
+        >>> writes = Block(32, GQA(32), SwiGLU(32), memory_mixer=MultiHeadAttention(32))
+        >>> encoder = Stack([reads], nn.RMSNorm(32))
+        >>> model = EncoderDecoder(nn.Embedding(100, 32), encoder, [writes], nn.RMSNorm(32))
+        >>> logits, state = model(mx.array([[1, 2, 3]]), mx.array([[4, 5]]))
+        >>> logits.shape
+        (1, 2, 100)
     """
 
     purpose = "turning one text into another"

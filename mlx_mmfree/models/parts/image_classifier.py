@@ -48,6 +48,13 @@ class ImageClassifier(nn.Module):
 
     Raises:
         ValueError: There is not one merge between each two stages, or the pooling is unknown.
+
+    Example:
+        >>> embed = nn.Sequential(nn.Conv2d(3, 32, 4, stride=4), lambda x: x.flatten(1, 2))
+        >>> stage = Stack([Block(32, GQA(32, is_causal=False), SwiGLU(32))], nn.RMSNorm(32))
+        >>> model = ImageClassifier(embed, [stage], nn.Linear(32, 10))
+        >>> model(mx.zeros((1, 16, 16, 3))).shape
+        (1, 10)
     """
 
     purpose = "sorting images into classes"

@@ -15,6 +15,12 @@ class MaskedLM(TokenModel):
     Shape:
         `tokens`: integers `(B, L)`; `valid`: booleans `(B, L)`, `False` where padded; logits
         `(B, L, V)`.
+
+    Example:
+        >>> blocks = [Block(32, GQA(32, is_causal=False), SwiGLU(32))]
+        >>> model = MaskedLM(nn.Embedding(100, 32), blocks, nn.RMSNorm(32))
+        >>> model(mx.array([[1, 2, 3]])).shape
+        (1, 3, 100)
     """
 
     purpose = "filling in masked tokens"

@@ -38,6 +38,13 @@ class SequenceClassifier(TokenModel):
 
     Raises:
         ValueError: The pooling is unknown.
+
+    Example:
+        >>> blocks = [Block(32, GQA(32, is_causal=False), SwiGLU(32))]
+        >>> embed, head = nn.Embedding(100, 32), nn.Linear(32, 4)
+        >>> model = SequenceClassifier(embed, blocks, nn.RMSNorm(32), head)
+        >>> model(mx.array([[1, 2, 3]])).shape
+        (1, 4)
     """
 
     purpose = "sorting texts into classes"

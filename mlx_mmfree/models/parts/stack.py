@@ -42,6 +42,11 @@ class Stack(nn.Module):
 
     State:
         A tuple with the state of each of `token_mixers`; every array has the batch on axis 0.
+
+    Example:
+        >>> stack = Stack([Block(32, GQA(32), SwiGLU(32))], nn.RMSNorm(32))
+        >>> stack.transform(mx.zeros((1, 5, 32))).shape
+        (1, 5, 32)
     """
 
     channel_arrays: ClassVar[tuple[str, ...]] = ()

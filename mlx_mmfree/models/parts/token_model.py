@@ -32,6 +32,15 @@ class TokenModel(Stack):
     Attributes:
         purpose: What such a model is for, in the words of an error message.
         rounding: How its packed weights were made of floats, as `hub.checkpoint.writer_record` has it.
+
+    Shape:
+        `tokens`: integers `(B, L)`; logits `(B, L, V)`, or `(B, C)` of a classifier.
+
+    Example:
+        >>> block = Block(32, MLGRU(32), SwiGLU(32))
+        >>> model = Decoder(nn.Embedding(100, 32), [block], nn.RMSNorm(32))
+        >>> isinstance(model, TokenModel), model.vocab_size, model.dims
+        (True, 100, 32)
     """
 
     purpose = ""

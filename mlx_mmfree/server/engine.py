@@ -18,6 +18,9 @@ from .served import ServedModel
 
 _log = logging.getLogger(__name__)
 
+PAUSE_S = 0.01
+"""Seconds between two pieces of a text, where more than one token is written meanwhile."""
+
 Steps = Generator[None, None, Any]
 """Work that is done in steps between those of texts; what it returns is the result."""
 
@@ -42,6 +45,9 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop
         self._channels: set[Channel] = set()
         self._goes_on = True
+        self._events: deque[Delivery] = deque()
+        self._is_woken = False
+        self._handed_over = 0.0
         self.active = 0
 
     def start(self) -> None:
@@ -112,19 +118,39 @@ class Engine:
         return not self._goes_on or any(worker.has_work for worker in self._workers.values())
 
     def _deliver(self, worker: "_Worker") -> None:
-        """Runs one step, and hands what came of it to asyncio in one call."""
+        """Runs one step, and hands what came of it to asyncio.
+
+        Tokens that follow others wait a little for the next ones: an event loop that is called for
+        every token takes the processor from the model.
+        """
         events, results = worker.step()
-        if events or results:
-            self._loop.call_soon_threadsafe(_distribute, events, results)
+        self._events += events
+        if worker.is_urgent:
+            self._loop.call_soon_threadsafe(self._hand_over)
+        elif events and not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon_threadsafe(self._hand_over_later)
+        if results:
+            self._loop.call_soon_threadsafe(_resolve, results)
+
+    def _hand_over_later(self) -> None:
+        self._loop.call_at(self._handed_over + PAUSE_S, self._hand_over)
+
+    def _hand_over(self) -> None:
+        """Gives all events to their channels, on asyncio's thread."""
+        # before they are taken, so that one that comes meanwhile wakes it again
+        self._is_woken = False
+        self._handed_over = self._loop.time()
+        while self._events:
+            channel, index, event = self._events.popleft()
+            channel.put(index, event)
 
 
 Delivery = tuple[Channel, int, Event | Exception]
 Result = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 
-def _distribute(events: list[Delivery], results: list[Result]) -> None:
-    for channel, index, event in events:
-        channel.put(index, event)
+def _resolve(results: list[Result]) -> None:
     for future, value, error in results:
         if future.done():
             continue
@@ -135,14 +161,21 @@ def _distribute(events: list[Delivery], results: list[Result]) -> None:
 
 
 class _Worker:
-    """The texts and other work of one model. Everything runs on the model's thread."""
+    """The texts and other work of one model. Everything runs on the model's thread.
+
+    Attributes:
+        jobs: Other work, and who waits for it.
+        is_urgent: Whether a text began, ended or failed in the last step.
+    """
 
     def __init__(self, served: ServedModel, make_scheduler: Callable[[ServedModel], Scheduler]):
         self._served = served
         self._make_scheduler = make_scheduler
         self._scheduler: Scheduler | None = None
         self._routes: dict[int, tuple[Channel, int]] = {}
+        self._begun: set[int] = set()
         self._refused: list[Delivery] = []
+        self.is_urgent = False
         self.jobs: deque[tuple[Steps, asyncio.Future[Any]]] = deque()
 
     @property
@@ -161,6 +194,7 @@ class _Worker:
 
     def cancel(self, channel: Channel) -> None:
         left = [number for number, (other, _) in self._routes.items() if other is channel]
+        self._begun.difference_update(left)
         for number in left:
             del self._routes[number]
             if self._scheduler is not None:
@@ -177,6 +211,7 @@ class _Worker:
     def step(self) -> tuple[list[Delivery], list[Result]]:
         """One step of all texts, and one of the first other work."""
         deliveries, self._refused = self._refused, []
+        self.is_urgent = bool(deliveries)
         if self._scheduler is not None and self._scheduler.has_work:
             deliveries += self._write(self._scheduler)
         return deliveries, self._work()
@@ -189,15 +224,25 @@ class _Worker:
             _log.exception("The model %s failed; its texts end.", self._served.name)
             lost: list[Delivery] = [(*route, error) for route in self._routes.values()]
             self._routes.clear()
+            self._begun.clear()
             self._scheduler = None
+            self.is_urgent = True
             mx.clear_cache()
             return lost
         deliveries: list[Delivery] = []
         for event in events:
-            find = self._routes.pop if event.is_last else self._routes.get
-            route = find(event.request, None)
-            if route is not None:
-                deliveries.append((*route, event))
+            number = event.request
+            route = self._routes.get(number)
+            if route is None:
+                continue
+            deliveries.append((*route, event))
+            if event.is_last:
+                self.is_urgent = True
+                del self._routes[number]
+                self._begun.discard(number)
+            elif number not in self._begun:
+                self.is_urgent = True
+                self._begun.add(number)
         return deliveries
 
     def _work(self) -> list[Result]:

@@ -1,35 +1,41 @@
 """Makes single tokens more or less likely."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 
+@dataclass(frozen=True)
 class LogitBias:
-    """Adds a number to the logits of some tokens.
+    """Adds a number to the logits of some tokens. Texts with equal ones are handled as one batch.
 
-    Args:
-        biases: The numbers by token id.
-        vocab_size: Every id is below it.
-
-    Raises:
-        ValueError: An id is outside the vocabulary.
+    Attributes:
+        biases: Token ids, each with its number.
     """
 
-    def __init__(self, biases: Mapping[int, float], vocab_size: int):
+    biases: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def of(cls, biases: Mapping[int, float], vocab_size: int) -> "LogitBias":
+        """Those of a request.
+
+        Raises:
+            ValueError: An id is outside the vocabulary.
+        """
         largest = max(biases, default=0)
         if largest >= vocab_size:
             raise ValueError(
                 f"[LogitBias] 'logit_bias' must have token ids below {vocab_size} but got {largest}."
             )
-        self._ids = mx.array(list(biases), dtype=mx.int32)
-        self._values = mx.array(list(biases.values()), dtype=mx.float32)
+        return cls(tuple(sorted(biases.items())))
 
     def start(self, tokens: mx.array, valid: mx.array | None, vocab_size: int) -> tuple[()]:
         return ()
 
     def __call__(self, logits: mx.array, state: tuple[()]) -> mx.array:
-        return logits.at[:, self._ids].add(self._values)
+        ids, values = zip(*self.biases, strict=True)
+        return logits.at[:, mx.array(ids)].add(mx.array(values, mx.float32))
 
     def update(self, state: tuple[()], tokens: mx.array) -> tuple[()]:
         return ()

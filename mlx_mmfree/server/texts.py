@@ -115,5 +115,5 @@ def _processors(served: ServedModel, body: TextRequest) -> list[LogitsProcessor]
         frequency_penalty=body.frequency_penalty,
     )
     if body.logit_bias:
-        processors.append(LogitBias(body.logit_bias, served.model.vocab_size))
+        processors.append(LogitBias.of(body.logit_bias, served.model.vocab_size))
     return processors

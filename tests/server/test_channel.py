@@ -1,11 +1,16 @@
 """The way of events from the model's thread to a client."""
 
 import asyncio
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from mlx_mmfree.generation.scheduling import Event
+from mlx_mmfree.generation.scheduling import Event, Request
 from mlx_mmfree.server.channel import MOST_UNREAD, Channel
+from mlx_mmfree.server.engine import PAUSE_S, Engine
 from mlx_mmfree.server.errors import RequestError
 
 pytestmark = pytest.mark.serve
@@ -66,3 +71,72 @@ def test_an_error_follows_what_came_before_it() -> None:
             return texts
 
     assert asyncio.run(main()) == ["a"]
+
+
+class Steps:
+    """A scheduler whose steps take given seconds and write a token each."""
+
+    def __init__(self, seconds: Sequence[float]):
+        self._left = list(seconds)
+        self._last = len(seconds) - 1
+        self._number = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._number and self._left)
+
+    def submit(self, request: Request) -> int:
+        self._number = 1
+        return 1
+
+    def step(self) -> list[Event]:
+        time.sleep(self._left.pop(0))
+        token = self._last - len(self._left)
+        return [Event(1, "x", token, None, None if self._left else "length", 3, 0)]
+
+    def cancel(self, request: int) -> None:
+        self._left = []
+
+    def close(self) -> None:
+        pass
+
+
+def pieces(seconds: Sequence[float]) -> list[tuple[float, list[int | None]]]:
+    """When each piece came, from the first on, and its tokens."""
+    served: Any = SimpleNamespace(name="model")
+
+    def make(_: object) -> Any:
+        return Steps(seconds)
+
+    async def read() -> list[tuple[float, list[int | None]]]:
+        engine = Engine([served], make)
+        engine.start()
+        found = []
+        try:
+            async with engine.submit(served, [Request([1, 2, 3])], 60.0) as channel:
+                async for batch in channel.batches():
+                    found.append((time.monotonic(), [event.token for _, event in batch]))
+        finally:
+            engine.stop()
+        return [(at - found[0][0], tokens) for at, tokens in found]
+
+    return asyncio.run(read())
+
+
+def test_quick_tokens_come_together_and_in_order() -> None:
+    found = pieces([0.0005] * 300)
+    assert [token for _, tokens in found for token in tokens] == list(range(300))
+    # the last one is not held back, and a busy machine only makes them fewer
+    assert len(found) <= 3 + (found[-1][0] / PAUSE_S) < 150
+    assert len(found) > 2
+
+
+def test_slow_tokens_come_alone() -> None:
+    found = pieces([0.1] * 5)
+    assert [tokens for _, tokens in found] == [[0], [1], [2], [3], [4]]
+
+
+def test_no_token_waits_for_a_long_step() -> None:
+    found = pieces([0.001, 0.001, 0.001, 3.0, 0.001])
+    came = {token: at for at, tokens in found for token in tokens}
+    assert came[2] < 1.5 < came[3]

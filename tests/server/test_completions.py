@@ -13,6 +13,7 @@ from mlx_mmfree import generate, make_processors
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.server.answers.logprobs import ShownTokens
+from mlx_mmfree.server.logit_bias import LogitBias
 from tests.server.conftest import stream
 
 pytestmark = pytest.mark.serve
@@ -167,3 +168,10 @@ def test_embeddings_are_means_of_hidden_states(
     (entry,) = coded["data"]
     raw = np.frombuffer(base64.b64decode(entry["embedding"]), "<f4")
     assert np.array_equal(raw, first.astype(np.float32))
+
+
+def test_texts_with_equal_biases_are_one_batch() -> None:
+    first, same = LogitBias.of({1: 2.0, 3: -1.0}, 5), LogitBias.of({3: -1.0, 1: 2.0}, 5)
+    assert first == same != LogitBias.of({1: 2.0}, 5)
+    changed = first(mx.zeros((2, 5)), ())
+    assert changed.tolist() == [[0.0, 2.0, 0.0, -1.0, 0.0]] * 2

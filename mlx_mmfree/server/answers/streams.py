@@ -65,9 +65,11 @@ async def _events(
         yield _event(failure(error).body())
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
 def _event(data: dict[str, Any]) -> bytes:
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return b"data: " + text.encode("utf-8") + b"\n\n"
+    return b"data: " + _encode(data).encode("utf-8") + b"\n\n"
 
 
 async def whole_answer(

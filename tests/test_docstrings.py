@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import mlx_mmfree
+from mlx_mmfree.layers.arguments import check_sizes
 from tests.public_names import PublicName, packages, public_names
 
 ROOT = Path(mlx_mmfree.__file__).parent
@@ -72,33 +73,25 @@ def test_examples_of_constants(name: PublicName) -> None:
     assert result.attempted > 0 and result.failed == 0
 
 
-def missing(name: str, value: Any, documentation: str) -> list[str]:
+def missing(value: Any, documentation: str) -> list[str]:
     """What the docstring of a name lacks."""
-    if inspect.isclass(value) and issubclass(value, BaseException):
+    is_class, is_function = inspect.isclass(value), inspect.isfunction(value)
+    if is_class and issubclass(value, BaseException):
         return [] if documentation else ["a sentence"]
     found = [] if runs(documentation) else ["an example that runs"]
-    if not (inspect.isclass(value) or inspect.isfunction(value)):
+    if not (is_class or is_function):
         return found
     documentation = _with_other(value, documentation)
-    is_protocol = getattr(value, "_is_protocol", False)
     signature = inspect.signature(value)
-    parameters = {} if is_protocol else signature.parameters
     listed = _listed(documentation)
-    found += [f"the argument '{each}'" for each in parameters if each not in listed]
+    parameters = {} if getattr(value, "_is_protocol", False) else signature.parameters
+    found += [f"'{each}'" for each in parameters if each not in listed]
     # a context manager is entered, not returned
     is_context = hasattr(value, "__wrapped__") and inspect.isgeneratorfunction(value.__wrapped__)
-    gives = signature.return_annotation not in (None, "None") and not is_context
-    if (
-        inspect.isfunction(value)
-        and gives
-        and not re.search(r"^(Returns|Yields):$", documentation, re.M)
-    ):
+    gives = is_function and not is_context and signature.return_annotation not in (None, "None")
+    if gives and not re.search(r"^(Returns|Yields):$", documentation, re.M):
         found.append("what it returns")
-    if (
-        inspect.isclass(value)
-        and issubclass(value, nn.Module)
-        and "\nShape:\n" not in documentation
-    ):
+    if is_class and issubclass(value, nn.Module) and "\nShape:\n" not in documentation:
         found.append("shapes")
     if _raises(value) and "\nRaises:\n" not in documentation:
         found.append("the errors")
@@ -138,4 +131,33 @@ def _raises(value: Any) -> bool:
 
 @pytest.mark.parametrize("name", PUBLIC, ids=str)
 def test_public_names_are_documented(name: PublicName) -> None:
-    assert missing(name.name, name.value, name.documentation) == []
+    assert missing(name.value, name.documentation) == []
+
+
+def test_what_a_docstring_lacks_is_told() -> None:
+    def halved(number: int, is_exact: bool = True) -> float:
+        """Halves a number.
+
+        Args:
+            number: The number.
+
+        Example:
+            >>> halved(3)  # doctest: +SKIP
+            1.5
+        """
+        if is_exact and number % 2:
+            raise ValueError(number)
+        return number / 2
+
+    class Scale(nn.Module):
+        """Multiplies by a number."""
+
+        def __init__(self, factor: float):
+            super().__init__()
+            check_sizes("Scale", factor=factor)
+
+    lacks = missing(halved, inspect.getdoc(halved) or "")
+    assert lacks == ["an example that runs", "'is_exact'", "what it returns", "the errors"]
+    lacks = missing(Scale, inspect.getdoc(Scale) or "")
+    assert lacks == ["an example that runs", "'factor'", "shapes", "the errors"]
+    assert missing(BaseException, "") == ["a sentence"]

@@ -38,7 +38,12 @@ def score_continuations(
     prefill_step_size: int = PREFILL_STEP_SIZE,
     progress: Callable[[int], object] | None = None,
 ) -> list[Score]:
-    """Scores continuations of contexts. Texts of about the same length are read together.
+    r"""Scores continuations of contexts. Texts of about the same length are read together.
+
+    .. math::
+        \ell = \sum_t \log p(y_t \mid x, y_{<t})
+
+    for a context `x` and its continuation `y`.
 
     Args:
         model: The model.

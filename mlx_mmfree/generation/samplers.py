@@ -24,7 +24,7 @@ Example:
 
 
 def greedy(logits: mx.array) -> mx.array:
-    """Takes the token with the largest logit.
+    r"""Takes the token with the largest logit, :math:`\mathrm{argmax}_v\,z_v`.
 
     Args:
         logits: `(B, V)`.

@@ -175,7 +175,12 @@ class BitLinear(_FromMaster):
 
 
 class TiedBitLinear(_FromMaster):
-    """A `BitLinear` head that reads the master weight of an embedding.
+    r"""A `BitLinear` head that reads the master weight of an embedding.
+
+    .. math::
+        y = (q\,t^\top)\,m / s
+
+    with the letters of `BitLinear`, and trits and scale of the embedding's weight.
 
     Args:
         embedding: Holds the shared weight `(output_dims, input_dims)`.

@@ -8,7 +8,10 @@ from ..ops.dense_matmul import BITS, GROUP_SIZES
 
 
 def apply_head(head: nn.Module, x: mx.array) -> mx.array:
-    """Applies a linear layer, or the transpose of an embedding, whose outputs are many.
+    r"""Applies a linear layer, or the transpose of an embedding, whose outputs are many.
+
+    .. math::
+        y = x\,W^\top + b
 
     MLX's own products of 16-bit floats and of codes are slow on a CPU; these go to `dense_matmul`.
 

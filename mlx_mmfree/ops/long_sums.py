@@ -14,7 +14,10 @@ BLOCK = 64
 
 
 def long_sum(x: mx.array, axis: Literal[-1, -2] | None = None) -> mx.array:
-    """The sum of all numbers, of each row, or of each column, added block by block in float32.
+    r"""The sum of all numbers, of each row, or of each column, added block by block in float32.
+
+    .. math::
+        y = \sum_i x_i
 
     Args:
         x: Numbers of any shape.
@@ -46,7 +49,10 @@ def long_sum(x: mx.array, axis: Literal[-1, -2] | None = None) -> mx.array:
 
 
 def long_mean(x: mx.array) -> mx.array:
-    """The mean of all numbers, of which `long_sum` takes the sum.
+    r"""The mean of all numbers, of which `long_sum` takes the sum.
+
+    .. math::
+        y = \frac{1}{n} \sum_i x_i
 
     Args:
         x: Numbers of any shape.

@@ -117,7 +117,10 @@ def pack_ternary(trits: mx.array) -> mx.array:
 
 
 def unpack_ternary(weight: mx.array, input_dims: int) -> mx.array:
-    """Undoes `pack_ternary`.
+    r"""Undoes `pack_ternary`.
+
+    .. math::
+        t_{n,16j+i} = (\lfloor w_{n,j} / 4^i \rfloor \bmod 4) - 1
 
     Args:
         weight: Words, `uint32` of shape `(N, packed_width(D))`.

@@ -24,7 +24,10 @@ def run_block(
 
 
 class Stack(nn.Module):
-    """Blocks and the norm after them; the models that have a head are made of it.
+    r"""Blocks and the norm after them; the models that have a head are made of it.
+
+    .. math::
+        y = \mathrm{norm}\big(\mathrm{block}_n(\ldots\mathrm{block}_1(x))\big)
 
     Args:
         blocks: The blocks, first to last; or reversible ones, whose two streams begin alike and are

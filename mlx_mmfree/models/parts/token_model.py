@@ -19,7 +19,11 @@ from .stack import Stack
 
 
 class TokenModel(Stack):
-    """Embedding, blocks, norm, head.
+    r"""Embedding, blocks, norm, head.
+
+    .. math::
+        z = W\,\mathrm{norm}\big(
+        \mathrm{block}_n(\ldots\mathrm{block}_1(\mathrm{embed}(\mathrm{tokens})))\big)
 
     Args:
         embed: The embedding, `(V, D)`.

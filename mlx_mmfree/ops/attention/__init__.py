@@ -48,7 +48,8 @@ def attention(
     Example:
         >>> queries, keys = mx.zeros((1, 2, 2, 8)), mx.zeros((1, 1, 4, 8))
         >>> values = mx.array([[[[0.0], [3.0], [6.0], [11.0]]]])
-        >>> [round(n, 3) for n in attention(queries, keys, values, "causal")[0, 1, :, 0].tolist()]
+        >>> y = attention(queries, keys, values, "causal")
+        >>> [round(n, 3) for n in y[0, 1].flatten().tolist()]
         [3.0, 5.0]
     """
     _check(queries, keys, values)

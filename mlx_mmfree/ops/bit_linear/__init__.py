@@ -1,4 +1,8 @@
-"""Ternary projections with everything around them: gate, norms, quantisation, scales and residual."""
+"""Ternary projections with everything around them: gate, norms, quantisation, scales and residual.
+
+Sources: BitNet b1.58 (Ma et al., arXiv 2402.17764), and its norm in the layer (Zhu et al., arXiv
+2406.02528).
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple

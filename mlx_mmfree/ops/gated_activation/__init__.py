@@ -48,7 +48,10 @@ def gated_activation(gate: mx.array, up: mx.array, activation: Activation) -> mx
 
 
 def gated(x: mx.array, activation: Activation) -> mx.array:
-    """`gated_activation` of the halves of the last axis, the gate first.
+    r"""`gated_activation` of the halves of the last axis, the gate first.
+
+    .. math::
+        y = a(x_{..D}) \odot x_{D..}
 
     Args:
         x: `(..., 2D)`, any float dtype.

@@ -1,4 +1,4 @@
-"""Heads of projected tokens, with queries and keys in rotary position embedding."""
+"""Heads of projected tokens, with queries and keys in rotary position embedding (arXiv 2104.09864)."""
 
 from typing import NamedTuple
 

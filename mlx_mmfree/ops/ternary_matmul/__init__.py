@@ -1,4 +1,4 @@
-"""Product of activations and a packed ternary matrix."""
+"""Product of activations and a packed ternary matrix, as in BitNet b1.58 (arXiv 2402.17764)."""
 
 import mlx.core as mx
 

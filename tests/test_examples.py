@@ -58,7 +58,7 @@ def test_findings_about_students_follow_from_the_runs(
     text = write_report(tmp_path, Plan(), {"value": 1.2, "recall": 0.4}, rates, results)
     assert (tmp_path / "table.md").read_text() == f"{text}\n"
     for line in (
-        "18 of 70 runs are finished.",
+        "18 of 80 runs are finished.",
         "The teacher must be at least 0.1 bits per byte below each twin: not so for "
         "MLGRU, ternary (twin: 0.080), HGRN2 (twin: 0.070); so for MLGRU (twin: 0.350), "
         "MLGRU (twin, same time: 0.150), GLA (twin: 0.250), "

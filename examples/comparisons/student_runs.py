@@ -74,7 +74,7 @@ class Plan:
     dims: int = 96
     teacher_steps: int = 4000
     steps: tuple[int, int, int] = (30, 30, 140)
-    rates: tuple[float, ...] = (1e-3, 4e-3)
+    rates: tuple[float, ...] = (1e-3, 4e-3, 1.6e-2)
     seeds: int = 3
     kinds: tuple[str, ...] = tuple(KINDS)
     ways: tuple[str, ...] = (TEXT_ALONE, *ABLATIONS)

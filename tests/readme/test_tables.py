@@ -60,6 +60,21 @@ def test_table_of_images_is_its_result(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert len(tables) == 2 and all(table.strip() in page for table in tables)
 
 
+def test_table_of_students_is_their_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr("comparisons.student_report._draw", lambda *_: None)
+    from comparisons.student_report import write_report
+    from comparisons.student_runs import DISTILLED, TWIN, Plan, Run, best_rates
+
+    kept = json.loads((EXAMPLES / "without_attention" / "table.json").read_text())
+    results = {Run(r["kind"], r["way"], r["rate"], r["seed"]): r for r in kept["runs"]}
+    tried = {run: r for run, r in results.items() if run.way in (DISTILLED, TWIN) and not run.seed}
+    text = write_report(tmp_path, Plan(), kept["teacher"], best_rates(tried), results)
+    page = (EXAMPLES / "README.md").read_text()
+    for part in text.strip().split("\n\n"):
+        assert part in page, part
+
+
 @pytest.mark.skipif(native.unavailable() is not None, reason="the compiled extension reads graphs")
 def test_estimates_for_real_teachers_are_those_of_the_command() -> None:
     file = EXAMPLES / "real_teachers" / "README.md"

@@ -9,7 +9,7 @@ import mlx_mmfree
 
 project = "mlx_mmfree"
 version = release = mlx_mmfree.__version__
-author = "mlx_mmfree contributors"
+author = project_copyright = "mlx_mmfree contributors"
 
 extensions = [
     "sphinx.ext.autodoc",

@@ -1,4 +1,7 @@
-"""Formulas become MathML when the pages are built, which browsers draw without a script."""
+"""Formulas become MathML when the pages are built, which browsers draw without a script.
+
+docutils reads them; what it takes otherwise than TeX does is rewritten before.
+"""
 
 import re
 
@@ -10,12 +13,19 @@ from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator
 
 _log = logging.getLogger(__name__)
+_REWRITTEN = (
+    # large brackets are known by their side alone
+    (r"\\([bB]ig)(?=[(\[])", r"\\\1l"),
+    (r"\\([bB]ig)(?=[)\]])", r"\\\1r"),
+    # indices of a letter with an accent would stand right above and below it
+    (r"(\\(?:bar|hat|tilde) ?(?:\w|\\\w+|\{[^{}]*\}))(?=[_^])", r"\1{}"),
+)
 
 
 def _formula(writer: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
-    # docutils knows large brackets by their side alone
-    text = re.sub(r"\\([bB]ig)(?=[(\[])", r"\\\1l", node.astext())
-    text = re.sub(r"\\([bB]ig)(?=[)\]])", r"\\\1r", text)
+    text = node.astext()
+    for pattern, written in _REWRITTEN:
+        text = re.sub(pattern, written, text)
     try:
         writer.body.append(tex2mathml(text, as_block=isinstance(node, nodes.math_block)))
     except MathError as error:

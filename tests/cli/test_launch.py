@@ -216,4 +216,4 @@ def test_ctrl_c_reaches_all(config: Path) -> None:  # noqa: F811
 @pytest.mark.parametrize("words", [[], ["launch"], ["traim"]])
 def test_other_commands_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
-    assert "the command must be one of bench, " in capsys.readouterr().err
+    assert "the command must be one of audit, " in capsys.readouterr().err

@@ -67,7 +67,8 @@ def _adapter(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+# of a module: while playwright runs, no other test can have an event loop
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A browser without a window: one of this machine, or else the one that playwright brings."""
     api = pytest.importorskip("playwright.sync_api")

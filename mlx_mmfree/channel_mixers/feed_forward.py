@@ -28,6 +28,8 @@ class FeedForward(ChannelMixer):
     .. math::
         y = W_\mathrm{down}\,a(W_\mathrm{up}\,x)
 
+    Source: Vaswani et al., arXiv 1706.03762, sec. 3.3.
+
     Args:
         dims: Model dims `D`.
         hidden_dims: Width between the projections. Default: `4 * dims`.

@@ -20,6 +20,8 @@ class GatedLinearUnit(ChannelMixer):
 
     A subclass names the activation `a`.
 
+    Source: Shazeer, arXiv 2002.05202.
+
     Args:
         dims: Model dims `D`.
         hidden_dims: Width between the projections. Default: `8 * dims / 3`, rounded up to a multiple

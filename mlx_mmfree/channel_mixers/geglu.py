@@ -9,6 +9,8 @@ class GeGLU(GatedLinearUnit):
     .. math::
         y = W_\mathrm{down}\,(\mathrm{gelu}(W_\mathrm{gate}\,x) \odot W_\mathrm{up}\,x)
 
+    Source: Shazeer, arXiv 2002.05202.
+
     Args: as `GatedLinearUnit`.
 
     Shape: as `GatedLinearUnit`.

@@ -9,6 +9,8 @@ class ReGLU(GatedLinearUnit):
     .. math::
         y = W_\mathrm{down}\,(\mathrm{relu}(W_\mathrm{gate}\,x) \odot W_\mathrm{up}\,x)
 
+    Source: Shazeer, arXiv 2002.05202.
+
     Args: as `GatedLinearUnit`.
 
     Shape: as `GatedLinearUnit`.

@@ -11,6 +11,8 @@ class SquaredReLUGLU(GatedLinearUnit):
 
     The hidden values are float32: the squares of real models overflow float16.
 
+    Source: the activation of So et al., arXiv 2109.08668, in the unit of BitNet b1.58 2B4T.
+
     Args: as `GatedLinearUnit`.
 
     Shape: as `GatedLinearUnit`.

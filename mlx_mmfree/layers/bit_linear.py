@@ -139,6 +139,9 @@ class BitLinear(_FromMaster):
     is float32, but for bfloat16 inputs a GPU multiplies codes and trits in bfloat16, which holds them
     exactly; the result has the dtype of the input.
 
+    Source: Ma et al., arXiv 2402.17764, eq. 1 to 5; with the norm inside, Zhu et al., arXiv
+    2406.02528, sec. 3.2.
+
     Args:
         input_dims: Size of the last axis of the input.
         output_dims: Size of the last axis of the result.
@@ -182,6 +185,8 @@ class TiedBitLinear(_FromMaster):
 
     with the letters of `BitLinear`, and trits and scale of the embedding's weight.
 
+    Source: as `BitLinear`, and tied embeddings (Press and Wolf, arXiv 1608.05859).
+
     Args:
         embedding: Holds the shared weight `(output_dims, input_dims)`.
         norm_eps: As in `BitLinear`.
@@ -221,6 +226,8 @@ class PackedBitLinear(_TernaryLinear, Float32Scales):
     Parameters are `weight`, `uint32` of shape `(output_dims, packed_width(input_dims))` in the layout
     of `ops.ternary`, `scale` :math:`m` of shape `(1,)`, which `set_dtype` leaves alone, and
     `norm.weight` and `bias` where present.
+
+    Source: as `BitLinear`.
 
     Args: as `BitLinear`.
 

@@ -25,6 +25,8 @@ class PackedLinear(Matrix, Float32Scales):
     :math:`c`, float32 of shape `(input_dims,)`, where present, and `bias` where present. `set_dtype`
     leaves the scales alone.
 
+    Source: ternary weight networks (Li et al., arXiv 1605.04711), with a scale for each row or column.
+
     Args:
         input_dims: Size of the last axis of the input.
         output_dims: Size of the last axis of the result.

@@ -132,6 +132,8 @@ class RoPE(nn.Module):
         (a, b) \mapsto (a \cos\theta - b \sin\theta,\; a \sin\theta + b \cos\theta), \quad
         \theta = p / \lambda_i
 
+    Source: Su et al., arXiv 2104.09864.
+
     Args:
         dims: Head dims `K`, even.
         base: Base of the wavelengths.
@@ -232,6 +234,8 @@ class DynamicRoPE(RoPE):
     transformers does that reads token by token; cached keys keep their rotation. So a text gives the
     same whole, in pieces or token by token. transformers rotates a prompt longer than the trained
     length as a whole with the base of its end, which no earlier token can know, and differs there.
+
+    Source: the dynamic scaling of `transformers`, for the embedding of Su et al., arXiv 2104.09864.
 
     Args:
         dims: Head dims `K`, even and more than 2.

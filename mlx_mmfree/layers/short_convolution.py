@@ -19,6 +19,8 @@ class ShortConvolution(nn.Module):
     The last tap lies on the current position; positions before the first are zero, or the ones
     carried in the state. At a position of `starts` a new sample begins: those before are zero to it.
 
+    Source: the convolution of Mamba (Gu and Dao, arXiv 2312.00752), as flash-linear-attention has it.
+
     Args:
         dims: Number of channels `D`.
         kernel_size: Number of taps `K`.

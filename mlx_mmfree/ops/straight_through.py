@@ -12,6 +12,8 @@ def straight_through(quantized: mx.array, x: mx.array) -> mx.array:
     The bracket is exactly zero, so the value is exactly `q` in every dtype. The ordinary rules of
     differentiation hold under `mx.grad`, `mx.vmap` and `mx.compile` in any order.
 
+    Source: Bengio et al., arXiv 1308.3432.
+
     Args:
         quantized: The value, of any shape.
         x: What the gradient flows to, of the same shape.

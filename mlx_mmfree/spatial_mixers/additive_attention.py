@@ -25,6 +25,8 @@ class AdditiveAttention(SpatialMixer):
     norm of `a`; the code of the published models has this norm. The first code took a softmax over an
     axis of one number: all weights are 1, as in transformers, whose checkpoints need `weights="ones"`.
 
+    Source: Shaker et al., arXiv 2303.15446.
+
     Args:
         dims: Dims `D`.
         num_heads: How many times as wide queries and keys are; there is one weight for a place all the

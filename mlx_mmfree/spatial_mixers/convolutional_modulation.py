@@ -17,6 +17,8 @@ class ConvolutionalModulation(SpatialMixer):
     .. math::
         y = W_o\,\big(\mathrm{dwconv}_{k \times k}(\mathrm{gelu}(W_g x)) \odot W_v x\big)
 
+    Source: Hou et al., arXiv 2211.11943.
+
     Args:
         dims: Dims `D`.
         kernel_size: Side `k` of the window, an odd number; 7 in the smallest published models.

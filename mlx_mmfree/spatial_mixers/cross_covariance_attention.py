@@ -26,6 +26,8 @@ class CrossCovarianceAttention(SpatialMixer):
 
     Places meet in the norms and in the products only: a model needs convolutions beside it.
 
+    Source: XCiT (El-Nouby et al., arXiv 2106.09681).
+
     Args:
         dims: Dims `D`.
         num_heads: Heads `H`, of `K` dims.

@@ -55,6 +55,8 @@ class MultiScaleAttention(SpatialMixer):
     within each head, and make as many heads again. Published models have the scale 5 alone, although the
     paper draws 3 and 5. Computed in float32.
 
+    Source: Cai et al., arXiv 2205.14756.
+
     Args:
         dims: Dims `D`.
         head_dim: Dims `K` of a head; there are `dims / head_dim`.

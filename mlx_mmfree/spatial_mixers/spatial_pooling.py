@@ -19,6 +19,8 @@ class SpatialPooling(SpatialMixer):
 
     with the places :math:`N(p)` of the window that lie within the map.
 
+    Source: Yu et al., arXiv 2111.11418.
+
     Args:
         dims: Dims `D`.
         window: Side of the window, an odd number.

@@ -30,6 +30,8 @@ class WindowAttention(SpatialMixer):
     window there is one, which is not shifted. Where windows do not fit, the map is padded with zeros,
     which are seen like any other place.
 
+    Source: Liu et al., arXiv 2103.14030.
+
     Args:
         dims: Dims `D`.
         window: Side `M` of a window; or rows and columns, where maps are never larger along one axis.

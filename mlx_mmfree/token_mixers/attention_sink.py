@@ -28,6 +28,8 @@ class AttentionSink(SelfAttention):
     stays forgotten. Learned sinks are the logits :math:`s_h` of the denominator, one for each query
     head, as in gpt-oss; without them the term is missing. Both can be had at once.
 
+    Source: Xiao et al., arXiv 2309.17453.
+
     Args:
         dims: Model dims `D`.
         window: Last tokens that are seen, the token itself included; `None`: all.

@@ -41,6 +41,8 @@ class BigBird(TokenMixer):
     drawn in training, but in evaluation every random block is block 0, which then counts `r` times
     more. Checkpoints of BigBird that were evaluated there give the same here only with "released".
 
+    Source: Zaheer et al., arXiv 2007.14062.
+
     Args:
         dims: Model dims `D`.
         block_size: Tokens `S` of a block.

@@ -49,6 +49,8 @@ class CosFormer(TokenMixer):
     text that is read in pieces has grown beyond it, results are NaN. With a `memory`, keys and values
     are those of all its positions, counted as those of `x` are, and the sums stay as they are.
 
+    Source: Qin et al., arXiv 2202.08791.
+
     Args:
         dims: Model dims `D`.
         num_heads: Heads `H`, of `K` dims.

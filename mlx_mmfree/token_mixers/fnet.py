@@ -23,6 +23,8 @@ class FNet(TokenMixer):
     nothing. The published models were trained with padding that takes part; leave `valid` out for them.
     A call with `valid` multiplies by a matrix for each row, in `T^2 D`.
 
+    Source: Lee-Thorp et al., arXiv 2105.03824.
+
     Args:
         dims: Model dims `D`.
         linear: As other mixers take it; there is no projection.

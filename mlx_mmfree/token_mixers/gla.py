@@ -41,6 +41,8 @@ class GLA(TokenMixer):
     for each head, with a norm of each head whose weight all share. :math:`W_1` maps to few dims, and the
     root keeps gates near 1.
 
+    Source: Yang et al., arXiv 2312.06635.
+
     Args:
         dims: Model dims `D`.
         num_heads: Heads `H`.

@@ -30,6 +30,8 @@ class GMLP(KeyValueMixer):
     as the block of the paper does: a model of this mixer alone leaves the channel mixer out or small.
     Padding stands nowhere: places are counted over real tokens.
 
+    Source: Liu et al., arXiv 2105.08050.
+
     Args:
         dims: Model dims `D`.
         max_length: The longest sequence `T`.

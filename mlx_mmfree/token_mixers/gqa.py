@@ -21,6 +21,8 @@ class GQA(SelfAttention):
     With one key head this is multi-query attention (arXiv 1911.02150), with as many as query heads
     ordinary multi-head attention.
 
+    Source: Ainslie et al., arXiv 2305.13245.
+
     Args:
         dims: Model dims `D`.
         num_heads: Query heads `H`.

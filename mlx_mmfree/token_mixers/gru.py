@@ -44,6 +44,8 @@ class GRU(TokenMixer):
     the other, in training and in reading as in decoding; only the products with `x` are done at once.
     A compiled graph grows with the length. It is the baseline of the recurrences that have a scan.
 
+    Source: Cho et al., arXiv 1406.1078.
+
     Args:
         dims: Model dims `D`.
         hidden_dims: Width `E` of the recurrence. Default: `dims`.

@@ -44,6 +44,8 @@ class HGRN(TokenMixer):
     are not interchangeable. The lower bound `b` is an argument of the call, since a model shares one
     table between its layers.
 
+    Source: Qin et al., arXiv 2311.04823.
+
     Args:
         dims: Model dims `D`.
         hidden_dims: Width `E` of the recurrence. Default: `dims`.

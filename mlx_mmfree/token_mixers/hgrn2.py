@@ -43,6 +43,8 @@ class HGRN2(TokenMixer):
     model shares one table between its layers. The scale `s` is that of the released code; the paper has
     none, which the norm hides but for its epsilon.
 
+    Source: Qin et al., arXiv 2404.07904.
+
     Args:
         dims: Model dims `D`.
         num_heads: Heads `H`. Released models have `dims / 128`.

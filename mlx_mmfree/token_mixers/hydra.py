@@ -41,6 +41,8 @@ class Hydra(TokenMixer):
     number of positions, so that results grow with the length: a norm behind it keeps the size of a
     model's values. The published snippet has no epsilon and gives NaN for a zero vector.
 
+    Source: Bolya et al., arXiv 2209.07484.
+
     Args:
         dims: Model dims `D`.
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping

@@ -53,6 +53,8 @@ class LinearAttention(TokenMixer):
     arXiv 2102.11174). Padding is left out of the sums, since :math:`\phi(0) = 1` would count. With a
     `memory`, keys and values are those of all its positions, and the state stays as it is.
 
+    Source: Katharopoulos et al., arXiv 2006.16236.
+
     Args:
         dims: Model dims `D`.
         num_heads: Heads `H`.

@@ -29,6 +29,8 @@ class Linformer(TokenMixer):
     so that it cannot be causal. Padding is zero before it is projected, and stands behind the tokens.
     With a `memory`, keys and values are the memory's, and only its length is bound.
 
+    Source: Wang et al., arXiv 2006.04768.
+
     Args:
         dims: Model dims `D`.
         max_length: The longest sequence `T` of keys.

@@ -27,6 +27,8 @@ class LocalAttention(SelfAttention):
     `S + 1`. A sequence need not consist of whole blocks; beyond its ends there is nothing to be seen.
     Blocks are counted from the first token of a sample.
 
+    Sources: Parmar et al., arXiv 1802.05751; Roy et al., arXiv 2003.05997.
+
     Args:
         dims: Model dims `D`.
         block_size: Tokens `S` of a block.

@@ -35,6 +35,8 @@ class Longformer(TokenMixer):
     softmax with the window, a global token in it only once. `attention_window` of a published
     configuration is :math:`2(W - 1)`. Padding stands nowhere: the window spans real tokens.
 
+    Source: Beltagy et al., arXiv 2004.05150.
+
     Args:
         dims: Model dims `D`.
         window: Tokens `W` that are seen on each side, each time with the token itself.

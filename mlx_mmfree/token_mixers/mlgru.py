@@ -54,6 +54,8 @@ class MLGRU(TokenMixer):
     of the paper, :math:`y_t = W_o\,(\sigma(W_g x_t) \odot h_t)`. The lower bound `b` is an argument of
     the call, since a model shares one table between its layers.
 
+    Source: Zhu et al., arXiv 2406.02528, sec. 3.3.
+
     Args:
         dims: Model dims `D`.
         hidden_dims: Width `E` of the recurrence. Default: `dims`.

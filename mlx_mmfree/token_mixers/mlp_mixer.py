@@ -26,6 +26,8 @@ class MLPMixer(TokenMixer):
     sequence `T`; a shorter one takes the first columns of :math:`W_1` and the first rows of
     :math:`W_2`. Padding is zero, and stands behind the tokens.
 
+    Source: Tolstikhin et al., arXiv 2105.01601.
+
     Args:
         dims: Model dims `D`.
         max_length: The longest sequence `T`.

@@ -53,6 +53,8 @@ class MultiHeadAttention(SelfAttention):
     and positions of neither sequence count. The state then holds them, and the memory of later calls
     with this state is not read again: it must be the same. Heads with keys in common are `GQA`'s.
 
+    Source: Vaswani et al., arXiv 1706.03762, sec. 3.2.2.
+
     Args:
         dims: Model dims `D`.
         num_heads: Heads `H`.

@@ -68,6 +68,8 @@ class Performer(TokenMixer):
     is good where products of queries and keys are moderate, since its variance grows with their
     exponential.
 
+    Source: Choromanski et al., arXiv 2009.14794.
+
     Args:
         dims: Model dims `D`.
         num_heads: Heads `H`, of `K` dims.

@@ -42,6 +42,8 @@ class Pooling(TokenMixer):
     beyond the ends of the sequence none are counted. Without a window it is the whole sequence, or all
     tokens before and `t`. PoolFormer has `window=3`, in both directions of an image.
 
+    Source: MetaFormer (Yu et al., arXiv 2111.11418).
+
     Args:
         dims: Model dims `D`.
         window: Tokens `W`, an odd number if it is not causal; `None`: all.

@@ -72,6 +72,8 @@ class Reformer(KeyValueMixer):
     `"transformers"` two chunks in a ring of sorted tokens, as there. Up to a chunk all is seen, and they
     are equal. Published models draw rotations anew in each call; here they follow from `seed`.
 
+    Source: Kitaev et al., arXiv 2001.04451.
+
     Args:
         dims: Model dims `D`.
         chunk_size: Tokens of a chunk.

@@ -58,6 +58,8 @@ class ReLUAttention(SelfAttention):
     and another stands before the projections, as in the published code; both are gated by what they
     norm. Without either, results grow with the length.
 
+    Sources: Wortsman et al., arXiv 2309.08586; ReLA, Zhang et al., arXiv 2104.07012.
+
     Args:
         dims: Model dims `D`.
         normalization: "length" for the divisor, "gated_norm" for ReLA, or "none".

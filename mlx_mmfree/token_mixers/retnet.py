@@ -47,6 +47,8 @@ class RetNet(TokenMixer):
     code of the authors rotates neighbours instead of halves (give `rope`), divides by the sum of the
     decays, which the norm undoes but for its epsilon, and norms without a weight.
 
+    Source: Sun et al., arXiv 2307.08621.
+
     Args:
         dims: Model dims `D`.
         num_heads: Heads `H`.

@@ -33,6 +33,8 @@ class RingAttention(SelfAttention):
     While the sequence is split, it is read whole: there is no state to go on from, samples are not
     packed, and a call cannot be compiled. All processes make the same calls in the same order.
 
+    Source: Liu et al., arXiv 2310.01889.
+
     Args:
         dims: Model dims `D`.
         num_heads: Query heads `H`.

@@ -29,6 +29,8 @@ class SimA(TokenMixer):
     Class attention is its form for the last blocks of an image model: only the first token, which is no
     padding, is changed.
 
+    Source: Koohpayegani and Pirsiavash, arXiv 2206.08898.
+
     Args:
         dims: Model dims `D`.
         num_heads: Heads `H`.

@@ -40,6 +40,8 @@ class Sinkhorn(KeyValueMixer):
     times their weights, or learned empty blocks where there are too few; in half of the heads blocks
     begin a token before those of the others, and what comes before the first of them sees only itself.
 
+    Source: Tay et al., arXiv 2002.11296.
+
     Args:
         dims: Model dims `D`.
         block_size: Tokens of a block.

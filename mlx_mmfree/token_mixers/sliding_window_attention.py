@@ -25,6 +25,8 @@ class SlidingWindowAttention(SelfAttention):
     reaches back `N (W - 1)` tokens. Tokens are read in pieces or blocks, so that time and memory grow
     with `L W`, and a state is a ring of `W` keys and values. It is `GQA` with this window.
 
+    Sources: Beltagy et al., arXiv 2004.05150; Jiang et al., arXiv 2310.06825.
+
     Args:
         dims: Model dims `D`.
         window: Tokens `W` that are seen, on each side if not causal, each time with the token itself.

@@ -39,6 +39,8 @@ class Synthesizer(KeyValueMixer):
     the paper wants. Public codes repeat both in the same way, and columns can coincide: "each" has
     :math:`\lfloor m / b \rfloor` and :math:`\lfloor m / a \rfloor`, "whole" has the remainders.
 
+    Source: Tay et al., arXiv 2005.00743.
+
     Args:
         dims: Model dims `D`.
         max_length: The longest sequence `T`.

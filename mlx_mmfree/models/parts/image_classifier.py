@@ -27,6 +27,8 @@ class ImageClassifier(nn.Module):
         y = \mathrm{head}\big(\mathrm{pool}_p(\mathrm{neck}(x_p))\big), \quad
         x = \mathrm{stage}_n(\mathrm{merge}_n(\ldots\mathrm{stage}_1(\mathrm{embed}(\mathrm{image}))))
 
+    Source: MetaFormer (Yu et al., arXiv 2111.11418).
+
     Args:
         embed: Maps images `(B, H, W, C)` to vectors of patches, a sequence `(B, N, D)` or a map
             `(B, H', W', D)`.

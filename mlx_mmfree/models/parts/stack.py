@@ -29,6 +29,8 @@ class Stack(nn.Module):
     .. math::
         y = \mathrm{norm}\big(\mathrm{block}_n(\ldots\mathrm{block}_1(x))\big)
 
+    Source: MetaFormer (Yu et al., arXiv 2111.11418).
+
     Args:
         blocks: The blocks, first to last; or reversible ones, whose two streams begin alike and are
             averaged behind the last, unless a subclass has another `joined`.

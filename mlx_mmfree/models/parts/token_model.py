@@ -25,6 +25,8 @@ class TokenModel(Stack):
         z = W\,\mathrm{norm}\big(
         \mathrm{block}_n(\ldots\mathrm{block}_1(\mathrm{embed}(\mathrm{tokens})))\big)
 
+    Source: MetaFormer (Yu et al., arXiv 2111.11418), with tokens in the place of patches.
+
     Args:
         embed: The embedding, `(V, D)`.
         blocks: The blocks, first to last.

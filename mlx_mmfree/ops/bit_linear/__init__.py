@@ -69,6 +69,8 @@ def bit_linear(
     A norm whose epsilon is `None` is left out, and `quantize` is that of `rms_norm_quantize`. Computed
     in float32. A backend may compute one mean square of `z` for all projections.
 
+    Source: Ma et al., arXiv 2402.17764, and its norm in the layer, Zhu et al., arXiv 2406.02528.
+
     Args:
         x: `(..., D)`, or gate and up halves `(..., 2D)` with `gate`; any float dtype.
         projections: The matrices. Either all of them have a norm, or none has.

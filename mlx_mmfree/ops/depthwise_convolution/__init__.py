@@ -17,6 +17,8 @@ def depthwise_convolution(
     with zeros beyond the map. Computed in float32. On the CPU, the gradients of the weight and of the
     bias are sums in float64 of sums over few places.
 
+    Source: as in Chollet, arXiv 1610.02357.
+
     Args:
         x: Maps `(B, H, W, D)`, any float dtype.
         weight: Windows `(D, k, k, 1)` with `k` odd, any float dtype.

@@ -53,6 +53,8 @@ def gated(x: mx.array, activation: Activation) -> mx.array:
     .. math::
         y = a(x_{..D}) \odot x_{D..}
 
+    Source: gated linear units (Shazeer, arXiv 2002.05202).
+
     Args:
         x: `(..., 2D)`, any float dtype.
         activation: The name of the activation.

@@ -15,6 +15,8 @@ def layer_norm(
 
     Computed in float32.
 
+    Source: Ba, Kiros and Hinton, arXiv 1607.06450.
+
     Args:
         x: `(..., D)`, any float dtype.
         weight: Scale, `(D,)`, any float dtype; `None` means ones.

@@ -13,6 +13,8 @@ def rms_norm(x: mx.array, weight: mx.array | None = None, *, eps: float) -> mx.a
 
     Computed in float32.
 
+    Source: Zhang and Sennrich, arXiv 1910.07467.
+
     Args:
         x: `(..., D)`, any float dtype.
         weight: Scale, `(D,)`, any float dtype; `None` means ones.

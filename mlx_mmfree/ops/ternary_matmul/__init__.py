@@ -16,6 +16,8 @@ def ternary_matmul(x: mx.array, weight: mx.array, *, codes: bool = False) -> mx.
     whole number, the same on every backend and for any number of rows, as long as `D <= 2 ** 24 / 128`.
     The caller multiplies the sums by the scale. The gradient is that of `x`.
 
+    Source: BitNet b1.58 (Ma et al., arXiv 2402.17764).
+
     Args:
         x: Activations `(..., D)`, any float dtype.
         weight: Packed trits, `uint32` of shape `(N, packed_width(D))`; see `ops.ternary`.

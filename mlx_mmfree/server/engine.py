@@ -18,11 +18,17 @@ from .served import ServedModel
 
 _log = logging.getLogger(__name__)
 
-PAUSE_S = 0.01
-"""Seconds between two pieces of a text, where more than one token is written meanwhile."""
-
 Steps = Generator[None, None, Any]
 """Work that is done in steps between those of texts; what it returns is the result."""
+
+
+def pause_s(texts: int) -> float:
+    """Seconds between two pieces of a text, where more than one token is written meanwhile.
+
+    Pieces take time from the model, so that those of many texts are fewer. At 20 a second a text still
+    seems to flow.
+    """
+    return min(max(0.01, 0.002 * texts), 0.05)
 
 
 class Engine:
@@ -134,7 +140,7 @@ class Engine:
             self._loop.call_soon_threadsafe(_resolve, results)
 
     def _hand_over_later(self) -> None:
-        self._loop.call_at(self._handed_over + PAUSE_S, self._hand_over)
+        self._loop.call_at(self._handed_over + pause_s(self.active), self._hand_over)
 
     def _hand_over(self) -> None:
         """Gives all events to their channels, on asyncio's thread."""

@@ -73,6 +73,8 @@ def serve(service: Service, *, host: str, port: int, announce: Callable[[str], N
         make_app(service),
         host=host,
         port=port,
+        http="httptools",
+        loop="uvloop",
         log_config=None,
         access_log=False,
         lifespan="on",

@@ -10,7 +10,7 @@ import pytest
 
 from mlx_mmfree.generation.scheduling import Event, Request
 from mlx_mmfree.server.channel import MOST_UNREAD, Channel
-from mlx_mmfree.server.engine import PAUSE_S, Engine
+from mlx_mmfree.server.engine import Engine, pause_s
 from mlx_mmfree.server.errors import RequestError
 
 pytestmark = pytest.mark.serve
@@ -127,8 +127,12 @@ def test_quick_tokens_come_together_and_in_order() -> None:
     found = pieces([0.0005] * 300)
     assert [token for _, tokens in found for token in tokens] == list(range(300))
     # the last one is not held back, and a busy machine only makes them fewer
-    assert len(found) <= 3 + (found[-1][0] / PAUSE_S) < 150
+    assert len(found) <= 3 + (found[-1][0] / pause_s(1)) < 150
     assert len(found) > 2
+
+
+def test_pieces_of_many_texts_are_fewer() -> None:
+    assert [pause_s(texts) for texts in (1, 4, 16, 64, 1000)] == [0.01, 0.01, 0.032, 0.05, 0.05]
 
 
 def test_slow_tokens_come_alone() -> None:

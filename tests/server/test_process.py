@@ -121,7 +121,7 @@ def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
             server.process.send_signal(signal.SIGTERM)
             *_, last = stream
         assert last["choices"][0]["finish_reason"] == "length"
-        assert server.wait() == 0
+        assert server.wait() == 0, server.log
         assert "Traceback" not in server.log, server.log
     # what was read and written is known to the next server
     with ServerProcess("--session-dir", folder) as server:
@@ -142,7 +142,7 @@ def test_what_does_not_end_in_time_is_told_so() -> None:
             server.process.send_signal(signal.SIGINT)
             *_, last = stream
         assert last["error"]["code"] == "server_ending"
-        assert server.wait() == 0
+        assert server.wait() == 0, server.log
         assert "Traceback" not in server.log, server.log
 
 

@@ -4,7 +4,9 @@ import importlib.util
 
 from ...errors import UsageError
 
-_PACKAGES = ("llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn")
+_PACKAGES = (
+    *("httptools", "llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop"),
+)
 
 
 def check_serve_packages(command: str) -> None:

@@ -102,6 +102,10 @@ def _byte_level(file: Path) -> dict[str, Any]:
             f"[convert] '{file}' must be byte-level BPE for GGUF, or come with its tokenizer.model, "
             f"but is {model.get('type')!r:.40}. Put the tokenizer.model beside it."
         )
+    if not model["merges"]:
+        raise UnsupportedModelError(
+            f"[convert] '{file}' must have merges of tokens for GGUF but has none. Write another form."
+        )
     vocabulary = dict(model["vocab"])
     types = dict.fromkeys(vocabulary.values(), TokenType.NORMAL)
     for token in content.get("added_tokens") or ():

@@ -1,5 +1,6 @@
 """GGUF files, read back exactly by this library and by the package `gguf`."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +272,12 @@ class TestRefused:
         save_model(tmp_path / "s", tiny_transformer(**SIZES))
         with pytest.raises(CheckpointError, match="tokenizer"):
             convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", to="gguf")
+
+    def test_tokenizer_without_merges(self, tmp_path: Path) -> None:
+        file = source(tmp_path / "s") / "tokenizer.json"
+        content = json.loads(file.read_text())
+        content["model"]["merges"] = []
+        file.write_text(json.dumps(content))
+        with pytest.raises(UnsupportedModelError, match="must have merges of tokens"):
+            convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", to="gguf")
+        assert not (tmp_path / "m").exists()

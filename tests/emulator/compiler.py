@@ -4,10 +4,10 @@ There is no compiler of Metal outside macOS. The clang of the package `ziglang` 
 arm64 with `declarations.h` in place of Metal's library.
 """
 
+import functools
 import importlib.util
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,12 +40,18 @@ def unavailable() -> str | None:
 
 def zig(*arguments: str) -> str:
     """Runs a tool of the package `ziglang` and returns what it prints."""
-    found = subprocess.run(
-        [sys.executable, "-m", "ziglang", *arguments], capture_output=True, text=True
-    )
+    found = subprocess.run([_program(), *arguments], capture_output=True, text=True)
     if found.returncode:
         raise KernelError(f"the kernel does not compile:\n{found.stderr}")
     return found.stdout
+
+
+@functools.cache
+def _program() -> str:
+    """The package's program itself, since `python -m ziglang` would start Python for each kernel."""
+    package = importlib.util.find_spec("ziglang")
+    assert package is not None and package.origin is not None
+    return str(Path(package.origin).with_name("zig"))
 
 
 def without_attributes(text: str) -> str:

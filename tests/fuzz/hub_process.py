@@ -5,9 +5,11 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 from huggingface_hub import constants, hf_api
+from huggingface_hub.utils import _http
 
 from mlx_mmfree.hub.remote import patience
 from tests.hub.hub_server import HubServer, Repository
@@ -72,6 +74,8 @@ def log_in(url: str, token: str) -> Callable[[], None]:
         constants.HUGGINGFACE_CO_URL_TEMPLATE = url + "".join(path[1:])
         constants.HF_HUB_OFFLINE = False
         patience.delay_s = lambda headers, tries: 0.0
+        # the client tries some requests again by itself
+        _http.time = SimpleNamespace(sleep=lambda seconds: None)
         os.environ |= {"HF_TOKEN": token, "NO_PROXY": "127.0.0.1"}
 
     return prepare

@@ -86,7 +86,7 @@ class Plan:
 QUICK = Plan(
     train=CORPUS / "valid-storybooks.txt",
     valid=CORPUS / "valid-storybooks.txt",
-    documents=40,
+    documents=4,
     dims=32,
     teacher_steps=3,
     steps=(1, 1, 2),

@@ -13,6 +13,9 @@ BLOCK = 256
 MIN_SIZE = 4096
 """Smaller arrays, such as norms and biases, keep their moments in float32."""
 
+_PIECE = 2**22
+"""The most numbers that are updated at a time, in whole blocks."""
+
 _DECADES = 7
 
 
@@ -42,13 +45,32 @@ class AdamW8bit(optim.AdamW):
         if isinstance(state["m"], mx.array):
             result: mx.array = super().apply_single(gradient, parameter, state)
             return result
+        names = [(moment, part) for moment in "mv" for part in ("codes", "scales")]
+        numbers = [gradient.reshape(-1), parameter.reshape(-1)]
+        kept = [state[moment][part] for moment, part in names]
+        pieces: list[list[mx.array]] = []
+        for start in range(0, parameter.size, _PIECE):
+            own = slice(start, start + _PIECE)
+            blocks = slice(start // BLOCK, (start + _PIECE) // BLOCK)
+            given: Any = [*(a[own] for a in numbers), *(a[blocks] for a in kept)]
+            # what a piece takes is free before the next one begins
+            given = mx.depends(given, pieces[-1]) if pieces else given
+            pieces.append(self._updated(*given))
+        weight, *new = (mx.concatenate(list(parts)) for parts in zip(*pieces, strict=True))
+        for (moment, part), array in zip(names, new, strict=True):
+            state[moment] = state[moment] | {part: array}
+        return weight.reshape(parameter.shape)
+
+    def _updated(self, gradient: mx.array, parameter: mx.array, *kept: mx.array) -> list[mx.array]:
+        """New numbers, and the codes and scales of both moments, of old ones."""
+        first, second = ({"codes": kept[n], "scales": kept[n + 1]} for n in (0, 2))
         moments = {
-            "m": decoded(state["m"], True, parameter.shape),
-            "v": decoded(state["v"], False, parameter.shape).square(),
+            "m": decoded(first, True, parameter.shape),
+            "v": decoded(second, False, parameter.shape).square(),
         }
-        result = super().apply_single(gradient, parameter, moments)
-        state |= _kept(moments)
-        return result
+        weight = super().apply_single(gradient, parameter, moments)
+        new = _kept(moments)
+        return [weight, *(new[moment][part] for moment in "mv" for part in ("codes", "scales"))]
 
 
 def _kept(moments: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ..ops.backend.choice import untimed
 from ..ops.backend.compilation import compiled
 from .batches import Batch
 from .loss import Loss
+from .precision import in_dtype
 
 
 class BatchGradient:
@@ -28,11 +29,16 @@ class BatchGradient:
         model: The model.
         loss: The sum of the losses of a batch.
         repeats_graphs: Whether the graph of a batch is compiled and repeated for others of its form.
+        dtype: The float dtype to compute in, which gradients have too; `None` is that of the weights.
     """
 
-    def __init__(self, model: TokenModel, loss: Loss, repeats_graphs: bool):
+    def __init__(
+        self, model: TokenModel, loss: Loss, repeats_graphs: bool, dtype: mx.Dtype | None = None
+    ):
         self._model = model
-        self._loss_and_gradient = nn.value_and_grad(model, loss)
+        computed: Callable[..., tuple[mx.array, Any]] = nn.value_and_grad(model, loss)
+        # not around the loss alone: gradients in 16 bits take half of the memory, and lose nothing
+        self._loss_and_gradient = computed if dtype is None else in_dtype(computed, model, dtype)
         self._repeats_graphs = repeats_graphs
         self._graphs: dict[Any, Callable[..., tuple[mx.array, Any, dict[str, mx.array]]]] = {}
 

@@ -14,7 +14,6 @@ from ..hub import Tokenizer
 from ..hub.adapters.adapter_folder import load_adapter_weights
 from ..hub.checkpoint.target_folder import check_apart
 from ..images import ImageProcessor
-from ..layers.parameters import parameters
 from ..models import Decoder, ImageClassifier, check_causal
 from .callbacks import Callback
 from .data_parallel import DataParallel
@@ -188,7 +187,7 @@ def plan_fine_tune(
         settings.loop({}),
         processes=processes,
         parts=settings.grad_accumulation_steps,
-        others=0 if teacher is None else sum(p.nbytes for p in parameters(teacher).values()),
+        companions=() if teacher is None else [teacher],
     )
 
 

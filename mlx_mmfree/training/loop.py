@@ -121,8 +121,10 @@ class Trainer:
         self._resume()
         is_first = self._processes.is_first
         self._processes.check_same("step", self._progress["step"])
-        weights = tree_unflatten(list(learned(self.model).items()))
-        self.model.update(self._processes.of_first(weights))
+        # no name holds these weights, whose memory is that of new ones from the first step on
+        self.model.update(
+            self._processes.of_first(tree_unflatten(list(learned(self.model).items())))
+        )
         log = self._begin()
         bar = tqdm(
             total=self._settings.steps,

@@ -1,11 +1,12 @@
 """The float dtype in which a training step computes, while master weights and moments stay float32."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 
 from ..layers.maps.batch_norm import running_statistics
 from ..layers.matrix import matrices
@@ -53,12 +54,7 @@ def in_dtype(function: Function[Result], model: nn.Module, dtype: mx.Dtype) -> F
         model: The model.
         dtype: The dtype.
     """
-    kept = kept_names(model) | _ternary_masters(model) | set(running_statistics(model))
-    names = [
-        name
-        for name, array in parameters(model).items()
-        if mx.issubdtype(array.dtype, mx.floating) and array.dtype != dtype and name not in kept
-    ]
+    names = _cast_names(model, dtype)
     if not names:
         return function
 
@@ -71,6 +67,38 @@ def in_dtype(function: Function[Result], model: nn.Module, dtype: mx.Dtype) -> F
             _update(model, {name: given[name] for name in names})
 
     return computed
+
+
+@contextmanager
+def frozen_in_dtype(model: nn.Module, dtype: mx.Dtype) -> Iterator[None]:
+    """Keeps what is frozen of a model in the dtype that steps compute in, inside the `with` block.
+
+    It takes less memory then, and no step makes a copy of it. It is cast back at the end, so that
+    nothing is lost where the dtype holds all its values.
+
+    Args:
+        model: The model. What is frozen of it at the beginning must not be changed inside.
+        dtype: The dtype.
+    """
+    given, trained = parameters(model), dict(tree_flatten(model.trainable_parameters()))
+    before = {name: given[name].dtype for name in _cast_names(model, dtype) if name not in trained}
+    _update(model, {name: given[name].astype(dtype) for name in before})
+    del given, trained
+    try:
+        yield
+    finally:
+        cast = parameters(model)
+        _update(model, {name: cast[name].astype(own) for name, own in before.items()})
+
+
+def _cast_names(model: nn.Module, dtype: mx.Dtype) -> list[str]:
+    """The names of the parameters of other dtypes that a step casts to a dtype."""
+    kept = kept_names(model) | _ternary_masters(model) | set(running_statistics(model))
+    return [
+        name
+        for name, array in parameters(model).items()
+        if mx.issubdtype(array.dtype, mx.floating) and array.dtype != dtype and name not in kept
+    ]
 
 
 def _ternary_masters(model: nn.Module) -> set[str]:

@@ -1,12 +1,14 @@
 """The tables of results that the README files show are those of the runs that are kept beside them."""
 
 import json
+import re
 import runpy
 import shlex
 from dataclasses import fields
 from pathlib import Path
 from statistics import mean, stdev
 
+import mlx.core as mx
 import pytest
 
 from mlx_mmfree import native
@@ -82,13 +84,43 @@ def test_estimates_for_real_teachers_are_those_of_the_command() -> None:
     commands = [line for each in sections(file) for line in each.commands()]
     assert len(commands) == 3
     for command in commands:
-        given = vars(build_parser().parse_args(shlex.split(command)[2:]))
-        given["model"] = str(file.parent / given["model"].partition("/")[2].lower())
-        names = {field.name for field in fields(DistilSettings)}
-        settings = read_settings(None, {name: given[name] for name in names})
-        shown = efforts_shown(Distillation(settings, only_plans=True))
+        shown = efforts_shown(Distillation(_settings_of(command), only_plans=True))
         table, rates = "\n".join(shown).split("\nEstimates.")
         assert f"```\n{table}\n```" in page
     for name, machine in MACHINES.items():
         assert f"| {name} | {machine.rate / 1e12:.3g}e12 |" in page
         assert f"{name}: {machine.rate / 1e12:.3g} TFLOP/s" in rates
+
+
+@pytest.mark.skipif(native.unavailable() is not None, reason="the compiled extension reads graphs")
+def test_what_flags_cost_of_memory_is_what_the_command_says() -> None:
+    file = EXAMPLES / "real_teachers" / "README.md"
+    llama, qwen, _ = (line for each in sections(file) for line in each.commands())
+    change = r"(as above|(?:with|without) `([^|]*)`)"
+    rows = re.findall(rf"^\| {change} \| (\S+) GB \|$", file.read_text(), re.M)
+    assert len(rows) == 7
+    for change, flag, size in rows:
+        assert _third_stage(llama, change, flag) == size, change
+    change, flag, _ = rows[-1]
+    assert (
+        f"of which the last takes the most, {_third_stage(qwen, change, flag)} GB"
+        in file.read_text()
+    )
+
+
+def _third_stage(command: str, change: str, flag: str) -> str:
+    """The memory of the third stage in GB, if a flag of a command is another or missing."""
+    if change.startswith("without"):
+        assert flag in command
+        command, flag = command.replace(flag, ""), ""
+    settings = _settings_of(f"{command} {flag} --mixers-steps 0 --hidden-steps 0")
+    plan = Distillation(settings, only_plans=True).plans(mx.bfloat16)["logits"]
+    return f"{plan.total / 1e9:.2f}"
+
+
+def _settings_of(command: str) -> DistilSettings:
+    """The settings of a command of the page, with the description of the teacher that lies there."""
+    given = vars(build_parser().parse_args(shlex.split(command)[2:]))
+    given["model"] = str(EXAMPLES / "real_teachers" / given["model"].partition("/")[2].lower())
+    names = {field.name for field in fields(DistilSettings)}
+    return read_settings(None, {name: given[name] for name in names})

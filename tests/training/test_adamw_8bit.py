@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_reduce
 
+from mlx_mmfree.training import adamw_8bit
 from mlx_mmfree.training.adamw_8bit import (
     BLOCK,
     MIN_SIZE,
@@ -52,6 +53,20 @@ def test_a_number_gets_the_nearest_code(is_signed: bool) -> None:
     got = np.array(decoded(encoded(moment, is_signed), is_signed, moment.shape))
     distances = np.abs(np.array(moment)[..., None] - values)
     assert np.array_equal(np.abs(got - np.array(moment)), distances.min(axis=-1))
+
+
+@pytest.mark.parametrize("shape", [(40, 300), (12000,)])
+def test_pieces_change_no_bit(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for piece in (4 * BLOCK, 2**22):
+        monkeypatch.setattr(adamw_8bit, "_PIECE", piece)
+        optimizer = AdamW8bit(learning_rate=1e-2, weight_decay=0.1)
+        weight = _trained(optimizer, shape, steps=3)
+        found.append({"weight": weight, **dict(tree_flatten(optimizer.state))})
+    assert found[0].keys() == found[1].keys()
+    for name, array in found[0].items():
+        assert array.shape == found[1][name].shape
+        assert mx.array_equal(array, found[1][name]), name
 
 
 def test_each_block_has_its_scale() -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -201,12 +202,20 @@ def test_only_mixers_learn_before_the_logits(teacher_folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"ternary": True}, {"cache_logits": True, "teacher_top_k": 8}],
-    ids=["dense", "ternary", "cached"],
+    [
+        {},
+        {"ternary": True},
+        {"cache_logits": True, "teacher_top_k": 8},
+        {"dtype": "bfloat16", "keep_embedding": True, "optimizer": "adamw8bit"},
+    ],
+    ids=["dense", "ternary", "cached", "small"],
 )
 def test_a_stopped_run_goes_on_to_the_same_bits(
     teacher_folder: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if "dtype" in changes:
+        in_16_bits(teacher_folder, monkeypatch)
+
     def bits(name: str) -> bytes:
         kind = "masters" if changes.get("ternary") else "model"
         return (teacher_folder.parent / name / kind / "model.safetensors").read_bytes()
@@ -310,6 +319,42 @@ def test_the_planned_memory_is_what_a_run_takes(teacher_folder: Path) -> None:
         log = read_log(Path(settings.path) / "stages" / stage / "log.jsonl")
         peak = max(line.get("peak_memory_bytes", 0) for line in log) - before
         assert plan.total == pytest.approx(peak, rel=0.15), stage
+
+
+def in_16_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a run compute as on a GPU, with a larger teacher in bfloat16."""
+    monkeypatch.setattr("mlx_mmfree.training.precision.on_cpu", lambda: False)
+    monkeypatch.setattr("mlx_mmfree.training.optimizer_step._GROUP", 2**18)
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "head_dim": 32}
+    teacher = teacher_of(vocab_size=520, **sizes)
+    teacher.set_dtype(mx.bfloat16)
+    shutil.rmtree(folder)
+    save_model(folder, teacher, GOLDENS / "tokenizer_bpe")
+
+
+@pytest.mark.skipif(native.unavailable() is not None, reason="the compiled extension reads graphs")
+def test_a_run_in_little_memory(teacher_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_16_bits(teacher_folder, monkeypatch)
+    small = {"dtype": "bfloat16", "optimizer": "adamw8bit", "grad_checkpoint": True}
+    small |= {"keep_embedding": True, "cache_logits": True, "teacher_top_k": 8}
+    small |= {"batch_size": 1, "sequence_length": 16, "valid": ()}
+    settings = settings_of(teacher_folder, "run", **small)
+    run = Distillation(settings)
+    plans = run.plans()
+    gc.collect()
+    before = mx.get_active_memory()
+    run.run()
+    for stage, plan in plans.items():
+        log = read_log(Path(settings.path) / "stages" / stage / "log.jsonl")
+        peak = max(line.get("peak_memory_bytes", 0) for line in log) - before
+        assert plan.total == pytest.approx(peak, rel=0.15), stage
+    # embedding and head are held in 16 bits, and written as they were
+    assert plans["logits"].weights == 2 * 2 * 520 * 128
+    student = load_model(Path(settings.path) / "model")
+    own = dict(tree_flatten(student.parameters()))
+    teacher = dict(tree_flatten(load_model(teacher_folder).parameters()))
+    same = {name for name in teacher if name in own and mx.array_equal(own[name], teacher[name])}
+    assert same == {"embed.weight", "head.weight"}
 
 
 def test_settings_come_from_a_file_and_flags(

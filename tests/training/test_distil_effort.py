@@ -15,6 +15,8 @@ from mlx_mmfree.models import find
 from mlx_mmfree.training.distil.distil import Distillation
 from mlx_mmfree.training.distil.effort import MACHINES, Effort
 from mlx_mmfree.training.distil.settings import DistilSettings
+from tests.hub.hub_client import HubClient
+from tests.hub.hub_server import HubServer
 
 SHAPE = {
     "model_type": "llama",
@@ -64,6 +66,10 @@ def test_what_is_computed_again_counts_again(
     settings = described(tmp_path / "teacher", grad_checkpoint=True)
     again = Distillation(settings, only_plans=True).efforts()
     assert again["text"].operations == 4 * STUDENT + 3 * HEAD
+    staying = described(tmp_path / "third", keep_embedding=True)
+    assert Distillation(staying, only_plans=True).efforts()["text"].operations == (
+        3 * STUDENT + 2 * HEAD
+    )
     # the logits of a large vocabulary are computed in blocks, by teacher and student
     for limit in ("_WHOLE", "_BLOCK"):
         monkeypatch.setattr(f"mlx_mmfree.training.loss.{limit}", 1)
@@ -97,10 +103,15 @@ def test_a_description_plans_what_the_weights_do(tmp_path: Path) -> None:
     for dtype in (None, mx.bfloat16):
         sizes = [{name: p.total for name, p in r.plans(dtype).items()} for r in (alone, whole)]
         assert sizes[0] == sizes[1]
-    # a teacher in 16 bits takes half
+    # a teacher in 16 bits takes half; what the student keeps of one in 32 bits does not
     in_full, in_half = (alone.plans(dtype)["mixers"].weights for dtype in (None, mx.bfloat16))
     weights = sum(entry.nbytes for entry in whole._opened.checkpoint.tensors.values())
     assert in_full - in_half == weights // 2
+    write_json(tmp_path / "teacher" / "config.json", {**SHAPE, "torch_dtype": "bfloat16"})
+    halves = Distillation(settings, only_plans=True)
+    attention = 3 * ATTENTION // 2
+    of_student = weights // 4 - attention
+    assert in_half - halves.plans(mx.bfloat16)["mixers"].weights == 2 * of_student
 
 
 def test_only_a_plan_needs_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,3 +126,25 @@ def test_only_a_plan_needs_no_weights(tmp_path: Path, capsys: pytest.CaptureFixt
     write_json(tmp_path / "teacher" / "config.json", {**SHAPE, "torch_dtype": "int8"})
     with pytest.raises(CheckpointError, match="'dtype' must be float32, float16 or bfloat16"):
         Distillation(settings, only_plans=True)
+
+
+def test_a_dry_run_downloads_the_configuration_alone(tmp_path: Path) -> None:
+    record = find("llama")
+    save_model(tmp_path / "teacher", record.build(record.config.from_hub(SHAPE)))
+    packed = find("bitnet")
+    save_model(tmp_path / "packed", packed.build(packed.config.from_hub(packed.tiny)))
+    folders = {f"me/{name}": tmp_path / name for name in ("teacher", "packed")}
+    flags = ("--path", str(tmp_path / "run"), "--to", "mlgru", "--data", "a.txt", "--dry-run")
+    with HubServer(folders) as hub, HubClient(hub.url, tmp_path / "home") as client:
+        for _ in range(2):
+            status, shown, errors = client.call(
+                "command", "distil", "--model", "me/teacher", *flags
+            )
+            assert status == 0 and "hours, H100" in shown, errors
+            assert hub.downloaded() == ["config.json"]
+        # what was left out comes when it is needed
+        assert len(client.call("logits", "me/teacher")[0][0]) == 520
+        assert "model.safetensors" in hub.downloaded()
+        before = len(hub.downloaded())
+        assert client.call("command", "distil", "--model", "me/packed", *flags)[0] == 0
+        assert "model.safetensors" in hub.downloaded()[before:]

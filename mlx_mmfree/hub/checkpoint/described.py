@@ -10,26 +10,37 @@ from ...files.json_file import read_json_object
 from ...files.tensor_entry import TensorEntry
 from ...layers.parameters import parameters
 from ...models import find_described
+from ..remote.download import local_folder
 from .checkpoint import Checkpoint, has_weights
 from .names import WeightNames
 
 
-def described_checkpoint(folder: Path) -> Checkpoint | None:
-    """What a folder with a `config.json` alone would hold if the weights lay beside it, as floats.
+def described_checkpoint(path_or_repo: str) -> Checkpoint | None:
+    """What a `config.json` describes, as floats, where it is all that is at hand.
 
-    A model can be opened from it, which tells its shapes and its size, but not loaded. The tensors have
-    the dtype that the configuration names, or bfloat16.
+    It stands alone in a folder, or is all that is downloaded of a repository of the Hub. A model can be
+    opened from the result, which tells its shapes and its size, but not loaded. The tensors have the
+    dtype that the configuration names, or bfloat16.
+
+    Args:
+        path_or_repo: As of `load`.
 
     Returns:
-        `None` if there are weights, or no configuration.
+        `None` if there are weights too, or no configuration, or if a repository's weights are packed,
+        since only they tell how.
 
     Raises:
         UnsupportedModelError: The architecture or an option is not implemented.
-        CheckpointError: The configuration is damaged.
+        CheckpointError: The configuration is damaged, or there is no such folder.
+        DownloadError: The Hub does not hand out the repository.
     """
+    folder = local_folder(path_or_repo, patterns=(CONFIG_FILE,))
     if not (folder / CONFIG_FILE).is_file() or has_weights(folder):
         return None
     config = read_json_object(folder / CONFIG_FILE)
+    is_packed = any(config.get(key) for key in ("quantization", "quantization_config"))
+    if is_packed and not Path(path_or_repo).is_dir():
+        return None
     architecture = find_described(config)
     model = architecture.build(architecture.config.from_hub(config))
     names = WeightNames(architecture.weight_names)

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ...hub.checkpoint.described import described_checkpoint
 from ...hub.checkpoint.opened_model import OpenedModel, Source, open_model
 from ...hub.checkpoint.target_folder import check_apart
 from ...hub.publish.model_card import ModelCard
+from ...layers.parameters import kept_names
 from ...models import Decoder, architecture_of
 from ...models.parts.mixer_choice import MixerChoice
 from ..batches import Batch
@@ -29,7 +31,7 @@ from ..loss import Loss, next_token_loss
 from ..memory import MemoryPlan, plan_memory
 from ..optimizer import build_optimizer, build_schedule
 from ..optimizer_step import Batches
-from ..precision import compute_dtype
+from ..precision import compute_dtype, frozen_in_dtype
 from ..results import check_results, save_trained
 from ..run_folder import make_run_folder
 from ..tasks.causal_lm import CausalLMTask
@@ -54,7 +56,7 @@ class Distillation:
     Args:
         settings: The run.
         only_plans: Whether the run is planned alone. The teacher may then be a folder with a
-            `config.json` and no weights.
+            `config.json` and no weights, and no weights are downloaded, unless they are packed.
 
     Attributes:
         teacher: The teacher.
@@ -70,7 +72,7 @@ class Distillation:
         self.settings = settings
         self._source: Source = settings.model
         if only_plans:
-            self._source = described_checkpoint(Path(settings.model)) or settings.model
+            self._source = described_checkpoint(settings.model) or settings.model
         self._opened = self._open()
         folder = self._opened.checkpoint.folder
         check_apart(Path(settings.path).resolve(), [folder], "distil")
@@ -92,26 +94,28 @@ class Distillation:
         """
         dtype = dtype or compute_dtype(self.settings.dtype)
         student = self._first_student(self._masters().model)
-        teacher_bytes = self._open(dtype).nbytes
+        teacher = self._open(dtype).without_values()
         found = {}
         for name in self._stages(student):
             if name in _WHOLE:
                 student.unfreeze()
                 if student.config != self._config:
                     student = self._ternary_student(student)
+            loss = self._loss(name, student, teacher)
             settings = self.settings.stage(name)
+            # writing its logits takes less than the step of a stage that trains all weights
             has_teacher = name not in _WHOLE or not self.settings.cache_logits
-            found[name] = plan_memory(
-                student,
-                build_optimizer(settings),
-                self._loss(name, student),
-                self._largest_batch(name),
-                replace(settings.loop({}), dtype=dtype),
-                processes=DataParallel(),
-                parts=settings.accumulation_steps,
-                # writing its logits takes less than the step of a stage that trains all weights
-                others=teacher_bytes if has_teacher else 0,
-            )
+            with self._narrow(student, dtype):
+                found[name] = plan_memory(
+                    student,
+                    build_optimizer(settings),
+                    loss,
+                    self._largest_batch(name),
+                    replace(settings.loop({}), dtype=dtype),
+                    processes=DataParallel(),
+                    parts=settings.accumulation_steps,
+                    companions=[teacher] if has_teacher else (),
+                )
         return found
 
     def efforts(self) -> dict[StageName, Effort]:
@@ -211,7 +215,7 @@ class Distillation:
         settings = self.settings.stage(name)
         folder = Path(self.settings.path) / "stages" / name
         make_run_folder(folder)
-        loss = self._loss(name, student)
+        loss = self._loss(name, student, self.teacher)
         record = {
             "teacher": self._digest,
             "weights": weights_digest(student),
@@ -221,30 +225,45 @@ class Distillation:
         batches: Batches = task.batches
         if self._is_cached(name):
             batches = self._teacher_logits(task).batches(batches)
-        Trainer(
-            student,
-            replace(settings.loop(record), folder=folder),
-            build_optimizer(settings),
-            build_schedule(settings, student.dims),
-            batches,
-            self._validation(name, task, loss),
-            loss=loss,
-            callbacks=[BestWeights(student, file, bool(settings.valid)), *callbacks],
-        ).train()
-        load_learned(student, file)
+        with self._narrow(student, compute_dtype(settings.dtype)):
+            mx.eval(student.parameters())
+            Trainer(
+                student,
+                replace(settings.loop(record), folder=folder),
+                build_optimizer(settings),
+                build_schedule(settings, student.dims),
+                batches,
+                self._validation(name, task, loss),
+                loss=loss,
+                callbacks=[BestWeights(student, file, bool(settings.valid)), *callbacks],
+            ).train()
+            load_learned(student, file)
         student.unfreeze()
+        mx.eval(student.parameters())
 
-    def _loss(self, name: StageName, student: Decoder) -> Loss:
+    def _narrow(self, student: Decoder, dtype: mx.Dtype) -> AbstractContextManager[None]:
+        """Keeps what is frozen of a student in the dtype of steps, if that is the teacher's.
+
+        Frozen weights are the teacher's, so that nothing is lost, unless they were unpacked.
+        """
+        stored = {entry.dtype for entry in self._opened.checkpoint.tensors.values()}
+        is_lossless = stored == {dtype} and not kept_names(self.teacher)
+        return frozen_in_dtype(student, dtype) if is_lossless else nullcontext()
+
+    def _loss(self, name: StageName, student: Decoder, teacher: Decoder) -> Loss:
         """What a stage minimises. Only what it trains is left unfrozen."""
         layers = replaced_layers(student)
         if name not in _WHOLE:
             student.freeze()
             for layer in layers:
                 student.blocks[layer].token_mixer.unfreeze()
+        elif self.settings.keep_embedding:
+            for module in (student.embed, *student.head_modules):
+                module.freeze()
         if name == "mixers":
-            return mixer_loss(self.teacher, layers)
+            return mixer_loss(teacher, layers)
         if name == "hidden":
-            return hidden_loss(self.teacher)
+            return hidden_loss(teacher)
         if name == "text":
             return next_token_loss
         settings = self.settings
@@ -252,7 +271,7 @@ class Distillation:
         if self._is_cached(name):
             return known_loss(weight=weight, temperature=temperature)
         return distillation_loss(
-            self.teacher,
+            teacher,
             student,
             weight=weight,
             temperature=temperature,

@@ -100,7 +100,9 @@ def effort_of(
     else:
         # a large vocabulary's logits are computed in blocks, and again in the backward pass
         times = 1 if kept_logits(student, batch) == batch.targets.size * student.num_logits else 2
-        operations = 3 * own + again + (2 + times) * head
+        # a head that stays has no gradient of its own
+        backward = 1 if settings.keep_embedding else 2
+        operations = 3 * own + again + (times + backward) * head
         if name == "logits":
             operations += of_teacher + (1 if settings.cache_logits else times) * head
     steps: int = getattr(settings, f"{name}_steps")

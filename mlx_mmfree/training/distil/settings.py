@@ -62,6 +62,7 @@ class DistilSettings:
             or JSON objects with `name` and options; `same` keeps attention.
         ternary: Whether the student's linears are ternary.
         keep_layers: Numbers of layers, from 0, that keep their attention.
+        keep_embedding: The embedding and the head stay as they are in all stages.
         random_mixers: New mixers begin with random weights alone, not as the attention where they can.
         data: Texts or token files to learn from.
         valid: Held-out texts or token files. The first one picks the best weights of each stage.
@@ -105,6 +106,7 @@ class DistilSettings:
     to: tuple[str | Mapping[str, Any], ...]
     ternary: bool = False
     keep_layers: tuple[int, ...] = ()
+    keep_embedding: bool = False
     random_mixers: bool = False
     data: tuple[str, ...]
     valid: tuple[str, ...] = ()

@@ -108,7 +108,7 @@ def build_student(
     values that heads share are repeated. Gates are random.
 
     Args:
-        teacher: The teacher, with float weights.
+        teacher: The teacher, with float weights, which the student takes over.
         config: Of `student_config`.
         seed: Of the random weights.
         random_mixers: Whether all weights of new mixers are random.
@@ -119,8 +119,7 @@ def build_student(
     own = dict(tree_flatten(student.parameters()))
     replaced = [f"blocks.{n}.token_mixer." for n in replaced_layers(student)]
     same = {
-        # of its own, since a graph takes an array either as a weight that learns or as a constant
-        name: mx.array(known[name])
+        name: known[name]
         for name, array in own.items()
         if name in known
         and known[name].shape == array.shape
@@ -149,7 +148,7 @@ def _begin_as(mixer: nn.Module, attention: Any) -> None:
         if role in ("key_proj", "value_proj") and module.weight.shape != weight.shape:
             weight = _repeated(weight, attention.num_heads, attention.num_kv_heads)
         if module.weight.shape == weight.shape:
-            module.weight = mx.array(weight)
+            module.weight = weight
 
 
 def _repeated(weight: mx.array, num_heads: int, num_kv_heads: int) -> mx.array:

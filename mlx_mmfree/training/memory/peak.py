@@ -7,7 +7,8 @@ followed here (`eval_impl` in MLX's transforms.cpp).
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import chain, islice
 
 import mlx.core as mx
 
@@ -42,16 +43,15 @@ _ELEMENTWISE = {
 
 
 def peak_bytes(
-    results: Sequence[mx.array],
+    *results: Sequence[mx.array],
     leaves: Sequence[mx.array],
-    *,
     freed: Sequence[mx.array] = (),
     held: Sequence[mx.array] = (),
 ) -> int:
     """The most bytes that MLX takes at a time on a CPU, beside the leaves, to compute arrays.
 
     Args:
-        results: The arrays.
+        results: The arrays, in the groups that are computed one after the other.
         leaves: Arrays that are known by then and stay in memory, which is not counted.
         freed: Further ones, which are counted, and freed once they have been read.
         held: Arrays of the graph that somebody else holds too.
@@ -59,20 +59,48 @@ def peak_bytes(
     Raises:
         BackendError: The compiled extension, which reads the graph, cannot be used.
     """
-    graph = graph_of([*results, *held], [*leaves, *freed])
+    graph = graph_of([*chain(*results), *held], [*leaves, *freed])
     memory = _Memory(graph, len(leaves), len(leaves) + len(freed))
-    for node in _order(graph, graph.results[: len(results)]):
-        memory.run(graph.nodes[node])
+    places = iter(graph.results)
+    for order in _orders(graph, [list(islice(places, len(group))) for group in results]):
+        for node in order:
+            memory.run(graph.nodes[node])
+        memory.wait()
     return memory.peak
 
 
-def _order(graph: Graph, results: Sequence[int]) -> list[int]:
-    """The operations in the order in which MLX runs them: a breadth-first search backwards."""
+def _orders(graph: Graph, groups: Iterable[Sequence[int]]) -> Iterator[list[int]]:
+    """The operations for each group of results, in the order in which MLX runs them."""
     maker = {array: n for n, node in enumerate(graph.nodes) for array in node.outputs}
-    readers = [[maker[a] for a in node.inputs if a in maker] for node in graph.nodes]
-    readers.append([maker[array] for array in results if array in maker])
-    uses = Counter(node for inputs in readers for node in inputs)
-    tape, at = [len(graph.nodes)], 0
+    inputs = [[maker[a] for a in node.inputs if a in maker] for node in graph.nodes]
+    done: set[int] = set()
+    for group in groups:
+        order = _order(inputs, [maker[array] for array in group if array in maker], done)
+        done.update(order)
+        yield order
+
+
+def _order(
+    inputs: Sequence[Sequence[int]], roots: Sequence[int], done: Container[int]
+) -> list[int]:
+    """The order in which MLX runs operations: a breadth-first search backwards.
+
+    Args:
+        inputs: The operations that make the inputs of each operation.
+        roots: Those that make the results.
+        done: Those that have run before.
+    """
+    root = len(inputs)
+    makers: dict[int, list[int]] = {root: [node for node in roots if node not in done]}
+    uses: Counter[int] = Counter()
+    found = [root]
+    while found:
+        for node in makers[found.pop()]:
+            uses[node] += 1
+            if node not in makers:
+                makers[node] = [each for each in inputs[node] if each not in done]
+                found.append(node)
+    tape, at = [root], 0
     waiting: list[tuple[int, int]] = []
     while at < len(tape) or waiting:
         if at < len(tape):
@@ -80,11 +108,11 @@ def _order(graph: Graph, results: Sequence[int]) -> list[int]:
             at += 1
         else:
             node, first = waiting.pop()
-        for n in range(first, len(readers[node])):
+        for n in range(first, len(makers[node])):
             if len(tape) - at >= _WIDTH:
                 waiting.append((node, n))
                 break
-            maker_of_input = readers[node][n]
+            maker_of_input = makers[node][n]
             uses[maker_of_input] -= 1
             if uses[maker_of_input] == 0:
                 tape.append(maker_of_input)
@@ -121,9 +149,7 @@ class _Memory:
 
     def run(self, node: GraphNode) -> None:
         """Hands over an operation."""
-        while self._running and self._running[0][0] <= self._tasks - _LAG:
-            for block in self._running.popleft()[1]:
-                self._drop(block)
+        self._finish(self._tasks - _LAG)
         if not self._pass_on(node):
             self._compute(node)
         self.peak = max(self.peak, self._total)
@@ -136,6 +162,16 @@ class _Memory:
         for array in {*node.inputs, *node.outputs}:
             if self._readers[array] <= 0 and array in self._block:
                 self._drop(self._block.pop(array))
+
+    def wait(self) -> None:
+        """Lets all operations end that have been handed over."""
+        self._finish(self._tasks)
+
+    def _finish(self, task: int) -> None:
+        """Lets the operations end up to a task."""
+        while self._running and self._running[0][0] <= task:
+            for block in self._running.popleft()[1]:
+                self._drop(block)
 
     def _pass_on(self, node: GraphNode) -> bool:
         """Whether the results are views of inputs, which they then become."""

@@ -1,11 +1,13 @@
 """The plan of the memory that a training run will take, made before it begins."""
 
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
 import mlx.optimizers as optim
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_unflatten
 
 from ...errors import BackendError
 from ...models import TokenModel
@@ -14,7 +16,7 @@ from ..batches import Batch
 from ..data_parallel import DataParallel
 from ..loop_settings import LoopSettings
 from ..loss import Loss, kept_logits
-from ..optimizer_step import OptimizerStep, StepGraphs
+from ..optimizer_step import OptimizerStep, StepGraphs, update_groups
 from .peak import peak_bytes
 
 
@@ -98,7 +100,7 @@ def plan_memory(
     *,
     processes: DataParallel,
     parts: int = 1,
-    others: int = 0,
+    companions: Sequence[TokenModel] = (),
 ) -> MemoryPlan:
     """Plans the memory of a training step. Nothing is computed.
 
@@ -110,24 +112,22 @@ def plan_memory(
         settings: As of the run.
         processes: The processes that train together.
         parts: The number of batches in a step.
-        others: Bytes of other models that the run uses.
+        companions: Other models that the run uses and that do not learn.
     """
     optimizer.init(model.trainable_parameters())
     step = OptimizerStep(
         model, settings, optimizer, lambda _: mx.array(1.0), lambda _: [batch], loss, processes
     )
     trained, state = _arrays(model.trainable_parameters()), _arrays(optimizer.state)
-    everything = _arrays(model.parameters())
-    masters, moments = _nbytes(trained), _nbytes(state)
-    graphs = step.graphs(batch)
+    with _frozen(model, companions) as frozen:
+        graphs = step.graphs(batch, parts)
+    masters, moments, weights = map(_nbytes, (trained, state, frozen))
     gradients = _nbytes(_arrays(graphs.gradient))
-    known = {id(array) for array in trained}
-    frozen = [array for array in everything if id(array) not in known]
     try:
         most = max(
-            _backward_bytes(graphs, everything, parts),
-            gradients + peak_bytes([graphs.norm], [*everything, *_arrays(graphs.gradient)]),
-            gradients + _update_bytes(graphs, frozen, [*trained, *state]) - masters - moments,
+            _backward_bytes(graphs, [*trained, *frozen], parts),
+            gradients + peak_bytes([graphs.norm], leaves=_arrays(graphs.gradient)),
+            _update_bytes(graphs, trained, state) - masters - moments,
         )
         activations: int | None = max(0, most - gradients)
     except BackendError:
@@ -136,7 +136,7 @@ def plan_memory(
     return MemoryPlan(
         device=device_info(),
         masters=masters,
-        weights=_nbytes(frozen) + others,
+        weights=weights,
         moments=moments,
         gradients=gradients,
         activations=activations,
@@ -145,20 +145,42 @@ def plan_memory(
     )
 
 
+@contextmanager
+def _frozen(model: TokenModel, companions: Sequence[TokenModel]) -> Iterator[list[mx.array]]:
+    """Gives models other frozen weights inside the `with` block, which are known and take no memory.
+
+    Graphs that are repeated would otherwise compute weights that are yet to be computed.
+    """
+    trained = dict(_named(model.trainable_parameters()))
+    own = [(each, dict(_named(each.parameters()))) for each in companions]
+    own.append((model, {n: a for n, a in _named(model.parameters()) if n not in trained}))
+    arrays = {id(array): array for _, weights in own for array in weights.values()}
+    known = {key: mx.broadcast_to(mx.zeros((), a.dtype), a.shape) for key, a in arrays.items()}
+    mx.eval(list(known.values()))
+    try:
+        for each, weights in own:
+            each.update(tree_unflatten([(n, known[id(a)]) for n, a in weights.items()]))
+        yield list(known.values())
+    finally:
+        for each, weights in own:
+            each.update(tree_unflatten(list(weights.items())))
+
+
 def _backward_bytes(graphs: StepGraphs, weights: list[mx.array], parts: int) -> int:
     """What the forward and backward pass take beside the weights, with the gradient."""
     added = _arrays(graphs.gradient)
     if parts == 1:
-        return peak_bytes([graphs.loss, *added], weights)
+        return peak_bytes([graphs.loss, *added], leaves=weights)
     before = [mx.zeros_like(array) for array in added]
     sums = [old + new for old, new in zip(before, added, strict=True)]
-    return peak_bytes([graphs.loss, *sums], weights, freed=before, held=added)
+    return peak_bytes([graphs.loss, *sums], leaves=weights, freed=before, held=added)
 
 
-def _update_bytes(graphs: StepGraphs, frozen: list[mx.array], old: list[mx.array]) -> int:
-    """What the update takes beside frozen weights and the gradient."""
-    new = [*_arrays(graphs.parameters), *_arrays(graphs.state)]
-    return peak_bytes(new, [*frozen, *_arrays(graphs.gradient)], freed=old)
+def _update_bytes(graphs: StepGraphs, trained: list[mx.array], state: list[mx.array]) -> int:
+    """What the update takes, with old weights, their gradient and their state."""
+    groups = update_groups(graphs.parameters, graphs.state)
+    old = [*trained, *_arrays(graphs.gradient), *state]
+    return peak_bytes(*groups, leaves=[], freed=old)
 
 
 def _named(tree: Any) -> list[tuple[str, mx.array]]:
@@ -169,7 +191,7 @@ def _arrays(tree: Any) -> list[mx.array]:
     return [array for _, array in _named(tree)]
 
 
-def _nbytes(arrays: list[mx.array]) -> int:
+def _nbytes(arrays: Iterable[mx.array]) -> int:
     return sum(array.nbytes for array in arrays)
 
 

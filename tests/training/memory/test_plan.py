@@ -15,6 +15,7 @@ from mlx_mmfree.errors import BackendError, TrainingError
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.platform.device import DeviceInfo
+from mlx_mmfree.training import adamw_8bit, optimizer_step
 from mlx_mmfree.training import loss as loss_module
 from mlx_mmfree.training.adamw_8bit import AdamW8bit
 from mlx_mmfree.training.batches import Batch
@@ -77,7 +78,7 @@ def _planned(
     batch: Batch,
     optimizer: optim.Optimizer | None = None,
     dtype: mx.Dtype | None = None,
-    **options: int,
+    **options: Any,
 ) -> MemoryPlan:
     return plan_memory(
         model,
@@ -128,6 +129,9 @@ def _measured(
         ("llama", 2, 256, {}),
         ("llama", 8, 128, {"checkpoints": True, "optimizer": AdamW8bit}),
         ("llama", 4, 128, {"blocks": True}),
+        ("mlgru dense", 1, 64, {"optimizer": AdamW8bit, "groups": 2**18}),
+        ("llama", 1, 64, {"checkpoints": True, "optimizer": AdamW8bit, "groups": 2**18}),
+        ("llama", 1, 32, {"groups": 2**18, "dtype": mx.bfloat16, "optimizer": AdamW8bit}),
         ("bitnet", 4, 128, {}),
         ("bitnet", 4, 128, {"checkpoints": True, "adapters": True}),
     ],
@@ -135,10 +139,13 @@ def _measured(
 def test_the_plan_is_within_15_percent_of_what_is_measured(
     monkeypatch: pytest.MonkeyPatch, name: str, rows: int, length: int, options: dict[str, Any]
 ) -> None:
+    options = dict(options)
     if options.pop("blocks", False):
         monkeypatch.setattr(loss_module, "_WHOLE", 2**16)
         monkeypatch.setattr(loss_module, "_BLOCK", 2**14)
-    options = dict(options)
+    if size := options.pop("groups", 0):
+        monkeypatch.setattr(optimizer_step, "_GROUP", size)
+        monkeypatch.setattr(adamw_8bit, "_PIECE", 2**14)
     optimizer = options.pop("optimizer", optim.AdamW)
     parts, dtype = options.pop("parts", 1), options.pop("dtype", mx.float32)
     batch = _batch(rows, length)
@@ -162,10 +169,11 @@ def test_the_parts_of_a_plan_are_those_of_the_model() -> None:
 
 def test_adapters_leave_the_other_weights_without_gradients() -> None:
     model = _model("bitnet", adapters=True)
-    plan = _planned(model, _batch(2, 64), others=7)
+    other = _model("llama")
+    plan = _planned(model, _batch(2, 64), companions=[other])
     trained = sum(array.nbytes for array in _flat(model, "trainable_parameters"))
     assert plan.masters == plan.gradients == trained
-    assert plan.weights == sum(array.nbytes for array in _flat(model)) - trained + 7
+    assert plan.weights == sum(array.nbytes for array in [*_flat(model), *_flat(other)]) - trained
 
 
 def test_planning_computes_nothing_and_changes_nothing() -> None:

@@ -200,6 +200,6 @@ def _draw(file: Path, plan: Plan, teacher: Figures, chosen: Chosen) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("bits per byte of held-out stories")
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=len(WAYS) + 1)
     figure.suptitle("Students of one teacher (mean and deviation over seeds)")
     save_picture(figure, file)

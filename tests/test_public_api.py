@@ -14,7 +14,10 @@ _GENERATE = (
     "prefill_step_size=2048{})"
 )
 _DRAFT = ", draft_model=None, num_draft_tokens=3, prompt_progress_callback=None"
-_LOAD = "(path_or_repo, revision=None, dtype=None, packed=True, latent=None, rebuild_masters=False)"
+_LOAD = (
+    "(path_or_repo, revision=None, dtype=None, packed=True, latent=None, rebuild_masters=False, "
+    "direct=False)"
+)
 SIGNATURES = {
     "BitLinear": "(input_dims, output_dims, bias=False, *, norm_eps=None, rounding='half_even', "
     "quantize_activations=True)",

@@ -15,7 +15,7 @@ from .parts.bench_table import graph_lines, report_lines, starting_lines
 from .parts.command import CommandParser, command
 from .parts.flags import positive
 from .parts.loading import DTYPES, add_latent_flag, check_revision
-from .parts.shapes import ShapeParser, add_config_flag, read_config
+from .parts.shapes import ShapeParser, add_config_flag, matrix_shape, read_config
 from .parts.writable import check_writable
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HELP = "measure the speed of this machine and of models on it"
 
-_SETTINGS = ("processes", "rounds", "prompt_tokens", "positions", "decoded_tokens")
+_SETTINGS = ("processes", "rounds", "rows", "prompt_tokens", "positions", "decoded_tokens")
 _HEAD_BITS = (4, 6, 8, 16)
 
 _OPTIONAL_PACKAGES = (
@@ -128,6 +128,21 @@ def _add_amount_flags(group: Any) -> None:
             default=True,
             help=f"whether to measure {what}; default: yes",
         )
+    group.add_argument(
+        "--shapes",
+        type=matrix_shape,
+        nargs="+",
+        metavar="OUTPUTSxINPUTS",
+        help="shapes of ternary matrices to measure, without heads, instead of the usual ones",
+    )
+    group.add_argument(
+        "--rows", type=positive, nargs="+", help="numbers of tokens multiplied at a time (1 128)"
+    )
+    group.add_argument(
+        "--walk-mb",
+        type=positive,
+        help="megabytes of all copies of a matrix (537); few of them stay in a cache",
+    )
     group.add_argument(
         "--host",
         action="store_true",
@@ -236,6 +251,10 @@ def _settings(args: argparse.Namespace) -> "BenchmarkSettings":
         for name in _SETTINGS
         if (value := getattr(args, name)) is not None
     }
+    if args.shapes:
+        given |= {"shapes": tuple(args.shapes), "heads": ()}
+    if args.walk_mb:
+        given["walk_bytes"] = args.walk_mb * 10**6
     return replace(QUICK if args.quick else usual, **given)
 
 

@@ -144,8 +144,8 @@ def _problems(found: dict[str, Any]) -> Iterator[str]:
         )
     if product := found["forced_product"]:
         yield (
-            f"Every ternary product on Metal is forced to '{product}'. Unset MLX_MMFREE_PRODUCT to let "
-            "the fastest one run."
+            f"Every ternary product is forced to '{product}' where there is such a way. Unset "
+            "MLX_MMFREE_PRODUCT to let the fastest one run."
         )
     for op, facts in found["operations"].items():
         if facts["runs_on"] is None:

@@ -52,7 +52,8 @@ def run(
     before = peak_resident_bytes()
     wanted = getattr(mx, dtype) if dtype else None
     if config is None:
-        model = load_model(open_checkpoint(str(checkpoint), revision, latent), dtype=wanted)
+        opened = open_checkpoint(str(checkpoint), revision, latent)
+        model = load_model(opened, dtype=wanted, direct=True)
     else:
         model = random_model(config, wanted, head_bits)
     loaded = peak_resident_bytes()

@@ -17,6 +17,9 @@ HALF = "float16 products"
 TERNARY = "ternary"
 """What the names of this library's own products begin with."""
 
+FIVES = "five trits a byte"
+"""What the names of its products with weights in that layout begin with."""
+
 SLOW_SHARE = 0.8
 """A process counts if its limit reaches this share of the fastest. Others had slow memory."""
 
@@ -140,17 +143,18 @@ def figures(records: Iterable[Record]) -> list[Figure]:
 
 
 def beside(measured: Sequence[Figure]) -> list[Ratio]:
-    """Ternary products in relation to those of other libraries with the same shape and rows."""
+    """Ternary products in relation to others with the same shape, rows and threads."""
     found = []
     for own in measured:
-        name = own.records[0].name
+        name, threads = own.records[0].name, own.records[0].threads
         if not name.startswith(TERNARY):
             continue
         for other in measured:
             full = other.records[0].name
             title = full.removesuffix(name.removeprefix(TERNARY))
-            if title not in (TERNARY, full):
-                found.append(Ratio.of(name, own, title, other))
+            if title not in (TERNARY, full) and other.records[0].threads == threads:
+                on = f", {threads} thread{'s' if threads > 1 else ''}" if threads else ""
+                found.append(Ratio.of(name + on, own, title, other))
     return found
 
 

@@ -21,6 +21,7 @@ from ..ops import (
     ternary_linear,
     ternary_matmul,
 )
+from ..ops.five_trits import five_width
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
 from .float32_scales import Float32Scales
@@ -218,14 +219,14 @@ class TiedBitLinear(_FromMaster):
 
 
 class PackedBitLinear(_TernaryLinear, Float32Scales):
-    r"""The inference form of `BitLinear`: 2-bit trits and one float32 scale.
+    r"""The inference form of `BitLinear`: packed trits and one float32 scale.
 
     .. math::
         y = (q\,t^\top)\,m / s + b
 
     Parameters are `weight`, `uint32` of shape `(output_dims, packed_width(input_dims))` in the layout
-    of `ops.ternary`, `scale` :math:`m` of shape `(1,)`, which `set_dtype` leaves alone, and
-    `norm.weight` and `bias` where present.
+    of `ops.ternary`, or after `hold_fives` `uint8` in that of `ops.five_trits`, `scale` :math:`m` of
+    shape `(1,)`, which `set_dtype` leaves alone, and `norm.weight` and `bias` where present.
 
     Source: as `BitLinear`.
 
@@ -246,6 +247,10 @@ class PackedBitLinear(_TernaryLinear, Float32Scales):
         self.weight = mx.full(shape, 0x55555555, dtype=mx.uint32)
         self.scale = mx.ones((1,))
         self.freeze(recurse=False, keys=list(self.kept))
+
+    def hold_fives(self) -> None:
+        """Makes room for five trits a byte, in the layout of `ops.five_trits`, instead of four."""
+        self.weight = mx.zeros((self.output_dims, five_width(self.input_dims)), mx.uint8)
 
     @property
     def kept(self) -> tuple[str, ...]:

@@ -72,6 +72,14 @@ def test_flags_win_over_quick(capsys: pytest.CaptureFixture[str], config: Path) 
         assert [len(process["seconds"]) for process in figure["processes"]] == [2, 2]
 
 
+def test_shapes_and_their_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--shapes", "40x33", "8x325", "--rows", "2", "--walk-mb", "1", "--threads", "1"]
+    shown = report(capsys, *flags, "--no-training")
+    names = {figure["name"] for figure in shown["figures"]}
+    assert {"ternary 40 x 33, 2 rows", "ternary 8 x 325, 2 rows"} <= names
+    assert not any(name.startswith("head") for name in names)
+
+
 def test_table(capsys: pytest.CaptureFixture[str], config: Path) -> None:
     assert main(["bench", "--quick", "--config", str(config), "--threads", "1"]) == 0
     shown = capsys.readouterr().out
@@ -85,6 +93,7 @@ def test_table(capsys: pytest.CaptureFixture[str], config: Path) -> None:
         (["--config", "no-such-preset"], "--config must be one of bitnet-2b-4t, falcon3-1b"),
         (["--revision", "main"], "--revision must come with --model"),
         (["--rounds", "0"], "must be a whole number from 1"),
+        (["--shapes", "64"], "argument --shapes: "),
         (["--model", "no/such/folder"], "no/such/folder"),
         (["--head-bits", "5"], "invalid choice: 5"),
     ],

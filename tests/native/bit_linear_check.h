@@ -17,9 +17,10 @@ namespace {
 // Activations of +-1 have the mean square 1, and a norm whose largest weight is
 // 127 has codes that are its weights: everything is a whole number.
 void check_projections(size_t rows, size_t dims, bool has_gate, bool has_codes,
-                       const std::string& where) {
+                       bool has_fives, const std::string &where) {
   Problem first(rows, dims, 37), second(rows, dims, 21);
-  Buffer<float> x(rows * dims * (has_gate ? 2 : 1)), before(dims), residual(rows * 58);
+  Buffer<float> x(rows * dims * (has_gate ? 2 : 1)), before(dims),
+      residual(rows * 58);
   Buffer<float> norm_a(dims), norm_b(dims), scales(21), y(rows * 58);
   for (size_t i = 0; i < x.size; ++i) {
     x[i] = draw(0, 1) ? 1 : -1;
@@ -41,17 +42,20 @@ void check_projections(size_t rows, size_t dims, bool has_gate, bool has_codes,
     scales[i] = draw(1, 4);
   }
   const float one_scale = 2;
-  const BitLinearCall call{
-      {floats(x), dims, has_gate ? Activation::relu2 : Activation::none, floats(before), 0},
-      rows,
-      {{first.weight(), &one_scale, false, floats(norm_a)},
-       {second.weight(), scales.data(), true, floats(norm_b)}},
-      0,
-      true,
-      has_codes,
-      floats(residual),
-      y.data(),
-      FloatType::float32};
+  const BitLinearCall call{{floats(x), dims,
+                            has_gate ? Activation::relu2 : Activation::none,
+                            floats(before), 0, 0},
+                           rows,
+                           {{has_fives ? first.five_trits() : first.weight(),
+                             &one_scale, false, floats(norm_a)},
+                            {has_fives ? second.five_trits() : second.weight(),
+                             scales.data(), true, floats(norm_b)}},
+                           0,
+                           true,
+                           has_codes,
+                           floats(residual),
+                           y.data(),
+                           FloatType::float32};
   project(call);
   for (size_t m = 0; m < rows; ++m) {
     for (size_t n = 0; n < 58; ++n) {
@@ -59,18 +63,20 @@ void check_projections(size_t rows, size_t dims, bool has_gate, bool has_codes,
       const size_t output = is_first ? n : n - 37;
       float sum = 0;
       for (size_t i = 0; i < dims; ++i) {
-        const float z = x[has_gate ? (2 * m + 1) * dims + i : m * dims + i] * before[i];
+        const float z =
+            x[has_gate ? (2 * m + 1) * dims + i : m * dims + i] * before[i];
         sum += z * (is_first ? norm_a : norm_b)[i] *
                (is_first ? first : second).trits[output * dims + i];
       }
-      const float want = sum * (is_first ? one_scale : scales[output]) + residual[m * 58 + n];
+      const float want =
+          sum * (is_first ? one_scale : scales[output]) + residual[m * 58 + n];
       require(y[m * 58 + n] == want, "a projection is wrong", where);
     }
   }
 }
 
 // Rows one by one, with any number of threads: the same bits.
-std::vector<float> check_rows(const std::string& where) {
+std::vector<float> check_rows(const std::string &where) {
   random_source.seed(11);
   const size_t rows = 29, dims = 333;
   Problem p(rows, dims, 500);
@@ -84,14 +90,17 @@ std::vector<float> check_rows(const std::string& where) {
   }
   std::vector<float> whole(rows * 500), single(rows * 500);
   const float scale = 0.25f;
-  const auto run = [&](size_t first, size_t count, bool has_codes, std::vector<float>& y) {
+  const auto run = [&](size_t first, size_t count, bool has_codes,
+                       std::vector<float> &y, bool has_fives = false) {
     project({{{x.data() + 2 * first * dims, FloatType::float32},
               dims,
               Activation::silu,
               floats(norm),
-              1e-5f},
+              1e-5f,
+              0},
              count,
-             {{p.weight(), &scale, false, floats(norm)}},
+             {{has_fives ? p.five_trits() : p.weight(), &scale, false,
+               floats(norm)}},
              1e-6f,
              true,
              has_codes,
@@ -108,6 +117,12 @@ std::vector<float> check_rows(const std::string& where) {
         run(row, std::min(count, rows - row), has_codes, single);
       }
       require(single == whole, "a row depends on the others", where);
+      if (has_codes) {
+        for (size_t row = 0; row < rows; row += count) {
+          run(row, std::min(count, rows - row), true, single, true);
+        }
+        require(single == whole, "five trits a byte give other bits", where);
+      }
     }
     result.insert(result.end(), whole.begin(), whole.end());
   }
@@ -117,7 +132,8 @@ std::vector<float> check_rows(const std::string& where) {
     run(0, rows, has_codes, single);
     for (size_t i = 0; i < single.size(); ++i) {
       const bool is_bad = i / 500 == 7 || i / 500 == 9;
-      require(!std::isfinite(single[i]) == is_bad, "a bad row is not alone", where);
+      require(!std::isfinite(single[i]) == is_bad, "a bad row is not alone",
+              where);
       require(is_bad || single[i] == result[(has_codes ? 0 : whole.size()) + i],
               "a bad row changes others", where);
     }
@@ -125,7 +141,7 @@ std::vector<float> check_rows(const std::string& where) {
   return result;
 }
 
-void check_rounding(const std::string& where) {
+void check_rounding(const std::string &where) {
   Buffer<float> values(2), back(2);
   Buffer<uint16_t> halves(2), result(2);
   const float one = 1;
@@ -135,8 +151,9 @@ void check_rounding(const std::string& where) {
       halves[0] = half;
       float sum = 0;
       const Floats residual{halves.data(), type};
-      table<BitLinearKernels>(kernels()).finish(
-          {&sum, 1, 1, &one, false, nullptr, residual, back.data(), FloatType::float32, 1});
+      table<BitLinearKernels>(kernels()).finish({&sum, 1, 1, &one, false,
+                                                 nullptr, residual, back.data(),
+                                                 FloatType::float32, 1});
       return back[0];
     };
     const auto write = [&](float value) {
@@ -146,27 +163,31 @@ void check_rounding(const std::string& where) {
     };
     for (unsigned half = 0; half < infinity; ++half) {
       const float value = read(half), next = read(half + 1);
-      require(write(value) == half && write(-value) == (half | 0x8000), "a half is lost", where);
+      require(write(value) == half && write(-value) == (half | 0x8000),
+              "a half is lost", where);
       if (half + 1 < infinity) {
         const float tie = value + (next - value) / 2;
-        require(write(tie) == half + half % 2, "a tie is not rounded to even", where);
-        require(write(std::nextafter(tie, next)) == half + 1, "a half is not the nearest", where);
+        require(write(tie) == half + half % 2, "a tie is not rounded to even",
+                where);
+        require(write(std::nextafter(tie, next)) == half + 1,
+                "a half is not the nearest", where);
       }
     }
     require(write(INFINITY) == infinity &&
-                write(3e38f) == (type == FloatType::float16 ? infinity : 0x7f62),
+                write(3e38f) ==
+                    (type == FloatType::float16 ? infinity : 0x7f62),
             "a large half is wrong", where);
     require(std::isnan(read(write(NAN))), "NaN is lost", where);
   }
 }
 
-std::vector<float> check_bit_linear(const std::string& name) {
-  for (size_t dims : {1, 31, 33, 63, 100, 300}) {
+std::vector<float> check_bit_linear(const std::string &name) {
+  for (size_t dims : {1, 31, 33, 63, 100, 300, 645}) {
     for (size_t rows : {1, 2, 3, 30}) {
-      for (int kind = 0; kind < 4; ++kind) {
-        check_projections(
-            rows, dims, kind % 2, kind / 2,
-            name + " projections " + std::to_string(rows) + " x " + std::to_string(dims));
+      for (int kind = 0; kind < 6; ++kind) {
+        check_projections(rows, dims, kind % 2, kind / 2, kind / 4,
+                          name + " projections " + std::to_string(rows) +
+                              " x " + std::to_string(dims));
       }
     }
   }
@@ -174,4 +195,4 @@ std::vector<float> check_bit_linear(const std::string& name) {
   return check_rows(name);
 }
 
-}  // namespace
+} // namespace

@@ -9,7 +9,7 @@ from mlx_mmfree.ops.backend import choice, kernel_times, self_check
 from tests.emulator.emulator import Emulator
 
 KERNELS = {
-    *(f"{op}, {way}" for op in ("bit_linear", "ternary_matmul") for way in choice.NAMES[1:]),
+    *(f"{op}, {way}" for op in ("bit_linear", "ternary_matmul") for way in choice.ON_METAL),
     *("plain_read", "rms_norm_quantize", "gated_rms_norm", "mlgru_step", "linear_scan"),
 }
 
@@ -61,7 +61,7 @@ def test_each_kernel_is_timed_at_each_shape(device: Emulator) -> None:
 def test_each_way_runs_its_kernels(
     device: Emulator, way: str, kernels: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "NAMES", (choice.DEFAULT, way))
+    monkeypatch.setattr(choice, "ON_METAL", (way,))
     monkeypatch.setattr(kernel_times, "_others", lambda *_: [])
     kernel_times.kernel_times(((32, 8),), (17,), 1)
     launched = {record.kernel.removeprefix("custom_kernel_") for record in device.records}

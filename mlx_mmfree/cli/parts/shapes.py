@@ -6,6 +6,7 @@ from typing import Any
 
 from ...errors import UsageError
 from .command import CommandParser
+from .flags import positive
 
 
 class ShapeParser(CommandParser):
@@ -22,6 +23,12 @@ class ShapeParser(CommandParser):
 def add_config_flag(group: argparse._ActionsContainer, what: str, **options: Any) -> None:
     """Adds `--config`; `what` says in its help what is done with the models."""
     group.add_argument("--config", help=f"{what}: {{}}, or a config.json", **options)
+
+
+def matrix_shape(text: str) -> tuple[int, int]:
+    """The outputs and inputs of a matrix, written as `1024x2816`."""
+    outputs, _, inputs = text.partition("x")
+    return positive(outputs), positive(inputs)
 
 
 def read_config(place: str, name: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class OpenedModel:
 
     Args:
         checkpoint: The checkpoint.
-        dtype, packed, rebuild_masters: As for `load`.
+        dtype, packed, rebuild_masters, direct: As for `load`.
 
     Attributes:
         checkpoint: The checkpoint.
@@ -47,13 +47,16 @@ class OpenedModel:
         dtype: mx.Dtype | None = None,
         packed: bool = True,
         rebuild_masters: bool = False,
+        direct: bool = False,
     ):
         self.checkpoint = checkpoint
         self._dtype = dtype or checkpoint.dtype
         self._cache = PackCache(checkpoint)
         cached = _cached_skeleton(self._cache) if packed else None
         self._is_cached = cached is not None
-        self._skeleton = cached or build_skeleton(checkpoint, packed=packed)
+        self._skeleton = cached or build_skeleton(
+            checkpoint, packed=packed, direct=direct and packed
+        )
         self._kept = kept_names(self.model)
         if self._kept and not packed and not rebuild_masters:
             raise _without_masters(checkpoint)
@@ -174,11 +177,12 @@ def open_model(
     packed: bool = True,
     latent: bool | None = None,
     rebuild_masters: bool = False,
+    direct: bool = False,
 ) -> OpenedModel:
     """Finds a checkpoint and builds its model without the weights.
 
     Args:
-        path_or_repo, revision, dtype, packed, latent, rebuild_masters: As for `load`.
+        path_or_repo, revision, dtype, packed, latent, rebuild_masters, direct: As for `load`.
 
     Raises:
         ValueError: `dtype` is not a float dtype.
@@ -191,7 +195,7 @@ def open_model(
         )
     if not isinstance(path_or_repo, Checkpoint):
         path_or_repo = open_checkpoint(path_or_repo, revision, latent)
-    return OpenedModel(path_or_repo, dtype, packed, rebuild_masters)
+    return OpenedModel(path_or_repo, dtype, packed, rebuild_masters, direct)
 
 
 def _cached_skeleton(cache: PackCache) -> Skeleton | None:

@@ -18,6 +18,7 @@ from ...layers.parameters import parameters
 from ...layers.stored_layout import stored_layouts
 from ...models import TokenModel, architecture_of
 from ...ops.float_dtypes import FLOATS
+from ...ops.ternary import as_words
 from ...tokenizer.tokenizer import Tokenizer
 from .forms import affine_format
 from .forms.packed_format import WRITER_KEY, describe_packing
@@ -76,7 +77,10 @@ def disk_tensors(model: TokenModel) -> dict[str, mx.array]:
     names = WeightNames(architecture.weight_names)
     layouts = stored_layouts(model)
     tensors: dict[str, mx.array] = {}
+    held = {f"{path}.weight": matrix for path, matrix in matrices(model).items()}
     for name, array in parameters(model).items():
+        if name in held and held[name].storage == "trits":
+            array = as_words(array, held[name].input_dims)
         if name in layouts and array.dtype in FLOATS:
             array = layouts[name].write(array)
         try:

@@ -15,6 +15,7 @@ struct RowInput {
   Activation gate;
   Floats norm;  // (dims,) or none: no norm
   float norm_eps;
+  size_t stride;  // of a prepared row, which is filled up with zeros
 };
 
 // Makes of z what meets the matrix: RMSNorm(z) with the weight of one projection, and its codes.
@@ -23,6 +24,7 @@ struct RowEncoder {
   Floats norm;  // (dims,) or none: no norm
   float eps;
   bool half_away;
+  size_t stride;  // of a prepared and of an encoded row
 };
 
 // y = sums * scale / input scale + residual.
@@ -40,11 +42,14 @@ struct Results {
 
 // The loops of one instruction set. Every set gives the same bits.
 struct BitLinearKernels {
-  // z: (blocks * 256,), filled up with zeros. scratch: the same size.
+  // z and scratch: (stride,)
   void (*prepare_row)(const RowInput&, size_t row, float* z, float* scratch);
   // Writes the permuted codes of z, their sum, and their scale, which is NaN if z has no codes.
   void (*encode_row)(const RowEncoder&, const float* z, float* scratch, int8_t* codes, int32_t* sum,
                      float* scale);
+  // The same for weights with five trits a byte.
+  void (*encode_fives)(const RowEncoder&, const float* z, float* scratch, int8_t* codes,
+                       int32_t* sum, float* scale);
   // Writes RMSNorm(z), permuted.
   void (*normalize_row)(const RowEncoder&, const float* z, float* scratch, float* permuted);
   void (*finish)(const Results&);

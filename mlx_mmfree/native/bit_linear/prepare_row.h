@@ -13,9 +13,22 @@
 
 namespace mmfree {
 
-MMFREE_INLINE inline size_t padded(size_t dims) {
-  return blocks(dims) * kBlockWeights;
-}
+// How many codes are permuted at once, and how.
+struct Quads {
+  static constexpr size_t kWeights = kBlockWeights;
+  template <class Isa>
+  MMFREE_INLINE static void permute(const int8_t* codes, int8_t* permuted) {
+    permute_block<Isa>(codes, permuted);
+  }
+};
+
+struct Fives {
+  static constexpr size_t kWeights = kFiveWeights;
+  template <class Isa>
+  MMFREE_INLINE static void permute(const int8_t* codes, int8_t* permuted) {
+    permute_fives<Isa>(codes, permuted);
+  }
+};
 
 // result = values * inverse * weight; scratch and result: (dims,)
 template <class Isa>
@@ -43,10 +56,10 @@ void prepare_row(const RowInput& input, size_t row, float* z, float* scratch) {
   if (input.norm.data) {
     scale_row<Isa>(z, inverse_of<Isa>(z, dims, input.norm_eps), input.norm, dims, scratch, z);
   }
-  memset(z + dims, 0, (padded(dims) - dims) * sizeof(float));
+  memset(z + dims, 0, (input.stride - dims) * sizeof(float));
 }
 
-// Returns the row that meets the matrix, (padded dims,), which may be z itself.
+// Returns the row that meets the matrix, (stride,), which may be z itself.
 template <class Isa>
 const float* normalized(const RowEncoder& encoder, const float* z, float* scratch) {
   if (!encoder.norm.data) {
@@ -54,19 +67,20 @@ const float* normalized(const RowEncoder& encoder, const float* z, float* scratc
   }
   const size_t dims = encoder.dims;
   scale_row<Isa>(z, inverse_of<Isa>(z, dims, encoder.eps), encoder.norm, dims, scratch, scratch);
-  memset(scratch + dims, 0, (padded(dims) - dims) * sizeof(float));
+  memset(scratch + dims, 0, (encoder.stride - dims) * sizeof(float));
   return scratch;
 }
 
-template <class Isa>
+template <class Isa, class Layout>
 void encode_row(const RowEncoder& encoder, const float* z, float* scratch, int8_t* codes,
                 int32_t* sum, float* scale) {
   const float* values = normalized<Isa>(encoder, z, scratch);
   const float factor = code_scale<Isa>(values, encoder.dims);
   int32_t total = 0;
-  for (size_t start = 0; start < encoder.dims; start += kBlockWeights) {
-    alignas(64) int8_t block[kBlockWeights];
-    for (size_t j = 0; j < kBlockWeights; ++j) {
+  size_t start = 0;
+  for (; start < encoder.dims; start += Layout::kWeights) {
+    alignas(64) int8_t block[Layout::kWeights];
+    for (size_t j = 0; j < Layout::kWeights; ++j) {
       const float scaled = values[start + j] * factor;
       const float whole = encoder.half_away ? round_half_away<Isa>(scaled) : scaled;
       // the lowest bits of the sum are the whole number
@@ -74,8 +88,9 @@ void encode_row(const RowEncoder& encoder, const float* z, float* scratch, int8_
       block[j] = static_cast<int8_t>(code);
       total += code;
     }
-    permute_block<Isa>(block, codes + start);
+    Layout::template permute<Isa>(block, codes + start);
   }
+  memset(codes + start, 0, encoder.stride - start);
   *sum = total;
   // an infinite value makes the scale zero
   *scale = factor > 0.0f ? factor : NAN;

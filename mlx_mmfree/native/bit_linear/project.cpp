@@ -49,11 +49,13 @@ struct Panel {
 
 struct Scratch {
   float *z, *values, *sums;
+  uint8_t* words;
 
-  void cut(Cutter& cutter, size_t z_rows, size_t stride, size_t sum_count) {
+  void cut(Cutter& cutter, size_t z_rows, size_t stride, size_t sum_count, size_t word_bytes) {
     z = cutter.take<float>(z_rows * stride);
     values = cutter.take<float>(stride);
     sums = cutter.take<float>(sum_count);
+    words = cutter.take<uint8_t>(word_bytes);
   }
 };
 
@@ -61,10 +63,14 @@ class Projector {
  public:
   Projector(const BitLinearCall& call, const Kernels& set)
       : call_(call),
+        input_(call.input),
         loops_(table<BitLinearKernels>(set)),
         product_(table<TernaryMatmulKernels>(set)),
-        stride_(std::max<size_t>(blocks(call.input.dims), 1) * kBlockWeights),
-        row_bytes_(call.projections[0].weight.row_bytes) {
+        has_fives_(call.projections[0].weight.has_fives),
+        row_bytes_(call.projections[0].weight.row_bytes),
+        words_bytes_(five_words_bytes(row_bytes_)),
+        stride_(has_fives_ ? 4 * words_bytes_ : blocks(call.input.dims) * kBlockWeights) {
+    input_.stride = stride_;
     for (const auto& projection : call.projections) {
       has_norms_ |= projection.norm.data != nullptr;
       groups_ += groups(projection.weight.outputs);
@@ -101,7 +107,7 @@ class Projector {
     const size_t count = threads(), step = piece(call_.rows, count);
     const auto cut = [&](Cutter& cutter, Panel& panel, Scratch& scratch) {
       panel.cut(cutter, panels_);
-      scratch.cut(cutter, call_.rows, stride_, call_.rows * step * kGroup);
+      scratch.cut(cutter, call_.rows, stride_, call_.rows * step * kGroup, 0);
     };
     Panel panel{call_.rows, stride_, call_.has_codes, nullptr, nullptr, nullptr, nullptr};
     Scratch scratch;
@@ -119,7 +125,7 @@ class Projector {
       cut(cutter, panel, scratch);
       prefetch(first);
       for (size_t row = 0; row < call_.rows; ++row) {
-        loops_.prepare_row(call_.input, row, scratch.z + row * stride_, scratch.values);
+        loops_.prepare_row(input_, row, scratch.z + row * stride_, scratch.values);
       }
       size_t encoded = call_.projections.size();
       do {
@@ -130,7 +136,8 @@ class Projector {
             }
             encoded = p;
           }
-          multiply(panel, p, 0, call_.rows, 0, output, offset, outputs, scratch.sums);
+          multiply(panel, p, 0, call_.rows, 0, rows_of(p, output, outputs), output, offset,
+                   scratch.sums);
         });
       } while (claims.next(first, last));
     });
@@ -141,7 +148,8 @@ class Projector {
     Panel panel{rows, stride_, call_.has_codes, nullptr, nullptr, nullptr, nullptr};
     Scratch scratch;
     const auto cut_scratch = [&](Cutter& cutter, Scratch& scratch) {
-      scratch.cut(cutter, 1, stride_, std::min(rows, kChunkRows) * step * kGroup);
+      scratch.cut(cutter, 1, stride_, std::min(rows, kChunkRows) * step * kGroup,
+                  has_fives_ ? step * kGroup * words_bytes_ : 0);
     };
     Cutter measure(nullptr), panel_measure(nullptr);
     cut_scratch(measure, scratch);
@@ -160,7 +168,7 @@ class Projector {
       const Scratch scratch = own(claims);
       for (size_t first, last; claims.next(first, last);) {
         for (size_t row = first; row < last; ++row) {
-          loops_.prepare_row(call_.input, start + row, scratch.z, scratch.values);
+          loops_.prepare_row(input_, start + row, scratch.z, scratch.values);
           for (size_t p = 0; p < panels_; ++p) {
             encode(panel, p, row, scratch.z, scratch.values);
           }
@@ -171,9 +179,14 @@ class Projector {
       const Scratch scratch = own(claims);
       for (size_t first, last; claims.next(first, last);) {
         each_projection(first, last, [&](size_t p, size_t output, size_t offset, size_t outputs) {
+          PackedMatrix weight = rows_of(p, output, outputs);
+          if (has_fives_) {
+            product_.unpack_fives(weight, scratch.words);
+            weight = {scratch.words, outputs, words_bytes_};
+          }
           for (size_t row = 0; row < rows; row += kChunkRows) {
-            multiply(panel, p, row, std::min(kChunkRows, rows - row), start + row, output, offset,
-                     outputs, scratch.sums);
+            multiply(panel, p, row, std::min(kChunkRows, rows - row), start + row, weight, output,
+                     offset, scratch.sums);
           }
         });
       }
@@ -207,24 +220,31 @@ class Projector {
 
   void encode(const Panel& panel, size_t p, size_t row, const float* z, float* scratch) const {
     const RowEncoder encoder{call_.input.dims, call_.projections[p].norm, call_.eps,
-                             call_.half_away};
+                             call_.half_away, stride_};
     const size_t at = (has_norms_ ? p : 0) * panel.rows + row;
     if (panel.has_codes) {
-      loops_.encode_row(encoder, z, scratch, panel.codes + at * stride_, panel.sums + at,
-                        panel.scales + at);
+      (has_fives_ ? loops_.encode_fives : loops_.encode_row)(
+          encoder, z, scratch, panel.codes + at * stride_, panel.sums + at, panel.scales + at);
     } else {
       loops_.normalize_row(encoder, z, scratch, panel.floats + at * stride_);
     }
   }
 
-  // Computes the rows [row, row + rows) of the panel, which are the rows of y from `y_row` on.
-  void multiply(const Panel& panel, size_t p, size_t row, size_t rows, size_t y_row, size_t output,
-                size_t offset, size_t outputs, float* sums) const {
+  PackedMatrix rows_of(size_t p, size_t output, size_t outputs) const {
+    PackedMatrix weight = call_.projections[p].weight;
+    weight.bytes += output * row_bytes_;
+    weight.outputs = outputs;
+    return weight;
+  }
+
+  // Computes the rows [row, row + rows) of the panel, which are the rows of y from `y_row` on, with
+  // a part of the matrix, which begins at `output`.
+  void multiply(const Panel& panel, size_t p, size_t row, size_t rows, size_t y_row,
+                const PackedMatrix& weight, size_t output, size_t offset, float* sums) const {
     const Projection& projection = call_.projections[p];
-    const size_t at = (has_norms_ ? p : 0) * panel.rows + row;
-    const PackedMatrix weight{projection.weight.bytes + output * row_bytes_, outputs, row_bytes_};
+    const size_t at = (has_norms_ ? p : 0) * panel.rows + row, outputs = weight.outputs;
     if (panel.has_codes) {
-      product_.multiply_codes(
+      (weight.has_fives ? product_.multiply_fives : product_.multiply_codes)(
           {panel.codes + at * stride_, panel.sums + at, rows, stride_, weight, sums}, 0, outputs);
     } else {
       product_.multiply_floats({panel.floats + at * stride_, rows, stride_, weight, sums}, 0,
@@ -239,10 +259,11 @@ class Projector {
   }
 
   const BitLinearCall& call_;
+  RowInput input_;
   const BitLinearKernels& loops_;
   const TernaryMatmulKernels& product_;
-  size_t stride_, row_bytes_, groups_ = 0, outputs_ = 0, panels_ = 1;
-  bool has_norms_ = false;
+  bool has_fives_, has_norms_ = false;
+  size_t row_bytes_, words_bytes_, stride_, groups_ = 0, outputs_ = 0, panels_ = 1;
 };
 
 }  // namespace

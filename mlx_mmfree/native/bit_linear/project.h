@@ -17,13 +17,13 @@ struct Projection {
 // y = [scaled product of matrix p and the codes of RMSNorm_p(z)]_p + residual, with z of
 // `RowInput`.
 struct BitLinearCall {
-  RowInput input;
+  RowInput input;  // but its stride
   size_t rows;
-  std::vector<Projection> projections;
+  std::vector<Projection> projections;  // with five trits a byte in all of them or in none
   float eps;
-  bool half_away, has_codes;
-  Floats residual;  // (rows, all outputs) or none
-  void* y;          // (rows, all outputs) of `type`
+  bool half_away, has_codes;  // five trits a byte need codes
+  Floats residual;            // (rows, all outputs) or none
+  void* y;                    // (rows, all outputs) of `type`
   FloatType type;
 };
 

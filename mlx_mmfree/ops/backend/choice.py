@@ -24,7 +24,10 @@ ENVIRONMENT_VARIABLE = "MLX_MMFREE_PRODUCT"
 DEFAULT = "default"
 """The name that forces the first candidate, whichever it is, so that nothing is timed."""
 
-NAMES = (DEFAULT, "groups", "tiles", "split", "mlx")
+ON_METAL = ("groups", "tiles", "split", "mlx")
+"""The ways in which Metal can compute a ternary product."""
+
+NAMES = (DEFAULT, *ON_METAL, "two_bits", "five_trits")
 """The names that the environment variable can have."""
 
 BUDGET = 0.001

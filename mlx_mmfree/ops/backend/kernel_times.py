@@ -89,7 +89,7 @@ def _products(
     if read is not None:
         each = read / len(matrices)
         yield KernelTime("plain_read", 1, inputs, outputs, each, size / read, 1.0)
-    for (name, multiply), number, way in product(_PRODUCTS.items(), rows, choice.NAMES[1:]):
+    for (name, multiply), number, way in product(_PRODUCTS.items(), rows, choice.ON_METAL):
         x = _values(number, inputs)
         with choice.use(way):
             seconds = _seconds([partial(multiply, x, weight) for weight in matrices])

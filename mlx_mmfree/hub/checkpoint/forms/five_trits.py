@@ -7,8 +7,8 @@ A ternary linear `X` of N outputs and D inputs has
   `5 j`. The places of the last byte that belong to no input hold the code 1;
 - `X.weight_scale`, float32 of shape `(1,)`: the weight is `trit * weight_scale`.
 
-`quantization_config` has `trits_per_byte`. No byte is above 242. Matrices are unpacked to the layout of
-`ops.ternary` as they are read.
+`quantization_config` has `trits_per_byte`. No byte is above 242. As they are read, matrices are unpacked
+to the layout of `ops.ternary`, or their bytes become those of `ops.five_trits`.
 """
 
 from functools import cache
@@ -17,10 +17,10 @@ import mlx.core as mx
 import numpy as np
 
 from ....files.host_array import host_array
+from ....ops.five_trits import FRACTIONS, NO_FRACTION, NUMBERS, TRITS_PER_BYTE, five_width
 from ....ops.host_blocks import in_blocks
 from ....ops.ternary import CODES_PER_WORD, packed_width
 
-TRITS_PER_BYTE = 5
 BITS = 8 / TRITS_PER_BYTE
 
 _POWERS = np.array([1, 3, 9, 27, 81], np.uint8)
@@ -34,7 +34,7 @@ _GROUP_BYTES, _GROUP_WORDS = 16, 5
 
 def packed_shape(output_dims: int, input_dims: int) -> tuple[int, int]:
     """The shape of a packed weight."""
-    return output_dims, -(-input_dims // TRITS_PER_BYTE)
+    return output_dims, five_width(input_dims)
 
 
 def pack(weight: mx.array, input_dims: int) -> mx.array:
@@ -75,14 +75,11 @@ def unpack(weight: mx.array, input_dims: int) -> mx.array:
     words, room = host_array((rows, packed_width(input_dims)), mx.uint32)
     groups = -(-room.shape[1] // _GROUP_WORDS)
     table = _codes_of_pairs()
-    used = input_dims % TRITS_PER_BYTE
-    padding_from = 3**used if used else 243
 
     def work(part: slice) -> None:
         octets = np.full((part.stop - part.start, _GROUP_BYTES * groups), _ZEROS, np.uint8)
         octets[:, :width] = packed[part]
-        last = octets[:, width - 1]
-        last[last // padding_from != _ZEROS // padding_from] = 255
+        _mark_padding(octets[:, width - 1], input_dims)
         pairs = octets.view("<u2").reshape(len(octets), groups, -1)
         filled = np.zeros((len(octets), groups, _GROUP_WORDS), np.uint32)
         for number in range(pairs.shape[-1]):
@@ -97,11 +94,41 @@ def unpack(weight: mx.array, input_dims: int) -> mx.array:
     return words
 
 
+def fractions(weight: mx.array, input_dims: int) -> mx.array:
+    """The bytes of `ops.five_trits`. A byte above 242, or another padding, becomes `NO_FRACTION`.
+
+    Args:
+        weight: `uint8` of shape `packed_shape(N, input_dims)`.
+        input_dims: The columns of the matrix.
+    """
+    packed = np.asarray(weight)
+    found, room = host_array(packed.shape, mx.uint8)
+    table = np.full(256, NO_FRACTION, np.uint8)
+    table[:NUMBERS] = FRACTIONS
+
+    def work(part: slice) -> None:
+        octets = packed[part].copy()
+        _mark_padding(octets[:, -1], input_dims)
+        np.take(table, octets, out=room[part])
+
+    in_blocks(len(packed), packed.shape[1], work)
+    return found
+
+
+def _mark_padding(last: np.ndarray, input_dims: int) -> None:
+    """Sets the last bytes of rows, in place, to 255 where places without an input have other codes."""
+    used = input_dims % TRITS_PER_BYTE
+    padding_from = 3**used if used else NUMBERS
+    last[last // padding_from != _ZEROS // padding_from] = 255
+
+
 @cache
 def _codes_of_pairs() -> np.ndarray:
     """The ten 2-bit codes of each two bytes, `uint32`. Those of bytes that do not exist are 3."""
     values = np.arange(256, dtype=np.uint32)
     digits = (values[:, None] // _POWERS % 3) << np.arange(0, _BITS_OF_BYTE, 2, dtype=np.uint32)
-    codes = np.where(values < 243, digits.sum(axis=1, dtype=np.uint32), (1 << _BITS_OF_BYTE) - 1)
+    codes = np.where(
+        values < NUMBERS, digits.sum(axis=1, dtype=np.uint32), (1 << _BITS_OF_BYTE) - 1
+    )
     codes = codes.astype(np.uint32)
     return (codes[:, None] << np.uint32(_BITS_OF_BYTE) | codes).reshape(-1)

@@ -97,7 +97,7 @@ def _products(
         title, weights = f"{outputs} x {inputs}", outputs * inputs
         make = partial(_ternary, outputs, inputs, random_packed(outputs, inputs))
         yield _Product(f"{TERNARY} {title}", weights, inputs, rows, make, _call)
-        if native_unavailable() is None:
+        if on_cpu() and native_unavailable() is None:
             make = partial(_ternary, outputs, inputs, random_fives(outputs, inputs))
             yield _Product(f"{FIVES} {title}", weights, inputs, rows, make, _call)
         for peer in others:

@@ -204,6 +204,7 @@ DISTIL_OPTIONS: list[Values] = [
     {"to": "same", "ternary": True},
     {"ternary": True, "quantization_warmup": 3},
     {"keep_layers": [1]},
+    {"keep_embedding": True},
     {"random_mixers": True},
     {"data": ["train.txt", "more.txt"]},
     {"valid": []},

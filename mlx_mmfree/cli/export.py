@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     read = [expanded(args.model)] if args.model else []
     check_target(real_path(args.path), args.overwrite, "export", read)
     context = args.context or _CONTEXT
-    with loaded(args, batch_size=1, prefill_step_size=1, context_length=context, direct=False) as (
+    with loaded(args, batch_size=1, prefill_step_size=1, context_length=context) as (
         model,
         tokenizer,
     ):

@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_target(real_path(args.save_path), args.overwrite, "fuse", read)
     sizes = {"batch_size": 8, "prefill_step_size": args.sequence_length}
     losses: dict[str, float] = {}
-    with loaded(args, **sizes, takes_images=True, direct=False) as (model, processor):
+    with loaded(args, **sizes, takes_images=True) as (model, processor):
         if args.form == "peft":
             base = None if args.model is None or Path(args.model).exists() else args.model
             save_peft_adapter(args.save_path, model, base=base, overwrite=args.overwrite)

@@ -117,7 +117,7 @@ def loaded(
     context_length: int = 0,
     group: "mx.distributed.Group | None" = None,
     takes_images: bool = False,
-    direct: bool = True,
+    direct: bool = False,
 ) -> Iterator[tuple["Decoder", "Tokenizer"]]:
     """Loads the model and its tokenizer, with MLX's memory limits set inside the `with` block.
 
@@ -129,7 +129,8 @@ def loaded(
         context_length: Largest number of tokens of a text, as far as it is known.
         group: The processes over which the loaded model is split, or `None` to keep it whole.
         takes_images: Whether it may be a model of images, which comes with its image processor.
-        direct: As for `load`, where there is neither an adapter nor a group, which need words.
+        direct: As for `load`, for single texts that grow token by token. Adapters and groups need words
+            in any case.
 
     Raises:
         UsageError: A flag has a value that does not fit.

@@ -33,6 +33,7 @@ ONLY_PARSED = (
     "mmfree evaluate ",
     "mmfree bench --config ",
     "mmfree bench --host ",
+    "mmfree bench --no-training ",
     "mmfree bench train ",
     "mmfree bench images ",
     "mmfree bench mixers ",

@@ -5,7 +5,13 @@ import importlib.util
 from ...errors import UsageError
 
 _PACKAGES = (
-    *("httptools", "llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop"),
+    "httptools",
+    "llguidance",
+    "prometheus_client",
+    "pydantic",
+    "starlette",
+    "uvicorn",
+    "uvloop",
 )
 
 

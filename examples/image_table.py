@@ -14,16 +14,14 @@ command to go on after a stop: finished runs are not repeated, and one that was 
 two hours of one core.
 """
 
-import argparse
-import os
-import tempfile
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from comparisons.backbones import BACKBONES
-from comparisons.flags import add_flags_of_runs, plan_with
+from comparisons.command import parser_of, plan_with, run_comparison
 from comparisons.image_report import write_report
 from comparisons.image_runs import (
     QUICK,
@@ -68,35 +66,20 @@ def _line(run: Run, figures: Figures) -> str:
     return f"{run.name}: {figures['failure'] if value is None else f'{value:.2%} right'}"
 
 
-def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="train one backbone for two steps")
+def _plan_of(arguments: Namespace) -> Plan:
+    return plan_with(Plan(), arguments, ("backbones", "rates", "seeds", "data"))
+
+
+def _quick(folder: Path) -> Plan:
+    return replace(QUICK, data=small_data(folder, 40))
+
+
+if __name__ == "__main__":
+    parser = parser_of(__doc__, "runs/image_table", "train one backbone for two steps")
     parser.add_argument("--backbones", nargs="+", choices=BACKBONES, help="backbones of the table")
     parser.add_argument(
         "--data",
         type=lambda name: Path(name).resolve(),
         help="folder with train.npz, valid.npz and test.npz, of one channel (examples/mnist)",
     )
-    add_flags_of_runs(parser, "runs/image_table")
-    return parser
-
-
-def main() -> None:
-    parser = _arguments()
-    arguments = parser.parse_args()
-    # of the processes that train
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    if arguments.quick:
-        with tempfile.TemporaryDirectory() as folder:
-            plan = replace(QUICK, data=small_data(Path(folder), 40))
-            print(compare(plan, Path(folder), arguments.jobs))
-        return
-    plan = plan_with(Plan(), arguments, ("backbones", "rates", "seeds", "data"))
-    try:
-        print(compare(plan, arguments.output, arguments.jobs, trains=not arguments.table_only))
-    except KeyboardInterrupt:
-        parser.exit(130, "The runs were stopped. Repeat the command to go on.\n")
-
-
-if __name__ == "__main__":
-    main()
+    run_comparison(parser, compare, _plan_of, _quick)

@@ -19,15 +19,13 @@ command to go on after a stop: finished runs are not repeated. `--table-only` wr
 there. examples/README.md shows the results.
 """
 
-import argparse
-import os
-import tempfile
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from comparisons.flags import add_flags_of_runs
+from comparisons.command import parser_of, plan_with, run_comparison
 from comparisons.learning_report import write_report
 from comparisons.learning_runs import (
     ABLATIONS,
@@ -69,50 +67,25 @@ def _line(run: Run, figures: Figures) -> str:
     return f"{run.name}: {figures['failure'] if value is None else f'{value:.3f}'}"
 
 
-def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    tasks = [task.name for task in TASKS]
-    parser.add_argument("--quick", action="store_true", help="train few models for two steps")
+def _plan_of(arguments: Namespace) -> Plan:
+    plan = plan_with(Plan(), arguments, ("mixers", "linears", "rates", "seeds"))
+    if not arguments.tasks:
+        return plan
+    return replace(
+        plan,
+        tasks=tuple(task for task in TASKS if task.name in arguments.tasks),
+        ablations=tuple(name for name in ABLATIONS if name in arguments.tasks),
+    )
+
+
+if __name__ == "__main__":
+    parser = parser_of(__doc__, "runs/learning_table", "train few models for two steps")
     parser.add_argument("--mixers", nargs="+", choices=causal_mixers(), help="mixers of the table")
+    tasks = [task.name for task in TASKS]
     parser.add_argument(
         "--tasks", nargs="+", choices=[*tasks, *ABLATIONS], help="tasks and ablations (all)"
     )
     parser.add_argument(
         "--linears", nargs="+", choices=LINEARS, help="linears of the table (dense ternary)"
     )
-    add_flags_of_runs(parser, "runs/learning_table")
-    return parser
-
-
-def main() -> None:
-    parser = _arguments()
-    arguments = parser.parse_args()
-    # of the processes that train
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    if arguments.quick:
-        with tempfile.TemporaryDirectory() as folder:
-            print(compare(QUICK, Path(folder), arguments.jobs))
-        return
-    plan = Plan()
-    if arguments.tasks:
-        plan = replace(
-            plan,
-            tasks=tuple(task for task in TASKS if task.name in arguments.tasks),
-            ablations=tuple(name for name in ABLATIONS if name in arguments.tasks),
-        )
-    if arguments.mixers:
-        plan = replace(plan, mixers=tuple(arguments.mixers))
-    if arguments.linears:
-        plan = replace(plan, linears=tuple(arguments.linears))
-    if arguments.rates:
-        plan = replace(plan, rates=tuple(arguments.rates))
-    if arguments.seeds:
-        plan = replace(plan, seeds=arguments.seeds)
-    try:
-        print(compare(plan, arguments.output, arguments.jobs, trains=not arguments.table_only))
-    except KeyboardInterrupt:
-        parser.exit(130, "The runs were stopped. Repeat the command to go on.\n")
-
-
-if __name__ == "__main__":
-    main()
+    run_comparison(parser, compare, _plan_of, lambda folder: QUICK)

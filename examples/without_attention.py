@@ -14,14 +14,12 @@ command to go on after a stop: finished runs are not repeated. `--table-only` wr
 there.
 """
 
-import argparse
-import os
-import tempfile
+from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from comparisons.flags import add_flags_of_runs, plan_with
+from comparisons.command import parser_of, plan_with, run_comparison
 from comparisons.runs import Figures, found_or_trained
 from comparisons.student_report import write_report
 from comparisons.student_runs import (
@@ -76,29 +74,11 @@ def _line(run: Run, figures: Figures) -> str:
     return f"{run.name}: {figures['failure'] if value is None else f'{value:.3f}'}"
 
 
-def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="train one kind for a few steps")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="kinds of students")
-    add_flags_of_runs(parser, "runs/without_attention")
-    return parser
-
-
-def main() -> None:
-    parser = _arguments()
-    arguments = parser.parse_args()
-    # of the processes that train
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    if arguments.quick:
-        with tempfile.TemporaryDirectory() as folder:
-            print(compare(QUICK, Path(folder), arguments.jobs))
-        return
-    plan = plan_with(Plan(), arguments, ("kinds", "rates", "seeds"))
-    try:
-        print(compare(plan, arguments.output, arguments.jobs, trains=not arguments.table_only))
-    except KeyboardInterrupt:
-        parser.exit(130, "The runs were stopped. Repeat the command to go on.\n")
+def _plan_of(arguments: Namespace) -> Plan:
+    return plan_with(Plan(), arguments, ("kinds", "rates", "seeds"))
 
 
 if __name__ == "__main__":
-    main()
+    parser = parser_of(__doc__, "runs/without_attention", "train one kind for a few steps")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="kinds of students")
+    run_comparison(parser, compare, _plan_of, lambda folder: QUICK)

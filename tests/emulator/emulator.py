@@ -30,13 +30,14 @@ HEADER = Path(__file__).with_name("metal.h")
 MACHINE = Path(__file__).with_name("machine.cpp")
 # Buffers lie this far apart, so that no index leads from one to another.
 GAP = 64 * 2**20
+# most kernels run for less time than compiling them takes, hence -fast-isel
 FLAGS = """
     --target=x86_64-linux-gnu -std=c++14 -march=x86-64-v3 -O1 -fPIC -nostdinc -nostdinc++
     -fno-exceptions -fno-rtti -fvisibility=hidden -ffp-contract=off -fno-vectorize
     -fno-slp-vectorize -ftrivial-auto-var-init=pattern
     -Xclang -ffloat16-excess-precision=none -Xclang -fbfloat16-excess-precision=none
     -Xclang -cl-single-precision-constant -Wno-unknown-attributes
-    -Werror=implicit-float-conversion -Werror=c++17-extensions
+    -Werror=implicit-float-conversion -Werror=c++17-extensions -mllvm -fast-isel
 """
 # of a kernel alone: its loads and stores call the machine
 OBSERVED = """

@@ -11,11 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import Empty, Queue
-from threading import Thread
 from typing import NoReturn
 
 from ..errors import UsageError
@@ -27,6 +25,7 @@ from .parts.flags import positive
 HELP = "run a command in several processes on this machine"
 
 _GRACE_S = 30.0
+_POLL_S = 0.02
 _SIGNALLED = 128
 
 
@@ -88,36 +87,36 @@ def wait(processes: Sequence[subprocess.Popen[str]], grace_s: float = _GRACE_S) 
         0 if all ended with status 0, else the status of the first that did not. For a process that a
         signal ended, it is 128 plus the number of the signal.
     """
-    ends: Queue[int] = Queue()
-    for rank, process in enumerate(processes):
-        Thread(target=_note_end, args=(process, rank, ends), daemon=True).start()
     status, deadline = 0, float("inf")
     requests = [signal.SIGTERM, signal.SIGKILL]
     left = set(range(len(processes)))
     while left:
-        try:
-            time_left = deadline - time.monotonic()
-            rank = ends.get(timeout=max(0.0, time_left) if status and requests else None)
-        except Empty:
+        ended = _ended(processes, left)
+        left -= ended
+        codes = {rank: processes[rank].returncode for rank in sorted(ended)}
+        # those that end together with a killed one have noticed its loss
+        for rank in sorted(codes, key=lambda rank: codes[rank] != -signal.SIGKILL):
+            if not codes[rank]:
+                continue
+            print(f"Process {rank} of {len(processes)} {_how(codes[rank])}.", file=sys.stderr)
+            # what it started itself may still run
+            _send(processes[rank], signal.SIGKILL)
+            if not status:
+                status, deadline = _status(codes[rank]), time.monotonic() + grace_s
+        if requests and time.monotonic() >= deadline:
             number = requests.pop(0)
             deadline += grace_s
             for other in left:
                 _send(processes[other], number)
-            continue
-        left.remove(rank)
-        code = processes[rank].returncode
-        if code:
-            print(f"Process {rank} of {len(processes)} {_how(code)}.", file=sys.stderr)
-            # what it started itself may still run
-            _send(processes[rank], signal.SIGKILL)
-            if not status:
-                status, deadline = _status(code), time.monotonic() + grace_s
+        if left:
+            time.sleep(_POLL_S)
     return status
 
 
-def _note_end(process: subprocess.Popen[str], rank: int, ends: "Queue[int]") -> None:
-    process.wait()
-    ends.put(rank)
+def _ended(processes: Sequence[subprocess.Popen[str]], ranks: Set[int]) -> set[int]:
+    """Those that have ended, with each whose end another of them may have noticed."""
+    ended = {rank for rank in ranks if processes[rank].poll() is not None}
+    return {rank for rank in ranks if processes[rank].poll() is not None} if ended else ended
 
 
 def _send(process: subprocess.Popen[str], number: int) -> None:

@@ -77,6 +77,7 @@ def test_table_of_students_is_their_result(monkeypatch: pytest.MonkeyPatch, tmp_
         assert part in page, part
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(native.unavailable() is not None, reason="the compiled extension reads graphs")
 def test_estimates_for_real_teachers_are_those_of_the_command() -> None:
     file = EXAMPLES / "real_teachers" / "README.md"
@@ -92,6 +93,7 @@ def test_estimates_for_real_teachers_are_those_of_the_command() -> None:
         assert f"{name}: {machine.rate / 1e12:.3g} TFLOP/s" in rates
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(native.unavailable() is not None, reason="the compiled extension reads graphs")
 def test_what_flags_cost_of_memory_is_what_the_command_says() -> None:
     file = EXAMPLES / "real_teachers" / "README.md"

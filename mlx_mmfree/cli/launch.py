@@ -84,8 +84,9 @@ def wait(processes: Sequence[subprocess.Popen[str]], grace_s: float = _GRACE_S) 
         grace_s: Seconds that the others have to notice the failure, and then to end when asked to.
 
     Returns:
-        0 if all ended with status 0, else the status of the first that did not. For a process that a
-        signal ended, it is 128 plus the number of the signal.
+        0 if all ended with status 0, else the status of the first that did not; of several found at
+        once, of one that SIGKILL ended. For a process that a signal ended, it is 128 plus the number of
+        the signal.
     """
     status, deadline = 0, float("inf")
     requests = [signal.SIGTERM, signal.SIGKILL]

@@ -56,7 +56,7 @@ class Plan:
     ablations: tuple[str, ...] = ABLATIONS
     mixers: tuple[str, ...] = tuple(causal_mixers())
     linears: tuple[str, ...] = LINEARS
-    rates: tuple[float, ...] = (3e-3, 1e-3, 1e-2)
+    rates: tuple[float, ...] = (3e-3, 1e-2)
     seeds: int = 3
     held_out_batches: int = 32
     stories: int = 80

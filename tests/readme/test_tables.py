@@ -62,6 +62,30 @@ def test_table_of_images_is_its_result(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert len(tables) == 2 and all(table.strip() in page for table in tables)
 
 
+def test_table_of_token_mixers_is_its_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr("comparisons.learning_report._draw", lambda *_: None)
+    from comparisons.learning_report import write_report
+    from comparisons.learning_runs import Plan, Row, Run, best_runs
+
+    plan = Plan()
+    tasks = {task.name: task for task in plan.tasks}
+    kept = json.loads((EXAMPLES / "learning_table" / "table.json").read_text())["runs"]
+    results = {
+        Run(
+            Row(r["part"], tasks[r["task"]], r["model"], r["linear"]), r["learning_rate"], r["seed"]
+        ): r
+        for r in kept
+    }
+    tried = {run: r for run, r in results.items() if not run.seed}
+    text = write_report(tmp_path, plan, best_runs(plan, tried), results)
+    page = (EXAMPLES / "README.md").read_text()
+    for part in text.strip().split("\n\n"):
+        assert part in page, part
+
+
 def test_table_of_students_is_their_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.setattr("comparisons.student_report._draw", lambda *_: None)

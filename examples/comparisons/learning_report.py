@@ -88,14 +88,11 @@ def _heading(task: Task) -> str:
     return f"{task.name}, %" if task.is_generated else "bits per character"
 
 
-def _speed(row: Row, results: Results) -> str:
-    """The best speed of a row's runs, since other programs only ever slow a run down."""
-    speeds = [
-        figures["tokens_per_second"]
-        for run, figures in results.items()
-        if run.row == row and "tokens_per_second" in figures
-    ]
-    return f"{max(speeds):,.0f}" if speeds else "-"
+def _speed(run: Run | None, results: Results) -> str:
+    """The median speed of the runs with a row's best rate, one of each seed."""
+    if run is None:
+        return "-"
+    return f"{statistics.median(found['tokens_per_second'] for found in _runs(run, results)):,.0f}"
 
 
 def _main_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
@@ -112,7 +109,8 @@ def _main_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
             rows_of_task = [Row("table", task, mixer, linear) for linear in plan.linears]
             cells += [_cell(chosen.get(row), results) for row in rows_of_task]
         if text is not None:
-            cells += [_speed(Row("table", text, mixer, linear), results) for linear in plan.linears]
+            rows_of_text = [Row("table", text, mixer, linear) for linear in plan.linears]
+            cells += [_speed(chosen.get(row), results) for row in rows_of_text]
         rows.append(cells)
     return markdown(header, rows) if plan.tasks else ""
 

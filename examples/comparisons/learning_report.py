@@ -62,6 +62,11 @@ def _state(plan: Plan, results: Results) -> str:
     rows = len(rows_of(plan))
     planned = rows * (len(plan.rates) + plan.seeds - 1)
     tried = sum(run.seed == 0 for run in results)
+    if len(results) == planned:
+        return (
+            f"All {planned} runs are finished: {tried} of the search for rates, and {planned - tried} "
+            "with further seeds."
+        )
     return (
         f"{len(results)} of {planned} runs are finished: {tried} of {rows * len(plan.rates)} of the "
         f"search for rates, and {len(results) - tried} with further seeds. A value without a spread is "

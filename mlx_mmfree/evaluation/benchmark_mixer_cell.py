@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from ..layers.token_mixer import State, TokenMixer
 from ..models.parts.mixers import find_spatial_mixer, token_mixers
 from ..ops.backend.dispatch import on_cpu
-from ..platform.allocator import keep_freed_memory
+from ..platform.allocator import keep_freed_memory, return_freed_memory
 from ..platform.resident_memory import forget_peak, peak_resident_bytes, resident_memory
 from .benchmark_record import Record
 from .benchmark_rounds import Elapsed, elapsed_both
@@ -190,8 +190,10 @@ def arrays_of(values: Any) -> list[mx.array]:
 
 def _held_bytes() -> int:
     """The memory in use before what is measured; forgets the peak until then where it can."""
+    # what was freed would serve what is measured and so hide its memory
+    mx.clear_cache()
+    return_freed_memory()
     if not on_cpu():
-        mx.clear_cache()
         mx.reset_peak_memory()
     forget_peak()
     return _used_bytes()

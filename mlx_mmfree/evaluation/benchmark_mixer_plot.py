@@ -102,9 +102,10 @@ def _draw_legend(axes: Any, mixers: list[str], report: MixerReport) -> None:
         f"{'':<32}{'time':>12}{'memory':>12}\n{'':<32}{'fwd':>6}{'+bwd':>6}{'fwd':>6}{'+bwd':>6}",
         loc="center",
         ncols=1,
-        prop={"family": "monospace", "size": 8},
-        title_fontproperties={"family": "monospace", "size": 8},
+        prop={"family": "monospace", "size": 7.5},
+        title_fontproperties={"family": "monospace", "size": 7.5},
         handlelength=4,
+        labelspacing=0.1,
         alignment="left",
     )
     # else the panels beside it shrink

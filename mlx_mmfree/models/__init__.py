@@ -7,6 +7,7 @@ from .parts.architectures import find as find
 from .parts.architectures import find_described as find_described
 from .parts.architectures import known_model_types as known_model_types
 from .parts.block import Block as Block
+from .parts.block import set_dropout as set_dropout
 from .parts.causality import check_causal as check_causal
 from .parts.decoder import Decoder as Decoder
 from .parts.encoder_decoder import EncoderDecoder as EncoderDecoder

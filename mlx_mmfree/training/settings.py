@@ -40,6 +40,7 @@ _LATER = (
     "target_column",
     "mlm_probability",
     "label_smoothing",
+    "dropout",
     "schedule",
     "new_head",
     "random_shift",
@@ -109,6 +110,8 @@ class Settings:
         random_shift: Training images are moved by up to so many pixels in each direction, as drawn.
         random_flip: Whether training images are mirrored, each with probability 1/2.
         label_smoothing: Share of the target's probability that is spread evenly over all classes.
+        dropout: Probability with which training drops each element of what a mixer adds, in a model of
+            sequences.
         learning_rate: Learning rate at its peak, after a linear warm-up. Default: 0.004, or with
             `inverse_sqrt` that of the paper, 1 / sqrt(dims * warmup_steps).
         schedule: How it falls after that: by `cosine` to a fraction of the peak at the end, or by
@@ -168,6 +171,7 @@ class Settings:
     random_shift: int = 0
     random_flip: bool = False
     label_smoothing: float = 0.0
+    dropout: float = 0.0
     learning_rate: float | None = None
     schedule: str = COSINE
     final_learning_rate: float = 0.1
@@ -200,7 +204,8 @@ class Settings:
         is_sound = self.learning_rate is None or 0 < self.learning_rate < math.inf
         self._check("learning_rate", is_sound, "positive")
         self._check("mlm_probability", 0 < self.mlm_probability < 1, "above 0 and below 1")
-        self._check("label_smoothing", 0 <= self.label_smoothing < 1, "at least 0 and below 1")
+        for name in ("label_smoothing", "dropout"):
+            self._check(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
         is_sound = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         self._check("betas", is_sound, "two numbers of at least 0 and below 1")
         self._check("order", self.order in ORDERS, f"one of {', '.join(ORDERS)}")

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..models import TokenModel
+from ..errors import TrainingError
+from ..models import TokenModel, set_dropout
 from .callbacks import Callback
 from .checkpoint import check_record, read_progress
 from .data_parallel import DataParallel
@@ -93,8 +94,7 @@ def train_model(
         "weights": None if settings.init_from is None else weights_digest(model),
         "texts": dict(task.digests),
     }
-    if settings.grad_checkpoint:
-        checkpoint_blocks(model)
+    _prepare(model, settings)
     result = TrainedModel(output, model, tokenizer, has_validation=bool(settings.valid))
     progress = Trainer(
         model,
@@ -123,11 +123,10 @@ def plan_training(settings: Settings, model: TokenModel, processes: DataParallel
         processes: The processes that train together.
 
     Raises:
-        TrainingError: A batch cannot be split between the processes.
+        TrainingError: A batch cannot be split between the processes, or the model has no dropout.
     """
     _, size = processes.share(settings.batch_size)
-    if settings.grad_checkpoint:
-        checkpoint_blocks(model)
+    _prepare(model, settings)
     task = task_of(model)
     return plan_memory(
         model,
@@ -138,3 +137,14 @@ def plan_training(settings: Settings, model: TokenModel, processes: DataParallel
         processes=processes,
         parts=settings.accumulation_steps,
     )
+
+
+def _prepare(model: TokenModel, settings: Settings) -> None:
+    """Gives a model the dropout and the backward pass that the settings ask for."""
+    if settings.dropout and not set_dropout(model, settings.dropout):
+        raise TrainingError(
+            "[train] 'dropout' must be 0 for a model without blocks of a token and a channel mixer, as "
+            f"one of images or with reversible blocks, but got {settings.dropout}. Leave it out."
+        )
+    if settings.grad_checkpoint:
+        checkpoint_blocks(model)

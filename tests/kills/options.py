@@ -106,6 +106,7 @@ TRAIN_OPTIONS: list[Values] = [
     {"optimizer": "adamw8bit", "model": TRAIN["model"] | {"hidden_size": 64}},
     {"dtype": "bfloat16"},
     {"embedding_std": 0.5},
+    {"dropout": 0.1},
     {"clip_norm": 0.0},
     {"quantization_warmup": 30},
     {"grad_checkpoint": True},

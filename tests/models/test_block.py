@@ -10,7 +10,7 @@ import pytest
 from mlx_mmfree.layers import ChannelMixer
 from mlx_mmfree.layers.context import Context
 from mlx_mmfree.layers.token_mixer import TokenMixer
-from mlx_mmfree.models import Block
+from mlx_mmfree.models import Block, set_dropout
 from tests.tolerances import TOLERANCE, relative_error
 
 X = mx.random.normal((2, 5, 8), key=mx.random.key(0))
@@ -112,3 +112,48 @@ def test_impossible_blocks_are_refused() -> None:
         ValueError, match="'memory_mixer' must take a second sequence but got a Run"
     ):
         Block(8, RunningSum(), Square(), memory_mixer=RunningSum())
+
+
+class Zero(ChannelMixer):
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.zeros_like(x)
+
+
+class Nothing(RunningSum):
+    def __call__(
+        self, x: mx.array, state: mx.array | None = None, valid: mx.array | None = None
+    ) -> tuple[mx.array, mx.array]:
+        return mx.zeros_like(x), x[:, -1:]
+
+
+@pytest.mark.parametrize("norm_order", ["pre", "post", "none"])
+@pytest.mark.parametrize("mixers", [(RunningSum, Zero), (Nothing, Square)])
+def test_dropout_takes_elements_of_what_a_mixer_adds(norm_order: Any, mixers: Any) -> None:
+    x = mx.random.normal((64, 5, 8), key=mx.random.key(2))
+    token_mixer, channel_mixer = mixers
+
+    def unchanged(dims: int, eps: float) -> nn.Module:
+        return nn.Identity()
+
+    block = Block(8, token_mixer(), channel_mixer(), norm=unchanged, norm_order=norm_order)
+    added = np.array(block(x)[0] - x)
+    assert set_dropout(block, 0.25) == 1
+    block.train()
+    mx.random.seed(3)
+    first, second = (np.array(block(x)[0] - x) for _ in range(2))
+    kept = np.abs(first) > 1e-6
+    # 2,560 elements, of which a quarter goes: six standard deviations are 0.05
+    assert abs(kept.mean() - 0.75) < 0.05
+    np.testing.assert_allclose(first[kept], added[kept] / 0.75, rtol=1e-4, atol=1e-5)
+    assert (kept != (np.abs(second) > 1e-6)).any()
+    block.eval()
+    assert np.array_equal(np.array(block(x)[0] - x), added)
+    block.train()
+    set_dropout(block, 0.0)
+    assert np.array_equal(np.array(block(x)[0] - x), added)
+
+
+@pytest.mark.parametrize("probability", [-0.1, 1, float("nan")])
+def test_a_probability_of_dropout_is_below_one(probability: float) -> None:
+    with pytest.raises(ValueError, match="'probability' must be at least 0 and below 1"):
+        set_dropout(Block(8, RunningSum(), Square()), probability)

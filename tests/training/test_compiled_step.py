@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.lora import add_adapters
-from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.models import Decoder, find, set_dropout
 from mlx_mmfree.ops.backend import choice, dispatch
 from mlx_mmfree.ops.backend.compilation import can_compile
 from mlx_mmfree.training import loss as loss_module
@@ -49,6 +49,15 @@ def adapted(is_recomputed: bool = False) -> Decoder:
     """A packed model with adapters, whose dropout draws numbers."""
     built = pack_linears(model())
     add_adapters(built, lambda *_: True, dropout=0.2)
+    if is_recomputed:
+        checkpoint_blocks(built)
+    return built
+
+
+def dropping(is_recomputed: bool = False) -> Decoder:
+    """A model whose blocks drop numbers that are drawn."""
+    built = model()
+    set_dropout(built, 0.2)
     if is_recomputed:
         checkpoint_blocks(built)
     return built
@@ -122,6 +131,8 @@ CALLS: dict[str, Callable[[], Any]] = {
     "distillation": lambda: run(
         trained := model(), loss=distillation_loss(model("llama"), trained, top_k=4)
     ),
+    "dropout": lambda: run(dropping()),
+    "dropout in recomputed blocks": lambda: run(dropping(True)),
     "forms of batches": lambda: run(model(), padded),
     "preferences": lambda: run(model(), pairs, loss=preference_loss("dpo")),
     "warm-up": lambda: run(model(), quantization_warmup=3),
@@ -131,6 +142,16 @@ CALLS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same_bits(CALLS[name], monkeypatch)
+
+
+def test_recomputed_blocks_drop_the_same_numbers() -> None:
+    results, weights = run(dropping())
+    assert results != run(model())[0]
+    again, recomputed = run(dropping(True))
+    for one, other in zip(results, again, strict=True):
+        assert abs(one.loss - other.loss) <= 1e-5 * one.loss
+    for name, array in weights.items():
+        assert mx.allclose(array, recomputed[name], rtol=1e-3, atol=1e-4), name
 
 
 @pytest.mark.parametrize("name", ["adapters in recomputed blocks", "warm-up"])

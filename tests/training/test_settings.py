@@ -60,6 +60,7 @@ def stages(until: float, *weights: float) -> list[dict[str, Any]]:
             {"betas": [0.9]},
             r"'betas' must be two numbers of at least 0 and below 1 but got \[0.9\]",
         ),
+        ({"dropout": 1}, "'dropout' must be at least 0 and below 1 but got 1"),
         ({"betas": [0.9, 1]}, "'betas' must be two numbers"),
         ({"embedding_std": 0}, "'embedding_std' must be positive but got 0"),
         ({"embedding_std": "wide"}, "wrong or missing value"),

@@ -24,8 +24,9 @@ class Block(nn.Module):
         \text{post:}\quad u &= \mathrm{norm}(x + \mathrm{TokenMixer}(x)), \quad
         y = \mathrm{norm}(u + \mathrm{ChannelMixer}(u))
 
-    A memory mixer, between the two and of the same form, mixes a second sequence in, as the decoder of
-    an encoder-decoder does (Vaswani et al., arXiv 1706.03762).
+    `set_dropout` drops elements of what the mixers add, in training. A memory mixer, between the two
+    and of the same form, mixes a second sequence in, as the decoder of an encoder-decoder does
+    (Vaswani et al., arXiv 1706.03762).
 
     Args:
         dims: Model dims `D`.
@@ -80,6 +81,7 @@ class Block(nn.Module):
                     self[f"{name}_norm"] = norm(dims, eps=norm_eps)
                 self[f"{name}_mixer"] = mixer
         self._is_post = norm_order == "post"
+        self._dropout = 0.0
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> State:
         own = self.token_mixer.init_state(batch_size, dtype)
@@ -102,8 +104,8 @@ class Block(nn.Module):
         # items, since attributes of a module are slow to find
         mixer = self["channel_mixer"]
         if self._is_post:
-            return self["channel_norm"](mixer.residual(x, None)), state
-        return mixer.residual(x, self.get("channel_norm")), state
+            return self["channel_norm"](self._dropped(x, mixer.residual(x, None))), state
+        return self._dropped(x, mixer.residual(x, self.get("channel_norm"))), state
 
     def mixing_weights(
         self, x: mx.array, state: State, context: Context, **arguments: Any
@@ -130,6 +132,49 @@ class Block(nn.Module):
         if context.by_position and name == "token":
             residual = mixer.residual_by_position
         if self._is_post:
-            x, state = residual(x, None, state, context, **arguments)
-            return self[name + "_norm"](x), state
-        return residual(x, self.get(name + "_norm"), state, context, **arguments)
+            y, state = residual(x, None, state, context, **arguments)
+            return self[name + "_norm"](self._dropped(x, y)), state
+        y, state = residual(x, self.get(name + "_norm"), state, context, **arguments)
+        return self._dropped(x, y), state
+
+    def _dropped(self, x: mx.array, y: mx.array) -> mx.array:
+        """The sum `y`, without some elements of what was added to `x`."""
+        if not (self._dropout and self.training):
+            return y
+        return x + nn.Dropout(self._dropout)(y - x)
+
+
+def set_dropout(model: nn.Module, probability: float) -> int:
+    r"""Sets, in place, with which probability training drops each element of what a mixer adds.
+
+    .. math::
+        y = x + \frac{m}{1 - p} \odot \mathrm{Mixer}(\mathrm{norm}(x)), \quad
+        m_i \sim \mathrm{Bernoulli}(1 - p)
+
+    takes the place of both sums of every `Block`. A model that does not train computes as before.
+    Source: Vaswani et al., arXiv 1706.03762, section 5.4.
+
+    Args:
+        model: What holds the blocks.
+        probability: :math:`p`, at least 0 and below 1.
+
+    Returns:
+        The number of blocks.
+
+    Raises:
+        ValueError: `probability` is out of range.
+
+    Example:
+        >>> from mlx_mmfree.channel_mixers import SwiGLU
+        >>> from mlx_mmfree.token_mixers import MLGRU
+        >>> set_dropout(Block(32, MLGRU(32), SwiGLU(32, hidden_dims=64)), 0.1)
+        1
+    """
+    if not 0 <= probability < 1:
+        raise ValueError(
+            f"[Block] 'probability' must be at least 0 and below 1 but got {probability}."
+        )
+    blocks = [module for _, module in model.named_modules() if isinstance(module, Block)]
+    for block in blocks:
+        block._dropout = probability
+    return len(blocks)

@@ -354,6 +354,7 @@ def test_what_is_no_image_file_is_refused(
         ({"tokenizer": "run"}, "'tokenizer' must be left out for a model of images"),
         ({"new_head": True}, "'new_head' must be left out without 'init_from'"),
         ({"random_shift": -1}, "'random_shift' must be at least 0"),
+        ({"dropout": 0.1}, "'dropout' must be 0 for a model without blocks"),
         ({"quantization_warmup": 2}, "'quantization_warmup' must be 0"),
     ],
 )

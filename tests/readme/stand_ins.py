@@ -83,27 +83,43 @@ def write_working_folder(folder: Path) -> None:
             ]
             (folder / name / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     _write_pets(folder)
-    recipe = folder / "examples" / "demo_model"
-    recipe.mkdir(parents=True)
+    _write_recipes(folder / "examples" / "demo_model", folder / "runs")
+
+
+def _write_recipes(folder: Path, runs: Path) -> None:
+    """The files of the packaged model's runs, for a smaller model and fewer steps."""
+    (folder / "longer").mkdir(parents=True)
     for name in ("log.jsonl", "log-dense.jsonl"):
-        shutil.copyfile(ROOT / "examples" / "demo_model" / name, recipe / name)
-    write_corpus(recipe / "train.txt", 0)
-    values = {
-        "output": "../../runs/demo",
-        "model": {
-            "model_type": "hgrn_bit",
-            "vocab_size": 300,
-            "hidden_size": 16,
-            "num_hidden_layers": 2,
-            "intermediate_size": 32,
-        },
-        "stages": [{"until": 1, "weights": {"train.txt": 1}}],
-        "steps": 4,
-        "batch_size": 2,
-        "sequence_length": 16,
-        "warmup_steps": 2,
+        shutil.copyfile(ROOT / "examples" / "demo_model" / name, folder / name)
+    model = {
+        "model_type": "hgrn_bit",
+        "vocab_size": 300,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "intermediate_size": 32,
     }
-    (recipe / "train.yaml").write_text(yaml.safe_dump(values))
+    first, second = runs / "longer" / "masters", runs / "longer-continued" / "masters"
+    beginnings: dict[str, dict[str, object]] = {
+        "train": {"output": str(runs / "demo"), "model": model},
+        "longer/train": {"output": str(first.parent), "model": model},
+        "longer/continue": {"output": str(second.parent), "init_from": str(first)},
+        "longer/dropout": {
+            "output": str(runs / "longer-dropout"),
+            "init_from": str(second),
+            "dropout": 0.1,
+        },
+    }
+    text = folder / "train.txt"
+    write_corpus(text, 0)
+    for name, values in beginnings.items():
+        values |= {
+            "stages": [{"until": 1, "weights": {str(text): 1}}],
+            "steps": 4,
+            "batch_size": 2,
+            "sequence_length": 16,
+            "warmup_steps": 2,
+        }
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(values))
 
 
 def _write_pets(folder: Path) -> None:

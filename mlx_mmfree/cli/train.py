@@ -74,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with quiet_unless_first(processes.rank), limited_memory(args, first.nbytes):
         if note := precision_note(settings.dtype):
             print(note)
-        show_plan(plan_training(settings, first.model, processes))
+        teacher = None if first.teacher is None else first.teacher.without_values()
+        show_plan(plan_training(settings, first.model, processes, teacher=teacher))
         if args.dry_run:
             return 0
         callbacks = report_callbacks(args, output, settings.record(), processes)

@@ -1,4 +1,4 @@
-"""The model that a run from files begins with: with random weights or those of a checkpoint."""
+"""The model that a run from files begins with, with random weights or those of a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -8,13 +8,17 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import TrainingError
+from ..hub import load_tokenizer
 from ..hub.checkpoint.opened_model import OpenedModel, open_model
 from ..layers.matrix import matrices, matrix_of
 from ..layers.parameters import parameters
-from ..models import TokenModel, find_described
+from ..models import Decoder, TokenModel, find_described
 from ..models.parts.ternary_linears import TernaryLinears
+from .companion import load_companion
 from .new_head import described_classes, with_classes
+from .precision import compute_dtype
 from .settings import Settings
+from .tasks.causal_lm import CausalLMTask
 from .tasks.kinds import task_of
 
 DEFAULT_EMBEDDING_STD = 1.0
@@ -26,21 +30,25 @@ a smaller embedding is not seen through it. The shortcut must be large (Takase e
 
 
 class FirstModel:
-    """The model that a run begins with, in its training form. Its weights are not computed yet.
+    """The model that a run begins with, in its training form, and its teacher.
+
+    Their weights are not computed yet.
 
     Args:
         settings: The run.
 
     Attributes:
         model: The model. `load` gives it its weights.
-        nbytes: Number of bytes of its float32 weights.
+        nbytes: Number of bytes of its float32 weights, and of the teacher's weights.
         task: What it learns.
-        tokenizer_folder: Folder of the tokenizer that comes with the model, or `None`.
+        tokenizer_folder: Folder of the tokenizer that comes with the model or its teacher, or `None`.
+        teacher: The teacher, or `None`.
 
     Raises:
         TrainingError: The settings ask for linear layers that the architecture does not have, for
-            another embedding of a model that has none of its own, for longer rows than it takes, or for
-            what models of images do not have; or classes cannot be read.
+            another embedding of a model that has none of its own, for longer rows than it takes, for a
+            teacher of anything but the next token, or for what models of images do not have; or classes
+            cannot be read.
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`; the last one also for a
             model that learns nothing from files.
     """
@@ -58,6 +66,7 @@ class FirstModel:
             self.nbytes = self._opened.nbytes
         self.task = task_of(self.model)
         self._settings = settings
+        self.teacher = self._open_teacher()
         if not isinstance(self.model, TokenModel):
             _check_images(settings)
             return
@@ -68,6 +77,8 @@ class FirstModel:
             )
         if self._opened is not None:
             self.tokenizer_folder = self._opened.checkpoint.folder
+        elif self.teacher is not None and settings.tokenizer is None:
+            self.tokenizer_folder = self.teacher.checkpoint.folder
         most = self.model.max_length
         if most is not None and settings.sequence_length > most:
             raise TrainingError(
@@ -85,12 +96,50 @@ class FirstModel:
                 self.model = with_classes(self.model, self._settings)
         return self.model
 
+    def load_teacher(self, tokenizer: Path | None) -> Decoder | None:
+        """The teacher with its weights, if there is one. It may be called only once.
+
+        Args:
+            tokenizer: Folder of the model's tokenizer.
+
+        Raises:
+            TrainingError: The teacher has other tokens.
+            CheckpointError: It cannot be loaded.
+        """
+        if self.teacher is None or tokenizer is None:
+            return None
+        return load_companion(self.teacher, load_tokenizer(tokenizer))
+
+    def _open_teacher(self) -> OpenedModel | None:
+        settings = self._settings
+        if settings.teacher is None:
+            return None
+        if self.task is not CausalLMTask:
+            raise TrainingError(
+                f"[train] 'teacher' must be left out for a model for {self.model.purpose} but got "
+                f"{settings.teacher!r:.80}."
+            )
+        opened = open_model(
+            _source(settings, settings.teacher), dtype=compute_dtype(settings.dtype)
+        )
+        if not isinstance(opened.model, Decoder):
+            raise TrainingError(
+                f"[train] 'teacher' must be a model that continues texts but '{settings.teacher}' is "
+                f"one for {opened.model.purpose}."
+            )
+        self.nbytes += opened.nbytes
+        return opened
+
+
+def _source(settings: Settings, name: str) -> Path | str:
+    """A folder that exists, or else a repository."""
+    local = settings.path(name)
+    return local if local.exists() else name
+
 
 def _opened(settings: Settings) -> OpenedModel:
-    source = str(settings.init_from)
-    local = settings.path(source)
     return open_model(
-        local if local.exists() else source,
+        _source(settings, str(settings.init_from)),
         dtype=mx.float32,
         packed=False,
         latent=settings.latent,

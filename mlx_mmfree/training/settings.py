@@ -24,6 +24,8 @@ _PEAK = 4e-3
 _WITHOUT_INFLUENCE = (
     "root",
     "output",
+    # the digest of its weights counts, not where they lie
+    "teacher",
     "steps_per_report",
     "save_every",
     "patience",
@@ -41,6 +43,9 @@ _LATER = (
     "mlm_probability",
     "label_smoothing",
     "dropout",
+    "teacher_weight",
+    "teacher_temperature",
+    "teacher_top_k",
     "schedule",
     "new_head",
     "random_shift",
@@ -55,6 +60,8 @@ _POSITIVE = (
     "steps_per_eval",
     "save_every",
     "valid_tokens",
+    "teacher_weight",
+    "teacher_temperature",
     "process_timeout_s",
 )
 _NOT_NEGATIVE = (
@@ -95,8 +102,8 @@ class Settings:
         valid: Held-out files, measured at the end. Without any, the last weights are kept.
         valid_tokens: Number of tokens, or of images, of the first held-out file on which validations
             measure the loss that picks the best weights.
-        tokenizer: Folder with a tokenizer. Default: the one beside the first token file of the first
-            stage, or a vocabulary that is trained on its text files.
+        tokenizer: Folder with a tokenizer. Default: the teacher's, the one beside the first token file
+            of the first stage, or a vocabulary that is trained on its text files.
         steps: Number of optimizer steps.
         batch_size: Number of sequences in a forward pass.
         accumulation_steps: Number of forward passes in an optimizer step.
@@ -112,6 +119,11 @@ class Settings:
         label_smoothing: Share of the target's probability that is spread evenly over all classes.
         dropout: Probability with which training drops each element of what a mixer adds, in a model of
             sequences.
+        teacher: Folder or Hub repository of a language model with the same tokens, of any size. The loss
+            also compares the model's distribution of the next token with the teacher's.
+        teacher_weight: Weight of the divergence from the teacher, beside the cross-entropy of the data.
+        teacher_temperature: Divisor of both models' logits in the divergence.
+        teacher_top_k: Compare only so many of the teacher's likeliest tokens. Default: all.
         learning_rate: Learning rate at its peak, after a linear warm-up. Default: 0.004, or with
             `inverse_sqrt` that of the paper, 1 / sqrt(dims * warmup_steps).
         schedule: How it falls after that: by `cosine` to a fraction of the peak at the end, or by
@@ -172,6 +184,10 @@ class Settings:
     random_flip: bool = False
     label_smoothing: float = 0.0
     dropout: float = 0.0
+    teacher: str | None = None
+    teacher_weight: float = 1.0
+    teacher_temperature: float = 1.0
+    teacher_top_k: int | None = None
     learning_rate: float | None = None
     schedule: str = COSINE
     final_learning_rate: float = 0.1
@@ -206,6 +222,10 @@ class Settings:
         self._check("mlm_probability", 0 < self.mlm_probability < 1, "above 0 and below 1")
         for name in ("label_smoothing", "dropout"):
             self._check(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
+        is_sound = self.teacher is None or not self.label_smoothing
+        self._check("label_smoothing", is_sound, "0 with 'teacher'")
+        is_sound = self.teacher is not None or self.teacher_top_k is None
+        self._check("teacher_top_k", is_sound, "left out without 'teacher'")
         is_sound = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         self._check("betas", is_sound, "two numbers of at least 0 and below 1")
         self._check("order", self.order in ORDERS, f"one of {', '.join(ORDERS)}")

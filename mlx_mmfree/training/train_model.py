@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import TrainingError
-from ..models import TokenModel, set_dropout
+from ..models import Decoder, TokenModel, set_dropout
 from .callbacks import Callback
 from .checkpoint import check_record, read_progress
 from .data_parallel import DataParallel
 from .digests import weights_digest
+from .distillation import distillation_loss
 from .first_model import FirstModel
 from .gradient_checkpoint import checkpoint_blocks
 from .loop import Trainer
+from .loss import Loss
 from .memory import MemoryPlan, plan_memory
 from .optimizer import build_optimizer, build_schedule
 from .results import TrainedModel
@@ -31,7 +33,8 @@ def train_model(
     """Begins or resumes a training run, and writes models with its best weights at the end.
 
     What is learned depends on the kind of the model: the next token of texts, tokens that are left out
-    of them, the labels of texts or of images, or texts that belong to others.
+    of them, the labels of texts or of images, or texts that belong to others. A teacher tells what it
+    expects of the next token too.
 
     The folder `settings.output` gets `tokenizer/`, unless images are learned, `log.jsonl`, `curve.png`,
     `checkpoint/` and `best.safetensors`. At the end it gets `model/` and, for a ternary model,
@@ -89,10 +92,12 @@ def train_model(
         )
     # the first process makes the token files that the others read
     task = processes.after_first(lambda: kind(settings, model, tokenizer, share))
+    teacher = first.load_teacher(tokenizer)
     record = {
         # random weights follow from the settings
         "weights": None if settings.init_from is None else weights_digest(model),
         "texts": dict(task.digests),
+        **({} if teacher is None else {"teacher": weights_digest(teacher)}),
     }
     _prepare(model, settings)
     result = TrainedModel(output, model, tokenizer, has_validation=bool(settings.valid))
@@ -103,7 +108,7 @@ def train_model(
         build_schedule(settings, model.dims),
         task.batches,
         task.validate if settings.valid else None,
-        loss=task.loss(settings),
+        loss=_loss(settings, model, teacher),
         processes=processes,
         callbacks=[result, *callbacks],
     ).train()
@@ -114,13 +119,20 @@ def train_model(
     return progress | {"held_out": task.held_out(model)}
 
 
-def plan_training(settings: Settings, model: TokenModel, processes: DataParallel) -> MemoryPlan:
+def plan_training(
+    settings: Settings,
+    model: TokenModel,
+    processes: DataParallel,
+    *,
+    teacher: Decoder | None = None,
+) -> MemoryPlan:
     """Plans the memory of each process of a run. Nothing is computed or written.
 
     Args:
         settings: The run.
         model: The model that it begins with, whose weights may be uncomputed still.
         processes: The processes that train together.
+        teacher: Its teacher, if it has one, whose weights may have no values.
 
     Raises:
         TrainingError: A batch cannot be split between the processes, or the model has no dropout.
@@ -131,11 +143,24 @@ def plan_training(settings: Settings, model: TokenModel, processes: DataParallel
     return plan_memory(
         model,
         build_optimizer(settings),
-        task.loss(settings),
+        _loss(settings, model, teacher),
         task.largest_batch(settings, model, settings.batch_size // size),
         settings.loop({}),
         processes=processes,
         parts=settings.accumulation_steps,
+        companions=() if teacher is None else [teacher],
+    )
+
+
+def _loss(settings: Settings, model: Any, teacher: Decoder | None) -> Loss:
+    if teacher is None:
+        return task_of(model).loss(settings)
+    return distillation_loss(
+        teacher,
+        model,
+        weight=settings.teacher_weight,
+        temperature=settings.teacher_temperature,
+        top_k=settings.teacher_top_k,
     )
 
 

@@ -107,6 +107,13 @@ TRAIN_OPTIONS: list[Values] = [
     {"dtype": "bfloat16"},
     {"embedding_std": 0.5},
     {"dropout": 0.1},
+    {"teacher": "teacher", "teacher_weight": 0.5, "model": TRAIN["model"] | {"vocab_size": 518}},
+    {
+        "teacher": "teacher",
+        "teacher_temperature": 2.0,
+        "teacher_top_k": 5,
+        "model": TRAIN["model"] | {"vocab_size": 518},
+    },
     {"clip_norm": 0.0},
     {"quantization_warmup": 30},
     {"grad_checkpoint": True},

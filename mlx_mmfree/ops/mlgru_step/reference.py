@@ -1,8 +1,8 @@
 """Definition of `mlgru_step`, in terms of the other operations."""
 
 import mlx.core as mx
-import mlx.nn as nn
 
+from ..activate import activate
 from ..gated_rms_norm import gated_rms_norm
 from ..linear_scan import linear_scan
 from . import Options
@@ -17,7 +17,7 @@ def run(
     if lower_bound is not None:
         bound = lower_bound.astype(mx.float32)
         f = bound + (1.0 - bound) * f
-    i = nn.silu(i.astype(mx.float32)) * (1.0 - f)
+    i = activate(i.astype(mx.float32), "silu") * (1.0 - f)
     if starts is not None:
         f = mx.where(starts[..., None], 0.0, f)
     if valid is not None:

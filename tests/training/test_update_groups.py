@@ -127,11 +127,13 @@ def test_a_group_needs_less_than_the_whole(monkeypatch: pytest.MonkeyPatch) -> N
         mx.eval(gradient)
         new = optimizer.apply_gradients(gradient, parameters)
         del gradient, parameters
+        size = sum(array.nbytes for _, array in tree_flatten([new, optimizer.state]))
         mx.reset_peak_memory()
         before = mx.get_active_memory()
         for group in update_groups(new, optimizer.state):
             mx.eval(group)
         peaks.append(mx.get_peak_memory() - before)
         del new, optimizer, group
-    # of 8.4 MB; one weight takes 14 times its 0.5 MB for a moment
-    assert peaks[1] < 0.5 * peaks[0]
+    # how much more than all that is new the whole takes depends on when MLX frees what it no longer
+    # needs; one weight takes 14 times its 0.5 MB for a moment
+    assert peaks[1] < 0.65 * size and size <= peaks[0]

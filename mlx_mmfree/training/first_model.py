@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..errors import TrainingError
+from ..errors import CheckpointError, DownloadError, TrainingError
 from ..hub import load_tokenizer
 from ..hub.checkpoint.opened_model import OpenedModel, open_model
 from ..layers.matrix import matrices, matrix_of
@@ -61,7 +61,14 @@ class FirstModel:
             self.model: Any = _random_model(settings)
             self.nbytes = sum(array.nbytes for array in parameters(self.model).values())
         else:
-            self._opened = _opened(settings)
+            self._opened = _opened(
+                settings,
+                "init_from",
+                dtype=mx.float32,
+                packed=False,
+                latent=settings.latent,
+                rebuild_masters=settings.rebuild_masters,
+            )
             self.model = self._opened.model
             self.nbytes = self._opened.nbytes
         self.task = task_of(self.model)
@@ -119,9 +126,7 @@ class FirstModel:
                 f"[train] 'teacher' must be left out for a model for {self.model.purpose} but got "
                 f"{settings.teacher!r:.80}."
             )
-        opened = open_model(
-            _source(settings, settings.teacher), dtype=compute_dtype(settings.dtype)
-        )
+        opened = _opened(settings, "teacher", dtype=compute_dtype(settings.dtype))
         if not isinstance(opened.model, Decoder):
             raise TrainingError(
                 f"[train] 'teacher' must be a model that continues texts but '{settings.teacher}' is "
@@ -131,20 +136,14 @@ class FirstModel:
         return opened
 
 
-def _source(settings: Settings, name: str) -> Path | str:
-    """A folder that exists, or else a repository."""
-    local = settings.path(name)
-    return local if local.exists() else name
-
-
-def _opened(settings: Settings) -> OpenedModel:
-    return open_model(
-        _source(settings, str(settings.init_from)),
-        dtype=mx.float32,
-        packed=False,
-        latent=settings.latent,
-        rebuild_masters=settings.rebuild_masters,
-    )
+def _opened(settings: Settings, name: str, **options: Any) -> OpenedModel:
+    """Opens the folder, or else the repository, that a setting names."""
+    value = str(getattr(settings, name))
+    local = settings.path(value)
+    try:
+        return open_model(local if local.exists() else value, **options)
+    except (CheckpointError, DownloadError) as error:
+        raise type(error)(str(error).replace("'path_or_repo'", f"'{name}'")) from error
 
 
 def _random_model(settings: Settings) -> Any:

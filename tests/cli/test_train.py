@@ -299,5 +299,27 @@ def test_missing_files_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "absent.yaml' must be a readable YAML file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["init_from", "teacher"])
+@pytest.mark.parametrize("by_flag", [True, False])
+def test_a_missing_model_is_told_by_its_setting(
+    config: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    by_flag: bool,
+) -> None:
+    settings = yaml.safe_load(config.read_text())
+    if name == "init_from":
+        del settings["model"]
+        settings.pop("tokenizer", None)
+    if not by_flag:
+        settings[name] = "x"
+    config.write_text(yaml.safe_dump(settings))
+    flag = f"--{name.replace('_', '-')}"
+    assert main(["--config", str(config), *([flag, "x"] if by_flag else [])]) == 2
+    error = capsys.readouterr().err
+    assert f"{flag} must be an existing folder or a Hub repository 'owner/name' but got 'x'" in error
+    assert error.count("\n") == 1
+
+
 def test_every_flag_is_described() -> None:
     assert all(action.help for action in build_parser()._actions)

@@ -1,6 +1,6 @@
 """The scan and its gradient as a GPU computes them, against a definition in float64.
 
-There is no NVIDIA GPU here: the text of the CUDA kernels runs in the emulator of Metal, and clang
+Where there is no NVIDIA GPU, the text of the CUDA kernels runs in the emulator of Metal, and clang
 compiles it for such a GPU.
 """
 

@@ -1,7 +1,7 @@
 """`linear_scan` on an NVIDIA GPU, and its gradient, in one launch each.
 
-The kernels are those for Metal in CUDA's words. They are unchecked: nobody has run them on a GPU yet.
-Each is compared with the definition at its first use on a device, and does not run where it differs.
+The kernels are those for Metal in CUDA's words. Each is compared with the definition at its first use on
+a device, and does not run where it differs.
 """
 
 from ..backend.cuda_kernel import CudaKernel

@@ -3,7 +3,7 @@
 python examples/lora_fairytales.py [--quick]
 
 The packed ternary weights stay as they are, and an adapter of low rank is trained beside them. A model
-of 4.5 million weights learns what an answer looks like (held-out loss 5.10 before, 4.47 after), but not
+of 9.3 million weights learns what an answer looks like (held-out loss 4.79 before, 3.87 after), but not
 how to find it.
 
 On the command line, `mmfree lora --train --data DIR --mask-prompt` does the same, with the decompressed

@@ -2,8 +2,8 @@
 
 python examples/train_tiny_model.py [--quick]
 
-This is a smoke test of the training loop and does not make a good model. `mmfree train --config
-examples/demo_model/train.yaml` trains the packaged one.
+This is a smoke test of the training loop and does not make a good model. The recipes in
+`examples/demo_model` make better ones, the packaged one among them.
 """
 
 import argparse

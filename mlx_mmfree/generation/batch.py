@@ -120,7 +120,7 @@ def batch_generate(
         >>> from mlx_mmfree import demo, load
         >>> model, tokenizer = load(demo.path())
         >>> batch_generate(model, tokenizer, ["Once upon a time", "One day"], max_tokens=4).texts
-        [' there was a little', ', she saw a']
+        [', there was a', ', she went to']
     """
     check_max_tokens(max_tokens)
     if batch_size < 1:

@@ -70,7 +70,7 @@ class Chat:
         >>> model, tokenizer = load(demo.path())
         >>> chat = Chat(model, tokenizer, max_tokens=4)
         >>> "".join(response.text for response in chat.answer("Once upon a time"))
-        ' there was a little'
+        ', there was a'
         >>> [message["role"] for message in chat.messages]
         ['user', 'assistant']
     """

@@ -48,7 +48,7 @@ def prefill(
         >>> tokens = tokenizer.encode("Once upon a time")
         >>> state = prefill(model, mx.array([tokens[:-1]]))
         >>> tokenizer.decode(list(generate_tokens(model, tokens[-1:], state=state, max_tokens=4)))
-        ' there was a little'
+        ', there was a'
     """
     if step_size < 1:
         raise ValueError(f"[prefill] 'prefill_step_size' must be at least 1 but got {step_size}.")
@@ -193,7 +193,7 @@ def generate_tokens(
         >>> model, tokenizer = load(demo.path())
         >>> tokens = generate_tokens(model, tokenizer.encode("Once upon a time"), max_tokens=4)
         >>> tokenizer.decode(list(tokens))
-        ' there was a little'
+        ', there was a'
     """
     check_max_tokens(max_tokens)
     decoding = Decoding(

@@ -64,7 +64,7 @@ def with_key_values(
         >>> model, tokenizer = load(demo.path())
         >>> small = with_key_values(model, max_kv_size=1024, kv_bits=8)
         >>> generate(small, tokenizer, "Once upon a time", max_tokens=4)
-        ' there was a little'
+        ', there was a'
     """
     changed = copy(model)
     changed.blocks = [copy(block) for block in model.blocks]

@@ -49,7 +49,7 @@ class PromptCache:
         >>> model, tokenizer = load(demo.path())
         >>> cache = cache_prompt(model, tokenizer.encode("Once upon a"))
         >>> generate(model, tokenizer, " time", state=cache.state, max_tokens=4)
-        ' there was a little'
+        ', there was a'
     """
 
     tokens: list[int]
@@ -87,7 +87,7 @@ def cache_prompt(
         >>> model, tokenizer = load(demo.path())
         >>> cache = cache_prompt(model, tokenizer.encode("Once upon a"))
         >>> len(cache.tokens), cache.nbytes
-        (3, 4096)
+        (3, 6144)
     """
     state = prefill(
         model,
@@ -124,7 +124,7 @@ def save_prompt_cache(
         >>> save_prompt_cache("story.safetensors", model, cache)
         >>> state = load_prompt_cache("story.safetensors", model).state
         >>> generate(model, tokenizer, " time", state=state, max_tokens=4)
-        ' there was a little'
+        ', there was a'
     """
     file = expanded(path)
     cache = _trimmed(model, cache)

@@ -106,7 +106,7 @@ def stream_generate(
         >>> model, tokenizer = load(demo.path())
         >>> for response in stream_generate(model, tokenizer, "Once upon a time", max_tokens=8):
         ...     print(response.text, end="", flush=True)
-         there was a little girl named Lily.
+        , there was a little girl named Lily
     """
     check_max_tokens(max_tokens)
     ids = prompt_tokens(tokenizer, prompt, model.vocab_size)
@@ -204,7 +204,7 @@ def generate(
         >>> from mlx_mmfree import demo, load
         >>> model, tokenizer = load(demo.path())
         >>> generate(model, tokenizer, "Once upon a time", max_tokens=8)
-        ' there was a little girl named Lily.'
+        ', there was a little girl named Lily'
     """
     parts = []
     rule = "=" * 10

@@ -61,7 +61,7 @@ def test_an_adapter_is_dense(tmp_path: Path, capsys: Captured) -> None:
         (p["path"], p["inputs"], p["outputs"]) for p in found["products"] if p["kind"] == "dense"
     ]
     assert found["is_matmul_free"] is False
-    assert dense == [(f"{name}.lora_a", 768, 4), (f"{name}.lora_b", 4, 256)]
+    assert dense == [(f"{name}.lora_a", 1152, 4), (f"{name}.lora_b", 4, 384)]
 
 
 def test_a_model_that_reads_both_ways_is_refused(tmp_path: Path, capsys: Captured) -> None:

@@ -38,7 +38,7 @@ def test_attention_says_how_far_it_reaches(
 
 def test_the_packaged_model_is_the_default(tmp_path: Path, capsys: Captured) -> None:
     assert main([str(tmp_path / "out")]) == 0
-    assert "step.mlxfn (3." in capsys.readouterr().out
+    assert "step.mlxfn (5." in capsys.readouterr().out
 
 
 def test_mistakes(folder: Path, tmp_path: Path, capsys: Captured) -> None:

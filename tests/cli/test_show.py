@@ -46,12 +46,12 @@ def test_model(capsys: Captured) -> None:
     assert main(["model"]) == 0
     head, total, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["part", "kind", "shape", "parameters", "bits", "size"]
-    assert total.split()[:3] == ["model", "HGRNBit", "4,469,248"]
+    assert total.split()[:3] == ["model", "HGRNBit", "9,259,776"]
     assert any(line.startswith("├─ blocks.0 to 3, each") for line in lines)
     assert main(["model", "--json", "--dtype", "float16"]) == 0
     parts = {part["path"]: part for part in json.loads(capsys.readouterr().out)["parts"]}
-    assert parts[""]["parameters"] == 4_469_248 and parts["embed"]["bits"] == 16
-    assert parts["blocks.0.token_mixer.input_proj"]["shape"] == [256, 256]
+    assert parts[""]["parameters"] == 9_259_776 and parts["embed"]["bits"] == 16
+    assert parts["blocks.0.token_mixer.input_proj"]["shape"] == [384, 384]
 
 
 def test_weights(tmp_path: Path, capsys: Captured) -> None:

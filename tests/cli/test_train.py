@@ -317,7 +317,9 @@ def test_a_missing_model_is_told_by_its_setting(
     flag = f"--{name.replace('_', '-')}"
     assert main(["--config", str(config), *([flag, "x"] if by_flag else [])]) == 2
     error = capsys.readouterr().err
-    assert f"{flag} must be an existing folder or a Hub repository 'owner/name' but got 'x'" in error
+    assert (
+        f"{flag} must be an existing folder or a Hub repository 'owner/name' but got 'x'" in error
+    )
     assert error.count("\n") == 1
 
 

@@ -101,6 +101,15 @@ def _write_recipes(folder: Path, runs: Path) -> None:
     first, second = runs / "longer" / "masters", runs / "longer-continued" / "masters"
     beginnings: dict[str, dict[str, object]] = {
         "train": {"output": str(runs / "demo"), "model": model},
+        "teacher": {
+            "output": str(runs / "demo-teacher"),
+            "model": model | {"hidden_size": 24, "linear_class": "dense"},
+        },
+        "student": {
+            "output": str(runs / "demo-student"),
+            "model": model,
+            "teacher": str(runs / "demo-teacher" / "model"),
+        },
         "longer/train": {"output": str(first.parent), "model": model},
         "longer/continue": {"output": str(second.parent), "init_from": str(first)},
         "longer/dropout": {

@@ -51,7 +51,7 @@ class Checkpoint:
         >>> from mlx_mmfree import demo
         >>> checkpoint = open_checkpoint(demo.path())
         >>> checkpoint.config["model_type"], len(checkpoint.tensors), checkpoint.nbytes
-        ('hgrn_bit', 90, 3131492)
+        ('hgrn_bit', 90, 5336164)
     """
 
     folder: Path

@@ -83,7 +83,7 @@ def load_model(
     Example:
         >>> from mlx_mmfree import demo
         >>> load_model(demo.path(), dtype=mx.float32).dims
-        256
+        384
     """
     return open_model(path_or_repo, revision, dtype, packed, latent, rebuild_masters, direct).load()
 

@@ -89,7 +89,7 @@ def convert(
         >>> from mlx_mmfree import demo
         >>> report = convert(open_checkpoint(demo.path()), "converted", check=False)
         >>> load_model("converted").dims
-        256
+        384
     """
     forms = forms or FloatForms()
     if source.dtype is not None and forms.dtype is None:

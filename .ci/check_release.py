@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MOST_BYTES = 8_000_000
-"""Of a file: the packaged model is half of it."""
+"""Of a file: the packaged model is most of it."""
 
 
 def stated_version() -> str:

@@ -31,6 +31,22 @@ def without_credentials(text: str) -> str:
     return text
 
 
+def install_extra(extra: str) -> str:
+    """Tells how the packages of an extra are installed, in words for an error.
+
+    Args:
+        extra: Its name in `pyproject.toml`.
+
+    Returns:
+        A sentence with a command that works in a clone of the project.
+
+    Example:
+        >>> install_extra("vision")
+        "Run this in your clone of mlx_mmfree: pip install '.[vision]'"
+    """
+    return f"Run this in your clone of mlx_mmfree: pip install '.[{extra}]'"
+
+
 class MMFreeError(Exception):
     """The base of the library's own errors. The commands show its one line without a traceback.
 

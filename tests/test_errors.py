@@ -1,5 +1,9 @@
 """Messages of the library's errors."""
 
+import re
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from mlx_mmfree.cli import main
@@ -36,3 +40,16 @@ def test_commands_do_not_repeat_them(command: str, capsys: pytest.CaptureFixture
     assert "huggingface.co" in captured.err
     assert "secret" not in captured.err + captured.out
     assert "aB3" not in captured.err + captured.out
+
+
+def test_extras_are_installed_from_a_clone() -> None:
+    """No index of packages holds this one, so that only a command of a clone works."""
+    root = Path(__file__).parents[1]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told = set()
+    for path in (root / "mlx_mmfree").rglob("*"):
+        if path.suffix in (".py", ".md"):
+            text = path.read_text()
+            assert not re.search(r"pip install[^`\n]*mlx[-_]mmfree\[", text), path
+            told |= set(re.findall(r"""install_extra\(["'](\w+)["']\)""", text))
+    assert {"serve", "vision", "plot", "parquet", "eval"} <= told <= set(extras)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import UsageError, install_extra
 from .parts.columns import aligned, size_text
 from .parts.command import CommandParser, command
 
@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             ) from error
         if not drawn:
             raise UsageError(
-                "[runs] 'picture' needs the package matplotlib, which is not installed. Install it: "
-                "pip install 'mlx-mmfree[plot]'"
+                "[runs] 'picture' needs the package matplotlib, which is not installed. "
+                + install_extra("plot")
             )
     return 0
 

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import UsageError, install_extra
 from ..generation import Sampler
 from ..generation.decode import PREFILL_STEP_SIZE
 from ..models import Decoder
@@ -114,6 +114,6 @@ def check_installed() -> None:
         if error.name != "lm_eval":
             raise
         raise UsageError(
-            "[evaluate] the package lm-evaluation-harness must be installed but is not. Run "
-            "\"pip install 'mlx-mmfree[eval]'\"."
+            "[evaluate] the package lm-evaluation-harness must be installed but is not. "
+            + install_extra("eval")
         ) from error

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from ..errors import ImageError
+from ..errors import ImageError, install_extra
 
 
 def require_pillow() -> None:
@@ -13,6 +13,6 @@ def require_pillow() -> None:
     """
     if find_spec("PIL") is None:
         raise ImageError(
-            "[image] pictures need the package Pillow, which is not installed. Install it: pip install "
-            "'mlx-mmfree[vision]'"
+            "[image] pictures need the package Pillow, which is not installed. "
+            + install_extra("vision")
         )

@@ -11,7 +11,7 @@ import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 from tqdm import tqdm
 
-from ..errors import TrainingError, TrainingStopped
+from ..errors import TrainingError, TrainingStopped, install_extra
 from ..layers import set_quantization_strength
 from ..models import TokenModel
 from ..platform.resident_memory import resident_memory
@@ -152,8 +152,8 @@ class Trainer:
         curve = folder / "curve.png"
         if is_first and not plot_run(read_log(folder / "log.jsonl"), folder.resolve().name, curve):
             print(
-                "No loss curve was drawn, because matplotlib is not installed. Install it: pip install "
-                "'mlx-mmfree[plot]'",
+                "No loss curve was drawn, because matplotlib is not installed. "
+                + install_extra("plot"),
                 file=sys.stderr,
             )
         return self._progress

@@ -43,4 +43,4 @@ def test_the_extra_is_named_where_it_is_not_installed(
 ) -> None:
     monkeypatch.setattr(serve_packages, "_PACKAGES", ("no_package_of_that_name",))
     assert main(["bench", "serve"]) == 2
-    assert "pip install 'mlx-mmfree[serve]'" in capsys.readouterr().err
+    assert "pip install '.[serve]'" in capsys.readouterr().err

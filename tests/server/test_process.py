@@ -192,4 +192,4 @@ def test_without_the_extra(
         importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name)
     )
     assert main(["serve"]) == 2
-    assert "pip install 'mlx-mmfree[serve]'" in capsys.readouterr().err
+    assert "pip install '.[serve]'" in capsys.readouterr().err

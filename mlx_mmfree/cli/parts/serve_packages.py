@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from ...errors import UsageError
+from ...errors import UsageError, install_extra
 
 _PACKAGES = (
     "httptools",
@@ -28,5 +28,5 @@ def check_serve_packages(command: str) -> None:
     if missing:
         raise UsageError(
             f"[{command}] the packages of the extra 'serve' must be installed but {', '.join(missing)} "
-            "cannot be found. Install them with: pip install 'mlx-mmfree[serve]'"
+            f"cannot be found. {install_extra('serve')}"
         )

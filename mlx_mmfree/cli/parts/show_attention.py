@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ...errors import UsageError
+from ...errors import UsageError, install_extra
 from .command import CommandParser, argument_errors, command
 from .flags import number_list, positive
 from .loading import DTYPES, dtype_of, model_name, model_source
@@ -189,6 +189,6 @@ def require_matplotlib(flag: str, place: str = "show") -> None:
     """Refuses to draw without the package."""
     if find_spec("matplotlib") is None:
         raise UsageError(
-            f"[{place}] '{flag}' needs the package matplotlib, which is not installed. Install it: pip "
-            "install 'mlx-mmfree[plot]'"
+            f"[{place}] '{flag}' needs the package matplotlib, which is not installed. "
+            + install_extra("plot")
         )

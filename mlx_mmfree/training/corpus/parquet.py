@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...errors import TrainingError
+from ...errors import TrainingError, install_extra
 from ...files.opening import open_file
 from .pieces import OnBytes
 
@@ -24,7 +24,7 @@ def parquet_documents(path: Path, column: str, on_bytes: OnBytes | None) -> Iter
     except ImportError as error:
         raise TrainingError(
             f"[data] '{path}' is a parquet file, for which pyarrow is needed, but it is not installed. "
-            "Install it: pip install 'mlx-mmfree[parquet]'"
+            + install_extra("parquet")
         ) from error
     try:
         with open_file(path) as stream:

@@ -45,7 +45,9 @@ def test_commands_do_not_repeat_them(command: str, capsys: pytest.CaptureFixture
 def test_extras_are_installed_from_a_clone() -> None:
     """No index of packages holds this one, so that only a command of a clone works."""
     root = Path(__file__).parents[1]
-    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     told = set()
     for path in (root / "mlx_mmfree").rglob("*"):
         if path.suffix in (".py", ".md"):

@@ -174,7 +174,10 @@ class Terminal:
 
         if len(words) != 2 or words[0] not in SETTINGS:
             values = (f"{name} {getattr(self._args, _field(name))}" for name in SETTINGS)
-            _print_wrapped(f"Write /set NAME VALUE. The settings are: {', '.join(values)}.")
+            known = f"The settings are: {', '.join(values)}."
+            if words and words[0] not in SETTINGS:
+                known = f"There is no setting {words[0]!r:.40}. {known}"
+            _print_wrapped(f"Write /set NAME VALUE. {known}" if words else known)
             return
         name, value = words
         parser, given = build_parser(), [f"--{name}={value}"]
@@ -202,7 +205,7 @@ class Terminal:
             _print_wrapped(f"error: {' '.join(str(error).split())}")
             return
         if sys.stdout.isatty() and (last := self._last) is not None and last is not before:
-            speed = f"{last.generation_tokens} tokens, {last.generation_tps:.1f} a second"
+            speed = _speed(last.generation_tokens, "", last.generation_tps)
             print()
             _print_wrapped(f"[{speed}; {note}]" if note else f"[{speed}]")
         else:
@@ -219,7 +222,7 @@ class Terminal:
             text = response.text if wrap is None else wrap.add(shown(response.text))
             print(text, end="", flush=True)
             if response.finish_reason == "length":
-                note = "--max-tokens"
+                note = f"stopped at the limit of {self._chat.max_tokens} tokens"
             elif interruption.is_noted and response.finish_reason is None:
                 note = "stopped"
                 break
@@ -233,8 +236,8 @@ class Terminal:
         print(f"State: {chat.state_bytes / 1e6:.3f} MB")
         if last is None:
             return
-        print(f"Last question: {last.prompt_tokens} tokens read, {last.prompt_tps:.1f} a second")
-        print(f"Last answer: {last.generation_tokens} tokens, {last.generation_tps:.1f} a second")
+        print(f"Last question: {_speed(last.prompt_tokens, ' read', last.prompt_tps)}")
+        print(f"Last answer: {_speed(last.generation_tokens, '', last.generation_tps)}")
         print(f"Peak memory: {last.peak_memory:.3f} GB")
 
 
@@ -244,6 +247,12 @@ def _print_wrapped(line: str) -> None:
         wrap = WordWrap(shutil.get_terminal_size().columns)
         line = wrap.add(line) + wrap.finish()
     print(line)
+
+
+def _speed(count: int, done: str, rate: float) -> str:
+    """A number of tokens with its speed, which a single generated token does not have."""
+    text = f"{count} {'token' if count == 1 else 'tokens'}{done}"
+    return f"{text}, {rate:.1f} a second" if rate else text
 
 
 def _field(name: str) -> str:

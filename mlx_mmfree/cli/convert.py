@@ -58,7 +58,8 @@ def _add_target_flags(group: Any) -> None:
         "--gguf-type",
         choices=("tq2_0", "tq1_0", "q2_0", "i2_s"),
         help="with --to gguf: type of the ternary tensors; q2_0 can hold a scale for each 64 inputs and "
-        "needs llama.cpp from June 2026 or later, i2_s is for bitnet.cpp (tq2_0)",
+        "needs llama.cpp from June 2026 or later, i2_s is for bitnet.cpp (i2_s for BitNet's own "
+        "architecture, tq2_0 for the others)",
     )
     group.add_argument(
         "--trits-per-byte",
@@ -143,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         source,
         args.mlx_path,
         to=args.to,
-        gguf_type=args.gguf_type or "tq2_0",
+        gguf_type=args.gguf_type,
         trits_per_byte=args.trits_per_byte or 4,
         forms=_float_forms(args),
         max_part_bytes=args.split_max_size,

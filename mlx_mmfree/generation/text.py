@@ -236,8 +236,13 @@ def generate(
 def statistics_lines(statistics: "GenerationResponse | BatchStats") -> list[str]:
     """What was read and written how fast, as lines for people."""
     return [
-        f"Prompt: {statistics.prompt_tokens} tokens, {statistics.prompt_tps:.3f} tokens-per-sec",
-        f"Generation: {statistics.generation_tokens} tokens, "
-        f"{statistics.generation_tps:.3f} tokens-per-sec",
+        _speed_line("Prompt", statistics.prompt_tokens, statistics.prompt_tps),
+        _speed_line("Generation", statistics.generation_tokens, statistics.generation_tps),
         f"Peak memory: {statistics.peak_memory:.3f} GB",
     ]
+
+
+def _speed_line(part: str, count: int, rate: float) -> str:
+    """A count with its speed, which a single generated token does not have."""
+    line = f"{part}: {count} {'token' if count == 1 else 'tokens'}"
+    return f"{line}, {rate:.3f} tokens-per-sec" if rate else line

@@ -24,6 +24,8 @@ from .service import Service
 
 _log = logging.getLogger(__name__)
 
+_LONGEST_PATH = 100
+
 
 def make_app(service: Service) -> Starlette:
     """The application of a service, which runs the service's engine while it runs itself."""
@@ -75,11 +77,18 @@ def make_app(service: Service) -> Starlette:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    sentence = {
-        404: "[server] there must be something at this address but there is nothing.",
-        405: "[server] the method must be one that this address takes but is not.",
-    }.get(error.status_code, f"[server] {error.detail}.")
-    return RequestError(sentence, error.status_code).response()
+    path = request.url.path[:_LONGEST_PATH]
+    if error.status_code == 404:
+        known = dict.fromkeys(route.path for route in request.app.routes)
+        sentence = f"this server has no address {path!r}. It has {', '.join(known)}."
+    elif error.status_code == 405:
+        methods = (error.headers or {}).get("Allow", "")
+        sentence = f"{path!r} takes the method {methods} but got {request.method}."
+    else:
+        sentence = f"{error.detail}."
+    response = RequestError(f"[server] {sentence}", error.status_code).response()
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def _request_error(request: Request, error: Exception) -> Response:

@@ -142,7 +142,8 @@ class Service:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise RequestError(
-                f"[request] the header 'Content-Type' must be application/json but is {kind!r:.60}.",
+                "[request] the header 'Content-Type' must be application/json but "
+                + (f"is {kind!r:.60}." if kind else "is missing."),
                 415,
             )
         length = request.headers.get("content-length", "0")

@@ -62,6 +62,9 @@ def any_folder(request: pytest.FixtureRequest, folder: Path, attention_folder: P
     return folder if request.param == "recurrent" else attention_folder
 
 
+LIMIT = "stopped at the limit of 6 tokens"
+
+
 def talk(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     content = "".join(f"{line}\n" for line in lines).encode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
@@ -82,7 +85,7 @@ def test_turns_and_commands(
     assert main(["chat", *arguments]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
-    end = " [--max-tokens]\n"
+    end = f" [{LIMIT}]\n"
     head = f"Chat with {any_folder}. /help lists the commands.\n"
     assert shown.out.startswith(f"{head}{first}{end}{second}{end}Conversation: ")
     assert f"The conversation is forgotten.\n{first}{end}  /reset " in shown.out
@@ -116,7 +119,7 @@ def test_a_base_model_is_said_to_be_one(
     head, note, *lines = capsys.readouterr().out.splitlines()
     assert head.startswith("Chat with the model in the package.")
     assert "has no chat template: it is a base model" in note
-    assert "\n".join(lines) == "\n".join(f"{text} [--max-tokens]" for text in texts) + "\n"
+    assert "\n".join(lines) == "\n".join(f"{text} [{LIMIT}]" for text in texts) + "\n"
     talk(monkeypatch)
     assert main(["chat", "--system-prompt", "Be kind."]) == 2
     assert "--system-prompt must be left out" in capsys.readouterr().err
@@ -187,7 +190,7 @@ def test_control_c_stops_the_answer_and_not_the_program(
     _, shown = capsys.readouterr().out.split("\n", 1)
     begun, rest = shown.split(" [stopped]\n")
     assert first.startswith(begun) and first != begun and bool(begun) == bool(count)
-    assert " [--max-tokens]\nConversation: " in rest and f"answers: {answers}\n" in rest
+    assert f" [{LIMIT}]\nConversation: " in rest and f"answers: {answers}\n" in rest
 
 
 def test_control_c_at_the_prompt_says_how_to_leave(
@@ -243,12 +246,16 @@ def test_settings_change_the_next_answers(
         "/set temp 0 1",
         "/set top-p 7",
         "/set max-tokens x",
+        "/set foo 3",
+        "/set",
     )
     assert main(["chat", "--model", str(attention_folder), "--no-history"]) == 0
     shown = capsys.readouterr().out
-    assert f"temp is now 0.0.\nmax-tokens is now 6.\n{greedy} [--max-tokens]\n" in shown
+    assert f"temp is now 0.0.\nmax-tokens is now 6.\n{greedy} [{LIMIT}]\n" in shown
     assert shown.count(greedy) == 1
     assert shown.count("Write /set NAME VALUE. The settings are: temp 5.0, top-p 0.9") == 2
+    assert "Write /set NAME VALUE. There is no setting 'foo'. The settings are: temp 5.0" in shown
+    assert "\nThe settings are: temp 5.0" in shown
     assert "error: [top_p] --top-p must be above 0" in shown
     assert "error: argument --max-tokens/-m: must be a whole number" in shown
 
@@ -271,7 +278,7 @@ def test_a_quoted_message_is_no_command(
     talk(monkeypatch, '"""/stats"""', '""""""', '"""/exit"""', "/stats")
     assert main(["chat", "--model", str(attention_folder), "-m", "6", *GREEDY]) == 0
     _, shown = capsys.readouterr().out.split("\n", 1)
-    answers = "".join(f"{answer} [--max-tokens]\n" for answer in (first, second))
+    answers = "".join(f"{answer} [{LIMIT}]\n" for answer in (first, second))
     assert shown.startswith(f"{answers}Conversation: ") and shown.count("Conversation:") == 1
 
 
@@ -314,6 +321,8 @@ def test_a_terminal_shows_whole_words_and_the_speed(
     monkeypatch.setenv("COLUMNS", "30")
     assert main(["chat", "--model", str(attention_folder), "-m", "6", *GREEDY]) == 0
     shown = screen.getvalue()
-    assert re.search(r"\n\[6 tokens, [\d.]+ a\ssecond;\s--max-tokens\]\n", shown)
+    assert re.search(
+        r"\n\[6 tokens, [\d.]+ a\ssecond;\sstopped\sat\sthe\slimit\sof\s6\stokens\]\n", shown
+    )
     # the folder is wider than a line
     assert shown.startswith("Chat with\n/")

@@ -137,13 +137,30 @@ def test_scales_are_rounded_once(tmp_path: Path, kind: Any, model_type: str) -> 
 def test_dense_model_without_ternary_tensors(tmp_path: Path) -> None:
     folder = source(tmp_path / "s", linears=None)
     convert(open_checkpoint(folder), tmp_path / "m", to="gguf", check=False)
-    reader = GGUFReader(next((tmp_path / "m").glob("*.gguf")))
+    file = next((tmp_path / "m").glob("*.gguf"))
+    assert file.name == "m-BF16.gguf"
+    reader = GGUFReader(file)
     assert {tensor.tensor_type for tensor in reader.tensors} == {
         GGMLQuantizationType.BF16,
         GGMLQuantizationType.F32,
     }
     ours, theirs = (load_model(place)(TOKENS)[0] for place in (folder, tmp_path / "m"))
     assert relative_error(theirs, ours) <= TOLERANCE[mx.bfloat16]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "file_name"),
+    [("llama", {}, "m-TQ2_0.gguf"), ("bitnet", {"tie_word_embeddings": True}, "m-I2_S.gguf")],
+    ids=str,
+)
+def test_without_a_type_some_program_opens_the_file(
+    tmp_path: Path, model_type: str, options: dict[str, Any], file_name: str
+) -> None:
+    folder = source(tmp_path / "s", model_type, **options)
+    report = convert(open_checkpoint(folder), tmp_path / "m", to="gguf")
+    assert [file.name for file in (tmp_path / "m").glob("*.gguf")] == [file_name]
+    programs = {each.runtime: each.opens for each in report.openings}
+    assert programs["llama.cpp"] or programs["bitnet.cpp"] is not False
 
 
 @pytest.mark.parametrize("tokenizer", ["tokenizer_bpe", "tokenizer_spm"])

@@ -48,7 +48,7 @@ def convert(
     path: str | os.PathLike[str],
     *,
     to: Target = "mlx",
-    gguf_type: GGUFType = "tq2_0",
+    gguf_type: GGUFType | None = None,
     forms: FloatForms | None = None,
     trits_per_byte: TritsPerByte = 4,
     max_part_bytes: int | None = None,
@@ -66,7 +66,8 @@ def convert(
         source: The checkpoint.
         path: The folder to make.
         to: The form: MLX's, transformers', or GGUF.
-        gguf_type: The type of ternary tensors in GGUF.
+        gguf_type: The type of ternary tensors in GGUF. Default: `i2_s` for BitNet's own architecture,
+            which bitnet.cpp alone knows, and `tq2_0` for the others.
         forms: What becomes of weights that are stored as floats. Default: they stay.
         trits_per_byte: How many ternary weights share a byte in MLX's form: 4, which mlx-lm computes
             with, or 5, which are unpacked when they are read.
@@ -100,7 +101,8 @@ def convert(
     reader = ParameterReader(source)
     checked_rounding(source)
     if to == "gguf":
-        writer = _gguf_writer(reader, target.name, gguf_type.upper(), forms, max_part_bytes)
+        kind = gguf_type.upper() if gguf_type is not None else None
+        writer = _gguf_writer(reader, target.name, kind, forms, max_part_bytes)
     else:
         plan_packed = partial(plan_mlx, has_five_trits=trits_per_byte == TRITS_PER_BYTE)
         writer = _folder_writer(reader, plan_packed if to == "mlx" else plan_hf, forms)
@@ -113,7 +115,7 @@ def convert(
         if check:
             report = verify(reader, written, forms, writer.scale_dtype)
             writer.check_files(source.folder, written.checkpoint.folder)
-        report.openings = openings(written, to, gguf_type.upper())
+        report.openings = openings(written, to, writer.file_type)
         if card is not None:
             write_model_card(folder, _filled(card, to, report, written))
     return report
@@ -128,12 +130,14 @@ class _Writer:
         write: Writes the files into a folder, and calls a function with the bytes of each tensor.
         check_files: Compares the tokenizers of the source's folder and of the written one.
         scale_dtype: The dtype in which the form holds the scale of a ternary matrix.
+        file_type: The type of the tensors in GGUF, and empty for other forms.
     """
 
     nbytes: int
     write: Callable[[Path, OnBytes], None]
     check_files: Callable[[Path, Path], None] = lambda source, target: None
     scale_dtype: mx.Dtype = mx.float32
+    file_type: str = ""
 
 
 def _folder_writer(
@@ -161,17 +165,21 @@ def _folder_writer(
 
 
 def _gguf_writer(
-    reader: ParameterReader, name: str, kind: str, forms: FloatForms, max_part_bytes: int | None
+    reader: ParameterReader,
+    name: str,
+    kind: str | None,
+    forms: FloatForms,
+    max_part_bytes: int | None,
 ) -> _Writer:
     plan = plan_gguf(reader, kind, forms, name)
     nbytes = sum(tensor.nbytes for tensor in plan.tensors)
 
     def write(folder: Path, on_bytes: OnBytes) -> None:
-        stem = f"{name}-{kind}"
+        stem = f"{name}-{plan.file_type}"
         write_parts(folder, stem, plan.metadata, plan.tensors, max_part_bytes, on_bytes)
 
-    scale_dtype = mx.float32 if kind == "I2_S" else mx.float16
-    return _Writer(nbytes, write, compare_tokenizers, scale_dtype)
+    scale_dtype = mx.float32 if plan.file_type == "I2_S" else mx.float16
+    return _Writer(nbytes, write, compare_tokenizers, scale_dtype, plan.file_type)
 
 
 def _progress(nbytes: int, is_shown: bool) -> tqdm:

@@ -13,6 +13,7 @@ from ..checkpoint.forms.packed_format import WRITER_KEY
 from ..checkpoint.gguf_config import find_form
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.writer_record import record, rounding_of
+from ..publish.runtimes import BITNET_CPP_ONLY
 from .gguf_tensors import BLOCKS, FLOAT_NAMES, TensorPlanner
 from .plan import FloatForms
 
@@ -25,22 +26,25 @@ class GGUFPlan:
     """What a conversion writes to a GGUF file.
 
     Attributes:
+        file_type: The type of the ternary tensors, or of the float matrices where none is ternary.
         metadata: The metadata.
         tensors: The tensors.
     """
 
+    file_type: str
     metadata: dict[str, Any]
     tensors: list[PlannedGGUFTensor]
 
 
-def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) -> GGUFPlan:
+def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name: str) -> GGUFPlan:
     """Plans a GGUF file.
 
     Ternary linears take the type `kind`, vectors are float32, and other matrices stay floats.
 
     Args:
         reader: The source.
-        kind: `TQ2_0`, `TQ1_0`, `Q2_0` or `I2_S`.
+        kind: `TQ2_0`, `TQ1_0`, `Q2_0` or `I2_S`. `None` takes I2_S for the architecture that
+            bitnet.cpp alone knows, and TQ2_0 for the others.
         forms: What becomes of float weights.
         name: The name of the model in the file.
 
@@ -51,6 +55,7 @@ def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) 
     """
     architecture = _architecture(reader)
     form = find_form({"general.architecture": architecture})
+    kind = kind or ("I2_S" if architecture == BITNET_CPP_ONLY else "TQ2_0")
     planner = TensorPlanner(reader, form, kind, forms.dtype)
     _check(reader, kind, forms, architecture)
     _check_codes(reader, kind, planner)
@@ -67,8 +72,9 @@ def plan_gguf(reader: ParameterReader, kind: str, forms: FloatForms, name: str) 
     }
     tensors = planner.plan()
     is_ternary = any(tensor.kind == kind for tensor in tensors)
-    metadata["general.file_type"] = _FILE_TYPES[kind if is_ternary else floats]
-    return GGUFPlan(metadata, tensors)
+    file_type = kind if is_ternary else floats
+    metadata["general.file_type"] = _FILE_TYPES[file_type]
+    return GGUFPlan(file_type, metadata, tensors)
 
 
 def _architecture(reader: ParameterReader) -> str:

@@ -20,7 +20,7 @@ MLX_LM, TRANSFORMERS, LLAMA_CPP, BITNET_CPP = "mlx-lm", "transformers", "llama.c
 _FLOAT_ACTIVATIONS = "computes with float activations instead of 8-bit ones"
 _QWEN3_HEAD_DIM = 128
 # the names of the architectures in GGUF files
-_BITNET, _1BIT_LLM = "bitnet-b1.58", "bitnet"
+BITNET_CPP_ONLY, _1BIT_LLM = "bitnet-b1.58", "bitnet"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def openings(written: ParameterReader, form: Form, gguf_type: str) -> tuple[Open
     Args:
         written: The result of a conversion.
         form: Its form.
-        gguf_type: The type of ternary tensors in GGUF, such as `TQ2_0`.
+        gguf_type: The type of its matrices in GGUF, such as `TQ2_0`.
     """
     config = written.checkpoint.config
     if form == "gguf":
@@ -136,7 +136,7 @@ def _gguf_openings(written: ParameterReader, kind: str) -> tuple[Opening, ...]:
         llama_cpp = _no(
             LLAMA_CPP, "I2_S is a type of bitnet.cpp; --gguf-type tq2_0 is for llama.cpp"
         )
-    elif name == _BITNET:
+    elif name == BITNET_CPP_ONLY:
         llama_cpp = _no(LLAMA_CPP, "it has no such architecture; bitnet.cpp has")
     elif name == _1BIT_LLM and not config.tie_word_embeddings:
         llama_cpp = _no(LLAMA_CPP, "its bitnet has no output head of its own")
@@ -173,7 +173,7 @@ def _bitnet_cpp(name: str, kind: str, is_ternary: bool) -> Opening:
     if kind != "I2_S" or not is_ternary:
         return _no(BITNET_CPP, "its kernels are for ternary weights in I2_S; --gguf-type i2_s")
     note = "by its source code only"
-    if name == _BITNET:
+    if name == BITNET_CPP_ONLY:
         note += "; its users report that it computes SiLU instead of squared ReLU"
     return Opening(BITNET_CPP, None, note)
 

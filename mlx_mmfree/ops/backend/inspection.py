@@ -99,7 +99,7 @@ def operation_reports(
 
     Every backend is asked with small arguments of each kind that the layers use. Where there is Metal,
     this checks every Metal kernel again, whatever was found before. A backend that refuses several
-    arguments shows its first reason.
+    arguments shows its first reason, and one that takes some of them says so.
 
     Args:
         rows: The numbers of rows for which products are asked.
@@ -110,13 +110,19 @@ def operation_reports(
         plain_read.fault()
     calls = [(op, call) for op, those in example_calls(rows).items() for call in those]
     found: dict[str, dict[str, str | None]] = {op: {} for op, _ in calls}
+    taken = set()
     for count, (op, call) in enumerate(calls, start=1):
         with choice.use(call.product), assume_gradients(call.is_trained):
             report = backend_report(_package(op), *call.args, **call.kwargs)
         for name, reason in report.items():
             found[op][name] = found[op].get(name) or reason
+            if reason is None:
+                taken.add((op, name))
         if progress is not None:
             progress(count, len(calls))
+    for op, name in taken:
+        if (reason := found[op][name]) is not None:
+            found[op][name] = f"runs some calls, but not where {reason}"
     return found
 
 

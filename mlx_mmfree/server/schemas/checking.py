@@ -65,9 +65,9 @@ def _is_one_of(value: Any, allowed: Sequence[Any]) -> bool:
 
 
 def _unsupported(name: str, allowed: Sequence[Any]) -> RequestError:
-    words = " or ".join([*(_shown(value) for value in allowed), "left out"])
+    values = "".join(f" or be {_shown(value)}" for value in allowed)
     return RequestError(
-        f"[request] '{name}' must be {words}, since this server does not support it.",
+        f"[request] this server does not support '{name}'. It must be left out{values}.",
         param=name,
         code="unsupported_parameter",
     )

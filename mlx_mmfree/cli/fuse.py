@@ -14,7 +14,7 @@ from ..files.paths import expanded, real_path
 from .parts.command import CommandParser, command
 from .parts.flags import positive
 from .parts.held_out_text import read_text, text_tokens
-from .parts.loading import add_model_flags, dtype_of, loaded
+from .parts.loading import add_model_flags, loaded
 from .parts.memory import add_memory_flags
 from .parts.source_card import model_card
 
@@ -34,12 +34,12 @@ _FORMS = """\
 The sum of a ternary matrix and an adapter is not ternary. --form keep loses nothing: the folder holds
 the packed base model and the adapter. To use both, name it twice: 'mmfree generate --model DIR
 --adapter-path DIR'. Without --adapter-path, the base model is used alone. --form dense merges the
-adapter into float matrices. They take 8 times the memory, and their activations are no longer rounded
-to 8 bits. MatMul-free models have no dense form, because their linear layers contain a norm. --form
-ternary rounds the sum to ternary again, which loses part of what was learned. It needs --data, and
-prints the loss before and after. Both forms merge the adapters of layers that are not ternary into
-dense layers. --form peft writes the adapter alone, in the files of PEFT. The adapter is read from the
-folder 'adapters' unless --adapter-path names another one."""
+adapter into float matrices of the checkpoint's float type. In 16 bits they take 8 times the memory, and
+their activations are no longer rounded to 8 bits. MatMul-free models have no dense form, because their
+linear layers contain a norm. --form ternary rounds the sum to ternary again, which loses part of what
+was learned. It needs --data, and prints the loss before and after. Both forms merge the adapters of
+layers that are not ternary into dense layers. --form peft writes the adapter alone, in the files of
+PEFT. The adapter is read from the folder 'adapters' unless --adapter-path names another one."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -89,8 +89,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(arguments)
     _check(args)
-    import mlx.core as mx
-
     from ..hub import Tokenizer
     from ..hub.adapters.fuse import check_form, fuse, save_peft_adapter, save_with_adapter
     from ..hub.checkpoint.target_folder import check_target
@@ -115,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if measure is not None:
             losses |= _losses_before(model, measure)
         if args.form != "keep":
-            fuse(model, args.form, dtype_of(args) or mx.bfloat16)
+            fuse(model, args.form)
             if measure is not None:
                 losses[args.form] = measure(model, args.form)
         tokenizer = processor if isinstance(processor, Tokenizer) else None

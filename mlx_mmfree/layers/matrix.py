@@ -47,6 +47,11 @@ class Matrix:
         return ()
 
     @property
+    def dtype(self) -> mx.Dtype | None:
+        """The dtype of its floats, or of the scales of its codes; `None` for trits."""
+        return None
+
+    @property
     def is_plain(self) -> bool:
         """Whether the layer is a matrix of floats and perhaps a bias, nothing else.
 
@@ -91,6 +96,10 @@ class _Floats(_OfMLX):
     storage = "floats"
 
     @property
+    def dtype(self) -> mx.Dtype:
+        return cast(mx.Dtype, self._layer.weight.dtype)
+
+    @property
     def is_plain(self) -> bool:
         return type(self._layer) in _KINDS
 
@@ -117,6 +126,10 @@ class _Codes(_OfMLX):
     @property
     def kept(self) -> tuple[str, ...]:
         return ("weight",)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return cast(mx.Dtype, self._layer.scales.dtype)
 
     @property
     def group_size(self) -> int:

@@ -72,7 +72,7 @@ def test_an_adapter_is_trained_used_and_merged(
     assert adapted.split("Prompt:")[0] != capsys.readouterr().out.split("Prompt:")[0]
     form = ["--form", "dense", "--dtype", "float32", "--save-path", str(folder / "fused")]
     assert main(["fuse", *base, *adapter, *form]) == 0
-    fuse(model, "dense", mx.float32)
+    fuse(model, "dense")
     again = load_model(folder / "fused")
     modules = [module for module in again.modules() if isinstance(module, PackedBitLinear)]
     assert not modules

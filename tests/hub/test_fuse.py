@@ -9,11 +9,12 @@ import pytest
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.hub.adapters.fuse import fuse
+from mlx_mmfree.hub.checkpoint.checkpoint import read_tensor_entries
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
 from mlx_mmfree.layers.lora import AdapterKind
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.ops import ternarize
-from tests.hub.test_adapters import HGRN, LLAMA, TOKENS, adapted
+from tests.hub.test_adapters import HGRN, LLAMA, TOKENS, adapted, build, change
 from tests.tolerances import TOLERANCE, relative_error
 
 FLOAT32 = TOLERANCE[mx.float32]
@@ -33,7 +34,7 @@ def _float_activations(model: Decoder) -> Decoder:
 def test_dense_base_keeps_the_result(tmp_path: Path, kind: AdapterKind) -> None:
     model = adapted(LLAMA, kind, ("_proj", "embed", "head"))
     want = model(TOKENS)[0]
-    fuse(model, "dense", mx.float32)
+    fuse(model, "dense")
     assert relative_error(model(TOKENS)[0], want) <= FLOAT32
     save_model(tmp_path / "fused", model)
     assert relative_error(load_model(tmp_path / "fused")(TOKENS)[0], want) <= FLOAT32
@@ -43,7 +44,7 @@ def test_dense_base_keeps_the_result(tmp_path: Path, kind: AdapterKind) -> None:
 def test_ternary_base_becomes_dense(tmp_path: Path, kind: AdapterKind) -> None:
     model = _float_activations(adapted(BITNET, kind, ("query_proj", "down_proj"), packed=True))
     want = model(TOKENS)[0]
-    fuse(model, "dense", mx.float32)
+    fuse(model, "dense")
     assert type(model.blocks[0].token_mixer.query_proj) is nn.Linear
     assert type(model.blocks[0].token_mixer.key_proj) is PackedBitLinear
     assert relative_error(model(TOKENS)[0], want) <= FLOAT32
@@ -76,3 +77,31 @@ def test_norms_inside_have_no_dense_form() -> None:
     pack_linears(model)
     with pytest.raises(UnsupportedModelError, match="'form' must be 'ternary'"):
         fuse(model, "dense")
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("config", [LLAMA, BITNET], ids=["llama", "bitnet"])
+def test_dense_layers_keep_the_dtype_of_the_checkpoint(
+    tmp_path: Path, config: dict, dtype: mx.Dtype
+) -> None:
+    model = build(config)
+    model.set_dtype(dtype)
+    save_model(tmp_path / "base", pack_linears(model))
+    model = change(load_model(tmp_path / "base"), "lora", ("query_proj", "embed"))
+    save_model(tmp_path / "fused", fuse(model, "dense"))
+    tensors = read_tensor_entries(tmp_path / "fused")
+    floats = {n: t.dtype for n, t in tensors.items() if n.endswith(("norm.weight", "_proj.weight"))}
+    assert set(floats.values()) - {mx.uint32, mx.uint8} == {dtype}
+    assert tensors["model.embed_tokens.weight"].dtype == dtype
+
+
+def test_each_dense_layer_keeps_its_own_dtype() -> None:
+    model = build(LLAMA)
+    mixer = model.blocks[0].token_mixer
+    mixer.query_proj.set_dtype(mx.float16)
+    mixer.key_proj.set_dtype(mx.bfloat16)
+    mixer.key_proj = mixer.key_proj.to_quantized(32, 4)
+    fuse(change(model, "lora", ("embed", "blocks.0.token_mixer.query_proj", "key_proj")), "dense")
+    layers = (model.embed, mixer.query_proj, mixer.key_proj, model.blocks[1].token_mixer.key_proj)
+    dtypes = [layer.weight.dtype for layer in layers]
+    assert dtypes == [mx.float32, mx.float16, mx.bfloat16, mx.float32]

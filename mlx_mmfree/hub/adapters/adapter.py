@@ -19,8 +19,12 @@ from ...layers.lora import (
     can_adapt,
     remove_adapters,
 )
-from ...models import Decoder
-from ..checkpoint.names import weight_names
+from ...layers.matrix import Matrix, matrices
+from ...layers.parameters import parameters
+from ...models import Decoder, TokenModel
+from ..checkpoint.names import WeightNames, weight_names
+
+_EMBEDDING, _HEAD = "embed", "head"
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,18 @@ class Adapter:
         dropout: The dropout of its input while training.
         tensors: For each adapted layer, by its name on the Hub: `lora_a` `(D, rank)`, `lora_b`
             `(rank, N)` and, for DoRA, `m` `(N,)`.
+        ties_head: Whether an adapter of the embedding also acts on a head that is the same matrix, as in
+            mlx-lm. In PEFT's it does so only if it says so.
+        weights: Whole tensors that the folder holds too, by their names on the Hub. They must be those
+            of the model.
     """
 
     kind: AdapterKind
     scale: float
     dropout: float
     tensors: Mapping[str, Mapping[str, mx.array]]
+    ties_head: bool = True
+    weights: tuple[tuple[str, mx.array], ...] = ()
 
 
 def attach(model: Decoder, adapter: Adapter | None) -> Decoder:
@@ -53,9 +63,10 @@ def attach(model: Decoder, adapter: Adapter | None) -> Decoder:
     if adapter is None:
         return model
     names = weight_names(model.config)
+    _check_weights(model, names, adapter.weights)
     modules = dict(model.named_modules())
     adapted: dict[str, nn.Module] = {}
-    for hub_name, parts in adapter.tensors.items():
+    for hub_name, parts in _without_tied_head(model, names, adapter).items():
         path = names.module_to_memory(hub_name)
         if path is None or path not in modules or not can_adapt(modules[path]):
             raise CheckpointError(
@@ -103,6 +114,108 @@ def adapter_of(model: Decoder) -> Adapter:
             for name, layer in sorted(layers.items())
         },
     )
+
+
+def with_tied_head(
+    model: Decoder, tensors: Mapping[str, Mapping[str, mx.array]]
+) -> dict[str, Mapping[str, mx.array]]:
+    """The tensors by layer, with those of a head that changes because it is the embedding.
+
+    PEFT has an adapter for each of the two. The product of the one is that of the other, transposed.
+    """
+    names = weight_names(model.config)
+    layers = dict(tensors)
+    if _is_tied(model) and (name := names.module_to_disk(_EMBEDDING)) in layers:
+        layers[names.module_to_disk(_HEAD)] = _transposed(layers[name])
+    return layers
+
+
+def _without_tied_head(
+    model: Decoder, names: WeightNames, adapter: Adapter
+) -> Mapping[str, Mapping[str, mx.array]]:
+    """The tensors by layer, without those of a head that is the embedding.
+
+    Raises:
+        CheckpointError: The adapter changes one of the two alone, or each of them otherwise.
+    """
+    layers = dict(adapter.tensors)
+    if not _is_tied(model):
+        return layers
+    embedding, head = map(names.module_to_disk, (_EMBEDDING, _HEAD))
+    changed = [name for name in (embedding, head) if name in layers]
+    of_head = layers.pop(head, None)
+    if not changed or (changed == [embedding] and adapter.ties_head):
+        return layers
+    if of_head is None or embedding not in layers:
+        how = f"changes {changed[0]!r:.100} alone"
+    elif not _are_equal(of_head, _transposed(layers[embedding])):
+        how = "changes each of them otherwise"
+    else:
+        return layers
+    raise CheckpointError(
+        "[adapter] the adapter must change the embedding and the head alike, which are one matrix in "
+        f"this model, but {how}. Train it with PEFT's ensure_weight_tying=True, or merge it with PEFT "
+        "into a model that has a head of its own."
+    )
+
+
+def _is_tied(model: Decoder) -> bool:
+    """Whether the embedding is the head too."""
+    return isinstance(model, TokenModel) and _HEAD not in model
+
+
+def _transposed(parts: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """The low-rank product of an embedding, `(V, rank)` and `(rank, D)`, as that of a head, or back."""
+    return {"lora_a": parts["lora_b"].T, "lora_b": parts["lora_a"].T}
+
+
+def _are_equal(a: Mapping[str, mx.array], b: Mapping[str, mx.array]) -> bool:
+    return a.keys() == b.keys() and all(mx.array_equal(a[part], b[part]) for part in a)
+
+
+def _check_weights(
+    model: Decoder, names: WeightNames, weights: tuple[tuple[str, mx.array], ...]
+) -> None:
+    """Refuses whole tensors that are not those of the model."""
+    held, arrays = matrices(model), parameters(model) if weights else {}
+    for hub_name, array in weights:
+        path, _, key = (names.to_memory(hub_name) or "").rpartition(".")
+        if path == _HEAD and _is_tied(model):
+            path = _EMBEDDING
+        own = arrays.get(f"{path}.{key}")
+        is_same = own is not None and (
+            _is_matrix(held[path], array)
+            if key == "weight" and path in held
+            else _are_same(own, array)
+        )
+        if not is_same:
+            raise CheckpointError(
+                f"[adapter] tensor {hub_name!r:.100} of the adapter must be the model's own but is not: "
+                "PEFT would replace the model's by it. Give the model that the adapter was trained on, "
+                "or merge the adapter into it with PEFT and convert the result."
+            )
+
+
+def _is_matrix(matrix: Matrix, array: mx.array) -> bool:
+    """Whether an array is the matrix of a layer, or what it was before it took the layer's form."""
+    layer = matrix.layer
+    if array.shape != (matrix.output_dims, matrix.input_dims):
+        return False
+    if matrix.storage == "codes":
+        codes = mx.quantize(array.astype(layer.scales.dtype), layer.group_size, layer.bits)
+        return all(map(mx.array_equal, codes, (layer.weight, layer.scales, layer.biases)))
+    if matrix.is_ternary and matrix.storage == "trits":
+        packed = matrix.packed_from(array)
+        return all(mx.array_equal(packed[name], layer[name]) for name in matrix.kept)
+    if matrix.storage == "trits":
+        return _are_same(matrix.multiply(mx.eye(matrix.input_dims)).T, array)
+    return _are_same(layer.weight, array)
+
+
+def _are_same(a: mx.array, b: mx.array) -> bool:
+    """Whether two arrays are equal in the coarser of their dtypes."""
+    dtype = min(a.dtype, b.dtype, key=lambda dtype: dtype.size)
+    return a.shape == b.shape and bool(mx.array_equal(a.astype(dtype), b.astype(dtype)))
 
 
 def _wrapped(

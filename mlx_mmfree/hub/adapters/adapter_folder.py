@@ -20,7 +20,7 @@ from ...layers.lora import ADAPTER_PARAMETERS, AdapterKind, adapted_layers
 from ...models import Decoder
 from ..checkpoint.names import layer_numbers, weight_names
 from . import peft_format
-from .adapter import Adapter, adapter_of
+from .adapter import Adapter, adapter_of, with_tied_head
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapters.safetensors"
@@ -44,12 +44,13 @@ def read_adapter(folder: str | os.PathLike[str]) -> Adapter:
     config = read_json_object(path / CONFIG_FILE)
     if "peft_type" in config:
         kind, scale, dropout = peft_format.read_options(config)
-        tensors = peft_format.rename(read_arrays(path / peft_format.WEIGHTS_FILE))
+        tensors, weights = peft_format.rename(read_arrays(path / peft_format.WEIGHTS_FILE))
         tensors = peft_format.with_patterns(tensors, config)
+        ties_head = bool(config.get("ensure_weight_tying"))
+        adapter = Adapter(kind, scale, dropout, tensors, ties_head, weights)
     else:
         kind, scale, dropout = _options(config)
-        tensors = _grouped(read_arrays(path / WEIGHTS_FILE))
-    adapter = Adapter(kind, scale, dropout, tensors)
+        adapter = Adapter(kind, scale, dropout, _grouped(read_arrays(path / WEIGHTS_FILE)))
     _check_tensors(path, adapter)
     return adapter
 
@@ -107,8 +108,8 @@ def write_peft_adapter(
     Raises:
         CheckpointError: The model has no adapter, or one that PEFT would read differently.
     """
-    adapter = adapter_of(model)
-    for name, layer in adapted_layers(model).items():
+    adapter, layers = adapter_of(model), adapted_layers(model)
+    for name, layer in layers.items():
         if "norm" in layer.base:
             raise CheckpointError(
                 f"[adapter] '{name}' must have no norm inside for PEFT's format, whose adapters read "
@@ -119,11 +120,21 @@ def write_peft_adapter(
                 f"[adapter] '{name}' must not be an embedding with DoRA for PEFT's format, which "
                 "computes that differently, but is one. Keep the adapter in this library's format."
             )
+    tensors = with_tied_head(model, adapter.tensors)
     config = peft_format.describe(
-        adapter.kind, adapter.scale, adapter.dropout, adapter.tensors, base
+        adapter.kind,
+        adapter.scale,
+        adapter.dropout,
+        tensors,
+        base,
+        ties_head=len(tensors) > len(adapter.tensors),
     )
-    tensors = peft_format.flatten(adapter.tensors, adapter.kind)
-    _write_files(Path(folder), config, peft_format.WEIGHTS_FILE, tensors)
+    names = weight_names(model.config)
+    embeddings = {
+        names.module_to_disk(name) for name, layer in layers.items() if layer.matrix.is_embedding
+    }
+    flat = peft_format.flatten(tensors, embeddings)
+    _write_files(Path(folder), config, peft_format.WEIGHTS_FILE, flat)
 
 
 def why_not_in_mlx_lm(model: Decoder) -> str | None:

@@ -13,7 +13,9 @@ from ...files.paths import real_path
 from ...files.replacing import new_folder, writing
 from ...layers.lora import adapted_layers, remove_adapters
 from ...layers.matrix import matrices
+from ...layers.parameters import kept_names, parameters
 from ...models import Decoder, ImageClassifier
+from ...ops.float_dtypes import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
 from ..checkpoint.names import weight_names
 from ..checkpoint.save import save_model
@@ -24,17 +26,18 @@ from .adapter_folder import write_adapter, write_peft_adapter
 FusedForm = Literal["dense", "ternary"]
 
 
-def fuse(model: Decoder, form: FusedForm, dtype: mx.Dtype = mx.bfloat16) -> Decoder:
+def fuse(model: Decoder, form: FusedForm) -> Decoder:
     r"""Merges the adapter that is on a model, in place.
 
     The sum :math:`W + \alpha (AB)^\top` of a ternary matrix and an adapter is not ternary. `"dense"`
     keeps it, and the layer then computes with float activations. `"ternary"` rounds it to ternary again
     (`ops.ternarize`), which loses a part of what was learned. Measure both.
 
+    A dense layer has the dtype of the layer before; one that was packed has that of the embedding.
+
     Args:
         model: A model with adapters.
         form: What ternary layers become. Dense and quantised layers always become dense.
-        dtype: The float dtype of dense layers.
 
     Returns:
         The model, without adapters. Its `config` describes the new layers.
@@ -51,7 +54,7 @@ def fuse(model: Decoder, form: FusedForm, dtype: mx.Dtype = mx.bfloat16) -> Deco
         if layer.matrix.is_ternary and form == "ternary":
             merged[name] = layer.to_ternary()
         else:
-            merged[name] = layer.to_dense(dtype)
+            merged[name] = layer.to_dense(layer.matrix.dtype or _first_dtype(model))
             if layer.matrix.is_ternary:
                 now_dense.append(name)
         mx.eval(merged[name].parameters())
@@ -143,6 +146,13 @@ def save_peft_adapter(
     check_target(target, overwrite, "fuse")
     with writing("fuse", target), new_folder(target, replaces=overwrite) as folder:
         write_peft_adapter(folder, model, base)
+
+
+def _first_dtype(model: Decoder) -> mx.Dtype:
+    """The dtype of the first floats of a model, which are those of its embedding if it has one."""
+    kept = kept_names(model)
+    arrays = (array for name, array in parameters(model).items() if name not in kept)
+    return next(array.dtype for array in arrays if array.dtype in FLOATS)
 
 
 def _with_dense(model: Decoder, names: list[str]) -> Any:

@@ -28,12 +28,16 @@ _PARTS = {
 # the name of a layer or its end; PEFT reads it as a regular expression, in which ^ is the beginning
 _PLAIN_NAME = re.compile(r"\^?[\w.]+", re.ASCII)
 
+# modules of PEFT around a layer of the model
+_AROUND = re.compile(r"\.(?:base_layer|original_module|modules_to_save)(?=\.)")
+
 # options that are read, or that change nothing in the mathematics of a trained adapter
 _KNOWN = {
     "alpha_pattern",
     "auto_mapping",
     "base_model_name_or_path",
     "bias",
+    "ensure_weight_tying",
     "exclude_modules",
     "inference_mode",
     "init_lora_weights",
@@ -96,23 +100,39 @@ def checked_dropout(name: str, value: float) -> float:
     return value
 
 
-def rename(tensors: Mapping[str, mx.array]) -> dict[str, dict[str, mx.array]]:
-    """PEFT's tensors by layer, with our names and shapes.
+def rename(
+    tensors: Mapping[str, mx.array],
+) -> tuple[dict[str, dict[str, mx.array]], tuple[tuple[str, mx.array], ...]]:
+    """PEFT's tensors by layer, with our names and shapes, and the whole tensors of the base beside them.
+
+    PEFT saves the whole embedding or head of the base with an adapter of it.
 
     Raises:
-        CheckpointError: A tensor is not part of a LoRA.
+        CheckpointError: A tensor is neither part of a LoRA nor of the base, or belongs to DoRA of an
+            embedding.
     """
     layers: dict[str, dict[str, mx.array]] = {}
+    weights = []
     for name, array in tensors.items():
         suffix = next((suffix for suffix in _PARTS if name.endswith("." + suffix)), None)
-        if suffix is None or not name.startswith(_PREFIX):
+        is_whole = suffix is None and name.endswith((".weight", ".bias"))
+        if (suffix is None and not is_whole) or not name.startswith(_PREFIX):
             raise CheckpointError(
                 f"[adapter] tensor {name!r:.120} must be part of a plain LoRA but is not. {_MERGE}"
             )
+        name = name.removeprefix(_PREFIX)
+        if suffix is None:
+            weights.append((_AROUND.sub("", name), array))
+            continue
         part, is_transposed = _PARTS[suffix]
-        layer = name[len(_PREFIX) : -len(suffix) - 1]
+        layer = name[: -len(suffix) - 1]
         layers.setdefault(layer, {})[part] = array.T if is_transposed else array
-    return layers
+        if "m" in layers[layer] and f"{_PREFIX}{layer}.lora_embedding_A" in tensors:
+            raise CheckpointError(
+                f"[adapter] {layer!r:.100} must not be an embedding with PEFT's DoRA, whose lengths are "
+                f"those of columns, but is one. {_MERGE}"
+            )
+    return layers, tuple(weights)
 
 
 def with_patterns(
@@ -185,8 +205,10 @@ def describe(
     dropout: float,
     tensors: Mapping[str, Mapping[str, mx.array]],
     base: str | None,
+    *,
+    ties_head: bool,
 ) -> dict[str, Any]:
-    """The `adapter_config.json` of an adapter."""
+    """The `adapter_config.json` of an adapter; `ties_head`: the head's tensors are the embedding's."""
     ranks = {layer: parts["lora_a"].shape[1] for layer, parts in tensors.items()}
     rank = next(iter(ranks.values()))
     others = {layer: found for layer, found in ranks.items() if found != rank}
@@ -195,6 +217,7 @@ def describe(
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "bias": "none",
+        "ensure_weight_tying": ties_head,
         "fan_in_fan_out": False,
         "inference_mode": True,
         "r": rank,
@@ -209,12 +232,12 @@ def describe(
 
 
 def flatten(
-    tensors: Mapping[str, Mapping[str, mx.array]], kind: AdapterKind
+    tensors: Mapping[str, Mapping[str, mx.array]], embeddings: set[str]
 ) -> dict[str, mx.array]:
-    """The tensors by PEFT's names."""
+    """The tensors by PEFT's names; `embeddings` are the layers that are embeddings."""
     flat: dict[str, mx.array] = {}
     for layer, parts in tensors.items():
-        if layer.endswith("embed_tokens"):
+        if layer in embeddings:
             suffixes = {"lora_a": "lora_embedding_A", "lora_b": "lora_embedding_B"}
         else:
             suffixes = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}

@@ -261,7 +261,8 @@ def _settings(args: argparse.Namespace) -> "BenchmarkSettings":
 def _models(args: argparse.Namespace) -> list["ModelChoice"]:
     from ..evaluation.benchmark import ModelChoice
     from ..evaluation.benchmark_weights import has_dense_head
-    from ..hub import open_checkpoint
+    from ..hub.checkpoint.opened_model import open_model
+    from ..models import check_causal
 
     choices = []
     for name in args.config:
@@ -274,7 +275,7 @@ def _models(args: argparse.Namespace) -> list["ModelChoice"]:
             choices.append(ModelChoice(title, config, head_bits=bits, dtype=args.dtype))
     if args.model is not None:
         # downloads the model, if need be, before anything is measured
-        open_checkpoint(args.model, args.revision, args.latent)
+        check_causal(open_model(args.model, args.revision, latent=args.latent).model)
         choices.append(
             ModelChoice(
                 args.model,

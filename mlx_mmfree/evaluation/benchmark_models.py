@@ -9,7 +9,7 @@ from mlx.utils import tree_reduce
 from ..generation.decode import Decoding, prefill
 from ..hub import load_model, open_checkpoint
 from ..layers.key_value_state import KeyValueState
-from ..models import Decoder
+from ..models import Decoder, check_causal
 from ..platform.allocator import keep_freed_memory
 from ..platform.resident_memory import peak_resident_bytes
 from .benchmark_limits import Limits, held_arrays, limits
@@ -56,6 +56,7 @@ def run(
         model = load_model(opened, dtype=wanted, direct=True)
     else:
         model = random_model(config, wanted, head_bits)
+    check_causal(model)
     loaded = peak_resident_bytes()
     keep_freed_memory()
     records = []

@@ -51,7 +51,8 @@ def opened_as(
     planned: Any = opened.model
     if not isinstance(planned, kind):
         raise UsageError(
-            f"[{place}] 'model' must {task} but '{args.model}' is a model for {planned.purpose}."
+            f"[{place}] 'model' must {task} but '{args.model}' is a model for {planned.purpose}. Use "
+            f"'mmfree {planned.command}' for it."
         )
     return opened
 

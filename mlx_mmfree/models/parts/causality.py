@@ -22,7 +22,7 @@ def check_causal(model: TokenModel) -> None:
     if not isinstance(model, Decoder):
         raise UnsupportedModelError(
             f"[model] the model must continue texts but {type(model).__name__} is for {model.purpose}. "
-            "Load it with mlx_mmfree.load_model and call it with tokens."
+            f"Use 'mmfree {model.command}' for it, or load it in Python with mlx_mmfree.load_model."
         )
     for number, mixer in enumerate(model.token_mixers):
         if not mixer.is_causal:

@@ -33,6 +33,7 @@ class Decoder(TokenModel):
     """
 
     purpose = "continuing a text"
+    command = "generate"
 
     def hidden(
         self,

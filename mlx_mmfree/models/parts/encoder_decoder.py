@@ -51,6 +51,7 @@ class EncoderDecoder(TokenModel):
     """
 
     purpose = "turning one text into another"
+    command = "translate"
 
     @property
     def start_token_id(self) -> int:

@@ -43,6 +43,7 @@ class ImageClassifier(nn.Module):
 
     Attributes:
         purpose: What such a model is for, in the words of an error message.
+        command: The command that uses such a model.
         rounding: As of `TokenModel`.
 
     Shape:
@@ -60,6 +61,7 @@ class ImageClassifier(nn.Module):
     """
 
     purpose = "sorting images into classes"
+    command = "classify"
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ class MaskedLM(TokenModel):
     """
 
     purpose = "filling in masked tokens"
+    command = "fill"
 
     def hidden(self, tokens: mx.array, valid: mx.array | None = None) -> mx.array:
         """The normed residual stream before the head, `(B, L, D)`."""

@@ -48,6 +48,7 @@ class SequenceClassifier(TokenModel):
     """
 
     purpose = "sorting texts into classes"
+    command = "classify"
 
     def __init__(
         self,

@@ -37,6 +37,7 @@ class TokenModel(Stack):
 
     Attributes:
         purpose: What such a model is for, in the words of an error message.
+        command: The command that uses such a model.
         rounding: How its packed weights were made of floats, as `hub.checkpoint.writer_record` has it.
 
     Shape:
@@ -50,6 +51,7 @@ class TokenModel(Stack):
     """
 
     purpose = ""
+    command = ""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class ByteVocabulary:
         self.special = SpecialTokens([])
         self.frame: tuple[list[int], list[int]] = ([], [])
 
-    def encode_parsed(self, text: str) -> list[int]:
+    def encode_parsed(self, text: str, at_start: bool = True) -> list[int]:
         """The ids of a text; there are no special tokens."""
         return self.encode_plain(text)
 

@@ -60,11 +60,15 @@ class SentencePieceVocabulary:
         self.frame: tuple[list[int], list[int]] = ([bos] if bos >= 0 else [], [])
         self._strips_space = self._find_strips_space()
 
-    def encode_parsed(self, text: str) -> list[int]:
+    def encode_parsed(self, text: str, at_start: bool = True) -> list[int]:
         """The ids of a text in which special tokens that it spells become those tokens."""
         ids: list[int] = []
         for part in self.special.split(text):
-            ids += [part] if isinstance(part, int) else self.encode_plain(part, at_start=not ids)
+            ids += (
+                [part]
+                if isinstance(part, int)
+                else self.encode_plain(part, at_start=at_start and not ids)
+            )
         return ids
 
     def encode_plain(self, text: str, at_start: bool = True) -> list[int]:

@@ -9,7 +9,7 @@ from ..errors import CheckpointError
 from ..files.checkpoint_files import VOCABULARY_FILES
 from .byte_vocabulary import byte_vocabulary
 from .chat.chat_template import ChatTemplate
-from .chat.messages import chat_data, copy_data, texts_in
+from .chat.messages import chat_data, copy_data, join_parts, texts_in
 from .chat.rendered_chat import RenderedChat
 from .detokenizer import Detokenizer
 from .sentencepiece_model import SentencePieceVocabulary
@@ -131,11 +131,34 @@ class Tokenizer:
             ValueError: The text holds a lone surrogate.
         """
         _check_text(text)
-        if self._vocabulary.parses_special if parse_special is None else parse_special:
-            ids = self._vocabulary.encode_parsed(text)
-        else:
-            ids = self._vocabulary.encode_plain(text)
+        ids = self._encode(text, parse_special, at_start=True)
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+
+    def encode_parts(
+        self, parts: Sequence[str], parse_special: bool | None = None
+    ) -> list[list[int]]:
+        """Turns a text that comes in parts into token ids, part by part.
+
+        The tokens that the files put before a text begin the first part, and those after it end the last
+        one. A text that spells them already gets them once.
+
+        Args:
+            parts: At least one text.
+            parse_special: As for `encode`.
+
+        Raises:
+            TypeError: A text is not a `str`.
+            ValueError: A text holds a lone surrogate.
+        """
+        found: list[list[int]] = []
+        for text in parts:
+            _check_text(text)
+            found.append(self._encode(text, parse_special, at_start=not any(found)))
+        if found[0][: len(self._prefix)] != self._prefix:
+            found[0] = [*self._prefix, *found[0]]
+        if found[-1][len(found[-1]) - len(self._suffix) :] != self._suffix:
+            found[-1] = [*found[-1], *self._suffix]
+        return found
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Turns token ids into a text. Bytes that form no character become U+FFFD.
@@ -201,7 +224,8 @@ class Tokenizer:
         with a token that the template does not write, the ids begin with it all the same.
 
         Args:
-            messages: The conversation. Each message has a `role` and usually a `content`.
+            messages: The conversation. Each message has a `role` and usually a `content`: a text, or a
+                list of parts with texts.
             add_generation_prompt: End with the words that begin the model's answer.
             tokenize: Return ids; otherwise return the text.
             variables: Further values for the template by name, such as `tools`.
@@ -212,8 +236,7 @@ class Tokenizer:
         """
         if tokenize:
             return self.render_chat(messages, add_generation_prompt, **variables).ids()
-        data = chat_data(messages, add_generation_prompt, variables)
-        template = self._chat_template(tools="tools" in variables)
+        template, data = self._chat(messages, add_generation_prompt, variables)
         return template.render(data | self._settings.named)
 
     def render_chat(
@@ -223,8 +246,7 @@ class Tokenizer:
         **variables: Any,
     ) -> RenderedChat:
         """Writes out a conversation as `apply_chat_template` does, for both its text and its ids."""
-        data = chat_data(messages, add_generation_prompt, variables)
-        template = self._chat_template(tools="tools" in variables)
+        template, data = self._chat(messages, add_generation_prompt, variables)
         shield = Shield(self._vocabulary.special, [template.source, *texts_in(data)])
         rendered = template.render(copy_data(data, shield.cover) | self._settings.named)
         _check_text(rendered)
@@ -240,6 +262,22 @@ class Tokenizer:
         """
         _check_text(text)
         return self._vocabulary.encode_plain(text, at_start=False)
+
+    def _encode(self, text: str, parse_special: bool | None, at_start: bool) -> list[int]:
+        if self._vocabulary.parses_special if parse_special is None else parse_special:
+            return self._vocabulary.encode_parsed(text, at_start)
+        return self._vocabulary.encode_plain(text, at_start)
+
+    def _chat(
+        self, messages: Any, add_generation_prompt: bool, variables: Mapping[str, Any]
+    ) -> tuple[ChatTemplate, dict[str, Any]]:
+        """The template of a conversation, and what it may read beside the special tokens."""
+        data = chat_data(messages, add_generation_prompt, variables)
+        template = self._chat_template(tools=data.get("tools") is not None)
+        has_parts = any(isinstance(message.get("content"), list) for message in data["messages"])
+        if has_parts and not template.reads_parts(self._settings.named):
+            data["messages"] = join_parts(data["messages"])
+        return template, data
 
     def _chat_template(self, tools: bool) -> ChatTemplate:
         templates = self._chat_templates

@@ -63,9 +63,9 @@ class JsonVocabulary:
             SpecialToken(text, number, True, *flags) for text, number, *flags in found.special
         )
 
-    def encode_parsed(self, text: str) -> list[int]:
+    def encode_parsed(self, text: str, at_start: bool = True) -> list[int]:
         """The ids of a text in which special tokens that it spells become those tokens."""
-        return self._encode(text, False, True)
+        return self._encode(text, False, at_start)
 
     def encode_plain(self, text: str, at_start: bool = True) -> list[int]:
         """The ids of a plain text; `at_start` is false after a special token."""

@@ -67,7 +67,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise LineError(f"it {error}.") from error
     if not isinstance(value, dict):
-        raise LineError(f"it must be a JSON object but is {type(value).__name__}.")
+        raise LineError(f"it must be a JSON object but is {kind_of(value)}.")
     return value
 
 
@@ -87,10 +87,19 @@ def _row(line: bytes, columns: Sequence[str]) -> dict[str, Any]:
 def text_of(line: Mapping[str, Any], key: str) -> str:
     """The text under a key of a line."""
     if key not in line:
-        raise LineError(
-            f"it must have '{key}' but has {', '.join(map(repr, line))[:200] or 'no keys'}."
-        )
+        raise LineError(f"it must have '{key}' but has {names_in(line)}.")
     value = line[key]
     if not isinstance(value, str):
-        raise LineError(f"'{key}' must be text but is {type(value).__name__}.")
+        raise LineError(f"'{key}' must be text but is {kind_of(value)}.")
     return value
+
+
+def names_in(line: Mapping[str, Any]) -> str:
+    """The keys of a line in words."""
+    names = [f"{key!r} (null)" if value is None else repr(key) for key, value in line.items()]
+    return ", ".join(names)[:200] or "no keys"
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a value in words."""
+    return "null" if value is None else type(value).__name__

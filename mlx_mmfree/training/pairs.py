@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from .batches import Batch, padded_batch
-from .lines import LineError, read_lines, text_of
+from .lines import LineError, names_in, read_lines, text_of
 from .samples import (
+    OF_TEMPLATE,
+    Encoded,
     Features,
     Sample,
     SampleEncoder,
@@ -17,10 +19,14 @@ from .samples import (
     SampleTokenizer,
     common_length,
     cut,
+    messages_of,
 )
 
-Encoded = tuple[list[int], int]
-"""Token ids, and how many of them are the prompt."""
+SYSTEM = "system"
+"""The key of the instruction before the prompt."""
+
+QUESTION, INSTRUCTION, INPUT = PROMPTS = ("question", "instruction", "input")
+"""Other keys of the prompt in published sets of preferences. An instruction may come with an input."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +87,10 @@ def read_pairs(
     """Reads and encodes a file of preferences with one JSON object on each line.
 
     A line holds `chosen` and `rejected`, and usually the `prompt` that they answer: texts, or lists of
-    messages. Texts are put into the chat template, or joined with the prompt if the model has none.
-    Without a prompt, what both answers begin with is the prompt. Only answers are learned.
+    messages. The prompt may also be called `question`, `instruction` (with an `input`) or `input`, and
+    follow a text under `system`. Texts are put into the chat template, or joined with the prompt if the
+    model has none. Without a prompt, what both answers begin with is the prompt. Only answers are
+    learned.
 
     Args:
         path: The file.
@@ -95,14 +103,16 @@ def read_pairs(
     """
     encode = _PairEncoder(tokenizer, features or Features())
     found: Samples[Pair] = Samples()
-    for both in read_lines(path, encode):
-        if max(len(tokens) for tokens, _ in both) > max_length:
+    for both, read in read_lines(path, lambda line: (encode(line), encode.unread(line))):
+        found.unread |= read
+        if max(len(encoded.tokens) for encoded in both) > max_length:
             found.truncated += 1
-        chosen, rejected = (cut(tokens, prompt, max_length) for tokens, prompt in both)
+        chosen, rejected = (cut(encoded, max_length) for encoded in both)
         if chosen is None or rejected is None:
             found.dropped += 1
         else:
             found.samples.append(Pair(chosen, rejected))
+            found.without_thoughts += any(encoded.lost_thoughts for encoded in both)
     return found
 
 
@@ -111,54 +121,99 @@ class _PairEncoder:
 
     def __init__(self, tokenizer: SampleTokenizer, features: Features):
         self._encode = SampleEncoder(tokenizer, True, features)
-        self._keys = features
+        self._prompt = features.prompt
+        self._answers = (features.chosen, features.rejected)
+        self._of_template = OF_TEMPLATE if tokenizer.has_chat_template else ()
 
     def __call__(self, line: Mapping[str, Any]) -> tuple[Encoded, Encoded]:
-        keys = (self._keys.chosen, self._keys.rejected)
-        if not all(key in line for key in keys):
+        if any(line.get(key) is None for key in self._answers):
             raise LineError(
-                f"it must have '{keys[0]}' and '{keys[1]}' but has "
-                f"{', '.join(map(repr, line))[:200] or 'no keys'}."
+                f"it must have '{self._answers[0]}' and '{self._answers[1]}' but has {names_in(line)}."
             )
-        answers = [line[key] for key in keys]
-        prompt = line.get(self._keys.prompt)
-        if isinstance(prompt, list) or all(isinstance(answer, list) for answer in answers):
-            begun = self._conversation(line, answers)
-            chosen, rejected = (self._answered(begun, answer, line) for answer in answers)
-        elif prompt is not None:
-            prompt = text_of(line, self._keys.prompt)
+        keys = self._prompt_keys(line)
+        prompt = self._prompt_of(line, keys)
+        answers = [_answer(line[key]) for key in self._answers]
+        are_lists = [isinstance(answer, list) for answer in answers]
+        shared = answers[0][: common_length(*answers)] if all(are_lists) else []
+        if prompt is None and not shared:
+            self._check_unread(line)
+        has_list = all(are_lists) if prompt is None else any(are_lists)
+        if isinstance(prompt, list) or has_list or line.get(SYSTEM):
+            begun = self._conversation(line, prompt, shared)
             chosen, rejected = (
-                self._encode.completion(prompt, text_of(line, key), line) for key in keys
+                self._answered(begun, answer[len(shared) :] if shared else answer, line)
+                for answer in answers
+            )
+        elif prompt is not None:
+            chosen, rejected = (
+                self._encode.completion(prompt, text_of(line, key), line) for key in self._answers
             )
         else:
-            texts = [self._encode.ended(text_of(line, key)) for key in keys]
-            shared = common_length(*texts)
-            chosen, rejected = ((tokens, shared) for tokens in texts)
+            ended = [self._encode.ended([text_of(line, key)], 0) for key in self._answers]
+            length = common_length(*(encoded.tokens for encoded in ended))
+            chosen, rejected = (encoded._replace(prompt=length) for encoded in ended)
         return chosen, rejected
 
-    def _conversation(self, line: Mapping[str, Any], answers: list[Any]) -> list[Any]:
-        """The messages of the prompt. Those that both answers repeat are taken from them."""
-        prompt = line.get(self._keys.prompt, [])
-        if isinstance(prompt, str):
-            prompt = [{"role": "user", "content": prompt}]
-        if not isinstance(prompt, list):
+    def unread(self, line: Mapping[str, Any]) -> set[str]:
+        """The keys of a line that hold something that is not read."""
+        read = {*self._answers, *self._prompt_keys(line), SYSTEM, *self._of_template}
+        return {name for name, value in line.items() if value is not None} - read
+
+    def _check_unread(self, line: Mapping[str, Any]) -> None:
+        """Refuses a line without a prompt that holds what may be one under another name."""
+        unread = sorted(n for n in self.unread(line) if isinstance(line[n], (str, list, dict)))
+        if unread:
             raise LineError(
-                f"'{self._keys.prompt}' must be text or a list of messages but is "
-                f"{type(prompt).__name__}."
+                f"it must have its prompt under '{self._prompt}', {', '.join(map(repr, PROMPTS))}, or "
+                f"in both answers, but has {', '.join(map(repr, unread))[:200]}. Name the key of the "
+                "prompt as 'prompt_feature', or leave the others out."
             )
-        if all(isinstance(answer, list) for answer in answers):
-            shared = answers[0][: common_length(*answers)]
-            for answer in answers:
-                del answer[: len(shared)]
-            prompt = shared if shared[: len(prompt)] == prompt else [*prompt, *shared]
+
+    def _prompt_keys(self, line: Mapping[str, Any]) -> tuple[str, ...]:
+        """The keys that hold the prompt."""
+        if line.get(self._prompt) is not None:
+            return (self._prompt,)
+        # sets of instructions hold an empty input where there is none
+        found = tuple(name for name in PROMPTS if line.get(name))
+        if len(found) > 1 and found != (INSTRUCTION, INPUT):
+            raise LineError(
+                f"it must have one prompt but has {' and '.join(map(repr, found))}. Name its key as "
+                "'prompt_feature'."
+            )
+        return found
+
+    def _prompt_of(self, line: Mapping[str, Any], keys: Sequence[str]) -> Any:
+        """The prompt, a text or a list of messages; `None` if there is none."""
+        if len(keys) > 1:
+            return "\n".join(text_of(line, key) for key in keys)
+        prompt = line[keys[0]] if keys else None
+        if prompt is not None:
+            messages_of(prompt, keys[0], "user")
         return prompt
 
+    def _conversation(
+        self, line: Mapping[str, Any], prompt: str | list[Any] | None, shared: Sequence[Any]
+    ) -> list[Any]:
+        """The messages before the answers. What both of these repeat is there once."""
+        begun = [] if prompt is None else messages_of(prompt, self._prompt, "user")
+        system = messages_of(text_of(line, SYSTEM), SYSTEM, SYSTEM) if line.get(SYSTEM) else []
+        common = list(shared)
+        if common[:1] == system:
+            del common[:1]
+        return [*system, *(common if common[: len(begun)] == begun else [*begun, *common])]
+
     def _answered(self, begun: list[Any], answer: Any, line: Mapping[str, Any]) -> Encoded:
-        if isinstance(answer, str):
-            answer = [{"role": "assistant", "content": answer}]
-        if not isinstance(answer, list) or not answer:
+        if not isinstance(answer, (str, list)) or not answer:
             raise LineError(
-                f"'{self._keys.chosen}' and '{self._keys.rejected}' must be different texts or lists "
+                f"'{self._answers[0]}' and '{self._answers[1]}' must be different texts or lists "
                 f"of messages but one is {answer!r:.80}."
             )
+        answer = messages_of(answer, self._answers[0], "assistant")
         return self._encode.chat([*begun, *answer], line, answers=len(answer))
+
+
+def _answer(value: Any) -> Any:
+    """An answer: a text or a list of messages, which may also be an object with them, or a message."""
+    if not isinstance(value, Mapping):
+        return value
+    return value["messages"] if isinstance(value.get("messages"), list) else [value]

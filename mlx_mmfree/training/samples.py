@@ -1,17 +1,25 @@
 """Reads fine-tuning samples from JSON lines: texts, prompts with completions, or conversations."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from ..errors import TrainingError
-from .lines import LineError, read_lines, text_of
+from ..tokenizer.chat.messages import THOUGHTS
+from .lines import LineError, kind_of, names_in, read_lines, text_of
 
 SPLITS = ("train", "valid", "test")
+TOOLS, TEMPLATE_VARIABLES = OF_TEMPLATE = ("tools", "chat_template_kwargs")
+"""The keys of a line that a chat template reads beside the messages."""
+
+_MOST_NAMES = 8
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "tokenize")
+_WRITTEN_THOUGHTS = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
 class SampleTokenizer(Protocol):
@@ -23,14 +31,12 @@ class SampleTokenizer(Protocol):
     @property
     def eos_token_ids(self) -> set[int]: ...
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    def encode_parts(
+        self, parts: Sequence[str], parse_special: bool | None = None
+    ) -> list[list[int]]: ...
 
-    def apply_chat_template(
-        self,
-        messages: Any,
-        add_generation_prompt: bool = True,
-        tokenize: bool = True,
-        **variables: Any,
+    def render_chat(
+        self, messages: Any, add_generation_prompt: bool = True, **variables: Any
     ) -> Any: ...
 
 
@@ -102,11 +108,15 @@ class Samples(Generic[Item]):
         samples: The samples or pairs, in the file's order.
         truncated: Number of samples that were cut to the maximum length.
         dropped: Number of samples that were left out, since they had nothing to learn.
+        without_thoughts: Number of samples of which the chat template leaves out thoughts.
+        unread: Keys of the lines that hold something that is not read.
     """
 
     samples: list[Item] = field(default_factory=list)
     truncated: int = 0
     dropped: int = 0
+    without_thoughts: int = 0
+    unread: set[str] = field(default_factory=set)
 
     def content(self) -> Iterator[bytes]:
         """What tells the content of the samples."""
@@ -120,11 +130,21 @@ class Samples(Generic[Item]):
         texts = [text for sample in self.samples for text in sample.texts]
         tokens = sum(len(text.tokens) for text in texts)
         learned = sum(len(text.tokens) - max(text.prompt, 1) for text in texts)
-        words = f"{len(self.samples)} samples, {tokens:,} tokens, {learned:,} of them learned"
+        counts = (
+            f"{count:,} {unit}{'' if count == 1 else 's'}"
+            for count, unit in ((len(self.samples), "sample"), (tokens, "token"))
+        )
+        words = f"{', '.join(counts)}, {learned:,} of them learned"
         if self.truncated:
             words += f"; {self.truncated} cut to the maximum length"
         if self.dropped:
             words += f"; {self.dropped} left out, with nothing to learn"
+        if self.without_thoughts:
+            words += f"; the chat template leaves out thoughts of {self.without_thoughts}"
+        if self.unread:
+            names = [f"'{name:.40}'" for name in sorted(self.unread)]
+            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+            words += f"; not read: {', '.join(names[:_MOST_NAMES])}{more}"
         return words
 
 
@@ -150,9 +170,9 @@ def read_samples(
 ) -> Samples[Sample]:
     """Reads and encodes a file with one JSON object on each line.
 
-    A line holds `prompt` and `completion`, or `messages` (with `tools` if the chat template takes
-    them), or `text`; the first of these that it has is used. A prompt and its completion are put into
-    the chat template, or joined if the model has none.
+    A line holds `prompt` and `completion`, or `messages`, or `text`; the first of these that it has is
+    used. A prompt and its completion are texts or lists of messages. They are put into the chat
+    template, which also reads `tools` and `chat_template_kwargs`; texts are joined if there is none.
 
     Args:
         path: The file.
@@ -166,23 +186,39 @@ def read_samples(
     """
     encode = SampleEncoder(tokenizer, mask_prompt, features or Features())
     found: Samples[Sample] = Samples()
-    for tokens, prompt in read_lines(path, encode):
-        if len(tokens) > max_length:
+    for encoded, read in read_lines(path, lambda line: (encode(line), encode.unread(line))):
+        found.unread |= read
+        if len(encoded.tokens) > max_length:
             found.truncated += 1
-        sample = cut(tokens, prompt, max_length)
+        sample = cut(encoded, max_length)
         if sample is None:
             found.dropped += 1
         else:
             found.samples.append(sample)
+            found.without_thoughts += encoded.lost_thoughts
     return found
 
 
-def cut(tokens: Sequence[int], prompt: int, max_length: int) -> Sample | None:
+class Encoded(NamedTuple):
+    """A text as token ids.
+
+    Attributes:
+        tokens: The ids.
+        prompt: How many of them are read but not learned.
+        lost_thoughts: Whether the chat template left out thoughts.
+    """
+
+    tokens: list[int]
+    prompt: int
+    lost_thoughts: bool = False
+
+
+def cut(encoded: Encoded, max_length: int) -> Sample | None:
     """A sample of at most `max_length` tokens, or `None` if it has nothing to learn."""
-    tokens = tokens[:max_length]
-    if len(tokens) < 2 or prompt >= len(tokens):
+    tokens = encoded.tokens[:max_length]
+    if len(tokens) < 2 or encoded.prompt >= len(tokens):
         return None
-    return Sample(np.array(tokens, np.int32), prompt)
+    return Sample(np.array(tokens, np.int32), encoded.prompt)
 
 
 class SampleEncoder:
@@ -193,63 +229,117 @@ class SampleEncoder:
         self._mask_prompt = mask_prompt
         self._features = features
 
-    def __call__(self, line: Mapping[str, Any]) -> tuple[list[int], int]:
+    def __call__(self, line: Mapping[str, Any]) -> Encoded:
         keys = self._features
-        if keys.prompt in line and keys.completion in line:
-            return self.completion(text_of(line, keys.prompt), text_of(line, keys.completion), line)
-        if keys.chat in line:
-            return self.chat(line[keys.chat], line)
-        if keys.text not in line:
-            raise LineError(
-                f"it must have '{keys.prompt}' and '{keys.completion}', or '{keys.chat}', or "
-                f"'{keys.text}' but has {', '.join(map(repr, line))[:200] or 'no keys'}."
-            )
-        if self._mask_prompt:
-            raise LineError(
-                "it must have a prompt for 'mask_prompt' but holds a text. Leave 'mask_prompt' out."
-            )
-        return self.ended(text_of(line, keys.text)), 0
+        form = self._form(line)
+        if form == (keys.text,):
+            if self._mask_prompt:
+                raise LineError(
+                    "it must have a prompt for 'mask_prompt' but holds a text. Leave 'mask_prompt' out."
+                )
+            return self.ended([text_of(line, keys.text)], 0)
+        if form == (keys.chat,):
+            messages = line[keys.chat]
+            if not isinstance(messages, list) or not messages:
+                raise LineError(
+                    f"'{keys.chat}' must be a list of messages but is {messages!r:.80}."
+                )
+            return self.chat(messages, line)
+        prompt, completion = line[keys.prompt], line[keys.completion]
+        if isinstance(prompt, str) and isinstance(completion, str):
+            return self.completion(prompt, completion, line)
+        answer = messages_of(completion, keys.completion, "assistant")
+        if not answer:
+            raise LineError(f"'{keys.completion}' must hold a message but is empty.")
+        return self.chat(
+            [*messages_of(prompt, keys.prompt, "user"), *answer], line, answers=len(answer)
+        )
 
-    def completion(
-        self, prompt: str, completion: str, line: Mapping[str, Any]
-    ) -> tuple[list[int], int]:
+    def unread(self, line: Mapping[str, Any]) -> set[str]:
+        """The keys of a line that hold something that is not read."""
+        form = self._form(line)
+        is_chat = self._tokenizer.has_chat_template and form != (self._features.text,)
+        read = {*form, *(OF_TEMPLATE if is_chat else ())}
+        return {name for name, value in line.items() if value is not None} - read
+
+    def _form(self, line: Mapping[str, Any]) -> tuple[str, ...]:
+        """The keys that make the sample of a line. One that holds null counts as absent."""
+        keys = self._features
+        for form in ((keys.prompt, keys.completion), (keys.chat,), (keys.text,)):
+            if all(line.get(name) is not None for name in form):
+                return form
+        raise LineError(
+            f"it must have '{keys.prompt}' and '{keys.completion}', or '{keys.chat}', or "
+            f"'{keys.text}' but has {names_in(line)}."
+        )
+
+    def completion(self, prompt: str, completion: str, line: Mapping[str, Any]) -> Encoded:
         """A prompt and its completion, in the chat template or joined."""
         if self._tokenizer.has_chat_template:
-            messages = [
-                {"role": "user", "content": prompt},
-                {"role": "assistant", "content": completion},
-            ]
-            return self.chat(messages, line)
-        before = self._tokenizer.encode(prompt)
-        after = self._tokenizer.encode(completion, add_special_tokens=False)
-        return self._ended(before + after), len(before) if self._mask_prompt else 0
+            return self.chat([_message("user", prompt), _message("assistant", completion)], line)
+        return self.ended([prompt, completion], 1 if self._mask_prompt else 0)
 
-    def chat(
-        self, messages: Any, line: Mapping[str, Any], answers: int = 1
-    ) -> tuple[list[int], int]:
+    def chat(self, messages: Sequence[Any], line: Mapping[str, Any], answers: int = 1) -> Encoded:
         """A conversation, whose last `answers` messages are learned where the prompt is not."""
-        if not isinstance(messages, list) or not messages:
-            raise LineError(
-                f"'{self._features.chat}' must be a list of messages but is {messages!r:.80}."
-            )
-        variables = {"tools": line["tools"]} if line.get("tools") is not None else {}
-        render: Callable[..., list[int]] = self._tokenizer.apply_chat_template
-        tokens = render(messages, add_generation_prompt=False, **variables)
+        variables = _variables(line)
+        whole = self._tokenizer.render_chat(messages, add_generation_prompt=False, **variables)
+        lost, tokens = _loses_thoughts(messages, whole.text), whole.ids()
         if not self._mask_prompt or len(messages) <= answers:
-            return tokens, 0
+            return Encoded(tokens, 0, lost)
         first = messages[-answers]
         is_answer = isinstance(first, Mapping) and first.get("role") == "assistant"
-        prompt = render(messages[:-answers], add_generation_prompt=is_answer, **variables)
+        prompt = self._tokenizer.render_chat(
+            messages[:-answers], add_generation_prompt=is_answer, **variables
+        )
         # a template may begin an answer otherwise than it writes a last message
-        return tokens, common_length(tokens, prompt)
+        return Encoded(tokens, common_length(tokens, prompt.ids()), lost)
 
-    def ended(self, text: str) -> list[int]:
-        """The tokens of a text and the one that ends it."""
-        return self._ended(self._tokenizer.encode(text))
-
-    def _ended(self, tokens: list[int]) -> list[int]:
+    def ended(self, parts: Sequence[str], prompts: int) -> Encoded:
+        """The tokens of a text and the one that ends it; the first `prompts` parts are not learned."""
+        encoded = self._tokenizer.encode_parts(parts, parse_special=True)
+        tokens = [token for part in encoded for token in part]
         ends = self._tokenizer.eos_token_ids
-        return tokens if not ends or (tokens and tokens[-1] in ends) else [*tokens, min(ends)]
+        if ends and not (tokens and tokens[-1] in ends):
+            tokens.append(min(ends))
+        return Encoded(tokens, sum(map(len, encoded[:prompts])))
+
+
+def messages_of(value: Any, key: str, role: str) -> list[Any]:
+    """The messages under a key: a list of them, or a text that is one of a role."""
+    if isinstance(value, str):
+        return [_message(role, value)]
+    if not isinstance(value, list):
+        raise LineError(f"'{key}' must be text or a list of messages but is {kind_of(value)}.")
+    return value
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _variables(line: Mapping[str, Any]) -> dict[str, Any]:
+    """What the chat template reads of a line beside the messages."""
+    given = line.get(TEMPLATE_VARIABLES) or {}
+    if not isinstance(given, Mapping) or not given.keys().isdisjoint(_RESERVED):
+        raise LineError(
+            f"'{TEMPLATE_VARIABLES}' must be an object without the keys {', '.join(_RESERVED)} but is "
+            f"{given!r:.80}."
+        )
+    tools = line.get(TOOLS)
+    return {**given, **({} if tools is None else {TOOLS: tools})}
+
+
+def _loses_thoughts(messages: Sequence[Any], text: str) -> bool:
+    """Whether a written conversation lacks thoughts that its messages hold."""
+    for message in messages:
+        given = (message.get(name) for name in THOUGHTS)
+        content = message.get("content")
+        found = [next((thoughts for thoughts in given if thoughts is not None), "")]
+        if isinstance(content, str) and message["role"] == "assistant":
+            found += _WRITTEN_THOUGHTS.findall(content)
+        if any(isinstance(thoughts, str) and thoughts.strip() not in text for thoughts in found):
+            return True
+    return False
 
 
 def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:

@@ -241,6 +241,21 @@ def test_tools_reach_a_template_that_knows_them(start: Callable[..., Any], tmp_p
     assert error["param"] == "messages[1].tool_calls[0].function.arguments"
 
 
+def test_thoughts_come_under_each_name(start: Callable[..., Any], tmp_path: Path) -> None:
+    from mlx_mmfree.server.served import ServedModel
+    from tests.server.conftest import with_template
+
+    template = "{% for m in messages %}{{ m.reasoning_content }}{{ m.content }}{% endfor %}"
+    model, tokenizer = with_template(tmp_path / "thinking", template)
+    with start(ServedModel("thinking", model, tokenizer)) as client:
+        sizes = {
+            chat(client, model="thinking", messages=[*USER, answer, *USER])["usage"]["prompt_tokens"]
+            for name in ("reasoning_content", "reasoning", "thinking")
+            for answer in [{"role": "assistant", "content": "Hi", name: "A long thought."}]
+        }
+    assert sizes == {len(tokenizer.encode("Hello thereA long thought.HiHello there"))}
+
+
 LLAMA = """{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
 {{ 'Answer as {"name": function name, "parameters": dictionary}' }}{{ messages[0].content }}"""
 

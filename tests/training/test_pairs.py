@@ -14,6 +14,8 @@ from tests.training.test_samples import _changed_template
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 QUESTION = {"role": "user", "content": "Who?"}
+WHY = {"role": "user", "content": "Why?"}
+SYSTEM = {"role": "system", "content": "Be brief."}
 CAT, DOG = ({"role": "assistant", "content": f"The {name}."} for name in ("cat", "dog"))
 
 
@@ -45,8 +47,13 @@ def _read(tmp_path: Path, tokenizer: Tokenizer, *lines: Any, **options: Any) -> 
         {"chosen": [QUESTION, CAT], "rejected": [QUESTION, DOG]},
         {"prompt": [QUESTION], "chosen": [QUESTION, CAT], "rejected": [QUESTION, DOG]},
         {"prompt": "Who?", "chosen": [QUESTION, CAT], "rejected": [QUESTION, DOG]},
+        {"question": "Who?", "chosen": "The cat.", "rejected": "The dog."},
+        {"instruction": "Who?", "input": "", "chosen": "The cat.", "rejected": "The dog."},
+        {"input": "Who?", "system": "", "chosen": [CAT], "rejected": "The dog."},
+        {"prompt": "Who?", "question": None, "chosen": CAT, "rejected": DOG},
+        {"chosen": {"messages": [QUESTION, CAT]}, "rejected": {"messages": [QUESTION, DOG]}},
     ],
-    ids=["texts", "messages", "mixed", "text-messages", "implicit", "repeated", "repeated-text"],
+    ids=lambda line: " ".join(f"{key}-{type(value).__name__}" for key, value in line.items()),
 )
 def test_conversations(tmp_path: Path, tokenizer: Tokenizer, line: dict[str, Any]) -> None:
     [pair] = _read(tmp_path, tokenizer, line).samples
@@ -56,6 +63,72 @@ def test_conversations(tmp_path: Path, tokenizer: Tokenizer, line: dict[str, Any
         begun = tokenizer.apply_chat_template([QUESTION], add_generation_prompt=True)
         assert sample.tokens[: sample.prompt].tolist() == begun
     assert pair.reference is None
+
+
+@pytest.mark.parametrize(
+    ("line", "sizes"),
+    [
+        ({"prompt": [QUESTION], "chosen": [CAT], "rejected": [DOG]}, (27, 28, 21)),
+        ({"prompt": [SYSTEM, QUESTION], "chosen": [CAT], "rejected": [DOG]}, (45, 46, 39)),
+        ({"chosen": [SYSTEM, QUESTION, CAT], "rejected": [SYSTEM, QUESTION, DOG]}, (45, 46, 39)),
+        (
+            {"system": "Be brief.", "question": "Who?", "chosen": [CAT], "rejected": [DOG]},
+            (45, 46, 39),
+        ),
+        (
+            {"system": "Be brief.", "input": "Who?", "chosen": "The cat.", "rejected": "The dog."},
+            (45, 46, 39),
+        ),
+        (
+            {
+                "system": "Be brief.",
+                "chosen": [SYSTEM, QUESTION, CAT],
+                "rejected": [SYSTEM, QUESTION, DOG],
+            },
+            (45, 46, 39),
+        ),
+        (
+            {
+                "system": "Be brief.",
+                "prompt": "Who?",
+                "chosen": [QUESTION, CAT],
+                "rejected": [QUESTION, DOG],
+            },
+            (45, 46, 39),
+        ),
+        ({"prompt": [QUESTION], "chosen": [CAT, WHY, DOG], "rejected": [DOG]}, (54, 28, 21)),
+    ],
+)
+def test_tokens_of_pairs(
+    line: dict[str, Any], sizes: tuple[int, int, int], tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """The numbers are those of the DPOTrainer of trl 1.16.0 with transformers 5.24.0.
+
+    They are the tokens of the chosen and of the rejected text, and those of the prompt of both.
+    """
+    [pair] = _read(tmp_path, tokenizer, line).samples
+    assert (pair.chosen.length, pair.rejected.length, pair.chosen.prompt) == sizes
+    assert pair.rejected.prompt == pair.chosen.prompt
+
+
+def test_an_instruction_may_have_an_input(tmp_path: Path, plain: Tokenizer) -> None:
+    answers = {"chosen": " The cat.", "rejected": " The dog."}
+    line = {"instruction": "Who sat?", "input": "A cat sat."}
+    [pair] = _read(tmp_path, plain, line | answers).samples
+    [want] = _read(tmp_path, plain, {"prompt": "Who sat?\nA cat sat."} | answers).samples
+    assert pair.chosen.tokens.tolist() == want.chosen.tokens.tolist()
+
+
+def test_keys_that_are_not_read_are_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    line = {
+        "prompt": "Who?",
+        "question": "Why?",
+        "chosen": "A",
+        "rejected": "B",
+        "score": 3,
+        "id": None,
+    }
+    assert _read(tmp_path, tokenizer, line).summary().endswith("; not read: 'question', 'score'")
 
 
 def test_several_messages_of_an_answer_are_learned(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -99,7 +172,7 @@ def test_long_answers_are_cut_and_counted(tmp_path: Path, plain: Tokenizer) -> N
     found = _read(tmp_path, plain, *lines, max_length=12)
     assert (len(found.samples), found.truncated, found.dropped) == (1, 2, 1)
     assert found.samples[0].length == 12
-    assert found.summary().startswith("1 samples, ")
+    assert found.summary().startswith("1 sample, ")
 
 
 @pytest.mark.parametrize(
@@ -110,12 +183,35 @@ def test_long_answers_are_cut_and_counted(tmp_path: Path, plain: Tokenizer) -> N
             "must have 'chosen' and 'rejected' but has 'prompt'",
         ),
         ({"prompt": "Who?", "chosen": 3, "rejected": "Dog."}, "'chosen' must be text but is int"),
-        ({"prompt": 3, "chosen": "Cat.", "rejected": "Dog."}, "'prompt' must be text but is int"),
+        (
+            {"prompt": 3, "chosen": "Cat.", "rejected": "Dog."},
+            "'prompt' must be text or a list of messages but is int",
+        ),
         ({"prompt": 3, "chosen": [CAT], "rejected": [DOG]}, "must be text or a list of messages"),
         ({"prompt": [QUESTION], "chosen": [], "rejected": [DOG]}, "must be different texts"),
         ({"chosen": [CAT], "rejected": [CAT]}, "must be different texts"),
         ({"prompt": [QUESTION], "chosen": 3, "rejected": [DOG]}, "must be different texts"),
         ({"chosen": [CAT], "rejected": "Dog."}, "'chosen' must be text but is list"),
+        (
+            {"prompt": "Who?", "chosen": None, "rejected": "Dog."},
+            r"but has 'prompt', 'chosen' \(null\)",
+        ),
+        (
+            {"query": "Who?", "chosen": "Cat.", "rejected": "Dog."},
+            "must have its prompt under 'prompt', 'question'",
+        ),
+        (
+            {"query": "Who?", "chosen": [CAT], "rejected": [DOG]},
+            "or in both answers, but has 'query'. Name the",
+        ),
+        (
+            {"question": "Who?", "input": "Why?", "chosen": "Cat.", "rejected": "Dog."},
+            "must have one prompt but",
+        ),
+        (
+            {"system": 3, "question": "Who?", "chosen": "Cat.", "rejected": "Dog."},
+            "'system' must be text but is int",
+        ),
     ],
 )
 def test_bad_lines(tmp_path: Path, tokenizer: Tokenizer, line: Any, reason: str) -> None:

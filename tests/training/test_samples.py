@@ -18,6 +18,11 @@ CHAT = [
     {"role": "user", "content": "Who?"},
     {"role": "assistant", "content": "The cat."},
 ]
+SYSTEM, USER, CAT = CHAT
+MORE, DOG = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "The dog."}
+THINKING = (
+    "{% for m in messages %}{{ m.thinking }}|{{ m.content.split('</think>')[-1] }}{% endfor %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +118,88 @@ def test_prompt_and_completion_without_a_template_are_joined(
     assert _one(tmp_path, plain, line).prompt == 0
 
 
+@pytest.mark.parametrize(
+    ("prompt", "completion", "tokens", "masked"),
+    [
+        ([USER], [CAT], 27, 21),
+        ([SYSTEM, USER], [CAT], 45, 39),
+        ([USER, CAT, MORE], [DOG], 54, 47),
+        ([USER], [CAT, MORE, DOG], 54, 21),
+    ],
+)
+def test_prompt_and_completion_may_be_messages(
+    prompt: list[Any],
+    completion: list[Any],
+    tokens: int,
+    masked: int,
+    tmp_path: Path,
+    tokenizer: Tokenizer,
+) -> None:
+    """The numbers are those of the SFTTrainer of trl 1.16.0 with transformers 5.24.0."""
+    line = {"prompt": prompt, "completion": completion}
+    got = _one(tmp_path, tokenizer, line, mask_prompt=True)
+    whole = tokenizer.apply_chat_template([*prompt, *completion], add_generation_prompt=False)
+    assert got.tokens.tolist() == whole
+    assert (got.length, got.prompt) == (tokens, masked)
+    assert _one(tmp_path, tokenizer, line).prompt == 0
+
+
+@pytest.mark.parametrize(
+    "line", [{"prompt": [USER], "completion": "The cat."}, {"prompt": "Who?", "completion": [CAT]}]
+)
+def test_one_of_prompt_and_completion_may_be_messages(
+    line: dict[str, Any], tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    got = _one(tmp_path, tokenizer, line, mask_prompt=True)
+    want = _one(tmp_path, tokenizer, {"prompt": "Who?", "completion": "The cat."}, mask_prompt=True)
+    assert (got.tokens.tolist(), got.prompt) == (want.tokens.tolist(), want.prompt)
+
+
+@pytest.mark.parametrize("text", ["The cat.", "The cat.<|eot_id|>"])
+def test_a_text_that_spells_its_first_token_has_it_once(
+    text: str, tmp_path: Path, tokenizer: Tokenizer, plain: Tokenizer
+) -> None:
+    want = _one(tmp_path, tokenizer, {"text": text}).tokens.tolist()
+    assert want.count(tokenizer.bos_token_id) == 1
+    spelled = "<|begin_of_text|>" + text
+    assert _one(tmp_path, tokenizer, {"text": spelled}).tokens.tolist() == want
+    line = {"prompt": spelled, "completion": " Yes."}
+    ids = _one(tmp_path, plain, line).tokens.tolist()
+    assert ids.count(plain.bos_token_id) == 1
+
+
+def test_a_sentencepiece_text_spells_special_tokens(tmp_path: Path) -> None:
+    folder = shutil.copytree(GOLDENS / "tokenizer_spm", tmp_path / "spm")
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": None}))
+    tokenizer = Tokenizer.from_folder(folder)
+    first, last = tokenizer.bos_token_id, tokenizer.eos_token_id
+    sample = _one(tmp_path, tokenizer, {"text": "<s>The cat.</s>"})
+    ids = sample.tokens.tolist()
+    assert (ids[0], ids[-1], ids.count(first), ids.count(last)) == (first, last, 1, 1)
+    # a completion goes on after its prompt, with no space that it does not have
+    line = {"prompt": "The", "completion": " cat."}
+    sample = _one(tmp_path, tokenizer, line, mask_prompt=True)
+    assert tokenizer.decode(sample.tokens[1:-1].tolist()) == "The cat."
+    assert sample.prompt == len(tokenizer.encode("The"))
+
+
+def test_the_end_of_text_stands_after_the_completion_alone(tmp_path: Path) -> None:
+    folder = _changed_template(tmp_path / "ends", None)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings |= {"add_eos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = Tokenizer.from_folder(folder)
+    end = tokenizer.eos_token_id
+    assert tokenizer.encode("Who sat?")[-1] == end
+    line = {"prompt": "Who sat?", "completion": " The cat."}
+    for completion in (" The cat.", " The cat." + tokenizer.piece(end)):
+        sample = _one(tmp_path, tokenizer, line | {"completion": completion}, mask_prompt=True)
+        ids = sample.tokens.tolist()
+        assert ids.count(end) == 1 and ids[-1] == end
+        assert sample.prompt == len(tokenizer.encode("Who sat?")) - 1
+
+
 def test_tools_reach_the_template(tmp_path: Path) -> None:
     template = (
         "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
@@ -123,6 +210,60 @@ def test_tools_reach_the_template(tmp_path: Path) -> None:
     assert "[look]" in tokenizer.decode(sample.tokens.tolist())
     without = _one(tmp_path, tokenizer, {"messages": CHAT}, mask_prompt=True)
     assert sample.prompt - without.prompt == len(sample.tokens) - len(without.tokens) > 0
+
+
+def test_variables_of_the_template_reach_it(tmp_path: Path) -> None:
+    template = "{{ style }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer = Tokenizer.from_folder(_changed_template(tmp_path / "style", template))
+    line = {"messages": CHAT, "chat_template_kwargs": {"style": "short"}}
+    assert "short" in tokenizer.decode(_one(tmp_path, tokenizer, line).tokens.tolist())
+    for wrong in ("short", {"messages": []}):
+        with pytest.raises(TrainingError, match="'chat_template_kwargs' must be an object without"):
+            _read(tmp_path, tokenizer, line | {"chat_template_kwargs": wrong})
+
+
+def test_thoughts_that_the_template_leaves_out_are_counted(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(_changed_template(tmp_path / "thinking", THINKING))
+    lines = [
+        {"messages": [USER, CAT | answer]}
+        for answer in (
+            {"reasoning": "A cat?"},
+            {"content": "The cat.", "thinking": " A cat? "},
+            {"content": "<think>A dog?</think>The cat."},
+            {"content": "The cat."},
+        )
+    ]
+    found = _read(tmp_path, tokenizer, *lines)
+    assert found.without_thoughts == 1
+    assert found.summary().endswith("; the chat template leaves out thoughts of 1")
+    silent = Tokenizer.from_folder(
+        _changed_template(tmp_path / "silent", THINKING.replace("{{ m.thinking }}", ""))
+    )
+    assert _read(tmp_path, silent, *lines).without_thoughts == 3
+
+
+def test_keys_that_are_not_read_are_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    line = {"messages": CHAT, "tools": None, "id": 3, "source": "x", "text": None, "prompt": "Who?"}
+    found = _read(tmp_path, tokenizer, line, {"text": "The cat.", "tools": TOOLS})
+    assert found.unread == {"id", "source", "prompt", "tools"}
+    assert found.summary().endswith("; not read: 'id', 'prompt', 'source', 'tools'")
+    many = {f"key{n}": 1 for n in range(12)}
+    assert _read(tmp_path, tokenizer, line | many).summary().endswith("'key4' and 7 more")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"prompt": None, "completion": None, "messages": None, "text": "The cat."},
+        {"prompt": "Who?", "completion": None, "text": "The cat."},
+        {"messages": None, "text": "The cat."},
+    ],
+)
+def test_a_key_that_holds_null_is_absent(
+    line: dict[str, Any], tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    want = _one(tmp_path, tokenizer, {"text": "The cat."})
+    assert _one(tmp_path, tokenizer, line).tokens.tolist() == want.tokens.tolist()
 
 
 def test_other_names_of_the_keys(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -159,7 +300,18 @@ def test_a_sample_with_nothing_left_to_learn_is_left_out(
         ({}, "but has no keys"),
         ({"prompt": "Who?"}, "must have 'prompt' and 'completion', or 'messages', or 'text'"),
         ({"text": 3}, "'text' must be text but is int"),
-        ({"prompt": "Who?", "completion": None}, "'completion' must be text but is NoneType"),
+        ({"text": None}, r"or 'text' but has 'text' \(null\)"),
+        (
+            {"prompt": 3, "completion": "x"},
+            "'prompt' must be text or a list of messages but is int",
+        ),
+        (
+            {"prompt": [], "completion": {}},
+            "'completion' must be text or a list of messages but is",
+        ),
+        ({"prompt": [USER], "completion": []}, "'completion' must hold a message but is empty"),
+        ({"messages": [USER], "tools": "look"}, "the text in 'tools' must be JSON but is not"),
+        ({"prompt": "Who?", "completion": None}, r"but has 'prompt', 'completion' \(null\)"),
         ({"messages": []}, "'messages' must be a list of messages"),
         ({"messages": "hello"}, "'messages' must be a list of messages"),
         ({"messages": [3]}, "must be a list of at least one object"),

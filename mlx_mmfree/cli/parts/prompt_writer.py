@@ -103,7 +103,7 @@ class PromptWriter:
         from ...generation.prompt_ids import encode_once_begun
 
         if not self._uses_template:
-            ids: list[int] = self._tokenizer.encode(prompt)
+            ids: list[int] = self._tokenizer.encode_parts([prompt, ""])[0]
             return ids
         before, _ = self._around_message()
         begun = encode_once_begun(self._tokenizer, before, parse_special=True)

@@ -80,6 +80,9 @@ class Message(Body):
     content: Annotated[str | None, BeforeValidator(_content)] = None
     name: str | None = None
     reasoning_content: str | None = None
+    # other servers' names for the thoughts of an answer that a client sends back
+    reasoning: str | None = None
+    thinking: str | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
 

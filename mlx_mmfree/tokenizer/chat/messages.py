@@ -4,6 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ...errors import UsageError
+from ...files.json_reader import parse_json
+
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""The names under which a message may hold its thoughts. The first that it has counts."""
 
 _MAX_DEPTH = 100
 
@@ -13,16 +17,36 @@ def chat_data(
 ) -> dict[str, Any]:
     """A copy of everything that a template may read, by name.
 
+    What is `None` in a message is left out, and its thoughts come under the names that templates read,
+    as in transformers 5. Tools, and the arguments of calls, may be JSON texts.
+
     Args:
         messages: The conversation.
         add_generation_prompt: Whether the text is to end where the model's answer begins.
         variables: Further names for the template.
 
     Raises:
-        UsageError: A message has no role, or a value is not plain data.
+        UsageError: A message has no role, a value is not plain data, or tools are not objects.
     """
     data = copy_data({**variables, "messages": _checked_messages(messages)})
+    data["messages"] = [_normalized(message) for message in data["messages"]]
+    if "tools" in data:
+        data["tools"] = _tools(data["tools"])
     return {**data, "add_generation_prompt": bool(add_generation_prompt)}
+
+
+def join_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with texts in the place of lists of parts, for a template that reads no parts.
+
+    Raises:
+        UsageError: A part is not a text.
+    """
+    return [
+        message | {"content": _joined(message["content"], number)}
+        if isinstance(message.get("content"), list)
+        else message
+        for number, message in enumerate(messages)
+    ]
 
 
 def copy_data(data: Mapping[str, Any], change: Callable[[str], str] = str) -> dict[str, Any]:
@@ -79,10 +103,79 @@ def _copy(value: Any, name: str, change: Callable[[str], str], depth: int) -> An
 
 def _checked_messages(messages: Any) -> list[Any]:
     if isinstance(messages, (list, tuple)) and messages:
-        if all(isinstance(message, Mapping) and "role" in message for message in messages):
+        if all(map(_has_role, messages)):
             return list(messages)
-        messages = next(m for m in messages if not (isinstance(m, Mapping) and "role" in m))
+        messages = next(message for message in messages if not _has_role(message))
     raise UsageError(
         "[apply_chat_template] 'messages' must be a list of at least one object with 'role' and "
         f"'content' but got {messages!r:.60}. Write them as [{{'role': 'user', 'content': '…'}}]."
     )
+
+
+def _has_role(message: Any) -> bool:
+    return isinstance(message, Mapping) and message.get("role") is not None
+
+
+def _normalized(message: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in message.items() if value is not None}
+    thoughts = next((given[name] for name in THOUGHTS if name in given), None)
+    if thoughts is not None:
+        given = {"thinking": thoughts, **given, "reasoning_content": thoughts}
+    if "tool_calls" in given:
+        calls = _parsed(given["tool_calls"], "tool_calls")
+        given["tool_calls"] = (
+            [_with_object(call, "arguments") for call in calls]
+            if isinstance(calls, list)
+            else calls
+        )
+    return given
+
+
+def _tools(tools: Any) -> list[Any] | None:
+    """The tools as a list of objects; `None` if there are none."""
+    tools = _parsed(tools, "tools")
+    listed = tools if isinstance(tools, list) else [tools] if tools else []
+    found = [_with_object(_parsed(tool, "tools"), "parameters") for tool in listed]
+    for tool in found:
+        if not isinstance(tool, Mapping):
+            raise UsageError(
+                "[apply_chat_template] 'tools' must be a list of objects, or the JSON text of one, but "
+                f"holds {tool!r:.80}."
+            )
+    return found or None
+
+
+def _with_object(described: Any, name: str) -> Any:
+    """A tool or a call in which `name` is an object, which may have come as its JSON text."""
+    if not isinstance(described, Mapping):
+        return described
+    changed = dict(described)
+    for key in (name, "function"):
+        text = changed.get(key)
+        if isinstance(text, str) and text.lstrip().startswith("{"):
+            changed[key] = _parsed(text, key)
+    if "function" in changed:
+        changed["function"] = _with_object(changed["function"], name)
+    return changed
+
+
+def _parsed(value: Any, name: str) -> Any:
+    """What a JSON text holds. An empty one holds nothing, and anything else is given back."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_json(value.encode("utf-8", "surrogatepass")) if value.strip() else None
+    except ValueError as error:
+        raise UsageError(
+            f"[apply_chat_template] the text in '{name}' {error}. Write it as an object or as JSON."
+        ) from error
+
+
+def _joined(parts: list[Any], number: int) -> str:
+    for part in parts:
+        if not (isinstance(part, Mapping) and isinstance(part.get("text"), str)):
+            raise UsageError(
+                f"[apply_chat_template] 'messages[{number}].content' must be a text or a list of parts "
+                f"with a 'text', which is all that this chat template reads, but holds {part!r:.80}."
+            )
+    return "".join(part["text"] for part in parts)

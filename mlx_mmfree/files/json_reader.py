@@ -10,6 +10,8 @@ import re
 from collections import Counter
 from typing import Any
 
+from .opening import decode_text
+
 MAX_BYTES = 16_000_000
 MAX_VALUES = 1_000_000
 MAX_DEPTH = 64
@@ -30,7 +32,7 @@ def parse_json(
     """Parses one JSON value.
 
     Args:
-        text: UTF-8 text.
+        text: UTF-8 text. A byte-order mark before it does not count.
         max_bytes: The largest length of the text.
         max_values: The largest number of values; lists and objects count too.
         unique_keys: Refuse repeated keys; otherwise the last one counts.
@@ -38,7 +40,7 @@ def parse_json(
 
     Raises:
         ValueError: The text is not JSON or goes beyond a limit. The message is a clause without a
-            subject, to be put behind the name of the text.
+            subject, to be put after the name of the text.
     """
     if len(text) > max_bytes:
         raise ValueError(f"must have at most {max_bytes:,} bytes but has {len(text):,}")
@@ -52,9 +54,7 @@ def parse_json(
     if finite:
         hooks |= {"parse_float": _finite, "parse_constant": _refuse_constant}
     try:
-        value = json.loads(text.decode("utf-8"), **hooks)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"must be UTF-8 but is not at byte {error.start}") from error
+        value = json.loads(decode_text(text), **hooks)
     except json.JSONDecodeError as error:
         raise ValueError(f"must be JSON but is not: {error}") from error
     except RecursionError as error:

@@ -7,6 +7,7 @@ target to check: it is the file itself under a second name, and only someone wit
 make one.
 """
 
+import codecs
 import os
 import re
 import stat
@@ -69,6 +70,18 @@ def read_file(file: Path, max_bytes: int) -> bytes:
         return _read(stream, max_bytes)
 
 
+def read_text(file: Path, max_bytes: int) -> str:
+    """The text of a file that the user named, without a byte-order mark.
+
+    Raises:
+        OSError: As for `read_file`, or the file is not UTF-8.
+    """
+    try:
+        return decode_text(read_file(file, max_bytes))
+    except ValueError as error:
+        raise OSError(f"it {error}") from error
+
+
 def read_member(file: Path, max_bytes: int) -> bytes:
     """The content of a file of a model's folder.
 
@@ -77,6 +90,30 @@ def read_member(file: Path, max_bytes: int) -> bytes:
     """
     with open_member(file) as stream:
         return _read(stream, max_bytes)
+
+
+def decode_text(data: bytes) -> str:
+    """The text of a file, without the byte-order mark that some programs write before it.
+
+    Raises:
+        ValueError: It is not UTF-8. The message is a clause without a subject, to be put after the name
+            of the text.
+    """
+    check_not_utf16(data)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"must be UTF-8 but is not at byte {error.start}") from error
+
+
+def check_not_utf16(data: bytes) -> None:
+    """Refuses a text that begins with the byte-order mark of UTF-16.
+
+    Raises:
+        ValueError: It does. The message is as that of `decode_text`.
+    """
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError("must be UTF-8 but is UTF-16")
 
 
 def check_link(file: Path) -> None:

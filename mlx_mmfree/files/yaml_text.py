@@ -4,6 +4,8 @@ from typing import Any
 
 import yaml
 
+from .opening import decode_text
+
 MAX_BYTES = 65_536
 _MAX_ALIASES = 16
 _MAX_DEPTH = 32
@@ -84,9 +86,13 @@ def parse_yaml(data: bytes) -> Any:
     """
     if len(data) > MAX_BYTES:
         raise ValueError(f"it must have at most {MAX_BYTES} bytes but has more")
+    try:
+        text = decode_text(data)
+    except ValueError as error:
+        raise ValueError(f"it {error}") from error
     loader = None
     try:
-        loader = _Loader(data.decode("utf-8-sig"))
+        loader = _Loader(text)
         return loader.get_single_data()
     except yaml.YAMLError as error:
         place = str(error).replace('in "<unicode string>", ', "at ")

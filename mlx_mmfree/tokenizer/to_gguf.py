@@ -8,6 +8,7 @@ import numpy as np
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files.json_file import read_json_object
+from ..files.opening import decode_text
 from .from_gguf import BYTE_LEVEL_PATTERNS, TokenType
 from .sentencepiece_model import SPACE, load_processor
 from .special_tokens import ENDS_OF_TURN
@@ -170,7 +171,7 @@ def _special_ids(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
 def _chat_template(folder: Path) -> str | None:
     file = folder / "chat_template.jinja"
     if file.exists():
-        return read_limited(file, MAX_TEMPLATE_BYTES).decode("utf-8")
+        return decode_text(read_limited(file, MAX_TEMPLATE_BYTES))
     settings = folder / "tokenizer_config.json"
     template = read_json_object(settings).get("chat_template") if settings.exists() else None
     return template if isinstance(template, str) else None

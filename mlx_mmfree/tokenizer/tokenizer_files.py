@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from ..files.json_file import read_json_object
-from ..files.opening import read_member
+from ..files.opening import decode_text, read_member
 from .special_tokens import SpecialToken
 
 MAX_VOCABULARY_BYTES = 64_000_000
@@ -187,11 +187,10 @@ def _chat_templates(config: Mapping[str, Any], file: Path) -> dict[str, str]:
     own_file = file.with_name("chat_template.jinja")
     if own_file.exists():
         try:
-            return {"default": read_limited(own_file, MAX_TEMPLATE_BYTES).decode("utf-8")}
-        except UnicodeDecodeError as error:
+            return {"default": decode_text(read_limited(own_file, MAX_TEMPLATE_BYTES))}
+        except ValueError as error:
             raise CheckpointError(
-                f"[tokenizer] '{own_file}' must be UTF-8 text but is not: {error}. Save it as UTF-8, or "
-                "download it again."
+                f"[tokenizer] '{own_file}' {error}. Save it as UTF-8, or download it again."
             ) from error
     value = config.get("chat_template")
     if value is None:

@@ -1,5 +1,6 @@
 """Vocabularies in the `tokenizer.json` format, through the package `tokenizers`."""
 
+import codecs
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -37,7 +38,7 @@ class JsonVocabulary:
     def __init__(self, file: Path, settings: TokenizerSettings) -> None:
         self._file = file
         self._lock = Lock()
-        data = read_limited(file, MAX_VOCABULARY_BYTES)
+        data = read_limited(file, MAX_VOCABULARY_BYTES).removeprefix(codecs.BOM_UTF8)
         special = _special_tokens(settings)
         self._engine: TokenizerEngine | ConfinedTokenizer
         with clean_errors(f"'{file}' is damaged or not a tokenizer.json"):

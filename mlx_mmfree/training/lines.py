@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from ..errors import MMFreeError, TrainingError
 from ..files.json_reader import parse_json
-from ..files.opening import open_file
+from ..files.opening import decode_text, open_file
 
 MAX_LINE_BYTES = 4_000_000
 
@@ -73,9 +73,9 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 def _row(line: bytes, columns: Sequence[str]) -> dict[str, Any]:
     try:
-        values = line.decode("utf-8-sig").rstrip("\r\n").split("\t")
-    except UnicodeDecodeError as error:
-        raise LineError(f"it must be UTF-8: {error}.") from error
+        values = decode_text(line).rstrip("\r\n").split("\t")
+    except ValueError as error:
+        raise LineError(f"it {error}.") from error
     if len(values) < len(columns):
         raise LineError(
             f"it must hold {' and '.join(map(repr, columns))}, separated by a tab, but has "

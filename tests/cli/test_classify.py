@@ -140,7 +140,7 @@ def test_names_of_classes_from_a_file(
     sight: str, images: list[str], tmp_path: Path, capsys: Captured
 ) -> None:
     labels = tmp_path / "labels.txt"
-    labels.write_text("one\ntwo\nthree\n")
+    labels.write_text("\ufeffone\ntwo\nthree\n", encoding="utf-8")
     assert main(["--model", sight, images[0], "--labels", str(labels)]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
     assert sorted(line.split()[1] for line in lines) == ["one", "three", "two"]

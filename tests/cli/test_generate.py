@@ -225,7 +225,8 @@ def test_prompts_of_a_file(name: str, folder: Path, tmp_path: Path, capsys: Capt
         rows: list[Any] = [{"prompt": prompts[0]}, prompts[1], {"prompt": prompts[2]}]
         file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     else:
-        file.write_text("\n\n".join(prompts) + "\r\n")
+        # as an editor for Windows writes it
+        file.write_text("\ufeff" + "\n\n".join(prompts) + "\r\n", encoding="utf-8")
     arguments = ["--prompts-file", str(file), "--batch-size", "2", BARE]
     assert run(folder, *arguments) == 0
     texts = [expected(folder, prompt) for prompt in prompts]

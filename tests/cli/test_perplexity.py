@@ -90,6 +90,8 @@ def test_too_long_files(tmp_path: Path, capsys: Captured) -> None:
     [
         (None, "cannot be read"),
         (b"\xff", "cannot be read"),
+        ("A text.".encode("utf-16"), "cannot be read: it must be UTF-8 but is UTF-16."),
+        (b"\xef\xbb\xbfa", "must hold at least two tokens but holds 1"),
         (b"a", "must hold at least two tokens"),
     ],
 )

@@ -16,6 +16,7 @@ from mlx_mmfree.files.json_reader import MAX_DEPTH, parse_json
         (b'{"a": 1, "a": 2}', {"a": 2}),
         (b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, None),
         ('"Größe"'.encode(), "Größe"),
+        ('\ufeff"Größe"'.encode(), "Größe"),
     ],
 )
 def test_ordinary_values(text: bytes, want: Any) -> None:
@@ -29,6 +30,7 @@ def test_ordinary_values(text: bytes, want: Any) -> None:
         (b"", "must be JSON"),
         (b"{'a': 1}", "must be JSON"),
         (b'"\xff"', "must be UTF-8 but is not at byte 1"),
+        ("[1]".encode("utf-16"), "must be UTF-8 but is UTF-16"),
         (b"1e400", "finite numbers but got 1e400"),
         (b"[NaN]", "finite numbers but got NaN"),
         (b"-Infinity", "finite numbers but got -Infinity"),

@@ -1,12 +1,20 @@
 """Only regular files are opened, and of a model's folder only what lies in it."""
 
+import codecs
 import os
 import socket
 from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.files.opening import check_link, open_file, open_member, read_file, read_member
+from mlx_mmfree.files.opening import (
+    check_link,
+    open_file,
+    open_member,
+    read_file,
+    read_member,
+    read_text,
+)
 
 REPOSITORY = "models--me--tiny"
 
@@ -159,3 +167,22 @@ class TestSnapshots:
         (folder / "a").symlink_to("../../blobs/key")
         with pytest.raises(OSError, match="outside of its folder"):
             check_link(folder / "a")
+
+
+class TestTexts:
+    @pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8])
+    def test_a_byte_order_mark_is_no_part_of_a_text(self, mark: bytes, tmp_path: Path) -> None:
+        (tmp_path / "a").write_bytes(mark + "Größe\ufeff".encode())
+        assert read_text(tmp_path / "a", 20) == "Größe\ufeff"
+
+    @pytest.mark.parametrize("code", ["utf-16", "utf-16-le", "utf-16-be"])
+    def test_utf16_is_named(self, code: str, tmp_path: Path) -> None:
+        text = "a" if code == "utf-16" else "\ufeffa"
+        (tmp_path / "a").write_bytes(text.encode(code))
+        with pytest.raises(OSError, match="it must be UTF-8 but is UTF-16"):
+            read_text(tmp_path / "a", 20)
+
+    def test_other_bytes_are_placed(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_bytes(b"ab\xff")
+        with pytest.raises(OSError, match="it must be UTF-8 but is not at byte 2"):
+            read_text(tmp_path / "a", 20)

@@ -58,8 +58,11 @@ def test_hostile_text(text: str, message: str, tmp_path: Path) -> None:
 
 
 def test_text_that_is_not_utf8() -> None:
-    with pytest.raises(ValueError, match="utf-8"):
+    with pytest.raises(ValueError, match="it must be UTF-8 but is not at byte 3"):
         parse_yaml(b"a: \xff")
+    with pytest.raises(ValueError, match="it must be UTF-8 but is UTF-16"):
+        parse_yaml("a: 1".encode("utf-16"))
+    assert parse_yaml("\ufeffa: 1".encode()) == {"a": 1}
 
 
 @pytest.mark.parametrize(

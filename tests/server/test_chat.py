@@ -249,7 +249,9 @@ def test_thoughts_come_under_each_name(start: Callable[..., Any], tmp_path: Path
     model, tokenizer = with_template(tmp_path / "thinking", template)
     with start(ServedModel("thinking", model, tokenizer)) as client:
         sizes = {
-            chat(client, model="thinking", messages=[*USER, answer, *USER])["usage"]["prompt_tokens"]
+            chat(client, model="thinking", messages=[*USER, answer, *USER])["usage"][
+                "prompt_tokens"
+            ]
             for name in ("reasoning_content", "reasoning", "thinking")
             for answer in [{"role": "assistant", "content": "Hi", name: "A long thought."}]
         }

@@ -1,5 +1,6 @@
 """The tokenizer equals the reference ids and texts and obeys the files beside the vocabulary."""
 
+import codecs
 import json
 import shutil
 from pathlib import Path
@@ -367,3 +368,15 @@ def test_folder_in_place_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").mkdir()
     with pytest.raises(CheckpointError, match="not a regular file"):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_byte_order_mark_before_a_file_does_not_count(name: str, tmp_path: Path) -> None:
+    folder = copy(BPE, tmp_path / "marked")
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    want = Tokenizer.from_folder(folder)
+    (folder / name).write_bytes(codecs.BOM_UTF8 + (folder / name).read_bytes())
+    got = Tokenizer.from_folder(folder)
+    assert got.encode("Hello world") == want.encode("Hello world")
+    assert got.special_tokens == want.special_tokens
+    assert got.chat_template_source() == want.chat_template_source()

@@ -330,6 +330,19 @@ def test_a_text_has_no_prompt_to_mask(tmp_path: Path, tokenizer: Tokenizer) -> N
         _read(tmp_path, tokenizer, {"text": "The cat."}, mask_prompt=True)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_bytes(2 * '\ufeff{"text": "The cat."}\n'.encode())
+    want = tokenizer.encode_parts(["The cat."])[0] + [min(tokenizer.eos_token_ids)]
+    assert [sample.tokens.tolist() for sample in read_samples(file, tokenizer).samples] == [
+        want,
+        want,
+    ]
+    file.write_bytes('{"text": "The cat."}\n'.encode("utf-16"))
+    with pytest.raises(TrainingError, match=r"line 1: it must be UTF-8 but is UTF-16"):
+        read_samples(file, tokenizer)
+
+
 def test_bytes_that_are_no_text_are_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "train.jsonl").write_bytes(b'{"text": "\xff"}')
     with pytest.raises(TrainingError, match=r"train\.jsonl' line 1: it must be UTF-8 but is not"):

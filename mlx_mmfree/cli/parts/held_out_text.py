@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
-from ...files.opening import read_file
+from ...files.opening import read_text as read_utf8
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,8 +26,8 @@ def read_text(file: Path, place: str) -> str:
         UsageError: The file cannot be read, is too large, or is not UTF-8.
     """
     try:
-        return read_file(file, _MAX_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_utf8(file, _MAX_BYTES)
+    except OSError as error:
         raise UsageError(
             f"{place} must be a UTF-8 text file but '{file}' cannot be read: {error}."
         ) from error

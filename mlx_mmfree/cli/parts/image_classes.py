@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
-from ...files.opening import read_file
+from ...files.opening import read_text
 from .flags import positive
 from .loading import with_adapter
 from .show_attention import require_matplotlib
@@ -93,8 +93,8 @@ def image_classes(args: argparse.Namespace, opened: "OpenedModel") -> "list[Clas
 
 def _read_labels(file: Path) -> list[str]:
     try:
-        text = read_file(file, _MAX_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(file, _MAX_BYTES)
+    except OSError as error:
         raise UsageError(
             f"[classify] 'labels' must be a UTF-8 text file but '{file}' cannot be read: {error}."
         ) from error

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ...errors import UsageError
 from ...files.json_reader import parse_json
-from ...files.opening import read_file
+from ...files.opening import read_text
 
 _MAX_BYTES = 100_000_000
 # about two million tokens, for which a tokenizer needs a gigabyte of memory
@@ -30,7 +30,7 @@ def read_standard_input() -> str:
     data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
     _check_size(len(data), "standard input")
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"[prompt] standard input must be UTF-8 text but byte {error.start} is "
@@ -53,8 +53,8 @@ def read_prompts(file: Path) -> list[str]:
         UsageError: The file cannot be read or holds no prompt, or a line is too long or malformed.
     """
     try:
-        text = read_file(file, _MAX_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(file, _MAX_BYTES)
+    except OSError as error:
         raise UsageError(
             f"[prompt] 'prompts_file' must be a UTF-8 text file but '{file}' cannot be read: "
             f"{error}."

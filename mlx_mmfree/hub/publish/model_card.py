@@ -275,7 +275,7 @@ def _parse_card(text: str) -> tuple[dict[str, Any], str, str | None]:
 
 
 def _text(file: Path) -> str:
-    return read_member(file, _MAX_BYTES).decode("utf-8", errors="replace")
+    return read_member(file, _MAX_BYTES).decode("utf-8-sig", errors="replace")
 
 
 def _read_text(file: Path) -> str:

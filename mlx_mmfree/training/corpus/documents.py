@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...errors import TrainingError
 from ...files.json_reader import parse_json
+from ...files.opening import check_not_utf16
 from .parquet import parquet_documents
 from .pieces import COMPRESSED, OnBytes, read_pieces, unreadable
 
@@ -34,8 +35,8 @@ def read_documents(
     r"""The documents of a file.
 
     A text file holds documents separated by `<|endoftext|>`; line breaks around them do not count. JSON
-    lines and parquet have one in each line or row. Both kinds of text may be compressed. Empty documents
-    are left out. One of over 16 million characters is cut into several at line breaks.
+    lines and parquet have one in each line or row. Both kinds of text may be compressed. Documents that
+    are empty or null are left out. One of over 16 million characters is cut into several at line breaks.
 
     Args:
         path: The file, `.jsonl`, `.parquet` or, with any other suffix, text.
@@ -57,9 +58,15 @@ def read_documents(
 
 
 def _documents_of_text(path: Path, on_bytes: OnBytes | None) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
     rest = ""
-    for piece in chain(read_pieces(path, on_bytes), (b"",)):
+    pieces = read_pieces(path, on_bytes)
+    first = next(pieces, b"")
+    try:
+        check_not_utf16(first)
+    except ValueError as error:
+        raise TrainingError(f"[data] '{path}' {error}.") from error
+    for piece in chain((first,), pieces, (b"",)):
         try:
             rest += decoder.decode(piece, final=not piece)
         except UnicodeDecodeError as error:
@@ -99,6 +106,8 @@ def _text_of_line(line: bytes, column: str, place: str) -> str:
             f"[data] {place}: it must be a JSON object but is {type(value).__name__}."
         )
     text = value.get(column)
+    if column in value and text is None:
+        return ""
     if not isinstance(text, str):
         keys = ", ".join(f"'{key:.40}'" for key in list(value)[:8]) or "none"
         raise TrainingError(

@@ -57,4 +57,4 @@ def read_pieces(path: Path, on_bytes: OnBytes | None = None) -> Iterator[bytes]:
 
 def unreadable(path: Path, error: Exception) -> TrainingError:
     """The error for a file that does not hold what its name promises."""
-    return TrainingError(f"[data] '{path}' must be a readable UTF-8 text file: {error}")
+    return TrainingError(f"[data] '{path}' must be a readable UTF-8 text file: {error}.")

@@ -1,9 +1,11 @@
 """The documents of text files and JSON lines."""
 
+import codecs
 import gzip
 import json
 import lzma
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,22 @@ def test_plain_and_compressed_texts(tmp_path: Path) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
     for name in ("a.txt", "a.txt.xz", "a.txt.gz"):
         assert list(read_documents(tmp_path / name)) == ["One.\nTwo.", "Three."]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress])
+def test_a_byte_order_mark_is_no_part_of_a_text(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    suffix = {gzip.compress: ".gz", lzma.compress: ".xz"}.get(pack, "")
+    text, lines = tmp_path / f"a.txt{suffix}", tmp_path / f"a.jsonl{suffix}"
+    text.write_bytes(pack(codecs.BOM_UTF8 + "Größe\ufeff".encode()))
+    assert list(read_documents(text)) == ["Größe\ufeff"]
+    lines.write_bytes(pack(codecs.BOM_UTF8 + b'{"text": "a"}\n{"text": "b"}\n'))
+    assert list(read_documents(lines)) == ["a", "b"]
+    for path, place in ((text, ""), (lines, " line 1: it")):
+        path.write_bytes(pack('{"text": "a"}'.encode("utf-16")))
+        with pytest.raises(TrainingError, match=f"'{place} must be UTF-8 but is UTF-16"):
+            list(read_documents(path))
 
 
 @pytest.mark.parametrize("size", range(1, 20))
@@ -55,7 +73,7 @@ def test_a_file_is_read_as_its_documents_are_asked_for(tmp_path: Path) -> None:
     assert len(read) > 1 and sum(read) == (tmp_path / "a.txt").stat().st_size
 
 
-@pytest.mark.parametrize("data", [b"\xff\xfe", b"a\xc3", None])
+@pytest.mark.parametrize("data", [b"\xff\xfa", b"a\xc3", None])
 def test_unreadable_file_is_named(tmp_path: Path, data: bytes | None) -> None:
     path = tmp_path / "bad.txt"
     if data is not None:
@@ -110,5 +128,5 @@ def test_wrong_lines_are_named(
 
 
 def test_another_key_holds_the_text(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"content": "a"}\n{"content": ""}\n')
+    (tmp_path / "a.jsonl").write_text('{"content": "a"}\n{"content": ""}\n{"content": null}\n')
     assert list(read_documents(tmp_path / "a.jsonl", "content")) == ["a"]

@@ -12,7 +12,7 @@ from mlx_mmfree.training.corpus.documents import read_documents
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(TrainingError, match=r"pip install 'mlx-mmfree\[parquet\]'"):
+    with pytest.raises(TrainingError, match=r"pip install '\.\[parquet\]'"):
         list(read_documents(tmp_path / "a.parquet"))
 
 

@@ -107,6 +107,8 @@ def evaluation_batches(
 class SampleBatches(Generic[Item]):
     """The batch of samples of each step. Every epoch contains each sample at least once.
 
+    Samples that are drawn at random, or rows of packed ones, fill the last batch of an epoch.
+
     Args:
         samples: The samples, or pairs of them.
         batch_size: Number of rows, or of pairs, in a batch.
@@ -171,20 +173,26 @@ class SampleBatches(Generic[Item]):
         if self._epoch[0] == epoch:
             return self._epoch[1]
         random = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
-        shuffled = [self._samples[n] for n in random.permutation(len(self._samples))]
+        size, count = self._batch_size, len(self._samples)
+        order = random.permutation(count)
+        if self._packed_length is None:
+            order = np.concatenate([order, _drawn(random, count, -count % size)])
         rows: list[list[Item]] = []
-        for start in range(0, len(shuffled), self._WINDOW):
-            window = shuffled[start : start + self._WINDOW]
+        for start in range(0, len(order), self._WINDOW):
+            window = [self._samples[n] for n in order[start : start + self._WINDOW]]
             if self._packed_length is None:
                 rows += [[s] for s in sorted(window, key=lambda sample: sample.length)]
             else:
                 rows += packed_rows(window, self._packed_length)
-        size = self._batch_size
-        # the first samples come again at the end of an epoch, to fill its last batch
-        rows += [rows[n % len(rows)] for n in range(-len(rows) % size)]
+        rows += [rows[n] for n in _drawn(random, len(rows), -len(rows) % size)]
         batches = [rows[start : start + size] for start in range(0, len(rows), size)]
         self._epoch = epoch, [batches[n] for n in random.permutation(len(batches))]
         return self._epoch[1]
+
+
+def _drawn(random: np.random.Generator, count: int, wanted: int) -> np.ndarray:
+    """Numbers below `count` that fill the last batch of an epoch: each once before any comes again."""
+    return np.resize(random.permutation(count), wanted)
 
 
 def _check_samples(samples: Sequence[Item]) -> None:

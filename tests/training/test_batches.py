@@ -81,6 +81,34 @@ def test_an_epoch_has_each_sample_once(packed_length: int | None) -> None:
         assert seen[n] in ((whole,) if packed_length is None else (whole, 2 * whole))
 
 
+@pytest.mark.parametrize(
+    ("lengths", "size", "packed_length", "chance"),
+    [
+        ([2, 3, 4, 5, 40], 4, None, 3 / 5),
+        ([2, 3, 4, 5, 6, 40], 5, None, 4 / 6),
+        ([9, 9, 9, 9, 40], 3, None, 1 / 5),
+        # of two rows, one holds three samples
+        ([40, 9, 9, 9], 3, 39, 1 / 2),
+        ([40, 30, 20], 4, 39, 1 / 3),
+    ],
+)
+def test_each_sample_is_as_likely_to_fill_the_last_batch(
+    lengths: list[int], size: int, packed_length: int | None, chance: float
+) -> None:
+    samples = _samples(lengths)
+    schedule = SampleBatches(samples, size, seed=0, packed_length=packed_length)
+    epochs, steps = 400, schedule.epoch_steps()
+    seen: Counter[int] = Counter()
+    for step in range(epochs * steps):
+        batch = schedule.batch(step)
+        seen.update((batch.targets[batch.weights.astype(bool)] // 100).tolist())
+    longest = lengths.index(40)
+    drawn = seen[longest + 1] / 39 - epochs
+    # within five standard deviations of a binomial distribution
+    assert abs(drawn - epochs * chance) < 5 * (epochs * chance * (1 - chance)) ** 0.5
+    assert sum(seen.values()) >= epochs * (sum(lengths) - len(lengths))
+
+
 def test_order_depends_on_seed_and_step_alone() -> None:
     samples = _samples(np.random.default_rng(2).integers(2, 40, 50).tolist())
     want = [SampleBatches(samples, 4, seed=1).batch(step).inputs for step in range(40)]

@@ -61,6 +61,7 @@ def make_app(service: Service) -> Starlette:
             yield
         finally:
             service.engine.stop()
+            service.close()
 
     return Starlette(
         routes=routes,

@@ -1,45 +1,102 @@
-"""Holds a text to a JSON schema or to the form of a call, by the package llguidance."""
+"""Holds a text to a JSON schema or to the form of a call.
 
+Whatever llguidance does with what a request brings happens in processes of their own: one compiles a
+grammar, and a fork of it follows a text. A grammar that grows, lasts or crashes ends there, and with it
+the answer that asked for it.
+"""
+
+import asyncio
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
-import llguidance
-import llguidance.numpy
 import mlx.core as mx
 import numpy as np
 
+from ..platform.confinement import Branch, ConfinedProcess, LimitError, TimeLimitError
 from .errors import RequestError
 from .served import ServedModel
 from .token_bytes import token_bytes
 from .tools.families import CallForm
 
+COMPILER_SECONDS, COMPILER_MB = 1.0, 100
+# nearly every grammar needs less; those that do not wait apart, so that the others need not
+_QUICK_SECONDS = 0.1
+_TOKEN_SECONDS, _TEXT_MB = 0.25, 50
+_VOCABULARY_MB = 1024
+_KEPT, _KEPT_MB = 8, 100
+_REFUSALS, _REFUSED_SECONDS = 256, 60.0
+_MB = 2**20
 _NONE = -1
-# what may stand between the parts of JSON; without a bound a model can write spaces for ever
-_WHITESPACE = r"( |\n {0,12})?"
-_MOST_ITEMS, _MOST_FUEL = 20_000, 500_000
 
 
-class _Vocabulary:
-    """The tokens as llguidance asks for them.
+@dataclass(frozen=True)
+class Source:
+    """What a grammar is made of.
 
     Attributes:
-        eos_token_id, bos_token_id: The ends of texts.
-        tokens: The bytes of every token.
-        special_token_ids: Those that no text spells.
+        kind, text: As `grammar_server` takes it.
+        param: The parameter that asked for it.
     """
 
-    def __init__(self, tokenizer: Any, size: int):
-        self._tokenizer = tokenizer
-        self.eos_token_id = min(tokenizer.eos_token_ids)
-        self.bos_token_id = tokenizer.bos_token_id
-        self.special_token_ids = sorted(tokenizer.special_tokens.values())
-        self.tokens = [token_bytes(tokenizer, number) or b"" for number in range(size)]
+    kind: str
+    text: str
+    param: str
 
-    def __call__(self, text: bytes | str) -> list[int]:
-        text = text if isinstance(text, str) else text.decode("utf-8")
-        ids: list[int] = self._tokenizer.encode_continuation(text)
-        return ids
+    @property
+    def key(self) -> str:
+        """Tells it from others."""
+        return hashlib.sha256(f"{self.param} {self.kind} {self.text}".encode()).hexdigest()
+
+
+def json_source(schema: dict[str, Any] | bool) -> Source:
+    """What lets a text be nothing but JSON that follows a schema."""
+    return Source("json", json.dumps(schema), "response_format")
+
+
+def call_source(form: CallForm, functions: Mapping[str, dict[str, Any]]) -> Source:
+    """What lets a text be nothing but a call of one of some functions.
+
+    Args:
+        form: How the model writes calls.
+        functions: The schemas of their arguments by name.
+    """
+    calls, rules = [], []
+    for number, (name, schema) in enumerate(functions.items()):
+        # each schema by itself, since its references begin at its own root
+        opening = f'{{"name": {json.dumps(name)}, "{form.arguments}": '
+        calls.append(f"call_{number}")
+        rules.append(f'call_{number}: {json.dumps(opening)} arguments_{number} "}}"')
+        rules.append(f"arguments_{number}: %json {json.dumps({'type': 'object'} | schema)}")
+    parts = [json.dumps(form.begin), f"({' | '.join(calls)})", json.dumps(form.end)]
+    start = "start: " + " ".join(part for part in parts if part != '""')
+    return Source("lark", "\n".join([start, *rules]), "tools")
+
+
+class Lanes:
+    """The threads that wait for compilations, few at a time.
+
+    Attributes:
+        quick: For those that have only begun.
+        long: For those that were not done soon.
+    """
+
+    def __init__(self) -> None:
+        count = max(1, (os.cpu_count() or 1) // 4)
+        self.quick = ThreadPoolExecutor(count + 1, "grammar")
+        self.long = ThreadPoolExecutor(count, "long-grammar")
+
+    def close(self) -> None:
+        """Drops what waits, and waits for what runs."""
+        for lane in (self.quick, self.long):
+            lane.shutdown(cancel_futures=True)
 
 
 class Grammars:
@@ -47,140 +104,223 @@ class Grammars:
 
     Args:
         served: The model. Its vocabulary is read where it is first needed.
+        lanes: Where compilations run.
+        check: Called before each; refuses it if the server ends.
     """
 
-    def __init__(self, served: ServedModel):
+    def __init__(self, served: ServedModel, lanes: Lanes, check: Callable[[], None]):
         self._served = served
-        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._lanes = lanes
+        self._check = check
+        self._process = ConfinedProcess(
+            "mlx_mmfree.server.grammar_server",
+            ("llguidance",),
+            _VOCABULARY_MB * _MB,
+            first=self._vocabulary,
+        )
+        self._tell = served.tokenizer.encode_continuation
+        self._kept: OrderedDict[str, tuple[Branch, int]] = OrderedDict()
+        self._refusals: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def json(self, schema: dict[str, Any] | bool) -> "Grammar":
-        """What lets a text be nothing but JSON that follows a schema.
-
-        Raises:
-            RequestError: The schema is wrong or asks for what llguidance does not know, or nothing
-                ends a text of the model.
-        """
-        try:
-            grammar = llguidance.LLMatcher.grammar_from_json_schema(
-                json.dumps(schema), overrides={"whitespace_pattern": _WHITESPACE}
-            )
-        except ValueError as error:
-            raise _refused(str(error), "response_format") from error
-        return self._made(grammar, "response_format")
-
-    def call(self, form: CallForm, functions: Mapping[str, dict[str, Any]]) -> "Grammar":
-        """What lets a text be nothing but a call of one of some functions.
-
-        Args:
-            form: How the model writes calls.
-            functions: The schemas of their arguments by name.
+    async def compiled(self, source: Source) -> "Grammar":
+        """The grammar of a source. What was compiled or refused lately is known.
 
         Raises:
-            RequestError: As for `json`.
+            RequestError: The source is wrong or asks for what llguidance does not know, it takes too
+                much to compile, or nothing ends a text of the model.
         """
-        calls, rules = [], []
-        for number, (name, schema) in enumerate(functions.items()):
-            # each schema by itself, since its references begin at its own root
-            opening = f'{{"name": {json.dumps(name)}, "{form.arguments}": '
-            calls.append(f"call_{number}")
-            rules.append(f'call_{number}: {json.dumps(opening)} arguments_{number} "}}"')
-            rules.append(f"arguments_{number}: %json {json.dumps({'type': 'object'} | schema)}")
-        parts = [json.dumps(form.begin), f"({' | '.join(calls)})", json.dumps(form.end)]
-        start = "start: " + " ".join(part for part in parts if part != '""')
-        grammar = llguidance.LLMatcher.grammar_from_lark("\n".join([start, *rules]))
-        return self._made(grammar, "tools")
-
-    def _made(self, grammar: str, param: str) -> "Grammar":
         tokenizer = self._served.tokenizer
         if not tokenizer.eos_token_ids:
             raise RequestError(
-                f"[request] '{param}' must go to a model that has a token for the end of a text but "
-                f"{self._served.name!r} has none.",
-                param=param,
+                f"[request] '{source.param}' must go to a model that has a token for the end of a text "
+                f"but {self._served.name!r} has none.",
+                param=source.param,
             )
-        if self._tokenizer is None:
-            vocabulary = _Vocabulary(tokenizer, tokenizer.vocab_size)
-            self._tokenizer = llguidance.LLTokenizer(
-                llguidance.TokenizerWrapper(vocabulary), eos_token=sorted(tokenizer.eos_token_ids)
-            )
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
-        # some faults show only where a first token is asked for
-        size = tokenizer.vocab_size
-        if not matcher.is_error() and not _allowed(matcher.deep_copy(), size).any():
-            raise _refused("it allows no text", param)
-        if matcher.is_error():
-            raise _refused(matcher.get_error(), param)
-        return Grammar(matcher, size, sorted(tokenizer.eos_token_ids), param)
+        key = source.key
+        # equal ones that come meanwhile wait for the first
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            compiled = self._known(key, source) or await self._newly_compiled(key, source)
+        return Grammar(compiled, tokenizer, source.param)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.close()
+
+    def _known(self, key: str, source: Source) -> Branch | None:
+        until, message = self._refusals.get(key, (0.0, ""))
+        if time.monotonic() < until:
+            raise _refusal(message, source.param)
+        compiled, _ = self._kept.get(key, (None, 0))
+        if compiled is None or compiled.process_id is None:
+            return None
+        self._kept.move_to_end(key)
+        return compiled
+
+    async def _newly_compiled(self, key: str, source: Source) -> Branch:
+        compilation = _Compilation(self._process, source, self._check, self._tell)
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            try:
+                answer = await run(self._lanes.quick, compilation.run, _QUICK_SECONDS)
+            except TimeLimitError:
+                answer = await run(self._lanes.long, compilation.run, COMPILER_SECONDS)
+        except asyncio.CancelledError:
+            compilation.leave()
+            raise
+        except LimitError as error:
+            answer = {"beyond": str(error)}
+        if "held" not in answer:
+            message = _words(answer, source.param)
+            _keep(self._refusals, key, (time.monotonic() + _REFUSED_SECONDS, message), _REFUSALS)
+            raise _refusal(message, source.param)
+        compiled = compilation.branch
+        # what is dropped ends with the last of its texts
+        _keep(self._kept, key, (compiled, answer["held"]), _KEPT)
+        while sum(held for _, held in self._kept.values()) > _KEPT_MB * _MB:
+            self._kept.popitem(last=False)
+        return compiled
+
+    def _vocabulary(self) -> Any:
+        tokenizer = self._served.tokenizer
+        tokens = [token_bytes(tokenizer, number) or b"" for number in range(tokenizer.vocab_size)]
+        special = sorted(tokenizer.special_tokens.values())
+        ends = sorted(tokenizer.eos_token_ids)
+        return "vocabulary", (tokens, special, tokenizer.bos_token_id, ends)
 
 
-def _limits() -> llguidance.LLParserLimits:
-    return llguidance.LLParserLimits(
-        step_max_items=_MOST_ITEMS, initial_lexer_fuel=_MOST_FUEL, step_lexer_fuel=_MOST_FUEL
-    )
+def _keep(kept: OrderedDict[str, Any], key: str, value: Any, most: int) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > most:
+        kept.popitem(last=False)
 
 
-def _refused(reason: str, param: str) -> RequestError:
-    # behind this mark llguidance shows what is inside it
-    reason = " ".join(reason.partition("<state>")[0].split())
-    return RequestError(
+class _Compilation:
+    """One grammar on its way; it may be tried again with more time.
+
+    Args:
+        process: Knows the vocabulary.
+        source: What is compiled.
+        check: Refuses it if the server ends.
+        tell: Cuts a text into tokens.
+
+    Attributes:
+        branch: The process that compiles it.
+    """
+
+    def __init__(
+        self,
+        process: ConfinedProcess,
+        source: Source,
+        check: Callable[[], None],
+        tell: Callable[[str], list[int]],
+    ):
+        self._process = process
+        self._source = source
+        self._check = check
+        self._tell = tell
+        self._is_left = False
+        self.branch: Branch
+
+    def run(self, seconds: float) -> dict[str, Any]:
+        """What the compiler says; see `grammar_server`.
+
+        Raises:
+            LimitError: It takes too long or too much memory, crashes, or nobody waits for it.
+            RequestError: It cannot begin.
+        """
+        self._check()
+        try:
+            self.branch = self._process.branch(COMPILER_MB * _MB)
+        except LimitError as error:
+            raise RequestError(
+                f"[server] a grammar must be compiled in a process of its own, but none can be started: "
+                f"{error}. Try again later.",
+                503,
+                code="server_overloaded",
+                retry_after_s=1,
+            ) from error
+        if self._is_left:
+            raise LimitError("nobody waits for it")
+        request = ("grammar", (self._source.kind, self._source.text))
+        return self.branch.ask(request, seconds, self._tell)
+
+    def leave(self) -> None:
+        """Ends it, since nobody waits for it any more."""
+        self._is_left = True
+        if hasattr(self, "branch"):
+            self.branch.interrupt()
+
+
+def _words(answer: Mapping[str, str], param: str) -> str:
+    """Why a grammar is refused."""
+    if "beyond" in answer:
+        return (
+            f"[request] '{param}' must have a schema that compiles within {COMPILER_SECONDS:g} s and "
+            f"{COMPILER_MB} MB but got one that does not: {answer['beyond']}. Give it fewer or simpler "
+            "patterns, alternatives and definitions."
+        )
+    reason = " ".join(answer["refused"].split())
+    return (
         f"[request] '{param}' must have a schema that can be followed but got one that cannot: "
-        f"{reason:.300}.",
-        param=param,
-        code="invalid_json_schema",
+        f"{reason:.300}."
     )
 
 
-def _allowed(matcher: llguidance.LLMatcher, size: int) -> np.ndarray:
-    """Which of `size` tokens may follow, booleans; none where the grammar has no way on."""
-    mask = np.zeros((1, (size + 31) // 32), np.int32)
-    llguidance.numpy.fill_next_token_bitmask(matcher, mask)
-    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-    return bits[:size].astype(bool) & (not matcher.is_error())
+def _refusal(message: str, param: str) -> RequestError:
+    return RequestError(message, param=param, code="invalid_json_schema")
 
 
 class Grammar:
     """Leaves only tokens with which the text can still become what a grammar describes.
 
-    It is a `LogitsProcessor` for one row. What the row has written lies in the matcher, so that it
-    serves one text.
+    It is a `LogitsProcessor` for one row, whose text is followed by a process of its own.
 
     Args:
-        matcher: The grammar before the first token.
-        size: How many tokens it knows. Those beyond, for which there are logits but no text, are never
+        compiled: The process that holds the grammar before the first token.
+        tokenizer: That of the model. Tokens beyond it, for which there are logits but no text, are never
             chosen.
-        end: Tokens that end the text.
         param: The parameter that asked for it.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, size: int, end: Sequence[int], param: str):
-        self._first = matcher
-        self._matcher = matcher
-        self._size = size
-        self._end = list(end)
+    def __init__(self, compiled: Branch, tokenizer: Any, param: str):
+        self._compiled = compiled
+        self._tokenizer = tokenizer
         self._param = param
+        self._text: Branch | None = None
 
     def copy(self) -> "Grammar":
         """The same for another text."""
-        return Grammar(self._first.deep_copy(), self._size, self._end, self._param)
+        return Grammar(self._compiled, self._tokenizer, self._param)
 
     def start(self, tokens: mx.array, valid: mx.array | None, vocab_size: int) -> mx.array:
-        self._matcher = self._first.deep_copy()
+        self._text = None
         return mx.full((tokens.shape[0],), _NONE, dtype=mx.int32)
 
     def __call__(self, logits: mx.array, state: mx.array) -> mx.array:
         chosen = cast(int, state.item())
-        # once the text has ended, what is written is not shown
-        if chosen != _NONE and not self._matcher.is_stopped():
-            self._matcher.consume_token(chosen)
+        answer = self._answer(None if chosen == _NONE else chosen)
         allowed = np.zeros(logits.shape[-1], bool)
-        if self._matcher.is_stopped() and not self._matcher.is_error():
-            allowed[self._end] = True
+        if answer["allowed"] is None:
+            allowed[sorted(self._tokenizer.eos_token_ids)] = True
         else:
-            allowed[: self._size] = _allowed(self._matcher, self._size)
-        if not allowed.any():
-            reason = f"the text has no way on; {self._matcher.get_error()}"
-            raise _refused(reason, self._param)
+            bits = np.frombuffer(bytes.fromhex(answer["allowed"]), np.uint8)
+            size = self._tokenizer.vocab_size
+            allowed[:size] = np.unpackbits(bits, count=size, bitorder="little")
         return mx.where(mx.array(allowed), logits, -mx.inf)
 
     def update(self, state: mx.array, tokens: mx.array) -> mx.array:
         return tokens.astype(mx.int32)
+
+    def _answer(self, token: int | None) -> dict[str, Any]:
+        try:
+            if self._text is None:
+                self._text = self._compiled.branch(_TEXT_MB * _MB)
+            encode = self._tokenizer.encode_continuation
+            answer = self._text.ask(("allowed", token), _TOKEN_SECONDS, encode)
+        except LimitError as error:
+            answer = {"refused": f"while the text was written, {error}"}
+        if "refused" in answer:
+            raise _refusal(_words(answer, self._param), self._param)
+        return answer

@@ -11,10 +11,11 @@ from starlette.responses import Response
 from ..generation.scheduling import Request as TextRequest
 from ..generation.sessions import Sessions
 from .answers.answer import Answer
-from .answers.streams import EventStream, whole_answer
+from .answers.streams import EventStream, while_connected, whole_answer
+from .channel import timeout_error
 from .engine import Engine
 from .errors import RequestError
-from .grammar import Grammars
+from .grammar import Grammar, Grammars, Lanes, Source
 from .metrics import Metrics
 from .schemas.checking import Body, checked_body
 from .schemas.sampling import StreamOptions
@@ -55,11 +56,34 @@ class Service:
         self.sessions = sessions
         self.is_ending = False
         self._preparing = 0
-        self._grammars = {served.name: Grammars(served) for served in catalogue}
+        self._lanes = Lanes()
+        self._grammars = {
+            served.name: Grammars(served, self._lanes, self._check_running) for served in catalogue
+        }
 
-    def grammars(self, served: ServedModel) -> Grammars:
-        """What makes grammars for a model."""
-        return self._grammars[served.name]
+    def close(self) -> None:
+        """Ends what has helped to answer requests."""
+        self._lanes.close()
+        for grammars in self._grammars.values():
+            grammars.close()
+
+    async def grammar(self, request: Request, served: ServedModel, source: Source) -> Grammar:
+        """What holds a text of a request to a schema or a call; given up where the client goes away.
+
+        Raises:
+            ClientDisconnect: The client has gone away.
+            RequestError: There is no such grammar, it takes too much, or is not compiled in time.
+        """
+        seconds = self.settings.timeout_s
+        self._preparing += 1
+        try:
+            async with asyncio.timeout(seconds):
+                compiled = self._grammars[served.name].compiled(source)
+                return await while_connected(request, compiled)
+        except TimeoutError as error:
+            raise timeout_error(seconds) from error
+        finally:
+            self._preparing -= 1
 
     async def prepared(self, request: Request, kind: type[B], prepare: Callable[[B], R]) -> R:
         """What a request asks for. It is worked out beside the event loop, which goes on.
@@ -85,10 +109,7 @@ class Service:
         Raises:
             RequestError: Too many are under way, or the server ends.
         """
-        if self.is_ending:
-            raise RequestError(
-                "[server] the server must be running but is ending.", 503, code="server_ending"
-            )
+        self._check_running()
         room = self.settings.max_rows + self.settings.max_waiting
         active = self.engine.active + self._preparing
         if active + texts > room:
@@ -98,6 +119,12 @@ class Service:
                 429,
                 code="rate_limit_exceeded",
                 retry_after_s=1,
+            )
+
+    def _check_running(self) -> None:
+        if self.is_ending:
+            raise RequestError(
+                "[server] the server must be running but is ending.", 503, code="server_ending"
             )
 
     async def answered(

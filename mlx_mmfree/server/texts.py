@@ -1,7 +1,7 @@
 """What the scheduler is asked to write for a request."""
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..errors import MMFreeError
@@ -28,7 +28,6 @@ def text_requests(
     max_tokens: int | None,
     top_logprobs: int | None,
     stop: Sequence[str] = (),
-    make_grammar: Callable[[], LogitsProcessor] | None = None,
 ) -> list[Request]:
     """A request of the scheduler for each text, `n` for each prompt in their order.
 
@@ -40,7 +39,6 @@ def text_requests(
         max_tokens: The most tokens of each text; `None` for the server's own number.
         top_logprobs: How many likeliest tokens are shown beside each; `None` shows no probability.
         stop: Strings that end a text, beside those of the request.
-        make_grammar: Makes what one text must follow; `None` leaves texts free.
 
     Raises:
         RequestError: A parameter is beyond what the server or the model allows.
@@ -65,7 +63,7 @@ def text_requests(
             tokens=prompt.tokens,
             max_tokens=_room(served, settings, prompt, max_tokens),
             sampler=sampler,
-            processors=[*processors, *([] if make_grammar is None else [make_grammar()])],
+            processors=processors,
             stop=[*body.stop, *stop],
             end=end,
             seed=None if seed is None else (seed + number) % _SEEDS,

@@ -4,12 +4,25 @@ import os
 import sys
 from typing import Any
 
+from mlx_mmfree.platform.confinement.loop import ask_back
+
+_kept: list[Any] = []
+
 
 def handle(request: tuple[str, Any]) -> dict[str, Any]:
     """Does one piece of work by name."""
     name, value = request
     if name == "repeat":
         return {"value": value}
+    if name == "keep":
+        _kept.append(value)
+    if name in ("keep", "kept"):
+        return {"value": _kept}
+    if name == "ask":
+        return {"value": [ask_back(value), ask_back(value + 1)]}
+    if name == "fill":
+        _kept.append(b"x" * value)
+        return {}
     if name == "modules":
         return {"value": sorted(sys.modules)}
     if name == "allocate":

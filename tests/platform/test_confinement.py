@@ -12,7 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.platform.confinement import ConfinedProcess, LimitError, process
+from mlx_mmfree.platform.confinement import (
+    Branch,
+    ConfinedProcess,
+    LimitError,
+    TimeLimitError,
+    process,
+)
 from tests.platform import confined_work
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +112,123 @@ def test_threads_get_their_own_answers(confined: ConfinedProcess) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = pool.map(lambda n: confined.ask(("repeat", n), CPU_SECONDS)["value"], range(200))
     assert list(answers) == list(range(200))
+
+
+def test_the_module_asks_back(confined: ConfinedProcess) -> None:
+    assert confined.ask(("ask", 5), CPU_SECONDS, lambda number: 10 * number) == {"value": [50, 60]}
+    with pytest.raises(ZeroDivisionError):
+        confined.ask(("ask", 0), CPU_SECONDS, lambda number: 1 // number)
+    assert confined.ask(("repeat", 1), CPU_SECONDS) == {"value": 1}
+
+
+def kept(asked: ConfinedProcess) -> list[int]:
+    values: list[int] = asked.ask(("kept", None), CPU_SECONDS)["value"]
+    return values
+
+
+def test_a_new_process_is_asked_first() -> None:
+    values = iter(range(9))
+    confined = ConfinedProcess(
+        confined_work.__name__, (), MEMORY_BYTES, lambda: ("keep", next(values))
+    )
+    assert kept(confined) == [0] and kept(confined.branch(2**20)) == [0]
+    with pytest.raises(LimitError, match="status 7"):
+        confined.ask(("exit", 7), CPU_SECONDS)
+    assert kept(confined) == [1]
+    confined.close()
+    confined = ConfinedProcess(confined_work.__name__, (), MEMORY_BYTES, lambda: ("unknown", 0))
+    with pytest.raises(LimitError, match="ValueError: unknown"):
+        confined.branch(2**20)
+
+
+def test_a_branch_goes_on_by_itself(confined: ConfinedProcess) -> None:
+    confined.ask(("keep", 1), CPU_SECONDS)
+    first, second = confined.branch(2**20), confined.branch(2**20)
+    first.ask(("keep", 2), CPU_SECONDS)
+    third = first.branch(2**20)
+    third.ask(("keep", 3), CPU_SECONDS)
+    assert [kept(each) for each in (confined, first, second, third)] == [
+        [1],
+        [1, 2],
+        [1],
+        [1, 2, 3],
+    ]
+    assert len({each.process_id for each in (confined, first, second, third)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (("compute", None), r"it runs for over 0\.1 seconds"),
+        (("allocate", 2**25), "it takes over 16 MB of memory"),
+        (("fill", 2**25), "it takes over 16 MB of memory"),
+        (("exit", 7), "its process ended with status 7"),
+        (("end", int(signal.SIGSEGV)), "its process was ended by SIGSEGV"),
+        (("unknown", None), "ValueError: unknown"),
+    ],
+    ids=["time", "memory", "memory that is kept", "exit", "signal", "error"],
+)
+def test_a_branch_that_fails_ends_alone(
+    confined: ConfinedProcess, request_: tuple[str, object], reason: str
+) -> None:
+    confined.ask(("keep", 1), CPU_SECONDS)
+    branches = [confined.branch(16 * 2**20) for _ in range(2)]
+    with pytest.raises(LimitError, match=reason) as failure:
+        branches[0].ask(request_, 0.1)
+    assert isinstance(failure.value, TimeLimitError) is (request_[0] == "compute")
+    for ask in (kept, lambda branch: branch.branch(2**20)):
+        with pytest.raises(LimitError, match="its process has ended"):
+            ask(branches[0])
+    assert kept(branches[1]) == kept(confined) == [1]
+
+
+def test_memory_of_a_branch_is_watched(
+    confined: ConfinedProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    confined.ask(("fill", 32 * 2**20), CPU_SECONDS)
+    confined.watches_memory = True
+    # the limit of the kernel is further off
+    branch = confined.branch(128 * 2**20)
+    branch.watches_memory = True
+    monkeypatch.setattr(branch, "_memory_bytes", 16 * 2**20)
+    branch.ask(("fill", 2**20), CPU_SECONDS)
+    with pytest.raises(LimitError, match="it takes over 16 MB of memory"):
+        branch.ask(("hold", 64 * 2**20), CPU_SECONDS)
+
+
+def test_a_branch_is_interrupted(confined: ConfinedProcess) -> None:
+    branch = confined.branch(2**20)
+    process_id = branch.process_id
+    assert process_id is not None
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(branch.ask, ("wait", None), CPU_SECONDS)
+        until(lambda: asked.running())
+        branch.interrupt()
+        with pytest.raises(LimitError, match="SIGKILL"):
+            asked.result()
+    assert is_gone(process_id)
+
+
+def test_branches_end_with_their_objects_and_leave_nothing(confined: ConfinedProcess) -> None:
+    def used() -> Branch:
+        branch = confined.branch(2**20)
+        kept(branch)
+        return branch
+
+    numbers = [used().process_id for _ in range(3)]
+    closed = used()
+    numbers.append(closed.process_id)
+    closed.close()
+    for number in numbers:
+        assert number is not None
+        until(lambda number=number: is_gone(number))
+    # what has ended is forgotten with the next
+    last = used()
+    assert confined.process_id is not None
+    command = ["ps", "-o", "pid=", "--ppid", str(confined.process_id)]
+    if sys.platform.startswith("linux"):
+        shown = subprocess.run(command, capture_output=True, text=True).stdout.split()
+        assert shown == [str(last.process_id)]
 
 
 PROGRAM = """

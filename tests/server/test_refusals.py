@@ -57,6 +57,7 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
         ({"stop": ["a"] * 17}, "stop"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias[5]"),
+        ({"logit_bias": {"1": 5, "01": -5}}, "logit_bias"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"logit_bias": [1]}, "logit_bias"),
         ({"logprobs": 21}, "logprobs"),

@@ -21,8 +21,24 @@ from .frames import receive, send
 _MAX_MESSAGE = 300
 _UNLIMITED = sys.maxsize
 
+Handle = Callable[[Any], Mapping[str, Any]]
 
-def serve(handle: Callable[[Any], Mapping[str, Any]], memory_bytes: int) -> None:
+
+class _Side:
+    """What this process has, and a branch of it has anew.
+
+    Attributes:
+        connection: To the program.
+        most_bytes: The resident memory that requests may need.
+        branches: Those that were not ended yet.
+    """
+
+    connection: socket.socket
+    most_bytes: int
+    branches: set[int]
+
+
+def serve(handle: Handle, memory_bytes: int) -> None:
     """Answers requests from standard input's socket until the other side is gone.
 
     Args:
@@ -34,26 +50,78 @@ def serve(handle: Callable[[Any], Mapping[str, Any]], memory_bytes: int) -> None
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # the system ends a process whose timer fires, whatever the process is busy with
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=0)
     _be_silent()
-    _limit(memory_bytes)
+    _begin(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=0), memory_bytes)
     with suppress(EOFError, OSError):
-        send(connection, b"{}")
+        send(_Side.connection, b"{}")
         while True:
-            seconds, request = marshal.loads(receive(connection, _UNLIMITED))
-            signal.setitimer(signal.ITIMER_PROF, seconds)
-            answer = _answer(handle, request)
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            send(connection, answer)
+            kind, *values = marshal.loads(receive(_Side.connection, _UNLIMITED))
+            answer = _answer(handle, *values) if kind == "ask" else _DOES[kind](*values)
+            if answer:
+                send(_Side.connection, answer)
 
 
-def _answer(handle: Callable[[Any], Mapping[str, Any]], request: Any) -> bytes:
+def ask_back(question: Any) -> Any:
+    """What the program answers, where a request cannot be answered without it."""
+    send(_Side.connection, _encoded({"asked": question}))
+    return marshal.loads(receive(_Side.connection, _UNLIMITED))
+
+
+def _begin(connection: socket.socket, memory_bytes: int) -> None:
+    _Side.connection = connection
+    _Side.branches = set()
+    _Side.most_bytes = peak_bytes() + memory_bytes
+    _limit(memory_bytes)
+
+
+def _answer(handle: Handle, seconds: float, request: Any) -> bytes:
     """The answer as JSON, or the kind and message of the failure."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
-        return _encoded(handle(request))
+        answer = _encoded(handle(request))
+        if peak_bytes() > _Side.most_bytes:
+            raise MemoryError
+        return answer
     except BaseException as error:
         message = str(error)[:_MAX_MESSAGE]
         return _encoded({"failure": type(error).__name__, "message": message})
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _branch(memory_bytes: int, left: list[int]) -> bytes:
+    """Ends branches that nobody needs any more, and forks another.
+
+    That one goes on from here with a connection of its own, and may use so much memory beyond what it
+    has then.
+    """
+    for process_id in left:
+        _end(process_id)
+    _, (descriptor,), *_ = socket.recv_fds(_Side.connection, 1, 1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=descriptor) as connection:
+        try:
+            process_id = os.fork()
+        except OSError as error:
+            return _encoded({"failure": type(error).__name__, "message": str(error)})
+        if process_id:
+            _Side.branches.add(process_id)
+            return _encoded({"process": process_id})
+        _Side.connection.close()
+        _begin(connection.dup(), memory_bytes)
+        # nothing was asked of this one yet
+        return b""
+
+
+def _end(process_id: int) -> bytes:
+    """Ends a branch, if it has not ended by itself, and tells its status."""
+    if process_id not in _Side.branches:
+        return _encoded({"status": None})
+    _Side.branches.remove(process_id)
+    os.kill(process_id, signal.SIGKILL)
+    return _encoded({"status": os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])})
+
+
+_DOES: Mapping[str, Callable[..., bytes]] = {"branch": _branch, "end": _end}
 
 
 def _encoded(answer: Mapping[str, Any]) -> bytes:
@@ -68,11 +136,19 @@ def _be_silent() -> None:
     os.close(nowhere)
 
 
+def peak_bytes() -> int:
+    """The most resident memory that the process has had."""
+    # kilobytes on Linux, bytes on macOS
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def _limit(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     sizes = Path("/proc/self/statm")
-    # on other systems the limit has no effect, and the other side watches the memory
+    # on other systems the limit has no effect; there the peak is looked at after each request, and by
+    # the other side during it
     if sizes.exists():
         held = int(sizes.read_text().split()[0]) * resource.getpagesize()
         limit = held + memory_bytes

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 import weakref
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from multiprocessing.connection import wait
@@ -46,6 +48,10 @@ class LimitError(Exception):
     """The confined code went beyond its limits, or its process ended. The message says which."""
 
 
+class TimeLimitError(LimitError):
+    """The confined code took more processor time than it may."""
+
+
 class ConfinedProcess:
     """A Python process that serves one module's `handle` with limits on time and memory.
 
@@ -61,43 +67,107 @@ class ConfinedProcess:
             dictionary, both of plain data.
         packages: The names of the installed packages that the module imports.
         memory_bytes: The memory that a request may use.
+        first: Gives a request that each new process is asked first, so that branches know its answer.
     """
 
-    def __init__(self, module: str, packages: tuple[str, ...], memory_bytes: int) -> None:
+    def __init__(
+        self,
+        module: str,
+        packages: tuple[str, ...],
+        memory_bytes: int,
+        first: Callable[[], Any] | None = None,
+    ) -> None:
         self._module = module
         self._packages = packages
         self._memory_bytes = memory_bytes
+        self._held_bytes = 0
+        self._first = first
         self._lock = Lock()
-        self._running: _Running | None = None
+        self._running: _Running | _Forked | None = None
+        self._left: deque[int] = deque()
         self.watches_memory = not sys.platform.startswith("linux")
         _confined.add(self)
 
     @property
     def process_id(self) -> int | None:
         """The number of the running process; `None` if there is none."""
-        return None if self._running is None else self._running.process.pid
+        return None if self._running is None else self._running.process_id
 
-    def ask(self, request: Any, cpu_seconds: float) -> dict[str, Any]:
+    def ask(
+        self, request: Any, cpu_seconds: float, tell: Callable[[Any], Any] | None = None
+    ) -> dict[str, Any]:
         """The module's answer to a request.
 
         Args:
             request: Plain data.
             cpu_seconds: The processor time that the answer may take.
+            tell: Answers what the module asks back meanwhile, in plain data.
 
         Raises:
             LimitError: The answer took too long or too much memory, or the process ended.
         """
-        # marshal goes to the process only; its answers are JSON, which can hold nothing but data
-        data = marshal.dumps((cpu_seconds, request))
-        if len(data) > self._memory_bytes // _SHARE_OF_REQUEST:
-            raise LimitError(f"it is given {len(data) // 2**20} MB, which is too much")
+        data = self._frame(request, cpu_seconds)
+
+        def exchange(connection: socket.socket) -> dict[str, Any]:
+            send(connection, data)
+            answer = self._answer(connection)
+            while tell is not None and "asked" in answer:
+                send(connection, marshal.dumps(tell(answer["asked"])))
+                answer = self._answer(connection)
+            return answer
+
+        return self._exchanged(exchange, cpu_seconds)
+
+    def branch(self, memory_bytes: int) -> "Branch":
+        """A fork, which goes on from what the process is by now.
+
+        Args:
+            memory_bytes: The memory that a request of the fork may use beyond what it begins with.
+
+        Raises:
+            LimitError: It cannot be made.
+        """
+        left = [self._left.popleft() for _ in range(len(self._left))]
+        ours, theirs = socket.socketpair()
+
+        def exchange(connection: socket.socket) -> dict[str, Any]:
+            send(connection, marshal.dumps(("branch", memory_bytes, left)))
+            socket.send_fds(connection, [b"."], [theirs.fileno()])
+            return self._answer(connection)
+
+        with theirs:
+            try:
+                process_id = self._exchanged(exchange, PATIENCE_S)["process"]
+            except BaseException:
+                ours.close()
+                raise
+        held = _resident_bytes(self.process_id) if self.watches_memory else 0
+        forked = _Forked(process_id, ours, self._left, self._end_of)
+        return Branch(self._module, forked, memory_bytes, held)
+
+    def _end_of(self, process_id: int) -> int | None:
+        """Ends a branch, and says with which status it ended if that is known."""
+
+        def exchange(connection: socket.socket) -> dict[str, Any]:
+            send(connection, marshal.dumps(("end", process_id)))
+            return self._answer(connection)
+
+        # with a process, the record of what it forked is gone
+        if self._running is None or self._running.has_ended():
+            return None
+        with suppress(LimitError):
+            status: int | None = self._exchanged(exchange, PATIENCE_S)["status"]
+            return status
+        return None
+
+    def _exchanged(
+        self, exchange: Callable[[socket.socket], dict[str, Any]], cpu_seconds: float
+    ) -> dict[str, Any]:
         with self._lock:
             try:
-                connection = self._connected()
-                send(connection, data)
-                answer = self._answer(connection)
+                answer = exchange(self._connected())
             except (EOFError, ConnectionError) as error:
-                raise LimitError(self._why_it_ended(cpu_seconds)) from error
+                raise self._why_it_ended(cpu_seconds) from error
             except TimeoutError as error:
                 self._end()
                 raise LimitError("its process does not answer") from error
@@ -122,13 +192,26 @@ class ConfinedProcess:
             self._running = None
 
     def _connected(self) -> socket.socket:
-        if self._running is not None and self._running.process.poll() is not None:
+        if self._running is not None and self._running.has_ended():
             self._end()
         if self._running is None:
+            self._left.clear()
             self._running = _Running(self._start_values())
             # the first answer says that the process has imported everything
-            self._answer(self._running.connection)
+            answer = self._answer(self._running.connection)
+            if self._first is not None:
+                send(self._running.connection, self._frame(self._first(), PATIENCE_S))
+                answer = self._answer(self._running.connection)
+            if "failure" in answer:
+                raise LimitError(self._why_it_failed(answer))
         return self._running.connection
+
+    def _frame(self, request: Any, cpu_seconds: float) -> bytes:
+        # marshal goes to the process only; its answers are JSON, which can hold nothing but data
+        data = marshal.dumps(("ask", cpu_seconds, request))
+        if len(data) > self._memory_bytes // _SHARE_OF_REQUEST:
+            raise LimitError(f"it is given {len(data) // 2**20} MB, which is too much")
+        return data
 
     def _start_values(self) -> str:
         names: list[str] = []
@@ -150,11 +233,14 @@ class ConfinedProcess:
         while not wait([connection], _POLL_S):
             if time.monotonic() > deadline:
                 raise TimeoutError
-            if self.watches_memory and _resident_bytes(self.process_id) > self._memory_bytes:
+            if self.watches_memory and self._grew_too_much():
                 raise LimitError(self._too_much_memory())
         text = receive(connection, _MAX_ANSWER_BYTES).decode("utf-8", "surrogatepass")
         answer: dict[str, Any] = json.loads(text)
         return answer
+
+    def _grew_too_much(self) -> bool:
+        return _resident_bytes(self.process_id) > self._held_bytes + self._memory_bytes
 
     def _why_it_failed(self, answer: dict[str, Any]) -> str:
         if answer["failure"] == "MemoryError":
@@ -164,17 +250,36 @@ class ConfinedProcess:
     def _too_much_memory(self) -> str:
         return f"it takes over {self._memory_bytes // 2**20} MB of memory"
 
-    def _why_it_ended(self, cpu_seconds: float) -> str:
+    def _why_it_ended(self, cpu_seconds: float) -> LimitError:
         status = self._end(gently=True)
         if status == -signal.SIGPROF:
-            return f"it runs for over {cpu_seconds:g} seconds"
+            return TimeLimitError(f"it runs for over {cpu_seconds:g} seconds")
         if status is not None and status < 0:
-            return f"its process was ended by {signal.Signals(-status).name}"
-        return f"its process ended with status {status}"
+            return LimitError(f"its process was ended by {signal.Signals(-status).name}")
+        return LimitError(f"its process ended with status {status}")
 
     def _end(self, gently: bool = False) -> int | None:
         running, self._running = self._running, None
         return None if running is None else running.end(gently)
+
+
+class Branch(ConfinedProcess):
+    """What `ConfinedProcess.branch` gives. It is not started again once it has ended."""
+
+    def __init__(self, module: str, forked: "_Forked", memory_bytes: int, held_bytes: int) -> None:
+        super().__init__(module, (), memory_bytes)
+        self._held_bytes = held_bytes
+        self._running = self._forked = forked
+
+    def interrupt(self) -> None:
+        """Lets a request fail that another thread waits for."""
+        with suppress(OSError):
+            self._forked.connection.shutdown(socket.SHUT_RDWR)
+
+    def _connected(self) -> socket.socket:
+        if self._running is None:
+            raise LimitError("its process has ended")
+        return self._running.connection
 
 
 class _Running:
@@ -197,6 +302,14 @@ class _Running:
                 raise LimitError(f"no process of its own can be started: {error}") from error
         self._finish = weakref.finalize(self, _finish, self.process, self.connection)
 
+    @property
+    def process_id(self) -> int:
+        return self.process.pid
+
+    def has_ended(self) -> bool:
+        """Whether it has ended by itself."""
+        return self.process.poll() is not None
+
     def end(self, gently: bool) -> int | None:
         """Ends the process and returns its status; `gently` first waits for it to end by itself."""
         if gently:
@@ -217,6 +330,51 @@ def _finish(process: "subprocess.Popen[bytes]", connection: socket.socket) -> No
     connection.close()
     process.kill()
     process.wait()
+
+
+class _Forked:
+    """A process that another confined one has forked, and the socket to it.
+
+    It ends with this object too, at the latest when it has used its time.
+
+    Args:
+        process_id: Its number.
+        connection: The socket.
+        left: Takes the number where nobody asks for the status.
+        end_of: Ends the process and gives its status.
+    """
+
+    def __init__(
+        self,
+        process_id: int,
+        connection: socket.socket,
+        left: deque[int],
+        end_of: Callable[[int], int | None],
+    ) -> None:
+        connection.settimeout(PATIENCE_S)
+        self.process_id = process_id
+        self.connection = connection
+        self._end_of = end_of
+        self._finish = weakref.finalize(self, _leave, process_id, connection, left)
+
+    def has_ended(self) -> bool:
+        """As for `_Running`; a request finds out."""
+        return False
+
+    def end(self, gently: bool) -> int | None:
+        """As for `_Running`. What ends it now changes no status of an end before."""
+        self.forget()
+        return self._end_of(self.process_id)
+
+    def forget(self) -> None:
+        """As for `_Running`."""
+        self._finish.detach()
+        self.connection.close()
+
+
+def _leave(process_id: int, connection: socket.socket, left: deque[int]) -> None:
+    connection.close()
+    left.append(process_id)
 
 
 def _resident_bytes(process_id: int | None) -> int:

@@ -1,17 +1,17 @@
 """`/v1/chat/completions`: answers a conversation."""
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...generation import LogitsProcessor
 from ...generation.stop import end_tokens
 from ..answers.chat import ChatAnswer
 from ..answers.logprobs import ShownTokens
 from ..errors import RequestError
+from ..grammar import Source, call_source, json_source
 from ..prompts import chat_prompt
 from ..schemas.chat import ChatRequest
 from ..served import ServedModel
@@ -45,14 +45,17 @@ def chat_completions(service: Service) -> Endpoint:
             max_tokens=max_tokens,
             top_logprobs=top,
             stop=_after_one_call(body, form),
-            make_grammar=_make_grammar(service, served, body, form),
         )
         answer = ChatAnswer(served.name, len(texts), make_reader, shown)
-        return served, texts, answer, stream_options(body)
+        return served, texts, answer, stream_options(body), _source(body, form)
 
     async def endpoint(request: Request) -> Response:
-        prepared = await service.prepared(request, ChatRequest, prepare)
-        return await service.answered(request, *prepared)
+        *prepared, source = await service.prepared(request, ChatRequest, prepare)
+        served, texts, answer, stream = prepared
+        if source is not None:
+            grammar = await service.grammar(request, served, source)
+            texts = [replace(text, processors=[*text.processors, grammar.copy()]) for text in texts]
+        return await service.answered(request, served, texts, answer, stream)
 
     return endpoint
 
@@ -108,12 +111,8 @@ def _after_one_call(body: ChatRequest, form: CallForm | None) -> list[str]:
     return [form.end.strip()]
 
 
-def _make_grammar(
-    service: Service, served: ServedModel, body: ChatRequest, form: CallForm | None
-) -> Callable[[], LogitsProcessor] | None:
-    """Makes what holds an answer to its schema or to a call; `None` if it is free."""
-    grammars = service.grammars(served)
+def _source(body: ChatRequest, form: CallForm | None) -> Source | None:
+    """What makes the grammar that holds an answer to its schema or to a call; `None` if it is free."""
     if form is not None and body.forced:
-        functions = {function.name: function.parameters for function in body.forced}
-        return grammars.call(form, functions).copy
-    return None if body.grammar is None else grammars.json(body.grammar).copy
+        return call_source(form, {function.name: function.parameters for function in body.forced})
+    return None if body.grammar is None else json_source(body.grammar)

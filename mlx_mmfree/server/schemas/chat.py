@@ -139,11 +139,11 @@ def _choice(value: Any) -> Any:
 
 
 class JsonSchema(Body):
-    """A schema that an answer must follow."""
+    """A schema that an answer must follow; without one, any JSON will do."""
 
     name: Name
     description: str = ""
-    json_schema: dict[str, Any] | bool = Field(default=True, alias="schema")
+    json_schema: dict[str, Any] | bool | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
 
@@ -220,5 +220,8 @@ class ChatRequest(TextRequest):
         """The JSON schema that the answer must follow; `None` if it is free."""
         if self.response_format is None or self.response_format.type == "text":
             return None
-        schema = self.response_format.json_schema
-        return {"type": "object"} if schema is None else schema.json_schema
+        form = self.response_format.json_schema
+        if form is None:
+            return {"type": "object"}
+        # llguidance knows no schema but an object
+        return {} if form.json_schema in (None, True) else form.json_schema

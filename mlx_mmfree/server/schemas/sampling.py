@@ -30,7 +30,10 @@ def _biases(value: Any) -> Any:
         raise ValueError(f"must be an object of at most {_MAX_BIASES} biases by token id")
     if not all(key.isdecimal() and key.isascii() and len(key) < 10 for key in value):
         raise ValueError("must have token ids as its keys")
-    return {int(key): bias for key, bias in value.items()}
+    biases = {int(key): bias for key, bias in value.items()}
+    if len(biases) < len(value):
+        raise ValueError("must name no token id twice, as 1 and 01 do,")
+    return biases
 
 
 class StreamOptions(Body):

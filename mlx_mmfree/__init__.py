@@ -1,5 +1,7 @@
 """Language models without dense matrix multiplication, on MLX.
 
+A prompt is continued in three lines::
+
     from mlx_mmfree import generate, load
 
     model, tokenizer = load("ridger/MMfreeLM-370M")

@@ -12,6 +12,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree import native
+from mlx_mmfree.cli import main
 from mlx_mmfree.cli.distil import build_parser
 from mlx_mmfree.cli.parts.distil_efforts import efforts_shown
 from mlx_mmfree.training.distil.distil import Distillation
@@ -150,3 +151,28 @@ def _settings_of(command: str) -> DistilSettings:
     given["model"] = str(EXAMPLES / "real_teachers" / given["model"].partition("/")[2].lower())
     names = {field.name for field in fields(DistilSettings)}
     return read_settings(None, {name: given[name] for name in names})
+
+
+@pytest.mark.skipif(native.unavailable() is not None, reason="the compiled extension reads graphs")
+def test_what_a_token_takes_is_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = []
+    for flags in ((), ("--config", "mmfreelm-370m"), ("--config", "bitnet-2b-4t")):
+        assert main(["audit", *flags, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        moved, launches = found["bytes"], found["launches"]
+        cpu = launches["cpu_kernels"] + launches["cpu_mlx"]
+        columns.append(
+            {
+                "multiplications of floats": f"{found['float_multiplications']:,}",
+                "additions of floats": f"{found['float_additions']:,}",
+                "other operations on floats": f"{found['other_float_operations']:,}",
+                "operations on integers": f"{found['integer_operations']:,}",
+                "bytes of weights read": f"{moved['weights_read']:,}",
+                "bytes of state read and written": f"{moved['state_read'] + moved['state_written']:,}",
+                "bytes between operations": f"{moved['between_read'] + moved['between_written']:,}",
+                "launches on a CPU, on Metal": f"{cpu}, {launches['metal']}",
+            }
+        )
+    page = (ROOT / "mlx_mmfree" / "evaluation" / "README.md").read_text()
+    for row in columns[0]:
+        assert f"| {row} | {' | '.join(column[row] for column in columns)} |" in page, row

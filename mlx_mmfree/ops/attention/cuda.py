@@ -1,3 +1,3 @@
-"""`attention` by MLX's fused kernels, in the dtype of the arguments. It has not been run on a GPU."""
+"""`attention` by MLX's fused kernels, in the dtype of the arguments."""
 
 from .fused import run as run

@@ -1,7 +1,4 @@
-"""`bit_linear` on an NVIDIA GPU in plain operations, with dense products for its gradient.
-
-It has not been run on a GPU.
-"""
+"""`bit_linear` on an NVIDIA GPU in plain operations, with dense products for its gradient."""
 
 from collections.abc import Callable
 from functools import cache, partial

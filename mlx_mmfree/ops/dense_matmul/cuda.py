@@ -1,3 +1,3 @@
-"""`dense_matmul` by MLX's own kernels, in the dtype of the arguments. It has not been run on a GPU."""
+"""`dense_matmul` by MLX's own kernels, in the dtype of the arguments."""
 
 from .metal import run as run

@@ -1,3 +1,3 @@
-"""`rms_norm` by MLX's own kernels, in the dtype of the arguments. It has not been run on a GPU."""
+"""`rms_norm` by MLX's own kernels, in the dtype of the arguments."""
 
 from .metal import run as run

@@ -1,3 +1,3 @@
-"""`ternary_linear` as on Metal. It has not been run on a GPU."""
+"""`ternary_linear` as on Metal."""
 
 from .metal import run as run

@@ -46,7 +46,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hub(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
     torch = to_torch_checkpoint(tiny_checkpoint(source.with_name("torch")), shards=2)
     names = ("me/tiny", "me/words", "me/gated", "me/broken", "me/hidden")
-    folders = {"me/sharded": GOLDENS / "hgrn_heads_sharded", "me/torch": torch}
+    pages = source.with_name("pages")
+    pages.mkdir()
+    (pages / "README.md").write_text("no model")
+    folders = {"me/sharded": GOLDENS / "hgrn_heads_sharded", "me/torch": torch, "me/pages": pages}
     with HubServer(dict.fromkeys(names, source) | folders) as server:
         yield server
 
@@ -277,6 +280,12 @@ def test_refusals(client: HubClient, repository: str, message: str) -> None:
     with pytest.raises(MMFreeError, match=message) as caught:
         client.call("logits", repository)
     assert "\n" not in str(caught.value)
+
+
+def test_a_repository_without_a_model(client: HubClient, home: Path) -> None:
+    with pytest.raises(MMFreeError, match="has no config.json"):
+        client.call("logits", "me/pages")
+    assert "No files matched" not in (home / "messages.txt").read_text()
 
 
 def test_with_a_login(hub: HubServer, home: Path, want: Any) -> None:

@@ -1,5 +1,6 @@
 """Turns a path or a repository of the Hub into a local folder."""
 
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -169,7 +170,7 @@ def ask_hub(
     place = f"'{repository}'" + (f" at revision '{revision}'" if revision else "")
     kind = "datasets/" if repo_type == "dataset" else ""
     check_login("load", DownloadError)
-    with _hub_errors(place, f"https://huggingface.co/{kind}{repository}"):
+    with _quiet_client(), _hub_errors(place, f"https://huggingface.co/{kind}{repository}"):
         if not dry_run:
             fetch_missing(repository, revision, patterns, repo_type, has_folders)
         try:
@@ -187,6 +188,21 @@ def ask_hub(
             if isinstance(error.__cause__, errors.HfHubHTTPError):
                 raise error.__cause__ from None
             raise errors.LocalEntryNotFoundError(str(error)) from error
+
+
+@contextmanager
+def _quiet_client() -> Iterator[None]:
+    """Leaves out a line of the client that names patterns: what is missing is told in one error."""
+
+    def is_of_use(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("No files matched")
+
+    logger = logging.getLogger("huggingface_hub._snapshot_download")
+    logger.addFilter(is_of_use)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_of_use)
 
 
 @contextmanager

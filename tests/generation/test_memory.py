@@ -230,10 +230,10 @@ def test_limits_are_restored_if_one_cannot_be_set(limits: dict[str, Limit]) -> N
 
 
 def test_mlx_itself_is_restored() -> None:
-    mx.set_cache_limit(123_456_789)
+    before = mx.set_cache_limit(123_456_789)
     with memory_limits(GB, margin_bytes=0):
         assert mx.set_cache_limit(GB) == GB
-    assert mx.set_cache_limit(GB) == 123_456_789
+    assert mx.set_cache_limit(before) == 123_456_789
 
 
 @pytest.mark.parametrize(

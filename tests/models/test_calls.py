@@ -44,7 +44,8 @@ def test_what_follows_from_an_unknown_token_is_nan(name: str, bad: int) -> None:
     model = MODELS[name]()
     logits, _ = model(mx.array([[1, bad, 2], [1, 3, 2]]))
     assert mx.isnan(logits[0, 1:]).all().item() and mx.isfinite(logits[1]).all().item()
-    assert mx.array_equal(logits[1:], model(mx.array([[1, 3, 2]]))[0])
+    # a batch of the same size, since the number of rows may change the last bits of a dense head
+    assert mx.array_equal(logits[1], model(mx.array([[1, 4, 2], [1, 3, 2]]))[0][1])
 
 
 def test_tokens_of_a_wrong_dtype_or_rank_are_named() -> None:

@@ -124,7 +124,8 @@ def test_later_tokens_may_be_taken_back() -> None:
         logits, single = model(tokens[:, n : n + 1], single)
         steps.append(logits)
     hidden, drafted = model.hidden(tokens[:, 20:25], state, by_position=True)
-    assert mx.array_equal(model.logits(hidden), mx.concatenate(steps, axis=1))
+    got, want = model.logits(hidden), mx.concatenate(steps, axis=1)
+    assert relative_error(got, want) <= TOLERANCE[mx.float32]
     assert all(isinstance(each, StatesByPosition) for each in drafted)
 
 

@@ -5,8 +5,10 @@ import math
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -239,27 +241,39 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     assert read_progress(tmp_path / "run") is None
 
 
-@pytest.fixture
-def full_disk() -> Iterator[Callable[[int], None]]:
-    """Sets the size in bytes beyond which no file grows."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+def _in_a_process(work: Callable[[Path], None], folder: Path) -> None:
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        pool.submit(work, folder).result()
 
 
-def test_a_full_disk_keeps_the_last_state(tmp_path: Path, full_disk: Callable[[int], None]) -> None:
-    whole = _model()
-    _trainer(whole, _settings(tmp_path, output="whole"), _batches()).train()
+def _fill_disk(size: int) -> None:
+    """From now on no file of this process, its output's included, grows beyond so many bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
+
+def _train_until_full(folder: Path) -> None:
     def filling(step: int) -> list[Batch]:
         if step == 3:
-            full_disk(10_000)
+            _fill_disk(10_000)
         return _batches()(step)
 
+    _trainer(_model(), _settings(folder), filling).train()
+
+
+def _keep_best_until_full(folder: Path) -> None:
+    best = BestWeights(_model(), folder / "best.safetensors")
+    best.on_best(1)
+    (folder / "kept").write_bytes((folder / "best.safetensors").read_bytes())
+    _fill_disk(1000)
+    best.on_best(2)
+
+
+def test_a_full_disk_keeps_the_last_state(tmp_path: Path) -> None:
+    whole = _model()
+    _trainer(whole, _settings(tmp_path, output="whole"), _batches()).train()
     message = r"run' cannot be written: File too large; the state of step 2 is kept in"
     with pytest.raises(TrainingError, match=message):
-        _trainer(_model(), _settings(tmp_path), filling).train()
-    full_disk(resource.RLIM_INFINITY)
+        _in_a_process(_train_until_full, tmp_path)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"checkpoint", "log.jsonl"}
     got = _model()
     _trainer(got, _settings(tmp_path), _batches()).train()
@@ -267,16 +281,11 @@ def test_a_full_disk_keeps_the_last_state(tmp_path: Path, full_disk: Callable[[i
         assert mx.array_equal(_weights(got)[name], value), name
 
 
-def test_best_weights_that_cannot_be_written_leave_the_old_ones(
-    tmp_path: Path, full_disk: Callable[[int], None]
-) -> None:
-    best = BestWeights(_model(), tmp_path / "best.safetensors")
-    best.on_best(1)
-    kept = (tmp_path / "best.safetensors").read_bytes()
-    full_disk(1000)
+def test_best_weights_that_cannot_be_written_leave_the_old_ones(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="cannot be written: File too large; nothing had been"):
-        best.on_best(2)
-    assert [path.read_bytes() for path in tmp_path.iterdir()] == [kept]
+        _in_a_process(_keep_best_until_full, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"best.safetensors", "kept"}
+    assert (tmp_path / "best.safetensors").read_bytes() == (tmp_path / "kept").read_bytes()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -61,9 +61,12 @@ def _trainer(model: Decoder, folder: Path, dtype: mx.Dtype, **values: Any) -> Tr
     return Trainer(model, replace(settings, **values), optimizer, lambda _: mx.array(3e-3), batches)
 
 
-@pytest.mark.parametrize(("name", "bound"), [("llama", 0.01), ("hgrn", 0.06)])
+@pytest.mark.parametrize(("name", "bound"), [("llama", 0.01), ("hgrn", 0.03)])
 def test_losses_are_close_to_those_of_float32(tmp_path: Path, name: str, bound: float) -> None:
-    """Measured: they differ by up to 0.6 % where weights are dense, and 4.5 % where ternary."""
+    """Measured in 6 steps, by OpenBLAS's kernels: up to 0.4 % where dense, and 2.1 % where ternary.
+
+    Later, a trit falls on the other side of its boundary now and then, and losses of steps diverge.
+    """
     losses = []
     for dtype in (mx.float32, mx.bfloat16):
         folder = tmp_path / str(dtype)
@@ -73,7 +76,7 @@ def test_losses_are_close_to_those_of_float32(tmp_path: Path, name: str, bound: 
         assert {array.dtype for _, array in tree_flatten(model.parameters())} == {mx.float32}
     whole, half = map(np.array, losses)
     assert whole[-1] < 0.8 * whole[0]
-    assert 0 < np.abs(half / whole - 1).max() < bound
+    assert 0 < np.abs(half / whole - 1)[:6].max() < bound
 
 
 def _moved(model: nn.Module) -> float:

@@ -22,7 +22,12 @@ from tests.token_mixers.contract.cases import (
 def test_output_depends_on_the_past_only(case: Case) -> None:
     mixer, x = case.mixer, sequence()
     changed = mx.concatenate([x[:, :6], x[:, 6:] + 1.0], axis=1)
-    assert mx.array_equal(mixer(changed)[0][:, :6], mixer(x)[0][:, :6])
+    got, want = mixer(changed)[0][:, :6], mixer(x)[0][:, :6]
+    if getattr(mixer, "is_exact", True):
+        assert mx.array_equal(got, want)
+    else:
+        # later tokens change the places of earlier ones in products, which then round otherwise
+        assert_equal(got, want)
 
 
 @by_case(CAUSAL)

@@ -159,7 +159,7 @@ def test_what_is_no_picture_is_refused(tmp_path: Path) -> None:
 def test_pillow_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlx_mmfree.images.pillow.find_spec", lambda name: None)
     with pytest.raises(
-        ImageError, match=r"not installed\. Install it: pip install 'mlx-mmfree\[vision\]'"
+        ImageError, match=r"not installed\. Run this in .*: pip install '\.\[vision\]'"
     ):
         read_picture("a.png")
 

@@ -11,6 +11,7 @@ from ..errors import CheckpointError
 from ..layers import pack_linears
 from ..layers.matrix import matrices, matrix_of
 from ..models import Decoder, architectures, find
+from ..models.parts.fields import dtype_name
 from ..ops.five_trits import FRACTIONS, five_width
 from ..ops.ternary import CODES_PER_WORD, packed_width
 from .benchmark_limits import held_arrays
@@ -54,7 +55,7 @@ def random_model(
 
     Args:
         config: Configuration, as in a `config.json` of the Hub.
-        dtype: Dtype of everything that is not packed; `None` takes the configuration's `torch_dtype`,
+        dtype: Dtype of everything that is not packed; `None` takes the configuration's `dtype`,
             or float32 if it has none.
         head_bits: Bits of a head that is not ternary, or of the embedding that serves as head: 4, 6
             or 8 for quantised weights, 16 for bfloat16. `None` leaves the weights in `dtype`.
@@ -81,10 +82,10 @@ def random_model(
 
 def config_dtype(config: Mapping[str, Any]) -> mx.Dtype:
     """The dtype that a configuration names, float32 where it names none."""
-    name = config.get("torch_dtype") or "float32"
+    name = dtype_name(config) or "float32"
     if name not in _DTYPES:
         raise CheckpointError(
-            f"[config] 'torch_dtype' must be one of {', '.join(_DTYPES)} but got {name!r}."
+            f"[config] 'dtype' must be one of {', '.join(_DTYPES)} but got {name!r}."
         )
     return _DTYPES[name]
 

@@ -41,6 +41,15 @@ class Config(BertConfig):
 
     model_type: ClassVar[str] = "big_bird"
     architecture: ClassVar[str] = "BigBirdForMaskedLM"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **BertConfig.defaults,
+        "vocab_size": 50358,
+        "max_position_embeddings": 4096,
+        "attention_type": "block_sparse",
+        "block_size": 64,
+        "num_random_blocks": 3,
+        "rescale_embeddings": False,
+    }
 
     num_attention_heads: int = 12
     attention_type: str = "block_sparse"
@@ -50,19 +59,19 @@ class Config(BertConfig):
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        kind = config.get("attention_type", "block_sparse")
+        kind = config["attention_type"]
         if kind not in _KINDS:
             raise UnsupportedModelError(
                 f"[config.json] 'attention_type' must be {' or '.join(_KINDS)} but got {kind!r:.100}."
             )
         refuse_unless(config, {"use_bias": True})
-        fields = super().read_fields({"max_position_embeddings": 4096, **config})
+        fields = super().read_fields(config)
         return fields | {
             "num_attention_heads": heads_of(config, fields["hidden_size"]),
             "attention_type": kind,
-            "block_size": integer(config, "block_size", 64, high=2**16),
-            "num_random_blocks": integer(config, "num_random_blocks", 3, low=0, high=2**10),
-            "rescale_embeddings": boolean(config, "rescale_embeddings", False),
+            "block_size": integer(config, "block_size", high=2**16),
+            "num_random_blocks": integer(config, "num_random_blocks", low=0, high=2**10),
+            "rescale_embeddings": boolean(config, "rescale_embeddings"),
         }
 
 

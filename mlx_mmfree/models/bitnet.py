@@ -33,6 +33,16 @@ class Config(TransformerConfig):
     """
 
     model_type: ClassVar[str] = "bitnet"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **TransformerConfig.defaults,
+        "vocab_size": 128256,
+        "hidden_size": 2560,
+        "num_hidden_layers": 30,
+        "intermediate_size": 6912,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 5,
+        "rms_norm_eps": 1e-5,
+    }
     default_theta: ClassVar[float] = 500000.0
 
     linears: TernaryLinears | None = field(default_factory=TernaryLinears)

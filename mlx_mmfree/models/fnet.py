@@ -3,8 +3,9 @@
 The published models were trained with padding that takes part; call them without `valid`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..token_mixers.fnet import FNet
 from .parts.architecture import Architecture
@@ -20,6 +21,11 @@ class Config(BertConfig):
 
     model_type: ClassVar[str] = "fnet"
     architecture: ClassVar[str] = "FNetForMaskedLM"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **BertConfig.defaults,
+        "vocab_size": 32000,
+        "type_vocab_size": 4,
+    }
 
 
 def build(config: Config) -> Bert:

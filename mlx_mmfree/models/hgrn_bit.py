@@ -115,7 +115,7 @@ class Config:
             raise UnsupportedModelError(
                 f"[config.json] 'linear_class' must be ternary or dense but got {linear_class!r:.100}."
             )
-        dims = integer(config, "hidden_size", high=2**17)
+        dims = integer(config, "hidden_size", 2048, high=2**17)
         if config.get("intermediate_size") is None:
             ratio = number(config, "hidden_ratio", 4, low=0.01, high=64)
             hidden_dims = default_hidden_dims(dims, ratio)
@@ -123,9 +123,9 @@ class Config:
             hidden_dims = integer(config, "intermediate_size")
         uses_conv = boolean(config, "use_short_conv", False)
         return cls(
-            vocab_size=integer(config, "vocab_size", high=2**24),
+            vocab_size=integer(config, "vocab_size", 32000, high=2**24),
             hidden_size=dims,
-            num_hidden_layers=integer(config, "num_hidden_layers", high=1024),
+            num_hidden_layers=integer(config, "num_hidden_layers", 24, high=1024),
             intermediate_size=hidden_dims,
             num_heads=integer(config, "num_heads", 1),
             expand_ratio=number(config, "expand_ratio", 1, low=1e-3, high=64),

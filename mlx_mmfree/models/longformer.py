@@ -38,6 +38,13 @@ class Config(BertConfig):
 
     model_type: ClassVar[str] = "longformer"
     architecture: ClassVar[str] = "LongformerForMaskedLM"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **BertConfig.defaults,
+        "vocab_size": 30522,
+        "hidden_act": "gelu",
+        "attention_window": 512,
+        "pad_token_id": 1,
+    }
 
     num_attention_heads: int = 12
     attention_window: tuple[int, ...] = ()
@@ -45,8 +52,8 @@ class Config(BertConfig):
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        fields = super().read_fields({"hidden_act": "gelu", **config})
-        pad = integer(config, "pad_token_id", 1, low=0, high=fields["vocab_size"] - 1)
+        fields = super().read_fields(config)
+        pad = integer(config, "pad_token_id", low=0, high=fields["vocab_size"] - 1)
         if fields["max_position_embeddings"] < pad + 2:
             raise CheckpointError(
                 "[config.json] 'max_position_embeddings' must leave a row behind that of padding, "
@@ -60,15 +67,10 @@ class Config(BertConfig):
 
 
 def _windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    value = config.get("attention_window", 512)
+    value = config["attention_window"]
     windows = list(value) if isinstance(value, list | tuple) else [value] * layers
-    if len(windows) != layers or any(
-        isinstance(window, bool)
-        or not isinstance(window, int)
-        or not 2 <= window <= 2**20
-        or window % 2
-        for window in windows
-    ):
+    windows = [integer({"attention_window": window}, "attention_window") for window in windows]
+    if len(windows) != layers or any(window % 2 for window in windows):
         raise CheckpointError(
             "[config.json] 'attention_window' must be an even number from 2, or one for each of the "
             f"{layers} layers, but got {value!r:.100}."

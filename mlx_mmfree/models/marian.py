@@ -31,6 +31,31 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
 }
 _NORM_EPS = 1e-5
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 58101,
+    "d_model": 1024,
+    "encoder_layers": 12,
+    "decoder_layers": 12,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "decoder_ffn_dim": 4096,
+    "activation_function": "gelu",
+    "scale_embedding": False,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 58100,
+    "eos_token_id": 0,
+    "decoder_start_token_id": 58100,
+    "num_beams": 1,
+    "init_std": 0.02,
+}
+"""What transformers takes for keys that a `config.json` leaves out."""
+_SECOND_NAMES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "encoder_attention_heads",
+    "num_hidden_layers": "encoder_layers",
+}
+"""Keys that in transformers win over those that mean the same."""
 
 _LINEARS = {
     "self_attn.q_proj": "token_mixer.query_proj",
@@ -109,7 +134,9 @@ class Config:
                 "extra_pos_embeddings": 0,
             },
         )
-        activation = config.get("activation_function") or "swish"
+        seconds = {key: config[name] for name, key in _SECOND_NAMES.items() if name in config}
+        config = {**_DEFAULTS, **config, **seconds}
+        activation = config["activation_function"]
         if activation not in tuple(_ACTIVATIONS):
             raise UnsupportedModelError(
                 f"[config.json] 'activation_function' must be one of {', '.join(_ACTIVATIONS)} but got "
@@ -119,7 +146,7 @@ class Config:
         dims = integer(config, "d_model", high=2**17)
         refuse_unless(config, {"decoder_vocab_size": vocab_size})
         token = {"low": 0, "high": vocab_size - 1}
-        pad = integer(config, "pad_token_id", vocab_size - 1, **token)
+        pad = integer(config, "pad_token_id", **token)
         return cls(
             vocab_size=vocab_size,
             d_model=dims,
@@ -130,13 +157,13 @@ class Config:
             encoder_ffn_dim=integer(config, "encoder_ffn_dim"),
             decoder_ffn_dim=integer(config, "decoder_ffn_dim"),
             activation_function=activation,
-            scale_embedding=boolean(config, "scale_embedding", False),
-            max_position_embeddings=integer(config, "max_position_embeddings", 1024, high=2**20),
+            scale_embedding=boolean(config, "scale_embedding"),
+            max_position_embeddings=integer(config, "max_position_embeddings", high=2**20),
             pad_token_id=pad,
-            eos_token_id=integer(config, "eos_token_id", 0, **token),
-            decoder_start_token_id=integer(config, "decoder_start_token_id", pad, **token),
-            num_beams=integer(config, "num_beams", 1, high=1024),
-            init_std=number(config, "init_std", 0.02, low=0.0, high=10.0),
+            eos_token_id=integer(config, "eos_token_id", **token),
+            decoder_start_token_id=integer(config, "decoder_start_token_id", **token),
+            num_beams=integer(config, "num_beams", high=1024),
+            init_std=number(config, "init_std", low=0.0, high=10.0),
         )
 
     def to_hub(self) -> dict[str, Any]:
@@ -254,5 +281,7 @@ ARCHITECTURE = Architecture(
         "decoder_attention_heads": 4,
         "encoder_ffn_dim": 48,
         "decoder_ffn_dim": 48,
+        "pad_token_id": 59,
+        "decoder_start_token_id": 59,
     },
 )

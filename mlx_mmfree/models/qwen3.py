@@ -33,6 +33,14 @@ class Config(TransformerConfig):
     """
 
     model_type: ClassVar[str] = "qwen3"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **TransformerConfig.defaults,
+        "vocab_size": 151936,
+        "intermediate_size": 22016,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+    }
 
     @classmethod
     def from_hub(cls, config: Mapping[str, Any]) -> Self:
@@ -77,5 +85,5 @@ ARCHITECTURE = Architecture(
     transformers=_why_not_in_transformers,
     gguf={"qwen3": GGUFForm({"model_type": "qwen3"})},
     gguf_name=lambda config: "qwen3",
-    tiny=TINY,
+    tiny={**TINY, "head_dim": 8},
 )

@@ -127,7 +127,6 @@ class TestFolder:
             ("vocab_size", 2**40),
             ("num_hidden_layers", 10**30),
             ("use_lower_bound", 1),
-            ("vocab_size", ...),
         ],
     )
     def test_settings_out_of_bounds(self, folder: Path, key: str, value: Any) -> None:

@@ -128,11 +128,6 @@ def test_bad_values_are_named(keys: dict[str, Any], message: str) -> None:
         hgrn_bit.Config.from_hub(SMALL | keys)
 
 
-def test_missing_key_is_named() -> None:
-    with pytest.raises(CheckpointError, match="'vocab_size' must be given"):
-        hgrn_bit.Config.from_hub({"hidden_size": 32, "num_hidden_layers": 1})
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

@@ -110,9 +110,110 @@ def test_damaged_scalings(keys: dict[str, Any], message: str) -> None:
         config_of(**{"rope_scaling": scaling, "max_position_embeddings": 8192, **keys})
 
 
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+PLAIN: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+TWO_KEYS: list[tuple[dict[str, Any], tuple[str, float, float, int]]] = [
+    ({"rope_parameters": PLAIN, "rope_scaling": YARN}, ("yarn", 10000.0, 4.0, 32)),
+    (
+        {"rope_parameters": PLAIN, "rope_scaling": {"type": "linear", "factor": 4.0}},
+        ("linear", 10000.0, 4.0, 8192),
+    ),
+    (
+        {"rope_parameters": YARN, "rope_scaling": {"rope_type": "default"}, "rope_theta": 7.0},
+        ("default", 7.0, 1.0, 8192),
+    ),
+    ({"rope_parameters": YARN | {"rope_theta": 5.0}, "rope_scaling": {}}, ("yarn", 5.0, 4.0, 32)),
+    ({"rope_parameters": YARN, "rope_scaling": None}, ("yarn", 10000.0, 4.0, 32)),
+    (
+        {"rope_parameters": PLAIN | {"rope_theta": 5.0}, "rope_scaling": YARN, "rope_theta": 7.0},
+        ("yarn", 7.0, 4.0, 32),
+    ),
+    (
+        {"rope_parameters": PLAIN, "rope_scaling": YARN | {"rope_theta": 10000}, "rope_theta": 1e4},
+        ("yarn", 10000.0, 4.0, 32),
+    ),
+    ({"rope_scaling": {**YARN, "type": "yarn"}}, ("yarn", 10000.0, 4.0, 32)),
+    (
+        {"rope_scaling": YARN, "original_max_position_embeddings": 32.0},
+        ("yarn", 10000.0, 4.0, 32),
+    ),
+]
+"""Keys that mean one thing, and what transformers 5.24 and mlx-lm 0.32 make of them."""
+
+
+@pytest.mark.parametrize(("keys", "read"), TWO_KEYS, ids=str)
+def test_two_keys_for_one_thing(keys: dict[str, Any], read: tuple[str, float, float, int]) -> None:
+    rotation = config_of(**keys).rotation
+    length = rotation.trained_length
+    assert (rotation.scaling, rotation.theta, rotation.factor, length) == read
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(("keys", "read"), TWO_KEYS, ids=str)
+def test_two_keys_in_transformers(
+    keys: dict[str, Any], read: tuple[str, float, float, int]
+) -> None:
+    from copy import deepcopy
+
+    from transformers import LlamaConfig
+
+    found = LlamaConfig(**deepcopy(keys)).rope_parameters
+    scaling, theta, factor, length = read
+    assert (found["rope_type"], found["rope_theta"], found.get("factor", 1.0)) == (
+        scaling,
+        theta,
+        factor,
+    )
+    assert found.get("original_max_position_embeddings", 8192) == length
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"rope_theta": 7.0, "rope_parameters": PLAIN},
+            "'rope_theta' of 'rope_parameters' and 'rope_theta' must be equal.* 10000.0 and 7.0",
+        ),
+        (
+            {"rope_theta": 7.0, "rope_scaling": YARN | {"rope_theta": 5.0}},
+            "'rope_theta' of 'rope_scaling' and 'rope_theta' must be equal",
+        ),
+        (
+            {"rope_scaling": YARN, "rope_parameters": PLAIN | {"rope_theta": 5e5}},
+            "'rope_theta' must stand in 'rope_scaling', .* 500000.0 stands in 'rope_parameters' alone",
+        ),
+        (
+            {"rope_scaling": {**YARN, "type": "linear"}},
+            "'rope_type' of 'rope_scaling' and 'type' of 'rope_scaling' must be equal",
+        ),
+        (
+            {"rope_scaling": YARN, "original_max_position_embeddings": 64},
+            "'original_max_position_embeddings' and .* of 'rope_scaling' must be equal",
+        ),
+        (
+            {"norm_eps": 1e-5, "rms_norm_eps": 1e-6, "model_type": "hgrn"},
+            "'norm_eps' and 'rms_norm",
+        ),
+    ],
+    ids=str,
+)
+def test_two_keys_that_contradict_each_other(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        config_of(**{"model_type": "llama", **keys})
+    assert "\n" not in str(caught.value)
+
+
+def test_positions_of_each_kind_of_layer_are_refused() -> None:
+    for key in ("rope_scaling", "rope_parameters"):
+        with pytest.raises(UnsupportedModelError, match=f"'{key}' must be the same for all layers"):
+            config_of("qwen3", head_dim=8, **{key: {"full_attention": PLAIN}})
+    with pytest.raises(UnsupportedModelError, match="'layer_types' must be full_attention"):
+        config_of(layer_types=["full_attention", "sliding_attention"], sliding_window=8)
+
+
 def test_theta_where_it_is_missing() -> None:
     assert config_of().rotation.theta == 10000.0
-    assert config_of("bitnet").rotation.theta == 500000.0
+    assert config_of("bitnet", num_key_value_heads=4).rotation.theta == 500000.0
 
 
 @pytest.mark.parametrize("is_normed", [False, True])

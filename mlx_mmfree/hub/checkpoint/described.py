@@ -10,6 +10,7 @@ from ...files.json_file import read_json_object
 from ...files.tensor_entry import TensorEntry
 from ...layers.parameters import parameters
 from ...models import find_described
+from ...models.parts.fields import dtype_name
 from ..remote.download import local_folder
 from .checkpoint import Checkpoint, has_weights
 from .names import WeightNames
@@ -44,7 +45,7 @@ def described_checkpoint(path_or_repo: str) -> Checkpoint | None:
     architecture = find_described(config)
     model = architecture.build(architecture.config.from_hub(config))
     names = WeightNames(architecture.weight_names)
-    dtype = _dtype(config.get("dtype", config.get("torch_dtype")))
+    dtype = _dtype(dtype_name(config))
     tensors = {}
     for name, array in parameters(model).items():
         on_disk = names.to_disk(name)

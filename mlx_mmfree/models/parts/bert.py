@@ -60,6 +60,18 @@ class BertConfig:
 
     model_type: ClassVar[str]
     architecture: ClassVar[str]
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu_new",
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "initializer_range": 0.02,
+    }
+    """What transformers takes for keys that a `config.json` leaves out."""
 
     vocab_size: int
     hidden_size: int
@@ -79,13 +91,13 @@ class BertConfig:
             CheckpointError: A value is missing, of the wrong type or out of bounds.
             UnsupportedModelError: A key asks for mathematics that are not implemented.
         """
-        return cls(**cls.read_fields(config))
+        return cls(**cls.read_fields({**cls.defaults, **config}))
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields that all encoders have."""
+        """The fields that all encoders have, of a configuration with every key."""
         refuse_unless(config, {"tie_word_embeddings": True, "is_decoder": False})
-        activation = config.get("hidden_act") or "gelu_new"
+        activation = config["hidden_act"]
         if activation not in tuple(ACTIVATIONS):
             raise UnsupportedModelError(
                 f"[config.json] 'hidden_act' must be one of {', '.join(ACTIVATIONS)} but got "
@@ -97,10 +109,10 @@ class BertConfig:
             "num_hidden_layers": integer(config, "num_hidden_layers", high=1024),
             "intermediate_size": integer(config, "intermediate_size"),
             "hidden_act": activation,
-            "max_position_embeddings": integer(config, "max_position_embeddings", 512, high=2**20),
-            "type_vocab_size": integer(config, "type_vocab_size", 2, high=2**10),
-            "layer_norm_eps": number(config, "layer_norm_eps", 1e-12, low=1e-15, high=1.0),
-            "initializer_range": number(config, "initializer_range", 0.02, low=0.0, high=10.0),
+            "max_position_embeddings": integer(config, "max_position_embeddings", high=2**20),
+            "type_vocab_size": integer(config, "type_vocab_size", high=2**10),
+            "layer_norm_eps": number(config, "layer_norm_eps", low=1e-15, high=1.0),
+            "initializer_range": number(config, "initializer_range", low=0.0, high=10.0),
         }
 
     def to_hub(self) -> dict[str, Any]:
@@ -247,7 +259,7 @@ def heads_of(config: Mapping[str, Any], dims: int) -> int:
     Raises:
         CheckpointError: It does not divide the dims.
     """
-    heads = integer(config, "num_attention_heads", 12)
+    heads = integer(config, "num_attention_heads")
     if dims % heads:
         raise CheckpointError(
             f"[config.json] 'num_attention_heads' must divide 'hidden_size', {dims}, but got {heads}."

@@ -20,11 +20,13 @@ def integer(
 ) -> int:
     """The whole number under `key`, within bounds that no real model leaves."""
     value = _value(config, key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    # some writers of JSON give whole numbers a fraction of zero
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(whole, bool) or not isinstance(whole, int) or not low <= whole <= high:
         raise CheckpointError(
             f"[config.json] '{key}' must be a whole number from {low} to {high} but got {value!r:.80}."
         )
-    return value
+    return whole
 
 
 def number(
@@ -55,6 +57,32 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise CheckpointError(f"[config.json] '{key}' must be an object but got {value!r:.100}.")
     return value
+
+
+def agreed(places: Mapping[str, Any]) -> Any:
+    """The value of keys that mean one thing, by their names in words; `None` if none is given.
+
+    Raises:
+        CheckpointError: Two of them have different values, of which programs take one or the other.
+    """
+    given = {place: value for place, value in places.items() if value is not None}
+    for place, value in given.items():
+        first = next(iter(given))
+        if value != given[first]:
+            raise CheckpointError(
+                f"[config.json] {first} and {place} must be equal, since they mean the same, but got "
+                f"{given[first]!r:.60} and {value!r:.60}. Correct the one that is wrong, or remove it."
+            )
+    return next(iter(given.values()), None)
+
+
+def dtype_name(config: Mapping[str, Any]) -> Any:
+    """The dtype that a configuration names under the key of today or the older one; `None`: none.
+
+    Raises:
+        CheckpointError: The two differ.
+    """
+    return agreed({f"'{key}'": config.get(key) for key in ("dtype", "torch_dtype")})
 
 
 def refuse_unless(config: Mapping[str, Any], supported: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from ...channel_mixers.gated_linear_unit import default_hidden_dims
 from ...errors import CheckpointError
-from .fields import boolean, integer, number, refuse_unless
+from .fields import agreed, boolean, integer, number, refuse_unless
 
 _SAME_MATHEMATICS: Mapping[str, Any] = {
     "hidden_act": "swish",
@@ -133,13 +133,16 @@ class RecurrentConfig:
             ratio = 4 if has_none else number(ratios, "hidden_ratio", low=0.01, high=64)
             hidden_dims = default_hidden_dims(dims, ratio)
         # the first models of the family have the longer name
-        eps_key = "norm_eps" if "norm_eps" in config else "rms_norm_eps"
+        keys = ("norm_eps", "rms_norm_eps")
+        eps = agreed({f"'{key}'": config.get(key) for key in keys})
         return {
             "vocab_size": integer(config, "vocab_size", 32000, high=2**24),
             "hidden_size": dims,
             "num_hidden_layers": blocks,
             "intermediate_size": hidden_dims,
-            "norm_eps": number(config, eps_key, 1e-6, low=1e-12, high=1.0),
+            "norm_eps": 1e-6
+            if eps is None
+            else number({"norm_eps": eps}, "norm_eps", low=1e-12, high=1.0),
             "tie_word_embeddings": boolean(config, "tie_word_embeddings", False),
             "initializer_range": number(config, "initializer_range", 0.02, low=0.0, high=10.0),
             "attn": _attention(config.get("attn"), dims, blocks),

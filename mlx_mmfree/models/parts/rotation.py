@@ -17,7 +17,7 @@ from ...layers.rope import (
     yarn_attention_factor,
     yarn_wavelengths,
 )
-from .fields import boolean, integer, number, refuse_unless, section
+from .fields import agreed, boolean, integer, number, refuse_unless, section
 
 Scaling = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
@@ -78,16 +78,20 @@ class Rotation:
     def from_hub(cls, config: Mapping[str, Any], default_theta: float = 10000.0) -> "Rotation":
         """Reads `rope_theta` and `rope_scaling`, or both in `rope_parameters`.
 
+        As in transformers and mlx-lm, `rope_scaling` replaces `rope_parameters` where both are given.
         Dynamic scaling begins at `max_position_embeddings`; other kinds take it for the trained length
         where the scaling names none.
 
         Raises:
-            CheckpointError: A value is of the wrong type or out of bounds.
+            CheckpointError: A value is of the wrong type or out of bounds, or two keys for one thing
+                have different values.
             UnsupportedModelError: The scaling is not implemented.
         """
-        key = "rope_scaling" if config.get("rope_parameters") is None else "rope_parameters"
+        key = "rope_scaling" if section(config, "rope_scaling") else "rope_parameters"
         scaling = {k: value for k, value in section(config, key).items() if value is not None}
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        names = ("rope_type", "type")
+        kind: Any = agreed({f"'{name}' of '{key}'": scaling.get(name) for name in names})
+        kind = "default" if kind is None else kind
         if kind not in get_args(Scaling):
             why = _REFUSED.get(str(kind), "Other ways to stretch positions are not implemented.")
             raise UnsupportedModelError(
@@ -95,15 +99,24 @@ class Rotation:
                 f"but got {kind!r:.100}. {why}"
             )
         refuse_unless(scaling, _FIXED)
-        theta = number({**config, **scaling}, "rope_theta", default_theta, low=1.0, high=1e15)
+        nested = [name for name, value in scaling.items() if isinstance(value, Mapping)]
+        if nested:
+            raise UnsupportedModelError(
+                f"[config.json] '{key}' must be the same for all layers but names {nested[0]!r:.60}. "
+                "Such models are not implemented."
+            )
+        theta = _theta(config, key, scaling, default_theta)
         if kind == "default":
             return cls(theta)
         trained_length = integer(config, "max_position_embeddings", 2048, high=2**31 - 1)
         if kind == "dynamic":
             refuse_unless(scaling, {_ORIGINAL_LENGTH: trained_length})
-        # a length beside the scaling goes first, as in transformers
-        given = {**scaling, **{k: config[k] for k in (_ORIGINAL_LENGTH,) if config.get(k)}}
-        trained_length = integer(given, _ORIGINAL_LENGTH, trained_length, high=2**31 - 1)
+        outside = f"'{_ORIGINAL_LENGTH}'"
+        lengths = {outside: config.get(_ORIGINAL_LENGTH) or None}
+        lengths[f"{outside} of '{key}'"] = scaling.get(_ORIGINAL_LENGTH)
+        given = agreed(lengths)
+        if given is not None:
+            trained_length = integer({_ORIGINAL_LENGTH: given}, _ORIGINAL_LENGTH, high=2**31 - 1)
         if kind == "longrope":
             return cls(
                 theta,
@@ -206,6 +219,24 @@ class Rotation:
         elif self.scaling == "longrope":
             wavelengths = wavelengths * mx.array(self.factors, mx.float32)
         return RoPE(head_dim, wavelengths=wavelengths, attention_factor=self.attention_factor)
+
+
+def _theta(
+    config: Mapping[str, Any], key: str, scaling: Mapping[str, Any], default: float
+) -> float:
+    """The base of the wavelengths, which may stand in the section under `key` and beside it."""
+    places = {f"'rope_theta' of '{key}'": scaling.get("rope_theta")}
+    places["'rope_theta'"] = config.get("rope_theta")
+    given = agreed(places)
+    replaced = section(config, "rope_parameters").get("rope_theta")
+    # transformers forgets it there, and mlx-lm's Qwen3 takes it
+    if key == "rope_scaling" and given is None and replaced not in (None, default):
+        raise CheckpointError(
+            "[config.json] 'rope_theta' must stand in 'rope_scaling', which replaces "
+            f"'rope_parameters', but {replaced!r:.60} stands in 'rope_parameters' alone. Copy it there."
+        )
+    theta = {} if given is None else {"rope_theta": given}
+    return number(theta, "rope_theta", default, low=1.0, high=1e15)
 
 
 def _equal_factors(scaling: Mapping[str, Any]) -> tuple[float, ...]:

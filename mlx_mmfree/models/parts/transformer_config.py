@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, UnsupportedModelError
 from .fields import boolean, integer, number, refuse_unless, section
 from .rotation import Rotation
 from .ternary_linears import TernaryLinears
@@ -47,6 +47,22 @@ class TransformerConfig:
     """
 
     model_type: ClassVar[str]
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.02,
+    }
+    """What transformers takes for keys that a `config.json` leaves out; these are its Llama's."""
     default_theta: ClassVar[float] = 10000.0
 
     vocab_size: int
@@ -112,32 +128,34 @@ class TransformerConfig:
             UnsupportedModelError: A key asks for mathematics that are not implemented.
         """
         refuse_unless(config, _FIXED)
-        config = _without_copy(config)
+        _refuse_windows(config)
+        config = {**cls.defaults, **_without_copy(config)}
         dims = integer(config, "hidden_size", high=2**17)
         heads = integer(config, "num_attention_heads", high=2**12)
-        if config.get("head_dim") is None and dims % heads:
+        if config["head_dim"] is None and dims % heads:
             raise CheckpointError(
                 "[config.json] 'num_attention_heads' must divide 'hidden_size' unless 'head_dim' is "
                 f"given but got {heads} for {dims}."
             )
-        sizes = {key: value for key, value in config.items() if value is not None}
+        by_heads = {"num_key_value_heads": heads, "head_dim": dims // heads}
+        config |= {key: value for key, value in by_heads.items() if config[key] is None}
         return {
             "vocab_size": integer(config, "vocab_size", high=2**24),
             "hidden_size": dims,
             "num_hidden_layers": integer(config, "num_hidden_layers", high=1024),
             "intermediate_size": integer(config, "intermediate_size"),
             "num_attention_heads": heads,
-            "num_key_value_heads": integer(sizes, "num_key_value_heads", heads, high=2**12),
-            "head_dim": integer(sizes, "head_dim", dims // heads, high=2**12),
-            "rms_norm_eps": number(config, "rms_norm_eps", 1e-6, low=1e-12, high=1.0),
+            "num_key_value_heads": integer(config, "num_key_value_heads", high=2**12),
+            "head_dim": integer(config, "head_dim", high=2**12),
+            "rms_norm_eps": number(config, "rms_norm_eps", low=1e-12, high=1.0),
             "rotation": Rotation.from_hub(config, cls.default_theta),
             "linears": cls._linears(config),
             "has_sub_norms": cls._has_sub_norms(config),
-            "attention_bias": boolean(config, "attention_bias", False),
-            "mlp_bias": boolean(config, "mlp_bias", False),
-            "tie_word_embeddings": boolean(config, "tie_word_embeddings", False),
-            "max_position_embeddings": integer(config, "max_position_embeddings", 2048, high=2**40),
-            "initializer_range": number(config, "initializer_range", 0.02, low=0.0, high=10.0),
+            "attention_bias": boolean(config, "attention_bias"),
+            "mlp_bias": boolean(config, "mlp_bias"),
+            "tie_word_embeddings": boolean(config, "tie_word_embeddings"),
+            "max_position_embeddings": integer(config, "max_position_embeddings", high=2**40),
+            "initializer_range": number(config, "initializer_range", low=0.0, high=10.0),
         }
 
     @classmethod
@@ -183,6 +201,18 @@ class TransformerConfig:
     def _hub_class(self) -> str:
         """The name in `architectures`."""
         raise NotImplementedError
+
+
+def _refuse_windows(config: Mapping[str, Any]) -> None:
+    """Refuses layers that see a window of tokens, of which mlx-lm's Llama takes notice."""
+    kinds = config.get("layer_types")
+    if kinds is not None and (
+        not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)
+    ):
+        raise UnsupportedModelError(
+            f"[config.json] 'layer_types' must be full_attention for all layers but got {kinds!r:.100}. "
+            "Other layers are not implemented."
+        )
 
 
 def _without_copy(config: Mapping[str, Any]) -> Mapping[str, Any]:

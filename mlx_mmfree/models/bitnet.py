@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Self
 
 from ..channel_mixers import SquaredReLUGLU, SwiGLU
 from ..channel_mixers.gated_linear_unit import GatedLinearUnit
-from ..errors import UnsupportedModelError
 from .parts.architecture import Architecture, GGUFForm
 from .parts.decoder import Decoder
+from .parts.fields import ACTIVATIONS, activation
 from .parts.ternary_linears import PACKED_FORMS, TernaryLinears
 from .parts.transformer import (
     TINY,
@@ -57,13 +57,8 @@ class Config(TransformerConfig):
             CheckpointError: A value is missing, of the wrong type or out of bounds.
             UnsupportedModelError: A key asks for mathematics that are not implemented.
         """
-        activation = config.get("hidden_act") or "relu2"
-        if activation not in tuple(_FEED_FORWARDS):
-            raise UnsupportedModelError(
-                f"[config.json] 'hidden_act' must be {' or '.join(map(repr, _FEED_FORWARDS))} but got "
-                f"{activation!r:.100}. Other values are not implemented."
-            )
-        return cls(**cls.read_fields(config), hidden_act=activation)
+        name = activation(config, "hidden_act", _FEED_FORWARDS, "relu2")
+        return cls(**cls.read_fields(config), hidden_act=ACTIVATIONS[name])
 
     def to_hub(self) -> dict[str, Any]:
         """The `config.json` of this architecture, read back by `from_hub`."""

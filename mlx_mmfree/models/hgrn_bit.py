@@ -19,7 +19,7 @@ from ..layers import BitLinear, TiedBitLinear
 from ..token_mixers import MLGRU
 from .parts.architecture import Architecture
 from .parts.block import Block
-from .parts.fields import boolean, integer, number
+from .parts.fields import activation, boolean, integer, number
 from .parts.initialization import draw_weights
 from .parts.lower_bounds import BoundedDecoder, check_bounds
 
@@ -106,10 +106,7 @@ class Config:
             CheckpointError: A value is missing, of the wrong type or out of bounds.
             UnsupportedModelError: A key asks for mathematics that are not implemented.
         """
-        if config.get("hidden_act", "swish") not in ("swish", "silu"):
-            raise UnsupportedModelError(
-                f"[config.json] 'hidden_act' must be swish but got {config['hidden_act']!r:.100}."
-            )
+        activation(config, "hidden_act", ("silu",), "swish")
         linear_class = config.get("linear_class", "ternary")
         if linear_class not in ("ternary", "dense"):
             raise UnsupportedModelError(

@@ -19,17 +19,11 @@ from ..token_mixers import MultiHeadAttention
 from .parts.architecture import Architecture
 from .parts.block import Block
 from .parts.encoder_decoder import EncoderDecoder
-from .parts.fields import boolean, integer, number, refuse_unless
+from .parts.fields import ACTIVATIONS, activation, boolean, integer, number, refuse_unless
 from .parts.initialization import draw_weights
 from .parts.stack import Stack
 
-_ACTIVATIONS = {
-    "swish": "silu",
-    "silu": "silu",
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-}
+_SUPPORTED = ("silu", "relu", "gelu", "gelu_tanh")
 _NORM_EPS = 1e-5
 _DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 58101,
@@ -40,7 +34,6 @@ _DEFAULTS: Mapping[str, Any] = {
     "decoder_attention_heads": 16,
     "encoder_ffn_dim": 4096,
     "decoder_ffn_dim": 4096,
-    "activation_function": "gelu",
     "scale_embedding": False,
     "max_position_embeddings": 1024,
     "pad_token_id": 58100,
@@ -136,12 +129,6 @@ class Config:
         )
         seconds = {key: config[name] for name, key in _SECOND_NAMES.items() if name in config}
         config = {**_DEFAULTS, **config, **seconds}
-        activation = config["activation_function"]
-        if activation not in tuple(_ACTIVATIONS):
-            raise UnsupportedModelError(
-                f"[config.json] 'activation_function' must be one of {', '.join(_ACTIVATIONS)} but got "
-                f"{activation!r:.100}."
-            )
         vocab_size = integer(config, "vocab_size", high=2**24)
         dims = integer(config, "d_model", high=2**17)
         refuse_unless(config, {"decoder_vocab_size": vocab_size})
@@ -156,7 +143,7 @@ class Config:
             decoder_attention_heads=_heads(config, "decoder_attention_heads", dims),
             encoder_ffn_dim=integer(config, "encoder_ffn_dim"),
             decoder_ffn_dim=integer(config, "decoder_ffn_dim"),
-            activation_function=activation,
+            activation_function=activation(config, "activation_function", _SUPPORTED, "gelu"),
             scale_embedding=boolean(config, "scale_embedding"),
             max_position_embeddings=integer(config, "max_position_embeddings", high=2**20),
             pad_token_id=pad,
@@ -242,7 +229,7 @@ def _block(config: Config, side: str) -> Block:
         FeedForward(
             dims,
             hidden_dims=getattr(config, f"{side}_ffn_dim"),
-            activation=_ACTIVATIONS[config.activation_function],  # type: ignore[arg-type]
+            activation=ACTIVATIONS[config.activation_function],  # type: ignore[arg-type]
         ),
         memory_mixer=memory_mixer,
         norm=nn.LayerNorm,

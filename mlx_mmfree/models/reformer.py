@@ -18,8 +18,9 @@ from ..token_mixers import LocalAttention
 from ..token_mixers import Reformer as HashedAttention
 from .parts.architecture import Architecture
 from .parts.decoder import Decoder
+from .parts.fields import ACTIVATIONS
 from .parts.initialization import draw_weights
-from .parts.reformer_config import ACTIVATIONS, ReformerConfig
+from .parts.reformer_config import ReformerConfig
 from .parts.reversible import ReversibleBlock
 
 _LAYER: dict[str, str | None] = {

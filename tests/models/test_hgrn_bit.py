@@ -131,8 +131,8 @@ def test_bad_values_are_named(keys: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"hidden_act": "gelu"}, "'hidden_act' must be swish but got 'gelu'"),
-        ({"hidden_act": "x" * 999}, f"'hidden_act' must be swish but got '{'x' * 99}."),
+        ({"hidden_act": "gelu"}, "'hidden_act' must be 'silu' or 'swish' but got 'gelu'"),
+        ({"hidden_act": "x" * 999}, f"'hidden_act' must be 'silu' or 'swish' but got '{'x' * 99}."),
         ({"linear_class": "sparse"}, "'linear_class' must be ternary or dense"),
         ({"expand_ratio": 2}, "'expand_ratio' must be 1 with 'use_lower_bound'"),
     ],

@@ -324,8 +324,8 @@ def test_bad_values_are_named(keys: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("model_type", "keys", "message"),
     [
-        ("llama", {"hidden_act": "gelu"}, "'hidden_act' must be 'silu' but got 'gelu'"),
-        ("bitnet", {"hidden_act": "gelu"}, "'hidden_act' must be 'relu2' or 'silu' but got 'gelu'"),
+        ("llama", {"hidden_act": "gelu"}, "'hidden_act' must be 'silu' or 'swish' but got 'gelu'"),
+        ("bitnet", {"hidden_act": "gelu"}, "must be 'relu2' or 'silu' or 'swish' but got 'gelu'"),
         ("llama", {"rope_interleaved": True}, "'rope_interleaved' must be False"),
         ("llama", {"use_parallel_residual": True}, "'use_parallel_residual' must be False"),
         ("llama", {"rotary_pct": 0.25}, "'rotary_pct' must be 1.0"),

@@ -8,29 +8,23 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...channel_mixers import FeedForward
-from ...errors import CheckpointError, UnsupportedModelError
+from ...errors import CheckpointError
 from ...layers import apply_head
 from ...layers.context import Context
 from ...layers.position_codes import LearnedPositions
 from ...layers.positions import count_on
 from ...layers.token_mixer import TokenMixer
 from .block import Block
-from .fields import integer, number, refuse_unless
+from .fields import ACTIVATIONS, activation, integer, number, refuse_unless
 from .initialization import draw_weights
 from .masked_lm import MaskedLM
 from .tokens import known_rows
 
-ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
+_IN_HEAD: Mapping[str, Callable[[mx.array], mx.array]] = {
     "gelu": nn.gelu,
-    "gelu_new": nn.gelu_approx,
-    "gelu_pytorch_tanh": nn.gelu_approx,
+    "gelu_tanh": nn.gelu_approx,
     "relu": nn.relu,
-}
-_IN_FEED_FORWARD = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
+    "silu": nn.silu,
 }
 
 TINY: Mapping[str, Any] = {
@@ -97,18 +91,12 @@ class BertConfig:
     def read_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """The fields that all encoders have, of a configuration with every key."""
         refuse_unless(config, {"tie_word_embeddings": True, "is_decoder": False})
-        activation = config["hidden_act"]
-        if activation not in tuple(ACTIVATIONS):
-            raise UnsupportedModelError(
-                f"[config.json] 'hidden_act' must be one of {', '.join(ACTIVATIONS)} but got "
-                f"{activation!r:.100}."
-            )
         return {
             "vocab_size": integer(config, "vocab_size", high=2**24),
             "hidden_size": integer(config, "hidden_size", high=2**17),
             "num_hidden_layers": integer(config, "num_hidden_layers", high=1024),
             "intermediate_size": integer(config, "intermediate_size"),
-            "hidden_act": activation,
+            "hidden_act": activation(config, "hidden_act", _IN_HEAD, cls.defaults["hidden_act"]),
             "max_position_embeddings": integer(config, "max_position_embeddings", high=2**20),
             "type_vocab_size": integer(config, "type_vocab_size", high=2**10),
             "layer_norm_eps": number(config, "layer_norm_eps", low=1e-15, high=1.0),
@@ -179,7 +167,7 @@ class Bert(MaskedLM):
                 FeedForward(
                     dims,
                     hidden_dims=config.intermediate_size,
-                    activation=_IN_FEED_FORWARD[config.hidden_act],  # type: ignore[arg-type]
+                    activation=ACTIVATIONS[config.hidden_act],  # type: ignore[arg-type]
                 ),
                 norm=nn.LayerNorm,
                 norm_eps=eps,
@@ -205,7 +193,8 @@ class Bert(MaskedLM):
         return self.transform(self.front(known_rows(self.embed, tokens), context), context)
 
     def logits(self, hidden: mx.array) -> mx.array:
-        x = self.head_norm(ACTIVATIONS[self.config.hidden_act](self.head_proj(hidden)))
+        act = _IN_HEAD[ACTIVATIONS[self.config.hidden_act]]
+        x = self.head_norm(act(self.head_proj(hidden)))
         return apply_head(self.embed, x) + self.logits_bias
 
 

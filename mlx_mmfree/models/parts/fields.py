@@ -1,11 +1,26 @@
 """Reads and checks the values of a Hub configuration, which is untrusted input."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ...errors import CheckpointError, UnsupportedModelError
 
 _MISSING = object()
+
+ACTIVATIONS: Mapping[str, str] = {
+    "relu": "relu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+"""The activations of this library by their names in transformers, of which several mean the same."""
 
 
 def _value(config: Mapping[str, Any], key: str, default: Any) -> Any:
@@ -83,6 +98,24 @@ def dtype_name(config: Mapping[str, Any]) -> Any:
         CheckpointError: The two differ.
     """
     return agreed({f"'{key}'": config.get(key) for key in ("dtype", "torch_dtype")})
+
+
+def activation(
+    config: Mapping[str, Any], key: str, supported: Collection[str], default: str
+) -> str:
+    """The name under `key`, one of transformers' for an activation of `supported`.
+
+    Raises:
+        UnsupportedModelError: It names another activation.
+    """
+    known = [name for name, meant in ACTIVATIONS.items() if meant in supported]
+    name = default if config.get(key) is None else config[key]
+    if name not in known:
+        raise UnsupportedModelError(
+            f"[config.json] '{key}' must be {' or '.join(map(repr, known))} but got {name!r:.100}. "
+            "Other values are not implemented."
+        )
+    return str(name)
 
 
 def refuse_unless(config: Mapping[str, Any], supported: Mapping[str, Any]) -> None:

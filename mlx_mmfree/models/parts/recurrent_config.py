@@ -6,10 +6,9 @@ from typing import Any, ClassVar, Self
 
 from ...channel_mixers.gated_linear_unit import default_hidden_dims
 from ...errors import CheckpointError
-from .fields import agreed, boolean, integer, number, refuse_unless
+from .fields import activation, agreed, boolean, integer, number, refuse_unless
 
 _SAME_MATHEMATICS: Mapping[str, Any] = {
-    "hidden_act": "swish",
     "elementwise_affine": True,
     "attnres_block_size": None,
     "use_short_conv": False,
@@ -113,6 +112,7 @@ class RecurrentConfig:
             UnsupportedModelError: A key asks for mathematics that are not implemented.
         """
         refuse_unless(config, _SAME_MATHEMATICS)
+        activation(config, "hidden_act", ("silu",), "swish")
         return cls(**cls.shared_fields(config), **cls.mixer_fields(config))
 
     @classmethod

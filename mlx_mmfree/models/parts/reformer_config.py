@@ -5,10 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...errors import CheckpointError, UnsupportedModelError
-from .fields import boolean, integer, number, refuse_unless
-
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
-"""Activations, and what `FeedForward` calls them."""
+from .fields import activation, boolean, integer, number, refuse_unless
 
 _SUPPORTED = {
     "is_decoder": True,
@@ -90,12 +87,6 @@ class ReformerConfig:
             raise UnsupportedModelError(
                 "[config.json] 'is_decoder' must be true but is missing, which means an encoder."
             )
-        activation = config.get("hidden_act", "relu")
-        if not isinstance(activation, str) or activation not in ACTIVATIONS:
-            raise UnsupportedModelError(
-                f"[config.json] 'hidden_act' must be one of {', '.join(ACTIVATIONS)} but got "
-                f"{activation!r:.100}."
-            )
         is_axial = boolean(config, "axial_pos_embds", True)
         seed = config.get("hash_seed")
         return cls(
@@ -105,7 +96,9 @@ class ReformerConfig:
             num_attention_heads=integer(config, "num_attention_heads", 12),
             attention_head_size=integer(config, "attention_head_size", 64, high=2**12),
             feed_forward_size=integer(config, "feed_forward_size", 512),
-            hidden_act=activation,
+            hidden_act=activation(
+                config, "hidden_act", ("relu", "gelu", "gelu_tanh", "silu"), "relu"
+            ),
             axial_pos_shape=_pair(config, "axial_pos_shape", (64, 64)) if is_axial else None,
             axial_pos_embds_dim=_pair(config, "axial_pos_embds_dim", (64, 192))
             if is_axial

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from ...errors import CheckpointError, UnsupportedModelError
-from .fields import boolean, integer, number, refuse_unless, section
+from .fields import activation, boolean, integer, number, refuse_unless, section
 from .rotation import Rotation
 from .ternary_linears import TernaryLinears
 
@@ -116,7 +116,7 @@ class TransformerConfig:
             CheckpointError: A value is missing, of the wrong type or out of bounds.
             UnsupportedModelError: A key asks for mathematics that are not implemented.
         """
-        refuse_unless(config, {"hidden_act": "silu"})
+        activation(config, "hidden_act", ("silu",), "silu")
         return cls(**cls.read_fields(config))
 
     @classmethod

@@ -5,6 +5,10 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 TORCH_WEIGHTS_FILE = "pytorch_model.bin"
 TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
+WEIGHTS_PATTERN = "model*.safetensors"
+"""What mlx-lm takes for weights, with or without an index."""
+
+TORCH_WEIGHTS_PATTERN = "pytorch_model*.bin"
 SCALES_FILE = "ternary_scales.safetensors"
 GGUF_SUFFIX = ".gguf"
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")

@@ -17,6 +17,7 @@ from pathlib import Path
 UNREADABLE = "Check the file and its permissions, or fetch it again."
 """The way out where the system cannot read a file."""
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
 _REPOSITORY = re.compile(r"(models|datasets)--.+", re.DOTALL)
 # several repositories of a cache may share one content
 _SHARED_CONTENT = re.compile(r"[0-9a-f]{2}/[0-9a-f]{64}")
@@ -33,13 +34,18 @@ def open_file(file: Path) -> BufferedReader:
     """Opens a file that the user named, and never waits for a pipe or a device.
 
     Raises:
-        OSError: The file cannot be read, or is not a regular file.
+        OSError: The file cannot be read, is not a regular file, or is a pointer of Git LFS.
     """
     _check_kind(os.stat(file).st_mode)
     # it may have become a pipe by now, at which a plain open would wait
     stream = open(file, "rb", opener=_open_at_once)  # noqa: SIM115, the caller closes it
     try:
         _check_kind(os.fstat(stream.fileno()).st_mode)
+        if stream.peek(len(_POINTER)).startswith(_POINTER):
+            raise OSError(
+                "it is a pointer of Git LFS in place of the file itself, which was not fetched; run "
+                "'git lfs pull' in its repository, or download the file"
+            )
     except BaseException:
         stream.close()
         raise

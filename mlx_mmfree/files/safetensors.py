@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UnsupportedModelError
 from .json_file import parse_json_object
 from .opening import UNREADABLE, open_member
 from .tensor_entry import TensorEntry, read_tensors
@@ -35,6 +35,19 @@ DTYPES: dict[str, mx.Dtype] = {
     "U64": mx.uint64,
     "I64": mx.int64,
 }
+UNREAD_BITS = {
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "F8_E4M3": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2": 8,
+    "F8_E5M2FNUZ": 8,
+    "F8_E8M0": 8,
+    "C64": 64,
+    "F64": 64,
+}
+"""The other types of the format, and the bits of a number."""
 
 
 def _problem(file: Path, text: str) -> CheckpointError:
@@ -54,7 +67,7 @@ def _entry(file: Path, name: str, info: Any, data_start: int, data_bytes: int) -
             file, f"must describe tensor {name!r:.100} by an object but got {info!r:.80}"
         )
     dtype, shape, offsets = (info.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if not isinstance(dtype, str) or dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES.keys() | UNREAD_BITS:
         raise _problem(
             file,
             f"must hold one of {', '.join(DTYPES)} in tensor {name!r:.100} but got {dtype!r:.80}",
@@ -72,10 +85,17 @@ def _entry(file: Path, name: str, info: Any, data_start: int, data_bytes: int) -
         raise _problem(
             file, f"ends before tensor {name!r:.100}, at {data_bytes} of at least {stop} bytes"
         )
-    size = math.prod(shape) * DTYPES[dtype].size
+    bits = UNREAD_BITS[dtype] if dtype in UNREAD_BITS else 8 * DTYPES[dtype].size
+    size = math.prod(shape) * bits // 8
     if stop - start != size:
         raise _problem(
             file, f"gives tensor {name!r:.100} {stop - start} bytes where {size} are needed"
+        )
+    if dtype in UNREAD_BITS:
+        raise UnsupportedModelError(
+            f"[safetensors] '{file}' holds {dtype} in tensor {name!r:.100}, which is not supported. "
+            "Use a checkpoint with F32, F16 or BF16, or write it again with one of these by the program "
+            "that made it."
         )
     places = data_start + start, data_start + stop
     return TensorEntry(name, file, DTYPES[dtype], tuple(shape), *places)
@@ -116,6 +136,7 @@ def read_header(file: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
 
     Raises:
         CheckpointError: The file is missing, truncated or not well formed.
+        UnsupportedModelError: A tensor has a type of the format that is not read.
     """
     text, data_bytes = _read_header_bytes(file)
     header = parse_json_object(text, f"the header of '{file}'")

@@ -3,10 +3,13 @@
 import codecs
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mlx_mmfree.errors import MMFreeError
 from mlx_mmfree.files.opening import (
     check_link,
     open_file,
@@ -15,6 +18,11 @@ from mlx_mmfree.files.opening import (
     read_member,
     read_text,
 )
+from mlx_mmfree.hub import load_model, load_tokenizer
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter
+from mlx_mmfree.images.picture_file import read_picture
+from mlx_mmfree.training.corpus.documents import read_documents
+from mlx_mmfree.training.image_sets import array_file, idx_file
 
 REPOSITORY = "models--me--tiny"
 
@@ -186,3 +194,39 @@ class TestTexts:
         (tmp_path / "a").write_bytes(b"ab\xff")
         with pytest.raises(OSError, match="it must be UTF-8 but is not at byte 2"):
             read_text(tmp_path / "a", 20)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 493443\n" % (b"0f" * 32)
+READERS: dict[str, Callable[[Path], Any]] = {
+    "config.json": lambda file: load_model(file.parent),
+    "model.safetensors": lambda file: load_model(file.parent),
+    "model.safetensors.index.json": lambda file: load_model(file.parent),
+    "model-00001-of-00001.safetensors": lambda file: load_model(file.parent),
+    "pytorch_model.bin": lambda file: load_model(file.parent),
+    "m.gguf": load_model,
+    "tokenizer.json": lambda file: load_tokenizer(file.parent),
+    "tokenizer.model": lambda file: load_tokenizer(file.parent),
+    "adapter_config.json": lambda file: read_adapter(file.parent),
+    "adapters.safetensors": lambda file: read_adapter(file.parent),
+    "a.txt": lambda file: list(read_documents(file)),
+    "a.jsonl": lambda file: list(read_documents(file)),
+    "a.npz": array_file.read_pictures,
+    "a.idx": idx_file.read_pictures,
+    "a.png": read_picture,
+}
+
+
+@pytest.mark.parametrize("name", [*READERS, pytest.param("a.parquet", marks=pytest.mark.parquet)])
+def test_pointers_of_git_lfs_are_named(folder: Path, name: str) -> None:
+    """A clone without Git LFS has them in place of large files."""
+    if name != "config.json":
+        (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "adapter_config.json").write_text('{"lora_parameters": {"scale": 1.0}}')
+    (folder / name).write_bytes(POINTER)
+    read = READERS.get(name, lambda file: list(read_documents(file)))
+    with pytest.raises(
+        MMFreeError, match=f"{name}.* a pointer of Git LFS .* run 'git lfs pull'"
+    ) as e:
+        read(folder / name)
+    assert "damaged" not in str(e.value)
+    assert "\n" not in str(e.value)

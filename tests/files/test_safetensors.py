@@ -11,8 +11,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.files.safetensors import DTYPES, read_header
+from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
+from mlx_mmfree.files.safetensors import DTYPES, UNREAD_BITS, read_header
 from mlx_mmfree.files.tensor_entry import read_tensors
 from tests.hub.checkpoints import write_safetensors
 
@@ -35,6 +35,28 @@ def test_reads_what_mlx_writes(tmp_path: Path, dtype: mx.Dtype, shape: tuple[int
     assert arrays["y"].shape == shape
     assert mx.array_equal(arrays["y"], want)
     assert mx.array_equal(arrays["x"], mx.arange(7))
+
+
+@pytest.mark.parametrize("dtype", UNREAD_BITS)
+def test_other_types_of_the_format_are_named(tmp_path: Path, dtype: str) -> None:
+    file = tmp_path / "a.safetensors"
+    size = 4 * UNREAD_BITS[dtype] // 8
+    write_safetensors(file, {"x": tensor((4,), 0, size, dtype)}, bytes(size))
+    with pytest.raises(
+        UnsupportedModelError, match=f"holds {dtype} in tensor 'x', which is not"
+    ) as e:
+        read_header(file)
+    assert "damaged" not in str(e.value)
+    write_safetensors(file, {"x": tensor((4,), 0, size - 1, dtype)}, bytes(size))
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_header(file)
+
+
+@pytest.mark.interop
+def test_every_type_of_the_format_is_known() -> None:
+    from safetensors import torch
+
+    assert set(torch._TYPES) <= DTYPES.keys() | UNREAD_BITS
 
 
 def test_a_tensor_is_read_into_its_own_memory(tmp_path: Path) -> None:

@@ -105,6 +105,31 @@ def test_equals_the_dense_model(tmp_path: Path, tied: bool, dtype: mx.Dtype) -> 
     assert relative_error(logits(model), logits(dense)) <= 4 * TOLERANCE[dtype]
 
 
+def test_forms_of_single_modules(tmp_path: Path) -> None:
+    """As mlx-lm wrote what its predicate returned, and as writers of JSON write whole numbers."""
+    from mlx_lm.utils import load_model as load_by_mlx_lm
+
+    folder = write(tmp_path / "m", tied=False)
+    plain = logits(load_model(folder))
+    own = {"group_size": float(GROUP), "bits": 2.0, "mode": "affine"}
+    described = {**own, "model.embed_tokens": True, "model.layers.0.mlp.down_proj": own}
+    edit_json(folder / "config.json", quantization=described, quantization_config=described)
+    assert mx.array_equal(logits(load_model(folder)), plain)
+    dense = "model.layers.1.mlp.up_proj"
+    twin = dict(mx.load(str(dense_twin(folder, tmp_path / "d") / "model.safetensors")))
+    edit_tensors(
+        folder / "model.safetensors",
+        **{f"{dense}.weight": twin[f"{dense}.weight"]},
+        **{f"{dense}.scales": None, f"{dense}.biases": None},
+    )
+    described = {"group_size": GROUP, "bits": 2, "model.embed_tokens": True, dense: False}
+    edit_json(folder / "config.json", quantization=described, quantization_config=described)
+    theirs, _ = load_by_mlx_lm(folder)
+    got = logits(load_model(folder))
+    assert relative_error(got, theirs(TOKENS)) <= TOLERANCE[mx.float32]
+    assert relative_error(got, plain) <= TOLERANCE[mx.float32]
+
+
 @pytest.mark.parametrize("dtype", [None, mx.bfloat16], ids=str)
 def test_saves_and_counts_bytes(tmp_path: Path, dtype: mx.Dtype | None) -> None:
     folder = write(tmp_path / "m", tied=False)

@@ -51,6 +51,10 @@ def hub(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubS
     pages.mkdir()
     (pages / "README.md").write_text("no model")
     folders = {"me/sharded": GOLDENS / "hgrn_heads_sharded", "me/torch": torch, "me/pages": pages}
+    folders["me/unlisted"] = source.with_name("unlisted")
+    shutil.copytree(folders["me/sharded"], folders["me/unlisted"])
+    (folders["me/unlisted"] / "model.safetensors.index.json").unlink()
+    (folders["me/unlisted"] / "._model-00001-of-00002.safetensors").write_bytes(b"\0\5\26\7")
     with HubServer(dict.fromkeys(names, source) | folders) as server:
         yield server
 
@@ -80,8 +84,9 @@ def test_downloads_what_a_model_needs(hub: HubServer, client: HubClient, want: A
     assert sorted(hub.downloaded()) == wanted
 
 
-def test_downloads_shards(client: HubClient) -> None:
-    assert len(client.call("logits", "me/sharded")[0][0]) == 288
+@pytest.mark.parametrize("name", ["me/sharded", "me/unlisted"])
+def test_downloads_shards(client: HubClient, name: str) -> None:
+    assert len(client.call("logits", name)[0][0]) == 288
 
 
 def test_torch_files_are_downloaded_where_there_is_nothing_else(

@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import load, load_model, needed_bytes, open_checkpoint, save_model
 from mlx_mmfree.layers import BitLinear, PackedBitLinear, pack_linears
+from tests.files.torch_files import write_torch
 from tests.hub.checkpoints import (
     GOLDENS,
     edit_json,
@@ -330,6 +331,48 @@ class TestShards:
     def test_damaged_index(self, folder: Path, text: str) -> None:
         (folder / self.INDEX).write_text(text)
         refused(folder, "weight_map|JSON")
+
+    def test_without_an_index(self, folder: Path) -> None:
+        want = logits(load_model(folder))
+        (folder / self.INDEX).unlink()
+        # none of these is a part of the model
+        for name in (
+            "._model-00001-of-00002.safetensors",
+            "._config.json",
+            "consolidated.safetensors",
+        ):
+            (folder / name).write_bytes(b"\0\5\26\7")
+        shutil.copyfile(
+            folder / "model-00001-of-00002.safetensors", folder / "adapters.safetensors"
+        )
+        assert mx.array_equal(logits(load_model(folder)), want)
+        for number, file in enumerate(sorted(folder.glob("model-*"))):
+            file.rename(folder / f"model_part{number}.safetensors")
+        assert mx.array_equal(logits(load_model(folder)), want)
+
+    def test_without_an_index_and_a_part(self, folder: Path) -> None:
+        (folder / self.INDEX).unlink()
+        (folder / "model-00001-of-00002.safetensors").unlink()
+        refused(
+            folder, "must hold all 2 parts of the weights but lacks part 1, and there is no index"
+        )
+
+    def test_without_an_index_and_with_two_copies(self, folder: Path) -> None:
+        (folder / self.INDEX).unlink()
+        first = folder / "model-00001-of-00002.safetensors"
+        shutil.copyfile(first, folder / "model.fp16.safetensors")
+        refused(folder, r"once but both model-00001-of-00002.safetensors and model\.fp16")
+
+    def test_of_torch_without_an_index(self, tmp_path: Path) -> None:
+        folder = tiny_checkpoint(tmp_path / "m")
+        want = logits(load_model(folder))
+        tensors = dict(mx.load(str(weights(folder))))
+        weights(folder).unlink()
+        for number in (1, 2):
+            part = dict(list(tensors.items())[number - 1 :: 2])
+            write_torch(folder / f"pytorch_model-0000{number}-of-00002.bin", part)
+        (folder / "._pytorch_model-00001-of-00002.bin").write_bytes(b"\0\5\26\7")
+        assert mx.array_equal(logits(load_model(folder)), want)
 
     def test_links_as_in_the_hub_cache(self, folder: Path, tmp_path: Path) -> None:
         repository = tmp_path / "models--me--tiny"

@@ -29,6 +29,7 @@ STORAGES: Mapping[str, mx.Dtype] = {
 _DICTIONARY = "collections.OrderedDict"
 _TENSOR = "torch._utils._rebuild_tensor_v2"
 _PARAMETER = "torch._utils._rebuild_parameter"
+_UNREAD = ("torch.DoubleStorage", "torch.ComplexFloatStorage", "torch.ComplexDoubleStorage")
 _GLOBALS = (_DICTIONARY, _TENSOR, _PARAMETER, *STORAGES)
 
 _MAX_STACK = 100_000
@@ -217,6 +218,10 @@ class _Machine:
         self._push_global(f"{module}.{name}")
 
     def _push_global(self, name: str) -> None:
+        if name in _UNREAD:
+            raise ValueError(
+                f"holds numbers of the type {name}, which is not supported; convert them to float32"
+            )
         if name not in _GLOBALS:
             raise ValueError(
                 f"asks for {name!r:.100}, which is not needed for tensors of a known type and is "

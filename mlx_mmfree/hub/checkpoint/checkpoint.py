@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,12 @@ from ...files.checkpoint_files import (
     TORCH_INDEX_FILE,
     TORCH_PATTERNS,
     TORCH_WEIGHTS_FILE,
+    TORCH_WEIGHTS_PATTERN,
     WEIGHTS_FILE,
+    WEIGHTS_PATTERN,
 )
 from ...files.json_file import read_json_object
+from ...files.paths import visible
 from ...files.tensor_entry import TensorEntry
 from ...files.torch import checkpoint as torch_checkpoint
 from ..remote.download import gguf_file, local_folder
@@ -31,9 +34,10 @@ RUN_MODEL = "model"
 """The folder of the model in the folder of a training run."""
 
 _WEIGHT_FILES = (
-    (WEIGHTS_FILE, INDEX_FILE),
-    (TORCH_WEIGHTS_FILE, TORCH_INDEX_FILE),
+    (WEIGHTS_FILE, INDEX_FILE, WEIGHTS_PATTERN),
+    (TORCH_WEIGHTS_FILE, TORCH_INDEX_FILE, TORCH_WEIGHTS_PATTERN),
 )
+_COUNTED = re.compile(r".*-([0-9]{5})-of-([0-9]{5})\.\w+", re.ASCII | re.DOTALL)
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 
 
@@ -101,7 +105,7 @@ def open_checkpoint(
             dtypes = {entry.dtype for entry in tensors.values()}
             config = with_latent(config, dtypes, revision, latent)
             return Checkpoint(folder, config, tensors, dtype)
-    if not any((folder / name).exists() for name in (WEIGHTS_FILE, INDEX_FILE)):
+    if not _holds(folder, _WEIGHT_FILES[0]):
         folder = local_folder(path_or_repo, revision, patterns=TORCH_PATTERNS)
     if not (folder / CONFIG_FILE).exists():
         raise CheckpointError(
@@ -122,24 +126,32 @@ def _place(folder: Path) -> str:
 
 def has_weights(folder: Path) -> bool:
     """Whether a folder holds weights in safetensors or PyTorch's files."""
-    names = (WEIGHTS_FILE, INDEX_FILE)
-    return any((folder / name).exists() for name in names) or any(folder.glob("*.bin"))
+    return any(_holds(folder, files) for files in _WEIGHT_FILES)
+
+
+def _holds(folder: Path, files: tuple[str, str, str]) -> bool:
+    _, index, pattern = files
+    return (folder / index).exists() or bool(visible(folder, pattern))
 
 
 def read_tensor_entries(folder: Path) -> dict[str, TensorEntry]:
     """The tensors of a checkpoint folder by their names, from the headers of its files.
 
-    If there are safetensors and PyTorch's files, the safetensors are read.
+    If there are safetensors and PyTorch's files, the safetensors are read. Without an index, all files
+    are read that mlx-lm takes for weights.
 
     Raises:
         CheckpointError: A file is missing, damaged or inconsistent.
     """
-    for weights, index in _WEIGHT_FILES:
+    for weights, index, pattern in _WEIGHT_FILES:
         if (folder / weights).exists():
             return _read_header(folder / weights)
         if (folder / index).exists():
             return _read_shards(folder / index, Path(weights).suffix)
-    names = " or ".join(name for names in _WEIGHT_FILES for name in names)
+        if shards := visible(folder, pattern):
+            _check_complete(folder, [shard.name for shard in shards])
+            return _merged(shards)
+    names = " or ".join(name for *names, _ in _WEIGHT_FILES for name in names)
     raise CheckpointError(
         f"[load] '{folder}' must hold {names} but has none of them. Give the folder that holds the "
         "weights, or fetch them again."
@@ -187,15 +199,7 @@ def _read_shards(index_file: Path, suffix: str) -> dict[str, TensorEntry]:
                 f"[load] '{index_file}' must name {suffix} files of its own folder but got "
                 f"{shard!r:.100}. Fetch the checkpoint again."
             )
-    tensors: dict[str, TensorEntry] = {}
-    for shard in sorted(set(shards.values())):
-        for name, entry in _read_header(folder / shard).items():
-            if name in tensors:
-                raise CheckpointError(
-                    f"[load] '{folder}' must hold tensor {name!r:.100} once but both "
-                    f"{tensors[name].file.name} and {shard} have it. Fetch the checkpoint again."
-                )
-            tensors[name] = entry
+    tensors = _merged([folder / shard for shard in sorted(set(shards.values()))])
     for name, shard in shards.items():
         if name not in tensors or tensors[name].file.name != shard:
             raise CheckpointError(
@@ -203,3 +207,29 @@ def _read_shards(index_file: Path, suffix: str) -> dict[str, TensorEntry]:
                 "does not. Fetch the checkpoint again."
             )
     return tensors
+
+
+def _merged(files: Sequence[Path]) -> dict[str, TensorEntry]:
+    """The tensors of all files."""
+    tensors: dict[str, TensorEntry] = {}
+    for file in files:
+        for name, entry in _read_header(file).items():
+            if name in tensors:
+                raise CheckpointError(
+                    f"[load] '{file.parent}' must hold tensor {name!r:.100} once but both "
+                    f"{tensors[name].file.name} and {file.name} have it. Fetch the checkpoint again."
+                )
+            tensors[name] = entry
+    return tensors
+
+
+def _check_complete(folder: Path, names: Sequence[str]) -> None:
+    """Refuses files without an index some of which are absent, as their names tell."""
+    counted = [found for name in names if (found := _COUNTED.fullmatch(name))]
+    for count in {found[2] for found in counted}:
+        numbers = {int(found[1]) for found in counted if found[2] == count}
+        if absent := sorted(set(range(1, int(count) + 1)) - numbers):
+            raise CheckpointError(
+                f"[load] '{folder}' must hold all {int(count)} parts of the weights but lacks part "
+                f"{absent[0]}, and there is no index. Fetch the checkpoint again."
+            )

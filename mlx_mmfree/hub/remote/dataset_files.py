@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import escape
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ...errors import CheckpointError
 from .download import REPOSITORY_NAME, ask_hub
@@ -60,5 +60,9 @@ def dataset_files(
     listed = ask_hub(
         name, revision, tuple(patterns), dry_run=True, repo_type="dataset", has_folders=True
     )
-    files = (DatasetFile(name, f.commit_hash, f.filename, f.file_size) for f in listed)
+    files = (
+        DatasetFile(name, f.commit_hash, f.filename, f.file_size)
+        for f in listed
+        if not PurePosixPath(f.filename).name.startswith(".")
+    )
     return sorted(files, key=lambda file: file.name)

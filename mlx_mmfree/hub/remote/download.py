@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import CheckpointError, DownloadError, MMFreeError
 from ...files.checkpoint_files import GGUF_SUFFIX, TOKENIZER_PATTERNS, WEIGHT_PATTERNS
 from ...files.gguf.parts import part_names, whole_models
-from ...files.paths import expanded
+from ...files.paths import expanded, visible
 from .cache_content import fetch_missing
 
 DATASET_FILES = ("train.jsonl", "valid.jsonl", "test.jsonl")
@@ -84,7 +84,7 @@ def gguf_file(
     if folder.is_file():
         return folder
     name = os.fspath(path_or_repo)
-    names = whole_models(file.name for file in folder.glob(f"*{GGUF_SUFFIX}"))
+    names = whole_models(file.name for file in visible(folder, f"*{GGUF_SUFFIX}"))
     is_remote = not Path(os.path.expanduser(name)).is_dir()
     if not names and is_remote:
         names = whole_models(_listed(name, revision, (f"*{GGUF_SUFFIX}",)))
@@ -132,7 +132,7 @@ def dataset_folder(path_or_repo: str, revision: str | None = None) -> Path:
 def _listed(repository: str, revision: str | None, patterns: tuple[str, ...]) -> list[str]:
     """The names of the files of a repository that match a pattern. Nothing is downloaded."""
     found = ask_hub(repository, revision, patterns, dry_run=True)
-    return sorted(file.filename for file in found)
+    return sorted(file.filename for file in found if not file.filename.startswith("."))
 
 
 def _download(repository: str, revision: str | None, patterns: tuple[str, ...]) -> Path:

@@ -3,7 +3,8 @@
 A module `X` has `X.weight`, `uint32` with codes of 2 to 8 bits, and `X.scales` and `X.biases` with one
 float for each group of inputs. The weight is `code * scale + bias`. Activations stay floats.
 `config.json` describes the form under `quantization`. There, the name of a module may hold another form,
-or `false` for none. Ternary Bonsai uses 2 bits with codes below 3 and `bias = -scale`.
+`false` for none, or `true` for the usual one. Ternary Bonsai uses 2 bits with codes below 3 and
+`bias = -scale`.
 """
 
 from collections.abc import Container, Mapping
@@ -62,7 +63,7 @@ def check_form(described: Any) -> None:
     forms = [described]
     if isinstance(described, Mapping):
         own = [value for key, value in described.items() if key not in _FORM_KEYS]
-        forms += [value for value in own if value is not False]
+        forms += [value for value in own if not isinstance(value, bool)]
         forms[0] = {key: described[key] for key in _FORM_KEYS if key in described}
     for each in forms:
         if (
@@ -77,6 +78,14 @@ def check_form(described: Any) -> None:
                 f"[config.json] 'quantization' must be affine with {_listed(BITS)} bits and a group "
                 f"size of {_listed(GROUP_SIZES)} but got {each!r:.200}. Use a checkpoint in such a form."
             )
+
+
+def _sizes_of(name: str, described: Mapping[str, Any]) -> dict[str, int]:
+    """The group size and bits of a module, by its name on disk, of a description that was checked."""
+    own = described.get(name)
+    given = own if isinstance(own, Mapping) else described
+    # some writers of JSON give whole numbers a fraction of zero
+    return {key: int(given[key]) for key in ("group_size", "bits")}
 
 
 def _listed(numbers: tuple[int, ...]) -> str:
@@ -104,7 +113,6 @@ def quantize_modules(
     Raises:
         CheckpointError: A group does not divide the inputs of a module.
     """
-    usual = {key: described[key] for key in ("group_size", "bits")}
     replaced: list[tuple[str, nn.Module]] = []
     for path, matrix in matrices(model).items():
         if not matrix.is_plain:
@@ -112,8 +120,7 @@ def quantize_modules(
         name = names.module_to_disk(path)
         if f"{name}.scales" not in tensors:
             continue
-        own = described.get(name) or {}
-        sizes: dict[str, Any] = {key: own.get(key, value) for key, value in usual.items()}
+        sizes: dict[str, Any] = _sizes_of(name, described)
         if matrix.input_dims % sizes["group_size"]:
             raise CheckpointError(
                 f"[config.json] 'group_size' must divide the {matrix.input_dims} inputs of {name!r} but "

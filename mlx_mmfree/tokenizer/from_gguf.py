@@ -15,19 +15,19 @@ from .special_tokens import ENDS_OF_TURN
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+LLAMA3_PATTERN = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 # how text is split before merging, by `tokenizer.ggml.pre`
 _PATTERNS = {
     **dict.fromkeys(
-        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon_e", "falcon-e"), _LLAMA3
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon_e", "falcon-e"), LLAMA3_PATTERN
     ),
     **dict.fromkeys(("gpt-2", "gpt2", "olmo", "mpt"), _GPT2),
     "qwen2": _QWEN2,
 }
-BYTE_LEVEL_PATTERNS = {_LLAMA3: "llama-bpe", _QWEN2: "qwen2", _GPT2: "gpt-2"}
+BYTE_LEVEL_PATTERNS = {LLAMA3_PATTERN: "llama-bpe", _QWEN2: "qwen2", _GPT2: "gpt-2"}
 """The names of the patterns that can be written."""
 
 
@@ -76,7 +76,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
         if token in ENDS_OF_TURN and types[number] == TokenType.CONTROL
     }
     files["generation_config.json"] = json.dumps({"eos_token_id": sorted(ends)}).encode()
-    adds_bos = kind == "llama" or pattern == _LLAMA3
+    adds_bos = kind == "llama" or pattern == LLAMA3_PATTERN
     files["tokenizer_config.json"] = json.dumps(_settings(metadata, tokens, adds_bos)).encode()
     return files
 
@@ -168,7 +168,7 @@ def _byte_level(
         "decoder": byte_level | {"use_regex": True},
         "model": {
             "type": "BPE",
-            "ignore_merges": pattern == _LLAMA3,
+            "ignore_merges": pattern == LLAMA3_PATTERN,
             "vocab": vocabulary,
             "merges": merges,
         },

@@ -1,6 +1,5 @@
 """Turns the tokenizer of a checkpoint into metadata of a GGUF file, the inverse of `from_gguf`."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +133,9 @@ def _pattern_name(pre_tokenizer: dict[str, Any], file: Path) -> str:
     if known and len(patterns) == 1 and patterns[0] in BYTE_LEVEL_PATTERNS:
         return BYTE_LEVEL_PATTERNS[patterns[0]]
     raise UnsupportedModelError(
-        f"[convert] '{file}' must split text as Llama 3, Qwen2 or GPT-2 do, for which GGUF has names, "
-        f"but has {json.dumps(pre_tokenizer)!r:.160}. Write another form."
+        f"[convert] '{file}' must split text before merging as Llama 3, Qwen2 or GPT-2 do, which GGUF "
+        "has names for, but splits it in another way, as vocabularies do that older versions of "
+        "mlx-mmfree trained. Write another form."
     )
 
 

@@ -13,7 +13,6 @@ from hashlib import sha256
 from typing import Any
 
 from .from_gguf import BYTE_LEVEL_PATTERNS
-from .train_vocabulary import SPLIT_PATTERN
 
 _MAX_STEPS = 8
 _MAX_GROWTH = 64
@@ -23,7 +22,9 @@ _MAX_ADDED_TOKENS, _MAX_ADDED_LENGTH = 20_000, 256
 _MAX_UNIGRAM_PIECES, _MAX_UNIGRAM_LENGTH = 1_000_000, 64
 _MAX_UNIGRAM_CHARACTERS = 4_000_000
 _MAX_FRAME_PIECES = 16
-_SPLIT_PATTERNS = frozenset((*BYTE_LEVEL_PATTERNS, SPLIT_PATTERN, r"[0-9][0-9][0-9]", r"\s+"))
+# the packaged model's vocabulary, and others that this library trained, split texts so
+_OLDER_PATTERN = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_SPLIT_PATTERNS = frozenset((*BYTE_LEVEL_PATTERNS, _OLDER_PATTERN, r"[0-9][0-9][0-9]", r"\s+"))
 _REPLACED_PATTERNS = frozenset((" {2,}", r"\s+", r"[\n\r\t]", r"\n"))
 # SHA-256 of SentencePiece's tables for its rules nmt_nfkc, nfkc, nmt_nfkc_cf and nfkc_cf
 _CHARACTER_MAPS = frozenset(

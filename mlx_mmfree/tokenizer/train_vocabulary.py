@@ -8,9 +8,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from tokenizers import Tokenizer as _BPETokenizer
 
 from ..files.replacing import new_file
-
-# letters with one leading space, single digits, other symbols, line breaks
-SPLIT_PATTERN = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+from .from_gguf import LLAMA3_PATTERN
 
 
 def train_vocabulary(
@@ -23,7 +21,8 @@ def train_vocabulary(
 ) -> None:
     """Trains a byte-level BPE vocabulary (Sennrich et al., arXiv 1508.07909).
 
-    Writes `tokenizer.json` and `tokenizer_config.json` into `folder`.
+    Texts are split before merging as for Llama 3, which llama.cpp knows by name. Writes
+    `tokenizer.json` and `tokenizer_config.json` into `folder`.
 
     Args:
         documents: The texts to learn merges from.
@@ -37,7 +36,7 @@ def train_vocabulary(
     tokenizer = _BPETokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated"),
+            pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

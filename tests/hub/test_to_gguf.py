@@ -1,6 +1,8 @@
 """GGUF files, read back exactly by this library and by the package `gguf`."""
 
 import json
+import random
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,18 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, ReaderField, dequantize, quantize
 from mlx.utils import tree_flatten
 
+from mlx_mmfree import demo
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.files.gguf import ternary as gguf_ternary
 from mlx_mmfree.files.gguf.types import TYPES
-from mlx_mmfree.hub import convert, load, load_model, open_checkpoint, save_model
+from mlx_mmfree.hub import (
+    convert,
+    load,
+    load_model,
+    load_tokenizer,
+    open_checkpoint,
+    save_model,
+)
 from mlx_mmfree.hub.checkpoint.forms.packed_format import WRITER_KEY
 from mlx_mmfree.hub.checkpoint.writer_record import record
 from mlx_mmfree.hub.conversion.plan import FloatForms
@@ -21,6 +31,8 @@ from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops import pack_ternary, ternarize
 from mlx_mmfree.ops.ternary import ROUNDING_VERSION
+from mlx_mmfree.tokenizer.train_vocabulary import train_vocabulary
+from mlx_mmfree.training.corpus.documents import read_documents
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_transformer
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -64,6 +76,54 @@ def floats_of(reader: GGUFReader) -> dict[str, np.ndarray]:
         tensor.name: dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         for tensor in reader.tensors
     }
+
+
+def own_vocabulary(folder: Path) -> Path:
+    """A GGUF file of a model with a vocabulary that this library trained."""
+    stories = read_documents(
+        Path(__file__).parents[2] / "examples/demo_corpus/valid-storybooks.txt"
+    )
+    train_vocabulary(islice(stories, 30), SIZES["vocab_size"], folder / "tokenizer")
+    model = tiny_transformer("llama", **SIZES | {"num_hidden_layers": 1})
+    save_model(folder / "model", model, folder / "tokenizer")
+    convert(open_checkpoint(folder / "model"), folder / "m", to="gguf", check=False)
+    [file] = (folder / "m").glob("*.gguf")
+    return file
+
+
+def texts() -> list[str]:
+    """Texts of letters, digits, marks and spaces of many kinds, drawn at random."""
+    draw = random.Random(0)
+    kinds = (
+        "abcDEF'sStTrRemMlLdD  \n\r\t.,!?\"-0123456789",
+        " \t\n\r\x0b\x0c\x85\xa0\u1680\u2003\u2028\u3000\u200b\ufeffaé1.",
+        "\xe9\xfc\xdf\u0153\u017fK\u6771\u4eac\u043f\u0440\u0438\u0432\u0435\u0442\u0661\u0662\u2167\xbd\xb2\U0001f642\U0001f469\u200d\U0001f467e\u0301\xaa",
+        "'\u2019\u201c\u201d\xab\u2014\u2013_()[]{}<>|/\\@#$%^&*+=~\xb4` aB1\n",
+    )
+    drawn = [
+        "".join(draw.choices(draw.choice(kinds), k=draw.randrange(1, 40))) for _ in range(2000)
+    ]
+    return [*drawn, "It's I'M we'LL don'T 'tis", "a\n\n b \r\n\r\n  c", "1234567 3.14", " \n "]
+
+
+def test_a_vocabulary_that_was_trained_here_comes_back(tmp_path: Path) -> None:
+    file = own_vocabulary(tmp_path)
+    assert field(GGUFReader(file), "tokenizer.ggml.pre") == "llama-bpe"
+    want, got = (load_tokenizer(path) for path in (tmp_path / "tokenizer", file.parent))
+    for text in texts():
+        assert got.encode(text) == want.encode(text), text
+
+
+@pytest.mark.interop
+def test_llama_cpp_splits_texts_as_a_vocabulary_that_was_trained_here(tmp_path: Path) -> None:
+    """All texts are equal with llama.cpp as llama-cpp-python 0.3.36 has it."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    file = own_vocabulary(tmp_path)
+    theirs = llama_cpp.Llama(str(file), vocab_only=True, verbose=False)
+    ours = load_tokenizer(tmp_path / "tokenizer")
+    for text in texts():
+        want = theirs.tokenize(text.encode(), add_bos=True, special=False)
+        assert ours.encode(text, parse_special=False) == want, text
 
 
 @pytest.mark.parametrize("kind", ["tq2_0", "tq1_0"])
@@ -284,6 +344,15 @@ class TestRefused:
         checkpoint = open_checkpoint(tiny_checkpoint(tmp_path / "s"))
         with pytest.raises(UnsupportedModelError, match=r"neither llama\.cpp nor"):
             convert(checkpoint, tmp_path / "m", to="gguf")
+
+    def test_a_vocabulary_that_splits_texts_in_another_way(self, tmp_path: Path) -> None:
+        model = tiny_transformer("llama", **SIZES | {"num_hidden_layers": 1, "vocab_size": 2048})
+        save_model(tmp_path / "s", model, demo.path())
+        with pytest.raises(
+            UnsupportedModelError, match="must split text before merging as"
+        ) as caught:
+            convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", to="gguf")
+        assert "{" not in str(caught.value) and not (tmp_path / "m").exists()
 
     def test_missing_tokenizer(self, tmp_path: Path) -> None:
         save_model(tmp_path / "s", tiny_transformer(**SIZES))

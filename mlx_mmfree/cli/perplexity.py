@@ -24,8 +24,10 @@ The text is cut into windows of --sequence-length tokens, and every token but th
 once. A recurrent model carries its state from window to window, so that each token is predicted from
 all of the text before it. A model with attention begins each window with an empty state. Change this
 with --carry-state or --no-carry-state. The text begins with the tokenizer's first token, if there is
-one. Without one, the first token of the text is not predicted, and its bytes do not count. The
-standard error treats the tokens as independent."""
+one. Without one, the first token of the text is not predicted, and its bytes do not count.
+<|endoftext|> ends a document, as in the texts of 'mmfree train': the token that ends a text stands in
+its place, whose bytes and the line breaks around it do not count. Other special tokens in the text
+are plain text. The standard error treats the tokens as independent."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -39,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
         required=True,
         type=Path,
         metavar="FILE",
-        help="UTF-8 text file; special tokens in it count as plain text",
+        help="UTF-8 text file, which may be compressed with .gz or .xz",
     )
     text.add_argument(
         "--sequence-length",

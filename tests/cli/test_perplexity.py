@@ -1,6 +1,8 @@
 """`mmfree perplexity` on small files."""
 
+import gzip
 import json
+import lzma
 import math
 from pathlib import Path
 
@@ -11,10 +13,14 @@ import pytest
 
 from mlx_mmfree import demo
 from mlx_mmfree.cli import main
+from mlx_mmfree.evaluation import measure_perplexity
 from mlx_mmfree.hub import load
+from mlx_mmfree.training.corpus.documents import read_documents
+from mlx_mmfree.training.corpus.token_file import open_token_file
+from mlx_mmfree.training.corpus.tokenize import write_token_file
 
 Captured = pytest.CaptureFixture[str]
-TEXT = "Once upon a time, there was a little girl. She said: <|endoftext|> café! " * 4
+TEXT = "Once upon a time, there was a little girl. She said: <|im_end|> café! " * 4
 
 
 @pytest.fixture
@@ -65,6 +71,34 @@ def test_without_a_first_token_the_first_of_the_text_is_not_predicted(
     assert got["tokens"] == count
     assert got["size_bytes"] == len(TEXT.encode()) - len(first)
     assert got["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-5)
+
+
+@pytest.mark.parametrize("suffix", ["", ".xz", ".gz"])
+@pytest.mark.parametrize("windows", [[], ["--num-samples", "2"]])
+def test_ends_of_texts_are_read_as_in_training(
+    suffix: str, windows: list[str], tmp_path: Path, capsys: Captured
+) -> None:
+    pack = {".xz": lzma.compress, ".gz": gzip.compress}.get(suffix, bytes)
+    stories = ["\nThe cat sat.\nIt slept.\n", "", "A dog!", "The end of a story that is longer.\n"]
+    file = tmp_path / f"stories.txt{suffix}"
+    file.write_bytes(pack("<|endoftext|>".join(stories).encode()))
+    model, tokenizer = load(demo.path())
+    [header] = write_token_file(read_documents(file), tmp_path / "stories.tokens", tokenizer)
+    tokens = open_token_file(tmp_path / "stories.tokens").tokens
+    length = 8 if windows else len(tokens)
+    if windows:
+        tokens = tokens[: 2 * length + 1]
+    want = measure_perplexity(model, tokens, header.size_bytes, length=length)
+    flags = ["--data", str(file), "--sequence-length", str(length), "--no-carry-state", *windows]
+    got = figures(capsys, *flags)
+    assert got["tokens"] == want.tokens
+    assert got["perplexity"] == pytest.approx(want.perplexity, rel=1e-5)
+    end = tokenizer.eos_token_id
+    predicted = tokenizer.decode([token for token in tokens[1:].tolist() if token != end])
+    assert got["size_bytes"] == len(predicted.encode())
+    if not windows:
+        first = tokenizer.decode(tokens[:1].tolist())
+        assert got["size_bytes"] == header.size_bytes - len(first.encode())
 
 
 def test_some_windows(folder: Path, file: Path, capsys: Captured) -> None:

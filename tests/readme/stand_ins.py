@@ -1,6 +1,7 @@
 """What the commands of the README files find: tiny models under published names, and small files."""
 
 import json
+import lzma
 import shutil
 from pathlib import Path
 
@@ -71,6 +72,7 @@ def write_working_folder(folder: Path) -> None:
         Image.effect_noise((40, 30), 50).save(folder / name)
     (folder / "corpus").mkdir()
     write_corpus(folder / "corpus" / "texts.txt", 1, documents=200)
+    _write_held_out(folder / "examples" / "demo_corpus")
     (folder / "large.yaml").write_text(_yaml_of("Large corpora"))
     answers = {"completion": "It is {}."}
     preferred = {"chosen": "It is {}.", "rejected": "No, {}."}
@@ -84,6 +86,15 @@ def write_working_folder(folder: Path) -> None:
             (folder / name / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     _write_pets(folder)
     _write_recipes(folder / "examples" / "demo_model", folder / "runs")
+
+
+def _write_held_out(folder: Path) -> None:
+    """Files under the names of the held-out texts of the packaged model."""
+    folder.mkdir(parents=True)
+    for file in (ROOT / "examples" / "demo_corpus").glob("valid-*"):
+        write_corpus(folder / "text", 2, documents=5)
+        text = (folder / "text").read_bytes()
+        (folder / file.name).write_bytes(lzma.compress(text) if file.suffix == ".xz" else text)
 
 
 def _write_recipes(folder: Path, runs: Path) -> None:

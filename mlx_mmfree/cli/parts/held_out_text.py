@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
-from ...files.opening import read_text as read_utf8
+from ...files.opening import decode_text, read_file
+from ...training.corpus.documents import END_OF_TEXT
+from ...training.corpus.pieces import COMPRESSED, read_pieces
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +18,7 @@ _MAX_BYTES = 32_000_000
 
 
 def read_text(file: Path, place: str) -> str:
-    """Reads a text file.
+    """Reads a text file, which may be compressed with `.gz` or `.xz`.
 
     Args:
         file: The file.
@@ -24,13 +26,26 @@ def read_text(file: Path, place: str) -> str:
 
     Raises:
         UsageError: The file cannot be read, is too large, or is not UTF-8.
+        TrainingError: A compressed file cannot be read, or grows to far too much.
     """
     try:
-        return read_utf8(file, _MAX_BYTES)
-    except OSError as error:
+        return decode_text(_content(file))
+    except (OSError, ValueError) as error:
+        reason = error if isinstance(error, OSError) else f"it {error}"
         raise UsageError(
-            f"{place} must be a UTF-8 text file but '{file}' cannot be read: {error}."
+            f"{place} must be a UTF-8 text file but '{file}' cannot be read: {reason}."
         ) from error
+
+
+def _content(file: Path) -> bytes:
+    if file.suffix not in COMPRESSED:
+        return read_file(file, _MAX_BYTES)
+    data = bytearray()
+    for piece in read_pieces(file):
+        data += piece
+        if len(data) > _MAX_BYTES:
+            raise OSError(f"it holds more than the {_MAX_BYTES:,} bytes that such a file may have")
+    return bytes(data)
 
 
 def text_tokens(
@@ -38,34 +53,54 @@ def text_tokens(
 ) -> "tuple[np.ndarray, int]":
     """The token ids of a text, and the number of UTF-8 bytes that they predict.
 
+    Documents that end with `<|endoftext|>` are encoded as for training: one by one without the line
+    breaks around them, each followed by the token that ends it. Its bytes do not count.
+
     The ids begin with the tokenizer's first token, if it has one. Without one, the first token of the
     text is not predicted, and its bytes do not count.
 
     Args:
         tokenizer: The tokenizer of the model.
-        text: The text. Special tokens in it count as plain text.
+        text: The text. Other special tokens in it count as plain text.
         vocab_size: The size of the model's vocabulary.
         place: The command in brackets and the argument that gave the text in quotes.
         limit: The largest number of ids to return; `None` returns all.
 
     Raises:
         UsageError: The text has fewer than two tokens.
+        TrainingError: It has several documents, and the tokenizer has no token that ends one.
         ValueError: A token is outside the model's vocabulary.
     """
     import numpy as np
 
     from ...models.parts.tokens import check_tokens
+    from ...training.corpus.tokenize import end_of_text
 
-    plain = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+    documents, end = [text], list[int]()
+    if END_OF_TEXT in text:
+        documents = [part for part in map(_stripped, text.split(END_OF_TEXT)) if part]
+        end = [end_of_text(tokenizer)]
     frame = tokenizer.encode("")[:1]
-    begins = frame == [tokenizer.bos_token_id]
-    ids = [*frame, *plain] if begins else plain
-    is_whole = limit is None or limit >= len(ids)
-    ids = ids[:limit]
+    ids = frame if frame == [tokenizer.bos_token_id] else []
+    size_bytes = 0
+    for document in documents:
+        part = tokenizer.encode(document, add_special_tokens=False, parse_special=False)
+        kept = part if limit is None else part[: limit - len(ids)]
+        first = 0 if ids else 1
+        is_whole = first == 0 and len(kept) == len(part)
+        predicted = document if is_whole else tokenizer.decode(kept[first:])
+        size_bytes += len(predicted.encode())
+        ids += kept + end
+        if limit is not None and len(ids) >= limit:
+            ids = ids[:limit]
+            break
     check_tokens(ids, vocab_size)
     if len(ids) < 2:
         raise UsageError(
-            f"{place} must hold at least two tokens but holds {len(plain)}. Give a longer text."
+            f"{place} must hold at least two tokens but holds {len(ids)}. Give a longer text."
         )
-    predicted = text if is_whole and begins else tokenizer.decode(ids[1:])
-    return np.array(ids, np.int32), len(predicted.encode())
+    return np.array(ids, np.int32), size_bytes
+
+
+def _stripped(document: str) -> str:
+    return document.strip("\n")

@@ -21,7 +21,7 @@ from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.layers import key_value_state
 from mlx_mmfree.models import Decoder, hgrn_bit, llama
 from mlx_mmfree.ops.backend.compilation import can_compile, compiled
-from tests.generation.models import MODELS, VOCABULARY
+from tests.generation.models import MODELS, VOCABULARY, alone
 from tests.generation.scheduling.running import Characters, run
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -138,7 +138,7 @@ def test_speculation_once_for_each_number_of_tokens(
     name: str, built: list[tuple[int, ...]]
 ) -> None:
     model, draft = MODELS[name](1), MODELS[name](2)
-    want = list(generate_tokens(model, PROMPT, max_tokens=25))
+    want = alone(model, PROMPT, 25)
     built.clear()
     decoding = SpeculativeDecoding(model, draft, mx.array([PROMPT]), num_draft_tokens=4)
     got = [decoding.step(is_last=n == 25)[0] for n in range(1, 26)]
@@ -158,7 +158,7 @@ def test_room_grows_while_tokens_are_proposed(
 ) -> None:
     monkeypatch.setattr(key_value_state, "GROWTH_STEP", 16)
     model, draft = (MODELS[name](1) for name in names)
-    want = list(generate_tokens(model, PROMPT, max_tokens=60))
+    want = alone(model, PROMPT, 60)
     built.clear()
     decoding = SpeculativeDecoding(model, draft, mx.array([PROMPT]), num_draft_tokens=3)
     assert [decoding.step()[0] for _ in range(60)] == want

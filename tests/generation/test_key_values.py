@@ -8,7 +8,6 @@ from mlx.utils import tree_flatten, tree_reduce
 
 from mlx_mmfree.generation import (
     batch_generate,
-    generate_tokens,
     keeps_key_values,
     memory_need,
     prefill,
@@ -16,7 +15,7 @@ from mlx_mmfree.generation import (
 )
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder, llama
-from tests.generation.models import SETTINGS, attention, recurrent
+from tests.generation.models import SETTINGS, alone, attention, recurrent
 from tests.tolerances import TOLERANCE, relative_error
 
 TOKENS = mx.random.randint(0, 23, (1, 40), key=mx.random.key(6))
@@ -96,7 +95,7 @@ def test_a_batch_gives_the_texts_of_its_rows(
     model = with_key_values(llama.build(config), **settings)
     prompts = [[5, 6], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18], [300]]
     texts = batch_generate(model, tokenizer, prompts, max_tokens=10).tokens
-    assert texts == [list(generate_tokens(model, row, max_tokens=10)) for row in prompts]
+    assert texts == [alone(model, row, 10) for row in prompts]
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)

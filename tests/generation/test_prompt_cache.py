@@ -23,7 +23,7 @@ from mlx_mmfree.generation import (
 from mlx_mmfree.generation.fingerprint import fingerprint
 from mlx_mmfree.generation.prompt_cache import read_settings
 from mlx_mmfree.models import Decoder
-from tests.generation.models import MODELS, SETTINGS, VOCABULARY, attention, recurrent
+from tests.generation.models import MODELS, SETTINGS, VOCABULARY, alone, attention, recurrent
 
 PROMPT = [n * n % VOCABULARY for n in range(17)]
 REST = [4, 2]
@@ -52,7 +52,7 @@ def test_the_text_goes_on_as_if_it_had_been_read_now(name: str, length: int, fil
         assert got.dtype == want.dtype and mx.array_equal(got, want)
     want = continued(model, prefill(model, mx.array([prompt]), step_size=5))
     assert continued(model, loaded.state) == want
-    assert want == list(generate_tokens(model, [*prompt, *REST], max_tokens=6))
+    assert want == alone(model, [*prompt, *REST], 6)
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)

@@ -21,7 +21,7 @@ from mlx_mmfree.generation.speculative import SpeculativeDecoding
 from mlx_mmfree.hub import Tokenizer, load_tokenizer
 from mlx_mmfree.models import Decoder, llama
 from tests.generation.conftest import GOLDENS
-from tests.generation.models import MODELS, VOCABULARY, attention, recurrent
+from tests.generation.models import MODELS, VOCABULARY, alone, attention, recurrent
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -47,7 +47,7 @@ def speculated(model: Decoder, draft: Decoder, count: int, **options: Any) -> tu
 @pytest.mark.parametrize("num_draft_tokens", [1, 4])
 def test_the_text_is_the_greedy_one(name: str, num_draft_tokens: int) -> None:
     model = MODELS[name](1)
-    want = list(generate_tokens(model, PROMPT, max_tokens=24))
+    want = alone(model, PROMPT, 24)
     rates = {}
     drafts = {"same": model, "near": nearly(model, 9), "other": recurrent(7)}
     for kind, draft in drafts.items():
@@ -63,7 +63,7 @@ def test_the_text_is_the_greedy_one(name: str, num_draft_tokens: int) -> None:
 def test_penalties_see_what_was_proposed(name: str) -> None:
     model = MODELS[name](1)
     processors = make_processors(1.4, 6, presence_penalty=0.2, frequency_penalty=0.3)
-    want = list(generate_tokens(model, PROMPT, max_tokens=40, processors=processors))
+    want = alone(model, PROMPT, 40, processors=processors)
     assert want != list(generate_tokens(model, PROMPT, max_tokens=40))
     got, stats = speculated(model, nearly(model, 9), 40, processors=processors)
     assert got == want
@@ -73,7 +73,7 @@ def test_penalties_see_what_was_proposed(name: str) -> None:
 def test_a_state_given_is_continued() -> None:
     for model in (recurrent(1), attention(1)):
         _, state = model(mx.array([[7, 8, 9]]))
-        want = list(generate_tokens(model, PROMPT, max_tokens=20, state=state))
+        want = alone(model, PROMPT, 20, state=state)
         got, _ = speculated(model, nearly(model, 9), 20, state=state)
         assert got == want
 

@@ -4,12 +4,12 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.errors import NumericalError
-from mlx_mmfree.generation import generate_tokens, make_processors, make_sampler
+from mlx_mmfree.generation import make_processors, make_sampler
 from mlx_mmfree.generation.scheduling import Event, Request, Scheduler
 from mlx_mmfree.generation.sessions import Sessions
 from mlx_mmfree.generation.speculative import DraftStats
 from mlx_mmfree.models import Decoder
-from tests.generation.models import MODELS, VOCABULARY, recurrent
+from tests.generation.models import MODELS, VOCABULARY, alone, recurrent
 from tests.generation.scheduling.running import Characters, run, tokens_of
 
 PROMPT = [(5 * n * n) % VOCABULARY for n in range(20)]
@@ -23,10 +23,6 @@ def scheduler_of(model: Decoder, draft: Decoder, sessions: Sessions | None = Non
         sessions=sessions,
         draft_model=draft,
     )
-
-
-def alone(model: Decoder, tokens: list[int], count: int) -> list[int]:
-    return list(generate_tokens(model, tokens, max_tokens=count))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -6,11 +6,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.generation import generate_tokens
 from mlx_mmfree.generation.scheduling import Request, Scheduler
 from mlx_mmfree.generation.sessions import Sessions
 from mlx_mmfree.models import Decoder
-from tests.generation.models import MODELS, VOCABULARY
+from tests.generation.models import MODELS, VOCABULARY, alone
 from tests.generation.scheduling.running import Characters, run, tokens_of
 
 STEP = 8
@@ -89,7 +88,7 @@ def test_the_same_prompt_is_read_once(model: Decoder, max_rows: int) -> None:
     scheduler = scheduler_of(model, max_rows=max_rows)
     events = run(scheduler, [request] * 5)
     assert scheduler.tokens_read == 19
-    want = list(generate_tokens(model, request.tokens, max_tokens=4))
+    want = alone(model, request.tokens, 4)
     assert [tokens_of(each) for each in events] == [want] * 5
     assert [each[0].cached_tokens for each in events] == [0, 19, 19, 19, 19]
 
@@ -101,7 +100,7 @@ def test_what_prompts_share_up_to_a_mark_is_read_once(model: Decoder) -> None:
     events = run(scheduler, requests)
     assert scheduler.tokens_read == 18 + sum(n - 1 for n in range(1, 6))
     for request, each in zip(requests, events, strict=True):
-        assert tokens_of(each) == list(generate_tokens(model, request.tokens, max_tokens=3))
+        assert tokens_of(each) == alone(model, request.tokens, 3)
     assert [each[0].cached_tokens for each in events] == [0, 18, 18, 18, 18]
 
 
@@ -133,7 +132,7 @@ def test_a_conversation_reads_only_what_is_new(name: str) -> None:
     assert [each[0].cached_tokens for each in both] == [20 + 4, 20 - 1]
     assert scheduler.tokens_read == len(again) - 1 - 24 + len(other) - 1 - 19
     for tokens, each in zip((again, other), both, strict=True):
-        assert tokens_of(each) == list(generate_tokens(model, tokens, max_tokens=4))
+        assert tokens_of(each) == alone(model, tokens, 4)
 
 
 def test_states_are_kept_at_marks_and_where_a_text_ends(model: Decoder) -> None:
@@ -180,5 +179,5 @@ def test_a_prompt_that_cannot_be_read_fails_alone(
     good, bad = Request([1] * 12, max_tokens=3), Request([*[2] * 12, 7, 1], max_tokens=3)
     (first, failed, last) = run(scheduler, [good, bad, good])
     assert [str(event.error) for event in failed] == ["broken"]
-    want = list(generate_tokens(model, good.tokens, max_tokens=3))
+    want = alone(model, good.tokens, 3)
     assert tokens_of(first) == tokens_of(last) == want

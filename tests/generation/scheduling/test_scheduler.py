@@ -23,7 +23,7 @@ from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.token_mixers.gmlp import GMLP
-from tests.generation.models import MODELS, VOCABULARY, attention
+from tests.generation.models import MODELS, VOCABULARY, alone, attention
 from tests.generation.scheduling.running import Characters, random_prompt, run, tokens_of
 
 
@@ -43,8 +43,7 @@ def check_joining_and_leaving(model: Decoder, tokenizer: Any, count: int) -> Non
         for event in scheduler.step():
             tokens[event.request].append(event.token)
     for request, got in zip(requests, tokens.values(), strict=True):
-        alone = generate_tokens(model, request.tokens, max_tokens=request.max_tokens)
-        assert got == list(alone)
+        assert got == alone(model, request.tokens, request.max_tokens)
 
 
 def test_requests_that_join_and_leave_get_what_they_get_alone(
@@ -76,7 +75,7 @@ def test_each_text_is_quantised_at_its_own_length(settings: dict[str, int]) -> N
     # prompts that came together are read together
     scheduler = Scheduler(model, Characters(VOCABULARY), prefill_step_size=256)
     for request, events in zip(requests, run(scheduler, requests), strict=True):
-        assert tokens_of(events) == list(generate_tokens(model, request.tokens, max_tokens=4))
+        assert tokens_of(events) == alone(model, request.tokens, 4)
 
 
 def test_drawn_texts_do_not_depend_on_neighbours(model: Decoder, tokenizer: Tokenizer) -> None:

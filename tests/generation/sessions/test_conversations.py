@@ -14,7 +14,7 @@ from mlx_mmfree.generation.sessions import Sessions
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, hgrn_bit, llama
-from tests.generation.models import SETTINGS
+from tests.generation.models import SETTINGS, alone
 from tests.generation.sessions.texts import same_bits
 
 SYSTEM, QUESTION, NEXT = list(range(5, 45)), [50, 51, 52], [60, 61, 62, 63]
@@ -95,10 +95,6 @@ def reply_of(events: Sequence[Event]) -> list[int]:
     return tokens  # type: ignore[return-value]
 
 
-def alone(model: Decoder, tokens: Sequence[int], count: int = REPLY) -> list[int]:
-    return list(generate_tokens(model, tokens, max_tokens=count))
-
-
 def test_a_conversation_sent_again_reads_only_what_is_new(
     either: Decoder, tokenizer: Tokenizer
 ) -> None:
@@ -108,7 +104,7 @@ def test_a_conversation_sent_again_reads_only_what_is_new(
         reply, read = server.reply(text)
         # the last token of a text is read with the reply, and that of the reply not before it is sent
         assert read == (len(text) - 1 if turn == 0 else len(NEXT))
-        assert reply == alone(either, text)
+        assert reply == alone(either, text, REPLY)
         text += [*reply, *NEXT]
 
 
@@ -122,7 +118,7 @@ def test_a_reply_that_comes_back_otherwise_costs_one_turn(
         reply, read = server.reply(text, marks)
         # the end of the last message is not the end of what was sent
         assert read == len(text) - 1 if turn == 0 else read == 1 + REPLY + len(NEXT) - 1
-        assert reply == alone(either, text)
+        assert reply == alone(either, text, REPLY)
         text += [*([70] * REPLY), *NEXT]
         marks.append(len(text))
 
@@ -134,18 +130,18 @@ def test_a_beginning_of_many_is_read_once(either: Decoder, tokenizer: Tokenizer)
     for question in ([80, 81, 82], [90, 91]):
         text = [*SYSTEM, *question]
         reply, read = server.reply(text, [mark])
-        assert read == len(question) - 1 and reply == alone(either, text)
+        assert read == len(question) - 1 and reply == alone(either, text, REPLY)
     texts = [[*SYSTEM, n, n + 1] for n in range(100, 104)]
     before = server.scheduler.tokens_read
     replies = server.ask(*(Request(text, max_tokens=REPLY, marks=[mark]) for text in texts))
     assert server.scheduler.tokens_read - before == len(texts)
-    assert [reply_of(reply) for reply in replies] == [alone(either, text) for text in texts]
+    assert [reply_of(reply) for reply in replies] == [alone(either, text, REPLY) for text in texts]
 
 
 def test_a_reply_that_was_ended_is_known_as_a_whole(model: Decoder, tokenizer: Tokenizer) -> None:
     server = Server(model, tokenizer)
     text = [*SYSTEM, *QUESTION]
-    reply = alone(model, text)
+    reply = alone(model, text, REPLY)
     end = reply[2]
     (events,) = server.ask(Request(text, max_tokens=REPLY, end=[end]))
     assert events[-1].finish_reason == "stop"
@@ -234,7 +230,7 @@ def test_a_state_beside_longer_texts_is_that_of_its_own(tokenizer: Tokenizer) ->
         want = alone(model, text, 4)
         rest = text[known.count :]
         assert list(generate_tokens(model, rest, state=known.state, max_tokens=4)) == want
-    assert server.reply(short)[0] == alone(model, short)
+    assert server.reply(short)[0] == alone(model, short, REPLY)
 
 
 def test_a_state_that_neighbours_have_changed_is_not_kept(tokenizer: Tokenizer) -> None:

@@ -19,7 +19,7 @@ from mlx_mmfree.generation.decode import Decoding
 from mlx_mmfree.generation.key_values import counted
 from mlx_mmfree.generation.sessions import Known, Sessions
 from mlx_mmfree.models import Decoder, hgrn_bit
-from tests.generation.models import MODELS, VOCABULARY, attention, hybrid, recurrent
+from tests.generation.models import MODELS, VOCABULARY, alone, attention, hybrid, recurrent
 from tests.generation.sessions.texts import TEXT, arrays, keep, read, same_bits
 
 
@@ -86,9 +86,9 @@ def test_a_state_serves_the_beginnings_that_it_can_be_cut_to(name: str, left: li
     model = MODELS[name](1)
     lengths = (4, 9, 13, 16)
     sessions = kept(model, *(TEXT[:n] for n in lengths))
-    alone = [kept(model, TEXT[:n]).stats().memory_bytes for n in left]
+    sizes = [kept(model, TEXT[:n]).stats().memory_bytes for n in left]
     stats = sessions.stats()
-    assert (stats.sessions, stats.memory_bytes) == (len(left), sum(alone))
+    assert (stats.sessions, stats.memory_bytes) == (len(left), sum(sizes))
     for n in lengths:
         known = sessions.find([*TEXT[:n], 3])
         assert known.count == n
@@ -96,8 +96,8 @@ def test_a_state_serves_the_beginnings_that_it_can_be_cut_to(name: str, left: li
         pairs = zip(counted(model, known.state), counted(model, want), strict=True)
         assert all(mx.array_equal(got, expected).item() for got, expected in pairs)
         rest = [22, 3, 8]
-        assert list(generate_tokens(model, rest, state=known.state, max_tokens=6)) == list(
-            generate_tokens(model, rest, state=want, max_tokens=6)
+        assert list(generate_tokens(model, rest, state=known.state, max_tokens=6)) == alone(
+            model, rest, 6, state=want
         )
         sessions.keep(TEXT[:n], want)
     assert sessions.stats().memory_bytes == stats.memory_bytes

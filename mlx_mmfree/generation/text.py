@@ -90,7 +90,7 @@ def stream_generate(
         state: What the model has read before the prompt.
         prefill_step_size: Positions of the prompt read at a time.
         draft_model: A smaller model with the same tokens, which proposes what the model then only
-            checks; it changes the speed, not the text or its distribution.
+            checks; it changes the speed but, save for rounding, not the text or its distribution.
         num_draft_tokens: How many tokens it proposes at a time.
         prompt_progress_callback: Takes how many tokens of the prompt are read, and how many there are.
 

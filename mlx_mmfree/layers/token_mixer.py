@@ -18,7 +18,8 @@ class TokenMixer(nn.Module):
     """A module that mixes along the sequence.
 
     `mixer(x, state, valid)` maps `x` of shape `(B, L, D)` to `y` of the same shape and the state after
-    the last position. Feeding a sequence whole, in pieces or token by token gives the same result.
+    the last position. Feeding a sequence whole, in pieces or token by token gives the same result, but
+    for rounding.
     The state is returned, never kept or changed in place. Positions where `valid`, booleans `(B, L)`,
     is `False` are padding and change nothing. Where `starts`, booleans `(B, L)`, is `True` and the
     position is no padding, a new sample begins in the row: nothing before it is seen from there on,

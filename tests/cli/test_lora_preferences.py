@@ -24,6 +24,7 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.equal_bits
 @pytest.mark.parametrize("mode", ["dpo", "orpo"])
 def test_trains_and_tests(
     folder: Path, data: Path, mode: str, capsys: pytest.CaptureFixture[str]

@@ -99,6 +99,7 @@ def test_equal_losses_have_no_error() -> None:
     )
 
 
+@pytest.mark.equal_bits
 @pytest.mark.parametrize("make", [recurrent, transformer])
 def test_carried_state_equals_one_pass(make: Any) -> None:
     model = make()

@@ -35,6 +35,7 @@ def alone(model: Decoder, context: list[int], continuation: list[int]) -> tuple[
     return float(total), bool((logits.argmax(1) == continuation).all())
 
 
+@pytest.mark.equal_bits
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 @pytest.mark.parametrize("prefill_step_size", [4, 2048])
 def test_batches_equal_texts_alone(model: Decoder, batch_size: int, prefill_step_size: int) -> None:

@@ -120,6 +120,7 @@ def test_tensor_in_two_parts(tmp_path: Path, parts: list[Path]) -> None:
         load_model(tmp_path / "m")
 
 
+@pytest.mark.equal_bits
 def test_repository(tmp_path: Path, parts: list[Path]) -> None:
     with (
         HubServer({"me/parts": tmp_path / "m"}) as hub,

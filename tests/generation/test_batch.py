@@ -23,6 +23,7 @@ def test_left_padding() -> None:
     assert left_padded([[1], [2]])[1] is None
 
 
+@pytest.mark.equal_bits
 @pytest.mark.parametrize(
     ("batch_size", "prefill_step_size"), [(1, 2048), (3, 4), (3, 2048), (32, 4)]
 )
@@ -47,6 +48,7 @@ def test_rows_are_those_of_each_prompt_alone(
     assert response.finish_reasons == ["length"] * 4
 
 
+@pytest.mark.equal_bits
 def test_logits_are_bit_equal(model: Decoder, tokenizer: Tokenizer) -> None:
     rows = [list(range(n, 2 * n)) for n in range(1, 18)]
 

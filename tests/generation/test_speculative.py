@@ -70,6 +70,7 @@ def test_penalties_see_what_was_proposed(name: str) -> None:
     assert 0 < stats.accepted < stats.proposed
 
 
+@pytest.mark.equal_bits
 def test_a_state_given_is_continued() -> None:
     for model in (recurrent(1), attention(1)):
         _, state = model(mx.array([[7, 8, 9]]))

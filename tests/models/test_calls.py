@@ -38,6 +38,7 @@ def test_set_dtype(name: str, dtype: mx.Dtype) -> None:
             assert array.dtype == mx.float32 and mx.array_equal(array, before[key])
 
 
+@pytest.mark.equal_bits
 @pytest.mark.parametrize("name", ["packed hgrn_bit", "packed bitnet"])
 @pytest.mark.parametrize("bad", [-1, 10**6, 2**31 - 1])
 def test_what_follows_from_an_unknown_token_is_nan(name: str, bad: int) -> None:

@@ -25,7 +25,7 @@ MAX_ROWS = 32
 
 
 class Scheduler:
-    """Continues many texts at once; each is the one that its request would get alone.
+    """Continues many texts at once; but for rounding, each is the one that its request would get alone.
 
     A step reads at most one chunk of prompts and one token of each text that is being written, so that
     a text never waits longer than one chunk. Requests get a place in the order in which they came.

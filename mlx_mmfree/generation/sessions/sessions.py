@@ -58,10 +58,10 @@ class _Counts:
 class Sessions:
     """States of a model under the tokens that led to them, so that no text is read twice.
 
-    A state found goes on as if the text had just been read. Many texts may go on from one state: it is
-    kept once, and whoever finds it gets memory of its own. In memory, the state of attention after a
-    text takes the place of those after beginnings of it that were kept before, where it can be cut to
-    them. The states that were used longest ago go first, in memory as on the disk.
+    But for rounding, a state found goes on as if the text had just been read. Many texts may go on from
+    one state: it is kept once, and whoever finds it gets memory of its own. In memory, the state of
+    attention after a text takes the place of those after beginnings of it that were kept before, where
+    it can be cut to them. The states that were used longest ago go first, in memory as on the disk.
 
     With a folder, each state is also written to a file, by a thread of its own: `keep` returns at once.
     Files appear whole or not at all, and outlive the process once `is_on_disk` says so; a damaged one

@@ -39,10 +39,10 @@ def dense_matmul(x: mx.array, weight: mx.array, quantization: AffineForm | None 
     .. math::
         y = x\,W^\top
 
-    Sums are float32 or better. On the CPU a row has the same bits whatever the number of rows. With
-    codes, its activations may be rounded to 16 bits in each group, which costs up to `1e-4` of the
-    largest result, and a row with an infinity or a NaN may give NaN everywhere. The gradient is that of
-    `x` and of all floats that make up the matrix.
+    Sums are float32 or better. The compiled CPU kernel gives a row the same bits whatever the number of
+    rows, which plain MLX operations do not promise. With codes, its activations may be rounded to 16
+    bits in each group, which costs up to `1e-4` of the largest result, and a row with an infinity or a
+    NaN may give NaN everywhere. The gradient is that of `x` and of all floats that make up the matrix.
 
     Args:
         x: Activations `(..., D)`, any float dtype.

@@ -1,6 +1,7 @@
 """What each position sees and what it does not, for every mixer found in the package."""
 
 import mlx.core as mx
+import pytest
 
 from tests.token_mixers.contract.cases import (
     CAUSAL,
@@ -18,6 +19,7 @@ from tests.token_mixers.contract.cases import (
 )
 
 
+@pytest.mark.equal_bits
 @by_case(CAUSAL)
 def test_output_depends_on_the_past_only(case: Case) -> None:
     mixer, x = case.mixer, sequence()

@@ -271,9 +271,10 @@ def _warn_of_losses(target: str, checkpoint: "Checkpoint", text: str | None) -> 
     import mlx.core as mx
 
     from ..evaluation import measure_perplexity
-    from ..hub import load_model, load_tokenizer
+    from ..hub import load_model
+    from ..hub.checkpoint.load import load_text_tokenizer
 
-    tokenizer = load_tokenizer(checkpoint.folder)
+    tokenizer = load_text_tokenizer(checkpoint.folder)
     for name, place in (("source", checkpoint), ("ternary", target)):
         model = load_model(place)
         tokens, size_bytes = text_tokens(tokenizer, text, model.vocab_size, _TEXT)

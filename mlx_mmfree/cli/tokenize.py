@@ -80,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    from ..hub import load_tokenizer
+    from ..hub.checkpoint.load import load_text_tokenizer
     from ..training.corpus.sources import find_sources
     from ..training.corpus.tokenize import tokenize
 
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     headers = tokenize(
         sources,
         args.output,
-        None if args.vocab_size else load_tokenizer(model_source(args), args.revision).folder,
+        None if args.vocab_size else load_text_tokenizer(model_source(args), args.revision).folder,
         vocab_size=args.vocab_size,
         text_column=args.text_column,
         held_out=args.valid_fraction,

@@ -33,8 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--length-penalty",
         type=float,
-        default=1.0,
-        help="exponent of the length in the score of a text; 0 favours short ones (%(default)s)",
+        help="exponent of the length in the score of a text; 0 favours short ones; default: the model's",
     )
     parser.add_argument(
         "--max-tokens", type=positive, help="tokens of the longest result; default: the model's"

@@ -1,6 +1,7 @@
 """The names of the files in a checkpoint folder."""
 
 CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 TORCH_WEIGHTS_FILE = "pytorch_model.bin"
@@ -16,7 +17,7 @@ TRANSLATION_FILES = ("source.spm", "target.spm", "vocab.json")
 
 TOKENIZER_PATTERNS = (
     CONFIG_FILE,
-    "generation_config.json",
+    GENERATION_FILE,
     *VOCABULARY_FILES,
     *TRANSLATION_FILES,
     "tokenizer_config.json",

@@ -124,7 +124,6 @@ class Config:
                 "static_position_embeddings": True,
                 "share_encoder_decoder_embeddings": True,
                 "tie_word_embeddings": True,
-                "extra_pos_embeddings": 0,
             },
         )
         seconds = {key: config[name] for name, key in _SECOND_NAMES.items() if name in config}

@@ -10,12 +10,14 @@ from ..files.checkpoint_files import TRANSLATION_FILES
 from ..files.json_file import parse_json_object
 from .compiled_code import CHANGE_THE_TEXT, clean_errors
 from .sentencepiece_model import SPACE, load_processor
-from .tokenizer_files import MAX_VOCABULARY_BYTES, read_limited
+from .tokenizer_files import MAX_VOCABULARY_BYTES, read_limited, read_settings
 
 SOURCE_FILE, TARGET_FILE, LIST_FILE = TRANSLATION_FILES
 
 _MAX_TOKENS = 2_000_000
-_CODE = re.compile(r">>[^<>]*<<")
+_CODE = re.compile(r">>.*?<<", re.DOTALL)
+_NAMES = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+"""The usual texts of the tokens with a role."""
 
 
 class TranslationTokenizer:
@@ -33,7 +35,8 @@ class TranslationTokenizer:
         pad_token_id: The token of padding.
 
     Raises:
-        CheckpointError: A file is missing or damaged, or the list lacks `</s>`, `<pad>` or `<unk>`.
+        CheckpointError: A file is missing or damaged, or the list lacks `</s>`, `<pad>` or `<unk>`, or
+            what `tokenizer_config.json` names in their place.
     """
 
     def __init__(self, folder: Path | str):
@@ -42,12 +45,14 @@ class TranslationTokenizer:
             load_processor(read_limited(file, MAX_VOCABULARY_BYTES), file)
             for file in (self.folder / SOURCE_FILE, self.folder / TARGET_FILE)
         )
-        self._ids = self._listed()
+        settings = read_settings(self.folder)
+        names = [settings.named.get(key, usual) for key, usual in _NAMES.items()]
+        self._ids = self._listed(names)
         self._pieces = {number: piece for piece, number in self._ids.items()}
         self.vocab_size = max(self._pieces) + 1
-        self.eos_token_id, self.pad_token_id, self._unknown = (
-            self._ids[name] for name in ("</s>", "<pad>", "<unk>")
-        )
+        self.eos_token_id, self.pad_token_id, self._unknown = (self._ids[name] for name in names)
+        texts = {*names, *settings.special_texts}
+        self._special = {self._ids[text] for text in texts if text in self._ids}
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text of the first language, with the last; what the list lacks is `<unk>`.
@@ -66,24 +71,22 @@ class TranslationTokenizer:
         return self._encoded(self._target, TARGET_FILE, text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of tokens of the second language, without the last token and padding.
+        """The text of tokens of the second language, without special tokens such as the last.
 
         Raises:
             ValueError: The list lacks one of the ids.
         """
-        parts: list[str] = []
         pieces: list[str] = []
         for number in ids:
             if number not in self._pieces:
                 raise ValueError(
                     f"[Tokenizer] 'ids' must be tokens of '{self.folder / LIST_FILE}' but got {number}."
                 )
-            if number in (self.eos_token_id, self.pad_token_id, self._unknown):
-                parts.append(self._together(pieces))
-                pieces = []
-            else:
+            if number not in self._special:
                 pieces.append(self._pieces[number])
-        return "".join([*parts, self._together(pieces)]).replace(SPACE, " ").strip()
+        with clean_errors(f"'{self.folder / TARGET_FILE}' cannot decode these tokens"):
+            text = str(self._target.decode_pieces(pieces)) if pieces else ""
+        return text.replace(SPACE, " ").strip()
 
     def piece(self, token_id: int) -> str:
         """A token as the list spells it."""
@@ -94,11 +97,7 @@ class TranslationTokenizer:
             pieces = processor.encode(text, out_type=str)
         return [*(self._ids.get(piece, self._unknown) for piece in pieces), self.eos_token_id]
 
-    def _together(self, pieces: list[str]) -> str:
-        with clean_errors(f"'{self.folder / TARGET_FILE}' cannot decode these tokens"):
-            return str(self._target.decode_pieces(pieces)) if pieces else ""
-
-    def _listed(self) -> dict[str, int]:
+    def _listed(self, names: list[str]) -> dict[str, int]:
         file = self.folder / LIST_FILE
         data = read_limited(file, MAX_VOCABULARY_BYTES)
         listed: dict[str, Any] = parse_json_object(
@@ -110,7 +109,7 @@ class TranslationTokenizer:
                     f"[tokenizer] '{file}' must give each token a whole number from 0 but got "
                     f"{number!r:.80} for {piece!r:.80}."
                 )
-        missing = [name for name in ("</s>", "<pad>", "<unk>") if name not in listed]
+        missing = [name for name in names if name not in listed]
         if missing:
             raise CheckpointError(
                 f"[tokenizer] '{file}' must list {', '.join(missing)} but does not."

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError, DownloadError, TrainingError
-from ..hub import load_tokenizer
+from ..hub.checkpoint.load import load_text_tokenizer
 from ..hub.checkpoint.opened_model import OpenedModel, open_model
 from ..layers.matrix import matrices, matrix_of
 from ..layers.parameters import parameters
@@ -115,7 +115,7 @@ class FirstModel:
         """
         if self.teacher is None or tokenizer is None:
             return None
-        return load_companion(self.teacher, load_tokenizer(tokenizer))
+        return load_companion(self.teacher, load_text_tokenizer(tokenizer))
 
     def _open_teacher(self) -> OpenedModel | None:
         settings = self._settings

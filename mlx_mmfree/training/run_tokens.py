@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import TrainingError
 from ..files.replacing import new_file
-from ..hub import load_tokenizer
+from ..hub.checkpoint.load import load_text_tokenizer
 from ..tokenizer.digest import tokenizer_digest
 from ..tokenizer.tokenizer import Tokenizer
 from .corpus.byte_bar import byte_bar
@@ -71,7 +71,7 @@ def open_tokens(settings: Settings, folder: Path, vocab_size: int) -> dict[str, 
     Raises:
         TrainingError: A file cannot be read, does not belong to the tokenizer, or is too short.
     """
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_text_tokenizer(folder)
     check_vocab_size(tokenizer.vocab_size, vocab_size)
     digest = tokenizer_digest(tokenizer)
     names = {name for stage in settings.stages for name in stage.weights} | set(settings.valid)

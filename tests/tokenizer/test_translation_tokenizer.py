@@ -31,6 +31,31 @@ def test_one_text_to_tokens_and_tokens_to_the_other(folder: Path) -> None:
         tokenizer.decode([4000])
 
 
+def test_an_unknown_token_keeps_the_words_around_it_apart(folder: Path) -> None:
+    """As in transformers 5.24.0 with `skip_special_tokens`."""
+    tokenizer = TranslationTokenizer(folder)
+    the, cat = (tokenizer.encode(word)[:-1] for word in ("the", "cat"))
+    unknown = json.loads((folder / "vocab.json").read_text())["<unk>"]
+    assert tokenizer.decode([*the, unknown, *cat, 0]) == "the cat"
+    assert tokenizer.decode([unknown, *the, unknown, unknown, *cat, unknown]) == "the cat"
+
+
+def test_special_tokens_have_the_names_of_the_config(folder: Path, tmp_path: Path) -> None:
+    for file in ("source.spm", "target.spm"):
+        (tmp_path / file).write_bytes((folder / file).read_bytes())
+    listed = json.loads((folder / "vocab.json").read_text())
+    renamed = {"</s>": "<end>", "<unk>": "<odd>", "<pad>": "<gap>"}
+    vocabulary = {renamed.get(piece, piece): number for piece, number in listed.items()}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    names = {"eos_token": "<end>", "unk_token": {"content": "<odd>"}, "pad_token": "<gap>"}
+    config = {**names, "additional_special_tokens": [">>fra<<"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = TranslationTokenizer(tmp_path)
+    ids = tokenizer.encode(">>fra<<the cat")
+    assert ids == TranslationTokenizer(folder).encode(">>fra<<the cat")
+    assert tokenizer.decode(ids) == "the cat"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from ...errors import MeasurementError
-from ...hub import load_tokenizer
+from ...hub.checkpoint.load import load_text_tokenizer
 from ...tokenizer.tokenizer import Tokenizer
 from . import tasks
 from .checkpoint import checkpoint
@@ -94,7 +94,7 @@ def measure_rates(
         MeasurementError: The server of this library failed, or another one did not start.
         UnsupportedModelError: A program cannot run the model.
     """
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_text_tokenizer(model)
     runs: dict[tuple[str, int], list[Run]] = {}
     left_out: dict[tuple[str, int], str] = {}
     context = max(settings.prompt_tokens) + settings.tokens + _SPARE_TOKENS
@@ -214,7 +214,7 @@ def measure_resumed(model: str, settings: ServeSettings) -> ResumedFigure:
     Raises:
         MeasurementError: The server failed.
     """
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_text_tokenizer(model)
     texts = [
         prompt(tokenizer, settings.prompt_tokens[0], f"parked {n}") for n in range(settings.parked)
     ]

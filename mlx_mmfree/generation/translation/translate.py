@@ -8,17 +8,19 @@ import numpy as np
 
 from ...models import EncoderDecoder
 from ...models.parts.tokens import check_length, check_tokens
-from ...tokenizer.pair_tokenizer import PairTokenizer
-from .beam_search import BeamSettings, beam_search
+from ...tokenizer.pair_tokenizer import PairTokenizer, SharedVocabulary
+from ...tokenizer.tokenizer import Tokenizer
+from .beam_search import beam_search
+from .search_settings import BeamSettings, settings_of
 
 
 def translate(
     model: EncoderDecoder,
-    tokenizer: PairTokenizer,
+    tokenizer: PairTokenizer | Tokenizer,
     texts: Sequence[str],
     *,
     num_beams: int | None = None,
-    length_penalty: float = 1.0,
+    length_penalty: float | None = None,
     max_tokens: int | None = None,
     batch_size: int = 16,
     progress: Callable[[int], object] = lambda _: None,
@@ -27,12 +29,13 @@ def translate(
 
     Args:
         model: A model whose configuration names the last token.
-        tokenizer: Belongs to the model.
+        tokenizer: Belongs to the model, as `load` gives it.
         texts: The texts; sentences, for most models.
         num_beams: Texts that are written side by side; 1 is greedy. Default: as the model's publishers
             search.
-        length_penalty: See `BeamSettings`.
-        max_tokens: Number of tokens of the longest result. Default: as many as the model was made for.
+        length_penalty: See `BeamSettings`. Default: the publishers'.
+        max_tokens: Number of tokens of the longest result. Default: the publishers', or as many as the
+            model was made for.
         batch_size: Number of texts translated together.
         progress: Called with the number of texts that are done.
 
@@ -40,6 +43,8 @@ def translate(
         The translation of each text.
 
     Raises:
+        CheckpointError: A value of the model's files is wrong, or the tokenizer names no end of a text.
+        UnsupportedModelError: The files ask for a search that is not implemented.
         ValueError: A number is not positive, or a token is outside the vocabulary.
 
     Example:
@@ -49,15 +54,10 @@ def translate(
     """
     if batch_size < 1:
         raise ValueError(f"[translate] 'batch_size' must be positive but got {batch_size}.")
-    config = model.config
-    settings = BeamSettings(
-        num_beams=config.num_beams if num_beams is None else num_beams,
-        length_penalty=length_penalty,
-        # the first token takes a position
-        max_tokens=config.max_position_embeddings - 1 if max_tokens is None else max_tokens,
-        start=model.start_token_id,
-        end=config.eos_token_id,
-        never=model.unwritten_tokens,
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer = SharedVocabulary(tokenizer)
+    settings = settings_of(
+        model, num_beams=num_beams, length_penalty=length_penalty, max_tokens=max_tokens
     )
     sources = [tokenizer.encode(text) for text in texts]
     order = sorted(range(len(sources)), key=lambda n: len(sources[n]))

@@ -1,13 +1,15 @@
 """Loads models, tokenizers and image processors from a folder or from the Hub."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from ...files.checkpoint_files import TOKENIZER_PATTERNS, VOCABULARY_FILES
+from ...files.checkpoint_files import TOKENIZER_PATTERNS, TRANSLATION_FILES, VOCABULARY_FILES
 from ...models import Decoder
 from ...tokenizer.tokenizer import Tokenizer
+from ...tokenizer.translation_tokenizer import TranslationTokenizer
 from ..remote.download import gguf_file, local_folder
 from .checkpoint import Checkpoint, open_checkpoint
 from .opened_model import OpenedModel, Source, open_model
@@ -41,7 +43,8 @@ def load(
             this machine than 2 bits. It is timed once. The results are the same bits.
 
     Returns:
-        The model and the `Tokenizer`, or the `ImageProcessor`.
+        The model and the `Tokenizer`; for a Marian model its `TranslationTokenizer`, and for one of
+        images the `ImageProcessor`.
 
     Raises:
         CheckpointError: A file is missing, damaged or inconsistent.
@@ -88,7 +91,7 @@ def load_model(
     return open_model(path_or_repo, revision, dtype, packed, latent, rebuild_masters, direct).load()
 
 
-def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = None) -> Tokenizer:
+def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = None) -> Any:
     """Loads a tokenizer without its model. Of a repository, only the small files are downloaded.
 
     Args:
@@ -97,7 +100,7 @@ def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = 
         revision: Branch, tag or commit of the repository.
 
     Returns:
-        The tokenizer.
+        The `Tokenizer`, or the `TranslationTokenizer` of a Marian model.
 
     Raises:
         CheckpointError: A file is missing or damaged.
@@ -108,11 +111,28 @@ def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = 
         >>> load_tokenizer(demo.path()).vocab_size
         2048
     """
-    folder = local_folder(path_or_repo, revision, patterns=TOKENIZER_PATTERNS)
-    has_vocabulary = any((folder / name).exists() for name in VOCABULARY_FILES)
-    if not has_vocabulary and gguf_file(folder, path_or_repo, revision) is not None:
-        folder = open_checkpoint(path_or_repo, revision).folder
+    folder = _tokenizer_folder(path_or_repo, revision)
+    if not _has_vocabulary(folder) and (folder / TRANSLATION_FILES[0]).exists():
+        return TranslationTokenizer(folder)
     return Tokenizer.from_folder(folder)
+
+
+def load_text_tokenizer(
+    path_or_repo: str | os.PathLike[str], revision: str | None = None
+) -> Tokenizer:
+    """As `load_tokenizer`, but refuses a tokenizer of two languages."""
+    return Tokenizer.from_folder(_tokenizer_folder(path_or_repo, revision))
+
+
+def _tokenizer_folder(path_or_repo: str | os.PathLike[str], revision: str | None) -> Path:
+    folder = local_folder(path_or_repo, revision, patterns=TOKENIZER_PATTERNS)
+    if not _has_vocabulary(folder) and gguf_file(folder, path_or_repo, revision) is not None:
+        return open_checkpoint(path_or_repo, revision).folder
+    return folder
+
+
+def _has_vocabulary(folder: Path) -> bool:
+    return any((folder / name).exists() for name in VOCABULARY_FILES)
 
 
 def needed_bytes(

@@ -6,14 +6,18 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import CheckpointError
+from ...files.checkpoint_files import GENERATION_FILE
+from ...files.json_file import read_json_object
 from ...images import ImageProcessor
 from ...layers.parameters import converted, kept_names, parameters
-from ...models import Decoder, ImageClassifier, TokenModel, architecture_of
+from ...models import Decoder, EncoderDecoder, ImageClassifier, TokenModel, architecture_of
+from ...models.parts.encoder_decoder import SearchFiles
 from ...ops.backend.early_checks import check_early
 from ...ops.backend.launch import MAX_GROUP_ROWS
 from ...ops.float_dtypes import FLOATS
 from ...tokenizer.pair_tokenizer import PairTokenizer, open_pair_tokenizer
 from ...tokenizer.tokenizer import Tokenizer
+from ...tokenizer.translation_tokenizer import TranslationTokenizer
 from .checkpoint import Checkpoint, open_checkpoint
 from .fill import fill
 from .masters import MASTERS_FOLDER, Masters
@@ -86,10 +90,16 @@ class OpenedModel:
         """
         return ImageProcessor.from_config(self.checkpoint.config)
 
-    def processor(self) -> Tokenizer | ImageProcessor:
+    def processor(self) -> Tokenizer | TranslationTokenizer | ImageProcessor:
         """What prepares inputs of the model; raises as `tokenizer` and `image_processor` do."""
         model: Any = self.model
-        return self.image_processor() if isinstance(model, ImageClassifier) else self.tokenizer()
+        if isinstance(model, ImageClassifier):
+            return self.image_processor()
+        if isinstance(model, EncoderDecoder):
+            pair = self.pair_tokenizer()
+            if isinstance(pair, TranslationTokenizer):
+                return pair
+        return self.tokenizer()
 
     def pair_tokenizer(self) -> PairTokenizer:
         """Reads the tokenizer of an encoder-decoder; raises as `tokenizer` does."""
@@ -115,11 +125,19 @@ class OpenedModel:
         if self._skeleton.is_packed:
             check_early(self._build_graphs)
         self._fill()
-        model = self.model
+        model: Any = self.model
         self._masters.make(model)
         model.rounding = checked_rounding(self.checkpoint)
+        if isinstance(model, EncoderDecoder):
+            model.search_files = self._search_files()
         model.eval()
-        return converted(model, self._dtype)
+        loaded: Decoder = converted(model, self._dtype)
+        return loaded
+
+    def _search_files(self) -> SearchFiles:
+        file = self.checkpoint.folder / GENERATION_FILE
+        generation = read_json_object(file) if file.exists() else {}
+        return SearchFiles(generation, self.checkpoint.config)
 
     def without_values(self) -> Decoder:
         """The model with parameters of the dtypes that they will have, to build graphs of.

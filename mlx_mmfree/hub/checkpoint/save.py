@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import CheckpointError
-from ...files.checkpoint_files import CONFIG_FILE
+from ...files.checkpoint_files import CONFIG_FILE, GENERATION_FILE
 from ...files.json_file import write_json
 from ...files.paths import real_path
 from ...files.replacing import new_folder, writing
@@ -16,10 +16,12 @@ from ...files.safetensors_writer import METADATA, PlannedTensors, write_safetens
 from ...layers.matrix import matrices
 from ...layers.parameters import parameters
 from ...layers.stored_layout import stored_layouts
-from ...models import TokenModel, architecture_of
+from ...models import EncoderDecoder, TokenModel, architecture_of
+from ...models.parts.encoder_decoder import SEARCH_KEYS
 from ...ops.float_dtypes import FLOATS
 from ...ops.ternary import as_words
 from ...tokenizer.tokenizer import Tokenizer
+from ...tokenizer.translation_tokenizer import TranslationTokenizer
 from .forms import affine_format
 from .forms.packed_format import WRITER_KEY, describe_packing
 from .names import WeightNames
@@ -30,7 +32,7 @@ from .writer_record import record
 def save_model(
     path: str | os.PathLike[str],
     model: TokenModel,
-    tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
+    tokenizer: Tokenizer | TranslationTokenizer | str | os.PathLike[str] | None = None,
     *,
     overwrite: bool = False,
 ) -> None:
@@ -56,8 +58,9 @@ def save_model(
         True
     """
     target = real_path(path)
-    given = tokenizer.folder if isinstance(tokenizer, Tokenizer) else tokenizer
-    source = None if given is None else Path(given)
+    if isinstance(tokenizer, Tokenizer | TranslationTokenizer):
+        tokenizer = tokenizer.folder
+    source = None if tokenizer is None else Path(tokenizer)
     check_target(target, overwrite, "save_model", [source])
     copied = _tokenizer_files(source)
     tensors = disk_tensors(model)
@@ -69,6 +72,8 @@ def save_model(
         write_json(folder / CONFIG_FILE, config)
         write_shards(folder, [PlannedTensors.of(*item) for item in tensors.items()])
         copy_files(copied, folder)
+        if GENERATION_FILE not in copied and (searched := _searched(model)):
+            write_json(folder / GENERATION_FILE, searched)
 
 
 def disk_tensors(model: TokenModel) -> dict[str, mx.array]:
@@ -104,6 +109,9 @@ def write_tensors(
 def describe_model(model: TokenModel) -> dict[str, Any]:
     """The content of `config.json` for a model, without the ids of special tokens."""
     config: dict[str, Any] = {**model.config.to_hub(), WRITER_KEY: record(model.rounding)}
+    if isinstance(model, EncoderDecoder):
+        searched = model.search_files.config
+        config |= {key: searched[key] for key in SEARCH_KEYS & searched.keys()}
     packed = [matrix for matrix in matrices(model).values() if matrix.storage == "trits"]
     if packed:
         described = config.get("quantization_config")
@@ -125,3 +133,8 @@ def _tokenizer_files(source: Path | None) -> dict[str, Path]:
             "folder. Give the folder of the checkpoint, or the loaded tokenizer."
         )
     return tokenizer_files(source)
+
+
+def _searched(model: TokenModel) -> dict[str, Any]:
+    """What the `generation_config.json` of an encoder-decoder said."""
+    return dict(model.search_files.generation) if isinstance(model, EncoderDecoder) else {}

@@ -1,6 +1,7 @@
 """A model that turns one text into another."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +15,41 @@ from .reversible import ReversibleBlock
 from .stack import Stack
 from .token_model import TokenModel
 from .tokens import known_rows
+
+SEARCH_KEYS = frozenset(
+    (
+        "num_beams",
+        "length_penalty",
+        "early_stopping",
+        "max_length",
+        "max_new_tokens",
+        "min_length",
+        "min_new_tokens",
+        "bad_words_ids",
+        "renormalize_logits",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "no_repeat_ngram_size",
+        "repetition_penalty",
+        "decoder_start_token_id",
+    )
+)
+"""What files say of a search, by transformers' names."""
+
+
+@dataclass(frozen=True)
+class SearchFiles:
+    """What a model's files say of how its publishers search for a target, by transformers' names.
+
+    Attributes:
+        generation: The content of `generation_config.json`.
+        config: That of `config.json`, where older models have it.
+    """
+
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 class EncoderDecoder(TokenModel):
@@ -31,6 +67,9 @@ class EncoderDecoder(TokenModel):
         config: The architecture's configuration. To write a target, it must name `eos_token_id`, the
             token after the last, `num_beams` and `max_position_embeddings`.
         positions: Adds positions to the target; the encoder has its own.
+
+    Attributes:
+        search_files: What its files say of how its publishers search for a target.
 
     Shape:
         `source`: integers `(B, M)`; `tokens`: integers `(B, L)`; `source_valid` and `valid`: booleans
@@ -75,6 +114,7 @@ class EncoderDecoder(TokenModel):
     ):
         super().__init__(embed, blocks, norm, head, config, positions)
         self.encoder = encoder
+        self.search_files = SearchFiles()
 
     def encode(self, source: mx.array, source_valid: mx.array | None = None) -> mx.array:
         """What the target's blocks see of the source, `(B, M, D)`."""

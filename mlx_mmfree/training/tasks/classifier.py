@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...hub import load_tokenizer
+from ...hub.checkpoint.load import load_text_tokenizer
 from ..batches import Batch
 from ..lines import LineError, text_of
 from ..settings import Settings
@@ -61,7 +61,7 @@ class ClassifierTask(SampleTask):
     """
 
     def __init__(self, settings: Settings, model: Any, tokenizer: Path, share: tuple[int, int]):
-        self._tokenizer = load_tokenizer(tokenizer)
+        self._tokenizer = load_text_tokenizer(tokenizer)
         self._numbers = {label: number for number, label in enumerate(model.labels)}
         self._columns = self.columns(settings)
         check_vocab_size(self._tokenizer.vocab_size, model.vocab_size)

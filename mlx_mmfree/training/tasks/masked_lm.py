@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import TrainingError
-from ...hub import load_tokenizer
+from ...hub.checkpoint.load import load_text_tokenizer
 from ..batches import Batch
 from ..settings import Settings
 from .corpus_task import CorpusTask
@@ -33,7 +33,7 @@ class MaskedLMTask(CorpusTask):
 
     def __init__(self, settings: Settings, model: Any, tokenizer: Path, share: tuple[int, int]):
         super().__init__(settings, model, tokenizer, share)
-        known = load_tokenizer(tokenizer)
+        known = load_text_tokenizer(tokenizer)
         if known.mask_token_id is None:
             raise TrainingError(
                 f"[train] the tokenizer in '{tokenizer}' must name a mask token, 'mask_token', for a "

@@ -1,5 +1,6 @@
 """Reads YAML from untrusted sources, with limits that PyYAML's safe loader lacks."""
 
+import re
 from typing import Any
 
 import yaml
@@ -73,6 +74,12 @@ def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
 
 
 _Loader.add_constructor(f"{_TAG}timestamp", _text)
+# 1e-5 is text in YAML 1.1, which wants a dot and a sign; it is a number in YAML 1.2 and in mlx-lm
+_Loader.add_implicit_resolver(
+    f"{_TAG}float",
+    re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$", re.ASCII),
+    list("-+.0123456789"),
+)
 
 
 def parse_yaml(data: bytes) -> Any:

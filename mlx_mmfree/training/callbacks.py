@@ -16,7 +16,7 @@ class Callback:
     """Is called by the loop. A method does nothing unless it is overridden."""
 
     def on_begin(self, step: int) -> None:
-        """Is called when the run begins, with 0, or goes on, with the step of its checkpoint."""
+        """Is called before all else, with 0 in a new run or with the step of the checkpoint."""
 
     def on_train(self, record: Mapping[str, Any]) -> None:
         """Takes a record of training: step, tokens, loss, learning rate, speed and memory."""
@@ -31,7 +31,7 @@ class Callback:
         """Is called before a checkpoint is written, with the step that it is of."""
 
     def on_end(self) -> None:
-        """Is called when the run ends, is stopped or fails."""
+        """Is called when the run ends, is stopped or fails, unless `on_begin` failed."""
 
 
 class BestWeights(Callback):

@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING, get_args
 
 from ..errors import TrainingError
-from .optimizer import OPTIMIZERS, SCHEDULES
+from .optimizer import OPTIMIZERS, SCHEDULES, named_optimizer, named_schedule
 from .precision import ADAPTER_DTYPES, COMPUTE_DTYPES
 from .preference_loss import LossType, TrainMode
 
@@ -53,6 +53,8 @@ def check_rules(settings: "FineTuneSettings") -> None:
         _check(settings, name, getattr(settings, name) in values, "one of " + ", ".join(values))
     known = ", ".join(OPTIMIZERS)
     _check(settings, "optimizer", settings.optimizer in OPTIMIZERS, f"one of {known}")
+    options = settings.optimizer_config.get(settings.optimizer)
+    named_optimizer(settings.optimizer, settings.learning_rate, options)
     dtypes = COMPUTE_DTYPES if settings.is_full else ADAPTER_DTYPES
     is_known = settings.dtype is None or settings.dtype in dtypes
     _check(
@@ -61,6 +63,7 @@ def check_rules(settings: "FineTuneSettings") -> None:
     if settings.lr_schedule is not None:
         is_known = settings.lr_schedule.get("name") in SCHEDULES
         _check(settings, "lr_schedule", is_known, f"named one of {', '.join(SCHEDULES)}")
+        named_schedule(settings.lr_schedule)
     if settings.teacher is None and settings.teacher_top_k is not None:
         raise TrainingError(
             "[lora] 'teacher_top_k' must come with 'teacher' but came alone. Name a teacher."

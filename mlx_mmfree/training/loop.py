@@ -4,6 +4,7 @@ import math
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import mlx.core as mx
@@ -125,23 +126,21 @@ class Trainer:
         self.model.update(
             self._processes.of_first(tree_unflatten(list(learned(self.model).items())))
         )
-        log = self._begin()
-        bar = tqdm(
-            total=self._settings.steps,
-            initial=self._progress["step"],
-            unit="step",
-            dynamic_ncols=True,
-            # disable=None shows no bar where stderr is not a terminal
-            disable=None if is_first else True,
-        )
-        for callback in self._callbacks:
-            callback.on_begin(self._progress["step"])
-        try:
+        with ExitStack() as ends:
+            for callback in self._callbacks:
+                callback.on_begin(self._progress["step"])
+                ends.callback(callback.on_end)
+            log = self._begin()
+            bar = tqdm(
+                total=self._settings.steps,
+                initial=self._progress["step"],
+                unit="step",
+                dynamic_ncols=True,
+                # disable=None shows no bar where stderr is not a terminal
+                disable=None if is_first else True,
+            )
             with bar, StopRequest(is_quiet=not is_first) as request:
                 self._run(log, bar, request)
-        finally:
-            for callback in self._callbacks:
-                callback.on_end()
         if is_first and self._progress["step"] < self._settings.steps:
             print(
                 f"The run ends after step {self._progress['step']} of {self._settings.steps}: "

@@ -1,6 +1,7 @@
 """Optimizers and learning-rate schedules of training runs."""
 
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +13,7 @@ from ..ops import long_mean
 from .adamw import AdamW
 from .adamw_8bit import AdamW8bit
 from .settings import INVERSE_SQRT, Settings
-from .yaml_values import finite
+from .yaml_values import checked, finite
 
 
 def build_optimizer(settings: Settings) -> optim.MultiOptimizer:
@@ -113,16 +114,37 @@ def named_optimizer(
         options: Further arguments of the optimizer.
 
     Raises:
-        TrainingError: An option is unknown.
+        TrainingError: An option is unknown, or its value is of another kind than its default.
     """
-    given = _DEFAULTS.get(name, {}) | dict(options or {})
+    kind = OPTIMIZERS[name]
+    known = {key: each.default for key, each in signature(kind).parameters.items()}
+    del known["learning_rate"]
     try:
-        optimizer: optim.Optimizer = OPTIMIZERS[name](learning_rate=learning_rate, **given)
-    except TypeError as error:
+        if not isinstance(options or {}, Mapping):
+            raise TypeError("they must be names with values")
+        given = dict(options or {})
+        if unknown := given.keys() - known:
+            raise ValueError(
+                f"{', '.join(sorted(map(str, unknown)))} is not one of {', '.join(known)}"
+            )
+        values = {key: _like(key, value, known[key]) for key, value in given.items()}
+        optimizer: optim.Optimizer = kind(
+            learning_rate=learning_rate, **(_DEFAULTS.get(name, {}) | values)
+        )
+    except (TypeError, ValueError, OverflowError) as error:
         raise TrainingError(
-            f"[lora] 'optimizer_config' must hold options of {name} but got {given}: {error}."
+            f"[lora] 'optimizer_config' must hold options of {name} but got {options!r:.200}: {error}."
         ) from error
     return optimizer
+
+
+def _like(name: str, value: Any, default: Any) -> Any:
+    """A value of the kind of an option's default: true or false, a number, or a list of numbers."""
+    if not isinstance(default, (list, tuple)):
+        return checked(name, value, float | None if default is None else type(default))
+    if not isinstance(value, (list, tuple)) or len(value) != len(default):
+        raise ValueError(f"'{name}' must be {len(default)} numbers but got {value!r:.80}")
+    return [checked(name, each, float) for each in value]
 
 
 def named_schedule(description: Mapping[str, Any]) -> Callable[[int], mx.array]:
@@ -140,15 +162,14 @@ def named_schedule(description: Mapping[str, Any]) -> Callable[[int], mx.array]:
     try:
         if unknown := description.keys() - keys:
             raise ValueError(f"unknown keys {', '.join(sorted(unknown))}")
-        # YAML 1.1 reads 1e-5, which has no dot, as a string
         arguments = [finite(value) for value in description["arguments"]]
         schedule = SCHEDULES[description["name"]](*arguments)
-        if warmup := int(description.get("warmup", 0)):
+        if warmup := checked("warmup", description.get("warmup", 0), int):
             start = finite(description.get("warmup_init", 0.0))
             rise = optim.linear_schedule(start, arguments[0], warmup)
             schedule = optim.join_schedules([rise, schedule], [warmup + 1])
         schedule(mx.array(0))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise TrainingError(
             "[lora] 'lr_schedule' must have name and arguments, and may have warmup and "
             f"warmup_init, but got {dict(description)}: {error}."

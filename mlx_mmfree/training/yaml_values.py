@@ -64,7 +64,7 @@ def checked_values(values: dict[str, Any], settings: type) -> dict[str, Any]:
     """
     types = {f.name: f.type for f in fields(settings)}
     try:
-        return {name: _checked(name, value, types[name]) for name, value in values.items()}
+        return {name: checked(name, value, types[name]) for name, value in values.items()}
     except OverflowError as error:
         raise ValueError(
             f"numbers must be finite and fit in 64 bits but one does not: {error}"
@@ -75,24 +75,34 @@ def finite(value: Any, name: str = "a number") -> float:
     """The finite number that a value of a YAML file stands for.
 
     Raises:
-        ValueError, TypeError: The value is not a number, or it is infinite or NaN.
+        ValueError: The value is not a number, or it is infinite or NaN.
     """
-    # YAML 1.1 reads 1e-5, which has no dot, as a string
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a number but got {value!r:.80}") from None
     if not math.isfinite(number):
         raise ValueError(f"{name} must be finite but got {value!r:.40}")
     return number
 
 
-def _checked(name: str, value: Any, kind: Any) -> Any:
+def checked(name: str, value: Any, kind: Any) -> Any:
+    """A value of a kind: a number, a boolean or a text, or perhaps `None`; others stay as they are.
+
+    Raises:
+        ValueError, TypeError: The value has another type.
+    """
     if NoneType in get_args(kind):
         if value is None:
             return None
         [kind] = [part for part in get_args(kind) if part is not NoneType]
     if kind is float and not isinstance(value, bool):
         return finite(value, f"'{name}'")
-    if kind is int and (isinstance(value, bool) or int(value) != value):
-        raise ValueError(f"'{name}' must be a whole number but got {value!r:.80}")
+    if kind is int:
+        is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
+        if isinstance(value, bool) or not is_whole:
+            raise ValueError(f"'{name}' must be a whole number but got {value!r:.80}")
+        return int(value)
     if kind in (bool, float) and isinstance(value, bool) is not (kind is bool):
         wanted = "true or false" if kind is bool else "a number"
         raise ValueError(f"'{name}' must be {wanted} but got {value!r:.80}")

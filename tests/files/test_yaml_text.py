@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.files.yaml_text import MAX_BYTES, parse_yaml
@@ -72,7 +73,8 @@ def test_text_that_is_not_utf8() -> None:
         ("a: 2024-01-02", {"a": "2024-01-02"}),
         ("a: 2024-99-99 10:11:12", {"a": "2024-99-99 10:11:12"}),
         ("a: !!timestamp 2024-01-02", {"a": "2024-01-02"}),
-        ("a: [1, 2.5, yes, null, '3', 1e-5]", {"a": [1, 2.5, True, None, "3", "1e-5"]}),
+        ("a: [1, 2.5, yes, null, '3', '1e-5']", {"a": [1, 2.5, True, None, "3", "1e-5"]}),
+        ("a: [1e-5, .5e3, 1e, e5, 1e5x, 1-e5]", {"a": [1e-5, 500.0, "1e", "e5", "1e5x", "1-e5"]}),
         ("a: &x [1]\nb: *x\nc: {d: *x}", {"a": [1], "b": [1], "c": {"d": [1]}}),
         ("\ufeffa: \u00e9", {"a": "\u00e9"}),
         ("'<<': 1", {"<<": 1}),
@@ -81,3 +83,42 @@ def test_text_that_is_not_utf8() -> None:
 )
 def test_plain_values(text: str, value: Any) -> None:
     assert parse_yaml(text.encode()) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("1e-5", "1E5", "+1e+5", "-3e2", "1.5e3", "1.5e+3", "1.e2", ".5e-3", "1_000e-2", "2e0"),
+        *(
+            "1",
+            "-1",
+            "1_000",
+            "0x1F",
+            "010",
+            "1.",
+            ".5",
+            "1:30",
+            ".inf",
+            "-.inf",
+            "1.5",
+            "0.1e-400",
+        ),
+        *(
+            "e5",
+            "1e",
+            "1e5.5",
+            "1e-",
+            "1e5 # five",
+            "1 e5",
+            "--1e5",
+            "1ee5",
+            "v1e5",
+            "'1e5'",
+        ),
+    ],
+)
+def test_numbers_are_those_of_mlx_lm(text: str) -> None:
+    from mlx_lm.lora import yaml_loader
+
+    found, want = parse_yaml(f"a: {text}".encode()), yaml.load(f"a: {text}", yaml_loader)
+    assert found == want and type(found["a"]) is type(want["a"])

@@ -395,7 +395,7 @@ def test_settings_come_from_a_file_and_flags(
         ("to: mlgru\n", "--model must be given, as a flag or in the file"),
         ("model: a\npath: b\nto: mlgru\ndata: c\nspeed: 1\n", "unknown keys speed"),
         ("model: a\npath: b\nto: 3\ndata: c\n", "--to must not hold 3"),
-        ("model: a\npath: b\nto: mlgru\ndata: c\nseed: x\n", "invalid literal"),
+        ("model: a\npath: b\nto: mlgru\ndata: c\nseed: x\n", "--seed must be a whole number"),
         ("model: 5\npath: b\nto: mlgru\ndata: c\n", "--model must be text"),
     ):
         file.write_text(text)

@@ -157,17 +157,22 @@ class ParameterReader:
         return matrix.output_dims, matrix.input_dims
 
     def matrix_dtype(self, path: str) -> mx.Dtype:
-        """The dtype of the result of `read_matrix`."""
+        """The dtype in which a matrix is stored: of its floats or scales, or of what it computes."""
         if path in self.packed_dense:
             return self.activation_dtype
         return self.dtype(f"{path}.scales" if path in self.quantized else f"{path}.weight")
 
     def read_matrix(self, path: str) -> mx.array:
-        """The float matrix of a linear or an embedding that is not a `BitLinear`."""
+        """The float matrix of a linear or an embedding that is not a `BitLinear`.
+
+        That of one in few bits is float32, so that it is rounded only once where it is written.
+        """
         weight = self.read(f"{path}.weight")
         if path in self.quantized:
             module = self.quantized[path]
-            scales, biases = (self.read(f"{path}.{key}") for key in AFFINE_KEYS[1:])
+            scales, biases = (
+                self.read(f"{path}.{key}").astype(mx.float32) for key in AFFINE_KEYS[1:]
+            )
             return mx.dequantize(weight, scales, biases, module.group_size, module.bits)
         if path in self.packed_dense:
             packed = self.packed_dense[path]
@@ -175,7 +180,7 @@ class ParameterReader:
             matrix = trits * self.read(f"{path}.scale")[:, None]
             if "input_scale" in packed.kept:
                 matrix = matrix * self.read(f"{path}.input_scale")
-            return matrix.astype(self.activation_dtype)
+            return matrix.astype(mx.float32)
         return weight
 
     def read_ternary(self, path: str) -> tuple[mx.array, mx.array]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import mlx.core as mx
 
 from ...errors import CheckpointError
-from ...layers.matrix import matrices
 from ...layers.parameters import converted
 from ...models import architecture_of
 from ..checkpoint.checkpoint import Checkpoint
@@ -72,7 +71,7 @@ def verify(
     # a ternary linear that became dense computes with float activations
     is_same_kind = set(source.ternary) == set(target.ternary)
     report.is_lossless = report.total.difference == 0.0 and is_same_kind
-    report.logits_difference = compare_logits(source.checkpoint, target.checkpoint)
+    report.logits_difference = compare_logits(source, target)
     if report.is_lossless and not report.logits_difference <= LOGITS_TOLERANCE:
         raise CheckpointError(
             f"[verify] the logits must be equal within {LOGITS_TOLERANCE} but differ by "
@@ -91,18 +90,18 @@ def kind_of(name: str, source: ParameterReader, target: ParameterReader) -> str:
     return EMBEDDING if path in ("embed", "head") else REST
 
 
-def compare_logits(source: Checkpoint, target: Checkpoint) -> float:
+def compare_logits(source: ParameterReader, target: ParameterReader) -> float:
     """The largest difference of a logit for a fixed input, divided by the largest logit."""
-    want, got = (_logits(checkpoint) for checkpoint in (source, target))
+    readers = (source, target)
+    # in 16 bits MLX rounds the sum of each group, and the two may have other groups or none
+    dtype = mx.float32 if any(reader.quantized for reader in readers) else None
+    want, got = (_logits(reader.checkpoint, dtype) for reader in readers)
     return largest_difference(got, want) / max(largest_difference(want, mx.zeros(())), 1e-30)
 
 
-def _logits(checkpoint: Checkpoint) -> mx.array:
-    model, dtype = fill(build_skeleton(checkpoint, packed=True)), checkpoint.dtype
-    if any(matrix.storage == "codes" for matrix in matrices(model).values()):
-        # in 16 bits MLX rounds the sum of each group, and the two may have other groups
-        dtype = mx.float32
-    model = converted(model, dtype)
+def _logits(checkpoint: Checkpoint, dtype: mx.Dtype | None) -> mx.array:
+    model = fill(build_skeleton(checkpoint, packed=True))
+    model = converted(model, dtype or checkpoint.dtype)
     model.eval()
     sample = architecture_of(model.config).sample(model.config)
     logits = model.predictions(sample).astype(mx.float32)

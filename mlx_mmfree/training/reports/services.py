@@ -1,6 +1,7 @@
 """Callbacks that send the log of a run to Weights & Biases or to TensorBoard as well."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,18 @@ class WandbReport(Callback):
             import wandb
         except ImportError as error:
             raise _missing("wandb", "wandb") from error
-        self._run = wandb.init(
-            project=project, name=folder.name, dir=str(folder), config=dict(settings)
-        )
+        self._init = wandb.init
+        self._options = {
+            "project": project,
+            "name": folder.resolve().name,
+            "dir": str(folder),
+            "config": dict(settings),
+        }
+
+    def on_begin(self, step: int) -> None:
+        way_out = "Run 'wandb login', or set WANDB_MODE=offline to keep the run on this machine"
+        with _starting("wandb", way_out):
+            self._run = self._init(**self._options)
 
     def on_train(self, record: Mapping[str, Any]) -> None:
         self._run.log(_numbers(record), step=record["step"])
@@ -60,8 +70,9 @@ class TensorBoardReport(Callback):
         self._settings = settings
 
     def on_begin(self, step: int) -> None:
-        # a resumed run repeats what came after its checkpoint
-        self._writer = self._make(str(self._folder), purge_step=step + 1 if step else None)
+        with _starting("tensorboard", f"Check the folder '{self._folder}'"):
+            # a resumed run repeats what came after its checkpoint
+            self._writer = self._make(str(self._folder), purge_step=step + 1 if step else None)
         rows = [f"| {name} | {value} |" for name, value in self._settings.items()]
         self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *rows]), 0)
 
@@ -86,6 +97,23 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
         elif name != "step":
             numbers[name] = value
     return numbers
+
+
+@contextmanager
+def _starting(service: str, way_out: str) -> Iterator[None]:
+    """Turns whatever a service raises when it starts into one line; each has errors of its own.
+
+    Raises:
+        TrainingError: The service does not start.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise TrainingError(
+            f"[training] 'report_to' {service} does not start: {reason:.300}. {way_out}, or leave "
+            f"{service} out."
+        ) from error
 
 
 def _missing(service: str, package: str) -> TrainingError:

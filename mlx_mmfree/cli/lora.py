@@ -3,6 +3,7 @@
 import argparse
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..training.data_parallel import DataParallel
     from ..training.fine_tune import check_fine_tunable, plan_fine_tune
     from ..training.fine_tune_data import read_data
-    from ..training.run_folder import make_run_folder
+    from ..training.run_folder import own_run_folder
 
     keep_freed_memory()
     # before work that may take one process longer than MLX waits for it
@@ -113,22 +114,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     other = settings.teacher or settings.reference_model_path
     companion = None if other is None else open_model(other)
     model_bytes = opened.nbytes + (0 if companion is None else companion.nbytes)
-    if args.train and not args.dry_run:
-        make_run_folder(Path(settings.adapter_path))
     processes = DataParallel(group, timeout_s=settings.process_timeout_s)
-    with quiet_unless_first(processes.rank), limited_memory(args, model_bytes):
+    with ExitStack() as stack:
+        stack.enter_context(quiet_unless_first(processes.rank))
+        if args.train and not args.dry_run:
+            own = own_run_folder(Path(settings.adapter_path), is_first=processes.is_first)
+            stack.enter_context(own)
+        stack.enter_context(limited_memory(args, model_bytes))
         processor: Any = opened.processor()
         model = opened.load()
         data = read_data(settings, processor, model)
+        for name, samples in data.items():
+            print(f"{name}: {samples.summary()}")
         for split in ("train", "test"):
-            if getattr(args, split) and split not in data:
+            if not getattr(args, split):
+                continue
+            if split not in data:
                 is_text = isinstance(processor, Tokenizer)
                 file = f"a {split}.jsonl" if is_text else f"a folder {split} or {split}.npz"
                 raise UsageError(
                     f"[lora] 'data' must hold {file} for '{split}' but '{settings.data}' has none."
                 )
-        for name, samples in data.items():
-            print(f"{name}: {samples.summary()}")
+            data[split].check_some()
         if args.train:
             _prepare(model, settings)
         loaded = None if companion is None else load_companion(companion, processor)

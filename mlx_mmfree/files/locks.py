@@ -1,4 +1,4 @@
-"""Locks on folders. A lock ends with its process.
+"""Locks on folders and files. A lock ends with its process.
 
 The package `filelock` would leave a file beside each folder.
 """
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 UNKNOWN = -1
-"""Takes the place of a handle where the system cannot lock folders, as on some network disks."""
+"""Takes the place of a handle where the system has no locks, as on some network disks."""
 
 
 def try_lock(folder: Path) -> int | None:
@@ -32,6 +32,30 @@ def try_lock(folder: Path) -> int | None:
         os.close(handle)
         return None if isinstance(error, BlockingIOError) else UNKNOWN
     return handle
+
+
+def try_lock_file(file: Path) -> int | None:
+    """Locks a file, which is made if it is missing. Whoever holds the lock may remove it.
+
+    Returns:
+        As `try_lock`.
+
+    Raises:
+        OSError: The file cannot be made.
+    """
+    while True:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(file, flags, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            return None if isinstance(error, BlockingIOError) else UNKNOWN
+        with suppress(FileNotFoundError):
+            # a holder that ended in between has removed the file, and another may be there
+            if os.path.samestat(os.fstat(handle), os.stat(file, follow_symlinks=False)):
+                return handle
+        os.close(handle)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from .pairs import PairBatch
 from .preference_loss import is_mode, preference_loss
 from .reference import reference_digest
 from .results import AdapterFiles, TrainedModel
+from .run_folder import own_run_folder
 from .samples import Samples
 from .tasks.images import ImageTask
 from .tasks.task import summed_loss
@@ -111,7 +112,8 @@ def fine_tune(
         The progress of the run: step, tokens, best loss and step.
 
     Raises:
-        TrainingError: There are no samples, the loss is not finite, or the folder holds another run.
+        TrainingError: There are no samples, the loss is not finite, or the folder holds another run or
+            is that of one at work.
         CheckpointError: The folder is that of the model, or one of the two contains the other.
         TrainingStopped: A signal ended the run early.
     """
@@ -124,36 +126,39 @@ def fine_tune(
             f"[data] 'data' must hold a train.jsonl but '{settings.data}' has none."
         )
     processes = DataParallel() if processes is None else processes
-    batches = training_batches(data["train"], settings, processes.share(settings.batch_size))
-    if settings.grad_checkpoint:
-        checkpoint_blocks(model)
-    has_validation = "valid" in data
-    result: AdapterFiles | TrainedModel
-    if settings.is_full:
-        result = TrainedModel(folder, model, source, has_validation)
-    else:
-        result = AdapterFiles(folder, model, settings.record(), has_validation)
-    record = {
-        "weights": weights_digest(model),
-        "samples": samples_digest(data),
-        "teacher": None if teacher is None else weights_digest(teacher),
-    }
-    if settings.train_mode == "dpo":
-        record["reference"] = reference_digest(data)
-    progress = Trainer(
-        model,
-        settings.loop(record),
-        _optimizer(settings),
-        _rate(settings),
-        batches,
-        validation(data, settings),
-        loss=_loss(model, settings) if teacher is None else _distillation(teacher, model, settings),
-        processes=processes,
-        callbacks=[result, *callbacks],
-    ).train()
-    if processes.is_first:
-        result.finish()
-    return progress
+    with own_run_folder(folder, is_first=processes.is_first):
+        batches = training_batches(data["train"], settings, processes.share(settings.batch_size))
+        if settings.grad_checkpoint:
+            checkpoint_blocks(model)
+        has_validation = "valid" in data
+        result: AdapterFiles | TrainedModel
+        if settings.is_full:
+            result = TrainedModel(folder, model, source, has_validation)
+        else:
+            result = AdapterFiles(folder, model, settings.record(), has_validation)
+        record = {
+            "weights": weights_digest(model),
+            "samples": samples_digest(data),
+            "teacher": None if teacher is None else weights_digest(teacher),
+        }
+        if settings.train_mode == "dpo":
+            record["reference"] = reference_digest(data)
+        progress = Trainer(
+            model,
+            settings.loop(record),
+            _optimizer(settings),
+            _rate(settings),
+            batches,
+            validation(data, settings),
+            loss=_loss(model, settings)
+            if teacher is None
+            else _distillation(teacher, model, settings),
+            processes=processes,
+            callbacks=[result, *callbacks],
+        ).train()
+        if processes.is_first:
+            result.finish()
+        return progress
 
 
 def plan_fine_tune(

@@ -1,6 +1,8 @@
 """The samples of a fine-tuning run, and the batches that are made of them."""
 
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ def read_data(
 ) -> dict[str, Samples[Any]]:
     """Reads the samples of each split that `settings.data` has: pairs for preferences.
 
+    Validation is optional: a file for it that has no samples is left out, and a line on stderr says so.
+
     Args:
         settings: The run.
         processor: The tokenizer, or for images the image processor.
@@ -29,22 +33,31 @@ def read_data(
     """
     if isinstance(processor, ImageProcessor):
         return read_image_samples(Path(settings.data), model, processor, settings)
-    tokenizer = processor
-    splits = find_splits(dataset_folder(settings.data))
     options: dict[str, Any] = {
         "max_length": settings.max_seq_length,
         "features": settings.features,
     }
-    if settings.learns_preferences:
-        return {name: read_pairs(file, tokenizer, **options) for name, file in splits.items()}
-    options["mask_prompt"] = settings.mask_prompt
-    return {name: read_samples(file, tokenizer, **options) for name, file in splits.items()}
+    read: Callable[..., Samples[Any]] = read_pairs
+    if not settings.learns_preferences:
+        read, options["mask_prompt"] = read_samples, settings.mask_prompt
+    found = {}
+    for name, file in find_splits(dataset_folder(settings.data)).items():
+        samples = replace(read(file, processor, **options), file=file)
+        if name == "valid" and not samples.samples:
+            print(
+                f"note: '{file}' has no samples to validate on: {samples.summary()}.",
+                file=sys.stderr,
+            )
+        else:
+            found[name] = samples
+    return found
 
 
 def training_batches(
     samples: Samples[Any], settings: FineTuneSettings, share: tuple[int, int]
 ) -> Callable[[int], list[Batch]]:
     """Maps a step to this process' share of its rows, in one batch for each forward pass."""
+    samples.check_some()
     in_order = SampleBatches(
         samples.samples,
         settings.batch_size,

@@ -37,6 +37,7 @@ def held_out_figures(
         share of pairs whose chosen answer has the larger reward, and `margin`, the mean difference of
         the rewards.
     """
+    samples.check_some()
     model.eval()
     batches = evaluation_batches(
         samples.samples,

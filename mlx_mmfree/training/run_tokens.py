@@ -101,7 +101,8 @@ def _of_text(path: Path, run: Path, tokenizer: Tokenizer, digest: str) -> TokenF
         # it is missing, or was damaged since it was made
         bar = byte_bar(path.stat().st_size, f"tokenizing {path.name}")
     with writing(run), new_file(target) as new, bar:
-        write_token_file(read_documents(path, on_bytes=bar.update), new, tokenizer)
+        documents = read_documents(path, on_bytes=bar.update)
+        write_token_file(documents, new, tokenizer, source=f"'{path}'")
     return open_token_file(target)
 
 

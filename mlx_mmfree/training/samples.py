@@ -110,6 +110,7 @@ class Samples(Generic[Item]):
         dropped: Number of samples that were left out, since they had nothing to learn.
         without_thoughts: Number of samples of which the chat template leaves out thoughts.
         unread: Keys of the lines that hold something that is not read.
+        file: The file, as messages name it.
     """
 
     samples: list[Item] = field(default_factory=list)
@@ -117,6 +118,19 @@ class Samples(Generic[Item]):
     dropped: int = 0
     without_thoughts: int = 0
     unread: set[str] = field(default_factory=set)
+    file: Path | None = None
+
+    def check_some(self) -> None:
+        """Refuses a file without samples.
+
+        Raises:
+            TrainingError: There are none. The message names the file.
+        """
+        if not self.samples:
+            raise TrainingError(
+                f"[data] '{self.file}' must hold at least one sample with something to learn but has "
+                "none. Put samples into it, or choose other data."
+            )
 
     def content(self) -> Iterator[bytes]:
         """What tells the content of the samples."""

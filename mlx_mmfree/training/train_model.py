@@ -17,7 +17,7 @@ from .loss import Loss
 from .memory import MemoryPlan, plan_memory
 from .optimizer import build_optimizer, build_schedule
 from .results import TrainedModel
-from .run_folder import make_run_folder
+from .run_folder import own_run_folder
 from .run_tokens import tokenizer_folder
 from .settings import Settings
 from .tasks.kinds import task_of
@@ -53,8 +53,8 @@ def train_model(
         held-out files, under `held_out`.
 
     Raises:
-        TrainingError: A file or setting is wrong, the folder cannot be written, or the loss is not
-            finite.
+        TrainingError: A file or setting is wrong, the folder cannot be written or is that of another run
+            at work, or the loss is not finite.
         TrainingStopped: A signal ended the run early. Its state is saved.
 
     Example:
@@ -68,16 +68,24 @@ def train_model(
         >>> train_model(settings)["step"]
         2
     """
-    output = settings.path(settings.output)
-    make_run_folder(output)
     if processes is None:
         processes = DataParallel(timeout_s=settings.process_timeout_s)
+    with own_run_folder(settings.path(settings.output), is_first=processes.is_first):
+        return _train(settings, processes, callbacks, first or FirstModel(settings))
+
+
+def _train(
+    settings: Settings,
+    processes: DataParallel,
+    callbacks: Sequence[Callback],
+    first: FirstModel,
+) -> dict[str, Any]:
+    output = settings.path(settings.output)
     share = processes.share(settings.batch_size)
     progress = read_progress(output)
     if progress is not None:
         # checked before anything is written for other settings
         check_record(output, progress, progress["settings"] | settings.record())
-    first = first or FirstModel(settings)
     model, kind = first.load(), first.task
     tokenizer = first.tokenizer_folder
     if tokenizer is None and kind.reads_text:

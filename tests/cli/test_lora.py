@@ -20,6 +20,7 @@ from mlx_mmfree.cli.lora import build_parser, main
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.models import hgrn_bit
 from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.run_folder import own_run_folder
 from tests.tolerances import TOLERANCE, relative_error
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
@@ -97,8 +98,63 @@ def test_samples_without_anything_to_learn_are_refused(
     flags = [*_flags(folder, data), *QUICK, "--train", "--mask-prompt", "--max-seq-length", "2"]
     assert main([*flags, *flag]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: [data] --data must hold at least one sample but has none with")
-    assert error.count("\n") == 1
+    train = data / "train.jsonl"
+    assert f"error: [data] '{train}' must hold at least one sample with something to learn" in error
+    assert error.count("\n") == 2
+
+
+@pytest.mark.parametrize("content", ["", " \n\n\t\n"], ids=["empty", "blank lines"])
+@pytest.mark.parametrize("mode", ["sft", "dpo"])
+def test_a_validation_file_without_samples_is_left_out(
+    folder: Path, data: Path, mode: str, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": "A?", "chosen": f"b {n}", "rejected": "c"} for n in range(4)]
+    if mode == "dpo":
+        (data / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (data / "valid.jsonl").write_text(content)
+    (data / "test.jsonl").write_text(content)
+    assert main([*_flags(folder, data), *QUICK, "--train", "--train-mode", mode]) == 0
+    shown = capsys.readouterr()
+    assert f"'{data / 'valid.jsonl'}' has no samples to validate on" in shown.err
+    assert "Without samples for validation, nothing is measured" in shown.out
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_file_without_samples_that_is_needed_is_named(
+    folder: Path, data: Path, split: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / f"{split}.jsonl").write_text("\n \n")
+    assert main([*_flags(folder, data), *QUICK, "--train", "--test"]) == 2
+    shown = capsys.readouterr()
+    assert f"error: [data] '{data / split}.jsonl' must hold at least one sample" in shown.err
+    assert not (data.parent / "run/log.jsonl").exists()
+
+
+def test_a_second_run_in_the_same_folder_is_refused(folder: Path, data: Path) -> None:
+    flags = [*_flags(folder, data), "--train", "--iters", "100000", "--steps-per-report", "5"]
+    command = [sys.executable, "-m", "mlx_mmfree", "lora", *flags]
+    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    log = data.parent / "run/log.jsonl"
+    try:
+        deadline = time.monotonic() + 60
+        while not (log.exists() and "learning_rate" in log.read_text()):
+            assert first.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert second.returncode == 2
+        assert second.stderr.startswith(
+            f"error: [training] '{data.parent / 'run'}' must be the fol"
+        )
+        assert second.stderr.count("\n") == 1
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.communicate()
+    # the lock of a killed process holds nobody up
+    assert (data.parent / "run/.lock").exists()
+    with own_run_folder(data.parent / "run"):
+        pass
+    assert not (data.parent / "run/.lock").exists()
 
 
 def test_full_tuning_from_a_checkpoint_with_masters(masters: Path, data: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
@@ -15,6 +16,7 @@ from mlx_mmfree.hub.checkpoint.forms import bitnet_format
 from mlx_mmfree.hub.conversion.plan import FloatForms
 from mlx_mmfree.ops import pack_ternary
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_transformer
+from tests.hub.test_adapters import LLAMA, build
 from tests.tolerances import TOLERANCE, relative_error
 
 TOKENS = mx.array([[1, 7, 3, 39, 0, 12, 5]])
@@ -63,6 +65,45 @@ def test_masters(tmp_path: Path, name: str) -> None:
     convert(open_checkpoint(GOLDENS / name), tmp_path / "m", to="hf", forms=MASTERS, check=False)
     assert_same(GOLDENS / name, tmp_path / "m", packed=False)
     assert_same(GOLDENS / name, tmp_path / "m")
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32, None], ids=str)
+def test_codes_are_rounded_once(tmp_path: Path, bits: int, dtype: mx.Dtype | None) -> None:
+    """The scales of a layer give the dtype; `None`: those of two layers differ from the embedding's."""
+    model = build(LLAMA | {"tie_word_embeddings": bits == 8})
+    model.set_dtype(dtype or mx.bfloat16)
+    if dtype is None:
+        model.blocks[0].token_mixer.set_dtype(mx.float16)
+        model.blocks[1].token_mixer.set_dtype(mx.float32)
+    quantised = {"embed", "head", "query_proj", "key_proj", "value_proj", "up_proj"}
+    nn.quantize(
+        model, 32, bits, class_predicate=lambda path, _: path.rpartition(".")[2] in quantised
+    )
+    save_model(tmp_path / "mlx", model)
+    report = convert(open_checkpoint(tmp_path / "mlx"), tmp_path / "hf", to="hf")
+    stored, written = (
+        mx.load(str(tmp_path / name / "model.safetensors")) for name in ("mlx", "hf")
+    )
+    errors = [0.0]
+    for name in (name for name in stored if name.endswith(".scales")):
+        weight = name.replace(".scales", ".weight")
+        scales, biases = (
+            np.repeat(np.array(stored[name.replace("scales", key)].astype(mx.float32)), 32, axis=1)
+            for key in ("scales", "biases")
+        )
+        ones = mx.ones((len(scales), scales.shape[1] // 32))
+        codes = np.array(mx.dequantize(stored[weight], ones, 0 * ones, 32, bits))
+        exact = codes.astype(np.float64) * scales + biases
+        if stored[name].dtype == mx.float32:
+            assert np.abs(np.array(written[weight]) - exact).max() <= 1e-7
+            continue
+        want = mx.array(exact.astype(np.float32)).astype(stored[name].dtype)
+        assert mx.array_equal(written[weight], want)
+        errors.append(float(np.abs(np.array(want.astype(mx.float32)) - exact).max()))
+    assert report.total.difference == pytest.approx(max(errors), abs=1e-7)
+    assert report.is_lossless == (report.total.difference == 0.0)
+    assert report.logits_difference is not None and report.logits_difference < 0.02
 
 
 def test_affine_weights_are_written_out(tmp_path: Path) -> None:

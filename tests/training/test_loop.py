@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,6 +21,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import TrainingError, TrainingStopped
 from mlx_mmfree.files.json_reader import MAX_BYTES
+from mlx_mmfree.files.locks import try_lock_file
 from mlx_mmfree.models import Decoder, hgrn_bit
 from mlx_mmfree.training import Settings
 from mlx_mmfree.training.batches import Batch
@@ -34,7 +35,7 @@ from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import build_optimizer, build_schedule, named_optimizer
 from mlx_mmfree.training.optimizer_step import gradient_norm
 from mlx_mmfree.training.precision import in_dtype
-from mlx_mmfree.training.run_folder import make_run_folder
+from mlx_mmfree.training.run_folder import make_run_folder, own_run_folder
 from tests.tolerances import GRADIENT_TOLERANCE, relative_error
 
 pytestmark = pytest.mark.usefixtures("without_curve")
@@ -295,6 +296,48 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         TrainingError, match="file/run' cannot be written: Not a directory; nothing"
     ):
         make_run_folder(tmp_path / "file/run")
+
+
+def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    link = tmp_path / "link"
+    link.symlink_to(run)
+
+    def refused(folder: Path) -> str:
+        with pytest.raises(TrainingError) as caught, own_run_folder(folder):
+            pass
+        return str(caught.value)
+
+    with own_run_folder(run), own_run_folder(link), ThreadPoolExecutor(1) as pool:
+        # what this run calls may take its own folder again; another run in the process may not
+        message = pool.submit(refused, link).result()
+        assert (
+            f"'{link}' must be the folder of one run at a time but another process trains"
+            in message
+        )
+        # the other processes of the same run do not write there
+        with own_run_folder(run, is_first=False):
+            pass
+    assert list(run.iterdir()) == []
+    with pytest.raises(_Kill), own_run_folder(run):
+        raise _Kill
+    with own_run_folder(run):
+        assert [file.name for file in run.iterdir()] == [".lock"]
+
+
+def test_a_lock_whose_file_is_gone_is_not_taken_for_the_new_one(tmp_path: Path) -> None:
+    file = tmp_path / ".lock"
+    first = try_lock_file(file)
+    assert first is not None and try_lock_file(file) is None
+    file.unlink()
+    second = try_lock_file(file)
+    assert second is not None and try_lock_file(file) is None
+    os.close(first)
+    assert try_lock_file(file) is None
+    os.close(second)
+    third = try_lock_file(file)
+    assert third is not None
+    os.close(third)
 
 
 def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ def tokenize(
                 held_out_file=folder / HELD_OUT_FILE if held_out else None,
                 held_out=held_out,
                 processes=processes,
+                source=_named(sources),
             )
     return dict(zip((TRAINING_FILE, HELD_OUT_FILE), headers, strict=False))
 
@@ -107,6 +108,7 @@ def write_token_file(
     held_out_file: Path | None = None,
     held_out: float = 0.0,
     processes: int = 1,
+    source: str = "the corpus",
 ) -> list[Header]:
     """Writes one token file, or two between which documents are split.
 
@@ -117,6 +119,7 @@ def write_token_file(
         held_out_file: The file for held-out documents.
         held_out: About what part of the documents it gets.
         processes: Number of processes.
+        source: Where the texts come from, for messages.
 
     Returns:
         The headers of the files.
@@ -137,6 +140,8 @@ def write_token_file(
             for side, writer in enumerate(writers):
                 texts = [t for t, s in zip(encoded.documents, sides, strict=True) if s == side]
                 writer.add(encoded.ids[np.repeat(sides == side, encoded.lengths)], texts)
+        if not any(writer.documents for writer in writers):
+            raise TrainingError(f"[data] {source} must hold a document but has none. Give a text.")
         if len(writers) > 1 and writers[0].documents and not writers[1].documents:
             raise TrainingError(
                 "[tokenize] 'valid_fraction' must hold out one of the documents but holds out none of "
@@ -160,6 +165,11 @@ def end_of_text(tokenizer: Tokenizer) -> int:
             "for the end of a text, which ends a document, but has neither. Use another tokenizer."
         )
     return tokenizer.eos_token_id
+
+
+def _named(sources: Sequence[SourceFile]) -> str:
+    more = f" or one of {len(sources) - 1:,} more files" if len(sources) > 1 else ""
+    return f"'{sources[0].name}'{more}" if sources else "the corpus"
 
 
 def _between(documents: Iterable[str], low: float, high: float) -> Iterator[str]:

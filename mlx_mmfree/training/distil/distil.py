@@ -33,7 +33,7 @@ from ..optimizer import build_optimizer, build_schedule
 from ..optimizer_step import Batches
 from ..precision import compute_dtype, frozen_in_dtype
 from ..results import check_results, save_trained
-from ..run_folder import make_run_folder
+from ..run_folder import make_run_folder, own_run_folder
 from ..tasks.causal_lm import CausalLMTask
 from .alignment import hidden_loss, mixer_loss, validation_by
 from .card import write_cards
@@ -140,12 +140,15 @@ class Distillation:
             each stage, the loss and the bits per byte on the held-out texts.
 
         Raises:
-            TrainingError: A file or setting is wrong, the folder cannot be written, or a loss is not
-                finite.
+            TrainingError: A file or setting is wrong, the folder cannot be written or is that of another
+                run at work, or a loss is not finite.
             TrainingStopped: A signal ended the run early. Its state is saved.
         """
+        with own_run_folder(Path(self.settings.path)):
+            return self._run(callbacks, card)
+
+    def _run(self, callbacks: Sequence[Callback], card: ModelCard | None) -> dict[str, Any]:
         path = Path(self.settings.path)
-        make_run_folder(path)
         self.teacher = self._opened.load()
         self._digest = weights_digest(self.teacher)
         student = self._first_student(self._masters().load())

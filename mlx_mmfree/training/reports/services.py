@@ -27,7 +27,7 @@ class WandbReport(Callback):
         except ImportError as error:
             raise _missing("wandb", "wandb") from error
         self._init = wandb.init
-        self._options = {
+        self._options: dict[str, Any] = {
             "project": project,
             "name": folder.resolve().name,
             "dir": str(folder),

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,21 @@ before = peak()
 convert(open_checkpoint(sys.argv[3]), sys.argv[2], check=False)
 print(peak() - before)
 """
+KILLED = (
+    """
+import os, signal, sys
+from pathlib import Path
+from mlx_mmfree.files import safetensors_writer
+
+def killed(array, write=safetensors_writer.tensor_bytes):
+    if list(Path(sys.argv[2]).parent.glob(".m.*.mmfree/new/*.safetensors")):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(array)
+
+safetensors_writer.tensor_bytes = killed
+"""
+    + CONVERT
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +67,10 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(large: Path, tmp_path: Path, target: Path) -> list[str]:
+def command(program: str, large: Path, tmp_path: Path) -> list[str]:
     tiny = tmp_path / "tiny"
     save_model(tiny, tiny_transformer("llama"))
-    return [sys.executable, "-c", CONVERT, *map(str, (tiny, target, large, SHARD_BYTES))]
+    return [sys.executable, "-c", program, *map(str, (tiny, tmp_path / "m", large, SHARD_BYTES))]
 
 
 def environment() -> dict[str, str]:
@@ -65,7 +79,7 @@ def environment() -> dict[str, str]:
 
 def test_memory_is_bounded_by_the_largest_shard(large: Path, tmp_path: Path) -> None:
     run = subprocess.run(
-        command(large, tmp_path, tmp_path / "m"),
+        command(CONVERT, large, tmp_path),
         env=environment(),
         capture_output=True,
         text=True,
@@ -79,14 +93,9 @@ def test_memory_is_bounded_by_the_largest_shard(large: Path, tmp_path: Path) -> 
 
 def test_killed_conversion_leaves_no_target(large: Path, tmp_path: Path) -> None:
     target = tmp_path / "m"
-    with subprocess.Popen(command(large, tmp_path, target), env=environment()) as process:
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob(".m.*.mmfree/new/*.safetensors")):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    assert not target.exists()
+    run = subprocess.run(command(KILLED, large, tmp_path), env=environment(), capture_output=True)
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    assert list(tmp_path.glob(".m.*.mmfree/new/*.safetensors")) and not target.exists()
     assert len(list(tmp_path.glob(".m.*"))) == 1
     convert(open_checkpoint(tmp_path / "tiny"), target)
     load_model(target)

@@ -20,14 +20,15 @@ HELP = "measure how well a model predicts a text"
 _PLACE = "[perplexity] 'data_path'"
 
 _METHOD = """\
-The text is cut into windows of --sequence-length tokens, and every token but the first is predicted
-once. A recurrent model carries its state from window to window, so that each token is predicted from
-all of the text before it. A model with attention begins each window with an empty state. Change this
-with --carry-state or --no-carry-state. The text begins with the tokenizer's first token, if there is
-one. Without one, the first token of the text is not predicted, and its bytes do not count.
-<|endoftext|> ends a document, as in the texts of 'mmfree train': the token that ends a text stands in
-its place, whose bytes and the line breaks around it do not count. Other special tokens in the text
-are plain text. The standard error treats the tokens as independent."""
+The text is cut into windows of --sequence-length tokens, or of as many as the model was made for if
+these are fewer, and every token but the first is predicted once. A recurrent model carries its state
+from window to window, so that each token is predicted from all of the text before it. A model with
+attention begins each window with an empty state. Change this with --carry-state or --no-carry-state.
+The text begins with the tokenizer's first token, if there is one. Without one, the first token of the
+text is not predicted, and its bytes do not count. <|endoftext|> ends a document, as in the texts of
+'mmfree train': the token that ends a text stands in its place, whose bytes and the line breaks around
+it do not count. Other special tokens in the text are plain text. The standard error treats the tokens
+as independent."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -82,23 +83,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     from tqdm import tqdm
 
     from ..evaluation import is_recurrent, measure_perplexity
+    from ..evaluation.perplexity import window_length
 
     text = read_text(args.data_path, _PLACE)
     sizes = {"batch_size": args.batch_size, "prefill_step_size": args.sequence_length}
     with loaded(args, **sizes) as (model, tokenizer):
-        windows = args.num_samples
-        limit = None if windows < 0 else windows * args.sequence_length + 1
+        windows, length = args.num_samples, window_length(model, args.sequence_length)
+        limit = None if windows < 0 else windows * length + 1
         with argument_errors():
             tokens, size_bytes = text_tokens(tokenizer, text, model.vocab_size, _PLACE, limit)
         carries_state = is_recurrent(model) if args.carry_state is None else args.carry_state
         start = perf_counter()
         # disable=None shows no bar where stderr is not a terminal
-        with tqdm(total=len(tokens) - 1, unit="tok", disable=None, file=sys.stderr) as bar:
+        with (
+            argument_errors(),
+            tqdm(total=len(tokens) - 1, unit="tok", disable=None, file=sys.stderr) as bar,
+        ):
             result = measure_perplexity(
                 model,
                 tokens,
                 size_bytes,
-                length=args.sequence_length,
+                length=length,
                 batch_size=args.batch_size,
                 carries_state=carries_state,
                 progress=bar.update,
@@ -110,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "bits_per_byte": result.bits_per_byte,
             "tokens": result.tokens,
             "size_bytes": result.size_bytes,
+            "sequence_length": length,
             "carries_state": carries_state,
             "tokens_per_second": result.tokens / (perf_counter() - start),
             "peak_memory": mx.get_peak_memory() / BYTES_PER_GB,
@@ -119,13 +125,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _lines(figures: dict[str, Any]) -> str:
-    method = "carried from window to window" if figures["carries_state"] else "empty in each window"
+    windows = f"windows of {figures['sequence_length']} tokens"
+    method = "carried through" if figures["carries_state"] else "empty at the beginning of"
     return "\n".join(
         (
             f"Perplexity: {figures['perplexity']:.3f} ± {figures['standard_error']:.3f}",
             f"Bits per byte: {figures['bits_per_byte']:.4f}",
             f"Predicted: {figures['tokens']} tokens, {figures['size_bytes']} bytes",
-            f"State: {method}",
+            f"State: {method} {windows}",
             f"Speed: {figures['tokens_per_second']:.1f} tokens-per-sec",
             f"Peak memory: {figures['peak_memory']:.3f} GB",
         )

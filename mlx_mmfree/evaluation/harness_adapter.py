@@ -1,18 +1,33 @@
 """The adapter between this library's models and lm-evaluation-harness."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
 
 from ..errors import UsageError
-from ..generation import Sampler, batch_generate, make_sampler
+from ..generation import Sampler, batch_generate, make_processors, make_sampler
 from ..generation.prompt_ids import encode_once_begun
 from ..models import Decoder
 from .scoring import score_continuations
 
 _DEFAULT_MAX_TOKENS = 256
-_KNOWN_OPTIONS = {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "min_p"}
+_MAX_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names of the length of an answer; of several, the first counts."""
+
+_SAMPLING = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_KNOWN_OPTIONS = {"until", *_MAX_TOKENS, *_SAMPLING}
+_WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
+    "diversity_penalty": (0.0,),
+    "early_stopping": (True, False),
+    "no_repeat_ngram_size": (0,),
+    "num_beam_groups": (1,),
+    "num_beams": (1,),
+    "num_return_sequences": (1,),
+    "typical_p": (1.0,),
+}
+"""Further options of transformers, with the values that change nothing where nothing else is read."""
 
 
 class HarnessAdapter:
@@ -82,6 +97,10 @@ class HarnessAdapter:
         disable_tqdm: bool = False,
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
+        if (most := self._model.context_length) is not None:
+            # the last token is predicted, not read
+            sizes = (len(context) + len(continuation) - 1 for _, context, continuation in requests)
+            self._tell_of_cut(sum(size > most for size in sizes))
         with tqdm(total=len(requests), desc="Likelihoods", disable=disable_tqdm) as bar:
             scores = score_continuations(
                 self._model,
@@ -93,11 +112,22 @@ class HarnessAdapter:
         return [(score.log_likelihood, score.is_greedy) for score in scores]
 
     def loglikelihood_rolling(self, requests: list, disable_tqdm: bool = False) -> list[float]:
-        prefix = [self.prefix_token_id]
+        most, prefix = self._model.context_length, self.prefix_token_id
         texts = [request.args[0] for request in requests]
-        pairs = [(text, prefix, self.tok_encode(text, False)) for text in texts]
-        scores = self._loglikelihood_tokens(pairs, disable_tqdm=disable_tqdm)
-        return [likelihood for likelihood, _ in scores]
+        windows = [_windows(prefix, self.tok_encode(text, False), most) for text in texts]
+        pairs = [
+            ((text, ""), *pair) for text, each in zip(texts, windows, strict=True) for pair in each
+        ]
+        scores = iter(self._loglikelihood_tokens(pairs, disable_tqdm=disable_tqdm))
+        return [sum(next(scores)[0] for _ in each) for each in windows]
+
+    def _tell_of_cut(self, count: int) -> None:
+        if count:
+            print(
+                f"[evaluate] the beginning of {count} texts is left out, which are longer than the "
+                f"{self._model.context_length} tokens that the model was made for.",
+                file=sys.stderr,
+            )
 
     def generate_until(self, requests: list, disable_tqdm: bool = False) -> list[str]:
         texts = [""] * len(requests)
@@ -116,23 +146,68 @@ class HarnessAdapter:
                     bar.update(len(chosen))
         return texts
 
-    def _answers(self, contexts: list[str], options: Mapping[str, Any]) -> list[str]:
-        if unknown := set(options) - _KNOWN_OPTIONS:
-            raise UsageError(
-                f"[evaluate] a task's 'generation_kwargs' may hold only "
-                f"{', '.join(sorted(_KNOWN_OPTIONS))} but got {', '.join(sorted(unknown))}."
-            )
+    def _answers(self, contexts: list[str], task_options: Mapping[str, Any]) -> list[str]:
+        options = {key: value for key, value in task_options.items() if value is not None}
+        _check_options(options)
+        lengths = (int(options[name]) for name in _MAX_TOKENS if name in options)
+        max_tokens = self._max_tokens or next(lengths, _DEFAULT_MAX_TOKENS)
+        prompts = [self.tok_encode(context) for context in contexts]
+        most = self._model.context_length
+        if most is not None:
+            if max_tokens >= most:
+                raise UsageError(
+                    f"[evaluate] 'max_tokens' must be less than {most}, the length that the model was "
+                    f"made for, but a task asks for answers of {max_tokens}. Give a smaller number."
+                )
+            room = most - max_tokens
+            self._tell_of_cut(sum(len(prompt) > room for prompt in prompts))
+            prompts = [prompt[-room:] for prompt in prompts]
         until = options.get("until") or []
+        penalty = float(options.get("repetition_penalty", 1.0))
         return batch_generate(
             self._model,
             self.tokenizer,
-            [self.tok_encode(context) for context in contexts],
-            max_tokens=self._max_tokens or options.get("max_gen_toks", _DEFAULT_MAX_TOKENS),
+            prompts,
+            max_tokens=max_tokens,
             sampler=self._sampler or _task_sampler(options),
+            processors=make_processors(
+                repetition_penalty=penalty,
+                # all tokens of the prompt and the answer
+                repetition_context_size=max(map(len, prompts)) + max_tokens,
+            ),
             stop=[until] if isinstance(until, str) else until,
             batch_size=self._batch_size,
             prefill_step_size=self._prefill_step_size,
         ).texts
+
+
+def _windows(prefix: int, ids: list[int], most: int | None) -> list[tuple[list[int], list[int]]]:
+    """The contexts and continuations in which a whole text is scored, each token once.
+
+    Where the model was made for so many tokens, each window has as many, so that the context of the
+    last one, which is shorter, is longer.
+    """
+    step = len(ids) if most is None else most
+    windows = []
+    for start in range(0, len(ids), max(step, 1)):
+        stop = min(start + step, len(ids))
+        context = [prefix] if start == 0 else ids[stop - step - 1 : start]
+        windows.append((context, ids[start:stop]))
+    return windows
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuses options of a task that would change its answers in a way that is not implemented."""
+    for name, value in options.items():
+        allowed = _WITHOUT_EFFECT.get(name, ())
+        if name in _KNOWN_OPTIONS or value in allowed:
+            continue
+        rule = f"have {name} {' or '.join(map(str, allowed))}" if allowed else ""
+        known = ", ".join(sorted({*_KNOWN_OPTIONS, *_WITHOUT_EFFECT}))
+        raise UsageError(
+            f"[evaluate] a task's 'generation_kwargs' may {rule or f'hold only {known}'} but got "
+            f"{name}: {value!r:.60}. Other options are not implemented."
+        )
 
 
 def _task_sampler(options: Mapping[str, Any]) -> Sampler:

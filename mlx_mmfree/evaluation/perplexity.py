@@ -12,6 +12,7 @@ from ..generation.finite import are_finite, check_finite
 from ..models import Decoder
 from ..ops import cross_entropy
 
+_LENGTH = 256
 LOGITS_AT_A_TIME = 2**25
 """Largest number of logits that are computed at a time, to limit the memory."""
 
@@ -96,7 +97,7 @@ def measure_perplexity(
     tokens: np.ndarray,
     size_bytes: int,
     *,
-    length: int = 256,
+    length: int | None = None,
     batch_size: int = 16,
     carries_state: bool = False,
     progress: Callable[[int], object] | None = None,
@@ -109,7 +110,8 @@ def measure_perplexity(
         model: The model.
         tokens: The token ids of the text in order, `(n,)` with `n` at least 2.
         size_bytes: Number of UTF-8 bytes of the text.
-        length: Number of tokens predicted in a window.
+        length: Number of tokens predicted in a window, 256 if it is left out. No window is longer than
+            the texts that the model was made for.
         batch_size: Number of windows read at a time, if each begins with an empty state.
         carries_state: Whether a window begins with the state after the one before, so that each token
             is predicted from all of the text before it.
@@ -119,7 +121,8 @@ def measure_perplexity(
         The sums over the text, from which its properties compute the rest.
 
     Raises:
-        ValueError: There are fewer than two tokens, or a number is not positive.
+        ValueError: There are fewer than two tokens, a number is not positive, or the state is carried
+            on over more tokens than the model was made for.
         NumericalError: The model's logits are not finite, or all zero.
 
     Example:
@@ -135,6 +138,9 @@ def measure_perplexity(
             f"[measure_perplexity] 'tokens' must hold at least two ids but holds {len(tokens)}. Give a "
             "longer text."
         )
+    length = window_length(model, length)
+    if carries_state:
+        _check_whole(model, len(tokens) - 1)
     for name, value in (("size_bytes", size_bytes), ("length", length), ("batch_size", batch_size)):
         if value < 1:
             raise ValueError(f"[measure_perplexity] '{name}' must be at least 1 but got {value}.")
@@ -159,6 +165,21 @@ def measure_perplexity(
         if progress is not None:
             progress(len(losses))
     return Perplexity(nats, squared_nats, len(tokens) - 1, size_bytes)
+
+
+def window_length(model: Decoder, length: int | None = None) -> int:
+    """The tokens of a window: `length`, or 256, but at most as many as the model was made for."""
+    wanted = _LENGTH if length is None else length
+    return wanted if model.context_length is None else min(wanted, model.context_length)
+
+
+def _check_whole(model: Decoder, count: int) -> None:
+    most = model.context_length
+    if most is not None and count > most:
+        raise ValueError(
+            f"[measure_perplexity] 'carries_state' must be False for a text of {count} tokens, since "
+            f"the model was made for {most}, but is True. Begin each window with an empty state."
+        )
 
 
 def _losses(model: Decoder, hidden: mx.array, targets: mx.array) -> np.ndarray:

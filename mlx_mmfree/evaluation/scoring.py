@@ -43,7 +43,8 @@ def score_continuations(
     .. math::
         \ell = \sum_t \log p(y_t \mid x, y_{<t})
 
-    for a context `x` and its continuation `y`.
+    for a context `x` and its continuation `y`. Of a text that is longer than those that the model was
+    made for, the beginning is left out.
 
     Args:
         model: The model.
@@ -56,7 +57,8 @@ def score_continuations(
         A score for each pair.
 
     Raises:
-        ValueError: A context is empty or a token is not in the vocabulary.
+        ValueError: A context is empty, a token is not in the vocabulary, or a continuation has more
+            tokens than the model was made for.
         NumericalError: The model's logits are not finite, or all zero.
 
     Example:
@@ -74,6 +76,7 @@ def score_continuations(
                 "empty."
             )
         check_tokens([*context, *continuation], model.vocab_size)
+    pairs = [_within(model.context_length, *pair) for pair in pairs]
     order = sorted(range(len(pairs)), key=lambda n: -len(pairs[n][0]) - len(pairs[n][1]))
     scores: dict[int, Score] = {}
     for first in range(0, len(order), batch_size):
@@ -83,6 +86,21 @@ def score_continuations(
         if progress is not None:
             progress(len(chosen))
     return [scores[n] for n in range(len(pairs))]
+
+
+def _within(
+    most: int | None, context: Sequence[int], continuation: Sequence[int]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """The pair with the end of its context of which the model reads at most so many tokens."""
+    if most is None:
+        return context, continuation
+    if len(continuation) > most:
+        raise ValueError(
+            f"[score_continuations] 'pairs' must have continuations of at most {most} tokens, the "
+            f"length that the model was made for, but one has {len(continuation)}. Shorten it."
+        )
+    # the last token is predicted, not read
+    return context[-(most + 1 - len(continuation)) :], continuation
 
 
 def _score_batch(

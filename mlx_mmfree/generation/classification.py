@@ -53,7 +53,7 @@ def classify(
     found = []
     for done, text in enumerate(texts, 1):
         ids = tokenizer.encode(text)
-        check_length(len(ids), model.max_length)
+        check_length(len(ids), model.context_length)
         tokens = token_array(ids, model.vocab_size)
         found.append(likeliest(model(tokens)[0], model.labels, top_k))
         progress(done)

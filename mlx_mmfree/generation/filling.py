@@ -59,7 +59,7 @@ def fill(model: MaskedLM, tokenizer: Any, text: str, *, top_k: int = 5) -> list[
         raise ValueError(
             f"[fill] 'text' must hold {tokenizer.piece(mask)!r} where a word is missing but holds none."
         )
-    check_length(len(ids), model.max_length)
+    check_length(len(ids), model.context_length)
     logits = model(mx.array([ids]))[0, mx.array(places)].astype(mx.float32)
     scores = log_softmax(logits)
     order = mx.argsort(-scores, axis=-1)[:, : min(top_k, scores.shape[-1])]

@@ -14,10 +14,11 @@ import pytest
 from mlx_mmfree import demo
 from mlx_mmfree.cli import main
 from mlx_mmfree.evaluation import measure_perplexity
-from mlx_mmfree.hub import load
+from mlx_mmfree.hub import load, save_model
 from mlx_mmfree.training.corpus.documents import read_documents
 from mlx_mmfree.training.corpus.token_file import open_token_file
 from mlx_mmfree.training.corpus.tokenize import write_token_file
+from tests.hub.checkpoints import GOLDENS, tiny_transformer
 
 Captured = pytest.CaptureFixture[str]
 TEXT = "Once upon a time, there was a little girl. She said: <|im_end|> café! " * 4
@@ -99,6 +100,29 @@ def test_ends_of_texts_are_read_as_in_training(
     if not windows:
         first = tokenizer.decode(tokens[:1].tolist())
         assert got["size_bytes"] == header.size_bytes - len(first.encode())
+
+
+def test_windows_of_the_length_of_the_model(tmp_path: Path, file: Path, capsys: Captured) -> None:
+    model = tiny_transformer(vocab_size=640, max_position_embeddings=16, linears=None)
+    save_model(tmp_path / "m", model, GOLDENS / "tokenizer_spm")
+    flags = ["--model", str(tmp_path / "m"), "--data", str(file)]
+    got = figures(capsys, *flags)
+    assert got["sequence_length"] == 16
+    assert got == {
+        **got,
+        **{
+            key: value
+            for key, value in figures(capsys, *flags, "--sequence-length", "16").items()
+            if key not in ("tokens_per_second", "peak_memory")
+        },
+    }
+    assert figures(capsys, *flags, "--num-samples", "2")["tokens"] == 32
+    assert main(["perplexity", *flags, "--carry-state"]) == 2
+    error = capsys.readouterr().err
+    assert "--carry-state must be False for a text of" in error
+    assert "since the model was made for 16" in error
+    assert main(["perplexity", *flags]) == 0
+    assert "State: empty at the beginning of windows of 16 tokens\n" in capsys.readouterr().out
 
 
 def test_some_windows(folder: Path, file: Path, capsys: Captured) -> None:

@@ -15,10 +15,12 @@ from mlx_mmfree.cli import main
 from mlx_mmfree.errors import UsageError
 from mlx_mmfree.evaluation import score_continuations
 from mlx_mmfree.evaluation.harness import check_installed, harness_model
-from mlx_mmfree.generation import generate
+from mlx_mmfree.evaluation.harness_adapter import _windows
+from mlx_mmfree.generation import RepetitionPenalty, generate
 from mlx_mmfree.hub import Tokenizer, load, save_model
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import hgrn_bit
+from tests.hub.checkpoints import edit_json, tiny_transformer
 
 DATA = Path(__file__).parents[1] / "data"
 PAIRS = DATA / "blimp" / "pairs.jsonl"
@@ -141,8 +143,12 @@ def test_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert texts == [
         generate(model, tokenizer, q, max_tokens=12, stop=[".", "\n"]) for q in questions
     ]
-    with pytest.raises(UsageError, match=r"'generation_kwargs' may hold only .* but got num_beams"):
-        adapter.generate_until([asked("a", {"num_beams": 2})], disable_tqdm=True)
+    for options, message in (
+        ({"num_beams": 2}, "'generation_kwargs' may have num_beams 1 but got num_beams: 2"),
+        ({"penalty_alpha": 0.6}, r"may hold only .*, typical_p, until but got penalty_alpha: 0\.6"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            adapter.generate_until([asked("a", options)], disable_tqdm=True)
 
 
 @pytest.mark.eval
@@ -178,6 +184,106 @@ def test_continuations(chat_folder: Path) -> None:
     assert got == [pytest.approx(tuple(score), rel=1e-5) for score in want]
     (rolling,) = adapter.loglikelihood_rolling([asked("The dog")], disable_tqdm=True)
     assert rolling == pytest.approx(want[1].log_likelihood, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama that was made for 16 tokens."""
+    target = tmp_path_factory.mktemp("limited") / "model"
+    model = tiny_transformer(
+        vocab_size=640, max_position_embeddings=16, linears=None, num_hidden_layers=2
+    )
+    save_model(target, model, SPM)
+    edit_json(target / "tokenizer_config.json", add_bos_token=False)
+    return target
+
+
+def test_windows_of_a_long_text() -> None:
+    """Those of lm_eval 0.4.13: `get_rolling_token_windows` with one token of context, made disjoint."""
+    assert _windows(9, [0, 1, 2, 3, 4, 5, 6], 3) == [
+        ([9], [0, 1, 2]),
+        ([2], [3, 4, 5]),
+        ([3, 4, 5], [6]),
+    ]
+    assert _windows(9, [0, 1, 2, 3, 4], 3) == [([9], [0, 1, 2]), ([1, 2], [3, 4])]
+    assert _windows(9, [0, 1, 2], 3) == _windows(9, [0, 1, 2], None) == [([9], [0, 1, 2])]
+    assert _windows(9, [], 3) == _windows(9, [], None) == []
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"max_new_tokens": 4},
+    {"max_tokens": 4},
+    {"max_completion_tokens": 4},
+    {"max_gen_toks": 4, "max_new_tokens": 9, "max_tokens": 9},
+    {"max_new_tokens": 4, "max_tokens": 9, "until": None},
+    {"max_gen_toks": 4, "num_beams": 1, "num_return_sequences": 1},
+    {"max_gen_toks": 4, "do_sample": False, "temperature": 1.0, "top_p": 0.5},
+    {"max_gen_toks": 4, "temperature": 0.0, "until": ["zzz"]},
+    {"max_gen_toks": 4, "repetition_penalty": 4.0, "until": "zzz"},
+]
+
+
+@pytest.mark.eval
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options_of_tasks(limited: Path, options: dict[str, Any]) -> None:
+    model, tokenizer = load(limited)
+    adapter = harness_model(model, tokenizer)
+    asking = {"until": [], **options}
+    [text] = adapter.generate_until([asked("Once", asking)], disable_tqdm=True)
+    ids = tokenizer.encode("Once")
+    penalty = options.get("repetition_penalty")
+    processors = [RepetitionPenalty(penalty, context_size=99)] if penalty else []
+    count = options.get("max_gen_toks", 4)
+    assert text == generate(model, tokenizer, ids, max_tokens=count, processors=processors)
+
+
+@pytest.mark.eval
+def test_texts_longer_than_the_model_was_made_for(
+    limited: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, tokenizer = load(limited)
+    adapter = harness_model(model, tokenizer)
+    ids = tokenizer.encode("Once upon a time there was a little girl who had a dog")
+    assert len(ids) > 16
+    long = asked(tokenizer.decode(ids), {"max_gen_toks": 6})
+    [text] = adapter.generate_until([long], disable_tqdm=True)
+    assert text == generate(model, tokenizer, ids[-10:], max_tokens=6)
+    assert "the beginning of 1 texts is left out" in capsys.readouterr().err
+    adapter.loglikelihood([asked("Once", " upon"), asked(long.args[0], " and")], disable_tqdm=True)
+    assert "the beginning of 1 texts is left out" in capsys.readouterr().err
+    adapter.loglikelihood_rolling([asked(long.args[0])], disable_tqdm=True)
+    assert capsys.readouterr().err == ""
+    for options in ({"max_gen_toks": 16}, {}):
+        with pytest.raises(UsageError, match=r"'max_tokens' must be less than 16, .* of (16|256)"):
+            adapter.generate_until([asked("Once", options)], disable_tqdm=True)
+
+
+@pytest.mark.eval
+@pytest.mark.interop
+@pytest.mark.filterwarnings("default")
+def test_figures_are_those_of_the_harness_with_transformers(limited: Path) -> None:
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    def requests(kind: str, *arguments: tuple[Any, ...]) -> list[Any]:
+        return [Instance(kind, {}, each, n) for n, each in enumerate(arguments)]
+
+    theirs = HFLM(pretrained=str(limited), device="cpu", dtype="float32", batch_size=3)
+    ours = harness_model(*load(limited), batch_size=3)
+    text = " ".join(["Once upon a time there was a little girl who had a dog."] * 4)
+    texts = requests("loglikelihood_rolling", (text,), ("Once",), (text[:70],))
+    want = theirs.loglikelihood_rolling(texts, disable_tqdm=True)
+    assert ours.loglikelihood_rolling(texts, disable_tqdm=True) == pytest.approx(want, abs=2e-3)
+    pairs = requests("loglikelihood", (text, " and"), ("Once", " upon a time"), ("", "Once"))
+    want = theirs.loglikelihood(pairs, disable_tqdm=True)
+    got = ours.loglikelihood(pairs, disable_tqdm=True)
+    assert [each[0] for each in got] == pytest.approx([each[0] for each in want], abs=2e-3)
+    assert [each[1] for each in got] == [each[1] for each in want]
+    for options in OPTIONS:
+        asking = {"until": [], **{key: v for key, v in options.items() if v is not None}}
+        answers = requests("generate_until", (text, asking))
+        want = theirs.generate_until(answers, disable_tqdm=True)
+        assert ours.generate_until(answers, disable_tqdm=True) == want, options
 
 
 @pytest.mark.eval

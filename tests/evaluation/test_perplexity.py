@@ -9,7 +9,7 @@ import pytest
 
 from mlx_mmfree.evaluation import Perplexity, is_recurrent, measure_perplexity
 from mlx_mmfree.evaluation import perplexity as perplexity_module
-from mlx_mmfree.models import Decoder, hgrn_bit, llama
+from mlx_mmfree.models import Decoder, find, hgrn_bit, llama
 
 SIZES: dict[str, Any] = {
     "vocab_size": 23,
@@ -24,6 +24,7 @@ class Bigram:
     """A model whose logits depend on the current token only."""
 
     vocab_size = 11
+    context_length = None
 
     def __init__(self) -> None:
         self.table = np.random.default_rng(0).normal(size=(11, 11)).astype(np.float32)
@@ -114,6 +115,44 @@ def test_carried_state_equals_one_pass(make: Any) -> None:
     )
     assert abs(alone - whole) > 1e-3 * whole
     assert measure_perplexity(model, tokens, 1, length=7).nats == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize("length", [None, 8, 512])
+def test_windows_are_as_long_as_the_model_was_made_for(length: int | None) -> None:
+    mx.random.seed(1)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    model = llama.build(llama.Config(**SIZES, **heads, max_position_embeddings=8))
+    tokens = np.random.default_rng(0).integers(0, 23, 41).astype(np.int32)
+    windows = [tokens[start : start + 9] for start in range(0, 40, 8)]
+    alone = sum(
+        nats_of(np.array(model(mx.array(row[None, :-1]))[0][0]), row[1:]).sum() for row in windows
+    )
+    measured = measure_perplexity(model, tokens, 1, length=length)
+    assert measured.nats == pytest.approx(alone, rel=1e-5)
+    assert measured.tokens == 40
+    with pytest.raises(ValueError, match="'carries_state' must be False for a text of 40 tokens"):
+        measure_perplexity(model, tokens, 1, carries_state=True)
+    measure_perplexity(model, tokens[:9], 1, carries_state=True)
+
+
+def test_recurrences_read_texts_of_any_length() -> None:
+    def limit(**keys: Any) -> int | None:
+        return (
+            find("metaformer")
+            .build(
+                find("metaformer").config.from_hub(SIZES | {"max_position_embeddings": 8} | keys)
+            )
+            .context_length
+        )
+
+    assert recurrent().context_length is None
+    assert limit(token_mixer="mlgru") is None
+    assert limit(token_mixer="mlgru", positions="sinusoidal") == 8
+    assert limit(token_mixer="mlgru", positions="learned") == 8
+    assert limit(token_mixer=["mlgru", {"name": "gqa", "num_heads": 2}]) == 8
+    assert transformer().context_length == 2048
+    fnet = find("fnet")
+    assert fnet.build(fnet.config.from_hub(dict(fnet.tiny))).context_length == 64
 
 
 def test_recurrent_models_are_told_from_attention() -> None:

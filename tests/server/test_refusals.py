@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mlx_mmfree.models import Decoder
 from mlx_mmfree.server.schemas.chat import ChatRequest
 from mlx_mmfree.server.schemas.completion import CompletionRequest
 
@@ -195,6 +196,22 @@ def test_embeddings_that_are_refused(client: Any) -> None:
         assert error["param"] == param
     error_of(client.post(EMBEDDINGS, json={"input": ["a"] * 200}), 413)
     error_of(client.post(EMBEDDINGS, json={"input": "the " * 40_000}), 413)
+
+
+def test_embeddings_longer_than_the_model_was_made_for(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Decoder, "context_length", 6)
+    with start() as client:
+        body = {"input": [[5, 5, 5], 7 * [5]]}
+        error = error_of(client.post(EMBEDDINGS, json=body), 413)
+        assert error["code"] == "context_length_exceeded"
+        assert (
+            "at most 6 tokens, as many as the model was made for, but one has 7"
+            in (error["message"])
+        )
+        body = {"input": [[5, 5, 5], 6 * [5]]}
+        assert client.post(EMBEDDINGS, json=body).status_code == 200
 
 
 def test_limits_of_size(start: Callable[..., Any]) -> None:

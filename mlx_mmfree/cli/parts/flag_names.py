@@ -8,6 +8,7 @@ from itertools import pairwise
 # Names of arguments in the library, and the flags that their values may come from.
 _FLAGS_OF_ARGUMENT = {
     "bits": ("kv_bits",),
+    "carries_state": ("carry_state",),
     "data": ("data_path",),
     "group_size": ("kv_group_size",),
     "max_size": ("max_kv_size",),

@@ -91,6 +91,19 @@ class TokenModel(Stack):
         return min(bounds, default=None)
 
     @property
+    def context_length(self) -> int | None:
+        """The most tokens of a text that the model was made for; `None`: any number.
+
+        A longer text can be read unless `max_length` forbids it, but what is said of it means little. A
+        recurrence that no positions are added to reads texts of any length.
+        """
+        mixers = self.token_mixers
+        counts_on = "positions" not in self and all(mixer.recurrent for mixer in mixers)
+        made_for = None if counts_on else getattr(self.config, "max_position_embeddings", None)
+        bounds = (self.max_length, made_for)
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    @property
     def dtype(self) -> mx.Dtype:
         """The dtype of the residual stream."""
         return self.embed(mx.zeros((1,), mx.int32)).dtype

@@ -29,14 +29,14 @@ def check_tokens(ids: Sequence[Any], vocab_size: int) -> None:
 
 
 def check_length(count: int, most: int | None) -> None:
-    """Refuses a text with more tokens than a model has positions, if it has so many only.
+    """Refuses a text with more tokens than a model was made for, if it was made for so many.
 
     Raises:
         ValueError: There are more.
     """
     if most is not None and count > most:
         raise ValueError(
-            f"[tokens] a text must have at most {most} tokens, as many as the model has positions, but "
+            f"[tokens] a text must have at most {most} tokens, as many as the model was made for, but "
             f"got {count}. Shorten it."
         )
 

@@ -35,6 +35,15 @@ def embeddings(service: Service) -> Endpoint:
                 param="input",
             )
         texts = checked_tokens(served, body.input, "input")
+        longest, most = max(map(len, texts), default=0), served.model.context_length
+        if most is not None and longest > most:
+            raise RequestError(
+                f"[request] a text of 'input' must have at most {most:,} tokens, as many as the model "
+                f"was made for, but one has {longest:,}.",
+                413,
+                param="input",
+                code="context_length_exceeded",
+            )
         count = sum(map(len, texts))
         if count > service.settings.max_context:
             raise RequestError(

@@ -80,7 +80,7 @@ def test_texts_longer_than_the_model_are_refused(
         train_model(settings)
         capsys.readouterr()
         assert main(["--model", str(settings.root / task / "model"), *flags]) == 2
-        assert "must have at most 20 tokens, as many as the model has positions" in (
+        assert "must have at most 20 tokens, as many as the model was made for" in (
             capsys.readouterr().err
         )
     flags = ["--model", str(settings.root / "encoder_decoder/model"), "--text", "the cat"]

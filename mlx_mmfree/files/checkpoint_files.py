@@ -1,5 +1,10 @@
 """The names of the files in a checkpoint folder."""
 
+from pathlib import Path
+
+from ..errors import CheckpointError
+from .opening import check_link
+
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -14,6 +19,10 @@ SCALES_FILE = "ternary_scales.safetensors"
 GGUF_SUFFIX = ".gguf"
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
 TRANSLATION_FILES = ("source.spm", "target.spm", "vocab.json")
+TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATES_FOLDER = "additional_chat_templates"
+"""Where transformers keeps chat templates that have names, each in a file `<name>.jinja`."""
+
 
 TOKENIZER_PATTERNS = (
     CONFIG_FILE,
@@ -23,7 +32,8 @@ TOKENIZER_PATTERNS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
+    TEMPLATE_FILE,
+    f"{TEMPLATES_FOLDER}/[!.]*.jinja",
 )
 WEIGHT_PATTERNS = (WEIGHTS_FILE, "model-*-of-*.safetensors", INDEX_FILE, SCALES_FILE)
 TORCH_PATTERNS = (
@@ -33,3 +43,20 @@ TORCH_PATTERNS = (
     TORCH_INDEX_FILE,
 )
 """The files to fetch of a repository without safetensors."""
+
+
+def tokenizer_files(source: Path) -> dict[str, Path]:
+    """The files of a checkpoint apart from its weights, by their paths in its folder.
+
+    `config.json` is one of them.
+
+    Raises:
+        CheckpointError: The folder of chat templates is a link out of the checkpoint's.
+    """
+    templates = source / TEMPLATES_FOLDER
+    try:
+        check_link(templates)
+    except OSError as error:
+        raise CheckpointError(f"[tokenizer] '{templates}' cannot be read: {error}.") from error
+    found = (file for pattern in TOKENIZER_PATTERNS for file in sorted(source.glob(pattern)))
+    return {file.relative_to(source).as_posix(): file for file in found if file.is_file()}

@@ -139,9 +139,10 @@ def check_link(file: Path) -> None:
 
 
 def _is_cached_content(folder: Path, target: Path) -> bool:
-    """Whether a snapshot of the Hub's cache may link to a file."""
-    repository = folder.parent.parent
-    if folder.parent.name != "snapshots" or not _REPOSITORY.fullmatch(repository.name):
+    """Whether a snapshot of the Hub's cache, or a folder in it, may link to a file."""
+    snapshot = folder if folder.parent.name == "snapshots" else folder.parent
+    repository = snapshot.parent.parent
+    if snapshot.parent.name != "snapshots" or not _REPOSITORY.fullmatch(repository.name):
         return False
     shared = repository.parent / "blobs"
     return target.parent == repository / "blobs" or (

@@ -27,6 +27,9 @@ _PATTERNS = {
     **dict.fromkeys(("gpt-2", "gpt2", "olmo", "mpt"), _GPT2),
     "qwen2": _QWEN2,
 }
+TEMPLATE_KEY = "tokenizer.chat_template"
+"""Templates with names have keys below it, such as `tokenizer.chat_template.tool_use`."""
+
 BYTE_LEVEL_PATTERNS = {LLAMA3_PATTERN: "llama-bpe", _QWEN2: "qwen2", _GPT2: "gpt-2"}
 """The names of the patterns that can be written."""
 
@@ -42,7 +45,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
+def files_of_metadata(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     """The content of the tokenizer files by name; empty if the GGUF file has no vocabulary.
 
     Raises:
@@ -118,9 +121,14 @@ def _settings(metadata: Mapping[str, Any], tokens: list[str], adds_bos: bool) ->
         number = _token_id(metadata, name, tokens)
         if number is not None:
             settings[f"{name}_token"] = tokens[number]
-    template = metadata.get("tokenizer.chat_template")
-    if template is not None:
-        settings["chat_template"] = template
+    templates = {
+        key.removeprefix(TEMPLATE_KEY).removeprefix(".") or "default": template
+        for key, template in metadata.items()
+        if key == TEMPLATE_KEY or key.startswith(f"{TEMPLATE_KEY}.")
+    }
+    settings["chat_template"] = [
+        {"name": name, "template": template} for name, template in templates.items()
+    ]
     return settings
 
 

@@ -1,5 +1,6 @@
 """Turns the tokenizer of a checkpoint into metadata of a GGUF file, the inverse of `from_gguf`."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,11 @@ import numpy as np
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files.json_file import read_json_object
-from ..files.opening import decode_text
-from .from_gguf import BYTE_LEVEL_PATTERNS, TokenType
+from .from_gguf import BYTE_LEVEL_PATTERNS, TEMPLATE_KEY, TokenType
 from .sentencepiece_model import SPACE, load_processor
 from .special_tokens import ENDS_OF_TURN
 from .tokenizer import Tokenizer
-from .tokenizer_files import MAX_TEMPLATE_BYTES, MAX_VOCABULARY_BYTES, read_limited
+from .tokenizer_files import MAX_VOCABULARY_BYTES, read_limited
 
 _SAMPLES = (
     "Hello world",
@@ -51,8 +51,7 @@ def vocabulary_metadata(folder: Path, rows: int) -> dict[str, Any]:
     entries["add_bos_token"] = bool(first) and first[0] == tokenizer.bos_token_id
     entries["token_type"] = [np.int32(kind) for kind in entries["token_type"]]
     metadata = {f"tokenizer.ggml.{key}": value for key, value in entries.items()}
-    template = _chat_template(folder)
-    return metadata | ({"tokenizer.chat_template": template} if template else {})
+    return metadata | _chat_templates(tokenizer)
 
 
 def compare_tokenizers(source: Path, target: Path) -> None:
@@ -168,10 +167,14 @@ def _special_ids(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
     return ids
 
 
-def _chat_template(folder: Path) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.exists():
-        return decode_text(read_limited(file, MAX_TEMPLATE_BYTES))
-    settings = folder / "tokenizer_config.json"
-    template = read_json_object(settings).get("chat_template") if settings.exists() else None
-    return template if isinstance(template, str) else None
+def _chat_templates(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The templates. Names become letters and digits, as in llama.cpp's converter."""
+    metadata: dict[str, Any] = {}
+    for name, template in tokenizer.chat_templates.items():
+        if name == "default":
+            metadata[TEMPLATE_KEY] = template
+        else:
+            plain = re.sub(r"[^A-Za-z0-9]", "_", name)
+            metadata[f"{TEMPLATE_KEY}.{plain}"] = template
+    names = [key.removeprefix(f"{TEMPLATE_KEY}.") for key in metadata if key != TEMPLATE_KEY]
+    return metadata | ({f"{TEMPLATE_KEY}s": names} if names else {})

@@ -110,6 +110,11 @@ class Tokenizer:
         return self._settings.folder
 
     @property
+    def chat_templates(self) -> dict[str, str]:
+        """The Jinja sources of the chat templates by name; the usual one is named `default`."""
+        return dict(self._settings.chat_templates)
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the files hold a chat template."""
         return bool(self._settings.chat_templates)

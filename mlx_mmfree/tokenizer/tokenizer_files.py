@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from ..files.checkpoint_files import TEMPLATE_FILE, TEMPLATES_FOLDER, tokenizer_files
 from ..files.json_file import read_json_object
 from ..files.opening import decode_text, read_member
 from .special_tokens import SpecialToken
@@ -13,6 +14,7 @@ from .special_tokens import SpecialToken
 MAX_VOCABULARY_BYTES = 64_000_000
 MAX_TEMPLATE_BYTES = 128_000
 MAX_TOKEN_ID = 2**31 - 1
+_MOST_TEMPLATES = 64
 _NAMED = (
     "bos_token",
     "eos_token",
@@ -184,20 +186,44 @@ def _listed_tokens(
 
 
 def _chat_templates(config: Mapping[str, Any], file: Path) -> dict[str, str]:
-    own_file = file.with_name("chat_template.jinja")
-    if own_file.exists():
-        try:
-            return {"default": decode_text(read_limited(own_file, MAX_TEMPLATE_BYTES))}
-        except ValueError as error:
-            raise CheckpointError(
-                f"[tokenizer] '{own_file}' {error}. Save it as UTF-8, or download it again."
-            ) from error
+    """The templates by name. Files go before the configuration, and empty ones do not count."""
+    listed = tokenizer_files(file.parent)
+    own = {"default": listed[TEMPLATE_FILE]} if TEMPLATE_FILE in listed else {}
+    folder = [path for name, path in listed.items() if name.startswith(f"{TEMPLATES_FOLDER}/")]
+    if len(folder) > _MOST_TEMPLATES:
+        raise CheckpointError(
+            f"[tokenizer] '{file.parent / TEMPLATES_FOLDER}' must hold at most {_MOST_TEMPLATES} chat "
+            f"templates but holds {len(folder)}. Remove those that are not used."
+        )
+    files = {path.stem: path for path in folder} | own
+    texts = _without_empty({name: _template_text(path) for name, path in files.items()})
+    written = _without_empty(_written_templates(config, file))
+    return texts if "default" in texts else written | texts
+
+
+def _without_empty(templates: dict[str, str]) -> dict[str, str]:
+    """Templates without those that write nothing of a conversation, which stand for none."""
+    return {name: text for name, text in templates.items() if text.strip()}
+
+
+def _template_text(file: Path) -> str:
+    try:
+        return decode_text(read_limited(file, MAX_TEMPLATE_BYTES))
+    except ValueError as error:
+        raise CheckpointError(
+            f"[tokenizer] '{file}' {error}. Save it as UTF-8, or download it again."
+        ) from error
+
+
+def _written_templates(config: Mapping[str, Any], file: Path) -> dict[str, str]:
+    """The templates of `tokenizer_config.json`."""
     value = config.get("chat_template")
     if value is None:
         return {}
-    entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
+    named = value if isinstance(value, Mapping) else {"default": value}
+    entries = [{"name": name, "template": template} for name, template in named.items()]
     templates = {}
-    for entry in entries:
+    for entry in value if isinstance(value, list) else entries:
         name, text = (
             (entry.get("name"), entry.get("template"))
             if isinstance(entry, Mapping)

@@ -38,6 +38,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model.fp16.safetensors",
     ):
         (folder / name).write_text("not wanted")
+    (folder / "additional_chat_templates").mkdir()
+    for name in ("tool_use.jinja", "notes.txt"):
+        (folder / "additional_chat_templates" / name).write_text("with tools")
     (folder / "original").mkdir()
     shutil.copyfile(folder / "model.safetensors", folder / "original" / "model.safetensors")
     return folder
@@ -78,7 +81,9 @@ def want(source: Path, client: HubClient) -> Any:
 
 def test_downloads_what_a_model_needs(hub: HubServer, client: HubClient, want: Any) -> None:
     assert client.call("logits", "me/tiny") == want
+    template = "tool_use.jinja"
     wanted = ["config.json", "model.safetensors", "tokenizer.model", "tokenizer_config.json"]
+    wanted = sorted([*wanted, template])
     assert sorted(hub.downloaded()) == wanted
     assert client.call("logits", "me/tiny") == want
     assert sorted(hub.downloaded()) == wanted

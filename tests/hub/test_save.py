@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.files import safetensors_writer
-from mlx_mmfree.hub import Tokenizer, load, load_model, save_model
+from mlx_mmfree.hub import Tokenizer, load, load_model, load_tokenizer, save_model
 from mlx_mmfree.hub.checkpoint import save
 from mlx_mmfree.layers import pack_linears
 from tests.hub.checkpoints import GOLDENS, TOKENS, tiny_checkpoint, tiny_model
@@ -111,6 +111,23 @@ def test_tokenizer_and_its_ids_go_along(tmp_path: Path, as_object: bool) -> None
     _, again = load(tmp_path / "m")
     assert again.encode("Hello there") == tokenizer.encode("Hello there")
     assert again.eos_token_ids == tokenizer.eos_token_ids
+
+
+def test_named_chat_templates_go_along(tmp_path: Path) -> None:
+    source = tmp_path / "tokenizer"
+    shutil.copytree(GOLDENS / "tokenizer_bpe", source)
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    messages = [{"role": "user", "content": "Hi"}]
+    for _ in range(2):
+        # the second time, the folder is replaced
+        save_model(tmp_path / "model", tiny_model(vocab_size=520), source, overwrite=True)
+        tokenizer = load_tokenizer(tmp_path / "model")
+        text = tokenizer.apply_chat_template(messages, tools=[{}], tokenize=False)
+        assert text == "with tools" != tokenizer.apply_chat_template(messages, tokenize=False)
+    (tmp_path / "model" / "additional_chat_templates" / "notes.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="also has 'additional_chat_templates'"):
+        save_model(tmp_path / "model", tiny_model(vocab_size=520), source, overwrite=True)
 
 
 def test_tokenizer_folder_must_exist(tmp_path: Path) -> None:

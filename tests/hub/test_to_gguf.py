@@ -246,6 +246,31 @@ def test_vocabulary(tmp_path: Path, tokenizer: str) -> None:
     assert unused == [f"[PAD{number}]" for number in range(want.vocab_size, 704)]
 
 
+def test_named_chat_templates_go_both_ways(tmp_path: Path) -> None:
+    """With the keys of the package gguf, which llama.cpp reads."""
+    folder = source(tmp_path / "s")
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": "plain"}))
+    (folder / "additional_chat_templates").mkdir()
+    for name in ("tool_use", "a-b"):
+        (folder / "additional_chat_templates" / f"{name}.jinja").write_text(f"with {name}")
+    convert(open_checkpoint(folder), tmp_path / "m", to="gguf", check=False)
+    reader = GGUFReader(next((tmp_path / "m").glob("*.gguf")))
+    assert field(reader, "tokenizer.chat_template") == "plain"
+    assert field(reader, "tokenizer.chat_template.tool_use") == "with tool_use"
+    assert sorted(field(reader, "tokenizer.chat_templates")) == ["a_b", "tool_use"]
+    assert load_tokenizer(tmp_path / "m").chat_templates == {
+        "default": "plain",
+        "tool_use": "with tool_use",
+        "a_b": "with a-b",
+    }
+    convert(open_checkpoint(tmp_path / "m"), tmp_path / "h", to="hf", check=False)
+    assert (
+        load_tokenizer(tmp_path / "h").chat_templates
+        == load_tokenizer(tmp_path / "m").chat_templates
+    )
+
+
 @pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0"])
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_are_those_of_the_package_gguf(kind: str, seed: int) -> None:

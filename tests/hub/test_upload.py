@@ -73,6 +73,16 @@ class TestPlan:
         assert plan.nbytes == sum(map(len, contents(folder).values()))
         assert {"checkpoints/", ".cache/", ".env", "c~"} < set(plan.left_out)
 
+    def test_named_chat_templates_are_sent(self, folder: Path) -> None:
+        templates = folder / "additional_chat_templates"
+        templates.mkdir()
+        for name in ("tool_use.jinja", "._tool_use.jinja", "notes.txt"):
+            (templates / name).write_text("with tools")
+        plan = plan_upload(folder, "me/tiny")
+        name = "additional_chat_templates/tool_use.jinja"
+        assert plan.files[name] == 10
+        assert [file for file in plan.files if "/" in file] == [name]
+
     def test_links(self, folder: Path, tmp_path: Path) -> None:
         (folder / "LICENSE").symlink_to("README.md")
         assert "LICENSE" in plan_upload(folder, "me/tiny").files

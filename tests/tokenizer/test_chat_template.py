@@ -80,6 +80,95 @@ def test_named_templates(tmp_path: Path) -> None:
         tokenizer.apply_chat_template(USER)
 
 
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A tokenizer whose files hold no chat template."""
+    with_template(GOLDENS / "tokenizer_bpe", tmp_path / "bare", None)
+    return tmp_path / "bare"
+
+
+def template_files(folder: Path, **templates: str) -> None:
+    """Writes templates as transformers does since 4.52."""
+    (folder / "additional_chat_templates").mkdir()
+    for name, text in templates.items():
+        file = "chat_template" if name == "default" else f"additional_chat_templates/{name}"
+        (folder / f"{file}.jinja").write_text(text)
+
+
+def rendered(folder: Path, **variables: Any) -> Any:
+    return Tokenizer.from_folder(folder).apply_chat_template(USER, tokenize=False, **variables)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "  \n", None, [], {}, {"default": ""}, [{"name": "default", "template": ""}]],
+    ids=repr,
+)
+def test_an_empty_template_is_none(tmp_path: Path, value: Any) -> None:
+    """As in llama.cpp; transformers would write nothing of the conversation."""
+    tokenizer = with_template(GOLDENS / "tokenizer_bpe", tmp_path / "copy", value)
+    assert not tokenizer.has_chat_template
+    (tmp_path / "copy" / "chat_template.jinja").write_text("\n")
+    assert not Tokenizer.from_folder(tmp_path / "copy").has_chat_template
+
+
+def test_an_empty_file_leaves_the_template_of_the_config(tmp_path: Path) -> None:
+    with_template(GOLDENS / "tokenizer_bpe", tmp_path / "copy", "config")
+    template_files(tmp_path / "copy", default="", tool_use=" ")
+    assert rendered(tmp_path / "copy") == rendered(tmp_path / "copy", tools=TOOLS) == "config"
+
+
+def test_named_templates_in_their_folder(bare: Path) -> None:
+    """As transformers 5.24.0 takes them."""
+    template_files(bare, default="plain", tool_use="with {{ tools | length }} tool", rag="other")
+    assert rendered(bare) == rendered(bare, tools=None) == rendered(bare, tools=[]) == "plain"
+    assert rendered(bare, tools=TOOLS) == "with 1 tool"
+    tokenizer = Tokenizer.from_folder(bare)
+    assert sorted(tokenizer.chat_templates) == ["default", "rag", "tool_use"]
+    assert tokenizer.chat_template_source(tools=True) == "with {{ tools | length }} tool"
+
+
+def test_files_go_before_named_templates_of_the_config(tmp_path: Path) -> None:
+    """As in transformers 5.24.0, which reads no template of the configuration if there is a file."""
+    templates = [{"name": name, "template": f"config {name}"} for name in ("default", "tool_use")]
+    with_template(GOLDENS / "tokenizer_bpe", tmp_path / "copy", templates)
+    assert rendered(tmp_path / "copy", tools=TOOLS) == "config tool_use"
+    template_files(tmp_path / "copy", default="file")
+    assert rendered(tmp_path / "copy", tools=TOOLS) == "file"
+    template_files(shutil.copytree(GOLDENS / "tokenizer_bpe", tmp_path / "other"), tool_use="file")
+    assert rendered(tmp_path / "other", tools=TOOLS) == "file"
+    assert rendered(tmp_path / "other") != "file"
+
+
+def test_named_templates_of_an_object(tmp_path: Path) -> None:
+    templates = {"default": "plain", "tool_use": "tools"}
+    with_template(GOLDENS / "tokenizer_bpe", tmp_path / "copy", templates)
+    assert (rendered(tmp_path / "copy"), rendered(tmp_path / "copy", tools=TOOLS)) == (
+        "plain",
+        "tools",
+    )
+
+
+def test_templates_that_are_refused(bare: Path, tmp_path: Path) -> None:
+    template_files(bare, tool_use="x" * 128_001)
+    with pytest.raises(CheckpointError, match=r"tool_use\.jinja' cannot be read: it has 128,001"):
+        Tokenizer.from_folder(bare)
+    template_files(tmp_path, **{f"n{number}": "x" for number in range(65)})
+    shutil.rmtree(bare / "additional_chat_templates")
+    (tmp_path / "additional_chat_templates").rename(bare / "additional_chat_templates")
+    with pytest.raises(CheckpointError, match="must hold at most 64 chat templates but holds 65"):
+        Tokenizer.from_folder(bare)
+    shutil.rmtree(bare / "additional_chat_templates")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "tool_use.jinja").write_text("secret")
+    (bare / "additional_chat_templates").symlink_to("../elsewhere")
+    with pytest.raises(CheckpointError, match=r"outside of its folder"):
+        Tokenizer.from_folder(bare)
+
+
 def test_missing_template(tmp_path: Path) -> None:
     tokenizer = with_template(GOLDENS / "tokenizer_bpe", tmp_path / "copy", None)
     assert not tokenizer.has_chat_template

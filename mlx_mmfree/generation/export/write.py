@@ -11,11 +11,12 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import UnsupportedModelError
+from ...files.checkpoint_files import tokenizer_files
 from ...files.json_file import write_json
 from ...files.paths import real_path
 from ...files.replacing import new_folder, writing
 from ...files.safetensors_writer import PlannedTensors, write_safetensors
-from ...hub.checkpoint.target_folder import check_target, copy_files, tokenizer_files
+from ...hub.checkpoint.target_folder import check_target, copy_files
 from ...models import Decoder
 from ...ops.backend.dispatch import on_cpu, use_plain_operations
 from ...ops.backend.gradient import without_gradients
@@ -114,7 +115,8 @@ def export_step(
             ),
         )
         copy_files(tokenizer_files(tokenizer.folder), new)
-        sizes = {file.name: file.stat().st_size for file in sorted(new.iterdir())}
+        files = sorted(file for file in new.rglob("*") if file.is_file())
+        sizes = {file.relative_to(new).as_posix(): file.stat().st_size for file in files}
     return Export(target, is_plain, step.room, found.example, near, sizes)
 
 

@@ -21,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
-from ...files.checkpoint_files import TOKENIZER_PATTERNS, VOCABULARY_FILES
+from ...files.checkpoint_files import VOCABULARY_FILES, tokenizer_files
 from ...files.gguf.parts import read_parts
 from ...files.gguf.reader import StoredTensor
 from ...files.gguf.types import (
@@ -38,7 +38,7 @@ from ...files.tensor_entry import TensorEntry, read_tensor
 from ...models import find
 from ...models.parts.architecture import GGUFForm
 from ...ops.ternary import packed_width
-from ...tokenizer.from_gguf import tokenizer_files
+from ...tokenizer.from_gguf import files_of_metadata
 from ...tokenizer.tokenizer_files import MAX_VOCABULARY_BYTES, read_limited
 from . import gguf_rotation
 from .forms.affine_format import TERNARY_BITS, form
@@ -92,7 +92,7 @@ def read_gguf_checkpoint(
     if find(config["model_type"]).needs_range and dtype == mx.float16:
         # trained in bfloat16, whose range the squares of ReLU need
         dtype = mx.bfloat16
-    files = _tokenizer_files(tokenizer_folder) or tokenizer_files(metadata)
+    files = _tokenizer_files(tokenizer_folder) or files_of_metadata(metadata)
     return _folder(file, config, files), config, tensors, dtype
 
 
@@ -245,9 +245,8 @@ def _tokenizer_files(folder: Path | None) -> dict[str, bytes]:
     if folder is None or not any((folder / name).exists() for name in VOCABULARY_FILES):
         return {}
     return {
-        name: read_limited(folder / name, MAX_VOCABULARY_BYTES)
-        for name in TOKENIZER_PATTERNS
-        if (folder / name).exists()
+        name: read_limited(file, MAX_VOCABULARY_BYTES)
+        for name, file in tokenizer_files(folder).items()
     }
 
 
@@ -260,8 +259,9 @@ def _folder(file: Path, config: Mapping[str, Any], files: Mapping[str, bytes]) -
     """A folder of this process with the small files of a checkpoint."""
     folder = _own_folder(file.resolve())
     with writing("GGUF", folder):
-        for name in TOKENIZER_PATTERNS:
-            (folder / name).unlink(missing_ok=True)
+        for old in tokenizer_files(folder).values():
+            old.unlink()
         for name, content in {**files, "config.json": json.dumps(config).encode()}.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
     return folder

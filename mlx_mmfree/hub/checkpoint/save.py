@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import CheckpointError
-from ...files.checkpoint_files import CONFIG_FILE, GENERATION_FILE
+from ...files.checkpoint_files import CONFIG_FILE, GENERATION_FILE, tokenizer_files
 from ...files.json_file import write_json
 from ...files.paths import real_path
 from ...files.replacing import new_folder, writing
@@ -25,7 +25,7 @@ from ...tokenizer.translation_tokenizer import TranslationTokenizer
 from .forms import affine_format
 from .forms.packed_format import WRITER_KEY, describe_packing
 from .names import WeightNames
-from .target_folder import check_target, copy_files, token_ids, tokenizer_files
+from .target_folder import check_target, copy_files, token_ids
 from .writer_record import record
 
 

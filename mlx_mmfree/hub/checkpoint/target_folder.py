@@ -13,6 +13,7 @@ from ...files.checkpoint_files import (
     GGUF_SUFFIX,
     INDEX_FILE,
     SCALES_FILE,
+    TEMPLATES_FOLDER,
     TOKENIZER_PATTERNS,
     TORCH_INDEX_FILE,
 )
@@ -116,14 +117,11 @@ def _contains(folder: Path, path: Path) -> bool:
 
 
 def _is_replaceable(entry: Path) -> bool:
+    if entry.name == TEMPLATES_FOLDER and entry.is_dir() and not entry.is_symlink():
+        return all(file.suffix == ".jinja" and not file.is_dir() for file in entry.iterdir())
     return not entry.is_dir() and any(
         fnmatch.fnmatchcase(entry.name, pattern) for pattern in _CHECKPOINT_FILES
     )
-
-
-def tokenizer_files(source: Path) -> dict[str, Path]:
-    """The files of a checkpoint apart from its weights, by name. `config.json` is one of them."""
-    return {name: source / name for name in TOKENIZER_PATTERNS if (source / name).is_file()}
 
 
 def token_ids(source: Path | None) -> dict[str, Any]:
@@ -133,11 +131,12 @@ def token_ids(source: Path | None) -> dict[str, Any]:
 
 
 def copy_files(files: dict[str, Path], folder: Path) -> None:
-    """Copies files of a checkpoint into a folder under their names.
+    """Copies files of a checkpoint to their paths in another folder.
 
     Raises:
         OSError: A file cannot be read or written, or is a link out of its own folder.
     """
     for name, file in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         with open_member(file) as source, open(folder / name, "xb") as copy:
             shutil.copyfileobj(source, copy)

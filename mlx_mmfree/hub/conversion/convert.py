@@ -10,7 +10,7 @@ from typing import Literal
 import mlx.core as mx
 from tqdm import tqdm
 
-from ...files.checkpoint_files import CONFIG_FILE, SCALES_FILE
+from ...files.checkpoint_files import CONFIG_FILE, SCALES_FILE, tokenizer_files
 from ...files.gguf.writer import write_parts
 from ...files.json_file import write_json
 from ...files.paths import real_path
@@ -25,7 +25,6 @@ from ..checkpoint.target_folder import (
     check_target,
     copy_files,
     token_ids,
-    tokenizer_files,
 )
 from ..checkpoint.writer_record import checked_rounding, record, rounding_of
 from ..publish.model_card import ModelCard, write_model_card

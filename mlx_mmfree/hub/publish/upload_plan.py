@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...errors import UploadError
-from ...files.checkpoint_files import CONFIG_FILE, GGUF_SUFFIX
+from ...files.checkpoint_files import CONFIG_FILE, GGUF_SUFFIX, tokenizer_files
 from ...files.gguf.format import MAGIC
 from ...files.json_file import read_json_object
 from ...files.opening import open_member
@@ -104,8 +104,9 @@ def plan_upload(
 ) -> UploadPlan:
     """Checks a folder and lists what an upload would send, without the network.
 
-    Only the files of the folder itself are sent. Folders in it, hidden files and temporary files are
-    left out. A folder without a model card gets one on the Hub, unless the repository has one.
+    Only the files of the folder itself and its named chat templates are sent. Other folders in it,
+    hidden files and temporary files are left out. A folder without a model card gets one on the Hub,
+    unless the repository has one.
 
     Args:
         path: A folder with a model: `config.json` and weights, or a GGUF file.
@@ -131,8 +132,12 @@ def plan_upload(
         )
     files: dict[str, int] = {}
     left_out = []
+    templates = tokenizer_files(folder)
     for entry in sorted(folder.iterdir()):
-        if entry.is_dir() or any(fnmatch.fnmatch(entry.name, pattern) for pattern in _LEFT_OUT):
+        in_folder = {name: file for name, file in templates.items() if entry in file.parents}
+        if in_folder:
+            files |= {name: _file_bytes(file) for name, file in in_folder.items()}
+        elif entry.is_dir() or any(fnmatch.fnmatch(entry.name, pattern) for pattern in _LEFT_OUT):
             left_out.append(f"{entry.name}/" if entry.is_dir() else entry.name)
         else:
             files[entry.name] = _file_bytes(entry)

@@ -95,14 +95,14 @@ def _missing_files(
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
     from huggingface_hub.errors import DryRunError
 
-    from .download import silent_bar
+    from .download import ignored, silent_bar
 
     try:
         listed = snapshot_download(
             repository,
             revision=revision,
             allow_patterns=list(patterns),
-            ignore_patterns=None if has_folders else ["*/*"],
+            ignore_patterns=ignored(patterns, has_folders),
             repo_type=repo_type,
             dry_run=True,
             tqdm_class=silent_bar(),

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError, DownloadError, MMFreeError
-from ...files.checkpoint_files import GGUF_SUFFIX, TOKENIZER_PATTERNS, WEIGHT_PATTERNS
+from ...files.checkpoint_files import (
+    GGUF_SUFFIX,
+    TEMPLATES_FOLDER,
+    TOKENIZER_PATTERNS,
+    WEIGHT_PATTERNS,
+)
 from ...files.gguf.parts import part_names, whole_models
 from ...files.paths import expanded, visible
 from .cache_content import fetch_missing
@@ -178,7 +183,7 @@ def ask_hub(
                 repository,
                 revision=revision,
                 allow_patterns=list(patterns),
-                ignore_patterns=None if has_folders else ["*/*"],
+                ignore_patterns=ignored(patterns, has_folders),
                 dry_run=dry_run,
                 repo_type=repo_type,
                 tqdm_class=silent_bar(),
@@ -203,6 +208,15 @@ def _quiet_client() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_of_use)
+
+
+def ignored(patterns: tuple[str, ...], has_folders: bool) -> list[str] | None:
+    """Names that the patterns of files of the top folder must not match."""
+    if has_folders:
+        return None
+    # of all folders only that of chat templates has files; patterns cannot say "not"
+    in_folder = any("/" in pattern for pattern in patterns)
+    return [f"[!{TEMPLATES_FOLDER[0]}]*/*", "*/*/*"] if in_folder else ["*/*"]
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import TrainingError
-from ...files.checkpoint_files import CONFIG_FILE
+from ...files.checkpoint_files import CONFIG_FILE, tokenizer_files
 from ...files.replacing import new_folder
-from ...hub.checkpoint.target_folder import copy_files, tokenizer_files
+from ...hub.checkpoint.target_folder import copy_files
 from ...tokenizer.digest import tokenizer_digest
 from ...tokenizer.document_encoder import encode_documents
 from ...tokenizer.tokenizer import Tokenizer

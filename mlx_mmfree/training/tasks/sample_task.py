@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from ...errors import TrainingError
-from ...hub.checkpoint.target_folder import tokenizer_files
+from ...files.checkpoint_files import tokenizer_files
 from ..batches import PADDED_TO, Batch
 from ..corpus.byte_bar import byte_bar
 from ..corpus.epoch_mixture import EpochMixture

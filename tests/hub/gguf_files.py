@@ -105,9 +105,8 @@ def i2_s(values: np.ndarray) -> bytes:
 
 def with_pairs_together(weight: np.ndarray, heads: int) -> np.ndarray:
     """Rows of each head as converters to GGUF put them, for rotations of neighbours."""
-    rows, columns = weight.shape
-    halves = weight.reshape(heads, 2, rows // heads // 2, columns)
-    return halves.swapaxes(1, 2).reshape(rows, columns)
+    halves = weight.reshape(heads, 2, len(weight) // heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
 def gguf_name(name: str) -> str:
@@ -154,14 +153,18 @@ def tensors_of(
         if isinstance(module, BitLinear):
             trits, scale = ternarize(weight)
             weight = trits * scale
-        values = np.array(weight.astype(mx.float32))
         kind = linears if "_proj" in name else embedding
-        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
-            config = model.config
-            is_query = "q_proj" in name
-            heads = config.num_attention_heads if is_query else config.num_key_value_heads
-            values = with_pairs_together(values, heads)
-        tensors[gguf_name(name)] = stored(kind if values.ndim == 2 else "F32", values)
+        both = {name: weight}
+        if "bias" in module:
+            both[name.removesuffix("weight") + "bias"] = module.bias
+        for own, array in both.items():
+            values = np.array(array.astype(mx.float32))
+            if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+                config = model.config
+                is_query = "q_proj" in name
+                heads = config.num_attention_heads if is_query else config.num_key_value_heads
+                values = with_pairs_together(values, heads)
+            tensors[gguf_name(own)] = stored(kind if values.ndim == 2 else "F32", values)
     return tensors
 
 

@@ -21,7 +21,7 @@ from mlx_mmfree.layers import PackedBitLinear, PackedLinear, pack_linears
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.ops import pack_ternary
-from tests.hub.checkpoints import GOLDENS, logits, tiny_transformer
+from tests.hub.checkpoints import GOLDENS, TOKENS, logits, tiny_transformer
 from tests.hub.gguf_files import (
     byte_level_metadata,
     i2_s,
@@ -92,6 +92,89 @@ def test_trits(kind: str, rows: int) -> None:
     number, shape, content = stored(kind, trits * 0.375)
     words = ternary_words(TYPES[number], np.frombuffer(content, np.uint8), shape)
     assert mx.array_equal(mx.array(words), pack_ternary(mx.array(trits)))
+
+
+def biased_file(file: Path, model_type: str, **options: bool) -> tuple[Path, Decoder]:
+    metadata = byte_level_metadata()
+    # llama.cpp reads the types only as another kind of number than the stand-in writes
+    del metadata["tokenizer.ggml.token_type"]
+    vocabulary = len(metadata["tokenizer.ggml.tokens"])
+    sizes = SIZES | {"vocab_size": vocabulary, "linears": None}
+    model = tiny_transformer(model_type, **sizes, **options)
+    mx.random.seed(4)
+    for module in model.modules():
+        if "bias" in module:
+            module.bias = mx.random.normal(module.bias.shape)
+    metadata |= metadata_of(model, model_type)
+    return write_gguf(file, metadata, tensors_of(model, model_type, "F32", "F32")), model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"attention_bias": True}, {"mlp_bias": True}, {"attention_bias": True, "mlp_bias": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_biases(tmp_path: Path, model_type: str, options: dict[str, bool]) -> None:
+    file, model = biased_file(tmp_path / "m.gguf", model_type, **options)
+    loaded = load_model(file)
+    assert (loaded.config.attention_bias, loaded.config.mlp_bias) == (
+        options.get("attention_bias", False),
+        options.get("mlp_bias", False),
+    )
+    assert relative_error(logits(loaded), logits(model)) <= TOLERANCE[mx.float32]
+    plain, _ = biased_file(tmp_path / "plain.gguf", model_type)
+    assert not (load_model(plain).config.attention_bias or load_model(plain).config.mlp_bias)
+
+
+def test_biases_that_are_left_out_are_zero(tmp_path: Path) -> None:
+    """Those of queries, keys and values alone, as of Qwen2 in the names of Llama."""
+    file, model = biased_file(tmp_path / "m.gguf", "llama", attention_bias=True)
+    tensors = tensors_of(model, "llama", "F32", "F32")
+    kept = {name: t for name, t in tensors.items() if not name.endswith("attn_output.bias")}
+    write_gguf(file, metadata_of(model, "llama") | byte_level_metadata(), kept)
+    for block in model.blocks:
+        block.token_mixer.output_proj.bias = mx.zeros_like(block.token_mixer.output_proj.bias)
+    assert relative_error(logits(load_model(file)), logits(model)) <= TOLERANCE[mx.float32]
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(("attention_bias", "mlp_bias"), [(True, False), (True, True)])
+def test_biases_in_llama_cpp(tmp_path: Path, attention_bias: bool, mlp_bias: bool) -> None:
+    llama_cpp = pytest.importorskip(
+        "llama_cpp", reason="needs llama-cpp-python, which pip compiles for some minutes"
+    )
+    file, _ = biased_file(
+        tmp_path / "m.gguf", "llama", attention_bias=attention_bias, mlp_bias=mlp_bias
+    )
+    theirs = llama_cpp.Llama(str(file), n_ctx=16, logits_all=True, verbose=False)
+    theirs.eval(TOKENS.tolist()[0])
+    want = mx.array(np.array(theirs.scores[: TOKENS.shape[1]]))
+    assert relative_error(load_model(file)(TOKENS)[0][0], want) <= 0.01
+
+
+def test_keys_that_llama_cpp_needs(tmp_path: Path) -> None:
+    file, model = tiny_file(tmp_path / "m.gguf")
+    for key in ("attention.layer_norm_rms_epsilon", "context_length"):
+        metadata = metadata_of(model, "bitnet-b1.58")
+        del metadata[f"bitnet-b1.58.{key}"]
+        write_gguf(file, metadata, tensors_of(model, "bitnet-b1.58", "I2_S"))
+        with pytest.raises(CheckpointError, match=f"'bitnet-b1.58.{key}' must be given"):
+            load_model(file)
+
+
+def test_keys_that_may_be_absent_are_as_in_llama_cpp(tmp_path: Path) -> None:
+    """Heads that share the dims, and the usual base of the rotation, in every architecture."""
+    for architecture, model_type in (("bitnet-b1.58", "bitnet"), ("qwen3", "qwen3")):
+        model = tiny_transformer(model_type, **SIZES | {"num_key_value_heads": 4})
+        metadata = metadata_of(model, architecture)
+        for key in ("attention.head_count_kv", "attention.key_length", "rope.freq_base"):
+            del metadata[f"{architecture}.{key}"]
+        del metadata[f"{architecture}.attention.value_length"]
+        file = write_gguf(tmp_path / "m.gguf", metadata, tensors_of(model, architecture, "I2_S"))
+        config = load_model(file).config
+        assert (config.num_key_value_heads, config.head_dim) == (4, 32)
+        assert config.rotation.theta == 10000.0
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

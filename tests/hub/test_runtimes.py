@@ -54,6 +54,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             ),
         },
     ),
+    "yarn-of-other-betas": (
+        "llama",
+        {
+            "linears": None,
+            "rotation": Rotation(
+                scaling="yarn",
+                factor=16.0,
+                trained_length=64,
+                attention_factor=1.277258872,
+                beta_fast=4.0,
+                beta_slow=0.25,
+            ),
+        },
+    ),
     "qwen3": ("qwen3", {}),
     "qwen3-of-128": ("qwen3", {"head_dim": 128}),
     "biased-qwen3": ("qwen3", {"attention_bias": True}),
@@ -140,6 +154,7 @@ def test_mlx_lm_and_the_form_of_transformers(tmp_path: Path, family: str) -> Non
         ("Llama3-1.58", "tq1_0", ("no", "yes", "yes", "no")),
         ("Llama3-1.58", "q2_0", ("no", "no", "yes", "no")),
         ("dense-yarn", "tq2_0", ("no", "no", "yes", "no")),
+        ("yarn-of-other-betas", "tq2_0", ("no", "no", "no", "no")),
         ("qwen3-of-128", "tq2_0", ("no", "yes", "yes", "no")),
     ],
 )
@@ -201,6 +216,7 @@ def test_transformers_and_gguf(tmp_path: Path, family: str) -> None:
         "Llama3-1.58",
         "dense-yarn",
         "dense-llama3",
+        "yarn-of-other-betas",
         "qwen3",
     ],
 )

@@ -354,6 +354,13 @@ class TestRefused:
                 "tq2_0",
                 "scaled by llama3 in architecture qwen3",
             ),
+            # llama.cpp does not open such a file
+            (
+                {"has_sub_norms": True, "rotation": Rotation(scaling="llama3", factor=8.0)},
+                FloatForms(),
+                "tq2_0",
+                "scaled by llama3 in architecture bitnet",
+            ),
         ],
         ids=str,
     )

@@ -49,6 +49,7 @@ FLOAT_TYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 """The types of GGUF that hold plain floats."""
 
 _LINEAR = re.compile(r"(model\.layers\.[0-9]+\.(?:self_attn|mlp)\.(\w+_proj))\.weight", re.ASCII)
+_ROTATED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.([qk])_proj\.(?:weight|bias)", re.ASCII)
 _EMBEDDING = "token_embd.weight"
 
 
@@ -88,6 +89,7 @@ def read_gguf_checkpoint(
     }
     tensors, quantization = _hub_tensors(file, stored.values(), architecture, config)
     config |= quantization
+    config |= _add_biases(file, tensors)
     dtype = FLOAT_TYPES.get(embedding.kind.name, mx.float16)
     if find(config["model_type"]).needs_range and dtype == mx.float16:
         # trained in bfloat16, whose range the squares of ReLU need
@@ -132,6 +134,24 @@ def _hub_tensors(
     return tensors, quantization
 
 
+def _add_biases(file: Path, tensors: dict[str, TensorEntry]) -> dict[str, Any]:
+    """Adds zeros where a bias is left out beside others, and returns keys of `config.json`."""
+    linears = [linear for name in tensors if (linear := _LINEAR.fullmatch(name)) is not None]
+    keys: dict[str, Any] = {}
+    for key, part in (("attention_bias", ".self_attn."), ("mlp_bias", ".mlp.")):
+        modules = [linear[1] for linear in linears if part in linear[1]]
+        keys[key] = any(f"{module}.bias" in tensors for module in modules)
+        for module in modules if keys[key] else ():
+            name, shape = f"{module}.bias", tensors[f"{module}.weight"].shape[:1]
+            zeros = partial(_zeros, shape)
+            tensors.setdefault(name, TensorEntry(name, file, mx.float32, shape, 0, 0, decode=zeros))
+    return keys
+
+
+def _zeros(shape: tuple[int, ...], data: np.ndarray) -> np.ndarray:
+    return np.zeros(shape, np.uint32)
+
+
 def _rope_factors(file: Path, tensor: StoredTensor | None) -> np.ndarray | None:
     """The factor for each pair of a head's dims, which goes into the configuration."""
     if tensor is None:
@@ -149,10 +169,10 @@ def _entries(
     linear = _LINEAR.fullmatch(name)
     kind, shape, place = tensor.kind, tensor.shape, (tensor.start, tensor.stop)
     order = None
-    if linear is not None and architecture.rotates_pairs and linear[2] in ("q_proj", "k_proj"):
-        key = "num_attention_heads" if linear[2] == "q_proj" else "num_key_value_heads"
-        heads = config.get(key, config["num_attention_heads"])
-        order = _rows_by_halves(tensor, heads)
+    rotated = _ROTATED.fullmatch(name)
+    if rotated is not None and architecture.rotates_pairs:
+        key = "num_attention_heads" if rotated[1] == "q" else "num_key_value_heads"
+        order = _rows_by_halves(tensor, config[key])
     is_ternary = kind.codes is not None and (architecture.is_ternary or kind.name == "I2_S")
     if linear is not None and architecture.is_ternary and not is_ternary:
         raise UnsupportedModelError(

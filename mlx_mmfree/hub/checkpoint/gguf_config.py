@@ -22,7 +22,16 @@ _KEYS = {
     "rope.freq_base": "rope_theta",
     "context_length": "max_position_embeddings",
 }
-_NEEDED = ("embedding_length", "block_count", "feed_forward_length", "attention.head_count")
+_NEEDED = (
+    "embedding_length",
+    "block_count",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.layer_norm_rms_epsilon",
+    "context_length",
+)
+"""What llama.cpp needs too."""
+
 # keys that are checked here, or that change no result
 _CHECKED = {
     "vocab_size",
@@ -116,8 +125,12 @@ def hub_config(
     config = dict(form.config) | {_KEYS[key]: given[key] for key in _KEYS if key in given}
     config |= {"vocab_size": vocab_size, "tie_word_embeddings": is_tied}
     _check_rest(prefix, given)
-    longest = given.get("context_length", 2048)
-    scaling = gguf_rotation.read_scaling(given, rope_factors, longest)
+    # what llama.cpp takes for the keys that may be absent
+    heads = given["attention.head_count"]
+    config.setdefault("num_key_value_heads", heads)
+    config.setdefault("head_dim", given["embedding_length"] // heads)
+    config.setdefault("rope_theta", 10000.0)
+    scaling = gguf_rotation.read_scaling(given, rope_factors, given["context_length"])
     if scaling is not None:
         config["rope_scaling"] = scaling
     for key, ours in (("bos", "bos_token_id"), ("eos", "eos_token_id")):

@@ -25,7 +25,7 @@ KEYS = {
 }
 """The metadata that `read_scaling` reads, or that changes no result."""
 
-_WITH_FACTORS = ("llama", "bitnet")
+_WITH_FACTORS = ("llama",)
 _MAX_FACTORS = 2**11
 
 

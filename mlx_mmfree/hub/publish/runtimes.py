@@ -127,8 +127,19 @@ def _transformers(written: ParameterReader, config: Mapping[str, Any]) -> Openin
     return Opening(TRANSFORMERS, True, note if model.rotation.scaling == "dynamic" else "")
 
 
+def _gguf_rotation(rotation: Rotation) -> str | None:
+    """Why llama.cpp, and bitnet.cpp with it, would rotate differently."""
+    usual = Rotation(scaling="yarn")
+    betas = [(each.beta_fast, each.beta_slow) for each in (rotation, usual)]
+    if rotation.scaling == "yarn" and betas[0] != betas[1]:
+        fast, slow = betas[1]
+        return f"it computes YaRN with beta_fast {fast:g} and beta_slow {slow:g}, whatever the file says"
+    return None
+
+
 def _gguf_openings(written: ParameterReader, kind: str) -> tuple[Opening, ...]:
     config = written.model.config
+    other_rotation = _gguf_rotation(_rotation(written))
     is_ternary = bool(written.ternary)
     name = architecture_of(config).gguf_name(config) or ""
     blocks = "rounds activations for each block of inputs instead of each token"
@@ -140,6 +151,8 @@ def _gguf_openings(written: ParameterReader, kind: str) -> tuple[Opening, ...]:
         llama_cpp = _no(LLAMA_CPP, "it has no such architecture; bitnet.cpp has")
     elif name == _1BIT_LLM and not config.tie_word_embeddings:
         llama_cpp = _no(LLAMA_CPP, "its bitnet has no output head of its own")
+    elif other_rotation is not None:
+        llama_cpp = _no(LLAMA_CPP, other_rotation)
     else:
         notes = [blocks]
         if kind == "Q2_0":
@@ -149,7 +162,7 @@ def _gguf_openings(written: ParameterReader, kind: str) -> tuple[Opening, ...]:
         _no(MLX_LM, "it reads no GGUF; --to mlx writes its form"),
         _transformers_gguf(written, name, kind),
         llama_cpp,
-        _bitnet_cpp(name, kind, is_ternary),
+        _bitnet_cpp(name, kind, is_ternary, other_rotation),
     )
 
 
@@ -167,11 +180,13 @@ def _transformers_gguf(written: ParameterReader, name: str, kind: str) -> Openin
     return Opening(TRANSFORMERS, True, f"{note}; {_FLOAT_ACTIVATIONS}" if is_used else note)
 
 
-def _bitnet_cpp(name: str, kind: str, is_ternary: bool) -> Opening:
+def _bitnet_cpp(name: str, kind: str, is_ternary: bool, other_rotation: str | None) -> Opening:
     if name == "qwen3":
         return _no(BITNET_CPP, "it has no such architecture")
     if kind != "I2_S" or not is_ternary:
         return _no(BITNET_CPP, "its kernels are for ternary weights in I2_S; --gguf-type i2_s")
+    if other_rotation is not None:
+        return _no(BITNET_CPP, other_rotation)
     note = "by its source code only"
     if name == BITNET_CPP_ONLY:
         note += "; its users report that it computes SiLU instead of squared ReLU"

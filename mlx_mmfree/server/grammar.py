@@ -29,7 +29,7 @@ from .tools.families import CallForm
 COMPILER_SECONDS, COMPILER_MB = 1.0, 100
 # nearly every grammar needs less; those that do not wait apart, so that the others need not
 _QUICK_SECONDS = 0.1
-_TOKEN_SECONDS, _TEXT_MB = 0.25, 50
+_TOKEN_SECONDS, _TEXT_MB = 0.1, 50
 _VOCABULARY_MB = 1024
 _KEPT, _KEPT_MB = 8, 100
 _REFUSALS, _REFUSED_SECONDS = 256, 60.0

@@ -9,14 +9,15 @@ from typing import Any
 
 import llguidance
 
-from ..platform.confinement.loop import ask_back, peak_bytes
+from ..platform.confinement.loop import ask_back
+from ..platform.resident_memory import peak_resident_bytes
 
 # what may stand between the parts of JSON; without a bound a model can write spaces for ever
 _WHITESPACE = r"( |\n {0,12})?"
 _MOST_ITEMS, _MOST_FUEL = 20_000, 500_000
-# what must follow is cut into tokens as the tokenizer does, but only so much of it ahead
-_MOST_FORCED = 1000
-_TEXT_SECONDS, _TOKEN_SECONDS = 1.0, 0.005
+# what must follow is cut into tokens as the tokenizer does; the first of them is all that is needed
+_MOST_FORCED = 500
+_TEXT_SECONDS, _TOKEN_SECONDS = 0.25, 0.003
 
 
 class _Vocabulary(llguidance.TokenizerWrapper):
@@ -40,8 +41,8 @@ class _Vocabulary(llguidance.TokenizerWrapper):
         self.tokens = []
 
     def __call__(self, text: str) -> list[int]:
-        known: list[int] = ask_back(text[:_MOST_FORCED])
-        return known + self.read.greedy_tokenize(text[_MOST_FORCED:])
+        ids: list[int] = ask_back(text[:_MOST_FORCED])
+        return ids
 
 
 class _Text:
@@ -96,7 +97,7 @@ def handle(request: tuple[str, Any]) -> dict[str, Any]:
 
 
 def _compiled(kind: str, source: str) -> dict[str, Any]:
-    before = peak_bytes()
+    before = peak_resident_bytes()
     try:
         if kind == "json":
             grammar = llguidance.LLMatcher.grammar_from_json_schema(
@@ -107,16 +108,19 @@ def _compiled(kind: str, source: str) -> dict[str, Any]:
     except ValueError as error:
         return {"refused": str(error)}
     limits = llguidance.LLParserLimits(
-        step_max_items=_MOST_ITEMS, initial_lexer_fuel=_MOST_FUEL, step_lexer_fuel=_MOST_FUEL
+        step_max_items=_MOST_ITEMS,
+        initial_lexer_fuel=_MOST_FUEL,
+        step_lexer_fuel=_MOST_FUEL,
+        verbose_errors=False,
     )
     matcher = llguidance.LLMatcher(_vocabularies[0].read, grammar, log_level=0, limits=limits)
     # some faults show only where a first token is asked for
     if matcher.is_error() or not any(matcher.compute_bitmask()):
         return {"refused": _reason(matcher) or "it allows no text"}
     _texts[:] = [_Text(matcher)]
-    return {"held": peak_bytes() - before}
+    return {"held": peak_resident_bytes() - before}
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:
     """What is wrong, without what llguidance shows of its inside."""
-    return matcher.get_error().partition("<state>")[0].partition("<backtrace>")[0]
+    return matcher.get_error().partition("\n<")[0]

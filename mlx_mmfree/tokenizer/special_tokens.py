@@ -115,9 +115,16 @@ class Shield:
         taken = {character for text in texts for character in _PRIVATE_USE.findall(text)}
         self._free = (chr(c) for c in _chain(_PRIVATE_USE_RANGES) if chr(c) not in taken)
         self._cover: dict[str, str] = {}
+        self._covered: dict[str, str] = {}
 
     def cover(self, text: str) -> str:
         """The text with the special tokens that it spells hidden."""
+        # the names in the schemas of tools come again and again
+        if text not in self._covered:
+            self._covered[text] = self._newly_covered(text)
+        return self._covered[text]
+
+    def _newly_covered(self, text: str) -> str:
         characters: list[str] | None = None
         for start, stop in self._special.spans(text):
             characters = characters or list(text)

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import shutil
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,10 +84,12 @@ class Verdict:
     Attributes:
         kind: `accepted`, `refused` or `fault`.
         text: What was done to the input and, for a fault, what happened.
+        seconds: How long its use took.
     """
 
     kind: str
     text: str
+    seconds: float = 0.0
 
 
 def prepare_work(work: Path) -> None:
@@ -119,6 +122,7 @@ def run_case(
     kind, problem = "accepted", ""
     what = fuzz.mutate(sources, work / CASE, rng)
     tell(what)
+    begun = time.monotonic()
     try:
         fuzz.exercise(work / CASE, rng)
     except fuzz.refusals as error:
@@ -127,8 +131,11 @@ def run_case(
     # a panic of a compiled library is no Exception
     except BaseException as error:
         problem = f"{type(error).__name__}: {error!s:.500} {_place(error)}"
+    seconds = time.monotonic() - begun
     problem = problem or _printed(output) or _strayed(work, output.name, fuzz.kept_until_exit)
-    return Verdict("fault", f"{what}: {problem}") if problem else Verdict(kind, what)
+    if problem:
+        return Verdict("fault", f"{what}: {problem}", seconds)
+    return Verdict(kind, what, seconds)
 
 
 def _unclear(message: str) -> str:

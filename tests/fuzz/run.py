@@ -31,10 +31,12 @@ class Result:
 
     Attributes:
         counts: How many were accepted, refused or faults.
+        slowest: The most seconds that one took, and its seed.
         faults: What happened, by seed.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
+    slowest: tuple[float, int] = (0.0, 0)
     faults: dict[int, str] = field(default_factory=dict)
 
 
@@ -65,10 +67,15 @@ def _run_class(name: str, first: int, count: int, jobs: int) -> bool:
         parts = [[(name, starts[job], starts[job + 1] - starts[job])] for job in range(jobs)]
         for results in pool.map(serve, parts, [True] * jobs):
             total.counts.update(results[name].counts)
+            total.slowest = max(total.slowest, results[name].slowest)
             total.faults |= results[name].faults
     seconds = time.monotonic() - started
     counts = ", ".join(f"{number} {kind}" for kind, number in sorted(total.counts.items()))
-    print(f"{name}: seeds {first} to {first + count - 1} in {seconds:.0f} s: {counts}", flush=True)
+    print(
+        f"{name}: seeds {first} to {first + count - 1} in {seconds:.0f} s: {counts}; the slowest, "
+        f"{total.slowest[1]}, took {total.slowest[0]:.2f} s",
+        flush=True,
+    )
     return bool(total.faults)
 
 
@@ -107,6 +114,7 @@ def serve(parts: Sequence[Part], show_faults: bool = False) -> dict[str, Result]
                         )
                 else:
                     result.counts = Counter(entry["counts"])
+                    result.slowest = tuple(entry["slowest"])
     if process.returncode:
         raise RuntimeError(f"The server of {parts} ended with status {process.returncode}.")
     return results

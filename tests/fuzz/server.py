@@ -54,13 +54,15 @@ def main() -> None:
         sources = arguments.folder.resolve() / name
         make_sources(classes[name], sources, work)
         counts: Counter[str] = Counter()
+        slowest = (0.0, int(first))
         seeds = range(int(first), int(first) + int(count))
         for seed, verdict in run_seeds(classes[name], sources, work, seeds):
             counts[verdict.kind] += 1
+            slowest = max(slowest, (verdict.seconds, seed))
             if verdict.kind == "fault":
                 _tell(name=name, seed=seed, fault=verdict.text)
             if counts.total() % 100 == 0 or counts.total() == len(seeds):
-                _tell(name=name, counts=counts)
+                _tell(name=name, counts=counts, slowest=slowest)
 
 
 def load_class(name: str) -> FuzzClass:
@@ -203,8 +205,9 @@ def _run_child(
         _limit_processor_time(fuzz.cpu_seconds)
         verdict = run_case(fuzz, sources, work, seed, work / _OUTPUT, tell)
         if verdict.kind != "fault" and (peak := _peak_bytes()) > fuzz.memory_bytes:
-            verdict = Verdict(_SUSPECT, f"{verdict.text}: {peak / 1e6:.0f} MB of memory")
-        tell([verdict.kind, verdict.text])
+            text = f"{verdict.text}: {peak / 1e6:.0f} MB of memory"
+            verdict = Verdict(_SUSPECT, text, verdict.seconds)
+        tell([verdict.kind, verdict.text, verdict.seconds])
         if verdict.kind not in ("accepted", "refused"):
             return
 

@@ -1,5 +1,6 @@
 """A confined process answers, keeps its limits, and outlives nothing."""
 
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from mlx_mmfree.platform.confinement import (
     ConfinedProcess,
     LimitError,
     TimeLimitError,
+    loop,
     process,
 )
 from tests.platform import confined_work
@@ -95,6 +97,13 @@ def test_a_process_that_only_waits_is_ended(
     with pytest.raises(LimitError, match="its process does not answer"):
         confined.ask(("wait", None), CPU_SECONDS)
     assert confined.process_id is None
+
+
+def test_memory_that_a_request_leaves_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for most, failed in ((None, False), (2**40, False), (2**10, True)):
+        monkeypatch.setattr(loop._Side, "most_bytes", most, raising=False)
+        answer = json.loads(loop._answer(lambda request: {"value": request}, CPU_SECONDS, 5))
+        assert answer == ({"failure": "MemoryError", "message": ""} if failed else {"value": 5})
 
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="there is no program 'ps'")

@@ -79,7 +79,7 @@ HOSTILE = {
     "lists": chain(5000, lambda next_: {"type": "array", "items": next_}),
     "patterns": HEAVY,
     "names": {"type": "object", "patternProperties": {}, "propertyNames": HEAVY},
-    "numbers": {"enum": [n * 7919 % 1_000_003 for n in range(200_000)]},
+    "numbers": {"enum": [n * 7919 % 1_000_003 for n in range(120_000)]},
     "divisors": {"allOf": [{"type": "integer", "multipleOf": n} for n in (9973, 9967, 9949)]},
 }
 
@@ -215,8 +215,7 @@ def test_more_than_is_cut_ahead_can_follow(
     ]
     end = min(chosen.index(number) for number in tokenizer.eos_token_ids if number in chosen)
     assert json.loads(tokenizer.decode(chosen[:end])) == text
-    # most of them as the tokenizer cuts the text
-    assert len(chosen[:end]) < 1.05 * len(tokenizer.encode_continuation(json.dumps(text)))
+    assert chosen[:end] == tokenizer.encode_continuation(json.dumps(text))
 
 
 def test_what_is_known_is_not_compiled_again(

@@ -106,6 +106,7 @@ def test_a_wrong_parameter_is_named(client: Any, changes: dict[str, Any], param:
         ),
         ({"messages": [{**MESSAGES[0], "tool_calls": []}, 5]}, "messages[1]"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"description": "a" * 10**6}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "any"}, "tool_choice"),

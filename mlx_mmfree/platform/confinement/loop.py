@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..resident_memory import peak_resident_bytes
 from .frames import receive, send
 
 _MAX_MESSAGE = 300
@@ -29,12 +30,12 @@ class _Side:
 
     Attributes:
         connection: To the program.
-        most_bytes: The resident memory that requests may need.
+        most_bytes: The resident memory that it may reach; `None` where the kernel holds it to less.
         branches: Those that were not ended yet.
     """
 
     connection: socket.socket
-    most_bytes: int
+    most_bytes: int | None
     branches: set[int]
 
 
@@ -70,8 +71,11 @@ def ask_back(question: Any) -> Any:
 def _begin(connection: socket.socket, memory_bytes: int) -> None:
     _Side.connection = connection
     _Side.branches = set()
-    _Side.most_bytes = peak_bytes() + memory_bytes
-    _limit(memory_bytes)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    # elsewhere it is looked at after each request, and by the other side during it
+    is_limited = _limit(memory_bytes)
+    _Side.most_bytes = None if is_limited else peak_resident_bytes() + memory_bytes
 
 
 def _answer(handle: Handle, seconds: float, request: Any) -> bytes:
@@ -79,7 +83,7 @@ def _answer(handle: Handle, seconds: float, request: Any) -> bytes:
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         answer = _encoded(handle(request))
-        if peak_bytes() > _Side.most_bytes:
+        if _Side.most_bytes is not None and peak_resident_bytes() > _Side.most_bytes:
             raise MemoryError
         return answer
     except BaseException as error:
@@ -136,22 +140,14 @@ def _be_silent() -> None:
     os.close(nowhere)
 
 
-def peak_bytes() -> int:
-    """The most resident memory that the process has had."""
-    # kilobytes on Linux, bytes on macOS
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _limit(memory_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+def _limit(memory_bytes: int) -> bool:
+    """Lets the kernel refuse more memory, if it can."""
     sizes = Path("/proc/self/statm")
-    # on other systems the limit has no effect; there the peak is looked at after each request, and by
-    # the other side during it
-    if sizes.exists():
-        held = int(sizes.read_text().split()[0]) * resource.getpagesize()
-        limit = held + memory_bytes
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if not sizes.exists():
+        return False
+    held = int(sizes.read_text().split()[0]) * resource.getpagesize()
+    limit = held + memory_bytes
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return True

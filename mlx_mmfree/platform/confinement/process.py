@@ -254,6 +254,12 @@ class ConfinedProcess:
         status = self._end(gently=True)
         if status == -signal.SIGPROF:
             return TimeLimitError(f"it runs for over {cpu_seconds:g} seconds")
+        if status == -signal.SIGABRT:
+            # native code does not raise where it gets no memory
+            megabytes = self._memory_bytes // 2**20
+            return LimitError(
+                f"its process was ended by SIGABRT, as where {megabytes} MB of memory do not suffice"
+            )
         if status is not None and status < 0:
             return LimitError(f"its process was ended by {signal.Signals(-status).name}")
         return LimitError(f"its process ended with status {status}")

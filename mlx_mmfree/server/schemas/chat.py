@@ -1,5 +1,6 @@
 """The body of `/v1/chat/completions`."""
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,7 +11,7 @@ from .checking import Body
 from .sampling import MAX_TOP_LOGPROBS, TextRequest
 
 _MAX_MESSAGES = 10_000
-_MAX_TOOLS = 128
+_MAX_TOOLS, _MAX_TOOL_CHARACTERS = 128, 1_000_000
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "tokenize", "self")
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -162,6 +163,13 @@ class ResponseFormat(Body):
         return self
 
 
+def _tools(value: Any) -> Any:
+    # a template reads them whole, however little of them it writes
+    if isinstance(value, list) and len(json.dumps(value)) > _MAX_TOOL_CHARACTERS:
+        raise ValueError(f"must have at most {_MAX_TOOL_CHARACTERS:,} characters of JSON")
+    return value
+
+
 def _variables(value: Any) -> Any:
     if not isinstance(value, dict) or any(name in _RESERVED for name in value):
         raise ValueError(f"must be an object without the names {', '.join(_RESERVED)}")
@@ -199,7 +207,9 @@ class ChatRequest(TextRequest):
     parallel_tool_calls: bool = True
     response_format: ResponseFormat | None = None
     tool_choice: Annotated[str | ChosenTool, BeforeValidator(_choice)] = "auto"
-    tools: Annotated[list[Tool], Field(max_length=_MAX_TOOLS)] = Field(default_factory=list)
+    tools: Annotated[list[Tool], Field(max_length=_MAX_TOOLS), BeforeValidator(_tools)] = Field(
+        default_factory=list
+    )
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
 
     @property

@@ -64,16 +64,18 @@ def copy_data(data: Mapping[str, Any], change: Callable[[str], str] = str) -> di
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Yields every text in nested plain data."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from texts_in(key)
-            yield from texts_in(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from texts_in(item)
+    """Yields every text in nested plain data, in any order."""
+    # nested generators would pass each text through all that it lies in
+    values = [value]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            values += value.keys()
+            values += value.values()
+        elif isinstance(value, (list, tuple)):
+            values += value
 
 
 def _copy(value: Any, name: str, change: Callable[[str], str], depth: int) -> Any:

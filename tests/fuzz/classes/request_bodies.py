@@ -164,7 +164,17 @@ def exercise(folder: Path, rng: random.Random) -> None:
     headers = {"Content-Type": "application/json"}
     body = (folder / _BODY).read_bytes()
     path = (folder / _PATH).read_text()
-    answer = _client((folder / "base").resolve()).post(path, content=body, headers=headers)
+    asked = client((folder / "base").resolve(), max_body_bytes=10**6, max_context=64)
+    judge(asked.post(path, content=body, headers=headers))
+
+
+def judge(answer: Any) -> None:
+    """Takes an answer that is sound.
+
+    Raises:
+        Refusal: It is one of OpenAI's errors below 500, or ends with one.
+        AssertionError: It is anything else.
+    """
     if answer.status_code >= 500 or "Traceback" in answer.text:
         raise AssertionError(f"status {answer.status_code}: {answer.text:.500}")
     if answer.status_code != 200:
@@ -176,6 +186,9 @@ def exercise(folder: Path, rng: random.Random) -> None:
         *lines, last = [line for line in answer.text.split("\n\n") if line]
         pieces = [json.loads(line.removeprefix("data: ")) for line in lines]
         # what ends a text before its time is told in the stream
+        error = json.loads(last.removeprefix("data: ")).get("error") if "error" in last else None
+        if error is not None and error["type"] == "invalid_request_error":
+            raise Refusal(error["message"])
         if last != "data: [DONE]" or any("error" in piece for piece in pieces):
             raise AssertionError(f"the stream ends with {last:.500}")
     elif "error" in answer.json():
@@ -183,8 +196,8 @@ def exercise(folder: Path, rng: random.Random) -> None:
 
 
 @cache
-def _client(base: Path) -> Any:
-    """A client of a server of a model, which runs until the process ends."""
+def client(base: Path, **settings: Any) -> Any:
+    """A client of a server of a model with some settings, which runs until the process ends."""
     from starlette.testclient import TestClient
 
     from mlx_mmfree.generation.sessions import Sessions
@@ -197,14 +210,12 @@ def _client(base: Path) -> Any:
     sessions = Sessions(model, memory_bytes=10**7)
     service = make_service(
         [ServedModel("m", model, tokenizer, sessions)],
-        Settings(max_body_bytes=10**6, max_context=64),
+        Settings(**settings),
         sessions,
     )
-    client = TestClient(
-        make_app(service), base_url="http://127.0.0.1", raise_server_exceptions=False
-    )
-    client.__enter__()
-    return client
+    made = TestClient(make_app(service), base_url="http://127.0.0.1", raise_server_exceptions=False)
+    made.__enter__()
+    return made
 
 
 CLASS = FuzzClass(

@@ -14,7 +14,7 @@ from ..files.paths import expanded, real_path
 from .parts.command import CommandParser, command
 from .parts.flags import positive
 from .parts.held_out_text import read_text, text_tokens
-from .parts.loading import add_model_flags, loaded
+from .parts.loading import add_model_flags, loaded, model_source
 from .parts.memory import add_memory_flags
 from .parts.source_card import model_card
 
@@ -32,20 +32,20 @@ _DATA = "[fuse] 'data'"
 
 _FORMS = """\
 The sum of a ternary matrix and an adapter is not ternary. --form keep loses nothing: the folder holds
-the packed base model and the adapter. To use both, name it twice: 'mmfree generate --model DIR
---adapter-path DIR'. Without --adapter-path, the base model is used alone. --form dense merges the
-adapter into float matrices of the checkpoint's float type. In 16 bits they take 8 times the memory, and
-their activations are no longer rounded to 8 bits. MatMul-free models have no dense form, because their
-linear layers contain a norm. --form ternary rounds the sum to ternary again, which loses part of what
-was learned. It needs --data, and prints the loss before and after. Both forms merge the adapters of
-layers that are not ternary into dense layers. --form peft writes the adapter alone, in the files of
-PEFT. The adapter is read from the folder 'adapters' unless --adapter-path names another one."""
+the packed base model and the adapter, and every command uses both, such as 'mmfree generate --model
+DIR'. Other programs see the base model alone, and mlx-lm takes the same folder as its --adapter-path.
+--form dense merges the adapter into float matrices of the checkpoint's float type. In 16 bits they take
+8 times the memory, and their activations are no longer rounded to 8 bits. MatMul-free models have no
+dense form, because their linear layers contain a norm. --form ternary rounds the sum to ternary again,
+which loses part of what was learned. It needs --data, and prints the loss before and after. Both forms
+merge the adapters of layers that are not ternary into dense layers. --form peft writes the adapter
+alone, in the files of PEFT. Without --adapter-path, the adapter is the one beside the base model, or
+else that of the folder 'adapters'."""
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="mmfree fuse", description=__doc__, epilog=_FORMS)
     add_model_flags(parser)
-    parser.set_defaults(adapter_path="adapters")
     group = parser.add_argument_group("result")
     group.add_argument(
         "--save-path", default="fused_model", help="new folder to write (%(default)s)"
@@ -89,14 +89,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(arguments)
     _check(args)
-    from ..hub import Tokenizer
-    from ..hub.adapters.fuse import check_form, fuse, save_peft_adapter, save_with_adapter
+    from ..hub import Tokenizer, open_checkpoint
     from ..hub.checkpoint.target_folder import check_target
+    from ..hub.checkpoint.writer_record import keeps_adapter
+    from ..hub.conversion.fuse import check_form, fuse, save_peft_adapter, save_with_adapter
     from ..hub.publish.upload import upload
     from ..hub.publish.upload_plan import check_repository, plan_upload
 
     if args.upload_repo is not None:
         check_repository(args.upload_repo)
+    if args.adapter_path is None and not keeps_adapter(
+        open_checkpoint(model_source(args), args.revision)
+    ):
+        args.adapter_path = "adapters"
     read = [expanded(name) for name in (args.model, args.adapter_path) if name]
     check_target(real_path(args.save_path), args.overwrite, "fuse", read)
     sizes = {"batch_size": 8, "prefill_step_size": args.sequence_length}
@@ -221,9 +226,9 @@ def _card(
 def _result(args: argparse.Namespace, losses: dict[str, float], *, reads_text: bool) -> str:
     folder = shlex.quote(args.save_path)
     if args.form == "keep":
-        use = f"generate --model {folder} --adapter-path {folder}"
+        use = f"generate --model {folder}"
         if not reads_text:
-            use = f"fuse --model {folder} --adapter-path {folder} --form dense"
+            use = f"classify --model {folder} picture.jpg"
         return (
             f"Wrote the base model and the adapter to {args.save_path}. To use both: mmfree {use}"
         )

@@ -50,18 +50,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(describe(plan))
         return 0
     print(f"Uploaded to {upload(plan)}.")
+    for line in _left_out(plan):
+        print(line)
     return 0
 
 
 def describe(plan: "UploadPlan") -> str:
     """Says what an upload would send."""
+    from ..hub.publish.model_card import CARD_FILE
+
     place = f"{plan.repository} ({'private' if plan.is_private else 'public'} if it is new)"
     branch = f" on branch {plan.revision}" if plan.revision else ""
     lines = [f"Would send {plan.nbytes:,} bytes in {len(plan.files)} files to {place}{branch}:"]
     lines += [f"{size:>16,}  {name}" for name, size in plan.files.items()]
     if plan.card is not None:
-        lines.append("A model card, README.md, is written there unless the repository has one.")
-    if plan.left_out:
-        lines.append(f"Left out: {', '.join(plan.left_out)}.")
+        lines.append(
+            f"The commands of README.md name {plan.repository}."
+            if CARD_FILE in plan.files
+            else "A model card, README.md, is written there unless the repository has one."
+        )
+    lines += _left_out(plan)
     lines.append(f"Commit message: {plan.message}")
     return "\n".join(lines)
+
+
+def _left_out(plan: "UploadPlan") -> list[str]:
+    return [f"Left out: {', '.join(plan.left_out)}."] if plan.left_out else []

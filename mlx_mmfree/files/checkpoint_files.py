@@ -36,6 +36,10 @@ TOKENIZER_PATTERNS = (
     f"{TEMPLATES_FOLDER}/[!.]*.jinja",
 )
 WEIGHT_PATTERNS = (WEIGHTS_FILE, "model-*-of-*.safetensors", INDEX_FILE, SCALES_FILE)
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+ADAPTER_FILE, PEFT_ADAPTER_FILE = "adapters.safetensors", "adapter_model.safetensors"
+ADAPTER_PATTERNS = (ADAPTER_CONFIG_FILE, ADAPTER_FILE)
+"""The files of an adapter that lies beside the weights of its base model."""
 TORCH_PATTERNS = (
     *TOKENIZER_PATTERNS,
     TORCH_WEIGHTS_FILE,

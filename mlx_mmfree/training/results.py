@@ -7,9 +7,10 @@ from typing import Any
 
 from mlx.utils import tree_unflatten
 
+from ..files.checkpoint_files import ADAPTER_FILE
 from ..files.replacing import new_file
 from ..hub import Tokenizer, save_model
-from ..hub.adapters.adapter_folder import WEIGHTS_FILE, load_adapter_weights, write_adapter
+from ..hub.adapters.adapter_folder import load_adapter_weights, write_adapter
 from ..hub.checkpoint.checkpoint import RUN_MODEL
 from ..hub.checkpoint.masters import MASTERS_FOLDER
 from ..hub.checkpoint.target_folder import check_target
@@ -46,13 +47,13 @@ class AdapterFiles(Callback):
             self.on_best(step)
         last = self._folder / "last"
         write_adapter(last, self._model, {**self._record, "step": step})
-        file = self._folder / f"{step:07d}_{WEIGHTS_FILE}"
+        file = self._folder / f"{step:07d}_{ADAPTER_FILE}"
         with writing(self._folder), new_file(file) as new:
-            shutil.copyfile(last / WEIGHTS_FILE, new)
+            shutil.copyfile(last / ADAPTER_FILE, new)
 
     def finish(self) -> None:
         """Gives the model its best adapter."""
-        load_adapter_weights(self._model, self._folder / WEIGHTS_FILE)
+        load_adapter_weights(self._model, self._folder / ADAPTER_FILE)
 
 
 class TrainedModel(BestWeights):

@@ -8,8 +8,8 @@ import mlx.nn as nn
 from mlx.utils import tree_reduce
 
 from ..errors import TrainingError
-from ..hub.checkpoint.names import layer_numbers, weight_names
-from ..layers.lora import AdapterKind, add_adapters, can_adapt
+from ..hub.names import layer_numbers, weight_names
+from ..layers.lora import AdapterKind, adapted_layers, add_adapters, can_adapt
 from ..layers.matrix import matrices, matrix_of
 from ..layers.parameters import parameters
 from ..models import Decoder
@@ -39,7 +39,7 @@ def adapt_layers(
         The Hub's names of the layers with adapters.
 
     Raises:
-        TrainingError: A pattern matches nothing, or no layer can have an adapter.
+        TrainingError: A pattern matches nothing, no layer can have an adapter, or some have one.
     """
     candidates = [f"{name}.weight" for name, m in model.named_modules() if can_adapt(m)]
     chosen = _chosen(model, num_layers, keys, candidates)
@@ -104,6 +104,11 @@ def _chosen(
     model: Decoder, num_layers: int, keys: Sequence[str] | None, candidates: Sequence[str]
 ) -> dict[str, str]:
     """Maps the names of the chosen parameters to their Hub names, without `.weight`."""
+    if adapted_layers(model):
+        raise TrainingError(
+            "[lora] 'model' must have no adapter yet but has one. Merge it first with 'mmfree fuse', or "
+            "train on its base model, beginning with its file as 'resume_adapter_file'."
+        )
     names = weight_names(model.config)
     numbers = layer_numbers(model, names)
     first = 0 if num_layers == -1 else max(0, len(numbers) - num_layers)

@@ -59,7 +59,7 @@ def test_chat(
         assert main(["chat", *flags, *GREEDY, "--max-tokens", "6"]) == 0
         shown.add(out := capsys.readouterr().out)
         answer = "".join(r.text for r in Chat(model, tokenizer, max_tokens=6).answer("Hello"))
-        assert f"\n{answer} [--max-tokens]\n" in out
+        assert f"\n{answer} [stopped at the limit of 6 tokens]\n" in out
     assert len(shown) == 3
 
 

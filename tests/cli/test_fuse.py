@@ -4,14 +4,18 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
-from mlx_mmfree import demo
+from mlx_mmfree import demo, native
 from mlx_mmfree.cli import main
+from mlx_mmfree.errors import CheckpointError
+from mlx_mmfree.evaluation.audit import certify
+from mlx_mmfree.evaluation.audit.section import section
 from mlx_mmfree.hub import load, load_model
 from mlx_mmfree.hub.adapters.adapter import attach
 from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter, write_peft_adapter
@@ -70,21 +74,167 @@ def test_the_adapter_is_kept_beside_the_base(
         write_peft_adapter(adapter_path, model)
     target = tmp_path / "fused"
     assert fuse(attention_folder, adapter_path, target) == 0
-    assert f"--model {target} --adapter-path {target}" in capsys.readouterr().out
+    assert f"To use both: mmfree generate --model {target}\n" in capsys.readouterr().out
     want = adapted_logits(attention_folder, adapter_path)
-    assert mx.array_equal(adapted_logits(target, target), want)
-    base, tokenizer = load(target)
+    both, tokenizer = load(target)
+    shown = capsys.readouterr().err
+    assert shown == f"[load] '{target}' holds an adapter beside its base model; both are used.\n"
+    assert mx.array_equal(both(TOKENS)[0], want)
+    assert mx.array_equal(load_model(target)(TOKENS)[0], want)
+    base = attach(both, None)
     assert mx.array_equal(base(TOKENS)[0], load_model(attention_folder)(TOKENS)[0])
     assert tokenizer.encode("A dog")
     described = json.loads((target / "adapter_config.json").read_text())
     assert described.keys() == {"fine_tune_type", "lora_parameters", "num_layers"}
     card = (target / "README.md").read_text()
-    assert "--adapter-path" in card and str(tmp_path) not in card
+    assert 'load("fused")' in card and str(tmp_path) not in card
+    assert "Other programs see the base model alone." in " ".join(card.split())
     assert main(["upload", "--path", str(target), "--repo", "me/tiny", "--dry-run"]) == 0
     assert "adapters.safetensors" in capsys.readouterr().out
-    converted = ("--mlx-path", str(tmp_path / "converted"), "--no-verify")
-    assert main(["convert", "--model", str(target), *converted]) == 0
-    assert "also holds an adapter, which was not converted" in capsys.readouterr().err
+
+
+@pytest.fixture
+def kept(attention_folder: Path, adapter_path: Path, tmp_path: Path, capsys: Captured) -> Path:
+    """A base model with its adapter beside it."""
+    assert fuse(attention_folder, adapter_path, tmp_path / "kept") == 0
+    capsys.readouterr()
+    return tmp_path / "kept"
+
+
+NOTICE = "holds an adapter beside its base model; both are used."
+
+
+def test_commands_use_the_adapter_that_is_kept_beside_the_base(
+    attention_folder: Path, adapter_path: Path, kept: Path, text_file: Path, capsys: Captured
+) -> None:
+    generate = (
+        "generate",
+        "--prompt",
+        "A dog",
+        "--ignore-chat-template",
+        "-m",
+        "8",
+        "--verbose",
+        "F",
+    )
+    both = ("--model", attention_folder, "--adapter-path", adapter_path)
+    for command in (
+        generate,
+        ("perplexity", "--data", text_file, "--json"),
+    ):
+        shown = []
+        for flags in (("--model", attention_folder), both, ("--model", kept)):
+            assert main([*map(str, (*command, *flags))]) == 0
+            shown.append(capsys.readouterr())
+        base, wanted, got = (
+            json.loads(each.out)["perplexity"]
+            if command[0] == "perplexity"
+            else each.out.replace(str(kept), str(attention_folder))
+            for each in shown
+        )
+        assert got == wanted != base
+        assert [each.err.count(NOTICE) for each in shown] == [0, 0, 1]
+    # another one takes its place
+    other = adapter(attention_folder, kept.with_name("other"), seed=2)
+    found = []
+    for model in (attention_folder, kept):
+        assert main([*map(str, (*generate, "--model", model, "--adapter-path", other))]) == 0
+        found.append(capsys.readouterr())
+    assert found[0].out == found[1].out and NOTICE not in found[1].err
+
+
+def test_the_adapter_that_is_kept_is_merged_without_being_named(
+    attention_folder: Path, adapter_path: Path, kept: Path, tmp_path: Path
+) -> None:
+    flags = ("--model", str(kept), "--form", "dense", "--save-path", str(tmp_path / "one"))
+    assert main(["fuse", *flags]) == 0
+    assert fuse(attention_folder, adapter_path, tmp_path / "two", "--form", "dense") == 0
+    one, two = (load_model(tmp_path / name)(TOKENS)[0] for name in ("one", "two"))
+    assert mx.array_equal(one, two)
+
+
+def test_the_certificate_counts_the_adapter(
+    kept: Path, attention_folder: Path, adapter_path: Path
+) -> None:
+    if native.unavailable() is not None:
+        pytest.skip("certificates of cards need the compiled kernels")
+    adapted = attach(load_model(attention_folder), read_adapter(adapter_path)).eval()
+    card = (kept / "README.md").read_text()
+    assert section(certify(adapted)) in card
+    assert section(certify(load_model(attention_folder))) not in card
+
+
+@pytest.mark.parametrize("to", ["mlx", "hf", "gguf"])
+def test_a_base_with_its_adapter_is_not_converted_without_it(
+    kept: Path, tmp_path: Path, to: str, capsys: Captured
+) -> None:
+    flags = ("--model", str(kept), "--to", to, "--mlx-path", str(tmp_path / "converted"))
+    assert main(["convert", *flags]) == 2
+    assert "must hold no adapter beside its base model" in capsys.readouterr().err
+    assert not (tmp_path / "converted").exists()
+
+
+def test_a_base_with_its_adapter_is_not_trained_further(
+    kept: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "train.jsonl").write_text(json.dumps({"text": "A dog. A cat."}) + "\n")
+    flags = ("--model", str(kept), "--data", str(tmp_path), "--adapter-path", str(tmp_path / "run"))
+    assert main(["lora", "--train", *flags]) == 2
+    assert "--model must have no adapter yet but has one" in capsys.readouterr().err
+    assert main(["lora", "--train", "--fine-tune-type", "full", *flags]) == 2
+    assert "must hold no adapter beside its base model to be trained" in capsys.readouterr().err
+    with pytest.raises(
+        CheckpointError, match="must hold no adapter beside its base model to be tr"
+    ):
+        load_model(kept, packed=False, rebuild_masters=True)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapters.safetensors"])
+def test_an_adapter_that_is_gone_is_not_passed_over(kept: Path, name: str) -> None:
+    (kept / name).unlink()
+    with pytest.raises(CheckpointError, match=f"must hold the adapter .* lacks {name}"):
+        load_model(kept)
+
+
+@pytest.mark.parametrize("mark", ["adapters", "../adapter", 1, None, [], {"path": "/etc"}])
+def test_the_mark_of_an_adapter_is_true_or_false(kept: Path, mark: Any) -> None:
+    file = kept / "config.json"
+    config = json.loads(file.read_text())
+    assert config["mlx_mmfree"]["adapter"] is True
+    config["mlx_mmfree"]["adapter"] = mark
+    file.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="'adapter' of 'mlx_mmfree' must be true or false"):
+        load_model(kept)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapters.safetensors"])
+def test_an_adapter_lies_in_the_folder_itself(kept: Path, tmp_path: Path, name: str) -> None:
+    (kept / name).rename(tmp_path / name)
+    (kept / name).symlink_to(tmp_path / name)
+    with pytest.raises(CheckpointError, match="is a link to"):
+        load_model(kept)
+
+
+def test_an_adapter_comes_from_the_hub(
+    attention_folder: Path, adapter_path: Path, kept: Path, tmp_path: Path
+) -> None:
+    flags = ("--prompt", "A dog", "--ignore-chat-template", "-m", "8", "--verbose", "F")
+    folders = {"me/kept": kept, "me/base": attention_folder, "me/adapter": adapter_path}
+    with HubServer(folders) as hub, HubClient(hub.url, tmp_path / "home", TOKEN) as client:
+        shown = {}
+        for name, chosen in {
+            "both": ("--model", "me/kept"),
+            "named": ("--model", "me/base", "--adapter-path", "me/adapter"),
+            "local": ("--model", str(attention_folder), "--adapter-path", str(adapter_path)),
+            "base": ("--model", "me/base"),
+        }.items():
+            status, shown[name], err = client.call("command", "generate", *chosen, *flags)
+            assert status == 0, err
+            assert (NOTICE in err) == (name == "both")
+        assert shown["both"] == shown["named"] == shown["local"] != shown["base"]
+        missing = ("--model", "me/base", "--adapter-path", "me/nothing")
+        status, _, err = client.call("command", "generate", *missing, *flags)
+        assert status == 2 and "'me/nothing'" in err
 
 
 def test_ternary_again_prints_what_it_costs(

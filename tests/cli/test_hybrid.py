@@ -11,7 +11,7 @@ from mlx_mmfree.generation.key_values import with_key_values
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.hub.adapters.adapter import attach
 from mlx_mmfree.hub.adapters.adapter_folder import read_adapter
-from mlx_mmfree.hub.adapters.fuse import fuse
+from mlx_mmfree.hub.conversion.fuse import fuse
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
 from mlx_mmfree.layers.lora import adapted_layers
 from mlx_mmfree.models import Decoder, find

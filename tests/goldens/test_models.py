@@ -14,7 +14,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.hub import load_model
-from mlx_mmfree.hub.checkpoint.names import WeightNames
+from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.layers.lora import DoRAEmbedding, add_adapters
 from mlx_mmfree.models import Block, Decoder, find

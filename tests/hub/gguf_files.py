@@ -10,7 +10,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, quants
 from sentencepiece import SentencePieceProcessor
 
-from mlx_mmfree.hub.checkpoint.names import WeightNames
+from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.ops import ternarize

@@ -428,7 +428,7 @@ def test_a_model_without_adapter_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"must be a folder with an adapter_config\.json but"):
+    with pytest.raises(CheckpointError, match=r"must be a folder with an adapter_config\.json, or"):
         read_adapter(tmp_path / "missing")
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub import load_model, save_model
-from mlx_mmfree.hub.adapters.fuse import fuse
 from mlx_mmfree.hub.checkpoint.checkpoint import read_tensor_entries
+from mlx_mmfree.hub.conversion.fuse import fuse
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
 from mlx_mmfree.layers.lora import AdapterKind
 from mlx_mmfree.models import Decoder

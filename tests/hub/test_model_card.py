@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -18,7 +18,9 @@ from mlx_mmfree.hub.publish.model_card import (
     write_model_card,
 )
 from mlx_mmfree.hub.publish.runtimes import Opening
+from mlx_mmfree.hub.publish.usage import with_name
 from mlx_mmfree.models import find
+from mlx_mmfree.models.parts.architecture import Pipeline
 
 COMMAND = "mmfree convert --model ridger/MMfreeLM-370M --mlx-path out"
 CARD = ModelCard("me/tiny-2bit", "mlx", COMMAND, base_model="ridger/MMfreeLM-370M", is_ternary=True)
@@ -163,6 +165,32 @@ def test_usage() -> None:
     closed = replace(CARD, openings=(Opening("mlx-lm", False, "it lacks it"),))
     assert "mlx_lm.generate" not in model_card(closed)
     assert front_matter(closed)["library_name"] == "mlx_mmfree"
+
+
+@pytest.mark.parametrize("pipeline", get_args(Pipeline))
+@pytest.mark.parametrize("before", ["out", "my model's", "them/tiny", 'a"b'])
+def test_a_card_takes_another_name(pipeline: Pipeline, before: str) -> None:
+    source = SourceCard(body=f'# {before}\n\n## Usage\n\nload("{before}") --model {before}\n')
+    openings = (Opening("mlx-lm", True), Opening("llama.cpp", False, "why"))
+    for relation in ("quantized", "adapter"):
+        card = replace(CARD, pipeline=pipeline, openings=openings, relation=relation, source=source)
+        text = model_card(replace(card, name=before))
+        assert with_name(text, "me/new") == model_card(replace(card, name="me/new"))
+        assert with_name(text, before) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '# out\n\n## Usage\n\nload("out") or mlx_lm.generate --model out\n',
+        "",
+        "Made from a local model with mlx_mmfree 0.1.0:\n\n## Use\n\n--model out\n",
+        "## Usage\n\n--model out\n\nMade from a local model with mlx_mmfree 0.1.0:\n",
+        "# out\n\nMade from a local model with mlx_mmfree 0.1.0:\n\n## Usage\n\nAs you like.\n",
+    ],
+)
+def test_cards_of_others_keep_their_names(text: str) -> None:
+    assert with_name(text, "me/new") == text
 
 
 def test_transformers_is_named_only_where_it_opens_the_folder() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree.hub.checkpoint.names import WeightNames
+from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import find
 from tests.hub.checkpoints import tiny_model

@@ -20,7 +20,7 @@ from mlx_mmfree.hub.adapters.adapter_folder import (
     write_adapter,
     write_peft_adapter,
 )
-from mlx_mmfree.hub.adapters.fuse import fuse
+from mlx_mmfree.hub.conversion.fuse import fuse
 from mlx_mmfree.hub.conversion.plan import FloatForms
 from tests.hub.test_adapters import LLAMA, TOKENS, change
 from tests.tolerances import TOLERANCE, relative_error

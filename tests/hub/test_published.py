@@ -9,7 +9,7 @@ import pytest
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.hub.checkpoint import checkpoint, pack_cache
-from mlx_mmfree.hub.checkpoint.names import WeightNames
+from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers import PackedBitLinear, PackedLinear
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.ops import ternarize

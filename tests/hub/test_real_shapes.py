@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.hub import load_model
-from mlx_mmfree.hub.checkpoint.names import WeightNames
+from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.models import bitnet
 from tests.hub.checkpoints import random_checkpoint
 from tests.models import published_hgrn_bit

@@ -17,7 +17,7 @@ from mlx_mmfree.cli import main
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub.adapters.adapter import attach
 from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter
-from mlx_mmfree.hub.checkpoint.names import layer_numbers, weight_names
+from mlx_mmfree.hub.names import layer_numbers, weight_names
 from mlx_mmfree.images import ImageProcessor
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.layers.parameters import parameters

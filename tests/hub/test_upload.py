@@ -66,12 +66,29 @@ class TestPlan:
         for name in (".cache", "checkpoints", "__pycache__", ".git"):
             (folder / name).mkdir()
             (folder / name / "file").touch()
-        for name in (".env", "model.safetensors.tmp", "a.incomplete", "b.lock", "c~", "train.log"):
+        for name in (
+            *(".env", ".notes.txt", "model.safetensors.tmp", "a.incomplete", "b.lock", "c~"),
+            *("train.log", "optimizer.pt", "scheduler.pt", "rng_state.pth", "rng_state_0.pth"),
+            *("training_args.bin", "trainer_state.json", "all_results.json", "log.jsonl"),
+            *("optimizer.safetensors", "best.safetensors", "0000100_adapters.safetensors"),
+            *("config.json.bak", "model.safetensors.bak", "README.md.orig", "credentials.json"),
+            *("global_step10.zip", "events.out.tfevents.1", "optimizer.bin", "scaler.pt", "a.pkl"),
+        ):
             (folder / name).touch()
+        for name in (
+            *("generation_config.json", "preprocessor_config.json", "chat_template.jinja"),
+            *("modeling_tiny.py", "curve.png", "USE_POLICY.md", "LICENSE", "NOTICE", "merges.txt"),
+            *("special_tokens_map.json", "ternary_scales.safetensors"),
+        ):
+            (folder / name).write_text("{}")
+            names.add(name)
         plan = plan_upload(folder, "me/tiny")
         assert set(plan.files) == names
-        assert plan.nbytes == sum(map(len, contents(folder).values()))
-        assert {"checkpoints/", ".cache/", ".env", "c~"} < set(plan.left_out)
+        found = contents(folder)
+        assert plan.nbytes == sum(len(found[name]) for name in names)
+        assert {name.rstrip("/") for name in plan.left_out} == {
+            entry.name for entry in folder.iterdir()
+        } - names
 
     def test_named_chat_templates_are_sent(self, folder: Path) -> None:
         templates = folder / "additional_chat_templates"
@@ -148,7 +165,7 @@ def test_uploads_and_skips_what_the_hub_has(
     (folder / "checkpoints" / "config.json").write_text("{}")
     (folder / "notes [1].txt").write_text("a name with signs that patterns use")
     status, out, _ = upload(client, folder, "me/first")
-    assert (status, out) == (0, f"Uploaded to {hub.url}/me/first.\n")
+    assert (status, out) == (0, f"Uploaded to {hub.url}/me/first.\nLeft out: checkpoints/.\n")
     repository = hub.repositories["me/first"]
     assert repository.branches == {"main": contents(folder)}
     assert not repository.is_private
@@ -267,6 +284,33 @@ def test_a_card_is_written_where_there_is_none(
     assert upload(client, folder, "me/bare")[0] == 0
     branch = hub.repositories["me/bare"].branches["main"]
     assert (branch["README.md"], branch["LICENSE"]) == (b"edited", b"another")
+
+
+def test_commands_of_a_card_name_the_repository(
+    hub: HubServer, client: HubClient, source: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    flags = ("--model", str(source), "--mlx-path", str(folder), "--no-verify")
+    assert client.call("command", "convert", *flags)[0] == 0
+    before = contents(folder)
+    assert 'load("out")' in before["README.md"].decode()
+    _, out, _ = upload(client, folder, "me/named", "--dry-run")
+    assert "The commands of README.md name me/named." in out
+    assert upload(client, folder, "me/named")[0] == 0
+    sent = hub.repositories["me/named"].branches["main"]
+    card = sent["README.md"].decode()
+    assert 'load("me/named")' in card and 'load("out")' not in card
+    assert "\n# named\n" in card
+    # the command that made the folder is what it was
+    assert "--mlx-path out" in card
+    assert {name: text for name, text in sent.items() if name != "README.md"} == {
+        name: text for name, text in before.items() if name != "README.md"
+    }
+    assert contents(folder) == before
+    # a card that somebody changed on the Hub is replaced by the folder's, as before
+    sent["README.md"] = b"edited"
+    assert upload(client, folder, "me/named")[0] == 0
+    assert hub.repositories["me/named"].branches["main"]["README.md"].decode() == card
 
 
 def test_odd_logins_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
-from mlx_mmfree.hub.checkpoint.names import WeightNames
+from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers import BitLinear, pack_linears
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.models.parts.rotation import Rotation

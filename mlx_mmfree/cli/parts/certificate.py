@@ -13,10 +13,12 @@ def certificate_section(folder: Path) -> str:
     """
     from ...evaluation.audit import certify
     from ...evaluation.audit.section import section
+    from ...hub.adapters.adapter import attach
     from ...hub.checkpoint.opened_model import open_model
 
     try:
-        return section(certify(open_model(folder).without_values()))
+        opened = open_model(folder)
+        return section(certify(attach(opened.without_values(), opened.adapter())))
     except UnsupportedModelError:
         return ""
     except BackendError as error:

@@ -83,7 +83,9 @@ def add_latent_flag(group: argparse._ActionsContainer) -> None:
 
 
 def add_adapter_flag(group: argparse._ActionsContainer) -> None:
-    group.add_argument("--adapter-path", help="folder of a LoRA adapter to use with the model")
+    group.add_argument(
+        "--adapter-path", help="folder or Hub repository of a LoRA adapter to use with the model"
+    )
 
 
 def with_adapter(args: argparse.Namespace, opened: "OpenedModel") -> Any:
@@ -92,20 +94,17 @@ def with_adapter(args: argparse.Namespace, opened: "OpenedModel") -> Any:
     Raises:
         CheckpointError: The weights or the adapter are damaged, or do not fit.
     """
-    from ...hub.adapters.adapter import attach
     from ...hub.adapters.adapter_folder import holds_adapter, read_adapter
 
-    model = opened.load()
-    if args.adapter_path is not None:
-        attach(model, read_adapter(args.adapter_path)).eval()
-    elif holds_adapter(opened.checkpoint.folder):
-        folder = shlex.quote(str(opened.checkpoint.folder))
+    adapter = None if args.adapter_path is None else read_adapter(args.adapter_path)
+    folder = opened.checkpoint.folder
+    if adapter is None and not opened.keeps_adapter and holds_adapter(folder):
         print(
             "note: the model's folder also holds an adapter, which is not used. To use it: "
-            f"--adapter-path {folder}",
+            f"--adapter-path {shlex.quote(str(folder))}",
             file=sys.stderr,
         )
-    return model
+    return opened.load(adapter)
 
 
 @contextmanager

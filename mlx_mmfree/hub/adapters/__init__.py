@@ -1,1 +1,1 @@
-"""Reads, writes and merges LoRA adapters."""
+"""Reads and writes LoRA adapters, and puts them on models."""

@@ -22,7 +22,7 @@ from ...layers.lora import (
 from ...layers.matrix import Matrix, matrices
 from ...layers.parameters import parameters
 from ...models import Decoder, TokenModel
-from ..checkpoint.names import WeightNames, weight_names
+from ..names import WeightNames, weight_names
 
 _EMBEDDING, _HEAD = "embed", "head"
 

@@ -12,45 +12,52 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import CheckpointError
+from ...files.checkpoint_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, PEFT_ADAPTER_FILE
 from ...files.json_file import read_json_object
 from ...files.paths import expanded, real_path
 from ...files.replacing import new_file, writing
 from ...files.safetensors import read_arrays
 from ...layers.lora import ADAPTER_PARAMETERS, AdapterKind, adapted_layers
 from ...models import Decoder
-from ..checkpoint.names import layer_numbers, weight_names
+from ..names import layer_numbers, weight_names
+from ..remote.download import REPOSITORY_NAME, local_folder
 from . import peft_format
 from .adapter import Adapter, adapter_of, with_tied_head
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapters.safetensors"
-
+_FILES = (ADAPTER_CONFIG_FILE, ADAPTER_FILE, PEFT_ADAPTER_FILE)
 _WAY_OUT = "Train the adapter again, or fetch it again."
 
 
-def read_adapter(folder: str | os.PathLike[str]) -> Adapter:
+def read_adapter(path_or_repo: str | os.PathLike[str]) -> Adapter:
     """Reads an adapter that this library, mlx-lm or PEFT wrote.
+
+    Args:
+        path_or_repo: A folder, or a repository `owner/name` of the Hub.
 
     Raises:
         CheckpointError: A file is missing, damaged or inconsistent, or the adapter asks for something
             that is not a plain LoRA or DoRA.
+        DownloadError: The Hub does not hand out the repository.
     """
-    path = expanded(folder)
-    if not (path / CONFIG_FILE).exists():
+    path = expanded(path_or_repo)
+    if not path.exists() and REPOSITORY_NAME.fullmatch(str(path_or_repo)):
+        path = local_folder(str(path_or_repo), patterns=_FILES)
+    if not (path / ADAPTER_CONFIG_FILE).exists():
         raise CheckpointError(
-            f"[adapter] 'adapter_path' must be a folder with an {CONFIG_FILE} but '{path}' is not. Give "
-            "the folder that 'mmfree lora' wrote."
+            f"[adapter] 'adapter_path' must be a folder with an {ADAPTER_CONFIG_FILE}, or a Hub "
+            f"repository with one, but '{path_or_repo}' is neither. Give the folder that 'mmfree lora' "
+            "wrote."
         )
-    config = read_json_object(path / CONFIG_FILE)
+    config = read_json_object(path / ADAPTER_CONFIG_FILE)
     if "peft_type" in config:
         kind, scale, dropout = peft_format.read_options(config)
-        tensors, weights = peft_format.rename(read_arrays(path / peft_format.WEIGHTS_FILE))
+        tensors, weights = peft_format.rename(read_arrays(path / PEFT_ADAPTER_FILE))
         tensors = peft_format.with_patterns(tensors, config)
         ties_head = bool(config.get("ensure_weight_tying"))
         adapter = Adapter(kind, scale, dropout, tensors, ties_head, weights)
     else:
         kind, scale, dropout = _options(config)
-        adapter = Adapter(kind, scale, dropout, _grouped(read_arrays(path / WEIGHTS_FILE)))
+        adapter = Adapter(kind, scale, dropout, _grouped(read_arrays(path / ADAPTER_FILE)))
     _check_tensors(path, adapter)
     return adapter
 
@@ -92,7 +99,7 @@ def write_adapter(
         for name, parts in adapter.tensors.items()
         for part, array in parts.items()
     }
-    _write_files(Path(folder), config, WEIGHTS_FILE, flat)
+    _write_files(Path(folder), config, ADAPTER_FILE, flat)
 
 
 def write_peft_adapter(
@@ -134,7 +141,7 @@ def write_peft_adapter(
         names.module_to_disk(name) for name, layer in layers.items() if layer.matrix.is_embedding
     }
     flat = peft_format.flatten(tensors, embeddings)
-    _write_files(Path(folder), config, peft_format.WEIGHTS_FILE, flat)
+    _write_files(Path(folder), config, PEFT_ADAPTER_FILE, flat)
 
 
 def why_not_in_mlx_lm(model: Decoder) -> str | None:
@@ -159,8 +166,8 @@ def why_not_in_mlx_lm(model: Decoder) -> str | None:
 def holds_adapter(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder holds the files of an adapter."""
     path = Path(folder)
-    return (path / CONFIG_FILE).is_file() and any(
-        (path / name).is_file() for name in (WEIGHTS_FILE, peft_format.WEIGHTS_FILE)
+    return (path / ADAPTER_CONFIG_FILE).is_file() and any(
+        (path / name).is_file() for name in _FILES[1:]
     )
 
 
@@ -204,7 +211,7 @@ def _write_files(
     with writing("adapter", folder):
         with new_file(folder / weights_file, needed) as file:
             mx.save_safetensors(str(file), tensors, {"format": "mlx"})
-        with new_file(folder / CONFIG_FILE) as file:
+        with new_file(folder / ADAPTER_CONFIG_FILE) as file:
             file.write_text(json.dumps(config, indent=4, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -10,7 +10,6 @@ import mlx.core as mx
 from ...errors import CheckpointError
 from ...layers.lora import AdapterKind
 
-WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _MERGE = "Merge the adapter into its base with PEFT and convert the result."
 _CORRECT = "Correct adapter_config.json, or fetch the adapter again."

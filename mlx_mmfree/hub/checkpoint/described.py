@@ -11,9 +11,9 @@ from ...files.tensor_entry import TensorEntry
 from ...layers.parameters import parameters
 from ...models import find_described
 from ...models.parts.fields import dtype_name
+from ..names import WeightNames
 from ..remote.download import local_folder
 from .checkpoint import Checkpoint, has_weights
-from .names import WeightNames
 
 
 def described_checkpoint(path_or_repo: str) -> Checkpoint | None:

@@ -11,8 +11,8 @@ from ...layers.matrix import matrices
 from ...layers.parameters import kept_names, parameters
 from ...models import Decoder
 from ...ops.float_dtypes import FLOATS
+from ..names import WeightNames
 from .checkpoint import Checkpoint
-from .names import WeightNames
 
 EMBEDDING = "embed.weight"
 """The matrix that a tied head shares, by its name in memory."""

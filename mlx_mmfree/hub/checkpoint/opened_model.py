@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import CheckpointError
-from ...files.checkpoint_files import GENERATION_FILE
+from ...files.checkpoint_files import ADAPTER_PATTERNS, CONFIG_FILE, GENERATION_FILE
 from ...files.json_file import read_json_object
 from ...images import ImageProcessor
 from ...layers.parameters import converted, kept_names, parameters
@@ -18,12 +18,15 @@ from ...ops.float_dtypes import FLOATS
 from ...tokenizer.pair_tokenizer import PairTokenizer, open_pair_tokenizer
 from ...tokenizer.tokenizer import Tokenizer
 from ...tokenizer.translation_tokenizer import TranslationTokenizer
+from ..adapters.adapter import Adapter, attach
+from ..adapters.adapter_folder import read_adapter
 from .checkpoint import Checkpoint, open_checkpoint
 from .fill import fill
 from .masters import MASTERS_FOLDER, Masters
+from .notice import notify
 from .pack_cache import PackCache
 from .skeleton import Skeleton, build_skeleton
-from .writer_record import checked_rounding
+from .writer_record import checked_rounding, keeps_adapter, refuse_adapter
 
 Source = str | os.PathLike[str] | Checkpoint
 
@@ -37,6 +40,7 @@ class OpenedModel:
 
     Attributes:
         checkpoint: The checkpoint.
+        keeps_adapter: Whether an adapter lies beside the weights and belongs to the model.
         nbytes: The number of bytes of the weights once they are loaded. Dense weights whose values turn
             out to be ternary take less.
 
@@ -54,12 +58,15 @@ class OpenedModel:
         direct: bool = False,
     ):
         self.checkpoint = checkpoint
+        self.keeps_adapter = keeps_adapter(checkpoint)
+        if not packed:
+            refuse_adapter(checkpoint, "load", "to be trained further")
         self._dtype = dtype or checkpoint.dtype
         self._cache = PackCache(checkpoint)
         cached = _cached_skeleton(self._cache) if packed else None
         self._is_cached = cached is not None
         self._skeleton = cached or build_skeleton(
-            checkpoint, packed=packed, direct=direct and packed
+            checkpoint, packed=packed, direct=direct and packed and not self.keeps_adapter
         )
         self._kept = kept_names(self.model)
         if self._kept and not packed and not rebuild_masters:
@@ -116,12 +123,36 @@ class OpenedModel:
                 "to the model."
             )
 
-    def load(self) -> Decoder:
-        """Reads the weights into the model, which is set to evaluation. It may be called once.
+    def adapter(self) -> Adapter | None:
+        """Reads the adapter that lies beside the weights, if there is one that belongs to the model.
 
         Raises:
-            CheckpointError: A tensor is damaged.
+            CheckpointError: It is missing or damaged.
         """
+        if not self.keeps_adapter:
+            return None
+        folder = self.checkpoint.folder
+        if missing := [name for name in ADAPTER_PATTERNS if not (folder / name).exists()]:
+            raise CheckpointError(
+                f"[load] '{folder}' must hold the adapter that its {CONFIG_FILE} speaks of but lacks "
+                f"{' and '.join(missing)}. Fetch the model again."
+            )
+        return read_adapter(folder)
+
+    def load(self, adapter: Adapter | None = None) -> Decoder:
+        """Reads the weights into the model, which is set to evaluation. It may be called once.
+
+        Args:
+            adapter: An adapter to put on the model. Default: the one that lies beside the weights, if
+                there is one that belongs to the model; a line on stderr says so.
+
+        Raises:
+            CheckpointError: A tensor is damaged, or the adapter is or does not fit.
+        """
+        if adapter is None and (adapter := self.adapter()) is not None:
+            notify(
+                f"'{self.checkpoint.folder}' holds an adapter beside its base model; both are used."
+            )
         if self._skeleton.is_packed:
             check_early(self._build_graphs)
         self._fill()
@@ -130,8 +161,10 @@ class OpenedModel:
         model.rounding = checked_rounding(self.checkpoint)
         if isinstance(model, EncoderDecoder):
             model.search_files = self._search_files()
-        model.eval()
         loaded: Decoder = converted(model, self._dtype)
+        if adapter is not None:
+            attach(loaded, adapter)
+        loaded.eval()
         return loaded
 
     def _search_files(self) -> SearchFiles:

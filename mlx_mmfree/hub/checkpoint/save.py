@@ -22,9 +22,9 @@ from ...ops.float_dtypes import FLOATS
 from ...ops.ternary import as_words
 from ...tokenizer.tokenizer import Tokenizer
 from ...tokenizer.translation_tokenizer import TranslationTokenizer
+from ..names import WeightNames
 from .forms import affine_format
 from .forms.packed_format import WRITER_KEY, describe_packing
-from .names import WeightNames
 from .target_folder import check_target, copy_files, token_ids
 from .writer_record import record
 

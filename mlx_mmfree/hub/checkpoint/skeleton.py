@@ -25,11 +25,11 @@ from ...models.parts.fields import section
 from ...ops.bit_linear.weight_form import multiplies_fives
 from ...ops.five_trits import MOST_INPUTS
 from ...ops.float_dtypes import FLOATS
+from ..names import WeightNames
 from .checkpoint import Checkpoint
 from .forms import affine_format, bitnet_format, five_trits
 from .forms.packed_format import check_packing, has_five_trits
 from .match import EMBEDDING, StoredForm, match
-from .names import WeightNames
 
 
 @dataclass

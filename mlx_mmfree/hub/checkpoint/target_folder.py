@@ -21,8 +21,7 @@ from ...files.json_file import read_json_object
 from ...files.opening import open_member
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-# files of this library, mlx-lm, transformers and PEFT; any other file may be the user's own
-_CHECKPOINT_FILES = (
+CHECKPOINT_FILES = (
     *TOKENIZER_PATTERNS,
     "model*.safetensors",
     INDEX_FILE,
@@ -47,6 +46,7 @@ _CHECKPOINT_FILES = (
     ".DS_Store",
     ".gitattributes",
 )
+"""Files of this library, mlx-lm, transformers and PEFT. Any other file may be the user's own."""
 
 
 def check_target(
@@ -120,7 +120,7 @@ def _is_replaceable(entry: Path) -> bool:
     if entry.name == TEMPLATES_FOLDER and entry.is_dir() and not entry.is_symlink():
         return all(file.suffix == ".jinja" and not file.is_dir() for file in entry.iterdir())
     return not entry.is_dir() and any(
-        fnmatch.fnmatchcase(entry.name, pattern) for pattern in _CHECKPOINT_FILES
+        fnmatch.fnmatchcase(entry.name, pattern) for pattern in CHECKPOINT_FILES
     )
 
 

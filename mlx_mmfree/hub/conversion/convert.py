@@ -26,7 +26,7 @@ from ..checkpoint.target_folder import (
     copy_files,
     token_ids,
 )
-from ..checkpoint.writer_record import checked_rounding, record, rounding_of
+from ..checkpoint.writer_record import checked_rounding, record, refuse_adapter, rounding_of
 from ..publish.model_card import ModelCard, write_model_card
 from ..publish.runtimes import openings
 from .plan import FloatForms, FolderPlan
@@ -81,8 +81,8 @@ def convert(
         What was written, and how it compares with the source.
 
     Raises:
-        CheckpointError: The source is damaged, the target exists, the disk is full, or the result
-            differs from its source.
+        CheckpointError: The source is damaged or holds an adapter, the target exists, the disk is full,
+            or the result differs from its source.
         UnsupportedModelError: The form does not exist for this model.
 
     Example:
@@ -95,6 +95,7 @@ def convert(
     if source.dtype is not None and forms.dtype is None:
         forms = replace(forms, dtype=source.dtype)
     target = real_path(path)
+    refuse_adapter(source, "convert", "to be written in another form")
     files = {entry.file for entry in source.tensors.values()}
     check_target(target, overwrite, "convert", [source.folder, *files])
     reader = ParameterReader(source)

@@ -9,8 +9,8 @@ from ...errors import UnsupportedModelError
 from ...files.safetensors_writer import PlannedTensors, TensorSpec
 from ...models import architecture_of
 from ..checkpoint.forms import bitnet_format
-from ..checkpoint.names import WeightNames, weight_names
 from ..checkpoint.parameter_reader import ParameterReader
+from ..names import WeightNames, weight_names
 from .plan import FloatForms, FolderPlan, float_tensor, laid_out, written_out
 
 

@@ -23,12 +23,12 @@ from ..checkpoint.target_folder import copy_files
 from ..remote.download import REPOSITORY_NAME
 from .runtimes import MLX_LM, Opening, opening
 from .tables import rows
-from .usage import adapter_usage, usage
+from .usage import adapter_usage, last_part, usage
 
 CARD_FILE = "README.md"
 CARD_PATTERNS = (CARD_FILE, "LICENSE*", "LICENCE*", "NOTICE*")
 
-_MAX_BYTES = 1_000_000
+MAX_CARD_BYTES = 1_000_000
 _LIBRARIES = {"mlx": "mlx", "hf": "transformers", "gguf": "gguf"}
 _FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.M)
 
@@ -155,7 +155,7 @@ def model_card(card: ModelCard, certificate: str = "") -> str:
     """The text of `README.md`, with a certificate if there is one."""
     parts = [
         f"---\n{yaml.safe_dump(_metadata(card), sort_keys=False, allow_unicode=True)}---",
-        f"# {card.name.rstrip('/').rpartition('/')[2]}",
+        f"# {last_part(card.name)}",
         _provenance(card),
         *([card.storage] if card.storage else []),
         _result(card),
@@ -275,7 +275,7 @@ def _parse_card(text: str) -> tuple[dict[str, Any], str, str | None]:
 
 
 def _text(file: Path) -> str:
-    return read_member(file, _MAX_BYTES).decode("utf-8-sig", errors="replace")
+    return read_member(file, MAX_CARD_BYTES).decode("utf-8-sig", errors="replace")
 
 
 def _read_text(file: Path) -> str:

@@ -59,7 +59,7 @@ def upload(plan: UploadPlan) -> str:
                 lambda: api.create_branch(plan.repository, branch=branch, exist_ok=True), place
             )
         contents: dict[str, str | bytes] = {name: str(plan.folder / name) for name in plan.files}
-        if plan.card is not None and not _has_card(api, plan):
+        if plan.card is not None and (CARD_FILE in plan.files or not _has_card(api, plan)):
             contents[CARD_FILE] = plan.card.encode()
         # files that an earlier try has sent are not sent again
         patiently(

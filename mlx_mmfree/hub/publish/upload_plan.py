@@ -12,26 +12,41 @@ from ...errors import UploadError
 from ...files.checkpoint_files import CONFIG_FILE, GGUF_SUFFIX, tokenizer_files
 from ...files.gguf.format import MAGIC
 from ...files.json_file import read_json_object
-from ...files.opening import open_member
+from ...files.opening import open_member, read_member
 from ...files.paths import real_path
 from ..checkpoint.checkpoint import open_checkpoint, read_tensor_entries
 from ..checkpoint.parameter_reader import ParameterReader
+from ..checkpoint.target_folder import CHECKPOINT_FILES
+from ..checkpoint.writer_record import keeps_adapter
 from ..remote.download import REPOSITORY_NAME, check_login, one_line
-from .model_card import CARD_FILE, ModelCard, model_card, pipeline_of, read_source_card, storage_of
+from .model_card import (
+    CARD_FILE,
+    MAX_CARD_BYTES,
+    ModelCard,
+    model_card,
+    pipeline_of,
+    read_source_card,
+    storage_of,
+)
+from .usage import with_name
 
 DEFAULT_MESSAGE = "Upload model with mlx_mmfree"
 
-_LEFT_OUT = (
-    ".*",
-    "*~",
-    "*.tmp",
-    "*.temp",
-    "*.part",
-    "*.partial",
-    "*.incomplete",
-    "*.lock",
-    "*.log",
+_SENT = (
+    *CHECKPOINT_FILES,
+    *(
+        "*config*.json",
+        "tokenizer*.json",
+        "vocab*.json",
+        "*.index.json",
+        "*.jinja",
+        "*.model",
+        "*.spm",
+        "*.tiktoken",
+    ),
+    *("*.py", "*.md", "*.txt", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.svg", "*.webp"),
 )
+"""The files of a model and of its card. What training leaves beside them is not for the Hub."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +57,13 @@ class UploadPlan:
         folder: The model folder.
         repository: The repository `owner/name`.
         files: The number of bytes of each file by its name.
-        left_out: The entries of the folder that are not sent: folders, hidden and temporary files.
+        left_out: The entries of the folder that are not sent: folders, hidden files, and files that are
+            not of a model, as an optimizer's state.
         is_private: Whether a new repository is private.
         revision: The branch; `None` is the main one.
         message: The commit message.
-        card: The model card to send if the Hub has none; `None` if the folder has one.
+        card: The model card to send: that of the folder, with commands that name the repository, or a
+            new one for a repository that has none. `None` sends that of the folder as it is.
     """
 
     folder: Path
@@ -104,9 +121,9 @@ def plan_upload(
 ) -> UploadPlan:
     """Checks a folder and lists what an upload would send, without the network.
 
-    Only the files of the folder itself and its named chat templates are sent. Other folders in it,
-    hidden files and temporary files are left out. A folder without a model card gets one on the Hub,
-    unless the repository has one.
+    Of the folder itself only the files of a model and of its card are sent, and with them its named chat
+    templates. A folder without a model card gets one on the Hub, unless the repository has one. In a
+    card that this library wrote, the commands name the repository instead of the folder.
 
     Args:
         path: A folder with a model: `config.json` and weights, or a GGUF file.
@@ -137,11 +154,17 @@ def plan_upload(
         in_folder = {name: file for name, file in templates.items() if entry in file.parents}
         if in_folder:
             files |= {name: _file_bytes(file) for name, file in in_folder.items()}
-        elif entry.is_dir() or any(fnmatch.fnmatch(entry.name, pattern) for pattern in _LEFT_OUT):
+        elif entry.is_dir() or not _is_sent(entry.name):
             left_out.append(f"{entry.name}/" if entry.is_dir() else entry.name)
         else:
             files[entry.name] = _file_bytes(entry)
     _check_model(folder, files)
+    if CARD_FILE in files:
+        card = _named_card(folder / CARD_FILE, repository)
+        if card is not None:
+            files[CARD_FILE] = len(card.encode())
+    else:
+        card = _card(folder, repository, files, certify)
     return UploadPlan(
         folder,
         repository,
@@ -150,7 +173,7 @@ def plan_upload(
         private,
         revision,
         message or DEFAULT_MESSAGE,
-        None if CARD_FILE in files else _card(folder, repository, files, certify),
+        card,
     )
 
 
@@ -160,6 +183,21 @@ def _check_name(repository: str) -> None:
             f"[upload] 'repository' must be a Hub repository 'owner/name' but got {repository!r}. Check "
             "the spelling."
         )
+
+
+def _is_sent(name: str) -> bool:
+    patterns = (fnmatch.fnmatchcase(name, pattern) for pattern in _SENT)
+    return not name.startswith(".") and any(patterns)
+
+
+def _named_card(file: Path, repository: str) -> str | None:
+    """A card whose commands name the repository; `None` if they do so already, or name nothing."""
+    try:
+        text = read_member(file, MAX_CARD_BYTES).decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+    named = with_name(text, repository)
+    return None if named == text else named
 
 
 def _file_bytes(file: Path) -> int:
@@ -204,17 +242,18 @@ def _card(
         form: Literal["mlx", "hf", "gguf"] = "gguf"
     else:
         form = "mlx" if "quantization" in read_json_object(folder / CONFIG_FILE) else "hf"
+    checkpoint = open_checkpoint(folder)
     command = shlex.join(["mmfree", "upload", "--path", folder.name, "--repo", repository])
     return model_card(
         ModelCard(
             name=repository,
             format=form,
             command=command,
-            relation=None,
+            relation="adapter" if keeps_adapter(checkpoint) else None,
             source=read_source_card(folder),
             pipeline=pipeline_of(folder),
             storage=storage_of(folder),
-            is_ternary=ParameterReader(open_checkpoint(folder)).holds_ternary,
+            is_ternary=ParameterReader(checkpoint).holds_ternary,
         ),
         "" if certify is None else certify(folder),
     )

@@ -1,6 +1,8 @@
 """The part of a model card that says how the model is used."""
 
 import json
+import re
+import shlex
 
 from ...models.parts.architecture import Pipeline
 from .runtimes import MLX_LM, Opening, opening
@@ -19,8 +21,13 @@ _COMMANDS: dict[Pipeline, str] = {
     "text-classification": 'mmfree classify --model {0} --text "A text to classify."',
     "translation": 'mmfree translate --model {0} --text "A text to translate."',
 }
-_GENERATE = 'generate --model {0} --adapter-path {0} --prompt "Once upon a time"'
-_CLASSIFY = "classify --model {0} --adapter-path {0} picture.jpg"
+_SECTION = re.compile(r"^## Usage$.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+_MARK = re.compile(r"^Made from .+ with mlx_mmfree \S+:$", re.MULTILINE)
+# a text of Python, or a word of the shell
+_NAME = re.compile(
+    r"""(?<=\bload\()"(?:[^"\\\n]|\\.)*"(?=\))"""
+    r"""|(?<=--model )(?:'[^'\n]*'|"[^"\n]*"|[^\s'"`])+"""
+)
 
 
 def usage(name: str, pipeline: Pipeline, openings: tuple[Opening, ...]) -> str:
@@ -34,7 +41,7 @@ def usage(name: str, pipeline: Pipeline, openings: tuple[Opening, ...]) -> str:
     if pipeline in _PYTHON:
         language, code = "python", _PYTHON[pipeline].format(json.dumps(name))
     else:
-        language, code = "bash", _COMMANDS[pipeline].format(name)
+        language, code = "bash", _COMMANDS[pipeline].format(shlex.quote(name))
     text = (
         "## Usage\n\nWith mlx_mmfree, which computes as the model was trained, with 8-bit "
         f"activations where it has them:\n\n```{language}\n{code}\n```"
@@ -48,7 +55,8 @@ def usage(name: str, pipeline: Pipeline, openings: tuple[Opening, ...]) -> str:
     flag = " --trust-remote-code" if "--trust-remote-code" in mlx_lm.note else ""
     text += (
         "\n\nWith mlx-lm:\n\n"
-        f'```bash\nmlx_lm.generate --model {name}{flag} --prompt "Once upon a time"\n```'
+        f"```bash\nmlx_lm.generate --model {shlex.quote(name)}{flag} "
+        '--prompt "Once upon a time"\n```'
     )
     if flag:
         text += (
@@ -59,10 +67,38 @@ def usage(name: str, pipeline: Pipeline, openings: tuple[Opening, ...]) -> str:
 
 
 def adapter_usage(name: str, pipeline: Pipeline) -> str:
-    """How an adapter is used whose base lies beside it."""
-    folder = name.rstrip("/").rpartition("/")[2]
-    command = _CLASSIFY if pipeline == "image-classification" else _GENERATE
-    return (
-        "## Usage\n\nThe adapter lies beside its base and is put on it when it is asked for:\n\n"
-        f"```bash\nhf download {name} --local-dir {folder}\nmmfree {command.format(folder)}\n```"
+    """How a base model is used with the adapter that lies beside it."""
+    return usage(name, pipeline, ()) + (
+        "\n\nThe adapter lies beside the base model, and mlx_mmfree puts it on. Other programs see the "
+        "base model alone."
     )
+
+
+def with_name(card: str, name: str) -> str:
+    """A model card of this library whose heading and commands name another place; others stay.
+
+    Args:
+        card: The text of the card.
+        name: The repository `owner/name` or the folder under which a user loads the model.
+    """
+    mark, section = _MARK.search(card), _SECTION.search(card)
+    if mark is None or section is None or mark.start() > section.start():
+        return card
+    found = _NAME.search(section[0])
+    if found is None:
+        return card
+    try:
+        old = json.loads(found[0]) if found[0].startswith('"') else shlex.split(found[0])[0]
+    except ValueError:
+        return card
+    heading, new_heading = (f"\n# {last_part(each)}\n" for each in (old, name))
+    head = card[: section.start()].replace(heading, new_heading, 1)
+    named = _NAME.sub(
+        lambda each: json.dumps(name) if each[0].startswith('"') else shlex.quote(name), section[0]
+    )
+    return head + named + card[section.end() :]
+
+
+def last_part(name: str) -> str:
+    """The last part of a repository's name or of a path."""
+    return name.rstrip("/").rpartition("/")[2]

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import CheckpointError, DownloadError, MMFreeError
 from ...files.checkpoint_files import (
+    ADAPTER_PATTERNS,
     GGUF_SUFFIX,
     TEMPLATES_FOLDER,
     TOKENIZER_PATTERNS,
@@ -29,7 +30,7 @@ def local_folder(
     path_or_repo: str | os.PathLike[str],
     revision: str | None = None,
     *,
-    patterns: tuple[str, ...] = TOKENIZER_PATTERNS + WEIGHT_PATTERNS,
+    patterns: tuple[str, ...] = TOKENIZER_PATTERNS + WEIGHT_PATTERNS + ADAPTER_PATTERNS,
 ) -> Path:
     """The folder or the GGUF file that holds a checkpoint, downloaded if it is a repository of the Hub.
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_mmfree.channel_mixers import FeedForward
-from mlx_mmfree.hub.checkpoint.names import WeightNames
+from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers.branches.layer_scale import LayerScale
 from mlx_mmfree.layers.maps.convolution import pointwise
 from mlx_mmfree.layers.maps.depthwise_block import DepthwiseBlock

@@ -16,7 +16,7 @@ from mlx.utils import tree_unflatten
 from ....errors import CheckpointError, UnsupportedModelError
 from ....layers.matrix import matrices
 from ....ops.ternary import CODES_PER_WORD, packed_width
-from ..names import WeightNames
+from ...names import WeightNames
 
 METHOD = "affine"
 TERNARY_BITS = 2

@@ -9,6 +9,8 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ...errors import UnsupportedModelError
+from ...files.checkpoint_files import CONFIG_FILE
+from ...files.json_file import read_json_object, write_json
 from ...files.paths import real_path
 from ...files.replacing import new_folder, writing
 from ...layers.lora import adapted_layers, remove_adapters
@@ -17,11 +19,13 @@ from ...layers.parameters import kept_names, parameters
 from ...models import Decoder, ImageClassifier
 from ...ops.float_dtypes import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
-from ..checkpoint.names import weight_names
+from ..adapters.adapter_folder import write_adapter, write_peft_adapter
+from ..checkpoint.forms.packed_format import WRITER_KEY
 from ..checkpoint.save import save_model
 from ..checkpoint.target_folder import check_target
+from ..checkpoint.writer_record import ADAPTER_KEY
+from ..names import weight_names
 from ..publish.model_card import ModelCard, write_model_card
-from .adapter_folder import write_adapter, write_peft_adapter
 
 FusedForm = Literal["dense", "ternary"]
 
@@ -95,8 +99,9 @@ def save_with_adapter(
 ) -> None:
     """Writes a model as a checkpoint folder, with the adapter that is on it, if any, in the same folder.
 
-    The adapter is taken off the model. Loading the folder gives the base. The same folder is that of the
-    adapter, for this library and for mlx-lm.
+    The adapter is taken off the model. `config.json` says that it belongs to the model, so that loading
+    the folder puts it on again. Other programs see the base alone, and mlx-lm takes the same folder for
+    that of the adapter.
 
     Args:
         path: The folder to make. It appears under its name only when it is complete.
@@ -111,13 +116,18 @@ def save_with_adapter(
     target = real_path(path)
     check_target(target, overwrite, "fuse", [tokenizer.folder] if tokenizer else [])
     with writing("fuse", target), new_folder(target, replaces=overwrite) as folder:
-        if adapted_layers(model):
+        has_adapter = bool(adapted_layers(model))
+        if has_adapter:
             write_adapter(folder, model, {})
             remove_adapters(model)
         save_model(folder / "base", model, tokenizer)
         for file in (folder / "base").iterdir():
             file.rename(folder / file.name)
         (folder / "base").rmdir()
+        if has_adapter:
+            config = read_json_object(folder / CONFIG_FILE)
+            config[WRITER_KEY][ADAPTER_KEY] = True
+            write_json(folder / CONFIG_FILE, config)
         if card is not None:
             held = matrices(model).values()
             is_ternary = any(each.is_ternary or each.storage == "trits" for each in held)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import mlx.nn as nn
 
-from ...layers.parameters import parameters
-from ...models import architecture_of
-from ...models.parts.architecture import Config
+from ..layers.parameters import parameters
+from ..models import architecture_of
+from ..models.parts.architecture import Config
 
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 # the scale of a packed linear, a tensor beside its `weight`

@@ -75,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if note := precision_note(settings.dtype):
         print(note)
     distillation = Distillation(settings, only_plans=args.dry_run)
+    distillation.check_files()
     stage, plan = max(distillation.plans().items(), key=lambda item: item[1].total)
     print(f"The stage '{stage}' takes the most memory.")
     show_plan(plan)

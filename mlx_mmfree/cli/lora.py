@@ -4,7 +4,7 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from ..training.fine_tune_rules import KINDS, LOSS_TYPES, TRAIN_MODES
 from ..training.fine_tune_settings import FineTuneSettings, fine_tune_settings
 from ..training.optimizer import OPTIMIZERS
 from ..training.precision import precision_note
-from ..training.yaml_values import read_mapping
+from ..training.yaml_values import checked_values, read_mapping
 from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
 from .parts.loading import DTYPES, add_latent_flag, dtype_of, model_source
@@ -25,6 +25,7 @@ from .parts.reports import add_report_flags, check_report_flags, report_callback
 
 if TYPE_CHECKING:
     from ..hub import Tokenizer
+    from ..hub.adapters.adapter import Adapter
     from ..images import ImageProcessor
     from ..models import Decoder
     from ..training.data_parallel import DataParallel
@@ -42,7 +43,18 @@ _NOT_FLAGS = (
     "chosen_feature",
     "rejected_feature",
 )
-_COMMAND_KEYS = ("model", "train", "test", "report_to", "project_name", "rebuild_masters")
+
+
+@dataclass(frozen=True)
+class _CommandKeys:
+    """The keys of the YAML file that are the command's own."""
+
+    model: str | None
+    train: bool | None
+    test: bool | None
+    report_to: str | None
+    project_name: str | None
+    rebuild_masters: bool | None
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -90,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     settings = _settings(args)
     from ..hub import Tokenizer
+    from ..hub.adapters.adapter_folder import read_adapter
     from ..hub.checkpoint.opened_model import open_model
     from ..training.companion import load_companion
     from ..training.data_parallel import DataParallel
@@ -114,6 +127,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     other = settings.teacher or settings.reference_model_path
     companion = None if other is None else open_model(other)
     model_bytes = opened.nbytes + (0 if companion is None else companion.nbytes)
+    adapter = None
+    if not args.train and not settings.is_full and settings.adapter_path:
+        adapter = read_adapter(settings.adapter_path)
     processes = DataParallel(group, timeout_s=settings.process_timeout_s)
     with ExitStack() as stack:
         stack.enter_context(quiet_unless_first(processes.rank))
@@ -152,15 +168,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.train:
             _train(args, model, processor, data, settings, teacher, processes)
         if args.test and processes.is_first:
-            _test(args, model, data, settings)
+            _test(model, adapter, data, settings)
     return 0
 
 
 def _settings(args: argparse.Namespace) -> FineTuneSettings:
     """The settings from the YAML file and the flags. Those of the command itself are set on `args`."""
     values: dict[str, Any] = {} if args.config is None else read_mapping(args.config, "lora")
-    for name in _COMMAND_KEYS:
-        given = values.pop(name, None)
+    own = {field.name: values.pop(field.name, None) for field in fields(_CommandKeys)}
+    try:
+        own = checked_values(own, _CommandKeys)
+    except ValueError as error:
+        raise UsageError(f"[lora] a value of '{args.config}' is wrong: {error}.") from error
+    for name, given in own.items():
         if getattr(args, name) is None:
             setattr(args, name, given)
     names = [field.name for field in fields(FineTuneSettings)]
@@ -264,17 +284,17 @@ def _print_results(model: Any, progress: Mapping[str, Any], folder: Path, is_ful
 
 
 def _test(
-    args: argparse.Namespace,
     model: "Decoder",
+    adapter: "Adapter | None",
     data: "dict[str, Samples[Any]]",
     settings: FineTuneSettings,
 ) -> None:
+    """Prints the figures of the test samples; `adapter` is one that the model does not have yet."""
     from ..hub.adapters.adapter import attach
-    from ..hub.adapters.adapter_folder import read_adapter
     from ..training.held_out_samples import held_out_figures
 
-    if not args.train and settings.adapter_path and settings.fine_tune_type != "full":
-        attach(model, read_adapter(settings.adapter_path))
+    if adapter is not None:
+        attach(model, adapter)
     figures = held_out_figures(model, data["test"], settings)
     loss = figures["loss"]
     if settings.learns_preferences:

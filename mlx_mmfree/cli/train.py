@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # before work that may take one process longer than MLX waits for it
     group = connected(args, "train")
     first = FirstModel(settings)
+    first.task.check_files(settings)
     processes = DataParallel(group, timeout_s=settings.process_timeout_s)
     with quiet_unless_first(processes.rank), limited_memory(args, first.nbytes):
         if note := precision_note(settings.dtype):

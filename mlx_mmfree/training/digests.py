@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ..errors import TrainingError
 from ..files.opening import open_file
 from ..layers.parameters import parameters
 from .samples import Samples
@@ -18,6 +19,18 @@ def file_digest(path: Path) -> str:
     """The digest of a file's content."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def text_digest(path: Path) -> str:
+    """The digest of the content of a file of texts.
+
+    Raises:
+        TrainingError: The file cannot be read.
+    """
+    try:
+        return file_digest(path)
+    except OSError as error:
+        raise TrainingError(f"[data] '{path}' must be a readable text file: {error}.") from error
 
 
 def samples_digest(data: Mapping[str, Samples[Any]]) -> str:

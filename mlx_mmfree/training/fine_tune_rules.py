@@ -61,7 +61,8 @@ def check_rules(settings: "FineTuneSettings") -> None:
         settings, "dtype", is_known, f"one of {', '.join(dtypes)} with {settings.fine_tune_type}"
     )
     if settings.lr_schedule is not None:
-        is_known = settings.lr_schedule.get("name") in SCHEDULES
+        schedule = settings.lr_schedule.get("name")
+        is_known = isinstance(schedule, str) and schedule in SCHEDULES
         _check(settings, "lr_schedule", is_known, f"named one of {', '.join(SCHEDULES)}")
         named_schedule(settings.lr_schedule)
     if settings.teacher is None and settings.teacher_top_k is not None:

@@ -11,9 +11,10 @@ from ..errors import TrainingError
 from .data_parallel import DEFAULT_TIMEOUT_S
 from .fine_tune_rules import check_rules
 from .loop_settings import LoopSettings
+from .optimizer import OPTIMIZERS
 from .precision import compute_dtype
 from .samples import Features
-from .yaml_values import check_keys, checked_values
+from .yaml_values import check_keys, checked_values, names_in
 
 _OF_PREFERENCES = ("train_mode", "beta", "loss_type", "chosen_feature", "rejected_feature")
 _WITHOUT_INFLUENCE = (
@@ -238,11 +239,14 @@ def fine_tune_settings(values: Mapping[str, Any], source: str) -> FineTuneSettin
         for name in ("optimizer_config", "lr_schedule"):
             if not isinstance(values.get(name, {}), Mapping):
                 raise ValueError(f"'{name}' must be a mapping but got {values[name]!r:.80}")
-        keys = values.pop("keys", None)
-        if keys is not None:
-            if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
-                raise ValueError(f"'keys' must be a list of names but got {keys!r:.80}")
-            values["keys"] = tuple(keys)
+        for name, options in values.get("optimizer_config", {}).items():
+            if name not in OPTIMIZERS or not isinstance(options, Mapping):
+                raise ValueError(
+                    f"'optimizer_config' must hold mappings under the names {', '.join(OPTIMIZERS)} but "
+                    f"holds {options!r:.60} under {name!r:.60}"
+                )
+        if "keys" in values:
+            values["keys"] = names_in(values["keys"], "keys")
         return FineTuneSettings(**checked_values(values, FineTuneSettings))
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise TrainingError(f"[lora] a value of {source} is wrong: {error}.") from error

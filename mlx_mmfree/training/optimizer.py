@@ -13,7 +13,7 @@ from ..ops import long_mean
 from .adamw import AdamW
 from .adamw_8bit import AdamW8bit
 from .settings import INVERSE_SQRT, Settings
-from .yaml_values import checked, finite
+from .yaml_values import checked, finite, listed
 
 
 def build_optimizer(settings: Settings) -> optim.MultiOptimizer:
@@ -120,8 +120,6 @@ def named_optimizer(
     known = {key: each.default for key, each in signature(kind).parameters.items()}
     del known["learning_rate"]
     try:
-        if not isinstance(options or {}, Mapping):
-            raise TypeError("they must be names with values")
         given = dict(options or {})
         if unknown := given.keys() - known:
             raise ValueError(
@@ -162,10 +160,11 @@ def named_schedule(description: Mapping[str, Any]) -> Callable[[int], mx.array]:
     try:
         if unknown := description.keys() - keys:
             raise ValueError(f"unknown keys {', '.join(sorted(unknown))}")
-        arguments = [finite(value) for value in description["arguments"]]
+        given = listed(description["arguments"], "arguments")
+        arguments = [finite(value, "each of 'arguments'") for value in given]
         schedule = SCHEDULES[description["name"]](*arguments)
         if warmup := checked("warmup", description.get("warmup", 0), int):
-            start = finite(description.get("warmup_init", 0.0))
+            start = finite(description.get("warmup_init", 0.0), "'warmup_init'")
             rise = optim.linear_schedule(start, arguments[0], warmup)
             schedule = optim.join_schedules([rise, schedule], [warmup + 1])
         schedule(mx.array(0))

@@ -11,9 +11,9 @@ from ..tokenizer.digest import tokenizer_digest
 from ..tokenizer.tokenizer import Tokenizer
 from .corpus.byte_bar import byte_bar
 from .corpus.documents import FORMATS, file_format, read_documents
-from .corpus.token_file import SUFFIX, TokenFile, open_token_file
+from .corpus.token_file import SUFFIX, Header, TokenFile, open_token_file, read_token_header
 from .corpus.tokenize import TOKENIZER_FOLDER, write_token_file
-from .digests import file_digest
+from .digests import text_digest
 from .run_folder import writing
 from .settings import Settings
 from .vocabulary import check_vocab_size, own_vocabulary
@@ -74,26 +74,40 @@ def open_tokens(settings: Settings, folder: Path, vocab_size: int) -> dict[str, 
     tokenizer = load_text_tokenizer(folder)
     check_vocab_size(tokenizer.vocab_size, vocab_size)
     digest = tokenizer_digest(tokenizer)
-    names = {name for stage in settings.stages for name in stage.weights} | set(settings.valid)
     found = {}
-    for name in sorted(names):
+    for name in settings.files:
         path = settings.path(name)
         if path.suffix == SUFFIX:
             file = open_token_file(path)
         else:
             file = _of_text(path, settings.path(settings.output), tokenizer, digest)
-        _check(file, name, settings, folder, digest)
+        _check_length(file.header, name, settings)
+        _check(file, name, folder, digest)
         found[name] = file
     return found
 
 
+def check_corpus(settings: Settings) -> None:
+    """Refuses files of a run that are neither texts nor token files that are long enough.
+
+    Of a token file the header is read alone.
+
+    Raises:
+        TrainingError: There is such a file.
+    """
+    for name in settings.files:
+        path = settings.path(name)
+        if path.suffix == SUFFIX:
+            _check_length(read_token_header(path), name, settings)
+        elif file_format(path.name) != FORMATS[0]:
+            raise TrainingError(
+                f"[train] '{path}' must be a text file or a token file. Make one of it: mmfree tokenize "
+                f"--data '{path}' --output DIR"
+            )
+
+
 def _of_text(path: Path, run: Path, tokenizer: Tokenizer, digest: str) -> TokenFile:
-    if file_format(path.name) != FORMATS[0]:
-        raise TrainingError(
-            f"[train] '{path}' must be a text file or a token file. Make one of it: mmfree tokenize "
-            f"--data '{path}' --output DIR"
-        )
-    origin = hashlib.sha256(f"{_text_digest(path)} {digest}".encode()).hexdigest()
+    origin = hashlib.sha256(f"{text_digest(path)} {digest}".encode()).hexdigest()
     target = run / _FOLDER / f"{origin}{SUFFIX}"
     try:
         return open_token_file(target)
@@ -106,25 +120,19 @@ def _of_text(path: Path, run: Path, tokenizer: Tokenizer, digest: str) -> TokenF
     return open_token_file(target)
 
 
-def _text_digest(path: Path) -> str:
-    try:
-        return file_digest(path)
-    except OSError as error:
-        raise TrainingError(
-            f"[data] '{path}' must be a readable UTF-8 text file: {error}"
-        ) from error
-
-
-def _check(file: TokenFile, name: str, settings: Settings, folder: Path, digest: str) -> None:
+def _check(file: TokenFile, name: str, folder: Path, digest: str) -> None:
     if file.header.tokenizer != digest:
         raise TrainingError(
             f"[train] '{name}' must hold the ids of the run's tokenizer but was made with another one "
             f"than that in '{folder}'. Give its own as 'tokenizer', or write it again with `mmfree "
             "tokenize --model`."
         )
-    if len(file.tokens) <= settings.sequence_length:
+
+
+def _check_length(header: Header, name: str, settings: Settings) -> None:
+    if header.tokens <= settings.sequence_length:
         raise TrainingError(
             f"[train] '{name}' must have more tokens than 'sequence_length', "
-            f"{settings.sequence_length}, but has {len(file.tokens)}. Lower 'sequence_length' or "
-            "give a longer text."
+            f"{settings.sequence_length}, but has {header.tokens}. Lower 'sequence_length' or give a "
+            "longer text."
         )

@@ -1,7 +1,7 @@
 """The settings of a training run from files of texts, tokens or images."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from .corpus.mixture import ORDERS, Stage
 from .data_parallel import DEFAULT_TIMEOUT_S
 from .loop_settings import LoopSettings
 from .precision import COMPUTE_DTYPES, compute_dtype
-from .yaml_values import check_keys, checked_values, finite, read_mapping
+from .yaml_values import check_keys, checked_values, finite, listed, names_in, read_mapping
 
 ADAMW = ("adamw", "adamw8bit")
 """The optimizers of a run from a corpus."""
@@ -274,6 +274,11 @@ class Settings:
         """A path of the settings. It is relative to the file that they were read from."""
         return self.root / name
 
+    @property
+    def files(self) -> list[str]:
+        """The names of all training and held-out files."""
+        return sorted({*self.valid, *(name for stage in self.stages for name in stage.weights)})
+
     def loop(self, record: Mapping[str, Any], unit: str = "tokens") -> LoopSettings:
         """The settings of the loop.
 
@@ -354,23 +359,22 @@ def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
-def _list(values: Mapping[str, Any], name: str) -> Sequence[Any]:
-    value = values[name]
-    if not isinstance(value, (list, tuple)):
-        raise TypeError(f"'{name}' must be a list but got {value!r:.80}")
-    return value
-
-
 def _stage(value: Any) -> Stage:
-    if not (isinstance(value, dict) and isinstance(value.get("weights", {}), dict)):
-        raise TypeError(
-            f"a stage must be like {{until: 1, weights: {{my.txt: 1}}}} but got {value!r:.80}"
+    known = ("until", "weights")
+    is_stage = isinstance(value, dict) and set(value) == set(known)
+    if not (is_stage and isinstance(value["weights"], dict)):
+        raise ValueError(
+            "'stages' must hold stages like {until: 1, weights: {my.txt: 1}} but one is "
+            f"{value!r:.80}"
         )
-    until = finite(value["until"])
-    weights = {str(name): finite(weight) for name, weight in value["weights"].items()}
+    until = finite(value["until"], "'until' of a stage")
+    weights = {
+        str(name): finite(weight, f"the weight of {str(name)!r:.60}")
+        for name, weight in value["weights"].items()
+    }
     if min(weights.values(), default=0) < 0 or not any(weights.values()):
         raise ValueError(
-            "the weights of a stage must be at least 0, and one of them above 0, but got "
+            "the 'weights' of a stage must be at least 0, and one of them above 0, but are "
             f"{weights!r:.80}"
         )
     return Stage(until, weights)
@@ -379,12 +383,17 @@ def _stage(value: Any) -> Stage:
 def _settings(values: dict[str, Any], path: Path) -> Settings:
     check_keys(values, Settings, f"'{path}'", "train")
     _mapping(values, "model")
+    for name in ("output", "stages"):
+        if name not in values:
+            raise TrainingError(f"[train] '{path}' must have the key '{name}' but does not.")
     try:
         values = checked_values(values, Settings)
-        values["stages"] = tuple(_stage(value) for value in _list(values, "stages"))
-        values["valid"] = tuple(str(name) for name in _list({"valid": [], **values}, "valid"))
+        values["stages"] = tuple(_stage(value) for value in listed(values["stages"], "stages"))
+        if "valid" in values:
+            values["valid"] = names_in(values["valid"], "valid")
         if "betas" in values:
-            values["betas"] = tuple(float(beta) for beta in values["betas"])
+            betas = listed(values["betas"], "betas")
+            values["betas"] = tuple(finite(beta, "each of 'betas'") for beta in betas)
         return Settings(root=path.parent, **values)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise TrainingError(f"[train] '{path}' holds a wrong or missing value: {error}.") from error
+    except ValueError as error:
+        raise TrainingError(f"[train] '{path}' holds a wrong value: {error}.") from error

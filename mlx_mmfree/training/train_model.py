@@ -68,10 +68,12 @@ def train_model(
         >>> train_model(settings)["step"]
         2
     """
+    first = first or FirstModel(settings)
+    first.task.check_files(settings)
     if processes is None:
         processes = DataParallel(timeout_s=settings.process_timeout_s)
     with own_run_folder(settings.path(settings.output), is_first=processes.is_first):
-        return _train(settings, processes, callbacks, first or FirstModel(settings))
+        return _train(settings, processes, callbacks, first)
 
 
 def _train(

@@ -11,7 +11,7 @@ from ..files.opening import read_member
 from ..files.replacing import new_folder
 from ..tokenizer.train_vocabulary import train_vocabulary
 from .corpus.documents import read_documents
-from .digests import file_digest
+from .digests import text_digest
 from .lines import read_lines
 from .run_folder import writing
 
@@ -50,20 +50,19 @@ def own_vocabulary(
         for path in files:
             yield from _texts_of_columns(path, columns) if columns else read_documents(path)
 
-    with writing(run):
-        origin: dict[str, Any] = {
-            "vocab_size": vocab_size,
-            "texts": [file_digest(path) for path in files],
-        }
-        # what was trained before there was a choice has no such keys
-        if columns:
-            origin["columns"] = list(columns)
-        if mask_token is not None:
-            origin["mask_token"] = mask_token
-        if _origin(folder) != origin:
-            with new_folder(folder, replaces=True) as new:
-                train_vocabulary(documents(), vocab_size, new, mask_token=mask_token)
-                write_json(new / _ORIGIN, origin)
+    origin: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "texts": [text_digest(path) for path in files],
+    }
+    # what was trained before there was a choice has no such keys
+    if columns:
+        origin["columns"] = list(columns)
+    if mask_token is not None:
+        origin["mask_token"] = mask_token
+    if _origin(folder) != origin:
+        with writing(run), new_folder(folder, replaces=True) as new:
+            train_vocabulary(documents(), vocab_size, new, mask_token=mask_token)
+            write_json(new / _ORIGIN, origin)
     return folder
 
 

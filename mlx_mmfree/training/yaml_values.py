@@ -1,6 +1,7 @@
 """Reads a YAML file and checks its values for the fields of a settings class."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import NoneType
@@ -60,15 +61,10 @@ def checked_values(values: dict[str, Any], settings: type) -> dict[str, Any]:
     """Converts the values of numeric fields, and checks the types of numbers, booleans and texts.
 
     Raises:
-        ValueError, TypeError: A value has another type.
+        ValueError: A value has another type. The message names its key.
     """
     types = {f.name: f.type for f in fields(settings)}
-    try:
-        return {name: checked(name, value, types[name]) for name, value in values.items()}
-    except OverflowError as error:
-        raise ValueError(
-            f"numbers must be finite and fit in 64 bits but one does not: {error}"
-        ) from error
+    return {name: checked(name, value, types[name]) for name, value in values.items()}
 
 
 def finite(value: Any, name: str = "a number") -> float:
@@ -78,34 +74,60 @@ def finite(value: Any, name: str = "a number") -> float:
         ValueError: The value is not a number, or it is infinite or NaN.
     """
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, bool) else float(value)
+    except OverflowError:
+        number = math.inf
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a number but got {value!r:.80}") from None
-    if not math.isfinite(number):
-        raise ValueError(f"{name} must be finite but got {value!r:.40}")
-    return number
+        number = math.nan
+    if math.isfinite(number):
+        return number
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    rule = "finite" if is_number or math.isinf(number) else "a number"
+    raise ValueError(f"{name} must be {rule} but got {value!r:.80}")
+
+
+def listed(value: Any, name: str) -> Sequence[Any]:
+    """The entries of a list of a YAML file.
+
+    Raises:
+        ValueError: The value is not a list.
+    """
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"'{name}' must be a list but got {value!r:.80}")
+    return value
+
+
+def names_in(value: Any, name: str) -> tuple[str, ...]:
+    """The names in a list of a YAML file.
+
+    Raises:
+        ValueError: The value is not a list of texts.
+    """
+    for entry in listed(value, name):
+        if not isinstance(entry, str):
+            raise ValueError(f"'{name}' must be a list of names but holds {entry!r:.80}")
+    return tuple(value)
 
 
 def checked(name: str, value: Any, kind: Any) -> Any:
     """A value of a kind: a number, a boolean or a text, or perhaps `None`; others stay as they are.
 
     Raises:
-        ValueError, TypeError: The value has another type.
+        ValueError: The value has another type.
     """
     if NoneType in get_args(kind):
         if value is None:
             return None
         [kind] = [part for part in get_args(kind) if part is not NoneType]
-    if kind is float and not isinstance(value, bool):
+    if kind is float:
         return finite(value, f"'{name}'")
     if kind is int:
         is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
         if isinstance(value, bool) or not is_whole:
             raise ValueError(f"'{name}' must be a whole number but got {value!r:.80}")
         return int(value)
-    if kind in (bool, float) and isinstance(value, bool) is not (kind is bool):
-        wanted = "true or false" if kind is bool else "a number"
-        raise ValueError(f"'{name}' must be {wanted} but got {value!r:.80}")
+    if kind is bool and not isinstance(value, bool):
+        raise ValueError(f"'{name}' must be true or false but got {value!r:.80}")
     if kind is str and not isinstance(value, str):
         raise ValueError(f"'{name}' must be text but got {value!r:.80}")
     return value

@@ -90,6 +90,48 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert not (data.parent / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("--train", "--resume-adapter-file", "absent.safetensors"),
+            "absent.safetensors' must be a",
+        ),
+        (("--test", "--adapter-path", "absent"), "--adapter-path must be a folder with an adapter"),
+        (("--train", "--teacher", "absent"), "--teacher must be an existing folder or a Hub"),
+    ],
+)
+def test_a_dry_run_looks_for_every_file(
+    folder: Path,
+    data: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    message: str,
+) -> None:
+    assert main([*_flags(folder, data), *QUICK, *flags, "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("iters: forty", "--iters must be a whole number but got 'forty'"),
+        ("model: 3", "--model must be text but got 3"),
+        ("test: 'no'", "--test must be true or false but got 'no'"),
+        ("report_to: [wandb]", "--report-to must be text but got ['wandb']"),
+        ("lora_parameters: {rank: high}", "--rank must be a whole number but got 'high'"),
+    ],
+)
+def test_a_wrong_value_in_a_file_names_its_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    (tmp_path / "lora.yaml").write_text(f"data: d\ntrain: true\n{line}\n")
+    assert main(["--config", str(tmp_path / "lora.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
 @pytest.mark.parametrize("flag", [(), ("--dry-run",)])
 def test_samples_without_anything_to_learn_are_refused(
     folder: Path, data: Path, capsys: pytest.CaptureFixture[str], flag: tuple[str, ...]

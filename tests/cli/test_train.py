@@ -299,6 +299,38 @@ def test_missing_files_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "absent.yaml' must be a readable YAML file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"stages": [{"until": 1, "weights": {"trian.txt": 1}}]},
+            "'stages' must name files that can",
+        ),
+        ({"valid": ["vaild.txt"]}, "'valid' must name files that can be read but"),
+        ({"valid": ["."]}, "it is a folder, not a regular file. Correct its name"),
+        ({"tokenizer": "tokeniser"}, "--tokenizer must be the folder of a tokenizer but got"),
+        ({"valid": ["valid.jsonl"]}, "must be a text file or a token file. Make one of it"),
+        ({"valid": ["damaged.tokens"]}, "damaged.tokens' must be a token file"),
+    ],
+    ids=str,
+)
+def test_files_that_are_not_there_are_named_before_anything_is_done(
+    config: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, Any],
+    message: str,
+    flags: list[str],
+) -> None:
+    for name in ("valid.jsonl", "damaged.tokens"):
+        (config.parent / name).touch()
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | change))
+    assert main(["--config", str(config), *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (config.parent / "run").exists()
+
+
 @pytest.mark.parametrize("name", ["init_from", "teacher"])
 @pytest.mark.parametrize("by_flag", [True, False])
 def test_a_missing_model_is_told_by_its_setting(

@@ -394,7 +394,7 @@ def test_settings_come_from_a_file_and_flags(
     for text, message in (
         ("to: mlgru\n", "--model must be given, as a flag or in the file"),
         ("model: a\npath: b\nto: mlgru\ndata: c\nspeed: 1\n", "unknown keys speed"),
-        ("model: a\npath: b\nto: 3\ndata: c\n", "--to must not hold 3"),
+        ("model: a\npath: b\nto: 3\ndata: c\n", "--to must hold texts or mappings but holds 3"),
         ("model: a\npath: b\nto: mlgru\ndata: c\nseed: x\n", "--seed must be a whole number"),
         ("model: 5\npath: b\nto: mlgru\ndata: c\n", "--model must be text"),
     ):
@@ -410,3 +410,9 @@ def test_a_dry_run_writes_nothing(teacher_folder: Path, capsys: pytest.CaptureFi
     shown = capsys.readouterr().out
     assert "The stage 'logits' takes the most memory." in shown and "Planned memory" in shown
     assert not (folder / "run").exists()
+    for wrong in ("--data", "--valid"):
+        named = {"--data": "train.txt", "--valid": "valid.txt"} | {wrong: "absent.txt"}
+        more = [word for flag, name in named.items() for word in (flag, str(folder / name))]
+        assert main(["distil", *flags, *more, "--dry-run"]) == 2
+        error = capsys.readouterr().err
+        assert f"{wrong} must name files that can be read but '{folder / 'absent.txt'}'" in error

@@ -48,6 +48,11 @@ def test_numbers_of_a_schedule_are_finite(key: str, value: Any) -> None:
         ({"data": "d", "iters": 2.5}, "'iters' must be a whole number but got 2.5"),
         ({"data": "d", "iters": True}, "'iters' must be a whole number but got True"),
         ({"data": "d", "learning_rate": "fast"}, "'learning_rate' must be a number but got 'fast'"),
+        ({"data": "d", "iters": "forty"}, "'iters' must be a whole number but got 'forty'"),
+        (
+            {"data": "d", "lora_parameters": {"rank": "high"}},
+            "'rank' must be a whole number but got",
+        ),
         ({"data": "d", "learning_rate": math.nan}, "'learning_rate' must be finite but got nan"),
         ({"data": "d", "pack": "yes"}, "'pack' must be true or false but got 'yes'"),
         ({"data": 3}, "'data' must be text but got 3"),
@@ -55,7 +60,8 @@ def test_numbers_of_a_schedule_are_finite(key: str, value: Any) -> None:
         ({"data": "d", "optimizer": "lion"}, "'optimizer' must be one of adam, adamw"),
         ({"data": "d", "fine_tune_type": "loha"}, "must be one of lora, dora, full"),
         ({"data": "d", "dropout": 1}, "'dropout' must be at least 0 and below 1"),
-        ({"data": "d", "keys": "q_proj"}, "'keys' must be a list of names but got 'q_proj'"),
+        ({"data": "d", "keys": "q_proj"}, "'keys' must be a list but got 'q_proj'"),
+        ({"data": "d", "keys": [3]}, "'keys' must be a list of names but holds 3"),
         ({"data": "d", "lr_schedule": "cosine"}, "'lr_schedule' must be a mapping"),
         (
             {"data": "d", "lr_schedule": {"name": "steps"}},
@@ -68,6 +74,22 @@ def test_numbers_of_a_schedule_are_finite(key: str, value: Any) -> None:
         (
             {"data": "d", "lr_schedule": {**COSINE, "warmup": 1.5}},
             "'warmup' must be a whole number but got 1.5",
+        ),
+        (
+            {"data": "d", "lr_schedule": {"name": ["cosine_decay"]}},
+            "'lr_schedule' must be named one of cosine",
+        ),
+        (
+            {"data": "d", "lr_schedule": {"name": "cosine_decay", "arguments": ["fast", 9]}},
+            "'lr_schedule' must have .*: each of 'arguments' must be a number but got 'fast'",
+        ),
+        (
+            {"data": "d", "optimizer_config": {"adam": 3}},
+            "'optimizer_config' must hold mappings under the names adam.* but holds 3 under 'adam'",
+        ),
+        (
+            {"data": "d", "optimizer_config": {"lion": {}}},
+            "'optimizer_config' must hold mappings under the names adam.* under 'lion'",
         ),
         ({"data": "d", "lora_parameters": {"alpha": 3}}, "'lora_parameters' may hold only rank"),
         (
@@ -93,7 +115,6 @@ def test_wrong_settings_are_named(values: dict[str, Any], message: str) -> None:
         ("adamw", {"momentum": 0.9}, "momentum is not one of betas, eps, weight_decay"),
         ("adam", {"learning_rate": 1}, "learning_rate is not one of betas, eps"),
         ("adam", {"bias_correction": "yes"}, "'bias_correction' must be true or false"),
-        ("adam", 5, "they must be names with values"),
         ("adafactor", {"eps": 1e-3}, "'eps' must be 2 numbers"),
         ("muon", {"ns_steps": 2.5}, "'ns_steps' must be a whole number but got 2.5"),
         ("sgd", {"nesterov": True}, "Nesterov momentum requires"),

@@ -1,14 +1,19 @@
 """Reading and checking the settings of a run."""
 
 import os
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import pytest
 import yaml
 
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.training import read_settings
+from mlx_mmfree.training.distil.settings import DistilSettings
+from mlx_mmfree.training.distil.settings import read_settings as read_distil_settings
+from mlx_mmfree.training.fine_tune_settings import FineTuneSettings, fine_tune_settings
+from mlx_mmfree.training.settings import Settings
 
 
 def test_values_and_overrides(config: Path) -> None:
@@ -23,7 +28,7 @@ def test_number_without_a_dot_is_a_number(config: Path) -> None:
     assert read_settings(config).learning_rate == 0.01
 
 
-def stages(until: float, *weights: float) -> list[dict[str, Any]]:
+def stages(until: float, *weights: Any) -> list[dict[str, Any]]:
     return [{"until": until, "weights": {f"{n}.txt": weight for n, weight in enumerate(weights)}}]
 
 
@@ -33,27 +38,38 @@ def stages(until: float, *weights: float) -> list[dict[str, Any]]:
         ({"stepz": 3}, "unknown keys stepz"),
         ({"steps": 0}, "'steps' must be positive but got 0"),
         ({"steps": 2.5}, "'steps' must be a whole number but got 2.5"),
-        ({"steps": "many"}, "wrong or missing value"),
-        ({"learning_rate": "fast"}, "wrong or missing value"),
+        ({"steps": "forty"}, "'steps' must be a whole number but got 'forty'"),
+        ({"learning_rate": "fast"}, "'learning_rate' must be a number but got 'fast'"),
         ({"warmup_steps": 6}, "'warmup_steps' must be at least 0 and below 'steps'"),
         ({"stages": "my.txt"}, "'stages' must be a list but got 'my.txt'"),
-        ({"stages": ["my.txt"]}, "a stage must be like .* but got 'my.txt'"),
+        ({"stages": ["my.txt"]}, "'stages' must hold stages like .* but one is 'my.txt'"),
+        ({"stages": stages(1, "much")}, "the weight of '0.txt' must be a number but got 'much'"),
+        (
+            {"stages": [stages(1, 1.0)[0] | {"rate": 1}]},
+            "'stages' must hold stages like .* but one is {'rate'",
+        ),
         ({"valid": "my.txt"}, "'valid' must be a list but got 'my.txt'"),
         ({"stages": []}, "'stages' must have rising values of 'until'"),
         ({"stages": [{"until": 0.5, "weights": {"train.txt": 1}}]}, "the last of them 1"),
-        ({"stages": [{"weights": {}}]}, "wrong or missing value: 'until'"),
+        (
+            {"stages": [{"weights": {}}]},
+            r"'stages' must hold stages like .* but one is \{'weights'",
+        ),
         (
             {"stages": stages(1, 1.0, -1.0)},
-            "weights of a stage must be at least 0, and one of them above",
+            "'weights' of a stage must be at least 0, and one of them above",
         ),
         (
             {"stages": stages(1, 0.0)},
-            "weights of a stage must be at least 0, and one of them above 0",
+            "'weights' of a stage must be at least 0, and one of them above 0",
         ),
-        ({"stages": stages(1)}, "weights of a stage must be at least 0, and one of them above 0"),
-        ({"stages": stages(1, float("nan"))}, "a number must be finite but got nan"),
-        ({"stages": stages(float("nan"), 1)}, "a number must be finite but got nan"),
-        ({"valid": 3}, "wrong or missing value"),
+        ({"stages": stages(1)}, "'weights' of a stage must be at least 0, and one of them above 0"),
+        ({"stages": stages(1, float("nan"))}, "the weight of '0.txt' must be finite but got nan"),
+        ({"stages": stages(float("nan"), 1)}, "'until' of a stage must be finite but got nan"),
+        ({"valid": 3}, "'valid' must be a list but got 3"),
+        ({"valid": [3]}, "'valid' must be a list of names but holds 3"),
+        ({"betas": "fast"}, "'betas' must be a list but got 'fast'"),
+        ({"betas": [0.9, "fast"]}, "each of 'betas' must be a number but got 'fast'"),
         ({"seed": -1}, "'seed' must be at least 0 but got -1"),
         ({"clip_norm": -0.5}, "'clip_norm' must be at least 0 but got -0.5"),
         (
@@ -63,7 +79,7 @@ def stages(until: float, *weights: float) -> list[dict[str, Any]]:
         ({"dropout": 1}, "'dropout' must be at least 0 and below 1 but got 1"),
         ({"betas": [0.9, 1]}, "'betas' must be two numbers"),
         ({"embedding_std": 0}, "'embedding_std' must be positive but got 0"),
-        ({"embedding_std": "wide"}, "wrong or missing value"),
+        ({"embedding_std": "wide"}, "'embedding_std' must be a number but got 'wide'"),
         (
             {"model": {}, "init_from": "m", "embedding_std": 1},
             "'embedding_std' must be left out with 'init_from', which has weights, but got 1",
@@ -107,3 +123,42 @@ def test_a_file_that_is_no_mapping(tmp_path: Path, text: str) -> None:
         read_settings(path)
     with pytest.raises(TrainingError, match="must be a readable YAML file"):
         read_settings(tmp_path / "absent.yaml")
+
+
+WRONG: dict[Any, list[Any]] = {
+    int: ["forty", [1], {"a": 1}, True, 1.5],
+    float: ["fast", [1], {"a": 1}, True],
+    bool: ["yes", 1, [True]],
+    str: [3, ["a"], True],
+}
+
+
+@pytest.mark.parametrize("settings", [Settings, FineTuneSettings, DistilSettings])
+def test_every_value_of_another_type_names_its_key(settings: type, tmp_path: Path) -> None:
+    """Of all settings, whatever the command."""
+    begun: dict[type, dict[str, Any]] = {
+        Settings: {"output": "run", "init_from": "model", "stages": stages(1, 1.0)},
+        FineTuneSettings: {"data": "data"},
+        DistilSettings: {"model": "model", "path": "run", "to": "mlgru", "data": "a.txt"},
+    }
+
+    def read(values: dict[str, Any]) -> None:
+        file = tmp_path / "settings.yaml"
+        file.write_text(yaml.safe_dump(values))
+        if settings is Settings:
+            read_settings(file)
+        elif settings is DistilSettings:
+            read_distil_settings(file, {})
+        else:
+            fine_tune_settings(yaml.safe_load(file.read_text()), "the file")
+
+    read(begun[settings])
+    seen = 0
+    for field in fields(settings):
+        # a type, or that or None
+        kinds = [] if get_origin(field.type) is tuple else [field.type, *get_args(field.type)]
+        for value in next((WRONG[kind] for kind in kinds if kind in WRONG), []):
+            seen += 1
+            with pytest.raises(TrainingError, match=rf"'{field.name}' must be "):
+                read(begun[settings] | {field.name: value})
+    assert seen > 50

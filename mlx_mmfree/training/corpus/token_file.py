@@ -8,7 +8,8 @@ each document.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from io import BufferedReader
 from pathlib import Path
@@ -91,16 +92,31 @@ def open_token_file(path: Path) -> TokenFile:
     Raises:
         TrainingError: The file cannot be read, is none, or is damaged.
     """
+    with _opened(path) as (stream, header):
+        _check_ids(stream, header, path)
+        tokens = np.memmap(stream, header.dtype, "r", HEADER_BYTES, (header.tokens,))
+    return TokenFile(header, tokens)
+
+
+def read_token_header(path: Path) -> Header:
+    """What a token file says of itself; its ids are not read.
+
+    Raises:
+        TrainingError: The file cannot be read, is none, or is of another size than it says.
+    """
+    with _opened(path) as (_, header):
+        return header
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BufferedReader, Header]]:
     try:
         with open_file(path) as stream:
-            header = _read_header(stream)
-            _check_ids(stream, header, path)
-            tokens = np.memmap(stream, header.dtype, "r", HEADER_BYTES, (header.tokens,))
+            yield stream, _read_header(stream)
     except (OSError, ValueError) as error:
         raise TrainingError(
             f"[data] '{path}' must be a token file: {error}. Write it again with `mmfree tokenize`."
         ) from error
-    return TokenFile(header, tokens)
 
 
 def _read_header(stream: BufferedReader) -> Header:

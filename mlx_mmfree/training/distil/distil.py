@@ -86,6 +86,14 @@ class Distillation:
         self._float_config = student_config(base, self.mixers, is_ternary=False)
         self.folder = folder
 
+    def check_files(self) -> None:
+        """Refuses a run whose texts are not there. `run` does so before anything else.
+
+        Raises:
+            TrainingError: A file cannot be opened, or holds neither texts nor tokens.
+        """
+        CausalLMTask.check_files(self.settings.stage(self.settings.active[0]), "distil", "data")
+
     def plans(self, dtype: mx.Dtype | None = None) -> dict[StageName, MemoryPlan]:
         """Plans the memory of each stage, before `run`. Nothing is computed or written.
 
@@ -144,6 +152,7 @@ class Distillation:
                 run at work, or a loss is not finite.
             TrainingStopped: A signal ended the run early. Its state is saved.
         """
+        self.check_files()
         with own_run_folder(Path(self.settings.path)):
             return self._run(callbacks, card)
 

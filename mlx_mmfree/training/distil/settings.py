@@ -47,6 +47,7 @@ _LISTS: dict[str, tuple[type, ...]] = {
     "data": (str,),
     "valid": (str,),
 }
+_KINDS = {str: "texts", Mapping: "mappings", int: "whole numbers"}
 _NOT_NEGATIVE = tuple(f"{stage}_steps" for stage in STAGES)
 _POSITIVE = (*(f"{stage}_rate" for stage in STAGES), "teacher_weight", "teacher_temperature")
 
@@ -227,7 +228,7 @@ def read_settings(path: Path | None, given: Mapping[str, Any]) -> DistilSettings
     try:
         lists = {name: _tuple(name, values[name]) for name in _LISTS if name in values}
         return DistilSettings(**(checked_values(values, DistilSettings) | lists))
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise TrainingError(f"[distil] a value is wrong: {error}.") from error
 
 
@@ -237,5 +238,6 @@ def _tuple(name: str, value: Any) -> tuple[Any, ...]:
     kinds = _LISTS[name]
     for each in values:
         if not isinstance(each, kinds) or isinstance(each, bool):
-            raise TypeError(f"'{name}' must not hold {each!r:.80}")
+            wanted = " or ".join(_KINDS[kind] for kind in kinds)
+            raise ValueError(f"'{name}' must hold {wanted} but holds {each!r:.80}")
     return values

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..corpus.epoch_mixture import EpochMixture
 from ..corpus.mixture import EPOCHS, RandomMixture
-from ..run_tokens import open_tokens
+from ..run_tokens import check_corpus, open_tokens
 from ..settings import Settings
 from .task import Task
 
@@ -31,6 +31,11 @@ class CorpusTask(Task):
             rows=settings.batch_size * settings.accumulation_steps,
             length=settings.sequence_length,
         )
+
+    @classmethod
+    def check_files(cls, settings: Settings, place: str = "train", key: str = "stages") -> None:
+        super().check_files(settings, place, key)
+        check_corpus(settings)
 
     def _rows(self, step: int) -> np.ndarray:
         """The token ids of a step, int32 `(rows, sequence_length + 1)`."""

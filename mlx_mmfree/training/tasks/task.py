@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import numpy as np
 
+from ...errors import TrainingError
+from ...files.opening import open_file
 from ...ops import cross_entropy, long_sum
 from ..batches import Batch
 from ..loss import Loss, kept_logits, target_losses
@@ -44,6 +46,34 @@ class Task:
         self._settings = settings
         self._model = model
         self._share = share
+
+    @classmethod
+    def check_files(cls, settings: Settings, place: str = "train", key: str = "stages") -> None:
+        """Refuses a run whose files are not there, before it does anything else.
+
+        Args:
+            settings: The run.
+            place, key: The command and the key of the training files, as messages name them.
+
+        Raises:
+            TrainingError: A file cannot be opened, or there is no folder of the tokenizer.
+        """
+        for name in settings.files:
+            path = settings.path(name)
+            try:
+                if cls.reads_text or not path.is_dir():
+                    open_file(path).close()
+            except OSError as error:
+                is_trained = any(name in stage.weights for stage in settings.stages)
+                raise TrainingError(
+                    f"[{place}] '{key if is_trained else 'valid'}' must name files that can be read but "
+                    f"'{path}' cannot: {error.strerror or error}. Correct its name, or put it there."
+                ) from error
+        if settings.tokenizer is not None and not settings.path(settings.tokenizer).is_dir():
+            raise TrainingError(
+                f"[{place}] 'tokenizer' must be the folder of a tokenizer but got "
+                f"'{settings.path(settings.tokenizer)}', which is none."
+            )
 
     @staticmethod
     def columns(settings: Settings) -> tuple[str, ...]:

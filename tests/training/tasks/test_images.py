@@ -330,7 +330,7 @@ _IMAGES = np.zeros((2, 4, 4), np.uint8)
         (lambda root: _cut(root, "valid-images-idx3-ubyte", 100), "speaks of the shape"),
         (lambda root: _cut(root, "valid-images-idx3-ubyte", 3), "sound IDX file"),
         (lambda root: "valid-labels-idx1-ubyte", "images-idx3-ubyte' in it"),
-        (lambda root: "run-away", "images-idx3-ubyte' in it"),
+        (lambda root: "run-away", "'stages' must name files that can be read but"),
         (lambda root: "train/dark", "holds no folder"),
     ],
 )

@@ -22,7 +22,6 @@ import numpy as np
 
 from ..platform.confinement import Branch, ConfinedProcess, LimitError, TimeLimitError
 from .errors import RequestError
-from .served import ServedModel
 from .token_bytes import token_bytes
 from .tools.families import CallForm
 
@@ -100,16 +99,16 @@ class Lanes:
 
 
 class Grammars:
-    """Makes grammars for the vocabulary of one model.
+    """Makes grammars for one vocabulary.
 
     Args:
-        served: The model. Its vocabulary is read where it is first needed.
+        tokenizer: Has the vocabulary, which is read where it is first needed.
         lanes: Where compilations run.
         check: Called before each; refuses it if the server ends.
     """
 
-    def __init__(self, served: ServedModel, lanes: Lanes, check: Callable[[], None]):
-        self._served = served
+    def __init__(self, tokenizer: Any, lanes: Lanes, check: Callable[[], None]):
+        self._tokenizer = tokenizer
         self._lanes = lanes
         self._check = check
         self._process = ConfinedProcess(
@@ -118,7 +117,6 @@ class Grammars:
             _VOCABULARY_MB * _MB,
             first=self._vocabulary,
         )
-        self._tell = served.tokenizer.encode_continuation
         self._kept: OrderedDict[str, tuple[Branch, int]] = OrderedDict()
         self._refusals: OrderedDict[str, tuple[float, str]] = OrderedDict()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -130,18 +128,17 @@ class Grammars:
             RequestError: The source is wrong or asks for what llguidance does not know, it takes too
                 much to compile, or nothing ends a text of the model.
         """
-        tokenizer = self._served.tokenizer
-        if not tokenizer.eos_token_ids:
+        if not self._tokenizer.eos_token_ids:
             raise RequestError(
                 f"[request] '{source.param}' must go to a model that has a token for the end of a text "
-                f"but {self._served.name!r} has none.",
+                "but this one has none.",
                 param=source.param,
             )
         key = source.key
         # equal ones that come meanwhile wait for the first
         async with self._locks.setdefault(key, asyncio.Lock()):
             compiled = self._known(key, source) or await self._newly_compiled(key, source)
-        return Grammar(compiled, tokenizer, source.param)
+        return Grammar(compiled, self._tokenizer, source.param)
 
     def close(self) -> None:
         """Ends the process."""
@@ -158,7 +155,8 @@ class Grammars:
         return compiled
 
     async def _newly_compiled(self, key: str, source: Source) -> Branch:
-        compilation = _Compilation(self._process, source, self._check, self._tell)
+        tell = self._tokenizer.encode_continuation
+        compilation = _Compilation(self._process, source, self._check, tell)
         run = asyncio.get_running_loop().run_in_executor
         try:
             try:
@@ -182,7 +180,7 @@ class Grammars:
         return compiled
 
     def _vocabulary(self) -> Any:
-        tokenizer = self._served.tokenizer
+        tokenizer = self._tokenizer
         tokens = [token_bytes(tokenizer, number) or b"" for number in range(tokenizer.vocab_size)]
         special = sorted(tokenizer.special_tokens.values())
         ends = sorted(tokenizer.eos_token_ids)

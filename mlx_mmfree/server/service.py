@@ -57,8 +57,10 @@ class Service:
         self.is_ending = False
         self._preparing = 0
         self._lanes = Lanes()
+        # a model and its adapters have one vocabulary
         self._grammars = {
-            served.name: Grammars(served, self._lanes, self._check_running) for served in catalogue
+            id(tokenizer): Grammars(tokenizer, self._lanes, self._check_running)
+            for tokenizer in (served.tokenizer for served in catalogue)
         }
 
     def close(self) -> None:
@@ -78,7 +80,7 @@ class Service:
         self._preparing += 1
         try:
             async with asyncio.timeout(seconds):
-                compiled = self._grammars[served.name].compiled(source)
+                compiled = self._grammars[id(served.tokenizer)].compiled(source)
                 return await while_connected(request, compiled)
         except TimeoutError as error:
             raise timeout_error(seconds) from error

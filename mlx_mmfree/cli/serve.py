@@ -36,7 +36,8 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=FOLDER",
-        help="folder of a LoRA adapter to serve beside the model, as MODEL:NAME; may be given again",
+        help="folder or Hub repository of a LoRA adapter to serve beside the model, as MODEL:NAME; may "
+        "be given again",
     )
     _add_address_flags(parser.add_argument_group("address and access"))
     _add_limit_flags(parser.add_argument_group("limits"))

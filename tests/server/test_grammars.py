@@ -5,10 +5,12 @@ import json
 import os
 import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import llguidance
@@ -27,6 +29,7 @@ from mlx_mmfree.server.served import ServedModel
 from tests.hub.checkpoints import GOLDENS, edit_json
 from tests.server.conftest import with_template
 from tests.server.process import ServerProcess
+from tests.server.test_process import wait_until
 
 pytestmark = pytest.mark.serve
 
@@ -329,6 +332,23 @@ def server(
 
 def post(server: ServerProcess, asked: dict[str, Any]) -> httpx2.Response:
     return httpx2.post(f"{server.url}{CHAT}", json=asked, timeout=120)
+
+
+def test_clients_that_go_away_take_no_place(server: ServerProcess) -> None:
+    assert post(server, body(SMALL, model=None)).status_code == 200
+    clients = []
+    for number in range(30):
+        content = json.dumps(body({**HEAVY, "title": f"left {number}"}, model=None)).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        client = socket.create_connection(urlsplit(server.url).netloc.split(":"))
+        client.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        clients.append(client)
+    for client in clients:
+        client.close()
+    # all at once, though each would take a second of the one that compiles
+    left = f'mmfree_requests_total{{path="{CHAT}",status="499"}} 30.0'
+    wait_until(lambda: left in httpx2.get(f"{server.url}/metrics").text)
+    assert post(server, body({"const": "new"}, model=None)).status_code == 200
 
 
 def test_hostile_requests_hinder_nobody_and_no_end(server: ServerProcess) -> None:

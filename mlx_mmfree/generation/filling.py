@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..models import MaskedLM
-from ..models.parts.tokens import check_length
+from ..models.parts.tokens import check_length, check_tokens
 from ..ops import log_softmax
 
 
@@ -38,8 +38,8 @@ def fill(model: MaskedLM, tokenizer: Any, text: str, *, top_k: int = 5) -> list[
         One result for each mask, in the order of the text.
 
     Raises:
-        ValueError: The tokenizer has no mask token, the text has no mask or is too long, or the number
-            is not positive.
+        ValueError: The tokenizer has no mask token, the text has no mask, is too long or has a token
+            that the model lacks, or the number is not positive.
 
     Example:
         >>> model, tokenizer = load("google/fnet-base")  # doctest: +SKIP
@@ -60,6 +60,7 @@ def fill(model: MaskedLM, tokenizer: Any, text: str, *, top_k: int = 5) -> list[
             f"[fill] 'text' must hold {tokenizer.piece(mask)!r} where a word is missing but holds none."
         )
     check_length(len(ids), model.context_length)
+    check_tokens(ids, model.vocab_size)
     logits = model(mx.array([ids]))[0, mx.array(places)].astype(mx.float32)
     scores = log_softmax(logits)
     order = mx.argsort(-scores, axis=-1)[:, : min(top_k, scores.shape[-1])]

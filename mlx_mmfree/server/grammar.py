@@ -103,12 +103,14 @@ class Grammars:
 
     Args:
         tokenizer: Has the vocabulary, which is read where it is first needed.
+        vocab_size: How many tokens the model has logits for; the tokenizer may have more.
         lanes: Where compilations run.
         check: Called before each; refuses it if the server ends.
     """
 
-    def __init__(self, tokenizer: Any, lanes: Lanes, check: Callable[[], None]):
+    def __init__(self, tokenizer: Any, vocab_size: int, lanes: Lanes, check: Callable[[], None]):
         self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
         self._lanes = lanes
         self._check = check
         self._process = ConfinedProcess(
@@ -128,7 +130,7 @@ class Grammars:
             RequestError: The source is wrong or asks for what llguidance does not know, it takes too
                 much to compile, or nothing ends a text of the model.
         """
-        if not self._tokenizer.eos_token_ids:
+        if not self._ends():
             raise RequestError(
                 f"[request] '{source.param}' must go to a model that has a token for the end of a text "
                 "but this one has none.",
@@ -179,12 +181,19 @@ class Grammars:
             self._kept.popitem(last=False)
         return compiled
 
+    def _ends(self) -> list[int]:
+        """The tokens that end a text and that the model can write."""
+        return sorted(token for token in self._tokenizer.eos_token_ids if token < self._vocab_size)
+
     def _vocabulary(self) -> Any:
+        """The tokens that have both a text and a logit."""
         tokenizer = self._tokenizer
-        tokens = [token_bytes(tokenizer, number) or b"" for number in range(tokenizer.vocab_size)]
-        special = sorted(tokenizer.special_tokens.values())
-        ends = sorted(tokenizer.eos_token_ids)
-        return "vocabulary", (tokens, special, tokenizer.bos_token_id, ends)
+        count = min(tokenizer.vocab_size, self._vocab_size)
+        tokens = [token_bytes(tokenizer, number) or b"" for number in range(count)]
+        special = sorted(token for token in tokenizer.special_tokens.values() if token < count)
+        first = tokenizer.bos_token_id
+        first = first if first is not None and first < count else None
+        return "vocabulary", (tokens, special, first, self._ends())
 
 
 def _keep(kept: OrderedDict[str, Any], key: str, value: Any, most: int) -> None:
@@ -301,10 +310,11 @@ class Grammar:
         answer = self._answer(None if chosen == _NONE else chosen)
         allowed = np.zeros(logits.shape[-1], bool)
         if answer["allowed"] is None:
-            allowed[sorted(self._tokenizer.eos_token_ids)] = True
+            ends = self._tokenizer.eos_token_ids
+            allowed[[token for token in ends if token < len(allowed)]] = True
         else:
             bits = np.frombuffer(bytes.fromhex(answer["allowed"]), np.uint8)
-            size = self._tokenizer.vocab_size
+            size = min(self._tokenizer.vocab_size, len(allowed))
             allowed[:size] = np.unpackbits(bits, count=size, bitorder="little")
         return mx.where(mx.array(allowed), logits, -mx.inf)
 

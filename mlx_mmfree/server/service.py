@@ -59,8 +59,10 @@ class Service:
         self._lanes = Lanes()
         # a model and its adapters have one vocabulary
         self._grammars = {
-            id(tokenizer): Grammars(tokenizer, self._lanes, self._check_running)
-            for tokenizer in (served.tokenizer for served in catalogue)
+            id(served.tokenizer): Grammars(
+                served.tokenizer, served.model.vocab_size, self._lanes, self._check_running
+            )
+            for served in catalogue
         }
 
     def close(self) -> None:

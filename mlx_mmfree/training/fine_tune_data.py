@@ -25,7 +25,7 @@ def read_data(
     Args:
         settings: The run.
         processor: The tokenizer, or for images the image processor.
-        model: The model of images, which knows its classes.
+        model: The model, which knows its tokens, or the classes of its images.
 
     Raises:
         TrainingError: There is no such data, or a line cannot be used.
@@ -36,6 +36,7 @@ def read_data(
     options: dict[str, Any] = {
         "max_length": settings.max_seq_length,
         "features": settings.features,
+        "vocab_size": None if model is None else model.vocab_size,
     }
     read: Callable[..., Samples[Any]] = read_pairs
     if not settings.learns_preferences:

@@ -20,6 +20,7 @@ from .samples import (
     common_length,
     cut,
     messages_of,
+    with_rows,
 )
 
 SYSTEM = "system"
@@ -83,6 +84,7 @@ def read_pairs(
     *,
     max_length: int = 2048,
     features: Features | None = None,
+    vocab_size: int | None = None,
 ) -> Samples[Pair]:
     """Reads and encodes a file of preferences with one JSON object on each line.
 
@@ -97,13 +99,18 @@ def read_pairs(
         tokenizer: The tokenizer of the model.
         max_length: Longer answers are cut at the end.
         features: Other names for the keys.
+        vocab_size: The tokens that the model has rows for; the tokenizer may have more.
 
     Raises:
         TrainingError: A line cannot be used. The message names the file and the line.
     """
     encode = _PairEncoder(tokenizer, features or Features())
     found: Samples[Pair] = Samples()
-    for both, read in read_lines(path, lambda line: (encode(line), encode.unread(line))):
+
+    def encoded_of(line: Mapping[str, Any]) -> tuple[list[Encoded], set[str]]:
+        return [with_rows(answer, vocab_size) for answer in encode(line)], encode.unread(line)
+
+    for both, read in read_lines(path, encoded_of):
         found.unread |= read
         if max(len(encoded.tokens) for encoded in both) > max_length:
             found.truncated += 1

@@ -19,6 +19,7 @@ from .settings import Settings
 from .vocabulary import check_vocab_size, own_vocabulary
 
 _FOLDER = "tokens"
+_AT_A_TIME = 2**22
 
 
 def tokenizer_folder(
@@ -72,7 +73,8 @@ def open_tokens(settings: Settings, folder: Path, vocab_size: int) -> dict[str, 
         TrainingError: A file cannot be read, does not belong to the tokenizer, or is too short.
     """
     tokenizer = load_text_tokenizer(folder)
-    check_vocab_size(tokenizer.vocab_size, vocab_size)
+    if settings.init_from is None:
+        check_vocab_size(tokenizer.vocab_size, vocab_size)
     digest = tokenizer_digest(tokenizer)
     found = {}
     for name in settings.files:
@@ -83,6 +85,7 @@ def open_tokens(settings: Settings, folder: Path, vocab_size: int) -> dict[str, 
             file = _of_text(path, settings.path(settings.output), tokenizer, digest)
         _check_length(file.header, name, settings)
         _check(file, name, folder, digest)
+        _check_ids(file, name, vocab_size)
         found[name] = file
     return found
 
@@ -103,6 +106,20 @@ def check_corpus(settings: Settings) -> None:
             raise TrainingError(
                 f"[train] '{path}' must be a text file or a token file. Make one of it: mmfree tokenize "
                 f"--data '{path}' --output DIR"
+            )
+
+
+def _check_ids(file: TokenFile, name: str, vocab_size: int) -> None:
+    """Refuses a file with a token that the model has no row for; a larger tokenizer may have some."""
+    if file.header.vocab_size <= vocab_size:
+        return
+    for start in range(0, len(file.tokens), _AT_A_TIME):
+        largest = int(file.tokens[start : start + _AT_A_TIME].max())
+        if largest >= vocab_size:
+            raise TrainingError(
+                f"[train] '{name}' must hold tokens below {vocab_size}, the rows of the model's "
+                f"embedding, but holds {largest}. Leave out what the tokenizer adds to the model's own "
+                "tokens."
             )
 
 

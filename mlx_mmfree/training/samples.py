@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from ..errors import TrainingError
+from ..models.parts.tokens import check_tokens
 from ..tokenizer.chat.messages import THOUGHTS
 from .lines import LineError, kind_of, names_in, read_lines, text_of
 
@@ -181,6 +182,7 @@ def read_samples(
     max_length: int = 2048,
     mask_prompt: bool = False,
     features: Features | None = None,
+    vocab_size: int | None = None,
 ) -> Samples[Sample]:
     """Reads and encodes a file with one JSON object on each line.
 
@@ -194,13 +196,18 @@ def read_samples(
         max_length: Longer samples are cut at the end.
         mask_prompt: Whether to learn only the completion, or only the last message.
         features: Other names for the keys.
+        vocab_size: The tokens that the model has rows for; the tokenizer may have more.
 
     Raises:
         TrainingError: A line cannot be used. The message names the file and the line.
     """
     encode = SampleEncoder(tokenizer, mask_prompt, features or Features())
     found: Samples[Sample] = Samples()
-    for encoded, read in read_lines(path, lambda line: (encode(line), encode.unread(line))):
+
+    def both(line: Mapping[str, Any]) -> tuple[Encoded, set[str]]:
+        return with_rows(encode(line), vocab_size), encode.unread(line)
+
+    for encoded, read in read_lines(path, both):
         found.unread |= read
         if len(encoded.tokens) > max_length:
             found.truncated += 1
@@ -225,6 +232,17 @@ class Encoded(NamedTuple):
     tokens: list[int]
     prompt: int
     lost_thoughts: bool = False
+
+
+def with_rows(encoded: Encoded, vocab_size: int | None) -> Encoded:
+    """The same text, if a model with so many tokens has a row for each of its tokens.
+
+    Raises:
+        ValueError: It lacks one.
+    """
+    if vocab_size is not None and max(encoded.tokens, default=0) >= vocab_size:
+        check_tokens(encoded.tokens, vocab_size)
+    return encoded
 
 
 def cut(encoded: Encoded, max_length: int) -> Sample | None:

@@ -16,6 +16,7 @@ import pytest
 from mlx_mmfree.errors import CheckpointError, MMFreeError, UnsupportedModelError
 from mlx_mmfree.files.gguf.reader import read_gguf
 from mlx_mmfree.files.gguf.types import TYPES, dequantized, ternary_words
+from mlx_mmfree.generation import generate
 from mlx_mmfree.hub import load, load_model, load_tokenizer, open_checkpoint, save_model
 from mlx_mmfree.layers import PackedBitLinear, PackedLinear, pack_linears
 from mlx_mmfree.models import Decoder
@@ -151,6 +152,17 @@ def test_biases_in_llama_cpp(tmp_path: Path, attention_bias: bool, mlp_bias: boo
     theirs.eval(TOKENS.tolist()[0])
     want = mx.array(np.array(theirs.scores[: TOKENS.shape[1]]))
     assert relative_error(load_model(file)(TOKENS)[0][0], want) <= 0.01
+
+
+def test_a_vocabulary_may_have_more_tokens_than_the_embedding_has_rows(tmp_path: Path) -> None:
+    model = tiny_transformer(**SIZES | {"vocab_size": 600})
+    metadata = metadata_of(model, "llama") | sentencepiece_metadata()
+    file = write_gguf(tmp_path / "m.gguf", metadata, tensors_of(model, "llama", "I2_S"))
+    loaded, tokenizer = load(file)
+    assert (loaded.vocab_size, tokenizer.vocab_size) == (600, 640)
+    with pytest.raises(ValueError, match="within the model's vocabulary, 0 to 599"):
+        generate(loaded, tokenizer, [5, 600])
+    assert generate(loaded, tokenizer, [5, 9], max_tokens=3) is not None
 
 
 def test_keys_that_llama_cpp_needs(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
+from mlx_mmfree.evaluation import score_continuations
+from mlx_mmfree.generation import batch_generate, generate
 from mlx_mmfree.hub import load, load_model, needed_bytes, open_checkpoint, save_model
 from mlx_mmfree.layers import BitLinear, PackedBitLinear, pack_linears
 from tests.files.torch_files import write_torch
@@ -398,8 +400,21 @@ class TestTokenizer:
         with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
             load(folder)
 
-    def test_more_tokens_than_rows(self, folder: Path) -> None:
+    def test_more_tokens_than_rows(self, tmp_path: Path) -> None:
+        """Only a text that holds one of them is refused."""
+        folder = tiny_checkpoint(tmp_path / "model", vocab_size=640)
         for file in (GOLDENS / "tokenizer_spm").glob("tokenizer*"):
             shutil.copyfile(file, folder / file.name)
-        with pytest.raises(CheckpointError, match="as many tokens as the embedding has rows, 40"):
-            load(folder)
+        (folder / "added_tokens.json").write_text('{"<pad>": 640, "<more>": 641}')
+        model, tokenizer = load(folder)
+        assert (model.vocab_size, tokenizer.vocab_size) == (640, 642)
+        text = generate(model, tokenizer, "hi", max_tokens=3)
+        assert batch_generate(model, tokenizer, ["hi", "a"], max_tokens=3).texts[0] == text
+        message = "within the model's vocabulary, 0 to 639, but got 640 at position 1"
+        for call in (
+            lambda prompt: generate(model, tokenizer, prompt),
+            lambda prompt: batch_generate(model, tokenizer, ["hi", prompt]),
+            lambda prompt: score_continuations(model, [(prompt, [5])]),
+        ):
+            with pytest.raises(ValueError, match=message):
+                call([5, 640])

@@ -37,9 +37,16 @@ def with_template(folder: Path, template: str | None, unused: int = 0) -> tuple[
     Args:
         folder: Gets the tokenizer.
         template: The template.
-        unused: How many logits the model has beyond the tokens of the tokenizer.
+        unused: How many logits the model has beyond the tokens of the tokenizer. If it is negative, so
+            many tokens `<more0>` and so on are added, which have none.
     """
     shutil.copytree(GOLDENS / "tokenizer_bpe", folder)
+    if unused < 0:
+        size = Tokenizer.from_folder(folder).vocab_size
+        vocabulary = json.loads((folder / "tokenizer.json").read_text())
+        own = vocabulary["added_tokens"]
+        own += [own[-1] | {"id": size + n, "content": f"<more{n}>"} for n in range(-unused)]
+        (folder / "tokenizer.json").write_text(json.dumps(vocabulary))
     if template is not None:
         file = folder / "tokenizer_config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))

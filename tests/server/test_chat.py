@@ -159,6 +159,34 @@ def test_logits_without_a_text_are_never_chosen(
             assert json.loads(choice["message"]["content"])["kind"] in ("fox", "hen")
 
 
+@pytest.mark.parametrize("more", [1, 70])
+def test_a_tokenizer_may_have_more_tokens_than_the_model(
+    start: Callable[..., Any], tmp_path: Path, more: int
+) -> None:
+    from mlx_mmfree.server.served import ServedModel
+    from tests.server.conftest import with_template
+
+    model, tokenizer = with_template(tmp_path / "m", None, -more)
+    assert tokenizer.vocab_size == model.vocab_size + more
+    assert tokenizer.special_tokens["<more0>"] == model.vocab_size
+    form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
+    with start(ServedModel("m", model, tokenizer)) as client:
+        options = {"temperature": 2, "seed": 1, "n": 4, "max_tokens": 200}
+        for choice in chat(client, model="m", response_format=form, **options)["choices"]:
+            assert json.loads(choice["message"]["content"])["kind"] in ("fox", "hen")
+        tokens = {"type": "json_object"}
+        assert chat(client, model="m", response_format=tokens, max_tokens=9)["choices"]
+        missing = [model.vocab_size, tokenizer.vocab_size - 1]
+        for body in ({"prompt": missing}, {"prompt": "a", "logit_bias": {str(missing[0]): 5}}):
+            answer = client.post("/v1/completions", json={"model": "m", **body})
+            assert answer.status_code == 400
+            assert f"{missing[0]}" in answer.json()["error"]["message"]
+        answer = client.post("/v1/embeddings", json={"model": "m", "input": [missing]})
+        assert answer.status_code == 400
+        answer = client.post("/v1/embeddings", json={"model": "m", "input": "a"})
+        assert answer.status_code == 200
+
+
 def test_an_answer_is_an_object(client: Any) -> None:
     body = {"response_format": {"type": "json_object"}, "temperature": 1, "seed": 4}
     (choice,) = chat(client, max_tokens=400, **body)["choices"]

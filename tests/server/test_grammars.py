@@ -136,7 +136,7 @@ def test_without_a_schema_any_json_will_do(client: Any, form: dict[str, Any]) ->
 def grammars(chat_model: tuple[Decoder, Tokenizer]) -> Iterator[Grammars]:
     """Grammars for the tokenizer of the chat model."""
     lanes = Lanes()
-    made = Grammars(chat_model[1], lanes, lambda: None)
+    made = Grammars(chat_model[1], chat_model[0].vocab_size, lanes, lambda: None)
     yield made
     made.close()
     lanes.close()

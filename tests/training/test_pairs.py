@@ -37,6 +37,13 @@ def _read(tmp_path: Path, tokenizer: Tokenizer, *lines: Any, **options: Any) -> 
     return read_pairs(file, tokenizer, **options)
 
 
+def test_a_token_without_a_row_is_named_with_its_line(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    line = {"prompt": "Who?", "chosen": "The cat.", "rejected": "z"}
+    rows = tokenizer.encode("z", add_special_tokens=False)[0]
+    with pytest.raises(TrainingError, match=rf"line 1: .*, 0 to {rows - 1}, but got"):
+        _read(tmp_path, tokenizer, line, vocab_size=rows)
+
+
 @pytest.mark.parametrize(
     "line",
     [

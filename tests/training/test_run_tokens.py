@@ -1,5 +1,6 @@
 """Runs from token files: they belong to a tokenizer, are found again, and go on after a kill."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import yaml
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.training import run_tokens
 from mlx_mmfree.training.corpus.sources import find_sources
+from mlx_mmfree.training.corpus.token_file import open_token_file
 from mlx_mmfree.training.corpus.tokenize import tokenize
 from mlx_mmfree.training.log import read_log
 from mlx_mmfree.training.settings import read_settings
@@ -109,6 +111,28 @@ def test_the_vocabulary_of_a_model_covers_that_of_its_tokens(config: Path) -> No
     settings = _settings(config, stages=[{"until": 1, "weights": {name: 1}}], model=model)
     with pytest.raises(TrainingError, match="'vocab_size' must cover the tokenizer's 300 tokens"):
         train_model(settings)
+
+
+def test_a_tokenizer_may_have_more_tokens_than_the_model(config: Path) -> None:
+    train_model(_settings(config))
+    folder = config.parent / "run/masters"
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())
+    own = vocabulary["added_tokens"]
+    rows = len(vocabulary["model"]["vocab"])
+    own.append({**own[-1], "id": rows, "content": "<more>"})
+    (folder / "tokenizer.json").write_text(json.dumps(vocabulary))
+    values = yaml.safe_load(config.read_text())
+    values |= {"output": "second", "init_from": "run/masters"}
+    del values["model"]
+    values.pop("tokenizer", None)
+    config.write_text(yaml.safe_dump(values))
+    train_model(read_settings(config))
+    file = open_token_file(next((config.parent / "second/tokens").iterdir()))
+    assert file.header.vocab_size == rows + 1
+    largest = int(file.tokens.max())
+    run_tokens._check_ids(file, "train.txt", largest + 1)
+    with pytest.raises(TrainingError, match=f"'train.txt' must hold tokens below {largest}, "):
+        run_tokens._check_ids(file, "train.txt", largest)
 
 
 def test_a_changed_token_file_is_not_taken_for_the_first(config: Path) -> None:

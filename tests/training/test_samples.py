@@ -56,6 +56,17 @@ def _read(tmp_path: Path, tokenizer: Tokenizer, *lines: Any, **options: Any) -> 
     return read_samples(file, tokenizer, **options)
 
 
+def test_a_token_without_a_row_is_named_with_its_line(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """The tokenizer may have more tokens than the model."""
+    last = tokenizer.eos_token_id
+    assert last == tokenizer.vocab_size - 1
+    for line in ({"text": "a"}, {"messages": CHAT}, {"prompt": "a", "completion": "b"}):
+        message = rf"line 1: .*, 0 to {last - 1}, but got {last} at position"
+        with pytest.raises(TrainingError, match=message):
+            _read(tmp_path, tokenizer, line, vocab_size=last)
+        assert len(_read(tmp_path, tokenizer, line, vocab_size=last + 1).samples) == 1
+
+
 def _one(tmp_path: Path, tokenizer: Tokenizer, line: Any, **options: Any) -> Sample:
     [sample] = _read(tmp_path, tokenizer, line, **options).samples
     return sample

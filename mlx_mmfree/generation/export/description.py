@@ -43,7 +43,7 @@ def describe(
         "written_by": {"mlx_mmfree": __version__, "mlx": mlx_version()},
         "model_type": model.config.to_hub()["model_type"],
         "vocabulary": model.vocab_size,
-        "known_tokens": tokenizer.vocab_size,
+        "known_tokens": min(tokenizer.vocab_size, model.vocab_size),
         "end_tokens": sorted(tokenizer.eos_token_ids),
         "most_tokens": step.room,
         "device": "cpu" if on_cpu() else "gpu",

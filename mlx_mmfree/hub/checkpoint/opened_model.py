@@ -83,11 +83,9 @@ class OpenedModel:
         """Reads the tokenizer.
 
         Raises:
-            CheckpointError: A file is missing or damaged, or there are more tokens than embeddings.
+            CheckpointError: A file is missing or damaged.
         """
-        tokenizer = Tokenizer.from_folder(self.checkpoint.folder)
-        self._check_tokens(tokenizer.vocab_size)
-        return tokenizer
+        return Tokenizer.from_folder(self.checkpoint.folder)
 
     def image_processor(self) -> ImageProcessor:
         """Reads how a model of images wants its pictures.
@@ -110,18 +108,7 @@ class OpenedModel:
 
     def pair_tokenizer(self) -> PairTokenizer:
         """Reads the tokenizer of an encoder-decoder; raises as `tokenizer` does."""
-        tokenizer = open_pair_tokenizer(self.checkpoint.folder)
-        self._check_tokens(tokenizer.vocab_size)
-        return tokenizer
-
-    def _check_tokens(self, count: int) -> None:
-        rows = self.model.vocab_size
-        if count > rows:
-            raise CheckpointError(
-                f"[load] the tokenizer in '{self.checkpoint.folder}' must have at most as many tokens "
-                f"as the embedding has rows, {rows}, but has {count}. Use the tokenizer that belongs "
-                "to the model."
-            )
+        return open_pair_tokenizer(self.checkpoint.folder)
 
     def adapter(self) -> Adapter | None:
         """Reads the adapter that lies beside the weights, if there is one that belongs to the model.

@@ -24,7 +24,8 @@ def check_tokens(ids: Sequence[Any], vocab_size: int) -> None:
         if not 0 <= index(token) < vocab_size:
             raise ValueError(
                 f"[tokens] ids must lie within the model's vocabulary, 0 to {vocab_size - 1}, but "
-                f"got {token} at position {position}. Use the tokenizer that belongs to the model."
+                f"got {token} at position {position}. Leave this token out, or use the tokenizer that "
+                "belongs to the model."
             )
 
 

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...hub.checkpoint.load import load_text_tokenizer
+from ...models.parts.tokens import check_tokens
 from ..batches import Batch
 from ..lines import LineError, text_of
 from ..settings import Settings
@@ -64,7 +65,9 @@ class ClassifierTask(SampleTask):
         self._tokenizer = load_text_tokenizer(tokenizer)
         self._numbers = {label: number for number, label in enumerate(model.labels)}
         self._columns = self.columns(settings)
-        check_vocab_size(self._tokenizer.vocab_size, model.vocab_size)
+        self._vocab_size = model.vocab_size
+        if settings.init_from is None:
+            check_vocab_size(self._tokenizer.vocab_size, model.vocab_size)
         super().__init__(settings, model, tokenizer, share)
 
     @staticmethod
@@ -87,6 +90,7 @@ class ClassifierTask(SampleTask):
         tokens = self._tokenizer.encode(text_of(line, text))
         if not tokens:
             raise LineError(f"'{text}' must hold a token but is empty.")
+        check_tokens(tokens, self._vocab_size)
         given = line.get(label)
         number = self._numbers.get(given) if isinstance(given, str) else given
         is_number = isinstance(number, int) and not isinstance(number, bool)

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import TrainingError
+from ...models.parts.tokens import check_tokens
 from ...tokenizer.pair_tokenizer import open_pair_tokenizer
 from ..batches import Batch
 from ..lines import text_of
@@ -67,7 +68,9 @@ class EncoderDecoderTask(SampleTask):
                 "[train] 'eos_token_id' of 'model' must be the token with which the tokenizer ends a "
                 f"text, {self._tokenizer.eos_token_id}, but got {end}."
             )
-        check_vocab_size(self._tokenizer.vocab_size, model.vocab_size)
+        self._vocab_size = model.vocab_size
+        if settings.init_from is None:
+            check_vocab_size(self._tokenizer.vocab_size, model.vocab_size)
         super().__init__(settings, model, tokenizer, share)
 
     @staticmethod
@@ -91,10 +94,10 @@ class EncoderDecoderTask(SampleTask):
 
     def encode(self, line: Mapping[str, Any]) -> TextPair:
         source, target = (text_of(line, column) for column in self._columns)
-        return TextPair(
-            np.array(self._tokenizer.encode(source), np.int32),
-            np.array(self._tokenizer.encode_target(target), np.int32),
-        )
+        both = self._tokenizer.encode(source), self._tokenizer.encode_target(target)
+        for tokens in both:
+            check_tokens(tokens, self._vocab_size)
+        return TextPair(*(np.array(tokens, np.int32) for tokens in both))
 
     @classmethod
     def batch_of(cls, model: Any, samples: Sequence[TextPair], most: int) -> Batch:

@@ -39,10 +39,16 @@ class MaskedLMTask(CorpusTask):
                 f"[train] the tokenizer in '{tokenizer}' must name a mask token, 'mask_token', for a "
                 "masked language model but names none. Leave 'tokenizer' out to train one on the texts."
             )
+        if known.mask_token_id >= model.vocab_size:
+            raise TrainingError(
+                f"[train] the mask token of '{tokenizer}' must be below {model.vocab_size}, the rows of "
+                f"the model's embedding, but is {known.mask_token_id}. Use the tokenizer that belongs "
+                "to the model."
+            )
         self._masking = Masking(
             known.mask_token_id,
             sorted(known.special_tokens.values()),
-            known.vocab_size,
+            min(known.vocab_size, model.vocab_size),
             settings.mlm_probability,
         )
 

@@ -9,6 +9,7 @@ import pytest
 from mlx_mmfree.cli.classify import main as classify_main
 from mlx_mmfree.cli.fill import main as fill_main
 from mlx_mmfree.cli.translate import main as translate_main
+from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.hub import load_tokenizer
 from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.run_tokens import tokenizer_folder
@@ -40,6 +41,40 @@ def test_each_trained_model_is_used(settings_of: Make, capsys: pytest.CaptureFix
     assert {entry["label"] for entry in text["classes"]} == {"none", "pet"}
     [pair] = found["encoder_decoder"]["translations"]
     assert pair["text"] == "the cat sat"
+
+
+def test_texts_with_a_token_that_the_model_lacks_are_refused(
+    settings_of: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tokenizer may have more tokens than the model; so may the data of a further training."""
+    uses = {
+        "masked_lm": (fill_main, "the [MASK] <more>"),
+        "classifier": (classify_main, "the <more>"),
+        "encoder_decoder": (translate_main, "the <more>"),
+    }
+    for task, (main, text) in uses.items():
+        settings = settings_of(task, output=task)
+        train_model(settings)
+        folder = settings.root / task / "model"
+        vocabulary = json.loads((folder / "tokenizer.json").read_text())
+        own, rows = vocabulary["added_tokens"], json.loads((folder / "config.json").read_text())
+        own.append({**own[-1], "id": rows["vocab_size"], "content": "<more>"})
+        (folder / "tokenizer.json").write_text(json.dumps(vocabulary))
+        capsys.readouterr()
+        without = text.replace(" <more>", " cat")
+        assert main(["--model", str(folder), "--text", without]) == 0
+        assert main(["--model", str(folder), "--text", text]) == 2
+        error = capsys.readouterr().err
+        assert "must lie within the model's vocabulary" in error and error.count("\n") == 1
+        further = replace(settings, model={}, init_from=f"{task}/model", output=f"{task}2")
+        train_model(further)
+        if task != "masked_lm":
+            name = next(iter(settings.stages[0].weights))
+            with (settings.root / name).open("a") as file:
+                line = json.dumps({"text": text, "label": "pet"})
+                file.write("\n" + (line if name.endswith("jsonl") else f"{text}\t{text}"))
+            with pytest.raises(TrainingError, match=r"line 41: .* within the model's vocabulary"):
+                train_model(replace(further, output=f"{task}3"))
 
 
 def test_the_mask_takes_the_space_before_it(settings_of: Make) -> None:

@@ -33,6 +33,7 @@ _VOCABULARY_MB = 1024
 _KEPT, _KEPT_MB = 8, 100
 _REFUSALS, _REFUSED_SECONDS = 256, 60.0
 _MB = 2**20
+_MOST_WAITING = 32
 _NONE = -1
 
 
@@ -85,9 +86,11 @@ class Lanes:
     Attributes:
         quick: For those that have only begun.
         long: For those that were not done soon.
+        waiting: How many there are. They must not take all places of a server.
     """
 
     def __init__(self) -> None:
+        self.waiting = 0
         count = max(1, (os.cpu_count() or 1) // 4)
         self.quick = ThreadPoolExecutor(count + 1, "grammar")
         self.long = ThreadPoolExecutor(count, "long-grammar")
@@ -159,6 +162,15 @@ class Grammars:
     async def _newly_compiled(self, key: str, source: Source) -> Branch:
         tell = self._tokenizer.encode_continuation
         compilation = _Compilation(self._process, source, self._check, tell)
+        if self._lanes.waiting >= _MOST_WAITING:
+            raise RequestError(
+                f"[server] at most {_MOST_WAITING} schemas must wait to be compiled but so many do. Try "
+                "again later.",
+                429,
+                code="rate_limit_exceeded",
+                retry_after_s=1,
+            )
+        self._lanes.waiting += 1
         run = asyncio.get_running_loop().run_in_executor
         try:
             try:
@@ -170,6 +182,8 @@ class Grammars:
             raise
         except LimitError as error:
             answer = {"beyond": str(error)}
+        finally:
+            self._lanes.waiting -= 1
         if "held" not in answer:
             message = _words(answer, source.param)
             _keep(self._refusals, key, (time.monotonic() + _REFUSED_SECONDS, message), _REFUSALS)

@@ -293,7 +293,7 @@ def test_a_compilation_that_nobody_waits_for_ends(
     async def leave() -> None:
         waiting = [
             asyncio.create_task(grammars.compiled(json_source({**HEAVY, "title": f"{n}"})))
-            for n in range(50)
+            for n in range(30)
         ]
         await asyncio.to_thread(begun.wait)
         for task in waiting:
@@ -337,7 +337,7 @@ def post(server: ServerProcess, asked: dict[str, Any]) -> httpx2.Response:
 def test_clients_that_go_away_take_no_place(server: ServerProcess) -> None:
     assert post(server, body(SMALL, model=None)).status_code == 200
     clients = []
-    for number in range(30):
+    for number in range(20):
         content = json.dumps(body({**HEAVY, "title": f"left {number}"}, model=None)).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         client = socket.create_connection(urlsplit(server.url).netloc.split(":"))
@@ -346,7 +346,7 @@ def test_clients_that_go_away_take_no_place(server: ServerProcess) -> None:
     for client in clients:
         client.close()
     # all at once, though each would take a second of the one that compiles
-    left = f'mmfree_requests_total{{path="{CHAT}",status="499"}} 30.0'
+    left = f'mmfree_requests_total{{path="{CHAT}",status="499"}} 20.0'
     wait_until(lambda: left in httpx2.get(f"{server.url}/metrics").text)
     assert post(server, body({"const": "new"}, model=None)).status_code == 200
 
@@ -376,6 +376,6 @@ def test_hostile_requests_hinder_nobody_and_no_end(server: ServerProcess) -> Non
     server.process.send_signal(signal.SIGTERM)
     for thread in threads:
         thread.join()
-    assert set(codes) <= {400, 503} and 503 in codes
+    assert set(codes) == {400, 429, 503}
     assert server.wait() == 0
     assert "Traceback" not in server.log

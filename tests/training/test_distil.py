@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import shutil
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -16,6 +17,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_mmfree import native
 from mlx_mmfree.cli import main
 from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.files.locks import try_lock_file
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.models import Decoder, find
@@ -374,6 +376,17 @@ def test_a_run_in_little_memory(teacher_folder: Path) -> None:
     teacher = dict(tree_flatten(load_model(teacher_folder).parameters()))
     same = {name for name in teacher if name in own and mx.array_equal(own[name], teacher[name])}
     assert same == {"embed.weight", "head.weight"}
+
+
+def test_another_run_is_kept_out(teacher_folder: Path) -> None:
+    settings = settings_of(teacher_folder, "busy")
+    Path(settings.path).mkdir()
+    held = try_lock_file(Path(settings.path) / ".lock")
+    assert held is not None
+    with pytest.raises(TrainingError, match="must be the folder of one run at a time"):
+        Distillation(settings).run()
+    assert [file.name for file in Path(settings.path).iterdir()] == [".lock"]
+    os.close(held)
 
 
 def test_settings_come_from_a_file_and_flags(

@@ -1,6 +1,7 @@
 """Runs from token files: they belong to a tokenizer, are found again, and go on after a kill."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.files.locks import try_lock_file
 from mlx_mmfree.training import run_tokens
 from mlx_mmfree.training.corpus.sources import find_sources
 from mlx_mmfree.training.corpus.token_file import open_token_file
@@ -81,6 +83,28 @@ def test_texts_are_tokenised_once(config: Path, monkeypatch: pytest.MonkeyPatch)
     assert sorted((config.parent / "run/tokens").iterdir()) == made
     assert [path.read_bytes() for path in made] == before
     assert len(written) == 1
+
+
+def test_another_run_is_kept_out(config: Path) -> None:
+    run = config.parent / "run"
+    run.mkdir()
+    held = try_lock_file(run / ".lock")
+    assert held is not None
+    with pytest.raises(TrainingError, match="must be the folder of one run at a time"):
+        train_model(_settings(config))
+    assert [file.name for file in run.iterdir()] == [".lock"]
+    os.close(held)
+    train_model(_settings(config))
+    assert not (run / ".lock").exists()
+
+
+@pytest.mark.parametrize("content", ["", "\ufeff"], ids=["empty", "byte-order mark"])
+@pytest.mark.parametrize("name", ["train", "valid"])
+def test_a_text_without_documents_is_named(config: Path, name: str, content: str) -> None:
+    file = config.parent / f"{name}.txt"
+    file.write_text(content)
+    with pytest.raises(TrainingError, match=rf"'{file}' must hold a document but has none"):
+        train_model(_settings(config))
 
 
 def test_another_tokenizer_is_refused(config: Path) -> None:

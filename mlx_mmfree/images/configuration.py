@@ -17,8 +17,33 @@ MAX_SIDE = 8192
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _TYPES = ("image_processor_type", "feature_extractor_type")
-# by the beginning of its class name, whether a processor crops
-_PROCESSORS = {"ViT": False, "DeiT": True, "PoolFormer": True}
+_STANDARD: Mapping[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_PROCESSORS: Mapping[str, Mapping[str, Any]] = {
+    "ViT": {
+        **_STANDARD,
+        "do_center_crop": False,
+        "resample": 2,
+        "size": {"height": 224, "width": 224},
+    },
+    "DeiT": {
+        **_STANDARD,
+        "crop_size": {"height": 224, "width": 224},
+        "do_center_crop": True,
+        "resample": 3,
+        "size": {"height": 256, "width": 256},
+    },
+    "PoolFormer": {
+        "crop_pct": 0.9,
+        "crop_size": {"height": 224, "width": 224},
+        "do_center_crop": True,
+        "image_mean": _IMAGENET_MEAN,
+        "image_std": _IMAGENET_STD,
+        "resample": 3,
+        "size": {"shortest_edge": 224},
+    },
+}
+"""By the beginning of its class name, what a processor takes for keys that are left out."""
+
 # the numbers of PIL.Image.Resampling
 _RESAMPLING = dict(enumerate(("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")))
 
@@ -83,6 +108,7 @@ def _of_transformers(config: Mapping[str, Any], kind: object) -> dict[str, Any]:
             f"[ImageProcessor] 'image_processor_type' must be that of {', '.join(_PROCESSORS)} but got "
             f"{kind!r:.80}. Other processors are not implemented."
         )
+    config = {**_PROCESSORS[name], **config}
     for key in ("do_resize", "do_rescale", "do_normalize"):
         if config.get(key, True) is not True:
             raise _wrong(key, "true", config[key])
@@ -94,11 +120,11 @@ def _of_transformers(config: Mapping[str, Any], kind: object) -> dict[str, Any]:
         raise _wrong("resample", f"one of {', '.join(map(str, _RESAMPLING))}", resample)
     is_shortest, size = _size("size", config.get("size"))
     scaled = size
-    if config.get("do_center_crop", _PROCESSORS[name]) is True:
+    if config["do_center_crop"] is True:
         if name == "PoolFormer":
-            share = _number("crop_pct", config.get("crop_pct", 0.9), low=0.01, high=4.0)
+            share = _number("crop_pct", config["crop_pct"], low=0.01, high=4.0)
             is_shortest, scaled = True, _scaled(size, share)
-        _, size = _size("crop_size", config.get("crop_size", 224))
+        _, size = _size("crop_size", config["crop_size"])
     elif is_shortest:
         raise _wrong("size", "a height and a width where nothing is cropped", config["size"])
     return {
@@ -134,9 +160,11 @@ def _size(key: str, value: Any) -> tuple[bool, tuple[int, int]]:
 
 
 def _side(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIDE:
+    # some writers of JSON give whole numbers a fraction of zero
+    side = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(side, bool) or not isinstance(side, int) or not 1 <= side <= MAX_SIDE:
         raise _wrong(key, f"of whole numbers from 1 to {MAX_SIDE}", value)
-    return value
+    return side
 
 
 def _number(key: str, value: Any, *, low: float, high: float) -> float:

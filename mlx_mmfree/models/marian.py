@@ -127,12 +127,17 @@ class Config:
             },
         )
         seconds = {key: config[name] for name, key in _SECOND_NAMES.items() if name in config}
-        config = {**_DEFAULTS, **config, **seconds}
-        vocab_size = integer(config, "vocab_size", high=2**24)
+        vocab_size = integer(config, "vocab_size", _DEFAULTS["vocab_size"], high=2**24)
+        # a token of the usual vocabulary stands for nothing in a smaller one
+        usual = {
+            key: value
+            for key, value in _DEFAULTS.items()
+            if not key.endswith("token_id") or value < vocab_size
+        }
+        config = {**usual, **config, **seconds}
         dims = integer(config, "d_model", high=2**17)
         refuse_unless(config, {"decoder_vocab_size": vocab_size})
         token = {"low": 0, "high": vocab_size - 1}
-        pad = integer(config, "pad_token_id", **token)
         return cls(
             vocab_size=vocab_size,
             d_model=dims,
@@ -145,7 +150,7 @@ class Config:
             activation_function=activation(config, "activation_function", _SUPPORTED, "gelu"),
             scale_embedding=boolean(config, "scale_embedding"),
             max_position_embeddings=integer(config, "max_position_embeddings", high=2**20),
-            pad_token_id=pad,
+            pad_token_id=integer(config, "pad_token_id", **token),
             eos_token_id=integer(config, "eos_token_id", **token),
             decoder_start_token_id=integer(config, "decoder_start_token_id", **token),
             num_beams=integer(config, "num_beams", high=1024),

@@ -145,6 +145,11 @@ def test_recurrences_read_texts_of_any_length() -> None:
             .context_length
         )
 
+    attention = {"layers": [1], "num_heads": 2}
+    keys = SIZES | {"num_heads": 2, "max_position_embeddings": 8}
+    gla = find("gla")
+    assert gla.build(gla.config.from_hub(keys)).context_length is None
+    assert gla.build(gla.config.from_hub(keys | {"attn": attention})).context_length == 8
     assert recurrent().context_length is None
     assert limit(token_mixer="mlgru") is None
     assert limit(token_mixer="mlgru", positions="sinusoidal") == 8

@@ -28,6 +28,7 @@ from tests.hub.checkpoints import (
     refused,
     tiny_checkpoint,
     tiny_model,
+    tiny_transformer,
 )
 
 
@@ -385,6 +386,18 @@ class TestShards:
             file.rename(repository / "blobs" / str(number))
             (snapshot / file.name).symlink_to(f"../../blobs/{number}")
         assert load_model(snapshot).vocab_size == 288
+
+
+def test_a_head_that_is_missing_may_be_the_embedding(tmp_path: Path) -> None:
+    """Without 'tie_word_embeddings' transformers takes a head of its own and mlx-lm the embedding."""
+    save_model(tmp_path / "m", tiny_transformer(linears=None))
+    want = logits(load_model(tmp_path / "m"))
+    edit_json(tmp_path / "m/config.json", tie_word_embeddings=...)
+    assert mx.array_equal(logits(load_model(tmp_path / "m")), want)
+    edit_tensors(weights(tmp_path / "m"), **{"lm_head.weight": None})
+    refused(tmp_path / "m", r"'lm_head.weight'. Set 'tie_word_embeddings' in config\.json to true")
+    edit_json(tmp_path / "m/config.json", tie_word_embeddings=True)
+    load_model(tmp_path / "m")
 
 
 class TestTokenizer:

@@ -31,6 +31,9 @@ GIVEN: dict[str, list[dict[str, Any]]] = {
 }
 """By architecture of transformers: configurations of few keys."""
 
+PROCESSORS = ("DeiT", "PoolFormer", "ViT")
+"""Image processors of transformers."""
+
 
 def of_transformers() -> dict[str, Any]:
     """What transformers makes of these configurations."""
@@ -43,7 +46,11 @@ def of_transformers() -> dict[str, Any]:
         ]
         for name, all_given in GIVEN.items()
     }
-    return {"version": transformers.__version__, "configurations": json.loads(json.dumps(read))}
+    processors = {
+        name: getattr(transformers, f"{name}ImageProcessor")().to_dict() for name in PROCESSORS
+    }
+    found = {"configurations": read, "processors": processors}
+    return {"version": transformers.__version__, **json.loads(json.dumps(found))}
 
 
 def of_timm() -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_mmfree.images import ImageProcessor
 from mlx_mmfree.models import architectures, find
-from tests.models.make_defaults import FILE, of_timm, of_transformers
+from tests.models.make_defaults import FILE, PROCESSORS, of_timm, of_transformers
 
 FROZEN = json.loads(FILE.read_text())
 CASES = [
@@ -54,7 +54,20 @@ def test_pictures_are_prepared_as_by_timm() -> None:
     assert ImageProcessor.from_config({}) == ImageProcessor.from_config({"pretrained_cfg": whole})
 
 
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_pictures_are_prepared_as_by_transformers(name: str) -> None:
+    whole = FROZEN["transformers"]["processors"][name]
+    bare = {"image_processor_type": f"{name}ImageProcessor"}
+    want = ImageProcessor.from_config(whole)
+    assert ImageProcessor.from_config(bare) == want
+    for key in whole.keys() - bare.keys():
+        without = {k: value for k, value in whole.items() if k != key}
+        assert ImageProcessor.from_config(without) == want, key
+
+
 @pytest.mark.interop
 def test_the_frozen_defaults_are_those_of_the_installed_programs() -> None:
-    assert of_transformers()["configurations"] == FROZEN["transformers"]["configurations"]
+    found = of_transformers()
+    assert found["configurations"] == FROZEN["transformers"]["configurations"]
+    assert found["processors"] == FROZEN["transformers"]["processors"]
     assert of_timm()["pretrained_cfg"] == FROZEN["timm"]["pretrained_cfg"]

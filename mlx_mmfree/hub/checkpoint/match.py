@@ -18,6 +18,7 @@ EMBEDDING = "embed.weight"
 """The matrix that a tied head shares, by its name in memory."""
 
 _SHOWN = 5
+_TIED = "Set 'tie_word_embeddings' in config.json to true if the head is the embedding."
 _WAY_OUT = "Check that config.json and the weights belong together and are complete."
 
 
@@ -93,9 +94,10 @@ def _scale_copies(model: Decoder) -> set[str]:
 def _listing(checkpoint: Checkpoint, verb: str, names: list[str]) -> CheckpointError:
     shown = ", ".join(f"{name!r:.100}" for name in sorted(names)[:_SHOWN])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    way_out = _TIED if names == ["lm_head.weight"] and verb == "lacks" else _WAY_OUT
     return CheckpointError(
         f"[load] '{checkpoint.folder}' {verb} tensors of this architecture: {len(names)}, namely "
-        f"{shown}{more}. {_WAY_OUT}"
+        f"{shown}{more}. {way_out}"
     )
 
 

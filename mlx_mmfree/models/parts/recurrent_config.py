@@ -85,6 +85,7 @@ class RecurrentConfig:
         intermediate_size: Width of the channel mixer.
         norm_eps: Epsilon of the norms.
         tie_word_embeddings: The head reads the embedding's weight.
+        max_position_embeddings: The longest text of training; only attention depends on it.
         initializer_range: Standard deviation of freshly made weights.
         attn: Blocks with attention in place of the mixer.
     """
@@ -100,6 +101,7 @@ class RecurrentConfig:
     intermediate_size: int
     norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
+    max_position_embeddings: int = 2048
     initializer_range: float = 0.02
     attn: tuple[AttentionBlocks, ...] = ()
 
@@ -144,6 +146,7 @@ class RecurrentConfig:
             if eps is None
             else number({"norm_eps": eps}, "norm_eps", low=1e-12, high=1.0),
             "tie_word_embeddings": boolean(config, "tie_word_embeddings", False),
+            "max_position_embeddings": integer(config, "max_position_embeddings", 2048, high=2**40),
             "initializer_range": number(config, "initializer_range", 0.02, low=0.0, high=10.0),
             "attn": _attention(config.get("attn"), dims, blocks),
         }

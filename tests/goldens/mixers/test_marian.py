@@ -19,6 +19,7 @@ def _load(file: GoldenFile, folder: Path) -> Marian:
         "activation_function": hyper["activation"],
         "scale_embedding": hyper["scale_embedding"] == "sqrt(d_model)",
         "pad_token_id": hyper["pad_id"],
+        "decoder_start_token_id": hyper["pad_id"],
     }
     sizes = {"layers": "layers", "attention_heads": "heads", "ffn_dim": "ffn"}
     for side in ("encoder", "decoder"):

@@ -77,12 +77,19 @@ def command_class(
     )
 
 
+SUSPECT = "suspect"
+
+
+class Late(Exception):
+    """A case took too long, which counts only if it does so when tried alone."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """How a case ended.
 
     Attributes:
-        kind: `accepted`, `refused` or `fault`.
+        kind: `accepted`, `refused`, `fault`, or `suspect` if it is to be tried alone.
         text: What was done to the input and, for a fault, what happened.
         seconds: How long its use took.
     """
@@ -128,6 +135,8 @@ def run_case(
     except fuzz.refusals as error:
         kind, problem = "refused", _unclear(str(error))
         what += f" -> {error!s:.300}"
+    except Late as error:
+        return Verdict(SUSPECT, f"{what}: {error}", time.monotonic() - begun)
     # a panic of a compiled library is no Exception
     except BaseException as error:
         problem = f"{type(error).__name__}: {error!s:.500} {_place(error)}"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlx_mmfree.errors import CheckpointError
-from tests.fuzz.case import OUTSIDE, FuzzClass
+from tests.fuzz.case import OUTSIDE, FuzzClass, Late
 
 
 def _refuse(message: str) -> None:
@@ -17,6 +17,10 @@ def _refuse(message: str) -> None:
 
 def _write(file: Path) -> None:
     file.write_text("x")
+
+
+def _be_late() -> None:
+    raise Late("it took too long")
 
 
 def _loop() -> None:
@@ -37,6 +41,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "MemoryError": lambda case: bytes(2**36),
     "MB of memory": lambda case: b"x" * 300_000_000,
     "processor time": lambda case: _loop(),
+    "took too long": lambda case: _be_late(),
     "was not done": lambda case: time.sleep(1000),
     "signal 6": lambda case: os.abort(),
     "status 3": lambda case: os._exit(3),

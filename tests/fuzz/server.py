@@ -23,6 +23,7 @@ from pathlib import Path
 
 import mlx_mmfree
 from tests.fuzz.case import (
+    SUSPECT,
     FuzzClass,
     Verdict,
     clear_temporary,
@@ -34,7 +35,6 @@ WORK = "work"
 _OUTPUT = "output.txt"
 # thread stacks and heaps are reserved long before they are used
 _RESERVED_BYTES = 4 * 2**30
-_SUSPECT = "suspect"
 
 
 def main() -> None:
@@ -131,9 +131,9 @@ def run_seeds(
 def _confirmed(fuzz: FuzzClass, sources: Path, work: Path, seed: int, first: Verdict) -> Verdict:
     """The verdict of a case alone; limits of time and memory count only so."""
     [(_, verdict)] = _run_batch(fuzz, sources, work, [seed])
-    if verdict.kind == _SUSPECT:
+    if verdict.kind == SUSPECT:
         return Verdict("fault", verdict.text)
-    if verdict.kind == "fault" or first.kind == _SUSPECT:
+    if verdict.kind == "fault" or first.kind == SUSPECT:
         return verdict
     return Verdict("fault", f"{first.text} (only after other cases)")
 
@@ -170,9 +170,9 @@ def _run_batch(
 def _death(fuzz: FuzzClass, status: int, is_late: bool, output: Path) -> Verdict:
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if is_late:
-        return Verdict(_SUSPECT, f"it was not done after {fuzz.wall_seconds:g} s")
+        return Verdict(SUSPECT, f"it was not done after {fuzz.wall_seconds:g} s")
     if number == signal.SIGXCPU:
-        return Verdict(_SUSPECT, f"it took over {fuzz.cpu_seconds} s of processor time")
+        return Verdict(SUSPECT, f"it took over {fuzz.cpu_seconds} s of processor time")
     tail = output.read_bytes()[-1500:].decode(errors="backslashreplace").replace("\n", " | ")
     ending = f"signal {number}" if number else f"status {os.WEXITSTATUS(status)}"
     return Verdict("fault", f"crash: the process ended with {ending}: {tail}")
@@ -206,7 +206,7 @@ def _run_child(
         verdict = run_case(fuzz, sources, work, seed, work / _OUTPUT, tell)
         if verdict.kind != "fault" and (peak := _peak_bytes()) > fuzz.memory_bytes:
             text = f"{verdict.text}: {peak / 1e6:.0f} MB of memory"
-            verdict = Verdict(_SUSPECT, text, verdict.seconds)
+            verdict = Verdict(SUSPECT, text, verdict.seconds)
         tell([verdict.kind, verdict.text, verdict.seconds])
         if verdict.kind not in ("accepted", "refused"):
             return

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlx_mmfree.platform.resident_memory import resident_memory
 from tests.fuzz.base_model import link_base, make_base
-from tests.fuzz.case import FuzzClass
+from tests.fuzz.case import FuzzClass, Late
 from tests.fuzz.classes.request_bodies import Refusal, client, judge
 from tests.fuzz.hostile import ODD_VALUES, damage_json
 from tests.hub.checkpoints import edit_json
@@ -305,9 +305,9 @@ def _held_bytes() -> int:
 def _slowness() -> float:
     """How many times longer than its processor time a computation takes on this busy machine."""
     begun, used = time.perf_counter(), time.process_time()
-    while time.process_time() < used + 0.05:
+    while time.process_time() < used + 0.2:
         pass
-    return max(1.0, (time.perf_counter() - begun) / 0.05)
+    return max(1.0, (time.perf_counter() - begun) / 0.2)
 
 
 def exercise(folder: Path, rng: random.Random) -> None:
@@ -326,7 +326,7 @@ def exercise(folder: Path, rng: random.Random) -> None:
     answer = asked.post(_PATH, content=body, headers={"Content-Type": "application/json"})
     took = time.perf_counter() - begun
     if took > COMPILER_SECONDS + 1 and took > (COMPILER_SECONDS + 1) * _slowness():
-        raise AssertionError(f"it took {took:.1f} s: {answer.text:.300}")
+        raise Late(f"it took {took:.1f} s: {answer.text:.300}")
     if (growth := _held_bytes() - _Server.first_bytes) > _GROWTH_BYTES:
         raise AssertionError(f"the server has grown by {growth / 1e6:.0f} MB")
     judge(answer)

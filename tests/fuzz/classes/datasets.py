@@ -1,5 +1,6 @@
 """Fine-tuning samples, training texts and files of prompts."""
 
+import codecs
 import json
 import lzma
 import random
@@ -11,6 +12,7 @@ from typing import Any
 from mlx_mmfree.cli.parts.prompts import read_prompts
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from mlx_mmfree.training.corpus.documents import read_documents
+from mlx_mmfree.training.pairs import read_pairs
 from mlx_mmfree.training.samples import Features, find_splits, read_samples
 from tests.fuzz.case import OUTSIDE, FuzzClass
 from tests.fuzz.hostile import ODD_VALUES, damage_bytes, odd_entry, odd_text, with_raw_json
@@ -22,7 +24,25 @@ _LINES: tuple[Any, ...] = (
     {"prompt": "Hello", "completion": " world"},
     {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]},
     {"messages": [{"role": "user", "content": "Hi"}], "tools": [{"name": "f", "parameters": {}}]},
+    {"prompt": [{"role": "user", "content": "Hi"}], "completion": [{"role": "assistant"}]},
+    {"question": "Who?", "system": "Be brief.", "chosen": "The cat.", "rejected": "The dog."},
+    {"chosen": [{"role": "user", "content": "Hi"}], "rejected": {"role": "user", "content": "Ho"}},
 )
+_CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+_FORMS: dict[str, tuple[Any, ...]] = {
+    "content": (None, 3, [{"type": "text", "text": "a"}], [{"type": "image"}], [None]),
+    "tool_calls": (None, [_CALL], json.dumps([_CALL]), [{"function": "{"}], [None], "{}"),
+    "reasoning": (None, "<think>", ["a"], {"a": "b"}),
+    "thinking": (None, "so", 3),
+    "name": (None, "Bo"),
+}
+_ROW_FORMS: dict[str, tuple[Any, ...]] = {
+    "tools": (None, [], "[]", '[{"name": "f", "parameters": "{}"}]', {"function": "{}"}, [["f"]]),
+    "chat_template_kwargs": (None, {"a": 1}, {"messages": 3}, "{}"),
+    "prompt": (None, [], [None], {"role": "user"}),
+    "input": (None, "", "more", [1]),
+    "system": (None, "", [3]),
+}
 _load = cache(Tokenizer.from_folder)
 
 
@@ -47,6 +67,8 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
     )
     if name.endswith(".xz"):
         data = _compressed(data, rng)
+    if rng.random() < 0.1:
+        data = rng.choice((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) + data
     if rng.random() < 0.3:
         data = damage_bytes(data, rng)
     (target / name).write_bytes(data)
@@ -61,7 +83,13 @@ def _line(rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.2:
         return with_raw_json(value, rng)
-    if kind < 0.5:
+    if kind < 0.35:
+        lists = [v for v in value.values() if isinstance(v, list) and v and isinstance(v[0], dict)]
+        of_message = bool(lists) and rng.random() < 0.6
+        forms = _FORMS if of_message else _ROW_FORMS
+        key = rng.choice(tuple(forms))
+        (rng.choice(rng.choice(lists)) if of_message else value)[key] = rng.choice(forms[key])
+    elif kind < 0.5:
         key = rng.choice((*value, "tools", "odd"))
         value[key] = rng.choice((*ODD_VALUES, odd_text(rng), [odd_text(rng)], "\ud800"))
     elif kind < 0.7 and "messages" in value:
@@ -86,7 +114,10 @@ def exercise(folder: Path, rng: random.Random) -> None:
     for file in (find_splits(folder)).values():
         masks = rng.random() < 0.5
         features = rng.choice((None, None, Features(text="content", prompt="text")))
-        read_samples(file, tokenizer, max_length=64, mask_prompt=masks, features=features)
+        if rng.random() < 0.3:
+            read_pairs(file, tokenizer, max_length=64, features=features)
+        else:
+            read_samples(file, tokenizer, max_length=64, mask_prompt=masks, features=features)
         read_prompts(file)
         all(read_documents(file))
     if (folder / "prompts.txt").exists():

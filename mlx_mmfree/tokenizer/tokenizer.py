@@ -1,5 +1,6 @@
 """The tokenizer of a checkpoint: turns text into token ids and back, and writes out conversations."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -155,9 +156,10 @@ class Tokenizer:
             TypeError: A text is not a `str`.
             ValueError: A text holds a lone surrogate.
         """
-        found: list[list[int]] = []
         for text in parts:
             _check_text(text)
+        found: list[list[int]] = []
+        for text in self._without_first_token(parts, parse_special):
             found.append(self._encode(text, parse_special, at_start=not any(found)))
         if found[0][: len(self._prefix)] != self._prefix:
             found[0] = [*self._prefix, *found[0]]
@@ -268,8 +270,21 @@ class Tokenizer:
         _check_text(text)
         return self._vocabulary.encode_plain(text, at_start=False)
 
+    def _parses(self, parse_special: bool | None) -> bool:
+        return self._vocabulary.parses_special if parse_special is None else parse_special
+
+    def _without_first_token(
+        self, parts: Sequence[str], parse_special: bool | None
+    ) -> Sequence[str]:
+        """The parts of a text without the token of its beginning, if they spell it."""
+        if not self._parses(parse_special) or self.bos_token_id not in self._prefix:
+            return parts
+        special = self.special_tokens.items()
+        spelled = (re.escape(text) for text, token in special if token == self.bos_token_id)
+        return [re.sub(rf"\A(?:{'|'.join(spelled)})+", "", parts[0]), *parts[1:]]
+
     def _encode(self, text: str, parse_special: bool | None, at_start: bool) -> list[int]:
-        if self._vocabulary.parses_special if parse_special is None else parse_special:
+        if self._parses(parse_special):
             return self._vocabulary.encode_parsed(text, at_start)
         return self._vocabulary.encode_plain(text, at_start)
 

@@ -188,6 +188,8 @@ def test_a_sentencepiece_text_spells_special_tokens(tmp_path: Path) -> None:
     sample = _one(tmp_path, tokenizer, {"text": "<s>The cat.</s>"})
     ids = sample.tokens.tolist()
     assert (ids[0], ids[-1], ids.count(first), ids.count(last)) == (first, last, 1, 1)
+    assert ids[:-1] == tokenizer.encode("The cat.")
+    assert ids == _one(tmp_path, tokenizer, {"text": "<s><s>The cat."}).tokens.tolist()
     # a completion goes on after its prompt, with no space that it does not have
     line = {"prompt": "The", "completion": " cat."}
     sample = _one(tmp_path, tokenizer, line, mask_prompt=True)

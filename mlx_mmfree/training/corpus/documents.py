@@ -48,7 +48,7 @@ def read_documents(
     """
     kind = file_format(path.name)
     if kind == _PARQUET:
-        documents = parquet_documents(path, column, on_bytes)
+        documents = parquet_documents(path, column, MAX_LINE_BYTES, on_bytes)
     elif kind == _JSON_LINES:
         documents = _documents_of_lines(path, column, on_bytes)
     else:

@@ -27,6 +27,34 @@ COMPRESSED = tuple(_UNPACKERS)
 """The suffixes of compressed files."""
 
 
+class Growth:
+    """Refuses a file that holds far more text than it has bytes.
+
+    Args:
+        path: The file.
+        kind: What it must hold, for the message.
+        size_bytes: Its size on the disk.
+    """
+
+    def __init__(self, path: Path, kind: str, size_bytes: int):
+        self._path, self._kind = path, kind
+        self._most = self._left = _SMALL_BYTES + _MOST_TIMES_LARGER * size_bytes
+
+    def add(self, size_bytes: int) -> None:
+        """Tells of so many further bytes of text.
+
+        Raises:
+            TrainingError: They are too many.
+        """
+        self._left -= size_bytes
+        if self._left < 0:
+            raise TrainingError(
+                f"[data] '{self._path}' must hold {self._kind}, which grows at most "
+                f"{_MOST_TIMES_LARGER} times, but it grows to over {self._most:,} bytes. If you trust "
+                "the file, write it as plain text."
+            )
+
+
 def read_pieces(path: Path, on_bytes: OnBytes | None = None) -> Iterator[bytes]:
     """The content of a file in order, decompressed if its suffix is one of `COMPRESSED`.
 
@@ -36,17 +64,12 @@ def read_pieces(path: Path, on_bytes: OnBytes | None = None) -> Iterator[bytes]:
     try:
         with open_file(path) as stream:
             unpack = _UNPACKERS.get(path.suffix)
-            most = _SMALL_BYTES + _MOST_TIMES_LARGER * os.fstat(stream.fileno()).st_size
+            growth = Growth(path, "compressed text", os.fstat(stream.fileno()).st_size)
             source = stream if unpack is None else unpack(stream)
-            unpacked = done = 0
+            done = 0
             while piece := source.read(_PIECE_BYTES):
-                unpacked += len(piece)
-                if unpack is not None and unpacked > most:
-                    raise TrainingError(
-                        f"[data] '{path}' must be compressed text, which grows at most "
-                        f"{_MOST_TIMES_LARGER} times, but it grows to over {most:,} bytes. If you "
-                        "trust the file, decompress it yourself."
-                    )
+                if unpack is not None:
+                    growth.add(len(piece))
                 yield piece
                 if on_bytes is not None:
                     on_bytes(stream.tell() - done)

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ..files.stored_array import StoredArray
 from ..generation.finite import are_finite, check_finite
 from ..models import Decoder
 from ..ops import cross_entropy
@@ -94,7 +95,7 @@ def is_recurrent(model: Decoder) -> bool:
 
 def measure_perplexity(
     model: Decoder,
-    tokens: np.ndarray,
+    tokens: np.ndarray | StoredArray,
     size_bytes: int,
     *,
     length: int | None = None,
@@ -144,12 +145,12 @@ def measure_perplexity(
     for name, value in (("size_bytes", size_bytes), ("length", length), ("batch_size", batch_size)):
         if value < 1:
             raise ValueError(f"[measure_perplexity] '{name}' must be at least 1 but got {value}.")
-    rows = [tokens[start : start + length + 1] for start in range(0, len(tokens) - 1, length)]
+    starts = range(0, len(tokens) - 1, length)
     group_size = 1 if carries_state else batch_size
     state: Any = None
     nats = squared_nats = 0.0
-    for first in range(0, len(rows), group_size):
-        group = rows[first : first + group_size]
+    for first in range(0, len(starts), group_size):
+        group = [tokens[start : start + length + 1] for start in starts[first : first + group_size]]
         width = len(group[0])
         # the last window may be shorter: its row is padded, and the padding is not counted
         padded = [np.pad(row, (0, width - len(row))) for row in group]

@@ -19,7 +19,9 @@ from mlx_mmfree.cli.train import build_parser, main
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import load_model, load_tokenizer
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
+from mlx_mmfree.training.corpus.token_file import HEADER_BYTES
 from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.loop import Trainer
 from tests.hub.checkpoints import GOLDENS
 from tests.tolerances import relative_error
 from tests.training.conftest import config, run_values, without_curve  # noqa: F401
@@ -357,3 +359,41 @@ def test_a_missing_model_is_told_by_its_setting(
 
 def test_every_flag_is_described() -> None:
     assert all(action.help for action in build_parser()._actions)
+
+
+@pytest.mark.parametrize("name", ["train", "valid"])
+@pytest.mark.parametrize("size", [4100, None], ids=["shorter", "other ids"])
+def test_token_files_that_change_are_named(
+    config: Path,  # noqa: F811
+    name: str,
+    size: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    values = yaml.safe_load(config.read_text())
+    del values["model"]["vocab_size"]
+    assert main(["--config", str(config), "--output", "first"]) == 0
+    tokens = config.parent / "first" / "tokens"
+    by_size = sorted(tokens.iterdir(), key=lambda file: file.stat().st_size)
+    chosen = {"valid": by_size[0], "train": by_size[-1]}
+    values |= {
+        "model": {**values["model"], "vocab_size": 300},
+        "tokenizer": "first/tokenizer",
+        "stages": [{"until": 1, "weights": {str(chosen["train"]): 1}}],
+        "valid": [str(chosen["valid"])],
+    }
+    config.write_text(yaml.safe_dump(values))
+
+    def save(trainer: Trainer) -> None:
+        with chosen[name].open("r+b") as stream:
+            if size is None:
+                stream.seek(HEADER_BYTES)
+                stream.write(b"\xff\x00" * 20)
+            else:
+                stream.truncate(size)
+
+    monkeypatch.setattr(Trainer, "_save", save)
+    capsys.readouterr()
+    assert main(["--config", str(config)]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"'{chosen[name]}' must stay as it is while it is read, but was changed" in error

@@ -1,5 +1,6 @@
 """The teacher's likeliest tokens on disk, which a stage reads instead of the teacher."""
 
+import os
 import weakref
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,13 @@ def test_settings_that_do_not_fit(
 ) -> None:
     with pytest.raises(TrainingError, match=message):
         Distillation(cached(teacher_folder, "run", **{"cache_logits": True, **changes}))
+
+
+@pytest.mark.parametrize("size", [0, 100, 200])
+def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path: Path, size: int) -> None:
+    known = TeacherLogits(tmp_path, {}, (6, 12, 5))
+    known.write(teacher_of(), batches, 2)
+    read = known.batches(batches)
+    os.truncate(known.file, size)
+    with pytest.raises(TrainingError, match="must be what this run wrote but it was changed while"):
+        read(0)

@@ -5,6 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from ...files.stored_array import StoredArray
 from .keyed_order import keyed_order
 from .mixture import Stage, stage_shares
 
@@ -25,7 +26,7 @@ class EpochMixture:
 
     def __init__(
         self,
-        tokens: Mapping[str, np.ndarray],
+        tokens: Mapping[str, StoredArray],
         stages: Sequence[Stage],
         seed: int,
         *,
@@ -71,7 +72,7 @@ class Windows:
         seed, number: Decide the order.
     """
 
-    def __init__(self, tokens: np.ndarray, length: int, seed: int, number: int):
+    def __init__(self, tokens: StoredArray, length: int, seed: int, number: int):
         self._tokens = tokens
         self._length = length
         self._seed = seed

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ...files.stored_array import StoredArray
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -45,7 +47,7 @@ class RandomMixture:
 
     def __init__(
         self,
-        tokens: Mapping[str, np.ndarray],
+        tokens: Mapping[str, StoredArray],
         stages: Sequence[Stage],
         seed: int,
         *,
@@ -74,7 +76,7 @@ class RandomMixture:
         return np.stack(rows)
 
 
-def stage_shares(tokens: Mapping[str, np.ndarray], stage: Stage) -> tuple[list[str], np.ndarray]:
+def stage_shares(tokens: Mapping[str, StoredArray], stage: Stage) -> tuple[list[str], np.ndarray]:
     """The files of a stage and the share of rows that each of them gives."""
     names = list(stage.weights)
     sizes = np.array([len(tokens[name]) * stage.weights[name] for name in names])

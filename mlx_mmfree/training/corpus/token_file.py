@@ -20,6 +20,7 @@ import numpy as np
 from ...errors import TrainingError
 from ...files.json_reader import parse_json
 from ...files.opening import open_file
+from ...files.stored_array import StoredArray
 from .byte_bar import byte_bar
 
 SUFFIX = ".tokens"
@@ -73,12 +74,12 @@ class TokenFile:
 
     Attributes:
         header: What it says of itself.
-        tokens: The ids, uint16 or uint32 `(n,)`, mapped: a page is read when it is first used, and the
-            system may drop it at any time.
+        tokens: The ids, uint16 or uint32 `(n,)`, which are read when they are asked for. Where the file
+            has changed since it was opened, this raises a `TrainingError`.
     """
 
     header: Header
-    tokens: np.ndarray
+    tokens: StoredArray
 
 
 def id_dtype(bits: int) -> np.dtype[Any]:
@@ -92,9 +93,21 @@ def open_token_file(path: Path) -> TokenFile:
     Raises:
         TrainingError: The file cannot be read, is none, or is damaged.
     """
-    with _opened(path) as (stream, header):
+
+    def check(stream: BufferedReader) -> None:
+        stream.seek(HEADER_BYTES)
         _check_ids(stream, header, path)
-        tokens = np.memmap(stream, header.dtype, "r", HEADER_BYTES, (header.tokens,))
+
+    def changed(why: str) -> TrainingError:
+        return TrainingError(
+            f"[data] '{path}' must stay as it is while it is read, but was changed: {why}. Write it "
+            "again with `mmfree tokenize` and repeat the command."
+        )
+
+    with _opened(path) as (stream, header):
+        shape = (header.tokens,)
+        tokens = StoredArray(stream, header.dtype, shape, HEADER_BYTES, check, changed)
+        check(stream)
     return TokenFile(header, tokens)
 
 

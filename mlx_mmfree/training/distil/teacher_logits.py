@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ import numpy as np
 from tqdm import tqdm
 
 from ...errors import TrainingError
+from ...files.opening import open_file
 from ...files.replacing import new_file
+from ...files.stored_array import StoredArray
 from ...models import Decoder
 from ..batches import Batch
 from ..distillation import KnownBatch
@@ -95,12 +100,7 @@ class TeacherLogits:
         Raises:
             TrainingError: The file is damaged.
         """
-        try:
-            known = np.load(self.file, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise self._damaged(str(error)) from error
-        if known.dtype != self._dtype or known.shape != self.shape[:2]:
-            raise self._damaged(f"it holds {known.shape} of {known.dtype}")
+        known = self._read()
 
         def of_step(step: int) -> list[Batch]:
             parts = batches(step)
@@ -116,6 +116,24 @@ class TeacherLogits:
             return found
 
         return of_step
+
+    def _read(self) -> StoredArray:
+        def refuse(stream: BufferedReader) -> None:
+            raise ValueError("it was changed while it was read")
+
+        try:
+            with open_file(self.file) as stream:
+                if np.lib.format.read_magic(stream) != (1, 0):
+                    raise ValueError("it is of another version of the format")
+                shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+                start, size = stream.tell(), os.fstat(stream.fileno()).st_size
+                found = StoredArray(stream, dtype, shape, start, refuse, self._damaged)
+        except (OSError, ValueError) as error:
+            raise self._damaged(str(error)) from error
+        needed = start + math.prod(self.shape[:2]) * self._dtype.itemsize
+        if dtype != self._dtype or shape != self.shape[:2] or size != needed:
+            raise self._damaged(f"it holds {shape} of {dtype} in {size:,} bytes")
+        return found
 
     def _damaged(self, why: str) -> TrainingError:
         return TrainingError(

@@ -51,6 +51,5 @@ class CausalLMTask(CorpusTask):
 
     def _measured(self, model: Any, name: str, most_tokens: int | None) -> Perplexity:
         file, length = self._files[name], self._settings.sequence_length
-        return measure_perplexity(
-            model, file.tokens[:most_tokens], file.header.size_bytes, length=length
-        )
+        tokens = file.tokens if most_tokens is None else file.tokens.first(most_tokens)
+        return measure_perplexity(model, tokens, file.header.size_bytes, length=length)

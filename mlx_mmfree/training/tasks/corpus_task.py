@@ -54,4 +54,4 @@ class CorpusTask(Task):
         length, tokens = self._settings.sequence_length, self._files[name].tokens
         count = max(1, min(most_tokens, len(tokens) - 1) // length)
         places = np.arange(count)[:, None] * length + np.arange(length + 1)
-        return np.asarray(tokens[places], np.int32)
+        return tokens[: count * length + 1].astype(np.int32)[places]

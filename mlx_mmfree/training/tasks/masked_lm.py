@@ -74,11 +74,10 @@ class MaskedLMTask(CorpusTask):
     def held_out_batches(self, name: str, most_tokens: int | None) -> Iterator[Batch]:
         tokens, length = self._files[name].tokens, self._settings.sequence_length
         count = max(1, min(len(tokens), most_tokens or len(tokens)) // length)
-        rows = tokens[: count * length].reshape(count, length)
         size = self._settings.batch_size
         for number, first in enumerate(range(0, count, size)):
-            part = rows[first : first + size].astype(np.int32)
-            yield self._masked(part, _OF_VALIDATION, number)
+            part = tokens[first * length : min(first + size, count) * length].astype(np.int32)
+            yield self._masked(part.reshape(-1, length), _OF_VALIDATION, number)
 
     def _masked(self, rows: np.ndarray, use: int, number: int) -> MaskedBatch:
         key = np.random.SeedSequence([self._settings.seed, number, use])

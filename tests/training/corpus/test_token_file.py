@@ -1,7 +1,8 @@
-"""Token files: what is written is mapped, and what is damaged is refused."""
+"""Token files: what is written is read, and what is damaged or changes is refused."""
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import TrainingError
-from mlx_mmfree.training.corpus.token_file import HEADER_BYTES, open_token_file
+from mlx_mmfree.training.corpus.token_file import HEADER_BYTES, TokenFile, open_token_file
 from mlx_mmfree.training.corpus.token_file_writer import TokenFileWriter
 
 DIGEST = "ab" * 32
@@ -30,8 +31,9 @@ def test_ids_come_back_in_the_least_width(tmp_path: Path, vocab_size: int, bits:
     ids = np.array([5, 0, 7, vocab_size - 1, 0], np.uint32)
     write(tmp_path / "a.tokens", ids, vocab_size)
     file = open_token_file(tmp_path / "a.tokens")
-    assert isinstance(file.tokens, np.memmap)
-    assert np.array_equal(file.tokens, ids)
+    assert np.array_equal(file.tokens[:], ids)
+    assert file.tokens[1:3].tolist() == ids[1:3].tolist() and file.tokens[4:9].tolist() == [0]
+    assert len(file.tokens.first(3)) == 3 and file.tokens.first(3)[1:].tolist() == [0, 7]
     assert file.tokens.dtype.itemsize * 8 == file.header.bits == bits
     header = file.header
     assert (header.tokens, header.documents, header.size_bytes) == (5, 3, 5)
@@ -56,7 +58,7 @@ def test_a_file_is_what_its_description_says(tmp_path: Path) -> None:
     head = (b"MMFTOKEN" + json.dumps(header).encode()).ljust(4096)
     (tmp_path / "a.tokens").write_bytes(head + ids)
     file = open_token_file(tmp_path / "a.tokens")
-    assert file.tokens.tolist() == [7, 1, 299, 1]
+    assert file.tokens[:].tolist() == [7, 1, 299, 1]
     assert file.header.to_bytes() == head
 
 
@@ -127,3 +129,44 @@ def test_damage_is_refused(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(TrainingError, match="No such file"):
         open_token_file(path)
+
+
+def _opened(path: Path) -> TokenFile:
+    write(path, np.array([5, 0, 7, 299, 0]), 300)
+    file = open_token_file(path)
+    assert file.tokens[:].tolist() == [5, 0, 7, 299, 0]
+    return file
+
+
+@pytest.mark.parametrize("size", [0, HEADER_BYTES, HEADER_BYTES + 4, HEADER_BYTES + 9])
+def test_a_file_that_shrinks_is_named(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "a.tokens"
+    file = _opened(path)
+    os.truncate(path, size)
+    # also if the rows that are asked for are still there
+    for rows in (slice(0, 5), slice(0, 2)):
+        with pytest.raises(TrainingError, match=r"a\.tokens' must stay as it is while .* changed"):
+            file.tokens[rows]
+
+
+@pytest.mark.parametrize("ids", [[5, 0, 7, 300, 0], [5, 1, 7, 299, 0]], ids=str)
+def test_ids_that_change_are_named(tmp_path: Path, ids: list[int]) -> None:
+    path = tmp_path / "a.tokens"
+    file = _opened(path)
+    with open(path, "r+b") as stream:
+        stream.seek(HEADER_BYTES)
+        stream.write(np.array(ids, "<u2").tobytes())
+    with pytest.raises(
+        TrainingError, match=r"must stay as it is while it is read, but was changed"
+    ):
+        file.tokens[:2]
+
+
+def test_a_file_that_is_replaced_or_touched_is_read_on(tmp_path: Path) -> None:
+    path = tmp_path / "a.tokens"
+    file = _opened(path)
+    os.utime(path, (1, 1))
+    assert file.tokens[2:4].tolist() == [7, 299]
+    write(tmp_path / "b.tokens", np.array([1, 2, 3, 4, 0]), 300)
+    os.replace(tmp_path / "b.tokens", path)
+    assert file.tokens[2:4].tolist() == [7, 299]

@@ -47,9 +47,10 @@ def _tokenize(data: Path, output: Path, **options: Any) -> dict[str, Header]:
 def _texts(file: Path) -> list[str]:
     opened = open_token_file(file)
     tokenizer = Tokenizer.from_folder(file.parent / "tokenizer")
-    ends = np.flatnonzero(opened.tokens == opened.header.end_of_text)
-    assert ends[-1] == len(opened.tokens) - 1
-    texts = [tokenizer.decode(ids[:-1]) for ids in np.split(opened.tokens, ends + 1)[:-1]]
+    tokens = opened.tokens[:]
+    ends = np.flatnonzero(tokens == opened.header.end_of_text)
+    assert ends[-1] == len(tokens) - 1
+    texts = [tokenizer.decode(ids[:-1]) for ids in np.split(tokens, ends + 1)[:-1]]
     assert opened.header.documents == len(texts)
     assert opened.header.size_bytes == sum(len(text.encode()) for text in texts)
     return texts

@@ -164,10 +164,15 @@ class OptimizerStep:
         """
         own = self._model.trainable_parameters()
         statistics = list(running_statistics(self._model).items())
-        loss, gradient = self._gradient(batch)
-        # MLX leaves copies of them in the model
-        self._model.update(own)
-        self._model.update(tree_unflatten(statistics))
+        is_training = self._model.training
+        self._model.train()
+        try:
+            loss, gradient = self._gradient(batch)
+        finally:
+            self._model.train(is_training)
+            # MLX leaves copies of them in the model
+            self._model.update(own)
+            self._model.update(tree_unflatten(statistics))
         gradient = self._summand(gradient, parts)
         norm = self._norm(loss, gradient)
         updated = self._updated(mx.array(1.0), gradient, own, self._optimizer.state)

@@ -172,3 +172,16 @@ def test_an_adapter_is_merged(
     if is_ternary:
         assert fuse([*flags, "--save-path", f"{target}2", "--form", "dense"]) == 2
         assert "makes all linears of its blocks ternary or none" in capsys.readouterr().err
+
+
+def test_one_image_a_batch_is_too_few_for_a_batch_norm_that_learns(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = _model(data.parent, "swiftformer")
+    flags = [*_flags(folder, data), *QUICK, "--batch-size", "1", "--train"]
+    assert main([*flags, "--fine-tune-type", "full"]) == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("error: ") and "Raise 'batch_size' so that each process" in message
+    assert not list((data.parent / "run").glob("*"))
+    # under adapters it keeps to its running statistics
+    assert main([*flags, "--dry-run"]) == 0

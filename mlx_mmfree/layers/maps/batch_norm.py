@@ -5,10 +5,15 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...errors import TrainingError
 from ...ops import linear_product, long_sum
 from ..arguments import check_features, check_sizes
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class SingleNumberError(TrainingError, ValueError):
+    """In training, a norm gets one number of each channel, which has no variance."""
 
 
 class BatchNorm(nn.Module):
@@ -32,7 +37,7 @@ class BatchNorm(nn.Module):
         `x` and `y`: `(..., D)`.
 
     Raises:
-        ValueError: In training, there is one number of a channel, which has no variance.
+        SingleNumberError: A `ValueError` in training, where there is one number of a channel.
 
     Example:
         >>> BatchNorm(8)(mx.zeros((2, 5, 4, 8))).shape
@@ -100,9 +105,10 @@ class BatchNorm(nn.Module):
         rows = x.reshape(-1, x.shape[-1])
         count = rows.shape[0]
         if count < 2:
-            raise ValueError(
+            raise SingleNumberError(
                 "[BatchNorm] 'x' must have more than one number of each channel in training but got "
-                f"shape {x.shape}. Train on more images at once, or call eval() first."
+                f"shape {x.shape}. Raise 'batch_size' so that each process gets more than one image, or "
+                "call eval() first."
             )
         mean = long_sum(rows, axis=-2) / count
         centred = rows - mean

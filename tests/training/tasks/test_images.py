@@ -178,6 +178,34 @@ def test_every_backbone_takes_a_step(settings_of: Make, architecture: str) -> No
     assert any(not mx.array_equal(after[name], array) for name, array in before.items())
 
 
+@pytest.mark.parametrize("accumulation_steps", [1, 3])
+@pytest.mark.parametrize(
+    "architecture", [n for n, each in architectures().items() if each.variants]
+)
+def test_one_image_a_batch(settings_of: Make, architecture: str, accumulation_steps: int) -> None:
+    """A batch norm over one place needs two images; all other models train on one."""
+    settings = settings_of(
+        architecture,
+        batch_size=1,
+        steps=1,
+        warmup_steps=0,
+        accumulation_steps=accumulation_steps,
+    )
+    if "img_size" not in settings.model["model_args"]:
+        model = {
+            **settings.model,
+            "pretrained_cfg": {"input_size": [1, 32, 32], "mean": [0.5], "std": [0.5]},
+        }
+        settings = replace(settings, model=model)
+    if architecture not in ("efficientvit", "swiftformer"):
+        assert train_model(settings)["step"] == 1
+        return
+    with pytest.raises(TrainingError, match="Raise 'batch_size' so that each process gets more"):
+        plan_training(settings, FirstModel(settings).load(), DataParallel())
+    with pytest.raises(TrainingError, match="Raise 'batch_size' so that each process gets more"):
+        train_model(settings)
+
+
 def test_all_forms_hold_the_same_images(settings_of: Make) -> None:
     root = settings_of().root
     kinds = (".npz", "-images-idx3-ubyte", "-images-idx3-ubyte.gz", "")

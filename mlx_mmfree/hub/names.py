@@ -10,7 +10,7 @@ import mlx.nn as nn
 
 from ..layers.parameters import parameters
 from ..models import architecture_of
-from ..models.parts.architecture import Config
+from ..models.parts.architecture import Config, Copy, OlderName
 
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 # the scale of a packed linear, a tensor beside its `weight`
@@ -30,12 +30,18 @@ class WeightNames:
 
     Args:
         table: Patterns on disk to patterns in memory. `{}` stands for a number, and `None` marks unused
-            tensors. An entry may say any of its numbers as they are.
+            tensors. An entry may say any of its numbers as they are. `Copy` and `OlderName` mark second
+            names, which are read by `second_name` alone.
     """
 
     def __init__(self, table: Mapping[str, str | None]):
-        self._to_memory = dict(table)
-        self._to_disk = {ours: hub for hub, ours in table.items() if ours is not None}
+        second = {hub: ours for hub, ours in table.items() if isinstance(ours, Copy | OlderName)}
+        # a second name stands for nothing in the first table, where it covers what is in its module
+        self._to_memory = {**table, **dict.fromkeys(second, "")}
+        self._second = {**dict.fromkeys(table, ""), **second}
+        self._to_disk = {
+            ours: hub for hub, ours in table.items() if ours is not None and hub not in second
+        }
         self._layers = _layer_patterns(self._to_disk)
 
     def in_layer(self, disk_name: str) -> tuple[Layer, str] | None:
@@ -52,8 +58,16 @@ class WeightNames:
         return entry is not None and self._to_memory[entry.pattern] is None
 
     def to_memory(self, disk_name: str) -> str | None:
-        """The name in memory; `None` if the table lacks the tensor or marks it unused."""
+        """The name in memory; `None` if the table lacks the tensor or marks it unused or a copy."""
         return _translate(disk_name, self._to_memory, _SCALE_ON_DISK, _SCALE_IN_MEMORY)
+
+    def second_name(self, disk_name: str) -> tuple[str, bool] | None:
+        """What a second name stands for in memory, and whether it is a copy; `None` for other names."""
+        name = _translate(disk_name, self._second, _SCALE_ON_DISK, _SCALE_IN_MEMORY)
+        entry = _longest_entry(disk_name, self._second)
+        if name is None or entry is None:
+            return None
+        return name, isinstance(self._second[entry.pattern], Copy)
 
     def to_disk(self, memory_name: str) -> str:
         """The name on disk.
@@ -132,7 +146,7 @@ def _translate(
     name: str, table: Mapping[str, str | None], scale_from: str, scale_to: str
 ) -> str | None:
     found = _longest_entry(name, table)
-    if found is None or (target := table[found.pattern]) is None:
+    if found is None or not (target := table[found.pattern]):
         return None
     module, dot, key = found.rest.rpartition(".")
     rest = module + dot + (scale_to if key == scale_from else key)

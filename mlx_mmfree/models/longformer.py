@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from ..errors import CheckpointError
 from ..token_mixers.longformer import Longformer
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, Copy
 from .parts.bert import (
     ATTENTION_NAMES,
     TINY,
@@ -102,7 +102,8 @@ ARCHITECTURE = Architecture(
         "lm_head.dense": "head_proj",
         "lm_head.layer_norm": "head_norm",
         "lm_head.bias": "logits_bias",
-        "lm_head.decoder": None,
+        "lm_head.decoder": Copy("embed"),
+        "lm_head.decoder.bias": Copy("logits_bias"),
     },
     does=lambda config: "fill-mask",
     tiny={**TINY, "num_attention_heads": 4, "attention_window": 4},

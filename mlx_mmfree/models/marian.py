@@ -16,7 +16,7 @@ from ..errors import UnsupportedModelError
 from ..layers.added_positions import AddedPositions
 from ..layers.position_codes import SinusoidalPositions
 from ..token_mixers import MultiHeadAttention
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, Copy
 from .parts.block import Block
 from .parts.encoder_decoder import EncoderDecoder
 from .parts.fields import ACTIVATIONS, activation, boolean, integer, number, refuse_unless
@@ -246,10 +246,10 @@ def _weight_names() -> dict[str, str | None]:
     names: dict[str, str | None] = {
         "model.shared": "embed",
         "final_logits_bias": "logits_bias",
-        "lm_head": None,
+        "lm_head": Copy("embed"),
     }
     for side, stack in (("encoder", "encoder.blocks"), ("decoder", "blocks")):
-        names[f"model.{side}.embed_tokens"] = None
+        names[f"model.{side}.embed_tokens"] = Copy("embed")
         names[f"model.{side}.embed_positions"] = None
         for theirs, ours in _LINEARS.items():
             if side == "decoder" or "encoder_attn" not in theirs:

@@ -3,7 +3,8 @@
 Directions of the hash are drawn anew in each call there, and here once from a seed, so that tokens that
 are read one by one fall into the buckets of those before. Beyond a chunk, a token sees others when it is
 read with a prompt than when it is read alone, by nature and as there; here a prompt is read without its
-last token. The head has the bias of its checkpoint, which Transformers applied up to version 4.
+last token. The bias of the head is `lm_head.decoder.bias`, or where a checkpoint of Transformers before
+version 5 has none, `lm_head.bias`, which is the same there.
 """
 
 import mlx.core as mx
@@ -16,7 +17,7 @@ from ..layers.position_codes import LearnedPositions
 from ..layers.token_mixer import TokenMixer
 from ..token_mixers import LocalAttention
 from ..token_mixers import Reformer as HashedAttention
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, OlderName
 from .parts.decoder import Decoder
 from .parts.fields import ACTIVATIONS
 from .parts.initialization import draw_weights
@@ -51,8 +52,7 @@ WEIGHT_NAMES: dict[str, str | None] = {
     "reformer.embeddings.position_embeddings.embedding": "positions.code.rows",
     "reformer.encoder.layer_norm": "norm",
     "lm_head.decoder": "head",
-    "lm_head.decoder.bias": None,
-    "lm_head.bias": "head.bias",
+    "lm_head.bias": OlderName("head.bias"),
 }
 
 

@@ -1,8 +1,13 @@
 """Names on disk and in memory."""
 
+from pathlib import Path
+
+import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
+from mlx_mmfree.errors import CheckpointError
+from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import find
@@ -82,3 +87,78 @@ def test_tables_cover_every_parameter(options: dict[str, object], is_packed: boo
     disk = [names.to_disk(name) for name in memory]
     assert [names.to_memory(name) for name in disk] == memory
     assert len(set(disk)) == len(disk)
+
+
+# by architecture, the bias of the logits and its second name
+BIASES = {
+    "big_bird": ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    "fnet": ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    "longformer": ("lm_head.bias", "lm_head.decoder.bias"),
+    "reformer": ("lm_head.decoder.bias", "lm_head.bias"),
+}
+# the embedding, and the names of its copies
+COPIES = {
+    "big_bird": ("bert.embeddings.word_embeddings", ["cls.predictions.decoder"]),
+    "fnet": ("fnet.embeddings.word_embeddings", ["cls.predictions.decoder"]),
+    "longformer": ("longformer.embeddings.word_embeddings", ["lm_head.decoder"]),
+    "marian": (
+        "model.shared",
+        ["lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"],
+    ),
+}
+
+
+def _written(folder: Path, name: str) -> tuple[Path, dict[str, mx.array]]:
+    """The file of a model of random weights, and its tensors."""
+    architecture = find(name)
+    mx.random.seed(1)
+    save_model(folder, architecture.build(architecture.config.from_hub(architecture.tiny)))
+    file = folder / "model.safetensors"
+    tensors = dict(mx.load(str(file)))
+    mx.eval(tensors)
+    return file, tensors
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_either_name_of_a_bias_is_read(tmp_path: Path, name: str) -> None:
+    """As transformers 5.24 does: what it finds under one name alone, it ties to the other."""
+    first, second = BIASES[name]
+    file, tensors = _written(tmp_path / "m", name)
+    bias = mx.arange(60.0)
+    for added in ({first: bias}, {second: bias}, {first: bias, second: mx.array(bias)}):
+        others = {key: each for key, each in tensors.items() if key not in (first, second)}
+        mx.save_safetensors(str(file), others | added)
+        model = load_model(tmp_path / "m")
+        found = model.head.bias if name == "reformer" else model.logits_bias
+        assert mx.array_equal(found, bias)
+    mx.save_safetensors(str(file), others)
+    with pytest.raises(CheckpointError, match=f"lacks tensors .* '{first}'"):
+        load_model(tmp_path / "m")
+
+
+def test_the_bias_that_reformer_applies_is_that_of_the_decoder(tmp_path: Path) -> None:
+    """Once it was trained by transformers 5, which keeps the other as it was."""
+    file, tensors = _written(tmp_path / "m", "reformer")
+    bias = mx.arange(60.0)
+    both = {"lm_head.bias": mx.zeros(60), "lm_head.decoder.bias": bias}
+    mx.save_safetensors(str(file), tensors | both)
+    model = load_model(tmp_path / "m")
+    assert mx.array_equal(model.head.bias, bias)
+    save_model(tmp_path / "again", model)
+    written = mx.load(str(tmp_path / "again/model.safetensors"))
+    assert "lm_head.bias" not in written and mx.array_equal(written["lm_head.decoder.bias"], bias)
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_of_tied_tensors_must_be_equal(tmp_path: Path, name: str) -> None:
+    original, copies = COPIES[name]
+    file, tensors = _written(tmp_path / "m", name)
+    pairs = [(f"{original}.weight", f"{copy}.weight") for copy in copies]
+    pairs += [BIASES[name]] if name in BIASES else []
+    same = {copy: mx.array(tensors[first]) for first, copy in pairs}
+    mx.save_safetensors(str(file), tensors | same)
+    load_model(tmp_path / "m")
+    for first, copy in pairs:
+        mx.save_safetensors(str(file), tensors | same | {copy: tensors[first] + 1})
+        with pytest.raises(CheckpointError, match=f"'{copy}' in .* must equal '{first}'"):
+            load_model(tmp_path / "m")

@@ -51,8 +51,6 @@ def test_a_prompt_of_a_chunk_is_continued_far_beyond(tmp_path: Path) -> None:
     from tests.goldens.make_reformer import SIZES, build, directions
 
     theirs = build(1, {})
-    with torch.no_grad():
-        theirs.lm_head.bias.zero_()
     theirs.save_pretrained(tmp_path)
     ours = load_model(tmp_path, dtype=mx.float32)
     prompt = [3, 9, 17, 4, 22]
@@ -68,10 +66,11 @@ def test_it_is_written_as_it_was(tmp_path: Path) -> None:
     model = load_model(source)
     save_model(tmp_path / "m", model)
     written, published = open_checkpoint(tmp_path / "m"), open_checkpoint(source)
-    assert set(written.tensors) == set(published.tensors)
-    assert all(
-        written.tensors[name].shape == each.shape for name, each in published.tensors.items()
-    )
+    # which of the two names of the bias every version of transformers reads
+    newer = {"lm_head.bias": "lm_head.decoder.bias"}
+    assert {name: each.shape for name, each in written.tensors.items()} == {
+        newer.get(name, name): each.shape for name, each in published.tensors.items()
+    }
     tokens = mx.arange(30)[None]
     assert mx.array_equal(load_model(tmp_path / "m")(tokens)[0], model(tokens)[0])
 

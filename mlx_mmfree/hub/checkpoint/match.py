@@ -10,6 +10,7 @@ from ...files.tensor_entry import TensorEntry, read_tensor
 from ...layers.matrix import matrices
 from ...layers.parameters import kept_names, parameters
 from ...models import Decoder
+from ...models.parts.architecture import Config
 from ...ops.float_dtypes import FLOATS
 from ..names import WeightNames
 from .checkpoint import Checkpoint
@@ -54,16 +55,24 @@ def match(
     expected = parameters(model)
     copies = _scale_copies(model)
     entries: dict[str, TensorEntry] = {}
-    tied_copies = []
+    seconds: list[tuple[str, bool, TensorEntry]] = []
     unexpected = []
     for disk_name, entry in checkpoint.tensors.items():
         name = names.to_memory(disk_name)
         if name in expected:
             entries[name] = entry
         elif name == "head.weight" and getattr(model.config, "tie_word_embeddings", False):
-            tied_copies.append(entry)
+            seconds.append((EMBEDDING, True, entry))
+        elif (second := names.second_name(disk_name)) is not None and second[0] in expected:
+            seconds.append((*second, entry))
         elif not names.is_unused(disk_name) and name not in copies:
             unexpected.append(disk_name)
+    copies_of = []
+    for name, is_copy, entry in seconds:
+        if name not in entries:
+            entries[name] = entry
+        elif is_copy:
+            copies_of.append((entry, entries[name]))
     missing = [names.to_disk(name) for name in expected if name not in entries]
     if missing:
         raise _listing(checkpoint, "lacks", missing)
@@ -76,8 +85,8 @@ def match(
         _check_entry(entries[name], form)
         if name.endswith(".biases"):
             _check_biases(entries[name], entries[name.removesuffix("biases") + "scales"])
-    for entry in tied_copies:
-        _check_tied_copy(entry, entries[EMBEDDING])
+    for copy, original in copies_of:
+        _check_copy(copy, original, model.config)
     return entries
 
 
@@ -127,15 +136,21 @@ def _name(dtype: mx.Dtype) -> str:
     return str(dtype).removeprefix("mlx.core.")
 
 
-def _check_tied_copy(copy: TensorEntry, embedding: TensorEntry) -> None:
-    """Refuses another matrix in place of a tied head, which many writers store once more."""
-    same = (copy.shape, copy.dtype) == (embedding.shape, embedding.dtype)
-    if not same or not mx.array_equal(_read_bits(copy), _read_bits(embedding)).item():
-        raise CheckpointError(
-            f"[load] tensor {copy.name!r} in '{copy.file}' must equal {embedding.name!r}, since "
-            "config.json sets 'tie_word_embeddings', but differs. Set it to false if the head is "
-            "a matrix of its own."
-        )
+def _check_copy(copy: TensorEntry, original: TensorEntry, config: Config) -> None:
+    """Refuses another tensor in place of one that is tied, which many writers store once more."""
+    same = (copy.shape, copy.dtype) == (original.shape, original.dtype)
+    if same and mx.array_equal(_read_bits(copy), _read_bits(original)).item():
+        return
+    if hasattr(config, "tie_word_embeddings"):
+        why = "since config.json sets 'tie_word_embeddings'"
+        way_out = "Set it to false if the head is a matrix of its own."
+    else:
+        why = "to which this architecture ties it"
+        way_out = "Leave out the one that was not trained."
+    raise CheckpointError(
+        f"[load] tensor {copy.name!r} in '{copy.file}' must equal {original.name!r}, {why}, but "
+        f"differs. {way_out}"
+    )
 
 
 def _read_bits(entry: TensorEntry) -> mx.array:

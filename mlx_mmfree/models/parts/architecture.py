@@ -26,6 +26,14 @@ class Config(Protocol):
         """The `config.json` that `from_hub` reads back."""
 
 
+class Copy(str):
+    """In `weight_names`, for a tensor that some programs store once more: the one that it must equal."""
+
+
+class OlderName(str):
+    """In `weight_names`, for what a tensor was called: the tensor, unless the newer name is there."""
+
+
 @dataclass(frozen=True)
 class GGUFForm:
     """An architecture under one name in GGUF files.
@@ -83,7 +91,8 @@ class Architecture:
         config: Describes a model.
         build: Makes a model of a description, with fresh weights, in its training form.
         weight_names: Hub name to ours, `{}` a layer number; an entry that names a module covers all its
-            tensors; `None` marks a tensor that is stored but never used.
+            tensors; `None` marks a tensor that is stored but never used, `Copy` and `OlderName` a second
+            name of one.
         packed_forms: The values of `quant_method`, and `affine`, in which ternary weights may be stored.
         may_hold_masters: Float weights of such a checkpoint may be masters, without a word of it.
         is_ternarizable: Its dense models can be made ternary ones.

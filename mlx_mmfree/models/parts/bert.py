@@ -1,6 +1,6 @@
 """Encoders in the form of BERT (Devlin et al., arXiv 1810.04805), whatever their token mixer is."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
@@ -8,24 +8,19 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...channel_mixers import FeedForward
+from ...channel_mixers.feed_forward import FUNCTIONS
 from ...errors import CheckpointError
 from ...layers import apply_head
 from ...layers.context import Context
 from ...layers.position_codes import LearnedPositions
 from ...layers.positions import count_on
 from ...layers.token_mixer import TokenMixer
+from .architecture import Copy
 from .block import Block
 from .fields import ACTIVATIONS, activation, integer, number, refuse_unless
 from .initialization import draw_weights
 from .masked_lm import MaskedLM
 from .tokens import known_rows
-
-_IN_HEAD: Mapping[str, Callable[[mx.array], mx.array]] = {
-    "gelu": nn.gelu,
-    "gelu_tanh": nn.gelu_approx,
-    "relu": nn.relu,
-    "silu": nn.silu,
-}
 
 TINY: Mapping[str, Any] = {
     "vocab_size": 60,
@@ -96,7 +91,7 @@ class BertConfig:
             "hidden_size": integer(config, "hidden_size", high=2**17),
             "num_hidden_layers": integer(config, "num_hidden_layers", high=1024),
             "intermediate_size": integer(config, "intermediate_size"),
-            "hidden_act": activation(config, "hidden_act", _IN_HEAD, cls.defaults["hidden_act"]),
+            "hidden_act": activation(config, "hidden_act", FUNCTIONS, cls.defaults["hidden_act"]),
             "max_position_embeddings": integer(config, "max_position_embeddings", high=2**20),
             "type_vocab_size": integer(config, "type_vocab_size", high=2**10),
             "layer_norm_eps": number(config, "layer_norm_eps", low=1e-15, high=1.0),
@@ -193,7 +188,7 @@ class Bert(MaskedLM):
         return self.transform(self.front(known_rows(self.embed, tokens), context), context)
 
     def logits(self, hidden: mx.array) -> mx.array:
-        act = _IN_HEAD[ACTIVATIONS[self.config.hidden_act]]
+        act = FUNCTIONS[ACTIVATIONS[self.config.hidden_act]]
         x = self.head_norm(act(self.head_proj(hidden)))
         return apply_head(self.embed, x) + self.logits_bias
 
@@ -227,7 +222,8 @@ HEAD_NAMES: Mapping[str, str | None] = {
     "cls.predictions.transform.dense": "head_proj",
     "cls.predictions.transform.LayerNorm": "head_norm",
     "cls.predictions.bias": "logits_bias",
-    "cls.predictions.decoder": None,
+    "cls.predictions.decoder": Copy("embed"),
+    "cls.predictions.decoder.bias": Copy("logits_bias"),
     "cls.seq_relationship": None,
 }
 """Names of the head of BERT and most of its successors."""

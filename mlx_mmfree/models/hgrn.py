@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from ..token_mixers import HGRN
 from .parts.architecture import Architecture
 from .parts.fields import boolean, number
-from .parts.lower_bounds import BoundedDecoder, check_bounds
+from .parts.lower_bounds import BoundedDecoder
 from .parts.recurrent import build_recurrent, weight_names
 from .parts.recurrent_config import RecurrentConfig
 
@@ -18,7 +18,7 @@ class Config(RecurrentConfig):
 
     Attributes: as `RecurrentConfig`, and
         expand_ratio: Width of the recurrence over D.
-        use_lower_bound: Forget gates of later blocks have a learned lower bound.
+        use_lower_bound: Forget gates of later blocks have a learned lower bound, each its own.
     """
 
     model_type: ClassVar[str] = "hgrn"
@@ -30,15 +30,6 @@ class Config(RecurrentConfig):
     @property
     def recurrence_dims(self) -> int:
         return int(self.hidden_size * self.expand_ratio)
-
-    def __post_init__(self) -> None:
-        check_bounds(
-            self.use_lower_bound,
-            self.num_hidden_layers,
-            self.hidden_size,
-            self.recurrence_dims,
-            self.expand_ratio,
-        )
 
     @classmethod
     def mixer_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,7 +47,7 @@ def build(config: Config) -> BoundedDecoder:
         return HGRN(dims, hidden_dims=hidden_dims, norm_eps=config.norm_eps)
 
     model = build_recurrent(config, mixer, BoundedDecoder)
-    return model.add_bounds() if config.use_lower_bound else model
+    return model.add_bounds(config.recurrence_dims) if config.use_lower_bound else model
 
 
 ARCHITECTURE = Architecture(

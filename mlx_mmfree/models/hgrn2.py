@@ -64,7 +64,7 @@ def build(config: Config) -> BoundedDecoder:
         return HGRN2(config.hidden_size, num_heads=config.num_heads, norm_eps=_OUTPUT_NORM_EPS)
 
     model = build_recurrent(config, mixer, BoundedDecoder)
-    return model.add_bounds() if config.use_lower_bound else model
+    return model.add_bounds(config.hidden_size) if config.use_lower_bound else model
 
 
 ARCHITECTURE = Architecture(

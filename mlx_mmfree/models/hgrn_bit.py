@@ -21,7 +21,7 @@ from .parts.architecture import Architecture
 from .parts.block import Block
 from .parts.fields import activation, boolean, integer, number
 from .parts.initialization import draw_weights
-from .parts.lower_bounds import BoundedDecoder, check_bounds
+from .parts.lower_bounds import BoundedDecoder
 
 WEIGHT_NAMES: dict[str, str | None] = {
     "model.embeddings": "embed",
@@ -90,13 +90,12 @@ class Config:
                 f"[config.json] 'num_heads' must divide the recurrence's {self.recurrence_dims} dims "
                 f"but got {self.num_heads}."
             )
-        check_bounds(
-            self.use_lower_bound,
-            self.num_hidden_layers,
-            self.hidden_size,
-            self.recurrence_dims,
-            self.expand_ratio,
-        )
+        is_bounded = self.use_lower_bound and self.num_hidden_layers > 1
+        if is_bounded and self.recurrence_dims != self.hidden_size:
+            raise UnsupportedModelError(
+                "[config.json] 'expand_ratio' must be 1 with 'use_lower_bound' but got "
+                f"{self.expand_ratio}: the lower bounds have 'hidden_size' columns."
+            )
 
     @classmethod
     def from_hub(cls, config: Mapping[str, Any]) -> "Config":
@@ -192,7 +191,7 @@ def build(config: Config) -> HGRNBit:
         head = None
     model = HGRNBit(embed, blocks, nn.RMSNorm(dims, eps=eps), head, config)
     if config.use_lower_bound:
-        model.add_bounds()
+        model.add_bounds(config.hidden_size)
     return draw_weights(model, config.initializer_range)
 
 

@@ -1,5 +1,6 @@
 """HGRN, HGRN2, GLA and RetNet from their folders: loaded, written, converted, generating."""
 
+import json
 from pathlib import Path
 
 import mlx.core as mx
@@ -9,6 +10,7 @@ from mlx_mmfree.cli import main
 from mlx_mmfree.generation import generate
 from mlx_mmfree.hub import load, load_model, open_checkpoint, save_model
 from mlx_mmfree.models import find
+from tests.formula import numbers
 from tests.hub.checkpoints import GOLDENS, TOKENS
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -67,3 +69,31 @@ def test_unfused_names_are_written_as_fused(tmp_path: Path) -> None:
     assert "model.layers.0.attn.g_norm_swish_gate.weight" in written.tensors
     assert written.config.get("fuse_norm", True)
     assert mx.array_equal(load_model(tmp_path / "m")(TOKENS)[0], model(TOKENS)[0])
+
+
+def test_a_wider_recurrence_has_as_many_lower_bounds(tmp_path: Path) -> None:
+    """As flash-linear-attention 0.6 writes it; the logits are those of its recurrence in float64."""
+    dims, wide, hidden, vocab = 30, 60, 64, 47
+    config = {"model_type": "hgrn", "hidden_size": dims, "expand_ratio": 2, "vocab_size": vocab}
+    config |= {"intermediate_size": hidden, "num_hidden_layers": 2, "norm_eps": 1e-6}
+    tensors = {
+        "model.embeddings.weight": numbers((vocab, dims), "e", 1.0),
+        "lm_head.weight": numbers((vocab, dims), "h", 0.3),
+        "model.norm.weight": 1 + numbers((dims,), "n", 0.3),
+        "model.lower_bounds": numbers((2, wide), "lb", 1.0),
+    }
+    shapes = {f"attn.{name}_proj": (wide, dims) for name in "ifg"}
+    shapes |= {"attn.o_proj": (dims, wide), "attn_norm": (dims,), "mlp_norm": (dims,)}
+    shapes |= {"attn.g_norm": (wide,), "mlp.down_proj": (dims, hidden)}
+    shapes |= {f"mlp.{name}_proj": (hidden, dims) for name in ("gate", "up")}
+    for n in range(2):
+        for key, shape in shapes.items():
+            name = f"model.layers.{n}.{key}"
+            tensors[f"{name}.weight"] = (len(shape) == 1) + numbers(shape, name, 0.3)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(
+        str(tmp_path / "model.safetensors"), {n: mx.array(each) for n, each in tensors.items()}
+    )
+    want = [0.10945, 0.11825, 0.31413, 0.14316, -1.22165, 1.55417, 1.43311, 0.60295]
+    logits, _ = load_model(tmp_path)(mx.array([[1, 5, 9, 33, 20, 41, 7]]))
+    assert logits[0, -1, :8].tolist() == pytest.approx(want, abs=1e-4)

@@ -103,7 +103,6 @@ def test_other_mathematics_is_refused(kind: str, keys: dict[str, Any]) -> None:
         ("gla", {"use_gk": False}),
         ("retnet", {"num_kv_heads": 1}),
         ("retnet", {"feature_map": "elu"}),
-        ("hgrn", {"expand_ratio": 2}),
     ],
     ids=str,
 )

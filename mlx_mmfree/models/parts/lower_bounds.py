@@ -4,7 +4,6 @@ from typing import ClassVar
 
 import mlx.core as mx
 
-from ...errors import UnsupportedModelError
 from ...layers.self_attention import SelfAttention
 from .decoder import Decoder
 
@@ -20,13 +19,13 @@ class BoundedDecoder(Decoder):
 
     channel_arrays: ClassVar[tuple[str, ...]] = ("lower_bounds",)
 
-    def add_bounds(self) -> "BoundedDecoder":
-        """Gives it a fresh table, in place, and returns it."""
-        self.lower_bounds = mx.zeros((len(self.blocks), self.embed.weight.shape[1]))
+    def add_bounds(self, gates: int) -> "BoundedDecoder":
+        """Gives it a fresh table for so many gates of a block, in place, and returns it."""
+        self.lower_bounds = mx.zeros((len(self.blocks), gates))
         return self
 
     def bounds(self) -> mx.array:
-        """The bound of each block, float32 `(blocks, D)`."""
+        """The bound of each block, float32 `(blocks, E)`."""
         shares = mx.softmax(self.lower_bounds.astype(mx.float32), axis=0)
         return mx.cumsum(shares, axis=0) - shares[:1]
 
@@ -40,16 +39,3 @@ class BoundedDecoder(Decoder):
             else {"lower_bound": bounds[n]}
             for n, block in enumerate(self.blocks)
         ]
-
-
-def check_bounds(is_bounded: bool, blocks: int, dims: int, gates: int, expand_ratio: float) -> None:
-    """Refuses lower bounds of gates that are not as many as the model has dims.
-
-    Raises:
-        UnsupportedModelError: A block has a bound, and the gates are more or fewer.
-    """
-    if is_bounded and blocks > 1 and gates != dims:
-        raise UnsupportedModelError(
-            f"[config.json] 'expand_ratio' must be 1 with 'use_lower_bound' but got {expand_ratio}: "
-            "the lower bounds have 'hidden_size' columns."
-        )

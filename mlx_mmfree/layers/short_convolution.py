@@ -5,8 +5,10 @@ import math
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..ops.activations import silu
 from .arguments import check_sizes
 from .context import Context
+from .padding import RealTokens, read_without_padding
 from .positions import sample_begins
 
 
@@ -18,6 +20,7 @@ class ShortConvolution(nn.Module):
 
     The last tap lies on the current position; positions before the first are zero, or the ones
     carried in the state. At a position of `starts` a new sample begins: those before are zero to it.
+    Taps and state pass over padding, where the result is zero.
 
     Source: the convolution of Mamba (Gu and Dao, arXiv 2312.00752), as flash-linear-attention has it.
 
@@ -55,31 +58,47 @@ class ShortConvolution(nn.Module):
         self, x: mx.array, state: mx.array, context: Context | None = None
     ) -> tuple[mx.array, mx.array]:
         context = Context() if context is None else context
+        return read_without_padding(
+            x, context, lambda x, tokens: self._read(x, tokens, state, context)
+        )
+
+    def _read(
+        self, x: mx.array, tokens: RealTokens, state: mx.array, context: Context
+    ) -> tuple[mx.array, mx.array]:
         length, kernel_size = x.shape[1], self.weight.shape[-1]
-        valid, starts = context.valid, context.starts
-        if valid is not None:
-            x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
         window = mx.concatenate([state, x], axis=1)
-        # what each tap sees, and behind them what is carried on
-        parts = [window[:, tap : tap + length] for tap in range(kernel_size)]
-        parts.append(window[:, length:])
+        taps = [window[:, tap : tap + length] for tap in range(kernel_size)]
+        places = context.once(
+            ("last inputs", length, kernel_size), lambda: _last_places(tokens, length, kernel_size)
+        )
+        if tokens.counts is None:
+            last = window[:, length:]
+        else:
+            last = mx.take_along_axis(window, places, axis=1)
+        starts = tokens.starts
         if starts is not None:
-            masks = context.once(
-                ("taps", length, kernel_size), lambda: _same_sample(starts, kernel_size)
+            *masks, is_last = context.once(
+                ("taps", length, kernel_size), lambda: _same_sample(starts, places, kernel_size)
             )
             zero = mx.zeros((), x.dtype)
-            parts = [mx.where(mask, seen, zero) for mask, seen in zip(masks, parts, strict=True)]
-        *taps, last = parts
+            taps = [mx.where(mask, seen, zero) for mask, seen in zip(masks, taps, strict=True)]
+            last = mx.where(is_last, last, zero)
         y = self.weight[:, 0, 0] * taps[0]
         for tap in range(1, kernel_size):
             y = y + self.weight[:, 0, tap] * taps[tap]
-        return nn.silu(y), last
+        return silu(y), last
 
 
-def _same_sample(starts: mx.array, kernel_size: int) -> list[mx.array]:
+def _last_places(tokens: RealTokens, length: int, kernel_size: int) -> mx.array:
+    """Where the last inputs stand among those carried and those of the call, `(B, K - 1, 1)`."""
+    count = length if tokens.counts is None else tokens.counts[:, None, None]
+    return mx.arange(kernel_size - 1)[:, None] + count
+
+
+def _same_sample(starts: mx.array, last_places: mx.array, kernel_size: int) -> list[mx.array]:
     """Where each tap, and what is carried on, sees the sample of its position, `(B, ..., 1)`."""
     length, before = starts.shape[1], kernel_size - 1
     begins = sample_begins(starts, before)[..., None]
     place = mx.arange(before + length)[:, None]
     masks = [place[tap : tap + length] >= begins for tap in range(kernel_size)]
-    return [*masks, place[length:] >= begins[:, -1:]]
+    return [*masks, last_places >= begins[:, -1:]]

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
+from ..layers import apply_norm, project
 from ..layers.arguments import check_sequences
 from ..layers.heads import dims_of_a_head, merge_heads, split_heads
 from ..layers.linear_factory import Linears, factory_of
@@ -14,6 +14,7 @@ from ..layers.mixing.linear_sums import weights_of_recurrence
 from ..layers.partition import Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_linear_attention
+from ..ops.activations import silu
 
 
 class HGRN2State(NamedTuple):
@@ -124,10 +125,11 @@ class HGRN2(TokenMixer):
         o, memory = gated_linear_attention(
             q, k, v.astype(mx.float32), f, state.memory, valid=valid, starts=starts
         )
-        y = project(
-            merge_heads(o).astype(x.dtype), (self["output_proj"],), norm=self["output_norm"]
-        )
-        return y, HGRN2State(memory)
+        y, norm = merge_heads(o), self["output_norm"]
+        if x.dtype == mx.float16:
+            # before the norm, numbers may go beyond its range
+            y, norm = apply_norm(norm, y), None
+        return project(y.astype(x.dtype), (self["output_proj"],), norm=norm), HGRN2State(memory)
 
     def mixing_weights(
         self, x: mx.array, *, lower_bound: mx.array | None = None, **arguments: Any
@@ -141,6 +143,6 @@ class HGRN2(TokenMixer):
         width = self.num_heads * self._head_dim
         inner = (self["query_proj"], self["forget_proj"], self["input_proj"])
         q, f, v = mx.split(project(x, inner), [width, 2 * width], axis=-1)
-        q = nn.silu(q.astype(mx.float32)) * self._scale
+        q = silu(q.astype(mx.float32)) * self._scale
         gates = bounded_gate(f, lower_bound)
         return tuple(split_heads(part, self.num_heads) for part in (q, *gates, v))

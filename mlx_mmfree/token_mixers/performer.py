@@ -28,6 +28,7 @@ from ..layers.mixing.random_features import (
 from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_linear_attention
+from ..ops.activations import relu
 
 DENOMINATOR_EPS = 1e-6
 """What is added to each causal sum of key features, as in performer-pytorch."""
@@ -194,7 +195,8 @@ class Performer(TokenMixer):
             none = mx.full(k.shape[:2], NO_MAXIMUM)
             k, _, _ = self._key_features(k, none, Context(valid))
             o = attend_to_all(q, k, v, valid)
-            shares = o[..., -1:]
+            # features are positive: it is 0 in a row of padding alone, where values are 0 too
+            shares = mx.where(o[..., -1:] == 0, 1.0, o[..., -1:])
         y = merge_heads(o[..., :-1] / shares).astype(x.dtype)
         return project(y, (self["output_proj"],)), state
 
@@ -217,7 +219,7 @@ class Performer(TokenMixer):
         """Features of heads `(B, H, L, K)`, `(B, H, L, F)`."""
         projected, half = exponents(q, self.projection_matrix)
         if not self._is_softmax:
-            return nn.relu(projected) + self._eps
+            return relu(projected) + self._eps
         largest = self._largest(projected, half)[..., None]
         return softmax_features(projected, half, largest, self._eps)
 
@@ -242,7 +244,7 @@ class Performer(TokenMixer):
         """
         projected, half = exponents(k, self.projection_matrix)
         if not self._is_softmax or not k.shape[2]:
-            return nn.relu(projected) + self._eps, None, before
+            return relu(projected) + self._eps, None, before
         largest = self._largest(projected, half)
         if context.valid is not None:
             largest = mx.where(context.valid[:, None], largest, NO_MAXIMUM)

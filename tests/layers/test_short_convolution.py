@@ -1,7 +1,6 @@
 """The causal depthwise convolution against its formula."""
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 
@@ -15,8 +14,8 @@ def test_formula() -> None:
     y, _ = convolution(x, convolution.init_state(2, mx.float32))
     padded = np.pad(np.array(x), ((0, 0), (3, 0), (0, 0)))
     weight = np.array(convolution.weight)[:, 0]
-    want = np.stack([(padded[:, t : t + 4] * weight.T).sum(1) for t in range(9)], axis=1)
-    assert mx.allclose(y, nn.silu(mx.array(want)), atol=1e-6)
+    sums = np.stack([(padded[:, t : t + 4] * weight.T).sum(1) for t in range(9)], axis=1)
+    assert np.allclose(np.array(y), sums / (1 + np.exp(-sums)), atol=1e-6)
 
 
 @pytest.mark.parametrize("kernel_size", [1, 2, 4])
@@ -47,6 +46,33 @@ def test_a_new_sample_sees_zeros_before_it(kernel_size: int) -> None:
         last_of_row, last = last, mx.zeros_like(last)
     assert mx.array_equal(y, mx.concatenate(parts, axis=1))
     assert mx.array_equal(state, last_of_row)
+
+
+@pytest.mark.parametrize("has_starts", [False, True])
+@pytest.mark.parametrize("length", [1, 9])
+@pytest.mark.parametrize("kernel_size", [1, 2, 4])
+def test_padding_is_passed_over(kernel_size: int, length: int, has_starts: bool) -> None:
+    rows = 16
+    draw = np.random.default_rng(kernel_size + length)
+    convolution = ShortConvolution(5, kernel_size)
+    x = draw.normal(size=(rows, length, 5)).astype(np.float32)
+    carried = draw.normal(size=(rows, kernel_size - 1, 5)).astype(np.float32)
+    valid, starts = draw.random((rows, length)) < 0.6, draw.random((rows, length)) < 0.3
+    valid[0] = False
+    # what begins at padding begins nothing
+    context = Context(mx.array(valid), starts=mx.array(starts) if has_starts else None)
+    y, state = convolution(mx.array(x), mx.array(carried), context)
+    for row in range(rows):
+        last = mx.array(carried[row : row + 1])
+        for place in range(length):
+            if not valid[row, place]:
+                assert not y[row, place].any().item()
+                continue
+            if has_starts and starts[row, place]:
+                last = mx.zeros_like(last)
+            part, last = convolution(mx.array(x[row : row + 1, place : place + 1]), last)
+            assert mx.array_equal(y[row, place], part[0, 0])
+        assert mx.array_equal(state[row], last[0])
 
 
 def test_kernel_size_must_be_positive() -> None:

@@ -153,11 +153,6 @@ def rounds_keys(case: Case) -> bool:
     return getattr(case.options.get("cache"), "quantization", None) is not None
 
 
-def recurrence(state: object) -> object:
-    """What padding never touches; a short convolution keeps the last inputs, padded or not."""
-    return getattr(state, "hidden", state)
-
-
 def assert_equal(got: object, want: object) -> None:
     """Both hold the same arrays, but for the order of sums."""
     for (_, g), (_, w) in zip(tree_flatten(got), tree_flatten(want), strict=True):

@@ -75,6 +75,7 @@ def test_the_callers_state_is_not_changed(case: Case) -> None:
     assert all(mx.array_equal(a, b) for (_, a), b in zip(tree_flatten(state), before, strict=True))
 
 
+@pytest.mark.usefixtures("unfused")
 @by_case(CAUSAL)
 def test_compiled_step_equals_the_plain_one(case: Case) -> None:
     mixer, x = case.mixer, sequence()

@@ -18,6 +18,7 @@ from tests.token_mixers.contract.cases import (
     sequence,
     variants_file,
 )
+from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 STEPS = (2.0**-7, 2.0**-10, 2.0**-13)
 """A derivative lies between the differences to both sides, also where a rectified number changes sign,
@@ -38,10 +39,12 @@ def _arrays(mixer: TokenMixer, noise: float = 0.0) -> dict[str, mx.array]:
     return arrays
 
 
-def _result(mixer: TokenMixer, arrays: dict[str, mx.array]) -> mx.array:
+def _result(
+    mixer: TokenMixer, arrays: dict[str, mx.array], valid: mx.array | None = None
+) -> mx.array:
     parts: dict[str, Any] = tree_unflatten(list(arrays.items()))
     mixer.update(parts.get("own", {}))
-    return mixer(parts["x"], **parts.get("beside", {}))[0]
+    return mixer(parts["x"], None, valid, **parts.get("beside", {}))[0]
 
 
 @by_case(ALL)
@@ -90,3 +93,46 @@ def test_gradients_are_those_of_differences(case: Case) -> None:
             if errors[-1] <= 1:
                 break
         assert min(errors) <= 1, (path, errors)
+
+
+# keys that are kept in few bits have no gradient
+@by_case([case for case in ALL if not rounds_keys(case.values[0])])
+def test_a_row_of_padding_alone_adds_nothing(case: Case) -> None:
+    """A batch is filled up with such rows. Their results are finite and count for nothing."""
+    mixer = case.build()
+    arrays, rows = _arrays(mixer, 0.1), mx.array([0, 2])
+    valid = mx.broadcast_to((mx.arange(3) != 1)[:, None], arrays["x"].shape[:2])
+
+    def loss(arrays: dict[str, mx.array], valid: mx.array) -> tuple[mx.array, mx.array]:
+        y = _result(mixer, arrays, valid)
+        return mx.where(valid[..., None], y, 0.0).square().sum(), y
+
+    (_, y), got = mx.value_and_grad(loss)(arrays, valid)
+    fewer = {n: a[rows] if n.startswith(("x", "beside")) else a for n, a in arrays.items()}
+    (_, alone), want = mx.value_and_grad(loss)(fewer, valid[rows])
+    assert mx.isfinite(y).all().item()
+    assert relative_error(y[rows], alone) <= TOLERANCE[mx.float32]
+    # sums may cancel, as those of the bias of keys under a softmax
+    least = 1e-3 * max(mx.abs(gradient).max().item() for gradient in want.values())
+    for path, gradient in got.items():
+        assert mx.isfinite(gradient).all().item(), path
+        part = gradient[rows] if path.startswith(("x", "beside")) else gradient
+        scale = max(least, mx.abs(want[path]).max().item())
+        assert mx.abs(part - want[path]).max().item() <= GRADIENT_TOLERANCE * scale, path
+
+
+@by_case(SMOOTH)
+def test_numbers_between_the_projections_may_go_beyond_float16(case: Case) -> None:
+    mixer, x = case.build(), 300.0 * sequence()
+    given = beside(mixer)
+    want = mixer(x, **given)[0]
+    if mx.abs(want).max().item() > 8000:
+        return  # the result, or what the last projection gets, would not fit either
+    mixer.set_dtype(mx.float16)
+    given = {name: array.astype(mx.float16) for name, array in given.items()}
+
+    def result(x: mx.array) -> mx.array:
+        return mixer(x.astype(mx.float16), **given)[0].astype(mx.float32)
+
+    assert mx.isfinite(result(x)).all().item()
+    assert mx.isfinite(mx.grad(lambda x: result(x).mean())(x)).all().item()

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
 from _pytest.mark import ParameterSet
 
 from mlx_mmfree.layers.context import Context
 from mlx_mmfree.layers.heads import merge_heads, split_heads
 from mlx_mmfree.layers.token_mixer import TokenMixer
+from mlx_mmfree.ops.activations import gelu, silu
 from mlx_mmfree.token_mixers import MLPMixer
 from tests.token_mixers.contract.cases import (
     CROSS,
@@ -57,7 +57,7 @@ def _channels(weights: mx.array, values: mx.array) -> mx.array:
 
 def _gated_heads(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
     y = mixer.output_norm(_mixed(mixer, x, weights).swapaxes(1, 2)).flatten(2)
-    return mixer.output_proj(y * nn.silu(mixer.gate_proj(x)))
+    return mixer.output_proj(y * silu(mixer.gate_proj(x)))
 
 
 def _hgrn2(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
@@ -66,16 +66,16 @@ def _hgrn2(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
 
 
 def _hgrn(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
-    y = mixer.output_norm(_channels(weights, nn.silu(mixer.input_proj(x))))
-    return mixer.output_proj(y * nn.silu(mixer.gate_proj(x)))
+    y = mixer.output_norm(_channels(weights, silu(mixer.input_proj(x))))
+    return mixer.output_proj(y * silu(mixer.gate_proj(x)))
 
 
 def _mlgru(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
     before = mixer.init_state(x.shape[0], x.dtype).convolutions
     i, _, g = mx.split(mixer._gates(x, None, before, Context())[0], 3, axis=-1)
-    h = _channels(weights, nn.silu(i))
+    h = _channels(weights, silu(i))
     if "gate_norm" in mixer:
-        return mixer.output_proj(mixer.gate_norm(g) * nn.silu(h))
+        return mixer.output_proj(mixer.gate_norm(g) * silu(h))
     return mixer.output_proj(mx.sigmoid(g) * h)
 
 
@@ -106,12 +106,12 @@ def _mlp_mixer(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
     columns = mx.pad(x, [(0, 0), (0, mixer._max_length - length), (0, 0)]).swapaxes(1, 2)
     z = mixer.up_length_proj(columns)
     # gelu(z) / z times the bias
-    shares = nn.gelu(z) / z * mixer.up_length_proj.bias
+    shares = gelu(z) / z * mixer.up_length_proj.bias
     return _channels(weights, x) + mixer.down_length_proj(shares).swapaxes(1, 2)[:, :length]
 
 
 def _gmlp(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
-    u, v = mx.split(nn.gelu(mixer.input_proj(x)), 2, axis=-1)
+    u, v = mx.split(gelu(mixer.input_proj(x)), 2, axis=-1)
     values = split_heads(mixer.gate_norm(v), mixer.num_heads)
     bias = mixer.spatial_bias[:, : x.shape[1], None]
     s = merge_heads(weights[:, : mixer.num_heads] @ values + bias)

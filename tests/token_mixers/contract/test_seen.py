@@ -1,6 +1,7 @@
 """What each position sees and what it does not, for every mixer found in the package."""
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from tests.token_mixers.contract.cases import (
@@ -14,7 +15,6 @@ from tests.token_mixers.contract.cases import (
     beside,
     by_case,
     continue_equally,
-    recurrence,
     sequence,
 )
 
@@ -32,27 +32,44 @@ def test_output_depends_on_the_past_only(case: Case) -> None:
         assert_equal(got, want)
 
 
+# where four positions of padding stand before, within and behind the tokens of a row
+PADDING = [[0, 1, 2, 3], [0, 5, 6, 16], [13, 14, 15, 16]]
+
+
+def padded(x: mx.array, before: int = 0) -> tuple[mx.array, mx.array, mx.array]:
+    """Rows with padding, which positions are none, and the place of each token, `(3, LENGTH, 1)`."""
+    valid = np.ones((3, LENGTH + 4), bool)
+    for row, places in zip(valid, PADDING[before:] + PADDING[:before], strict=True):
+        row[places] = False
+    rows = np.full((*valid.shape, DIMS), 9.0, np.float32)
+    rows[valid] = np.array(x).reshape(-1, DIMS)
+    places = np.stack([np.flatnonzero(row) for row in valid])[..., None]
+    return mx.array(rows), mx.array(valid), mx.array(places)
+
+
+@pytest.mark.parametrize("is_carried", [False, True], ids=["fresh", "carried"])
 @by_case(CAUSAL)
-def test_left_padding_changes_nothing(case: Case) -> None:
+def test_padding_changes_nothing(case: Case, is_carried: bool) -> None:
     mixer, x = case.mixer, sequence()
-    padded = mx.concatenate([mx.full((3, 4, DIMS), 9.0), x], axis=1)
-    valid = mx.broadcast_to(mx.arange(LENGTH + 4) >= 4, (3, LENGTH + 4))
-    y, state = mixer(padded, None, valid)
-    want, want_state = mixer(x)
-    assert_equal(y[:, 4:], want)
-    if mixer.recurrent:
-        assert_equal(state, want_state)
-    continue_equally(mixer, x, state, want_state)
+    before = mixer(sequence(5, seed=4))[1] if is_carried else None
+    want, want_state = mixer(x, before)
+    for turn in range(3):
+        rows, valid, places = padded(x, turn)
+        y, state = mixer(rows, before, valid)
+        assert_equal(mx.take_along_axis(y, places, axis=1), want)
+        if mixer.recurrent:
+            assert_equal(state, want_state)
+        continue_equally(mixer, x, state, want_state)
 
 
 @by_case(CAUSAL)
 def test_a_padded_step_leaves_the_recurrence(case: Case) -> None:
     mixer, x = case.mixer, sequence()
     _, state = mixer(x)
-    _, after = mixer(x[:, :2], state, mx.zeros((3, 2), mx.bool_))
-    if mixer.recurrent:
-        assert_equal(recurrence(after), recurrence(state))
-    else:
+    for length in (1, 2):
+        _, after = mixer(x[:, :length], state, mx.zeros((3, length), mx.bool_))
+        if mixer.recurrent:
+            assert_equal(after, state)
         continue_equally(mixer, x, after, state)
 
 

@@ -1,9 +1,13 @@
 """What every test shares."""
 
+import atexit
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +20,13 @@ def pytest_configure() -> None:
     """Sets up each process that runs tests, and what they start.
 
     Ctrl-C reaches what tests start, also where a shell runs them in the background. Nothing waits for
-    the disk, since tests write files by the thousand, which need not outlive them. And compiled code of
-    Python is kept: tests start hundreds of processes, each of which would compile the package anew.
+    the disk, since tests write files by the thousand, which need not outlive them. Compiled code of
+    Python is kept: tests start hundreds of processes, each of which would compile the package anew. And
+    what MLX and those processes put into the temporary directory lies in a folder of its own.
     """
+    tempfile.gettempdir()  # pytest's own folders stay where they are looked for
+    os.environ["TMPDIR"] = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     os.fsync = lambda handle: None
@@ -26,20 +34,38 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def machine_code() -> set[Path]:
+    """The files that MLX compiled for operations that it fuses on a CPU."""
+    return {*Path(os.environ["TMPDIR"]).glob("mlx/*/cpu/*")}
+
+
 @pytest.fixture
-def fused() -> None:
-    """Lets `mx.compile` fuse operations on a CPU, as it does for users."""
+def fused() -> Callable[[], set[Path]]:
+    """For tests that let MLX compile, as `mx.compile` of users does; lists what it compiled."""
+    return machine_code
 
 
-@pytest.fixture(autouse=True)
-def unfused(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fusing starts a C++ compiler, seconds a test, and has nothing to do with our operations."""
-    if native.unavailable() or "fused" in request.fixturenames:
+@pytest.fixture
+def unfused() -> Iterator[None]:
+    """For tests that call `mx.compile` themselves: fusing starts a C++ compiler, seconds a test."""
+    if native.unavailable():
         yield
         return
     native.kernels().set_fusion(False)
     yield
     native.kernels().set_fusion(True)
+
+
+@pytest.fixture(autouse=True)
+def compiles_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test, and no process that it starts, may let MLX compile machine code.
+
+    MLX loads it from a folder of the temporary directory whose name anybody can take first.
+    """
+    before = machine_code()
+    yield
+    if not {"fused", "unfused"} & {*request.fixturenames}:
+        assert machine_code() <= before
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,15 @@ from ..layers.linear_factory import Linears, factory_of
 from ..layers.partition import Partition
 from ..layers.projection import apply_linear
 from ..ops import activate
+from ..ops.activations import gelu_tanh, relu
 
-_ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
-    "relu": nn.relu,
+FUNCTIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "relu": relu,
     "gelu": partial(activate, activation="gelu"),
-    "gelu_tanh": nn.gelu_approx,
+    "gelu_tanh": gelu_tanh,
     "silu": partial(activate, activation="silu"),
 }
+"""The activations of a feed-forward by their names."""
 
 
 class FeedForward(ChannelMixer):
@@ -65,15 +67,15 @@ class FeedForward(ChannelMixer):
         super().__init__()
         check_sizes("FeedForward", dims=dims)
         check_optional_sizes("FeedForward", hidden_dims=hidden_dims)
-        if activation not in _ACTIVATIONS:
+        if activation not in FUNCTIONS:
             raise ValueError(
-                f"[FeedForward] 'activation' must be one of {', '.join(_ACTIVATIONS)} but got "
+                f"[FeedForward] 'activation' must be one of {', '.join(FUNCTIONS)} but got "
                 f"'{activation}'."
             )
         hidden_dims = 4 * dims if hidden_dims is None else hidden_dims
         self.up_proj = factory_of(linear, "up_proj")(dims, hidden_dims, bias=bias)
         self.down_proj = factory_of(linear, "down_proj")(hidden_dims, dims, bias=bias)
-        self._activate = _ACTIVATIONS[activation]
+        self._activate = FUNCTIONS[activation]
 
     def __call__(self, x: mx.array) -> mx.array:
         return apply_linear(self.down_proj, self._activate(apply_linear(self.up_proj, x)))

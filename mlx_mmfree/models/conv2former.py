@@ -29,6 +29,7 @@ from .parts.initialization import draw_weights
 from .parts.stage import Stage, drop_rates
 
 _NORM = partial(LayerNorm, eps=1e-6)
+_GELU = partial(activate, activation="gelu")
 _HEAD_DIMS = 1280
 _RATIOS = (4, 4, 4, 4)
 _SMALL = {"kernel_size": 11, "dims": (72, 144, 288, 576), "mlp_ratios": _RATIOS}
@@ -145,10 +146,10 @@ def build(config: Config) -> ImageClassifier:
     half = dims[0] // 2
     embed = nn.Sequential(
         Convolution(config.input_channels, half, 3, stride=2, bias=False),
-        nn.GELU(),
+        _GELU,
         BatchNorm(half),
         Convolution(half, half, 3, bias=False),
-        nn.GELU(),
+        _GELU,
         BatchNorm(half),
         Convolution(half, dims[0], 2, stride=2, bias=False),
     )
@@ -156,7 +157,7 @@ def build(config: Config) -> ImageClassifier:
         nn.Sequential(_NORM(before), Convolution(before, behind, 2, stride=2))
         for before, behind in pairwise(dims)
     ]
-    neck = nn.Sequential(Convolution(dims[-1], _HEAD_DIMS, 1), nn.GELU(), _NORM(_HEAD_DIMS))
+    neck = nn.Sequential(Convolution(dims[-1], _HEAD_DIMS, 1), _GELU, _NORM(_HEAD_DIMS))
     rates = drop_rates(config.drop_path_rate, config.depths)
     stages = [
         Stage([_block(config, n, m, rate) for m, rate in enumerate(rates[n])]) for n in range(4)

@@ -18,6 +18,7 @@ from ..layers.linear_factory import LinearFactory
 from ..layers.maps.batch_norm import BatchNorm
 from ..layers.maps.convolution import Convolution
 from ..layers.maps.inverted_bottleneck import InvertedBottleneck
+from ..ops.activations import hardswish
 from ..spatial_mixers.multi_scale_attention import MultiScaleAttention
 from .parts.architecture import Architecture, sample_images
 from .parts.fields import integer, integers
@@ -156,13 +157,13 @@ def build(config: Config) -> ImageClassifier:
     first = Convolution(config.input_channels, stem, 3, stride=2, bias=False, norm=BatchNorm(stem))
     embed = nn.Sequential(
         first,
-        nn.Hardswish(),
+        hardswish,
         *[InvertedBottleneck(stem, stem, is_residual=True) for _ in range(config.depths[0])],
     )
     inner, outer = config.head_widths
     # what stands behind the last stage still sees places
     neck = nn.Sequential(
-        Convolution(widths[-1], inner, 1, bias=False, norm=BatchNorm(inner)), nn.Hardswish()
+        Convolution(widths[-1], inner, 1, bias=False, norm=BatchNorm(inner)), hardswish
     )
     counts = [depth + (n >= _FIRST_WITH_ATTENTION) for n, depth in enumerate(config.depths[1:])]
     rates = drop_rates(config.drop_path_rate, counts)
@@ -170,7 +171,7 @@ def build(config: Config) -> ImageClassifier:
     head = nn.Sequential(
         nn.Linear(inner, outer, bias=False),
         LayerNorm(outer, eps=1e-5),
-        nn.Hardswish(),
+        hardswish,
         nn.Linear(outer, config.num_classes),
     )
     return ImageClassifier(embed, stages, head, neck=neck, config=config)

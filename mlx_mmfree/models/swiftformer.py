@@ -21,6 +21,7 @@ from ..layers.maps.convolution import Convolution, pointwise
 from ..layers.maps.depthwise_block import DepthwiseBlock
 from ..layers.maps.depthwise_convolution import DepthwiseConvolution
 from ..layers.stored_layout import StoredLayout
+from ..ops.activations import relu
 from ..spatial_mixers.additive_attention import AdditiveAttention
 from .parts.architecture import Architecture, sample_images
 from .parts.fields import integer, integers
@@ -140,9 +141,9 @@ def build(config: Config) -> ImageClassifier:
     dims = config.embed_dims
     embed = nn.Sequential(
         _halving(config.input_channels, dims[0] // 2),
-        nn.ReLU(),
+        relu,
         _halving(dims[0] // 2, dims[0]),
-        nn.ReLU(),
+        relu,
     )
     merges = [_halving(before, behind) for before, behind in pairwise(dims)]
     rates = drop_rates(config.drop_path_rate, config.layers)

@@ -14,6 +14,7 @@ from ..layers.maps.depthwise_convolution import DepthwiseConvolution
 from ..layers.maps.spatial_mixer import SpatialMixer, check_map
 from ..layers.mixing.linear_sums import attend_to_all, with_ones
 from ..layers.stored_layout import StoredLayout
+from ..ops.activations import relu
 
 
 class GroupedScale(nn.Module):
@@ -118,7 +119,7 @@ class MultiScaleAttention(SpatialMixer):
         every = mx.concatenate([own, *(scale(own) for scale in self.scales)], axis=-1)
         heads = mx.unflatten(mx.flatten(every, 1, 2), -1, (-1, 3 * self._head_dim))
         q, k, v = mx.split(heads.swapaxes(1, 2).astype(mx.float32), 3, axis=-1)
-        o = attend_to_all(nn.relu(q), nn.relu(k), with_ones(v), None)
+        o = attend_to_all(relu(q), relu(k), with_ones(v), None)
         o = merge_heads(o[..., :-1] / (o[..., -1:] + self._eps))
         return self.output_norm.of_linear(
             self.output_proj, o.astype(x.dtype).reshape(*x.shape[:3], -1)

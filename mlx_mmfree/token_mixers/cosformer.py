@@ -16,6 +16,7 @@ from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.positions import count_on
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_linear_attention
+from ..ops.activations import relu
 
 
 class CosFormerState(NamedTuple):
@@ -172,7 +173,7 @@ class CosFormer(TokenMixer):
 
     def _features(self, name: str, x: mx.array, places: mx.array) -> mx.array:
         """Rectified projections times sine and cosine of their positions, `(B, H, L, 2K)`."""
-        heads = split_heads(nn.relu(self[name](x).astype(mx.float32)), self.num_heads)
+        heads = split_heads(relu(self[name](x).astype(mx.float32)), self.num_heads)
         angles = (places * (math.pi / 2 / self.max_length))[:, None, :, None]
         return mx.concatenate([heads * mx.sin(angles), heads * mx.cos(angles)], axis=-1)
 

@@ -13,6 +13,7 @@ from ..layers.mixing.linear_sums import weights_of_recurrence
 from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_linear_attention, gated_rms_norm
+from ..ops.activations import log_sigmoid
 
 
 class GLAState(NamedTuple):
@@ -149,7 +150,7 @@ class GLA(TokenMixer):
     def _inner(self, x: mx.array) -> tuple[mx.array, ...]:
         """Queries, keys, values and forget gates in heads, and the output gate, `(B, L, H V)`."""
         q, k, v, g, low = (self[name](x) for name in self._widths)
-        f = nn.log_sigmoid(self.forget_proj(low).astype(mx.float32))
+        f = log_sigmoid(self.forget_proj(low).astype(mx.float32))
         f = mx.exp(f / self._gate_root)
         q, k, v, f = (split_heads(part, self.num_heads) for part in (q, k, v, f))
         return q.astype(mx.float32) * self._key_dim**-0.5, k, v.astype(mx.float32), f, g

@@ -14,6 +14,7 @@ from ..layers.partition import Group, Partition
 from ..layers.sharded_linear import ShardedRMSNorm
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_rms_norm
+from ..ops.activations import silu
 
 
 class HGRNState(NamedTuple):
@@ -127,7 +128,7 @@ class HGRN(TokenMixer):
         h, last = gated_recurrence(i, f, state.hidden, context, lower_bound)
         norm = self["output_norm"]
         if isinstance(norm, ShardedRMSNorm):
-            y = norm(h) * nn.silu(g.astype(mx.float32))
+            y = norm(h) * silu(g.astype(mx.float32))
         else:
             y = gated_rms_norm(h, g, norm["weight"], eps=norm.eps)
         return project(y.astype(x.dtype), (self["output_proj"],)), HGRNState(last)

@@ -15,12 +15,13 @@ from ..layers.mixing.linear_sums import attend_to_all, check_no_starts, weights_
 from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.token_mixer import TokenMixer
 from ..ops import gated_linear_attention
+from ..ops.activations import elu_plus_one, relu
 
 FeatureMap = Callable[[mx.array], mx.array]
 
 FEATURE_MAPS: dict[str, FeatureMap] = {
-    "elu": lambda x: nn.elu(x) + 1.0,
-    "relu": nn.relu,
+    "elu": elu_plus_one,
+    "relu": relu,
     "identity": lambda x: x,
 }
 

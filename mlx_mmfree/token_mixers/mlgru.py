@@ -15,6 +15,7 @@ from ..layers.sharded_linear import ShardedRMSNorm
 from ..layers.state_kind import StatesByPosition
 from ..layers.token_mixer import TokenMixer
 from ..ops import mlgru_step
+from ..ops.activations import silu
 
 Stacking = Literal["none", "recurrence", "all"]
 _INNER: dict[Stacking, tuple[str, ...]] = {
@@ -258,7 +259,7 @@ class MLGRU(TokenMixer):
             i, f, g = mx.split(gates, 3, axis=-1)
             h, last = gated_recurrence(i, f, hidden, context, lower_bound)
             g = g.astype(mx.float32)
-            y = mx.sigmoid(g) * h if gate_norm is None else gate_norm(g) * nn.silu(h)
+            y = mx.sigmoid(g) * h if gate_norm is None else gate_norm(g) * silu(h)
             return y.astype(gates.dtype), last
         return mlgru_step(
             gates,

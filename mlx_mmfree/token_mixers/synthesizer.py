@@ -16,6 +16,7 @@ from ..layers.linear_factory import Linears, factory_of
 from ..layers.padding import RealTokens
 from ..layers.partition import QUERIES_KEYS_VALUES, Partition
 from ..layers.placed_tokens import Places, read_placed
+from ..ops.activations import relu
 
 Scores = Literal["dense", "random", "factorized_dense", "factorized_random"]
 Tiling = Literal["both_ways", "each", "whole"]
@@ -205,7 +206,7 @@ class Synthesizer(KeyValueMixer):
     def _rows(self, x: mx.array, queries: mx.array | None, places: Places) -> mx.array:
         """The scores of each token for all places, `(B or 1, H, L, T)`."""
         if queries is not None and "score_proj" in self:
-            rows: mx.array = self.score_proj(nn.relu(self.score_up_proj(queries)))
+            rows: mx.array = self.score_proj(relu(self.score_up_proj(queries)))
             return rows
         if "table" in self:
             return places.rows_of(self.table)

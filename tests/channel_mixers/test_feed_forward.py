@@ -9,8 +9,11 @@ import pytest
 from mlx_mmfree.channel_mixers import FeedForward
 from tests.tolerances import TOLERANCE, relative_error
 
+FUNCTIONS = {"relu": nn.relu, "gelu": nn.gelu, "gelu_tanh": nn.gelu_approx, "silu": nn.silu}
 
-@pytest.mark.parametrize(("activation", "function"), [("relu", nn.relu), ("gelu", nn.gelu)])
+
+@pytest.mark.usefixtures("unfused")
+@pytest.mark.parametrize(("activation", "function"), FUNCTIONS.items(), ids=FUNCTIONS)
 @pytest.mark.parametrize("bias", [False, True])
 def test_formula(activation: Any, function: Any, bias: bool) -> None:
     mixer = FeedForward(6, hidden_dims=10, activation=activation, bias=bias)

@@ -16,6 +16,7 @@ from mlx_mmfree.layers.lora import (
 )
 from mlx_mmfree.layers.matrix import matrix_of
 from mlx_mmfree.ops import pack_ternary
+from mlx_mmfree.ops.activations import relu
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 FLOAT32 = TOLERANCE[mx.float32]
@@ -116,7 +117,7 @@ def test_embedding_equals_the_dense_formula(kind: type[LoRAEmbedding], is_quanti
 
 
 def test_adapters_go_on_and_off() -> None:
-    model = nn.Sequential(BitLinear(32, 16).to_packed(), nn.ReLU(), nn.Linear(16, 8))
+    model = nn.Sequential(BitLinear(32, 16).to_packed(), relu, nn.Linear(16, 8))
     before = dict(tree_flatten(model.parameters()))
     names = add_adapters(model, lambda name, module: True, rank=2)
     assert names == ["layers.2", "layers.0"] or names == ["layers.0", "layers.2"]

@@ -81,6 +81,7 @@ def test_threads_do_not_change_bits(instructions: str) -> None:
         assert all(mx.array_equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.usefixtures("unfused")
 def test_transforms_and_second_order() -> None:
     x = mx.random.normal((3, 5))
     found = []

@@ -102,6 +102,7 @@ def test_hidden_values_count_for_nothing() -> None:
     assert mx.array_equal(run("native", q, k, v, "causal")[:, :, :150], want[:, :, :150])
 
 
+@pytest.mark.usefixtures("unfused")
 @pytest.mark.parametrize("mask", [None, "causal", "drawn"])
 def test_transforms(mask: Any) -> None:
     mx.random.seed(4)

@@ -158,6 +158,7 @@ def test_a_query_that_sees_nothing_adds_nothing() -> None:
         assert relative_error(own, other) <= TOLERANCE[mx.float32]
 
 
+@pytest.mark.usefixtures("unfused")
 def test_transforms_and_second_order() -> None:
     arrays, _ = drawn(3, (4, 2), 9, 9, (8, 8))
     stacked = [mx.stack([array, 2 * array]) for array in arrays]

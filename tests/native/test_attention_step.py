@@ -201,6 +201,7 @@ def test_large_scores() -> None:
     assert_same(run("native", *given, **options), run("reference", *given, **options))
 
 
+@pytest.mark.usefixtures("unfused")
 @pytest.mark.parametrize("window", [(None, 0), (5, 2)])
 def test_transforms(window: tuple[int | None, int]) -> None:
     mx.random.seed(3)

@@ -186,6 +186,7 @@ def test_zeros_and_extremes() -> None:
         assert relative_error(run("native", x, ones), want) <= 1e-6
 
 
+@pytest.mark.usefixtures("unfused")
 def test_shapes_transforms_and_errors() -> None:
     mx.random.seed(9)
     matrices = projections(64, (32, 16))

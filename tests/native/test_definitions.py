@@ -206,6 +206,7 @@ def test_each_operation_is_asked() -> None:
     assert {call.__name__ for call in CALLS} == {p.parent.name for p in folder.glob("*/native.py")}
 
 
+@pytest.mark.usefixtures("unfused")
 def test_a_shape_may_change_behind_a_compiled_function() -> None:
     x, y, weight = mx.ones((2, 3, 40)), mx.ones((5, 1, 40)), mx.ones(40)
 

@@ -192,6 +192,7 @@ def test_a_map_has_the_same_bits_in_any_batch() -> None:
         assert mx.array_equal(whole[1:], depthwise_convolution(x[1:], weight, bias))
 
 
+@pytest.mark.usefixtures("unfused")
 def test_transforms_and_second_order() -> None:
     arrays = drawn((4, 5, 3), 3)
 

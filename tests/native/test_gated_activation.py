@@ -109,6 +109,7 @@ def test_threads_and_rows_do_not_change_bits(threads: int, instructions: str) ->
     assert all(mx.array_equal(a[7:9], b) for a, b in zip(whole, alone, strict=True))
 
 
+@pytest.mark.usefixtures("unfused")
 def test_transforms_and_second_order() -> None:
     mx.random.seed(4)
     gate, up = mx.random.normal((3, 2, 9)), mx.random.normal((3, 2, 9))

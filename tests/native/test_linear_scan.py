@@ -77,6 +77,7 @@ def test_inputs_of_any_layout(form: str, size: tuple[int, int, int], threads: in
         assert_close(ours, theirs, 1e-6)
 
 
+@pytest.mark.usefixtures("unfused")
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("transform", [lambda f: f, mx.compile], ids=["plain", "compiled"])
 def test_gradients(size: tuple[int, int, int], transform: Callable) -> None:

@@ -95,6 +95,7 @@ def test_extreme_gates() -> None:
     assert relative_error(got, want) <= 1e-5 and relative_error(last, want_last) <= 1e-5
 
 
+@pytest.mark.usefixtures("unfused")
 @pytest.mark.parametrize("transform", [lambda f: f, mx.compile], ids=["plain", "compiled"])
 def test_transforms(transform) -> None:
     mx.random.seed(3)

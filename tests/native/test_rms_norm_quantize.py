@@ -149,6 +149,7 @@ def test_batch_dimensions_strides_and_no_rows() -> None:
     assert (codes.shape, scale.shape) == ((0, 20), (0, 1))
 
 
+@pytest.mark.usefixtures("unfused")
 def test_transforms() -> None:
     options = {"eps": 1e-6, "rounding": "half_even"}
     x, weight = inputs(12, 20, mx.float32, 1e-6)

@@ -112,6 +112,7 @@ def test_threads_do_not_change_bits(threads: int) -> None:
     assert all(mx.array_equal(a[1:2], b) for a, b in zip(whole, alone, strict=True))
 
 
+@pytest.mark.usefixtures("unfused")
 def test_transforms_and_second_order() -> None:
     x = projected()[None] * mx.array([1.0, 2.0])[:, None, None, None]
 

@@ -158,6 +158,7 @@ def test_packed_trits_are_those_of_ternarize(dims: int, dtype: mx.Dtype) -> None
     assert mx.array_equal(KERNELS.unpack_scaled(packed, scale, dims), trits * scale)
 
 
+@pytest.mark.usefixtures("unfused")
 def test_transforms_and_second_order() -> None:
     x, weight, norm, _ = problem(6, 9, 5)
     x = x.reshape(3, 2, 9)

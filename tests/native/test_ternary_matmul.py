@@ -183,6 +183,7 @@ def test_gradient_has_the_same_bits_everywhere(instructions: str) -> None:
     assert np.array_equal(gradient(upstream), whole)
 
 
+@pytest.mark.usefixtures("unfused")
 def test_transforms() -> None:
     mx.random.seed(1)
     x = mx.random.normal((4, 3, 40))

@@ -135,6 +135,7 @@ def test_a_single_candidate_is_not_timed(clock: Clock) -> None:
     assert not clock.runs
 
 
+@pytest.mark.usefixtures("unfused")
 @pytest.mark.parametrize("transform", [mx.compile, mx.vmap])
 def test_nothing_is_timed_while_a_function_is_traced(clock: Clock, transform: Any) -> None:
     clock.costs = {"second": 0.5}

@@ -71,6 +71,7 @@ TRANSFORMS: dict[str, Callable[[Callable], Callable]] = {
 }
 
 
+@pytest.mark.usefixtures("unfused")
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_gradient_is_that_of_the_reference(function: str, transform: str) -> None:

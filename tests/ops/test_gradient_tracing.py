@@ -36,6 +36,7 @@ def test_one_kernel_is_that_of_inference(on_metal: None, monkeypatch: pytest.Mon
     assert not traces_gradients()
 
 
+@pytest.mark.usefixtures("unfused")
 def test_it_can_be_asked_while_functions_are_transformed(on_metal: None) -> None:
     found = []
 

@@ -71,6 +71,7 @@ def test_a_frozen_matrix_costs_no_product() -> None:
     assert operations(of_x)["Matmul"] == operations(of_weight)["Matmul"] == 1
 
 
+@pytest.mark.usefixtures("unfused")
 def test_transforms_and_second_order() -> None:
     x, weight = mx.random.normal((2, 20, 5)), mx.random.normal((7, 5))
 

@@ -60,6 +60,7 @@ def test_gradient_is_that_of_the_scaled_input() -> None:
     assert mx.allclose(gradient, mx.broadcast_to(scale, x.shape))
 
 
+@pytest.mark.usefixtures("unfused")
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_straight_through_is_exact_under_every_transform(dtype: mx.Dtype) -> None:
     x = (mx.random.normal((4, 64), key=mx.random.key(1)) * 3).astype(dtype)

@@ -85,6 +85,7 @@ def test_a_sound_kernel_is_checked_once(device: Emulator) -> None:
     assert len(device.records) == 3
 
 
+@pytest.mark.usefixtures("unfused")
 def test_a_check_may_happen_inside_transformations(device: Emulator) -> None:
     gradient = mx.grad(lambda x: ternary_matmul(x, WEIGHT).sum())(X)
     assert mx.array_equal(gradient, mx.broadcast_to(TRITS.sum(axis=0), X.shape).astype(mx.float32))

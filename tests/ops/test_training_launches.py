@@ -80,7 +80,7 @@ def test_operations_of_a_layer(name: str, is_packed: bool) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="without a C++ compiler nothing is fused")
-@pytest.mark.usefixtures("recorded", "fused", "traced")
+@pytest.mark.usefixtures("recorded", "traced")
 @pytest.mark.parametrize("is_packed", [False, True], ids=["floats", "packed"])
 @pytest.mark.parametrize("name", MODELS)
 def test_launches_of_a_compiled_layer(

@@ -65,6 +65,7 @@ def test_blocks_are_few(outputs: int) -> None:
     assert floats is not None and floats.blocks.shape[0] <= max(1, outputs // 16)
 
 
+@pytest.mark.usefixtures("unfused")
 def test_what_is_traced_is_not_kept() -> None:
     matrices = UnpackedMatrices(10**6)
     mx.compile(lambda weight: [matrices.find([weight], 40)] and weight)(pack_ternary(drawn(5, 40)))
@@ -72,6 +73,7 @@ def test_what_is_traced_is_not_kept() -> None:
     assert matrices.size_bytes == 0
 
 
+@pytest.mark.usefixtures("unfused")
 @cpu_only
 def test_what_a_backward_pass_unpacks_stays_in_compiled_graphs() -> None:
     """MLX remembers there how arrays were computed, and a compiled graph computes them again."""

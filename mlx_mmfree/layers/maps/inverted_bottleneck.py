@@ -5,6 +5,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...ops.activations import hardswish
 from ..branches.drop_path import DropPath
 from ..linear_factory import LinearFactory
 from .batch_norm import BatchNorm
@@ -56,7 +57,7 @@ class InvertedBottleneck(nn.Module):
         hidden_dims: int | None = None,
         kernel_size: int = 3,
         stride: int = 1,
-        activation: Callable[[mx.array], mx.array] = nn.hardswish,
+        activation: Callable[[mx.array], mx.array] = hardswish,
         has_inner_norms: bool = True,
         is_residual: bool = False,
         drop_path: float = 0.0,

@@ -1,9 +1,9 @@
 """The recurrence of mixers that forget by a bounded gate."""
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ...ops import linear_scan
+from ...ops.activations import silu
 from ..context import Context
 
 
@@ -45,7 +45,7 @@ def gated_recurrence(
         All states, float32 `(B, L, E)`, and the last one.
     """
     gate, free = bounded_gate(f, lower_bound)
-    i = nn.silu(i.astype(mx.float32)) * free
+    i = silu(i.astype(mx.float32)) * free
     if context.starts is not None:
         gate = mx.where(context.starts[..., None], 0.0, gate)
     if context.valid is not None:

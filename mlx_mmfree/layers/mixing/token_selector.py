@@ -7,6 +7,7 @@ convolutions have a width of 1 and the heads as channels, and heads count alike.
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...ops.activations import relu
 from ...ops.long_sums import log_softmax, long_sum
 from ..arguments import check_sizes
 
@@ -40,7 +41,7 @@ class TokenSelector(nn.Module):
 
     def __call__(self, scores: mx.array) -> mx.array:
         by_pair = mx.moveaxis(scores, 1, -1).astype(self.up_proj.weight.dtype)
-        predicted = self.down_proj(nn.relu(self.up_proj(by_pair)))
+        predicted = self.down_proj(relu(self.up_proj(by_pair)))
         return log_softmax(mx.moveaxis(predicted, -1, 1))
 
     @staticmethod

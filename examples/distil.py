@@ -110,7 +110,7 @@ def read(file: Path, tokenizer: Tokenizer, folder: Path) -> TokenFile:
 
 
 def windows(file: TokenFile) -> Samples:
-    tokens = file.tokens.astype(np.int32)
+    tokens = file.tokens[:].astype(np.int32)
     starts = range(0, len(tokens) - LENGTH, LENGTH)
     return Samples([Sample(tokens[start : start + LENGTH + 1]) for start in starts])
 

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable
 from io import BufferedReader
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class StoredArray:
         first, stop, _ = rows.indices(len(self))
         array = np.empty((max(stop - first, 0), *self.shape[1:]), self.dtype)
         row_bytes = array.nbytes // len(array) if len(array) else 0
-        memory = memoryview(array.reshape(-1).view(np.uint8))
+        memory = memoryview(cast(Any, array.reshape(-1).view(np.uint8)))
         try:
             while not self._fill(memory, self._start + first * row_bytes):
                 state = self._current_state()

@@ -69,6 +69,7 @@ def test_numbers_of_texts(model_type: str) -> None:
     assert astuple(kernel_texts(random_model(tiny(model_type)))) == TEXTS[model_type]
 
 
+@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("model_type", TEXTS)
 def test_graphs_of_a_gpu(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are stand-ins here, which are launched while the graph is built or traced."""

@@ -27,6 +27,9 @@ from tests.hub.checkpoints import GOLDENS, weight_only
 from tests.hub.test_to_mlx import mlx_lm_model
 from tests.tolerances import TOLERANCE, relative_error
 
+# mlx-lm lets MLX fuse its operations
+pytestmark = pytest.mark.usefixtures("unfused")
+
 TOKENS = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]])
 FLOAT32 = TOLERANCE[mx.float32]
 LLAMA = {

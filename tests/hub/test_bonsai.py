@@ -15,6 +15,9 @@ from mlx_mmfree.layers import PackedLinear
 from tests.hub.checkpoints import TOKENS, edit_json, edit_tensors, logits, tiny_transformer
 from tests.tolerances import TOLERANCE, relative_error
 
+# mlx-lm lets MLX fuse its operations
+pytestmark = pytest.mark.usefixtures("unfused")
+
 CONFIG = {
     "model_type": "qwen3",
     "vocab_size": 40,

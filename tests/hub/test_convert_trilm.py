@@ -12,6 +12,9 @@ from mlx_mmfree.models import Decoder
 from tests.hub.checkpoints import GOLDENS, TOKENS, tiny_transformer
 from tests.tolerances import TOLERANCE, relative_error
 
+# mlx-lm lets MLX fuse its operations
+pytestmark = pytest.mark.usefixtures("unfused")
+
 SIZES: dict[str, Any] = {
     "vocab_size": 520,
     "hidden_size": 512,

@@ -33,6 +33,9 @@ from tests.hub.test_hybrid_to_mlx import MODELS, written
 from tests.hub.test_to_mlx import BIG, mlx_lm_model, same_parameters, stored
 from tests.tolerances import TOLERANCE, relative_error
 
+# mlx-lm lets MLX fuse its operations
+pytestmark = pytest.mark.usefixtures("unfused")
+
 GATE = "model.layers.0.mlp.gate_proj.weight"
 SIZES = [(3, 1), (4, 5), (7, 31), (2, 32), (3, 64), (5, 65), (3, 79), (2, 80), (3, 96), (2, 1000)]
 

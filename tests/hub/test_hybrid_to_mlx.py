@@ -22,6 +22,9 @@ from mlx_mmfree.models.parts.mixers import find_token_mixer
 from tests.hub.checkpoints import GOLDENS, weight_only
 from tests.tolerances import TOLERANCE, relative_error
 
+# mlx-lm lets MLX fuse its operations
+pytestmark = pytest.mark.usefixtures("unfused")
+
 TERNARY = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
 WINDOW = {"name": "sliding_window_attention", "num_heads": 4, "num_kv_heads": 2, "window": 5}
 LLAMA3 = {

@@ -17,6 +17,9 @@ from tests.hub.checkpoints import TOKENS, edit_json, logits, tiny_transformer
 from tests.hub.published import write_published
 from tests.tolerances import TOLERANCE, relative_error
 
+# mlx-lm lets MLX fuse its operations
+pytestmark = pytest.mark.usefixtures("unfused")
+
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
 # mlx-lm itself cannot read Llama3-8B-1.58: it takes the dense head for a packed one
 PACKED = ["bitnet-b1.58-2B-4T", "Falcon3-1.58bit", "Falcon-E"]

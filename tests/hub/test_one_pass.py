@@ -20,6 +20,7 @@ from mlx_mmfree.hub.checkpoint import match
 from mlx_mmfree.hub.checkpoint.opened_model import open_model
 from mlx_mmfree.layers import BitLinear, pack_linears
 from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.models.parts.architecture import Config
 from tests.hub.checkpoints import GOLDENS, edit_tensors, nbytes, tiny_checkpoint, tiny_model
 from tests.training.conftest import run_values, without_curve  # noqa: F401
 
@@ -224,13 +225,13 @@ def test_a_copy_of_a_tied_matrix_is_compared_once(
     embedding = mx.load(str(folder / "model.safetensors"))["model.embeddings.weight"]
     edit_tensors(folder / "model.safetensors", lm_head__weight=embedding)
     compared = []
-    check = match._check_tied_copy
+    check = match._check_copy
 
-    def counted(copy: TensorEntry, original: TensorEntry) -> None:
+    def counted(copy: TensorEntry, original: TensorEntry, config: Config) -> None:
         compared.append(copy.name)
-        check(copy, original)
+        check(copy, original, config)
 
-    monkeypatch.setattr(match, "_check_tied_copy", counted)
+    monkeypatch.setattr(match, "_check_copy", counted)
     load(folder)
     assert compared == ["lm_head.weight"]
 

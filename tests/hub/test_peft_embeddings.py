@@ -25,6 +25,9 @@ from mlx_mmfree.hub.conversion.plan import FloatForms
 from tests.hub.test_adapters import LLAMA, TOKENS, change
 from tests.tolerances import TOLERANCE, relative_error
 
+# mlx-lm lets MLX fuse its operations
+pytestmark = pytest.mark.usefixtures("unfused")
+
 VOCABULARY, DIMS, RANK = LLAMA["vocab_size"], LLAMA["hidden_size"], 4
 LORA = {
     "embed_tokens": {

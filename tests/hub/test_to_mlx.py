@@ -27,6 +27,9 @@ from tests.hub.checkpoints import (
 )
 from tests.tolerances import TOLERANCE, relative_error
 
+# mlx-lm lets MLX fuse its operations
+pytestmark = pytest.mark.usefixtures("unfused")
+
 TOKENS = mx.array([[1, 7, 3, 39, 0, 12, 5]])
 BIG: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 LLAMA3 = Rotation(theta=5e5, scaling="llama3", factor=8.0, trained_length=16)

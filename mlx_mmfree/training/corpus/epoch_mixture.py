@@ -5,9 +5,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from ...files.stored_array import StoredArray
 from .keyed_order import keyed_order
-from .mixture import Stage, stage_shares
+from .mixture import Stage, Tokens, stage_shares
 
 _CYCLE = 2**16
 """Rows over which the shares of the files are exact, as nearly as whole numbers of rows allow."""
@@ -26,7 +25,7 @@ class EpochMixture:
 
     def __init__(
         self,
-        tokens: Mapping[str, StoredArray],
+        tokens: Mapping[str, Tokens],
         stages: Sequence[Stage],
         seed: int,
         *,
@@ -72,7 +71,7 @@ class Windows:
         seed, number: Decide the order.
     """
 
-    def __init__(self, tokens: StoredArray, length: int, seed: int, number: int):
+    def __init__(self, tokens: Tokens, length: int, seed: int, number: int):
         self._tokens = tokens
         self._length = length
         self._seed = seed

@@ -8,6 +8,9 @@ import numpy as np
 
 from ...files.stored_array import StoredArray
 
+Tokens = np.ndarray | StoredArray
+"""The token ids of a file, `(n,)`."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -47,7 +50,7 @@ class RandomMixture:
 
     def __init__(
         self,
-        tokens: Mapping[str, StoredArray],
+        tokens: Mapping[str, Tokens],
         stages: Sequence[Stage],
         seed: int,
         *,
@@ -76,7 +79,7 @@ class RandomMixture:
         return np.stack(rows)
 
 
-def stage_shares(tokens: Mapping[str, StoredArray], stage: Stage) -> tuple[list[str], np.ndarray]:
+def stage_shares(tokens: Mapping[str, Tokens], stage: Stage) -> tuple[list[str], np.ndarray]:
     """The files of a stage and the share of rows that each of them gives."""
     names = list(stage.weights)
     sizes = np.array([len(tokens[name]) * stage.weights[name] for name in names])

@@ -132,6 +132,7 @@ def _of_transformers(config: Mapping[str, Any], kind: object) -> dict[str, Any]:
         "scaled_size": scaled,
         "channels": 3,
         "crop_mode": "center" if is_shortest else "squash",
+        "crop_rounds": False,
         "interpolation": _RESAMPLING[resample],
         "mean": _per_channel("image_mean", config.get("image_mean"), 3),
         "std": _per_channel("image_std", config.get("image_std"), 3, low=1e-6),

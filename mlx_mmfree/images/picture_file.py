@@ -82,7 +82,7 @@ def read_picture(
             with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
                 _check_size(path, picture, max_pixels)
                 _check_scans(path, data)
-                return _upright(_eight_bits(picture), picture)
+                return upright(picture)
     except Image.DecompressionBombError as error:
         raise ImageError(
             f"[image] '{path}' must have fewer pixels: {_reason(error)}. Make it smaller."
@@ -134,10 +134,11 @@ def _eight_bits(picture: "Image") -> "Image":
     return picture.convert(mode)
 
 
-def _upright(decoded: "Image", picture: "Image") -> "Image":
-    """Turns a decoded picture as the EXIF entry of its file says."""
+def upright(picture: "Image") -> "Image":
+    """A picture of Pillow in 8-bit grey or colour, turned as the EXIF entry of its file says."""
     from PIL import Image
 
+    decoded = _eight_bits(picture)
     turn = _UPRIGHT.get(picture.getexif().get(_ORIENTATION, 1))
     return decoded if turn is None else decoded.transpose(Image.Transpose[turn])
 

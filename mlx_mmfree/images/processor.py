@@ -1,5 +1,6 @@
 """Turns pictures into the arrays that a model of images reads."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import numpy as np
 
 from ..errors import ImageError
 from .configuration import CROP_MODES, INTERPOLATIONS, processor_settings
-from .picture_file import MAX_PIXELS, read_picture
+from .picture_file import MAX_PIXELS, read_picture, upright
 from .pillow import require_pillow
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class ImageProcessor:
             so that the picture fits and fills the rest with the mean; `squash` changes its shape.
         interpolation: A filter of Pillow: nearest, box, bilinear, hamming, bicubic or lanczos.
         mean, std: A number for each channel, of values from 0 to 1.
+        crop_rounds: Where as many pixels cannot be cut off on both sides, the first that stays is the
+            nearest to the middle's (and even), as in timm; if not, the one before, as in transformers.
 
     Raises:
         ValueError: A name is unknown, or there is not one number for each channel.
@@ -54,6 +57,7 @@ class ImageProcessor:
     interpolation: str = "bicubic"
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    crop_rounds: bool = True
 
     def __post_init__(self) -> None:
         for name, choices in (("crop_mode", CROP_MODES), ("interpolation", INTERPOLATIONS)):
@@ -153,7 +157,8 @@ class ImageProcessor:
             whole = Image.new(picture.mode, padded, colour if self.channels == 3 else colour[0])
             whole.paste(picture, ((padded[0] - width) // 2, (padded[1] - height) // 2))
             picture = whole
-        left, top = round((padded[0] - columns) / 2), round((padded[1] - rows) / 2)
+        whole_pixel = round if self.crop_rounds else math.floor
+        left, top = whole_pixel((padded[0] - columns) / 2), whole_pixel((padded[1] - rows) / 2)
         return picture.crop((left, top, left + columns, top + rows))
 
 
@@ -162,7 +167,7 @@ def _opened(picture: Any) -> "Image":
     from PIL import Image
 
     if isinstance(picture, Image.Image):
-        return picture
+        return upright(picture)
     if isinstance(picture, str | os.PathLike):
         return read_picture(picture)
     pixels = np.asarray(picture)

@@ -43,7 +43,7 @@ def described_classes(description: Mapping[str, Any], settings: Settings) -> dic
 
 
 def with_classes(model: ImageClassifier, settings: Settings) -> ImageClassifier:
-    """A model with a fresh head, for the classes of the training files, and all other weights.
+    """A model with other classes, those of the training files, and all weights that know of none.
 
     Raises:
         TrainingError: The files cannot be read, or do not agree.
@@ -52,9 +52,16 @@ def with_classes(model: ImageClassifier, settings: Settings) -> ImageClassifier:
     config = replace(
         model.config, num_classes=count, label_names=tuple(names), label_descriptions={}
     )
-    new: ImageClassifier = architecture_of(config).build(config)
+    build = architecture_of(config).build
+    new: ImageClassifier = build(config)
+    # weights of classes are those whose number the classes change
+    larger = parameters(build(replace(config, num_classes=count + 1, label_names=())))
     known = parameters(model)
-    kept = [(name, known[name]) for name in parameters(new) if not name.startswith("head.")]
+    kept = [
+        (name, known[name])
+        for name, array in parameters(new).items()
+        if array.shape == larger[name].shape
+    ]
     new.update(tree_unflatten(kept))
     new.rounding = model.rounding
     return new

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from PIL import Image
@@ -215,10 +216,64 @@ def test_other_processors_are_refused() -> None:
 
 def test_the_published_forms_of_transformers() -> None:
     assert ImageProcessor.from_config(VIT) == ImageProcessor(
-        (224, 224), (224, 224), 3, "squash", "bilinear", (0.5,) * 3, (0.5,) * 3
+        (224, 224), (224, 224), 3, "squash", "bilinear", (0.5,) * 3, (0.5,) * 3, False
     )
     old = {key: value for key, value in VIT.items() if key != "image_processor_type"}
     poolformer = old | {"feature_extractor_type": "PoolFormerFeatureExtractor", "crop_pct": 0.9}
     processor = ImageProcessor.from_config(poolformer)
     assert (processor.size, processor.scaled_size) == ((224, 224), (248, 248))
     assert processor.crop_mode == "center"
+
+
+def _places(size: int) -> Image.Image:
+    """A picture whose red and green tell the row and the column."""
+    pixels = np.zeros((size, size, 3), np.uint8)
+    pixels[..., 0], pixels[..., 1] = np.arange(size)[:, None], np.arange(size)
+    return Image.fromarray(pixels)
+
+
+@pytest.mark.parametrize(
+    ("size", "crop", "first"), [(235, 224, 5), (103, 96, 3), (101, 96, 2), (99, 96, 1)]
+)
+@pytest.mark.parametrize("kind", ["PoolFormer", "DeiT"])
+def test_the_middle_is_cut_out_as_transformers_does(
+    kind: str, size: int, crop: int, first: int
+) -> None:
+    """Both kinds of its processors, in version 5.24."""
+    is_exact = kind == "DeiT"
+    config = {
+        "image_processor_type": f"{kind}ImageProcessor",
+        "size": {"height": size, "width": size} if is_exact else {"shortest_edge": crop},
+        "crop_size": {"height": crop, "width": crop},
+        # what is scaled to the size of the picture stays as it is
+        "crop_pct": crop / (size + 0.5),
+    }
+    view = ImageProcessor.from_config(config).view(_places(size))
+    assert view.getpixel((0, 0))[:2] == (first, first)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_opened_picture_is_turned_as_its_file(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
+    file = str(tmp_path / "p.png")
+    Image.fromarray(pixels).save(file, exif=exif)
+    processor = ImageProcessor((6, 8), crop_mode="squash", interpolation="nearest")
+    with Image.open(file) as picture:
+        assert mx.array_equal(processor([picture]), processor([file]))
+
+
+@pytest.mark.parametrize("mode", ["I;16", "1", "L", "LA", "P", "RGBA", "RGB"])
+def test_an_opened_picture_has_the_bits_of_its_file(tmp_path: Path, mode: str) -> None:
+    draw = np.random.default_rng(1)
+    if mode == "I;16":
+        made = Image.fromarray(draw.integers(0, 2**16, (6, 8), np.uint16))
+    else:
+        made = Image.fromarray(draw.integers(0, 256, (6, 8, 4), np.uint8)).convert(mode)
+    file = str(tmp_path / "p.png")
+    made.save(file, **({"transparency": 3} if mode == "P" else {}))
+    processor = ImageProcessor((6, 8), crop_mode="squash", interpolation="nearest")
+    with Image.open(file) as picture:
+        assert picture.mode == mode
+        assert mx.array_equal(processor([picture]), processor([file]))

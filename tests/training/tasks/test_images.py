@@ -16,9 +16,11 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree import load
 from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers.maps.batch_norm import BatchNorm, running_statistics
 from mlx_mmfree.layers.matrix import matrices
-from mlx_mmfree.models import architectures
+from mlx_mmfree.layers.parameters import parameters
+from mlx_mmfree.models import architectures, find
 from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.batch_gradient import BatchGradient
 from mlx_mmfree.training.callbacks import Callback
@@ -28,6 +30,7 @@ from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.first_model import FirstModel
 from mlx_mmfree.training.image_sets.image_set import digest_of, read_images
 from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.new_head import with_classes
 from mlx_mmfree.training.optimizer import build_optimizer
 from mlx_mmfree.training.optimizer_step import OptimizerStep
 from mlx_mmfree.training.tasks.images import ImageTask, mirrored, moved
@@ -278,6 +281,43 @@ def test_a_new_head_keeps_all_other_weights(settings_of: Make) -> None:
     with pytest.raises(TrainingError, match=r"'bright' is not\. Give a model of these classes, or"):
         train_model(replace(again, new_head=False))
     train_model(again)
+
+
+# what timm 1.0.31 draws anew in `reset_classifier`, by its names; Conv2Former is not in it
+CLASSIFIERS = {
+    "conv2former": {"pred.weight", "pred.bias"},
+    "edgenext": {"head.fc.weight", "head.fc.bias"},
+    "efficientvit": {"head.classifier.4.weight", "head.classifier.4.bias"},
+    "gmlp": {"head.weight", "head.bias"},
+    "mlp_mixer": {"head.weight", "head.bias"},
+    "poolformer": {"head.fc.weight", "head.fc.bias"},
+    "swiftformer": {f"head{part}.{kind}" for part in ("", "_dist") for kind in ("weight", "bias")},
+    "swin": {"head.fc.weight", "head.fc.bias"},
+    "vit": {"head.weight", "head.bias"},
+}
+
+
+@pytest.mark.parametrize("count", [3, 5])
+@pytest.mark.parametrize("architecture", CLASSIFIERS)
+def test_a_new_head_is_what_timm_draws_anew(
+    settings_of: Make, architecture: str, count: int
+) -> None:
+    """Also for as many classes as there were."""
+    found = find(architecture)
+    old = found.build(found.config.from_hub({**found.tiny, "num_classes": count}))
+    for array in parameters(old).values():
+        array += 9
+    settings = settings_of(architecture, output="again", model={}, init_from="m", new_head=True)
+    new = with_classes(old, settings)
+    names = WeightNames(found.weight_names)
+    before, after = parameters(old), parameters(new)
+    assert new.num_logits == 3
+    changed = {
+        names.to_disk(name)
+        for name, array in after.items()
+        if array.shape != before[name].shape or not mx.array_equal(array, before[name])
+    }
+    assert changed == CLASSIFIERS[architecture]
 
 
 def test_the_plan_leaves_statistics_alone(settings_of: Make) -> None:

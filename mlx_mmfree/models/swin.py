@@ -3,7 +3,8 @@
 Where windows do not fit, maps are shifted and then padded, unlike in the original code.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -151,8 +152,17 @@ def _block(config: Config, stage: int, *, is_shifted: bool, drop_path: float) ->
     return ImageBlock(dims, mixer, channel_mixer, norm=_NORM, drop_path=drop_path)
 
 
+def _newer_name(name: str, names: Collection[str]) -> str:
+    """Before its version 0.9, timm merged patches at the end of a stage, as Microsoft's files do."""
+    found = re.fullmatch(r"layers\.([0-9]{1,3})\.downsample\.(.+)", name)
+    if found and "layers.0.downsample.norm.weight" in names:
+        return f"layers.{int(found[1]) + 1}.downsample.{found[2]}"
+    return {"head.weight": "head.fc.weight", "head.bias": "head.fc.bias"}.get(name, name)
+
+
 ARCHITECTURE = Architecture(
     name="swin",
+    newer_name=_newer_name,
     config=Config,
     build=build,
     weight_names={

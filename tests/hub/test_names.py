@@ -162,3 +162,18 @@ def test_copies_of_tied_tensors_must_be_equal(tmp_path: Path, name: str) -> None
         mx.save_safetensors(str(file), tensors | same | {copy: tensors[first] + 1})
         with pytest.raises(CheckpointError, match=f"'{copy}' in .* must equal '{first}'"):
             load_model(tmp_path / "m")
+
+
+def test_swin_of_older_files(tmp_path: Path) -> None:
+    """Microsoft's files, and timm's before 0.9, merge patches at the end of the stage before."""
+    file, tensors = _written(tmp_path / "m", "swin")
+    images = mx.random.normal((1, 22, 18, 3))
+    want = load_model(tmp_path / "m")(images)
+    older = {}
+    for name, array in tensors.items():
+        name = name.replace("head.fc.", "head.").replace("layers.1.down", "layers.0.down")
+        older[name] = array
+    assert {"head.weight", "layers.0.downsample.reduction.weight"} <= older.keys()
+    assert not older.keys() & {"head.fc.weight", "layers.1.downsample.reduction.weight"}
+    mx.save_safetensors(str(file), older)
+    assert mx.array_equal(load_model(tmp_path / "m")(images), want)

@@ -5,7 +5,7 @@ configuration is compared with the file before anything of its size is allocated
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -70,6 +70,9 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool, direct: bool = False
     """
     architecture = find_described(checkpoint.config)
     check_packing(checkpoint.config, architecture.read_forms)
+    stored = checkpoint.tensors
+    tensors = {architecture.newer_name(name, stored): entry for name, entry in stored.items()}
+    checkpoint = replace(checkpoint, tensors=tensors)
     model = architecture.build(architecture.config.from_hub(checkpoint.config))
     names = WeightNames(architecture.weight_names)
     training = {

@@ -1,7 +1,7 @@
 """What the rest of the library asks of an architecture: one record in the file of each."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
@@ -79,6 +79,10 @@ def _itself(config: Any) -> Any:
     return config
 
 
+def _as_it_is(name: str, names: Collection[str]) -> str:
+    return name
+
+
 @dataclass(frozen=True)
 class Architecture:
     """A kind of model, as `ARCHITECTURE` in a file of the package `models`.
@@ -93,6 +97,8 @@ class Architecture:
         weight_names: Hub name to ours, `{}` a layer number; an entry that names a module covers all its
             tensors; `None` marks a tensor that is stored but never used, `Copy` and `OlderName` a second
             name of one.
+        newer_name: From the Hub name of a tensor and all names of its file, what the tensor is called in
+            `weight_names`, for files whose names stood for others once.
         packed_forms: The values of `quant_method`, and `affine`, in which ternary weights may be stored.
         may_hold_masters: Float weights of such a checkpoint may be masters, without a word of it.
         is_ternarizable: Its dense models can be made ternary ones.
@@ -123,6 +129,7 @@ class Architecture:
     config: type[Any]
     build: Callable[[Any], Any]
     weight_names: Mapping[str, str | None]
+    newer_name: Callable[[str, Collection[str]], str] = _as_it_is
     packed_forms: tuple[str, ...] = ("mmfree",)
     may_hold_masters: bool = False
     is_ternarizable: bool = False

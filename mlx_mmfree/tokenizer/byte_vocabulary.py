@@ -5,7 +5,7 @@ from pathlib import Path
 from ..files.checkpoint_files import CONFIG_FILE
 from ..files.json_file import read_json_object
 from .detokenizer import EACH_BYTE
-from .special_tokens import SpecialTokens
+from .special_tokens import Before, SpecialTokens
 
 _FIRST_BYTES = {("reformer", 258): 2}
 """The id of byte 0, by `model_type` and `vocab_size` of published models without a tokenizer."""
@@ -29,11 +29,11 @@ class ByteVocabulary:
         self.special = SpecialTokens([])
         self.frame: tuple[list[int], list[int]] = ([], [])
 
-    def encode_parsed(self, text: str, at_start: bool = True) -> list[int]:
+    def encode_parsed(self, text: str, before: Before = "nothing") -> list[int]:
         """The ids of a text; there are no special tokens."""
         return self.encode_plain(text)
 
-    def encode_plain(self, text: str, at_start: bool = True) -> list[int]:
+    def encode_plain(self, text: str, before: Before = "nothing") -> list[int]:
         """The ids of a text."""
         return [byte + self._first for byte in text.encode()]
 

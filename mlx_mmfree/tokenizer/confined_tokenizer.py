@@ -1,6 +1,7 @@
 """Reads and uses a vocabulary file of an unknown shape in a process with limits."""
 
 from ..platform.confinement import ConfinedProcess
+from .special_tokens import Before
 from .tokenizer_engine import Description
 
 MEMORY_BYTES = 2**30
@@ -34,12 +35,12 @@ class ConfinedTokenizer:
         )
         return found, answer["ids"]
 
-    def encode(self, text: str, split_special: bool, at_start: bool) -> list[int]:
+    def encode(self, text: str, split_special: bool, before: Before) -> list[int]:
         """The ids of a text. The file is read again if the last text ended the process."""
         if self._process.process_id is None:
             self.read()
         seconds = _ENCODE_CPU_SECONDS + len(text) / _CHARACTERS_A_SECOND
-        ids: list[int] = self._process.ask(("encode", (text, split_special, at_start)), seconds)[
+        ids: list[int] = self._process.ask(("encode", (text, split_special, before)), seconds)[
             "ids"
         ]
         return ids

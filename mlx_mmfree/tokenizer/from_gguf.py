@@ -6,11 +6,11 @@ The protobuf message of a `tokenizer.model` is written by hand, since `sentencep
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
 from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModelError
-from .special_tokens import ENDS_OF_TURN
+from .gguf_tokens import ROLES, TokenType, end_tokens, known_types
+from .tokenizer_files import GGUF_MARK
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -27,22 +27,13 @@ _PATTERNS = {
     **dict.fromkeys(("gpt-2", "gpt2", "olmo", "mpt"), _GPT2),
     "qwen2": _QWEN2,
 }
+# where a SentencePiece vocabulary names no token for a role
+_SENTENCEPIECE_ROLES = {"unknown": 0, "bos": 1, "eos": 2}
 TEMPLATE_KEY = "tokenizer.chat_template"
 """Templates with names have keys below it, such as `tokenizer.chat_template.tool_use`."""
 
 BYTE_LEVEL_PATTERNS = {LLAMA3_PATTERN: "llama-bpe", _QWEN2: "qwen2", _GPT2: "gpt-2"}
 """The names of the patterns that can be written."""
-
-
-class TokenType(IntEnum):
-    """The types of tokens in `tokenizer.ggml.token_type`."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 def files_of_metadata(metadata: Mapping[str, Any]) -> dict[str, bytes]:
@@ -60,27 +51,30 @@ def files_of_metadata(metadata: Mapping[str, Any]) -> dict[str, bytes]:
             f"[GGUF] 'tokenizer.ggml.model' must be gpt2 or llama but got {kind!r:.80}. Put the "
             "tokenizer.json of the model into the folder of the file and give the folder."
         )
-    tokens = _list(metadata, "tokens", str)
-    types = _list(metadata, "token_type", int, [TokenType.NORMAL] * len(tokens))
-    if not tokens or len(types) != len(tokens):
-        raise CheckpointError(
-            f"[GGUF] 'tokenizer.ggml.token_type' must have one entry for each of {len(tokens)} "
-            f"tokens but has {len(types)}. Fetch the file again."
-        )
+    tokens = [
+        token or f"[EMPTY_{number}]" for number, token in enumerate(_list(metadata, "tokens", str))
+    ]
+    types = _each(metadata, "token_type", int, TokenType.NORMAL, tokens)
+    usual = _SENTENCEPIECE_ROLES if kind == "llama" else {}
+    roles = {
+        name: number
+        for name in ("unknown", "bos", *ROLES)
+        if (number := _token_id(metadata, name, tokens, usual.get(name))) is not None
+    }
+    ends = end_tokens(tokens, roles)
+    types = known_types(tokens, types, ends)
     pattern = _pattern(metadata, tokens) if kind == "gpt2" else ""
+    settings = _settings(metadata, tokens, kind == "llama" or pattern == LLAMA3_PATTERN)
+    settings |= {f"{name}_token": tokens[roles[name]] for name in ("bos", "eos") if name in roles}
     if kind == "gpt2":
         files = {"tokenizer.json": _byte_level(metadata, tokens, types, pattern)}
     else:
-        files = {"tokenizer.model": _sentencepiece(metadata, tokens, types)}
-    ends = {_token_id(metadata, name, tokens) for name in ("eos", "eot", "eom")} - {None}
-    ends |= {
-        number
-        for number, token in enumerate(tokens)
-        if token in ENDS_OF_TURN and types[number] == TokenType.CONTROL
-    }
+        files = {"tokenizer.model": _sentencepiece(metadata, tokens, types, roles)}
+        settings["added_tokens_decoder"] = {
+            token["id"]: token for token in _added_tokens(tokens, types)
+        }
     files["generation_config.json"] = json.dumps({"eos_token_id": sorted(ends)}).encode()
-    adds_bos = kind == "llama" or pattern == LLAMA3_PATTERN
-    files["tokenizer_config.json"] = json.dumps(_settings(metadata, tokens, adds_bos)).encode()
+    files["tokenizer_config.json"] = json.dumps(settings).encode()
     return files
 
 
@@ -96,10 +90,29 @@ def _list(
     return value
 
 
-def _token_id(metadata: Mapping[str, Any], role: str, tokens: Sequence[str]) -> int | None:
-    """The id of the token with a role; `None` if the file names no token that exists."""
-    number = metadata.get(f"tokenizer.ggml.{role}_token_id")
-    return number if type(number) is int and 0 <= number < len(tokens) else None
+def _each(
+    metadata: Mapping[str, Any],
+    name: str,
+    kind: type | tuple[type, ...],
+    usual: Any,
+    tokens: list[str],
+) -> list[Any]:
+    """A value for each token, of a list that may be longer; the usual one if the file has no list."""
+    values = _list(metadata, name, kind, [usual] * len(tokens))
+    if not tokens or len(values) < len(tokens):
+        raise CheckpointError(
+            f"[GGUF] 'tokenizer.ggml.{name}' must have one entry for each of {len(tokens)} tokens but "
+            f"has {len(values)}. Fetch the file again."
+        )
+    return values[: len(tokens)]
+
+
+def _token_id(
+    metadata: Mapping[str, Any], role: str, tokens: Sequence[str], default: int | None
+) -> int | None:
+    """The id of the token with a role; the usual one if the file names no token that exists."""
+    numbers = (metadata.get(f"tokenizer.ggml.{role}_token_id"), default)
+    return next((n for n in numbers if type(n) is int and 0 <= n < len(tokens)), None)
 
 
 def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
@@ -113,23 +126,17 @@ def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def _settings(metadata: Mapping[str, Any], tokens: list[str], adds_bos: bool) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        "add_bos_token": _flag(metadata, "add_bos_token", adds_bos),
-        "add_eos_token": _flag(metadata, "add_eos_token", False),
-    }
-    for name in ("bos", "eos"):
-        number = _token_id(metadata, name, tokens)
-        if number is not None:
-            settings[f"{name}_token"] = tokens[number]
     templates = {
         key.removeprefix(TEMPLATE_KEY).removeprefix(".") or "default": template
         for key, template in metadata.items()
         if key == TEMPLATE_KEY or key.startswith(f"{TEMPLATE_KEY}.")
     }
-    settings["chat_template"] = [
-        {"name": name, "template": template} for name, template in templates.items()
-    ]
-    return settings
+    return {
+        **GGUF_MARK,
+        "add_bos_token": _flag(metadata, "add_bos_token", adds_bos),
+        "add_eos_token": _flag(metadata, "add_eos_token", False),
+        "chat_template": [{"name": n, "template": text} for n, text in templates.items()],
+    }
 
 
 def _pattern(metadata: Mapping[str, Any], tokens: list[str]) -> str:
@@ -198,24 +205,34 @@ def _added_tokens(tokens: Sequence[str], types: Sequence[int]) -> list[dict[str,
     ]
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> bytes:
+def _sentencepiece(
+    metadata: Mapping[str, Any],
+    tokens: list[str],
+    types: list[int],
+    roles: Mapping[str, int],
+) -> bytes:
     """The content of a `tokenizer.model`, a protobuf message, with byte-pair merges by score."""
-    scores = _list(metadata, "scores", (int, float))
-    if len(scores) != len(tokens):
-        raise CheckpointError(
-            f"[GGUF] 'tokenizer.ggml.scores' must have one entry for each of {len(tokens)} tokens "
-            f"but has {len(scores)}. Fetch the file again."
-        )
+    scores = _each(metadata, "scores", (int, float), 0.0, tokens)
+    kinds = [_PIECE_TYPES.get(kind, TokenType.NORMAL) for kind in types]
+    if TokenType.BYTE not in types and set(_BYTES) <= set(tokens):
+        # llama.cpp finds them by their names
+        kinds = [
+            TokenType.BYTE if token in _BYTES else k for token, k in zip(tokens, kinds, strict=True)
+        ]
+    # the package wants one unknown piece; with bytes, no text becomes it
+    unknown = [n for n, kind in enumerate(types) if kind == TokenType.UNKNOWN]
+    named = roles.get("unknown", 0)
+    kinds[named if named in unknown or not unknown else unknown[0]] = TokenType.UNKNOWN
     message = b"".join(
         _field(1, _field(1, token.encode()) + b"\x15" + struct.pack("<f", score) + _number(3, kind))
-        for token, score, kind in zip(tokens, scores, types, strict=True)
+        for token, score, kind in zip(tokens, scores, kinds, strict=True)
     )
-    roles = b"".join(
-        _field(field, tokens[number].encode())
-        for name, field in _ROLES.items()
-        if (number := _token_id(metadata, name, tokens)) is not None
+    names = b"".join(
+        _field(field, tokens[roles[name]].encode())
+        for name, field in _ROLE_FIELDS.items()
+        if name in roles
     )
-    trainer = _number(3, 2) + _number(35, int(TokenType.BYTE in types)) + roles
+    trainer = _number(3, 2) + _number(35, int(TokenType.BYTE in kinds)) + names
     normalizer = (
         _field(1, b"identity")
         + _number(3, int(_flag(metadata, "add_space_prefix", True)))
@@ -225,8 +242,17 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
     return message + _field(2, trainer) + _field(3, normalizer)
 
 
+# how pieces are typed there. Texts are split at user-defined tokens and unknown ones before, as
+# llama.cpp splits them, so that the package meets neither
+_PIECE_TYPES = {
+    TokenType.CONTROL: TokenType.CONTROL,
+    TokenType.UNKNOWN: TokenType.CONTROL,
+    TokenType.UNUSED: TokenType.UNUSED,
+    TokenType.BYTE: TokenType.BYTE,
+}
+_BYTES = dict.fromkeys(f"<0x{byte:02X}>" for byte in range(256))
 # the fields of the message's `trainer_spec` that hold the text of the token with each role
-_ROLES = {"unknown": 45, "bos": 46, "eos": 47}
+_ROLE_FIELDS = {"unknown": 45, "bos": 46, "eos": 47}
 
 
 def _varint(value: int) -> bytes:

@@ -7,8 +7,9 @@ from sentencepiece import SentencePieceProcessor, set_min_log_level
 
 from .compiled_code import CHANGE_THE_TEXT, clean_errors
 from .detokenizer import EACH_BYTE
-from .special_tokens import SpecialToken, SpecialTokens
+from .special_tokens import Before, SpecialToken, SpecialTokens
 from .tokenizer_files import MAX_VOCABULARY_BYTES, TokenizerSettings, read_limited
+from .vocabulary import encode_split
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """How pieces spell a space."""
@@ -23,7 +24,8 @@ class SentencePieceVocabulary:
     """The vocabulary of one `tokenizer.model`.
 
     Control symbols, the unknown token and the tokens that other files add are special. Where a text
-    spells one, it becomes that token only if the caller says so.
+    spells one, it becomes that token only if the caller says so. The user-defined tokens of a GGUF file
+    are found in every text, as in llama.cpp.
 
     Args:
         file: The file.
@@ -45,35 +47,48 @@ class SentencePieceVocabulary:
             for number in range(self._size):
                 self._processor.id_to_piece(number)
         listed = {token.id: token for token in settings.tokens}
-        control = (
-            listed.get(number, SpecialToken(self._processor.id_to_piece(number), number))
-            for number in range(self._size)
-            if self._processor.is_control(number) or self._processor.is_unknown(number)
-        )
         self._added = {number: t.content for number, t in listed.items() if number >= self._size}
-        added = (token for token in settings.tokens if token.id >= self._size)
-        self.special = SpecialTokens([*control, *added])
+        self._is_gguf = settings.is_gguf
+        always: list[SpecialToken] = []
+        if self._is_gguf:
+            special = [token for token in settings.tokens if token.special]
+            always = [token for token in settings.tokens if not token.special]
+        else:
+            special = [
+                listed.get(number, SpecialToken(self._processor.id_to_piece(number), number))
+                for number in range(self._size)
+                if self._processor.is_control(number) or self._processor.is_unknown(number)
+            ]
+            special += [token for token in settings.tokens if token.id >= self._size]
+        self.special = SpecialTokens(special, longest_first=self._is_gguf)
+        self._always_parsed = SpecialTokens(always, longest_first=True)
+        self._parsed = SpecialTokens([*special, *always], longest_first=self._is_gguf)
         self.vocab_size = max(self._added, default=self._size - 1) + 1
         bos, eos = self._processor.bos_id(), self._processor.eos_id()
         self.bos_token_id = bos if bos >= 0 else None
         self.eos_token_id = eos if eos >= 0 else None
         self.frame: tuple[list[int], list[int]] = ([bos] if bos >= 0 else [], [])
-        self._strips_space = self._find_strips_space()
+        self._spaced: tuple[Before, ...] = ("nothing",)
+        if settings.add_prefix_space is False:
+            self._spaced = ()
+        elif settings.is_legacy or self._is_gguf:
+            self._spaced = ("nothing", "special")
+        self._strips_space = bool(self._spaced) and self._find_strips_space()
 
-    def encode_parsed(self, text: str, at_start: bool = True) -> list[int]:
+    def encode_parsed(self, text: str, before: Before = "nothing") -> list[int]:
         """The ids of a text in which special tokens that it spells become those tokens."""
-        ids: list[int] = []
-        for part in self.special.split(text):
-            ids += (
-                [part]
-                if isinstance(part, int)
-                else self.encode_plain(part, at_start=at_start and not ids)
-            )
-        return ids
+        return encode_split(self._encode, self._parsed.split(text), before)
 
-    def encode_plain(self, text: str, at_start: bool = True) -> list[int]:
-        """The ids of a plain text; `at_start` is false after a special token."""
-        processor = self._processor if at_start else self._later_processor
+    def encode_plain(self, text: str, before: Before = "nothing") -> list[int]:
+        """The ids of a plain text."""
+        return encode_split(self._encode, self._always_parsed.split(text), before)
+
+    def _encode(self, text: str, before: Before) -> list[int]:
+        takes_space = before in self._spaced
+        if before == "special" and not self._is_gguf and text.startswith((" ", SPACE)):
+            # so does transformers, and llama.cpp does not
+            takes_space = False
+        processor = self._processor if takes_space else self._later_processor
         with clean_errors(f"'{self._file}' cannot encode this text", CHANGE_THE_TEXT):
             return list(processor.encode(text))
 
@@ -93,7 +108,7 @@ class SentencePieceVocabulary:
     def token_bytes(self, token_id: int, at_start: bool) -> bytes:
         """The bytes that a token adds to the text."""
         piece = self.piece(token_id)
-        if token_id in self.special.id_set:
+        if token_id in self._parsed.id_set:
             return piece.encode()
         if self._processor.is_byte(token_id):
             return bytes.fromhex(piece[3:5])

@@ -4,6 +4,10 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
+
+Before = Literal["nothing", "special", "text"]
+"""What stands before a text: nothing, a special token, or other text."""
 
 ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 """Tokens that end a turn of a chat. Many files do not list them as ends of generation."""
@@ -39,9 +43,12 @@ class SpecialTokens:
 
     Args:
         tokens: The tokens. Those with an empty text are ignored.
+        longest_first: Whether the longest token of a text is found first, as in llama.cpp, and not the
+            leftmost.
     """
 
-    def __init__(self, tokens: Iterable[SpecialToken]) -> None:
+    def __init__(self, tokens: Iterable[SpecialToken], *, longest_first: bool = False) -> None:
+        self._longest_first = longest_first
         self._tokens = {token.content: token for token in tokens if token.content}
         self.ids = {content: token.id for content, token in self._tokens.items()}
         self.id_set = frozenset(self.ids.values())
@@ -87,6 +94,9 @@ class SpecialTokens:
 
     def _matches(self, text: str) -> Iterator[tuple[int, int]]:
         """Yields where the text spells whole tokens, from left to right, the longest at each place."""
+        if self._longest_first:
+            yield from self._longest_matches(text)
+            return
         done = 0
         for match in self._starts.finditer(text):
             start = match.start()
@@ -97,6 +107,25 @@ class SpecialTokens:
                     done = start + size
                     yield start, done
                     break
+
+    def _longest_matches(self, text: str) -> list[tuple[int, int]]:
+        """Where the text spells whole tokens, of which a longer one goes before those that it meets."""
+        spelled = [
+            (start, start + size)
+            for start, first in (
+                (match.start(), match.group()) for match in self._starts.finditer(text)
+            )
+            for size in self._sizes[first]
+            if text[start : start + size] in self._tokens
+        ]
+        spelled.sort(key=lambda place: (-len(text[slice(*place)].encode()), place))
+        taken = bytearray(len(text))
+        found = []
+        for start, stop in spelled:
+            if not any(taken[start:stop]):
+                taken[start:stop] = b"\1" * (stop - start)
+                found.append((start, stop))
+        return sorted(found)
 
 
 class Shield:

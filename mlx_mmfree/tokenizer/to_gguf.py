@@ -8,7 +8,8 @@ import numpy as np
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files.json_file import read_json_object
-from .from_gguf import BYTE_LEVEL_PATTERNS, TEMPLATE_KEY, TokenType
+from .from_gguf import BYTE_LEVEL_PATTERNS, TEMPLATE_KEY
+from .gguf_tokens import TokenType
 from .sentencepiece_model import SPACE, load_processor
 from .special_tokens import ENDS_OF_TURN
 from .tokenizer import Tokenizer
@@ -42,13 +43,14 @@ def vocabulary_metadata(folder: Path, rows: int) -> dict[str, Any]:
             "belongs to the model."
         )
     if (folder / "tokenizer.model").exists():
-        entries = _sentencepiece(folder / "tokenizer.model")
+        entries = _sentencepiece(folder / "tokenizer.model", tokenizer)
     else:
         entries = _byte_level(folder / "tokenizer.json")
     _fill_up(entries, tokenizer, rows)
     entries |= _special_ids(folder, tokenizer)
-    first = tokenizer.encode("a")[:1]
-    entries["add_bos_token"] = bool(first) and first[0] == tokenizer.bos_token_id
+    framed = tokenizer.encode("a")
+    entries["add_bos_token"] = framed[0] == tokenizer.bos_token_id
+    entries["add_eos_token"] = framed[-1] == tokenizer.eos_token_id
     entries["token_type"] = [np.int32(kind) for kind in entries["token_type"]]
     metadata = {f"tokenizer.ggml.{key}": value for key, value in entries.items()}
     return metadata | _chat_templates(tokenizer)
@@ -71,7 +73,7 @@ def compare_tokenizers(source: Path, target: Path) -> None:
                 )
 
 
-def _sentencepiece(file: Path) -> dict[str, Any]:
+def _sentencepiece(file: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     processor = load_processor(read_limited(file, MAX_VOCABULARY_BYTES), file)
     numbers = range(processor.get_piece_size())
     kinds = [
@@ -81,7 +83,7 @@ def _sentencepiece(file: Path) -> dict[str, Any]:
         (TokenType.UNUSED, processor.is_unused),
     ]
     types = [next((kind for kind, holds in kinds if holds(n)), TokenType.NORMAL) for n in numbers]
-    starts = processor.id_to_piece(processor.encode("a")[:1])
+    starts = list(map(tokenizer.piece, tokenizer.encode("a", add_special_tokens=False)[:1]))
     return {
         "model": "llama",
         "pre": "default",
@@ -139,15 +141,22 @@ def _pattern_name(pre_tokenizer: dict[str, Any], file: Path) -> str:
 
 
 def _fill_up(entries: dict[str, Any], tokenizer: Tokenizer, rows: int) -> None:
-    """Adds the special tokens of other files and the unused rows of the embedding."""
-    tokens: list[str] = entries["tokens"]
-    added = {number: text for text, number in tokenizer.special_tokens.items()}
+    """Adds the tokens of other files and the unused rows of the embedding."""
+    tokens, types = entries["tokens"], entries["token_type"]
     for number in range(len(tokens), rows):
-        tokens.append(added.get(number, f"[PAD{number}]"))
-        kind = TokenType.CONTROL if number in added else TokenType.UNUSED
-        entries["token_type"].append(kind)
+        tokens.append(f"[PAD{number}]")
+        types.append(TokenType.UNUSED)
         if "scores" in entries:
             entries["scores"].append(0.0)
+    for text, number in tokenizer.special_tokens.items():
+        if types[number] != TokenType.UNKNOWN:
+            tokens[number], types[number] = text, TokenType.CONTROL
+    if "scores" in entries:
+        for token in tokenizer.listed_tokens:
+            if not token.special:
+                # llama.cpp finds it in the text as it is
+                tokens[token.id] = token.content.replace(SPACE, " ")
+                types[token.id] = TokenType.USER_DEFINED
 
 
 def _special_ids(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:

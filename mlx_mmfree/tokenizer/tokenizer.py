@@ -14,7 +14,7 @@ from .chat.messages import chat_data, copy_data, join_parts, texts_in
 from .chat.rendered_chat import RenderedChat
 from .detokenizer import Detokenizer
 from .sentencepiece_model import SentencePieceVocabulary
-from .special_tokens import ENDS_OF_TURN, Shield
+from .special_tokens import ENDS_OF_TURN, Before, Shield, SpecialToken
 from .tokenizer_files import TokenizerSettings, read_settings
 from .tokenizer_json import JsonVocabulary
 from .vocabulary import CheckedSource, Vocabulary, checked_id, has_token
@@ -111,6 +111,11 @@ class Tokenizer:
         return self._settings.folder
 
     @property
+    def listed_tokens(self) -> tuple[SpecialToken, ...]:
+        """The tokens that the files list beside the vocabulary, special or not."""
+        return self._settings.tokens
+
+    @property
     def chat_templates(self) -> dict[str, str]:
         """The Jinja sources of the chat templates by name; the usual one is named `default`."""
         return dict(self._settings.chat_templates)
@@ -137,7 +142,7 @@ class Tokenizer:
             ValueError: The text holds a lone surrogate.
         """
         _check_text(text)
-        ids = self._encode(text, parse_special, at_start=True)
+        ids = self._encode(text, parse_special, "nothing")
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def encode_parts(
@@ -160,7 +165,7 @@ class Tokenizer:
             _check_text(text)
         found: list[list[int]] = []
         for text in self._without_first_token(parts, parse_special):
-            found.append(self._encode(text, parse_special, at_start=not any(found)))
+            found.append(self._encode(text, parse_special, self._before(found)))
         if found[0][: len(self._prefix)] != self._prefix:
             found[0] = [*self._prefix, *found[0]]
         if found[-1][len(found[-1]) - len(self._suffix) :] != self._suffix:
@@ -227,8 +232,9 @@ class Tokenizer:
         """Writes out a conversation in the form that the model was trained on.
 
         Special tokens that a message spells stay plain text, so that a message cannot end its own turn.
-        While the ids are made, the template sees as many other characters in their place. If texts begin
-        with a token that the template does not write, the ids begin with it all the same.
+        While the ids are made, the template sees as many other characters in their place. The ids begin
+        with the first token of texts where the template writes it, as in transformers and mlx-lm; those
+        of a GGUF file and of BitNet b1.58 2B4T in any case, as in llama.cpp and the publishers' program.
 
         Args:
             messages: The conversation. Each message has a `role` and usually a `content`: a text, or a
@@ -257,7 +263,8 @@ class Tokenizer:
         shield = Shield(self._vocabulary.special, [template.source, *texts_in(data)])
         rendered = template.render(copy_data(data, shield.cover) | self._settings.named)
         _check_text(rendered)
-        first = self.bos_token_id if self.bos_token_id in self._prefix else None
+        takes_first = self._settings.begins_chats and self.bos_token_id in self._prefix
+        first = self.bos_token_id if takes_first else None
         return RenderedChat(rendered, shield, self._vocabulary, first)
 
     def encode_continuation(self, text: str) -> list[int]:
@@ -268,7 +275,7 @@ class Tokenizer:
             ValueError: The text holds a lone surrogate.
         """
         _check_text(text)
-        return self._vocabulary.encode_plain(text, at_start=False)
+        return self._vocabulary.encode_plain(text, "text")
 
     def _parses(self, parse_special: bool | None) -> bool:
         return self._vocabulary.parses_special if parse_special is None else parse_special
@@ -283,10 +290,17 @@ class Tokenizer:
         spelled = (re.escape(text) for text, token in special if token == self.bos_token_id)
         return [re.sub(rf"\A(?:{'|'.join(spelled)})+", "", parts[0]), *parts[1:]]
 
-    def _encode(self, text: str, parse_special: bool | None, at_start: bool) -> list[int]:
+    def _encode(self, text: str, parse_special: bool | None, before: Before) -> list[int]:
         if self._parses(parse_special):
-            return self._vocabulary.encode_parsed(text, at_start)
-        return self._vocabulary.encode_plain(text, at_start)
+            return self._vocabulary.encode_parsed(text, before)
+        return self._vocabulary.encode_plain(text, before)
+
+    def _before(self, parts: Sequence[Sequence[int]]) -> Before:
+        """What stands before a text that follows others."""
+        last = next((ids[-1] for ids in reversed(parts) if ids), None)
+        if last is None:
+            return "nothing"
+        return "special" if last in self._vocabulary.special.id_set else "text"
 
     def _chat(
         self, messages: Any, add_generation_prompt: bool, variables: Mapping[str, Any]

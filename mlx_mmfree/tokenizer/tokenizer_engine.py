@@ -1,10 +1,13 @@
 """Reads and uses one vocabulary by the package `tokenizers`, in terms of plain data."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
+
+from .special_tokens import Before
 
 # only files that were made to explode give more tokens
 _MAX_TOKENS_A_CHARACTER, _MAX_TOKENS = 64, 4096
@@ -39,8 +42,8 @@ class TokenizerEngine:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._mark_special(special)
-        self._first_pre_tokenizer = self._tokenizer.pre_tokenizer
-        self._later_pre_tokenizer = _without_first_prefix(_state(self._first_pre_tokenizer))
+        parts = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
+        self._parts = {"nothing": parts, "special": _after_special(*parts), "text": _inside(*parts)}
 
     def describe(self) -> Description:
         """The description of the file."""
@@ -64,24 +67,24 @@ class TokenizerEngine:
         added = self._tokenizer.get_added_tokens_decoder().items()
         return {token.content: number for number, token in added}
 
-    def encode(self, text: str, split_special: bool, at_start: bool) -> list[int]:
+    def encode(self, text: str, split_special: bool, before: Before) -> list[int]:
         """The ids of a text.
 
         Args:
             text: Any text.
             split_special: Whether special tokens that it spells are split as other text is.
-            at_start: Whether no text precedes it.
+            before: What stands before it.
         """
-        # both switches belong to the tokenizer, not to a call, so they are set for every text
+        # these belong to the tokenizer, not to a call, so they are set for every text
         self._tokenizer.encode_special_tokens = split_special
-        changes = self._later_pre_tokenizer is not None and not at_start
+        changes = self._parts[before] != self._parts["nothing"]
         if changes:
-            self._tokenizer.pre_tokenizer = self._later_pre_tokenizer
+            self._tokenizer.normalizer, self._tokenizer.pre_tokenizer = self._parts[before]
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         finally:
             if changes:
-                self._tokenizer.pre_tokenizer = self._first_pre_tokenizer
+                self._tokenizer.normalizer, self._tokenizer.pre_tokenizer = self._parts["nothing"]
         return _checked(ids, text)
 
     def _mark_special(self, special: list[tuple[str, bool, bool, bool]]) -> None:
@@ -116,22 +119,45 @@ def _state(part: Any) -> dict[str, Any] | None:
     return state if isinstance(state, dict) else None
 
 
-def _without_first_prefix(state: dict[str, Any] | None) -> Any:
-    """The pre-tokenizer for text after a special token; `None` if it is the usual one."""
+def _after_special(normalizer: Any, pre_tokenizer: Any) -> tuple[Any, Any]:
+    """The steps for a text after a special token, which puts no space before what is not the first."""
+    return normalizer, _changed(pre_tokenizer, pre_tokenizers.Sequence([]), _not_first)
 
-    def change(part: Any) -> Any:
-        if isinstance(part, list):
-            return [change(entry) for entry in part]
-        if not isinstance(part, dict):
-            return part
-        changed = {key: change(entry) for key, entry in part.items()}
-        if part.get("type") == "Metaspace" and part.get("prepend_scheme") == "first":
-            changed["prepend_scheme"] = "never"
-        return changed
 
-    later = change(state)
-    if later == state:
-        return None
-    pre_tokenizer = pre_tokenizers.Sequence([])
-    pre_tokenizer.__setstate__(json.dumps(later).encode())
-    return pre_tokenizer
+def _inside(normalizer: Any, pre_tokenizer: Any) -> tuple[Any, Any]:
+    """The steps for a text after other text, which put no space before it at all."""
+    return (
+        _changed(normalizer, normalizers.Sequence([]), _without_space),
+        _changed(pre_tokenizer, pre_tokenizers.Sequence([]), _without_space),
+    )
+
+
+def _not_first(step: dict[str, Any]) -> dict[str, Any]:
+    is_first = step.get("prepend_scheme") == "first"
+    return {**step, "prepend_scheme": "never"} if is_first else step
+
+
+def _without_space(step: dict[str, Any]) -> dict[str, Any]:
+    if "prepend_scheme" in step:
+        return {**step, "prepend_scheme": "never"}
+    if step.get("type") == "Prepend":
+        return {**step, "prepend": ""}
+    return {**step, "add_prefix_space": False} if "add_prefix_space" in step else step
+
+
+def _changed(part: Any, made: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A part of the tokenizer with other steps, in the place of one that was made for it."""
+
+    def changed(state: Any) -> Any:
+        if isinstance(state, list):
+            return [changed(entry) for entry in state]
+        return (
+            change({k: changed(v) for k, v in state.items()}) if isinstance(state, dict) else state
+        )
+
+    before = _state(part)
+    after = changed(before)
+    if after == before:
+        return part
+    made.__setstate__(json.dumps(after).encode())
+    return made

@@ -14,7 +14,12 @@ from .special_tokens import SpecialToken
 MAX_VOCABULARY_BYTES = 64_000_000
 MAX_TEMPLATE_BYTES = 128_000
 MAX_TOKEN_ID = 2**31 - 1
+GGUF_MARK = {"mlx_mmfree": {"source": "gguf"}}
+"""What tells in `tokenizer_config.json` that the files were made of a GGUF file."""
+
 _MOST_TEMPLATES = 64
+# of BitNet b1.58 2B4T: its publishers' program puts the first token before what the template writes
+_BEGUN_MODELS = ("bitnet",)
 _NAMED = (
     "bos_token",
     "eos_token",
@@ -37,6 +42,11 @@ class TokenizerSettings:
         add_eos: Whether they end with the last token; `None` if no file says so.
         tokens: The tokens that the files list in addition to the vocabulary.
         special_texts: The texts of all tokens that some file calls special.
+        add_prefix_space: Whether a space is put before a text; `None` if no file says so.
+        is_legacy: Whether a space is put before a text after a special token too.
+        is_gguf: Whether the files were made of a GGUF file, so that llama.cpp's rules hold.
+        begins_chats: Whether a conversation begins with the first token of texts though its template
+            does not write it.
         chat_templates: The templates by name.
         bos_token_id: The first token, of the generation settings or the model's configuration.
         eos_token_ids: The last tokens, of the generation settings and the model's configuration.
@@ -48,6 +58,10 @@ class TokenizerSettings:
     add_eos: bool | None
     tokens: tuple[SpecialToken, ...]
     special_texts: frozenset[str]
+    add_prefix_space: bool | None
+    is_legacy: bool
+    is_gguf: bool
+    begins_chats: bool
     chat_templates: dict[str, str]
     bos_token_id: int | None
     eos_token_ids: frozenset[int]
@@ -74,6 +88,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     bos = _ids(generation, "bos_token_id", generation_file) or _ids(
         model, "bos_token_id", model_file
     )
+    is_gguf = all(config.get(key) == value for key, value in GGUF_MARK.items())
     return TokenizerSettings(
         folder=folder,
         named=named,
@@ -81,6 +96,10 @@ def read_settings(folder: Path) -> TokenizerSettings:
         add_eos=_flag(config, "add_eos_token", config_file),
         tokens=tokens,
         special_texts=frozenset(special_texts),
+        add_prefix_space=_flag(config, "add_prefix_space", config_file),
+        is_legacy=bool(_flag(config, "legacy", config_file)),
+        is_gguf=is_gguf,
+        begins_chats=is_gguf or model.get("model_type") in _BEGUN_MODELS,
         chat_templates=_chat_templates(config, config_file),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=frozenset(

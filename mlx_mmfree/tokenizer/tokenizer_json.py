@@ -10,10 +10,11 @@ from ..files.json_file import parse_json_object
 from .compiled_code import CHANGE_THE_TEXT, clean_errors
 from .confined_tokenizer import ConfinedTokenizer
 from .piece_decoder import PieceDecoder
-from .special_tokens import SpecialToken, SpecialTokens
+from .special_tokens import Before, SpecialToken, SpecialTokens
 from .tokenizer_engine import TokenizerEngine
 from .tokenizer_files import MAX_VOCABULARY_BYTES, TokenizerSettings, read_limited
 from .tokenizer_shapes import is_known, listed_ids
+from .vocabulary import encode_split
 
 # each value is a Python object; the largest published files have half as many
 _MAX_VALUES = 4_000_000
@@ -64,13 +65,15 @@ class JsonVocabulary:
             SpecialToken(text, number, True, *flags) for text, number, *flags in found.special
         )
 
-    def encode_parsed(self, text: str, at_start: bool = True) -> list[int]:
+    def encode_parsed(self, text: str, before: Before = "nothing") -> list[int]:
         """The ids of a text in which special tokens that it spells become those tokens."""
-        return self._encode(text, False, at_start)
+        if before == "nothing":
+            return self._encode(text, False, before)
+        return encode_split(self.encode_plain, self.special.split(text), before)
 
-    def encode_plain(self, text: str, at_start: bool = True) -> list[int]:
-        """The ids of a plain text; `at_start` is false after a special token."""
-        return self._encode(text, True, at_start)
+    def encode_plain(self, text: str, before: Before = "nothing") -> list[int]:
+        """The ids of a plain text."""
+        return self._encode(text, True, before)
 
     def piece(self, token_id: int) -> str:
         """The text of a token as the file spells it."""
@@ -84,9 +87,9 @@ class JsonVocabulary:
         """The bytes that a token adds to the text."""
         return self._decode(self.piece(token_id), at_start)
 
-    def _encode(self, text: str, split_special: bool, at_start: bool) -> list[int]:
+    def _encode(self, text: str, split_special: bool, before: Before) -> list[int]:
         with self._lock, clean_errors(f"'{self._file}' cannot encode this text", CHANGE_THE_TEXT):
-            return self._engine.encode(text, split_special, at_start)
+            return self._engine.encode(text, split_special, before)
 
 
 def _special_tokens(settings: TokenizerSettings) -> list[tuple[str, bool, bool, bool]]:

@@ -1,10 +1,34 @@
 """What the tokenizer asks of a vocabulary, whatever its file format, and ids that it has not."""
 
 import operator
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from .detokenizer import TokenSource
-from .special_tokens import SpecialTokens
+from .special_tokens import Before, SpecialTokens
+
+
+def encode_split(
+    encode: Callable[[str, Before], list[int]],
+    parts: Iterable[str | int],
+    before: Before = "nothing",
+) -> list[int]:
+    """The ids of a text that was split into ids of tokens and texts between them.
+
+    Args:
+        encode: Gives the ids of a text after what is said to stand before it.
+        parts: The ids and texts.
+        before: What stands before the first.
+    """
+    ids: list[int] = []
+    for part in parts:
+        if isinstance(part, int):
+            ids.append(part)
+            before = "special"
+        else:
+            ids += encode(part, before)
+            before = "text"
+    return ids
 
 
 class Vocabulary(TokenSource, Protocol):
@@ -26,9 +50,9 @@ class Vocabulary(TokenSource, Protocol):
     parses_special: bool
     special: SpecialTokens
 
-    def encode_parsed(self, text: str, at_start: bool = True) -> list[int]: ...
+    def encode_parsed(self, text: str, before: Before = "nothing") -> list[int]: ...
 
-    def encode_plain(self, text: str, at_start: bool = True) -> list[int]: ...
+    def encode_plain(self, text: str, before: Before = "nothing") -> list[int]: ...
 
     def piece(self, token_id: int) -> str: ...
 

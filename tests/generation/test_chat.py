@@ -23,7 +23,7 @@ GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 BPE, SPM = GOLDENS / "tokenizer_bpe", GOLDENS / "tokenizer_spm"
 EOT = 517
 TURNS = (
-    "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>' + "
+    "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>' + "
     "CONTENT + '<|eot_id|>' }}{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>{% endif %}"
 )
@@ -103,7 +103,7 @@ def test_every_token_is_read_once(model: Decoder, tokenizer: Tokenizer, read: li
         assert said(chat, question) == answer
     assert [message["role"] for message in chat.messages] == ["system", *["user", "assistant"] * 3]
     text = tokenizer.apply_chat_template(chat.messages, False, tokenize=False)
-    assert tokenizer.decode(read) == "<|begin_of_text|>" + text
+    assert tokenizer.decode(read) == text
     assert chat.size == len(read)
     assert read.count(EOT) == 7
     assert (chat.turns, read.count(512)) == (3, 1)
@@ -129,7 +129,7 @@ def test_answers_equal_reading_everything_at_once(
         read[:] = recorded
         assert chat.turns == turn + 1
     text = tokenizer.apply_chat_template(chat.messages[:-1], tokenize=False)
-    assert tokenizer.decode(prompt) == "<|begin_of_text|>" + text
+    assert tokenizer.decode(prompt) == text
 
 
 def test_an_answer_that_is_stopped_stays_as_shown(
@@ -143,7 +143,7 @@ def test_an_answer_that_is_stopped_stays_as_shown(
     chat.sampler = Script([*spoken(tokenizer, "Yes"), 9])
     assert said(chat, "Go on") == "Yes"
     text = tokenizer.apply_chat_template(chat.messages, False, tokenize=False)
-    assert tokenizer.decode(read) == "<|begin_of_text|>" + text
+    assert tokenizer.decode(read) == text
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 3])
@@ -183,7 +183,7 @@ def test_an_interrupted_step_loses_nothing(
     *_, last = chat.answer("old")
     everything = [*kept, *read[: last.prompt_tokens]]
     text = tokenizer.apply_chat_template(chat.messages[:-1], tokenize=False)
-    assert tokenizer.decode(everything) == "<|begin_of_text|>" + text
+    assert tokenizer.decode(everything) == text
     answer = generate(model, tokenizer, everything, max_tokens=6)
     assert answer == chat.messages[-1]["content"]
 

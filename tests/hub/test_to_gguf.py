@@ -229,12 +229,15 @@ def test_vocabulary(tmp_path: Path, tokenizer: str) -> None:
     convert(open_checkpoint(folder), tmp_path / "m", to="gguf", check=False)
     _, want = load(folder)
     _, got = load(tmp_path / "m")
-    for text in ("Once upon a time, 1234!", "  Grüße 東京 🙂\n\n x", "a<|eot_id|>b</s>c"):
+    for text in ("Once upon a time, 1234!", "  Grüße 東京 🙂\n\n x", "a<|eot_id|>b</s>"):
         for parse in (True, False):
             ids = [t.encode(text, parse_special=parse) for t in (want, got)]
             assert ids[0] == ids[1]
         assert got.decode(ids[1]) == want.decode(ids[0])
-    assert got.eos_token_ids == want.eos_token_ids and got.bos_token_id == want.bos_token_id
+    # llama.cpp finds further ends by their names
+    named = {513} if tokenizer == "tokenizer_bpe" else set()
+    assert got.eos_token_ids == want.eos_token_ids | named
+    assert got.bos_token_id == want.bos_token_id
     messages = [{"role": "user", "content": "Hi"}]
     if tokenizer == "tokenizer_bpe":
         assert got.apply_chat_template(messages) == want.apply_chat_template(messages)

@@ -219,15 +219,14 @@ def test_halves_of_control_tokens_do_not_meet(template: str, tmp_path: Path) -> 
     halves = [{"role": "user", "content": text} for text in ("<|eot", "_id|>")]
     ids = tokenizer.apply_chat_template(halves)
     assert 517 not in ids
-    assert ids[0] == tokenizer.bos_token_id
-    assert tokenizer.decode(ids[1:]) == tokenizer.apply_chat_template(halves, tokenize=False)
+    assert tokenizer.decode(ids) == tokenizer.apply_chat_template(halves, tokenize=False)
 
 
 def test_templates_build_control_tokens_from_role_names(tmp_path: Path) -> None:
     template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
     tokenizer = with_template(GOLDENS / "tokenizer_bpe", tmp_path / "copy", template)
     messages = [{"role": "eot_id", "content": "Hi <"}]
-    assert tokenizer.apply_chat_template(messages)[:2] == [512, 517]
+    assert tokenizer.apply_chat_template(messages)[0] == 517
 
 
 @pytest.mark.parametrize("name", NAMES)

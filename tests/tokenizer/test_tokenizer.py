@@ -131,6 +131,68 @@ def test_remarks_on_odd_pieces_do_not_reach_standard_error(
     assert capfd.readouterr().err == ""
 
 
+# transformers 5.24.0 gives these pieces
+SPACES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "first": (
+        {"legacy": False},
+        {"a b": "▁a ▁b", "</s>b": "</s> b", "</s> b": "</s> ▁b", "a</s>\nb": "▁a </s> <0x0A> b"},
+    ),
+    "not said": (
+        {"legacy": ...},
+        {"a b": "▁a ▁b", "a</s>b c": "▁a </s> b ▁c", "<unk>a": "<unk> a"},
+    ),
+    "legacy": (
+        {"legacy": True},
+        {
+            "a b": "▁a ▁b",
+            "</s>b": "</s> ▁b",
+            "</s> b": "</s> ▁b",
+            "a</s>b c": "▁a </s> ▁b ▁c",
+            "a</s> b c": "▁a </s> ▁b ▁c",
+            "<s></s>a": "<s> </s> ▁a",
+            "<unk>a": "<unk> ▁a",
+            "a</s>\nb": "▁a </s> ▁ <0x0A> b",
+        },
+    ),
+    "never": (
+        {"legacy": True, "add_prefix_space": False},
+        {"a b": "a ▁b", "</s>b": "</s> b", "a</s> b c": "a </s> ▁b ▁c", "\na": "<0x0A> a"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_spaces_before_texts_and_after_special_tokens(tmp_path: Path, name: str) -> None:
+    config, pieces = SPACES[name]
+    tokenizer = Tokenizer.from_folder(copy(SPM, tmp_path / "copy", **config))
+    for text, want in pieces.items():
+        ids = tokenizer.encode(text, False, parse_special=True)
+        assert " ".join(map(tokenizer.piece, ids)) == want, text
+        assert tokenizer.decode(tokenizer.encode("a b", False)) == "a b"
+    assert tokenizer.piece(tokenizer.encode_continuation("a")[0]) == "a"
+    the = next(n for n in range(640) if tokenizer.piece(n) == f"{BLANK}the")
+    assert tokenizer.decode([the]) == (" the" if name == "never" else "the")
+
+
+def test_a_text_in_parts_has_spaces_as_one(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(copy(SPM, tmp_path / "copy", legacy=True))
+    for parts in (["a</s>", "b c"], ["</s>", "b</s>", "c"], ["a", " b</s>c"]):
+        found = tokenizer.encode_parts(parts, parse_special=True)
+        whole = tokenizer.encode("".join(parts), parse_special=True)
+        assert [number for ids in found for number in ids] == whole
+
+
+@pytest.mark.parametrize("metaspace", [False, True])
+def test_a_continuation_in_json_has_no_space_of_its_own(metaspace: bool, tmp_path: Path) -> None:
+    llama_style(tmp_path / "copy", metaspace)
+    tokenizer = Tokenizer.from_folder(tmp_path / "copy")
+    assert list(map(tokenizer.piece, tokenizer.encode_continuation("a"))) == ["a"]
+    assert list(map(tokenizer.piece, tokenizer.encode_continuation(" a"))) == [f"{BLANK}a"]
+    # after a special token, the older style has one
+    [_, _, last] = tokenizer.encode("</s>a")
+    assert tokenizer.piece(last) == ("a" if metaspace else f"{BLANK}a")
+
+
 def test_added_tokens_of_a_sentencepiece_model(tmp_path: Path) -> None:
     folder = copy(SPM, tmp_path / "copy")
     write_json(folder / "added_tokens.json", {"<pad>": 640, "</line>": 641})

@@ -2,7 +2,8 @@
 
 from typing import Protocol
 
-from ..special_tokens import Shield, SpecialTokens
+from ..special_tokens import Before, Shield, SpecialTokens
+from ..vocabulary import encode_split
 
 
 class ChatVocabulary(Protocol):
@@ -12,7 +13,7 @@ class ChatVocabulary(Protocol):
 
     def encode_parsed(self, text: str) -> list[int]: ...
 
-    def encode_plain(self, text: str, at_start: bool = True) -> list[int]: ...
+    def encode_plain(self, text: str, before: Before = "nothing") -> list[int]: ...
 
 
 class RenderedChat:
@@ -22,7 +23,7 @@ class RenderedChat:
         covered: The text of the template, in which a shield covers the special tokens in messages.
         shield: The shield.
         vocabulary: The vocabulary, which makes the ids.
-        bos_token_id: The first token of every text; `None` if texts have none.
+        bos_token_id: The token that every conversation begins with; `None`: as the template has it.
 
     Attributes:
         text: The conversation as a reader sees it.
@@ -38,15 +39,19 @@ class RenderedChat:
         self._bos_token_id = bos_token_id
 
     def ids(self) -> list[int]:
-        """The ids of the conversation. A first token that the template leaves out is added."""
+        """The ids of the conversation. A first token that it needs and the template lacks is added."""
         ids = self._ids()
-        if self._bos_token_id is None or self._bos_token_id in ids:
+        if self._bos_token_id is None or ids[:1] == [self._bos_token_id]:
             return ids
         return [self._bos_token_id, *ids]
 
     def ids_after(self, size: int) -> list[int]:
         """The ids of what follows the first `size` characters of the text."""
-        return self._ids_of_parts(self._covered[size:], at_start=False)
+        parts = list(self._vocabulary.special.split(self._covered[:size]))
+        before: Before = "text"
+        if not parts or isinstance(parts[-1], int):
+            before = "special" if parts else "nothing"
+        return self._ids_of_parts(self._covered[size:], before)
 
     def _ids(self) -> list[int]:
         special = self._vocabulary.special
@@ -56,14 +61,11 @@ class RenderedChat:
             spelled = [part for part in parts if isinstance(part, int)]
             if [number for number in ids if number in special.id_set] == spelled:
                 return ids
-        return self._ids_of_parts(self._covered, at_start=True)
+        return self._ids_of_parts(self._covered)
 
-    def _ids_of_parts(self, covered: str, *, at_start: bool) -> list[int]:
-        ids: list[int] = []
-        for part in self._vocabulary.special.split(covered):
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                text = self._shield.restore(part)
-                ids += self._vocabulary.encode_plain(text, at_start=at_start and not ids)
-        return ids
+    def _ids_of_parts(self, covered: str, before: Before = "nothing") -> list[int]:
+        parts = (
+            part if isinstance(part, int) else self._shield.restore(part)
+            for part in self._vocabulary.special.split(covered)
+        )
+        return encode_split(self._vocabulary.encode_plain, parts, before)

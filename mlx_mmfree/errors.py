@@ -31,6 +31,22 @@ def without_credentials(text: str) -> str:
     return text
 
 
+_shown: dict[str, str] = {}
+
+
+def show_as(folder: str, source: str) -> None:
+    """Lets messages name a file of the user instead of a folder that was made of it."""
+    _shown[folder] = source
+
+
+def shown_path(path: str) -> str:
+    """What messages call a path: that of the user's file in the place of a folder made of it."""
+    for folder, source in _shown.items():
+        parts = re.split(rf"{re.escape(folder)}(?:/[^'\"\s]*)?", path)
+        path = source.join(parts)
+    return path
+
+
 def install_extra(extra: str) -> str:
     """Tells how the packages of an extra are installed, in words for an error.
 
@@ -50,11 +66,11 @@ def install_extra(extra: str) -> str:
 class MMFreeError(Exception):
     """The base of the library's own errors. The commands show its one line without a traceback.
 
-    The line does not repeat credentials that were typed into an argument.
+    The line does not repeat credentials that were typed into an argument, and names the user's files.
     """
 
     def __str__(self) -> str:
-        return without_credentials(super().__str__())
+        return without_credentials(shown_path(super().__str__()))
 
 
 class UnsupportedModelError(MMFreeError):

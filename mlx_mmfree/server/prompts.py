@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import MMFreeError
+from ..errors import MMFreeError, shown_path
 from ..generation.prompt_ids import prompt_tokens
 from .errors import RequestError
 from .schemas.chat import ChatRequest
@@ -98,4 +98,4 @@ def _marks(
 
 def _of_request(served: ServedModel, error: Exception) -> str:
     """The words of an error, without the folder that the model lies in."""
-    return str(error).replace(str(served.tokenizer.folder), served.name)
+    return str(error).replace(shown_path(str(served.tokenizer.folder)), served.name)

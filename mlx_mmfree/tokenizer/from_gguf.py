@@ -244,7 +244,7 @@ def _sentencepiece(
 
 # how pieces are typed there. Texts are split at user-defined tokens and unknown ones before, as
 # llama.cpp splits them, so that the package meets neither
-_PIECE_TYPES = {
+_PIECE_TYPES: dict[int, TokenType] = {
     TokenType.CONTROL: TokenType.CONTROL,
     TokenType.UNKNOWN: TokenType.CONTROL,
     TokenType.UNUSED: TokenType.UNUSED,

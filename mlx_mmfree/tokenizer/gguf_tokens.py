@@ -75,11 +75,11 @@ def end_tokens(tokens: Sequence[str], roles: Mapping[str, int]) -> set[int]:
     for role, names in _FILLING_ENDS.items():
         if role not in roles:
             ends |= _first(names, numbers)
-    names = {tokens[number] for number in ends}
-    if {"<|call|>", "<|calls|>"} & names and {"<|return|>", "<|flush|>"} & names:
+    found = {tokens[number] for number in ends}
+    if {"<|call|>", "<|calls|>"} & found and {"<|return|>", "<|flush|>"} & found:
         # there it ends a message, which others follow
         ends.discard(numbers.get("<|end|>", -1))
-    if "<|tool_response>" in names:
+    if "<|tool_response>" in found:
         ends.discard(numbers.get("</s>", -1))
     return ends
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, shown_path
 from ..files.checkpoint_files import VOCABULARY_FILES
 from .byte_vocabulary import byte_vocabulary
 from .chat.chat_template import ChatTemplate
@@ -100,6 +100,12 @@ class Tokenizer:
         vocabulary = byte_vocabulary(folder)
         if vocabulary is not None:
             return cls(vocabulary, settings)
+        source = Path(shown_path(str(folder)))
+        if source != folder:
+            raise CheckpointError(
+                f"[tokenizer] '{source}' must hold a vocabulary but has none. Copy the tokenizer files "
+                f"of the original checkpoint to '{source.parent}', or load the model alone."
+            )
         raise CheckpointError(
             f"[tokenizer] '{folder}' must hold 'tokenizer.json' or 'tokenizer.model' but has neither. "
             "Copy the tokenizer files of the original checkpoint there, or load the model alone."

@@ -379,6 +379,29 @@ class TestVocabulary:
         assert load_tokenizer(tmp_path).encode("a")
 
 
+@pytest.mark.parametrize("read", [load, load_tokenizer])
+def test_messages_name_the_file(tmp_path: Path, read: Any) -> None:
+    file, model = tiny_file(tmp_path / "m.gguf")
+    with pytest.raises(CheckpointError, match="must hold a vocabulary but has none") as caught:
+        read(file)
+    assert f"'{file}'" in str(caught.value) and f"'{tmp_path}'" in str(caught.value)
+    for key, value in (("tokenizer.chat_template", 3), ("tokenizer.chat_template.tool_use", True)):
+        metadata = byte_level_metadata() | metadata_of(model, "bitnet-25") | {key: value}
+        write_gguf(file, metadata, tensors_of(model, "bitnet-25", "I2_S"))
+        with pytest.raises(CheckpointError, match="'chat_template' must be a text") as caught:
+            load_tokenizer(file)
+        assert f"'{file}'" in str(caught.value) and "scratch" not in str(caught.value)
+
+
+def test_a_tokenizer_beside_a_file_without_a_vocabulary(tmp_path: Path) -> None:
+    file, _ = tiny_file(tmp_path / "m.gguf", vocab_size=640)
+    for name in ("tokenizer.model", "tokenizer_config.json"):
+        shutil.copyfile(GOLDENS / "tokenizer_spm" / name, tmp_path / name)
+    want = load_tokenizer(GOLDENS / "tokenizer_spm").encode("a</s>b", parse_special=True)
+    assert load_tokenizer(file).encode("a</s>b", parse_special=True) == want
+    assert load(file)[1].encode("a</s>b", parse_special=True) == want
+
+
 def test_folder_with_one_file(tmp_path: Path) -> None:
     file, _ = tiny_file(tmp_path / "a.gguf")
     want = logits(load_model(file))

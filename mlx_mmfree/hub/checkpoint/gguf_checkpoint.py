@@ -20,7 +20,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...errors import CheckpointError, UnsupportedModelError
+from ...errors import CheckpointError, UnsupportedModelError, show_as
 from ...files.checkpoint_files import VOCABULARY_FILES, tokenizer_files
 from ...files.gguf.parts import read_parts
 from ...files.gguf.reader import StoredTensor
@@ -61,6 +61,7 @@ def read_gguf_checkpoint(
     Args:
         file: The file.
         tokenizer_folder: A folder whose tokenizer files, if any, are preferred to the file's vocabulary.
+            Those beside a file without a vocabulary are read in any case.
 
     Returns:
         A folder of this process with `config.json` and the tokenizer files, the configuration, the
@@ -95,6 +96,7 @@ def read_gguf_checkpoint(
         # trained in bfloat16, whose range the squares of ReLU need
         dtype = mx.bfloat16
     files = _tokenizer_files(tokenizer_folder) or files_of_metadata(metadata)
+    files = files or _tokenizer_files(file.parent)
     return _folder(file, config, files), config, tensors, dtype
 
 
@@ -278,6 +280,7 @@ def _own_folder(file: Path) -> Path:
 def _folder(file: Path, config: Mapping[str, Any], files: Mapping[str, bytes]) -> Path:
     """A folder of this process with the small files of a checkpoint."""
     folder = _own_folder(file.resolve())
+    show_as(str(folder), str(file))
     with writing("GGUF", folder):
         for old in tokenizer_files(folder).values():
             old.unlink()

@@ -91,17 +91,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check(args)
     from ..hub import Tokenizer, open_checkpoint
     from ..hub.checkpoint.target_folder import check_target
-    from ..hub.checkpoint.writer_record import keeps_adapter
     from ..hub.conversion.fuse import check_form, fuse, save_peft_adapter, save_with_adapter
     from ..hub.publish.upload import upload
     from ..hub.publish.upload_plan import check_repository, plan_upload
 
     if args.upload_repo is not None:
         check_repository(args.upload_repo)
-    if args.adapter_path is None and not keeps_adapter(
-        open_checkpoint(model_source(args), args.revision)
-    ):
-        args.adapter_path = "adapters"
+    if args.adapter_path is None:
+        base = open_checkpoint(model_source(args), args.revision)
+        args.adapter_path = None if base.keeps_adapter else "adapters"
     read = [expanded(name) for name in (args.model, args.adapter_path) if name]
     check_target(real_path(args.save_path), args.overwrite, "fuse", read)
     sizes = {"batch_size": 8, "prefill_step_size": args.sequence_length}

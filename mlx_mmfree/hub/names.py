@@ -85,6 +85,11 @@ class WeightNames:
         name = self.to_memory(f"{disk_name}.weight")
         return None if name is None else name.removesuffix(".weight")
 
+    def has_module(self, path: str) -> bool:
+        """Whether a module with a weight has a name on disk."""
+        name = f"{path}.weight"
+        return _translate(name, self._to_disk, _SCALE_IN_MEMORY, _SCALE_ON_DISK) is not None
+
     def module_to_disk(self, path: str) -> str:
         """The name on disk of a module with a weight.
 

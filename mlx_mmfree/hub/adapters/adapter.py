@@ -125,7 +125,7 @@ def with_tied_head(
     """
     names = weight_names(model.config)
     layers = dict(tensors)
-    if _is_tied(model) and (name := names.module_to_disk(_EMBEDDING)) in layers:
+    if _is_tied(model, names) and (name := names.module_to_disk(_EMBEDDING)) in layers:
         layers[names.module_to_disk(_HEAD)] = _transposed(layers[name])
     return layers
 
@@ -139,7 +139,7 @@ def _without_tied_head(
         CheckpointError: The adapter changes one of the two alone, or each of them otherwise.
     """
     layers = dict(adapter.tensors)
-    if not _is_tied(model):
+    if not _is_tied(model, names):
         return layers
     embedding, head = map(names.module_to_disk, (_EMBEDDING, _HEAD))
     changed = [name for name in (embedding, head) if name in layers]
@@ -159,9 +159,9 @@ def _without_tied_head(
     )
 
 
-def _is_tied(model: Decoder) -> bool:
-    """Whether the embedding is the head too."""
-    return isinstance(model, TokenModel) and _HEAD not in model
+def _is_tied(model: Decoder, names: WeightNames) -> bool:
+    """Whether the embedding is the head too, where others of the architecture have a head."""
+    return isinstance(model, TokenModel) and _HEAD not in model and names.has_module(_HEAD)
 
 
 def _transposed(parts: Mapping[str, mx.array]) -> dict[str, mx.array]:
@@ -180,7 +180,7 @@ def _check_weights(
     held, arrays = matrices(model), parameters(model) if weights else {}
     for hub_name, array in weights:
         path, _, key = (names.to_memory(hub_name) or "").rpartition(".")
-        if path == _HEAD and _is_tied(model):
+        if path == _HEAD and _is_tied(model, names):
             path = _EMBEDDING
         own = arrays.get(f"{path}.{key}")
         is_same = own is not None and (

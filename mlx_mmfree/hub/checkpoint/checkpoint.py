@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Collection, Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from ...files.tensor_entry import TensorEntry
 from ...files.torch import checkpoint as torch_checkpoint
 from ..remote.download import gguf_file, local_folder
 from .forms.latent import with_latent
+from .forms.packed_format import WRITER_KEY
 from .gguf_checkpoint import read_gguf_checkpoint
 
 RUN_MODEL = "model"
@@ -39,6 +41,10 @@ _WEIGHT_FILES = (
 )
 _COUNTED = re.compile(r".*-([0-9]{5})-of-([0-9]{5})\.\w+", re.ASCII | re.DOTALL)
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
+
+
+ADAPTER_KEY = "adapter"
+"""In the record of the writer."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,40 @@ class Checkpoint:
     def nbytes(self) -> int:
         """The number of bytes of all tensors on disk."""
         return sum(entry.nbytes for entry in self.tensors.values())
+
+    @property
+    def keeps_adapter(self) -> bool:
+        """Whether an adapter lies beside the weights and belongs to the model.
+
+        Raises:
+            CheckpointError: The record of the writer says neither yes nor no.
+        """
+        described = self.config.get(WRITER_KEY)
+        kept = described.get(ADAPTER_KEY, False) if isinstance(described, Mapping) else False
+        if not isinstance(kept, bool):
+            raise CheckpointError(
+                f"[config.json] '{ADAPTER_KEY}' of '{WRITER_KEY}' must be true or false but got "
+                f"{kept!r:.80}. Fetch the file again."
+            )
+        return kept
+
+    def refuse_adapter(self, place: str, rule: str) -> None:
+        """Refuses a model to which an adapter beside its weights belongs.
+
+        Args:
+            place: The command or function that reports it.
+            rule: What only a model without one can be, for the message.
+
+        Raises:
+            CheckpointError: There is such an adapter.
+        """
+        if self.keeps_adapter:
+            folder = shlex.quote(str(self.folder))
+            raise CheckpointError(
+                f"[{place}] '{self.folder}' must hold no adapter beside its base model {rule} but holds "
+                f"one. Merge it first: mmfree fuse --model {folder} --form dense, or --form ternary "
+                "with --data."
+            )
 
 
 def open_checkpoint(

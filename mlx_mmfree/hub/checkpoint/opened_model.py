@@ -26,7 +26,7 @@ from .masters import MASTERS_FOLDER, Masters
 from .notice import notify
 from .pack_cache import PackCache
 from .skeleton import Skeleton, build_skeleton
-from .writer_record import checked_rounding, keeps_adapter, refuse_adapter
+from .writer_record import checked_rounding
 
 Source = str | os.PathLike[str] | Checkpoint
 
@@ -58,9 +58,9 @@ class OpenedModel:
         direct: bool = False,
     ):
         self.checkpoint = checkpoint
-        self.keeps_adapter = keeps_adapter(checkpoint)
+        self.keeps_adapter = checkpoint.keeps_adapter
         if not packed:
-            refuse_adapter(checkpoint, "load", "to be trained further")
+            checkpoint.refuse_adapter("load", "to be trained further")
         self._dtype = dtype or checkpoint.dtype
         self._cache = PackCache(checkpoint)
         cached = _cached_skeleton(self._cache) if packed else None

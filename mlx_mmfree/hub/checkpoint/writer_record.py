@@ -13,13 +13,11 @@ numbers. Checkpoints that were packed by other programs have scales that are 16-
 of such floats. A mean of absolute values, which this library computes, is not.
 """
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
 
-from ...errors import CheckpointError
 from ...files import safetensors
 from ...files.checkpoint_files import GGUF_SUFFIX
 from ...files.safetensors_writer import METADATA
@@ -32,8 +30,6 @@ from .forms.packed_format import WRITER_KEY
 from .notice import notify
 
 Rounding = int | str | None
-
-ADAPTER_KEY = "adapter"
 
 MAX_SOUND_WEIGHTS = 2**20
 """The scale of a matrix of up to so many numbers was off by less than 1e-4 in any version."""
@@ -53,42 +49,6 @@ def read_record(config: Mapping[str, Any]) -> Rounding:
     rounding = described.get("rounding") if isinstance(described, Mapping) else None
     is_known = rounding == "source" or (type(rounding) is int and rounding > 0)
     return rounding if is_known else None
-
-
-def keeps_adapter(checkpoint: Checkpoint) -> bool:
-    """Whether an adapter lies beside the weights and belongs to the model.
-
-    Raises:
-        CheckpointError: The record says neither yes nor no.
-    """
-    described = checkpoint.config.get(WRITER_KEY)
-    kept = described.get(ADAPTER_KEY, False) if isinstance(described, Mapping) else False
-    if not isinstance(kept, bool):
-        raise CheckpointError(
-            f"[config.json] '{ADAPTER_KEY}' of '{WRITER_KEY}' must be true or false but got "
-            f"{kept!r:.80}. Fetch the file again."
-        )
-    return kept
-
-
-def refuse_adapter(checkpoint: Checkpoint, place: str, rule: str) -> None:
-    """Refuses a model to which an adapter beside its weights belongs.
-
-    Args:
-        checkpoint: The model.
-        place: The command or function that reports it.
-        rule: What only a model without one can be, for the message.
-
-    Raises:
-        CheckpointError: There is such an adapter.
-    """
-    if keeps_adapter(checkpoint):
-        folder = shlex.quote(str(checkpoint.folder))
-        raise CheckpointError(
-            f"[{place}] '{checkpoint.folder}' must hold no adapter beside its base model {rule} but "
-            f"holds one. Merge it first: mmfree fuse --model {folder} --form dense, or --form ternary "
-            "with --data."
-        )
 
 
 def rounding_of(checkpoint: Checkpoint) -> Rounding:

@@ -26,7 +26,7 @@ from ..checkpoint.target_folder import (
     copy_files,
     token_ids,
 )
-from ..checkpoint.writer_record import checked_rounding, record, refuse_adapter, rounding_of
+from ..checkpoint.writer_record import checked_rounding, record, rounding_of
 from ..publish.model_card import ModelCard, write_model_card
 from ..publish.runtimes import openings
 from .plan import FloatForms, FolderPlan
@@ -95,7 +95,7 @@ def convert(
     if source.dtype is not None and forms.dtype is None:
         forms = replace(forms, dtype=source.dtype)
     target = real_path(path)
-    refuse_adapter(source, "convert", "to be written in another form")
+    source.refuse_adapter("convert", "to be written in another form")
     files = {entry.file for entry in source.tensors.values()}
     check_target(target, overwrite, "convert", [source.folder, *files])
     reader = ParameterReader(source)

@@ -20,10 +20,10 @@ from ...models import Decoder, ImageClassifier
 from ...ops.float_dtypes import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
 from ..adapters.adapter_folder import write_adapter, write_peft_adapter
+from ..checkpoint.checkpoint import ADAPTER_KEY
 from ..checkpoint.forms.packed_format import WRITER_KEY
 from ..checkpoint.save import save_model
 from ..checkpoint.target_folder import check_target
-from ..checkpoint.writer_record import ADAPTER_KEY
 from ..names import weight_names
 from ..publish.model_card import ModelCard, write_model_card
 

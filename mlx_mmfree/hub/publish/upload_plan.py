@@ -17,7 +17,6 @@ from ...files.paths import real_path
 from ..checkpoint.checkpoint import open_checkpoint, read_tensor_entries
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.target_folder import CHECKPOINT_FILES
-from ..checkpoint.writer_record import keeps_adapter
 from ..remote.download import REPOSITORY_NAME, check_login, one_line
 from .model_card import (
     CARD_FILE,
@@ -249,7 +248,7 @@ def _card(
             name=repository,
             format=form,
             command=command,
-            relation="adapter" if keeps_adapter(checkpoint) else None,
+            relation="adapter" if checkpoint.keeps_adapter else None,
             source=read_source_card(folder),
             pipeline=pipeline_of(folder),
             storage=storage_of(folder),

@@ -34,5 +34,7 @@ class MeanOfAll(TokenMixer):
     ) -> tuple[mx.array, tuple[()]]:
         u = self.input_proj(x).astype(mx.float32)
         seen = mx.ones(x.shape[:2]) if valid is None else valid.astype(mx.float32)
-        mean = (u * seen[..., None]).sum(axis=1, keepdims=True) / seen.sum(axis=1)[:, None, None]
+        # of a row of padding alone, the mean is zero
+        count = mx.maximum(seen.sum(axis=1), 1.0)[:, None, None]
+        mean = (u * seen[..., None]).sum(axis=1, keepdims=True) / count
         return self.output_proj((u + mean).astype(x.dtype)), ()

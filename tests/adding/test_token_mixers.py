@@ -9,7 +9,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # the tests of the contract that a mixer must meet because of the capabilities that it declares
 EACH = ("reach_every_parameter", "dtype_is_kept", "capabilities_are_declared")
-CAUSAL = ("whole_equals_pieces", "past_only", "left_padding", "padded_step", "rows_can_be_selected")
+CAUSAL = (
+    "whole_equals_pieces",
+    "past_only",
+    "padding_changes_nothing",
+    "padded_step",
+    "rows_can_be_selected",
+)
 ASKED = {
     "LeakyAverage": (*EACH, *CAUSAL),
     "MeanOfAll": (*EACH, "sees_the_whole", "padding_around", "do_not_see_each_other"),

@@ -98,8 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.upload_repo is not None:
         check_repository(args.upload_repo)
     if args.adapter_path is None:
-        base = open_checkpoint(model_source(args), args.revision)
-        args.adapter_path = None if base.keeps_adapter else "adapters"
+        opened = open_checkpoint(model_source(args), args.revision)
+        args.adapter_path = None if opened.keeps_adapter else "adapters"
     read = [expanded(name) for name in (args.model, args.adapter_path) if name]
     check_target(real_path(args.save_path), args.overwrite, "fuse", read)
     sizes = {"batch_size": 8, "prefill_step_size": args.sequence_length}

@@ -1,6 +1,7 @@
-"""How many threads the CPU code may use."""
+"""How many threads the CPU code may use, and threads that compute with MLX."""
 
 import os
+from threading import Thread
 
 from .control_group import cpu_limit
 
@@ -23,3 +24,22 @@ def thread_count() -> int:
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     limit = cpu_limit()
     return min(cores if limit is None else max(1, min(cores, int(limit))), MAX_THREADS)
+
+
+class ComputingThread(Thread):
+    """A thread that computes with MLX; whoever waits for it may end the program at once.
+
+    MLX keeps the key of its random numbers and its compiled functions for each thread. It frees them
+    when the thread of the system ends, which is after `join`, and takes Python's lock for it. A program
+    that ends meanwhile dies by SIGABRT. So they are freed before.
+    """
+
+    def run(self) -> None:
+        # commands that only ask for the number of threads do not load MLX
+        import mlx.core as mx
+
+        try:
+            super().run()
+        finally:
+            # nothing can be computed in this thread after that
+            mx.clear_streams()

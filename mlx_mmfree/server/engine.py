@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
 import mlx.core as mx
 
 from ..generation.scheduling import Event, Request, Scheduler
+from ..platform.threads import ComputingThread
 from .channel import Channel, timeout_error
 from .errors import RequestError
 from .served import ServedModel
@@ -47,7 +47,7 @@ class Engine:
     ):
         self._workers = {served.name: _Worker(served, make_scheduler) for served in models}
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._thread = Thread(target=self._run, name="model", daemon=True)
+        self._thread = ComputingThread(target=self._run, name="model", daemon=True)
         self._loop: asyncio.AbstractEventLoop
         self._channels: set[Channel] = set()
         self._goes_on = True

@@ -12,6 +12,7 @@ from mlx_mmfree.generation.scheduling import Event, Request
 from mlx_mmfree.server.channel import MOST_UNREAD, Channel
 from mlx_mmfree.server.engine import Engine, pause_s
 from mlx_mmfree.server.errors import RequestError
+from tests.platform.test_threads import run_often
 
 pytestmark = pytest.mark.serve
 
@@ -144,3 +145,36 @@ def test_no_token_waits_for_a_long_step() -> None:
     found = pieces([0.001, 0.001, 0.001, 3.0, 0.001])
     came = {token: at for at, tokens in found for token in tokens}
     assert came[2] < 1.5 < came[3]
+
+
+_ENGINES = """
+import asyncio
+from mlx_mmfree import demo, load, make_sampler
+from mlx_mmfree.generation.scheduling import Request
+from mlx_mmfree.server.run import make_service
+from mlx_mmfree.server.served import ServedModel
+from mlx_mmfree.server.settings import Settings
+
+model, tokenizer = load(demo.path())
+
+async def write():
+    served = ServedModel("m", model, tokenizer)
+    engine = make_service([served], Settings()).engine
+    engine.start()
+    texts = [Request([5], max_tokens=2, sampler=make_sampler(temp=1))]
+    async with engine.submit(served, texts, 60) as channel:
+        async for _ in channel.batches():
+            pass
+    engine.stop()
+
+async def main():
+    for _ in range(8):
+        await write()
+
+asyncio.run(main())
+"""
+
+
+def test_a_program_ends_right_after_its_engine() -> None:
+    # what MLX keeps for the thread of each would be freed while Python ends
+    run_often(_ENGINES)

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from ...platform.threads import ComputingThread
 from . import choice, dispatch
 from .self_check import collecting
 
@@ -27,7 +28,7 @@ def check_early(build: Callable[[], object]) -> threading.Thread | None:
         build()
     if not checks:
         return None
-    thread = threading.Thread(target=_run, args=(checks,), name="mlx_mmfree kernel checks")
+    thread = ComputingThread(target=_run, args=(checks,), name="mlx_mmfree kernel checks")
     thread.start()
     return thread
 

@@ -215,6 +215,10 @@ def _settings(args: argparse.Namespace) -> "Settings":
         raise UsageError(
             "[serve] 'api_key' must not be empty. Leave it out to serve without a key."
         )
+    if key is not None and any(ord(c) < ord(" ") or c == "\x7f" for c in key.strip()):
+        raise UsageError(
+            "[serve] 'api_key' must hold no control characters, which no header of a request can hold."
+        )
     if key is None and not _is_loopback(args.host):
         print(
             f"warning: whoever reaches {args.host} can use the model. --api-key asks for a key.",

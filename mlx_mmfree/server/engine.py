@@ -50,6 +50,7 @@ class Engine:
         self._thread = ComputingThread(target=self._run, name="model", daemon=True)
         self._loop: asyncio.AbstractEventLoop
         self._channels: set[Channel] = set()
+        self._results: set[asyncio.Future[Any]] = set()
         self._goes_on = True
         self._events: deque[Delivery] = deque()
         self._is_woken = False
@@ -93,6 +94,7 @@ class Engine:
             RequestError: It is not done in time.
         """
         future: asyncio.Future[Any] = self._loop.create_future()
+        self._results.add(future)
         self._commands.put(lambda: self._workers[served.name].jobs.append((steps, future)))
         self.active += 1
         try:
@@ -102,11 +104,15 @@ class Engine:
             raise timeout_error(timeout_s) from error
         finally:
             self.active -= 1
+            self._results.remove(future)
 
     def end_all(self, error: RequestError) -> None:
-        """Lets every text that is under way end with an error."""
+        """Lets every text and all other work that is under way end with an error."""
         for channel in list(self._channels):
             channel.fail(error)
+        for future in self._results:
+            if not future.done():
+                future.set_exception(error)
 
     def _run(self) -> None:
         while self._goes_on:
@@ -255,7 +261,7 @@ class _Worker:
         if not self.jobs:
             return []
         steps, future = self.jobs[0]
-        if future.cancelled():
+        if future.done():
             self.jobs.popleft()
             return []
         try:

@@ -55,6 +55,13 @@ class RequestError(MMFreeError):
         return JSONResponse(self.body(), self.status, headers)
 
 
+def ending_error() -> RequestError:
+    """What a request is told that comes too late."""
+    return RequestError(
+        "[server] the server must be running but is ending.", 503, code="server_ending"
+    )
+
+
 def failure(error: Exception) -> RequestError:
     """What a client is told of an error while its answer was written.
 

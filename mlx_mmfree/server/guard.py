@@ -31,7 +31,8 @@ class Guard:
         self, app: ASGIApp, api_key: str | None, hosts: Iterable[str], origins: Iterable[str]
     ):
         self._app = app
-        self._key = None if api_key is None else api_key.encode()
+        # what the system hands over that is no UTF-8 is compared byte by byte
+        self._key = None if api_key is None else api_key.encode("utf-8", "surrogateescape")
         own = socket.gethostname().lower()
         self._hosts = {"localhost", own, f"{own}.local", *(name.lower() for name in hosts)}
         self._origins = frozenset(origins)
@@ -47,6 +48,11 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
+        for name in ("Host", "Origin", "Authorization"):
+            if len(headers.getlist(name)) > 1:
+                raise RequestError(
+                    f"[server] the header {name!r} must be given once but is given several times."
+                )
         host = headers.get("host", "")
         name = _name_of(host)
         if not (name in self._hosts or _is_address(name)):
@@ -57,15 +63,18 @@ class Guard:
                 code="host_not_allowed",
             )
         origin = headers.get("origin")
-        if origin is not None and not self._origins & {"*", origin}:
-            own = urlsplit(origin).netloc if origin != "null" else ""
-            if own.lower() != host.lower():
-                raise RequestError(
-                    f"[server] 'Origin' must be this server's own page but is {origin!r:.80}. Allow "
-                    "another one with --allowed-origins.",
-                    403,
-                    code="origin_not_allowed",
-                )
+        is_allowed = (
+            origin is None
+            or self._origins & {"*", origin}
+            or _address_of(origin).lower() == host.lower()
+        )
+        if not is_allowed:
+            raise RequestError(
+                f"[server] 'Origin' must be this server's own page but is {origin!r:.80}. Allow "
+                "another one with --allowed-origins.",
+                403,
+                code="origin_not_allowed",
+            )
         if self._key is not None and scope["path"] not in _OPEN_PATHS:
             self._check_key(headers.get("authorization", ""))
 
@@ -86,6 +95,14 @@ def _name_of(host: str) -> str:
     """The name or address in the header `Host`, without the port."""
     try:
         return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _address_of(origin: str) -> str:
+    """The name and port in the header `Origin`; nothing if it names none."""
+    try:
+        return urlsplit(origin).netloc
     except ValueError:
         return ""
 

@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import FrameType
 
 import mlx.core as mx
 import uvicorn
@@ -13,17 +16,23 @@ import uvicorn
 from ..generation.scheduling import Scheduler
 from ..generation.sessions import Sessions
 from .app import make_app
+from .connection import Connection
 from .engine import Engine
 from .errors import RequestError
 from .metrics import Metrics
 from .served import Catalogue, ServedModel
 from .service import Service
-from .settings import Settings
+from .settings import MOST_CONNECTIONS, Settings
 
-_LAST_WORDS_S = 5
-"""Time in which streams say that they end, after the time of grace."""
+_LAST_WORDS_S = 2.0
+"""Time in which answers say that they end, after the time of grace."""
+_AFTER_ALL_S = 10
+"""Time after the time of grace in which everything has ended."""
 _KEEP_ALIVE_S = 30
-_WAITING_CONNECTIONS, _MOST_CONNECTIONS = 256, 1024
+_WAITING_CONNECTIONS = 256
+_OTHER_FILES = 128
+"""Files that the process needs beside its connections."""
+_TICKS_A_SECOND = 10
 
 
 def make_service(
@@ -73,17 +82,17 @@ def serve(service: Service, *, host: str, port: int, announce: Callable[[str], N
         make_app(service),
         host=host,
         port=port,
-        http="httptools",
+        http=partial(Connection, most=_most_connections()),
         loop="uvloop",
         log_config=None,
         access_log=False,
         lifespan="on",
         ws="none",
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(service.settings.grace_s) + _LAST_WORDS_S,
+        timeout_graceful_shutdown=int(service.settings.grace_s) + _AFTER_ALL_S,
         backlog=_WAITING_CONNECTIONS,
-        limit_concurrency=_MOST_CONNECTIONS,
     )
     server = _Server(config, service, announce)
     with _listener(host, port) as listener:
@@ -97,37 +106,76 @@ def serve(service: Service, *, host: str, port: int, announce: Callable[[str], N
             signal.signal(signal.SIGTERM, before)
 
 
+def _most_connections() -> int:
+    """How many connections the system lets the process have open, and the server takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_CONNECTIONS + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return MOST_CONNECTIONS
+    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(soft - _OTHER_FILES, soft // 2)
+
+
 def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=_WAITING_CONNECTIONS)
 
 
 class _Server(uvicorn.Server):
-    """Ends in three steps: no new requests, time for answers to end, an error for those that did not."""
+    """Ends in three steps: no new requests, time for answers to end, an error for those that did not.
+
+    A second signal ends the time at once.
+    """
 
     def __init__(self, config: uvicorn.Config, service: Service, announce: Callable[[str], None]):
         super().__init__(config)
         self._service = service
         self._announce = announce
+        self._is_hurried = False
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if sockets and self.started:
             host, port, *_ = sockets[0].getsockname()
             self._announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
 
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS_A_SECOND == 0:
+            for connection in list(self.server_state.connections):
+                connection.end_if_late()
+        return await super().on_tick(counter)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
+        elif self._loop is not None and not self._is_hurried:
+            self._is_hurried = True
+            self._loop.call_soon_threadsafe(self._end_answers)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._service.is_ending = True
-        grace_s = self._service.settings.grace_s
-        late = RequestError(
-            f"[server] the answer must end within {grace_s:g} s since the server ends, but did not.",
-            503,
-            code="server_ending",
-        )
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(grace_s, self._service.engine.end_all, late)
+        self._service.begin_to_end()
+        grace_s = 0 if self._is_hurried else self._service.settings.grace_s
+        timer = asyncio.get_running_loop().call_later(grace_s, self._end_answers)
         await super().shutdown(sockets)
         timer.cancel()
+
+    def _end_answers(self) -> None:
+        """Tells all who still wait that the server ends, and leaves those who do not read it."""
+        self._service.engine.end_all(
+            RequestError(
+                "[server] the answer must end before the server does but did not.",
+                503,
+                code="server_ending",
+            )
+        )
+        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._leave_all)
+
+    def _leave_all(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.leave()
 
 
 def _log_to_stderr() -> None:

@@ -12,15 +12,16 @@ from ..generation.scheduling import Request as TextRequest
 from ..generation.sessions import Sessions
 from .answers.answer import Answer
 from .answers.streams import EventStream, while_connected, whole_answer
+from .bodies import Bodies
 from .channel import timeout_error
 from .engine import Engine
-from .errors import RequestError
+from .errors import RequestError, ending_error
 from .grammar import Grammar, Grammars, Lanes, Source
 from .metrics import Metrics
 from .schemas.checking import Body, checked_body
 from .schemas.sampling import StreamOptions
 from .served import Catalogue, ServedModel
-from .settings import BODY_SECONDS, Settings
+from .settings import Settings
 
 B = TypeVar("B", bound=Body)
 R = TypeVar("R")
@@ -56,6 +57,7 @@ class Service:
         self.sessions = sessions
         self.is_ending = False
         self._preparing = 0
+        self._bodies = Bodies(settings.max_body_bytes)
         self._lanes = Lanes()
         # a model and its adapters have one vocabulary
         self._grammars = {
@@ -96,16 +98,21 @@ class Service:
             RequestError: The body is too large or wrong, or the server can take no further request.
         """
         self.check_room(1)
-        # a body takes memory, and its text a place
-        self._preparing += 1
-        try:
-            text = await self._body(request)
-            limit = self.settings.max_body_bytes
-            body = await asyncio.to_thread(checked_body, kind, text, limit)
-            request.state.user = getattr(body, "user", "")
-            return await asyncio.to_thread(prepare, body)
-        finally:
-            self._preparing -= 1
+        async with self._bodies.read(request) as text:
+            self.check_room(1)
+            self._preparing += 1
+            try:
+                limit = self.settings.max_body_bytes
+                body = await asyncio.to_thread(checked_body, kind, text, limit)
+                request.state.user = getattr(body, "user", "")
+                return await asyncio.to_thread(prepare, body)
+            finally:
+                self._preparing -= 1
+
+    def begin_to_end(self) -> None:
+        """Takes no further requests, also none whose body has not come yet."""
+        self.is_ending = True
+        self._bodies.end_all(ending_error())
 
     def check_room(self, texts: int) -> None:
         """Refuses texts for which there is no place.
@@ -127,9 +134,7 @@ class Service:
 
     def _check_running(self) -> None:
         if self.is_ending:
-            raise RequestError(
-                "[server] the server must be running but is ending.", 503, code="server_ending"
-            )
+            raise ending_error()
 
     async def answered(
         self,
@@ -167,36 +172,3 @@ class Service:
         if stream is not None:
             return EventStream(channel, answer, stream.include_usage, end_seen)
         return await whole_answer(request, channel, answer, end_seen)
-
-    async def _body(self, request: Request) -> bytes:
-        limit = self.settings.max_body_bytes
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise RequestError(
-                "[request] the header 'Content-Type' must be application/json but "
-                + (f"is {kind!r:.60}." if kind else "is missing."),
-                415,
-            )
-        length = request.headers.get("content-length", "0")
-        pieces: list[bytes] = []
-        size = int(length) if length.isdecimal() and len(length) < 20 else 0
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                received = 0
-                async for piece in request.stream():
-                    received += len(piece)
-                    size = max(size, received)
-                    if size > limit:
-                        break
-                    pieces.append(piece)
-        except TimeoutError as error:
-            raise RequestError(
-                f"[request] the body must come within {BODY_SECONDS:g} s but did not.", 408
-            ) from error
-        if size > limit:
-            raise RequestError(
-                f"[request] the body must have at most {limit:,} bytes but has more.",
-                413,
-                code="body_too_large",
-            )
-        return b"".join(pieces)

@@ -8,6 +8,24 @@ MAX_CHOICES = 128
 """Texts that one request may ask for: prompts times `n`."""
 BODY_SECONDS = 60.0
 """Time in which the body of a request must have come."""
+LARGE_BODY_BYTES = 65_536
+"""Bytes from which on a body is given up where all of them together take too much."""
+HELD_BODIES = 8
+"""How often the largest body may be held in memory."""
+HEAD_SECONDS = 20.0
+"""Time in which the request line and the headers of a request must have come."""
+UNREAD_SECONDS = 60.0
+"""Time after which a client that reads nothing of its answer is left."""
+LINGER_SECONDS = 2.0
+"""Time in which a client may read why its connection ends."""
+MOST_CONNECTIONS = 1024
+"""Connections that may be open at the same time."""
+MOST_ADDRESS_BYTES, MOST_HEAD_BYTES = 8_192, 65_536
+"""The largest address of a request, and the largest headers in all."""
+MOST_HEADERS = 100
+"""Headers that a request may have."""
+MOST_PIPELINED = 16
+"""Requests that may be sent on a connection before the first of them is answered."""
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlsplit
 
 from tests.process_group import MMFREE, ROOT
 
@@ -17,6 +19,7 @@ class ServerProcess:
 
     Args:
         flags: The flags, beside that of the port.
+        first: Python code that its process runs first, such as to make its limits small.
         environment: Further variables.
 
     Attributes:
@@ -24,9 +27,18 @@ class ServerProcess:
         process: The process.
     """
 
-    def __init__(self, *flags: str | Path, **environment: str):
+    def __init__(self, *flags: str | Path, first: str = "", **environment: str):
+        option, program = MMFREE
         self.process = subprocess.Popen(
-            [sys.executable, *MMFREE, "serve", "--port", "0", *map(str, flags)],
+            [
+                sys.executable,
+                option,
+                f"{first}\n{program}",
+                "serve",
+                "--port",
+                "0",
+                *map(str, flags),
+            ],
             env=os.environ
             | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
             | environment,
@@ -56,6 +68,21 @@ class ServerProcess:
         traceback: TracebackType | None,
     ) -> None:
         self.end()
+
+    def connect(self) -> socket.socket:
+        """A connection to it, which waits for 30 s at most."""
+        address = urlsplit(self.url)
+        assert address.hostname is not None
+        return socket.create_connection((address.hostname, address.port), timeout=30)
+
+    @property
+    def resident_mb(self) -> float:
+        """What it has of memory, in megabytes; 0 where the system does not say."""
+        status = Path(f"/proc/{self.process.pid}/status")
+        if not status.exists():
+            return 0
+        [line] = [line for line in status.read_text().splitlines() if line.startswith("VmRSS")]
+        return int(line.split()[1]) / 1000
 
     @property
     def log(self) -> str:

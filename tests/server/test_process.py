@@ -1,11 +1,14 @@
 """The command `mmfree serve` in a process of its own: how it starts, is used, and ends."""
 
 import json
+import os
 import select
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -146,6 +149,69 @@ def test_what_does_not_end_in_time_is_told_so() -> None:
         assert "Traceback" not in server.log, server.log
 
 
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_it_at_once(first: signal.Signals, tmp_path: Path) -> None:
+    folder = tmp_path / "sessions"
+    with ServerProcess("--grace", "600", "--session-dir", folder, *ROOM) as server:
+        with httpx2.stream(
+            "POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=60
+        ) as response:
+            stream = events(response)
+            next(stream)
+            server.process.send_signal(first)
+            time.sleep(0.5)
+            assert "error" not in next(stream)
+            server.process.send_signal(signal.SIGINT)
+            *_, last = stream
+        assert last["error"]["code"] == "server_ending"
+        assert server.wait() == 0, server.log
+        assert "Traceback" not in server.log and "terminate" not in server.log, server.log
+    # what was read is kept all the same
+    assert list(folder.iterdir())
+
+
+def test_embeddings_that_do_not_end_in_time_are_told_so() -> None:
+    with ServerProcess("--grace", "1", "--prefill-step-size", "16", *ROOM) as server:
+        body = {"input": [[5] * 500_000]}
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(httpx2.post, f"{server.url}/v1/embeddings", json=body, timeout=60)
+            wait_for(server, 1)
+            server.process.send_signal(signal.SIGTERM)
+            answer = asked.result()
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "server_ending"
+        assert server.wait() == 0, server.log
+        assert "Traceback" not in server.log, server.log
+
+
+def test_clients_that_send_or_read_nothing_do_not_keep_it() -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    content = json.dumps(ENDLESS | {"n": 2}).encode()
+    with ServerProcess("--grace", "1", *ROOM) as server, ExitStack() as stack:
+        for sent in (b"", head, head + b"Content-Length: 9\r\n\r\n{"):
+            stack.enter_context(server.connect()).sendall(sent)
+        connection = stack.enter_context(server.connect())
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(content) + content)
+        wait_for(server, 2)
+        started = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0, server.log
+        assert time.monotonic() - started < 10
+        assert "Traceback" not in server.log, server.log
+
+
+def test_a_key_that_is_no_utf8() -> None:
+    key = b"\xff\xe4key"
+    for flags, variables in (
+        (["--api-key", os.fsdecode(key)], {}),
+        ([], {"MLX_MMFREE_API_KEY": os.fsdecode(key)}),
+    ):
+        with ServerProcess(*flags, **variables) as server:
+            for given, status in ((key, 200), (b"\xffkey", 401), ("ÿäkey".encode(), 401)):
+                headers = {"Authorization": b"Bearer " + given}
+                assert httpx2.get(f"{server.url}/v1/models", headers=headers).status_code == status
+
+
 def test_the_key_may_come_from_the_environment() -> None:
     with ServerProcess("--allowed-hosts", "mac.home", MLX_MMFREE_API_KEY="secret") as server:
         assert httpx2.get(f"{server.url}/v1/models").status_code == 401
@@ -165,6 +231,7 @@ def test_a_port_that_is_taken(server: ServerProcess, capsys: pytest.CaptureFixtu
     [
         (["--port", "70000"], "--port"),
         (["--api-key", " "], "--api-key"),
+        (["--api-key", "a\nb"], "--api-key"),
         (["--adapter", "x"], "NAME=FOLDER"),
         (["--adapter", "a=x", "--adapter", "a=y"], "name of its own"),
         (["--adapter", "a=x", "--adapter-path", "y"], "--adapter-path"),

@@ -31,7 +31,7 @@ def test_a_key_is_asked_for(start: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", ""]
+    "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "", "[", "[::1", "]:1"]
 )
 def test_a_strange_name_is_refused(client: Any, host: str) -> None:
     for path in ("/", "/health", "/v1/models"):
@@ -53,8 +53,19 @@ def test_names_of_the_server(start: Callable[..., Any]) -> None:
 
 
 def test_other_pages_are_refused(client: Any) -> None:
-    for origin in (OTHER, "null", "http://127.0.0.1:9999"):
-        error = error_of(client.post(COMPLETIONS, json=BODY, headers={"Origin": origin}), 403)
+    no_addresses = (
+        "http://[",
+        "http://[::1",
+        "http://]",
+        "http://[a]:b",
+        "//[",
+        "ftp:[::1]]",
+        "\xe4",
+        "",
+    )
+    for origin in (OTHER, "null", "http://127.0.0.1:9999", *no_addresses):
+        headers = {"Origin": origin.encode("latin-1")}
+        error = error_of(client.post(COMPLETIONS, json=BODY, headers=headers), 403)
         assert error["code"] == "origin_not_allowed"
     own = client.post(COMPLETIONS, json=BODY, headers={"Origin": "http://127.0.0.1:8080"})
     assert own.status_code == 200 and "access-control-allow-origin" not in own.headers

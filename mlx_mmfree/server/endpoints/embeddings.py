@@ -57,6 +57,7 @@ def embeddings(service: Service) -> Endpoint:
 
     async def endpoint(request: Request) -> Response:
         body, served, texts, count = await service.prepared(request, EmbeddingRequest, prepare)
+        service.check_room(1)
         steps = embedding_steps(served.model, texts, service.settings.prefill_step_size)
         request.state.model = served.name
         request.state.tokens = f"{count} tokens read"

@@ -33,13 +33,17 @@ class Connection(HttpToolsProtocol):
     Where there are too many connections, the one that has waited longest for its client is closed.
 
     Args:
-        most: The most connections that may be open.
+        opened: All connections that are open.
+        most: The most that may be.
         arguments: Those of uvicorn.
     """
 
-    def __init__(self, *, most: int, **arguments: Any):
+    def __init__(self, *, opened: "set[Connection]", most: int, **arguments: Any):
         super().__init__(**arguments)
+        self._opened = opened
         self._most = most
+        # no request has come yet
+        self._is_new = True
         # the request line and headers come, or the trailers of a body
         self._is_head = True
         self._has_begun = False
@@ -62,16 +66,17 @@ class Connection(HttpToolsProtocol):
     @property
     def is_answered(self) -> bool:
         """Whether no request waits for its answer."""
-        return self.cycle is None or self.cycle.response_complete or self.cycle.disconnected
+        return self._is_new or self.cycle.response_complete or self.cycle.disconnected
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) <= self._most:
+        self._opened.add(self)
+        if len(self._opened) <= self._most:
             return
-        is_open = [other for other in self.connections if not other.transport.is_closing()]
-        if len(is_open) <= self._most:
+        others = [other for other in self._opened if not other.transport.is_closing()]
+        if len(others) <= self._most:
             return
-        waiting = [other for other in is_open if other.is_waiting and other is not self]
+        waiting = [other for other in others if other.is_waiting and other is not self]
         if waiting:
             # those whose body is still to come are the last ones
             min(waiting, key=lambda other: (not other.is_answered, other._since)).leave()
@@ -88,27 +93,26 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._opened.discard(self)
         self._tell_of_end(self._answered)
 
     def leave(self) -> None:
         """Ends it at once."""
         self._is_over = True
-        for cycle in (self._answered, self.cycle):
-            self._tell_of_end(cycle)
+        self._tell_of_end(self._answered)
+        if not self._is_new:
+            self._tell_of_end(self.cycle)
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_over:
-            return
         self._unset_keepalive_if_required()
         if not self._has_begun:
             self._has_begun = True
-            if self.cycle is not None:
+            if not self._is_new:
                 self._since = self.loop.time()
         for start in range(0, len(data), _PIECE):
-            self._feed(data[start : start + _PIECE])
-            if self._is_over:
-                return
+            if not self._is_over:
+                self._feed(data[start : start + _PIECE])
 
     def _feed(self, piece: bytes) -> None:
         self._unknown_bytes += len(piece)
@@ -169,7 +173,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._unknown_bytes = 0
         super().on_headers_complete()
-        self._is_head = False
+        self._is_head = self._is_new = False
 
     def on_body(self, body: bytes) -> None:
         self._unknown_bytes = 0
@@ -216,7 +220,7 @@ class Connection(HttpToolsProtocol):
                     f"[server] the headers must come within {HEAD_SECONDS:g} s but did not.", 408
                 )
             )
-        elif self.cycle is None:
+        elif self._is_new:
             self.transport.close()
 
     def _fail(self, error: RequestError) -> None:

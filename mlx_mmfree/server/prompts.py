@@ -10,6 +10,7 @@ from ..generation.prompt_ids import prompt_tokens
 from .errors import RequestError
 from .schemas.chat import ChatRequest
 from .served import ServedModel
+from .settings import Settings
 
 
 @dataclass(frozen=True)
@@ -25,31 +26,56 @@ class Prompt:
     marks: tuple[int, ...] = ()
 
 
-def checked_tokens(
-    served: ServedModel, texts: Sequence[str | Sequence[int]], param: str
-) -> list[list[int]]:
-    """The ids of several texts.
+def most_tokens(served: ServedModel, settings: Settings) -> int:
+    """The most tokens of a prompt and its answer together."""
+    return min(settings.max_context, served.model.max_length or settings.max_context)
+
+
+def check_size(
+    served: ServedModel, texts: Sequence[str | Sequence[int]], most: int, what: str
+) -> None:
+    """Refuses texts that have too many tokens together, without encoding them.
 
     Raises:
-        RequestError: An id is not in the vocabulary, or a text cannot be encoded.
+        RequestError: They have, whatever their tokens are.
+    """
+    if sum(map(len, texts)) <= most:
+        return
+    least = served.tokenizer.least_tokens
+    count = sum(least(text) if isinstance(text, str) else len(text) for text in texts)
+    if count > most:
+        words = "at least " if any(isinstance(text, str) for text in texts) else ""
+        raise RequestError(
+            f"[request] {what} must have at most {most:,} tokens but has {words}{count:,}.",
+            413,
+            code="context_length_exceeded",
+        )
+
+
+def checked_tokens(served: ServedModel, text: str | Sequence[int], param: str) -> list[int]:
+    """The ids of a text.
+
+    Raises:
+        RequestError: An id is not in the vocabulary, or the text cannot be encoded.
     """
     try:
-        return [prompt_tokens(served.tokenizer, text, served.model.vocab_size) for text in texts]
+        return prompt_tokens(served.tokenizer, text, served.model.vocab_size)
     except (ValueError, MMFreeError) as error:
         reason = _of_request(served, error)
         raise RequestError(f"[request] '{param}' cannot be read: {reason}", param=param) from error
 
 
-def chat_prompt(served: ServedModel, body: ChatRequest, variables: dict[str, Any]) -> Prompt:
+def chat_prompt(served: ServedModel, body: ChatRequest, settings: Settings) -> Prompt:
     """A conversation up to where its next answer begins.
 
     Args:
         served: The model, with a chat template.
         body: The request.
-        variables: Further names for the template.
+        settings: Of the server.
 
     Raises:
-        RequestError: The model has no template, or its template refuses the conversation.
+        RequestError: The model has no template, its template refuses the conversation, or that is too
+            long.
     """
     tokenizer = served.tokenizer
     if not tokenizer.has_chat_template:
@@ -61,13 +87,17 @@ def chat_prompt(served: ServedModel, body: ChatRequest, variables: dict[str, Any
             code="no_chat_template",
         )
     messages = [message.for_template() for message in body.messages]
-    names = variables | body.chat_template_kwargs
+    names = dict(settings.template_variables) | body.chat_template_kwargs
     if body.offered:
         names["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
     try:
         chat = tokenizer.render_chat(messages, **names)
+        most = most_tokens(served, settings)
+        check_size(served, [chat.text], most, "the conversation with its answer")
         tokens = chat.ids()
         checked = prompt_tokens(tokenizer, tokens, served.model.vocab_size)
+    except RequestError:
+        raise
     except (ValueError, MMFreeError) as error:
         raise RequestError(_of_request(served, error), param="messages") from error
     return Prompt(checked, _marks(served, messages, names, chat, checked))

@@ -7,8 +7,10 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import mlx.core as mx
 import uvicorn
@@ -30,7 +32,7 @@ _AFTER_ALL_S = 10
 """Time after the time of grace in which everything has ended."""
 _KEEP_ALIVE_S = 30
 _WAITING_CONNECTIONS = 256
-_OTHER_FILES = 128
+_OTHER_FILES = 512
 """Files that the process needs beside its connections."""
 _TICKS_A_SECOND = 10
 
@@ -57,6 +59,7 @@ def make_service(
             num_draft_tokens=settings.num_draft_tokens,
         )
 
+    models = [replace(served, tokenizer=served.tokenizer.for_threads()) for served in models]
     for served in models:
         # what is computed on this thread cannot be waited for on that of the models
         mx.eval(served.model.state, [] if served.draft is None else served.draft.state)
@@ -78,11 +81,14 @@ def serve(service: Service, *, host: str, port: int, announce: Callable[[str], N
         OSError: The address cannot be listened at.
     """
     _log_to_stderr()
+    connections: set[Connection] = set()
+    # uvicorn only calls it
+    protocol: Any = partial(Connection, opened=connections, most=_most_connections())
     config = uvicorn.Config(
         make_app(service),
         host=host,
         port=port,
-        http=partial(Connection, most=_most_connections()),
+        http=protocol,
         loop="uvloop",
         log_config=None,
         access_log=False,
@@ -94,7 +100,7 @@ def serve(service: Service, *, host: str, port: int, announce: Callable[[str], N
         timeout_graceful_shutdown=int(service.settings.grace_s) + _AFTER_ALL_S,
         backlog=_WAITING_CONNECTIONS,
     )
-    server = _Server(config, service, announce)
+    server = _Server(config, service, connections, announce)
     with _listener(host, port) as listener:
         # uvicorn raises its signal once more when all is done
         before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -128,9 +134,16 @@ class _Server(uvicorn.Server):
     A second signal ends the time at once.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service, announce: Callable[[str], None]):
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        connections: set[Connection],
+        announce: Callable[[str], None],
+    ):
         super().__init__(config)
         self._service = service
+        self._connections = connections
         self._announce = announce
         self._is_hurried = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -144,7 +157,7 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if counter % _TICKS_A_SECOND == 0:
-            for connection in list(self.server_state.connections):
+            for connection in list(self._connections):
                 connection.end_if_late()
         return await super().on_tick(counter)
 
@@ -174,7 +187,7 @@ class _Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._leave_all)
 
     def _leave_all(self) -> None:
-        for connection in list(self.server_state.connections):
+        for connection in list(self._connections):
             connection.leave()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -21,7 +22,7 @@ from .metrics import Metrics
 from .schemas.checking import Body, checked_body
 from .schemas.sampling import StreamOptions
 from .served import Catalogue, ServedModel
-from .settings import Settings
+from .settings import LARGE_BODY_BYTES, Settings
 
 B = TypeVar("B", bound=Body)
 R = TypeVar("R")
@@ -58,6 +59,7 @@ class Service:
         self.is_ending = False
         self._preparing = 0
         self._bodies = Bodies(settings.max_body_bytes)
+        self._large = ThreadPoolExecutor(1, "large-request")
         self._lanes = Lanes()
         # a model and its adapters have one vocabulary
         self._grammars = {
@@ -70,6 +72,7 @@ class Service:
     def close(self) -> None:
         """Ends what has helped to answer requests."""
         self._lanes.close()
+        self._large.shutdown(cancel_futures=True)
         for grammars in self._grammars.values():
             grammars.close()
 
@@ -101,11 +104,19 @@ class Service:
         async with self._bodies.read(request) as text:
             self.check_room(1)
             self._preparing += 1
-            try:
-                limit = self.settings.max_body_bytes
-                body = await asyncio.to_thread(checked_body, kind, text, limit)
+
+            def work() -> R:
+                self._check_running()
+                body = checked_body(kind, text, self.settings.max_body_bytes)
                 request.state.user = getattr(body, "user", "")
-                return await asyncio.to_thread(prepare, body)
+                return prepare(body)
+
+            try:
+                if len(text) <= LARGE_BODY_BYTES:
+                    return await asyncio.to_thread(work)
+                # one after another, so that they leave threads to the others
+                working = asyncio.get_running_loop().run_in_executor(self._large, work)
+                return await while_connected(request, working)
             finally:
                 self._preparing -= 1
 

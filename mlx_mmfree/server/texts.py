@@ -10,10 +10,10 @@ from ..generation.scheduling import Request
 from ..generation.stop import end_tokens
 from .errors import RequestError
 from .logit_bias import LogitBias
-from .prompts import Prompt
+from .prompts import Prompt, most_tokens
 from .schemas.sampling import TextRequest
 from .served import ServedModel
-from .settings import MAX_CHOICES, Sampling, Settings
+from .settings import Sampling, Settings
 
 _SAMPLING = ("top_p", "top_k", "min_p", "min_tokens_to_keep", "xtc_probability", "xtc_threshold")
 _SEEDS = 2**63
@@ -43,12 +43,6 @@ def text_requests(
     Raises:
         RequestError: A parameter is beyond what the server or the model allows.
     """
-    if len(prompts) * body.n > MAX_CHOICES:
-        raise RequestError(
-            f"[request] 'n' must ask for at most {MAX_CHOICES} texts but asks for {body.n} of "
-            f"{len(prompts)} prompts.",
-            param="n",
-        )
     end = end_tokens(served.tokenizer, settings.extra_end)
     defaults = settings.sampling
     seed = defaults.seed if body.seed is None else body.seed
@@ -77,7 +71,7 @@ def text_requests(
 
 def _room(served: ServedModel, settings: Settings, prompt: Prompt, max_tokens: int | None) -> int:
     """How many tokens may follow a prompt."""
-    most = min(settings.max_context, served.model.max_length or settings.max_context)
+    most = most_tokens(served, settings)
     room = most - len(prompt.tokens)
     wanted = 1 if max_tokens is None else max_tokens
     if room < wanted:

@@ -22,6 +22,7 @@ class ByteVocabulary:
     utf8_errors = EACH_BYTE
     bos_token_id: int | None = None
     eos_token_id: int | None = None
+    longest = 1
 
     def __init__(self, first: int) -> None:
         self._first = first
@@ -36,6 +37,10 @@ class ByteVocabulary:
     def encode_plain(self, text: str, before: Before = "nothing") -> list[int]:
         """The ids of a text."""
         return [byte + self._first for byte in text.encode()]
+
+    def for_threads(self) -> "ByteVocabulary":
+        """The same vocabulary, since no text takes long."""
+        return self
 
     def piece(self, token_id: int) -> str:
         """A byte as `<0x41>`, and an id before them as `<0>`."""

@@ -25,7 +25,7 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in plain} | {chr(256 + i): b for i, b in enumerate(rest)}
 
 
-_ALPHABET = _byte_alphabet()
+BYTE_CHARACTERS = _byte_alphabet()
 
 
 class PieceDecoder:
@@ -101,8 +101,8 @@ def _flatten(state: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 
 def _from_byte_level(piece: str, at_start: bool) -> bytes:
-    if all(character in _ALPHABET for character in piece):
-        return bytes(_ALPHABET[character] for character in piece)
+    if all(character in BYTE_CHARACTERS for character in piece):
+        return bytes(BYTE_CHARACTERS[character] for character in piece)
     return piece.encode()
 
 

@@ -1,5 +1,6 @@
 """Vocabularies in SentencePiece's `tokenizer.model` format."""
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -15,6 +16,10 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """How pieces spell a space."""
 
 _ERRORS = 2
+# of protobuf: how a field is written
+_VARINT, _SIZED, _FIXED_BYTES = 0, 2, {1: 8, 5: 4}
+# the last character for private use
+_RARE = "\U0010fffd"
 # a protobuf message behind another one overrides its fields, here add_dummy_prefix (3) in
 # normalizer_spec (3)
 _NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
@@ -92,6 +97,21 @@ class SentencePieceVocabulary:
         with clean_errors(f"'{self._file}' cannot encode this text", CHANGE_THE_TEXT):
             return list(processor.encode(text))
 
+    def for_threads(self) -> "SentencePieceVocabulary":
+        """The same vocabulary, since the package lets other threads run while it encodes."""
+        return self
+
+    @cached_property
+    def longest(self) -> int | None:
+        """The most characters of a text, but spaces, that one token can stand for, if that is known."""
+        sizes = [len(self._processor.id_to_piece(number)) for number in range(self._size)]
+        byte_count = sum(self._processor.is_byte(number) for number in range(self._size))
+        # without its bytes, any number of unknown characters would become one token
+        has_bytes = byte_count == 256 and self._processor.is_byte(self._processor.encode(_RARE)[-1])
+        if not has_bytes or _has_character_map(self._model):
+            return None
+        return max(*sizes, *map(len, self._parsed.ids))
+
     def piece(self, token_id: int) -> str:
         """The text of a token as the file spells it."""
         if 0 <= token_id < self._size:
@@ -127,6 +147,43 @@ class SentencePieceVocabulary:
             if piece.startswith(SPACE) and number not in self.special.id_set:
                 return str(self._processor.decode([number])) != piece.replace(SPACE, " ")
         return False
+
+
+def _has_character_map(model: bytes) -> bool:
+    """Whether the normalizer (3) has a map of characters (2), which may also drop some."""
+    return any(
+        number == 2 and content
+        for part, normalizer in _fields(model)
+        if part == 3
+        for number, content in _fields(normalizer)
+    )
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yields the texts and messages within a protobuf message, each with the number of its field."""
+    place = 0
+    while place < len(message):
+        tag, place = _varint(message, place)
+        if tag & 7 == _SIZED:
+            size, place = _varint(message, place)
+            yield tag >> 3, message[place : place + size]
+            place += size
+        elif tag & 7 == _VARINT:
+            _, place = _varint(message, place)
+        else:
+            place += _FIXED_BYTES[tag & 7]
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    """The number that begins at a place, and the place after it."""
+    number = shift = 0
+    while True:
+        byte = message[place]
+        number |= (byte & 127) << shift
+        shift += 7
+        place += 1
+        if byte < 128:
+            return number, place
 
 
 def load_processor(model: bytes, file: Path) -> SentencePieceProcessor:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ from .chat.chat_template import ChatTemplate
 from .chat.messages import chat_data, copy_data, join_parts, texts_in
 from .chat.rendered_chat import RenderedChat
 from .detokenizer import Detokenizer
-from .sentencepiece_model import SentencePieceVocabulary
+from .sentencepiece_model import SPACE, SentencePieceVocabulary
 from .special_tokens import ENDS_OF_TURN, Before, Shield, SpecialToken
 from .tokenizer_files import TokenizerSettings, read_settings
 from .tokenizer_json import JsonVocabulary
 from .vocabulary import CheckedSource, Vocabulary, checked_id, has_token
+
+# vocabularies may drop any number of them, or of the mark that SentencePiece writes for one
+_SPACES = (*filter(str.isspace, map(chr, range(0x3001))), SPACE)
 
 
 class Tokenizer:
@@ -177,6 +181,23 @@ class Tokenizer:
         if found[-1][len(found[-1]) - len(self._suffix) :] != self._suffix:
             found[-1] = [*found[-1], *self._suffix]
         return found
+
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that a text has at least, found without encoding it.
+
+        That is its number of characters but spaces, divided by that of the longest token. It is 0 for a
+        vocabulary of which it is not known how much of a text one token may stand for.
+        """
+        longest = self._vocabulary.longest
+        if longest is None:
+            return 0
+        return -(-(len(text) - sum(map(text.count, _SPACES))) // longest)
+
+    def for_threads(self) -> "Tokenizer":
+        """The same tokenizer, for programs whose other threads go on while it encodes a long text."""
+        other = copy(self)
+        other._vocabulary = self._vocabulary.for_threads()
+        return other
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Turns token ids into a text. Bytes that form no character become U+FFFD.

@@ -1,6 +1,7 @@
 """Vocabularies in the `tokenizer.json` format, through the package `tokenizers`."""
 
 import codecs
+from copy import copy
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -13,9 +14,11 @@ from .piece_decoder import PieceDecoder
 from .special_tokens import Before, SpecialToken, SpecialTokens
 from .tokenizer_engine import TokenizerEngine
 from .tokenizer_files import MAX_VOCABULARY_BYTES, TokenizerSettings, read_limited
-from .tokenizer_shapes import is_known, listed_ids
+from .tokenizer_shapes import is_known, listed_ids, longest_stretch
 from .vocabulary import encode_split
 
+# characters; the package encodes so many in some hundredths of a second, in which no other thread runs
+_LONG_TEXT = 10_000
 # each value is a Python object; the largest published files have half as many
 _MAX_VALUES = 4_000_000
 
@@ -39,16 +42,22 @@ class JsonVocabulary:
     def __init__(self, file: Path, settings: TokenizerSettings) -> None:
         self._file = file
         self._lock = Lock()
+        # encodes long texts; `None`: as all others
+        self._apart: JsonVocabulary | None = None
         data = read_limited(file, MAX_VOCABULARY_BYTES).removeprefix(codecs.BOM_UTF8)
         special = _special_tokens(settings)
+        self._source = data, special
         self._engine: TokenizerEngine | ConfinedTokenizer
         with clean_errors(f"'{file}' is damaged or not a tokenizer.json"):
             document = _document(data, file)
+            self.longest: int | None = None
             if is_known(document):
                 self._engine = TokenizerEngine(data, special)
                 found = self._engine.describe()
+                added = self._engine.added_ids()
                 # the package takes as long to give out its table as to read the file
-                self._ids = listed_ids(document["model"]) | self._engine.added_ids()
+                self._ids = listed_ids(document["model"]) | added
+                self.longest = longest_stretch(document, added)
             else:
                 self._engine = ConfinedTokenizer(data, special)
                 found, self._ids = self._engine.read()
@@ -87,7 +96,17 @@ class JsonVocabulary:
         """The bytes that a token adds to the text."""
         return self._decode(self.piece(token_id), at_start)
 
+    def for_threads(self) -> "JsonVocabulary":
+        """The same vocabulary, which encodes long texts in a process of its own."""
+        apart, other = copy(self), copy(self)
+        apart._lock = Lock()
+        apart._engine = ConfinedTokenizer(*self._source)
+        other._apart = apart
+        return other
+
     def _encode(self, text: str, split_special: bool, before: Before) -> list[int]:
+        if self._apart is not None and len(text) > _LONG_TEXT:
+            return self._apart._encode(text, split_special, before)
         with self._lock, clean_errors(f"'{self._file}' cannot encode this text", CHANGE_THE_TEXT):
             return self._engine.encode(text, split_special, before)
 

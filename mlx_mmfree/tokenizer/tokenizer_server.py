@@ -12,6 +12,7 @@ def handle(request: tuple[str, Any]) -> dict[str, Any]:
     """Reads a vocabulary, `("read", arguments)`, or encodes a text, `("encode", arguments)`."""
     name, arguments = request
     if name == "read":
-        _engines[:] = [TokenizerEngine(*arguments)]
+        data, special = arguments
+        _engines[:] = [TokenizerEngine(data, special, is_alone=True)]
         return {"ids": _engines[0].ids(), **asdict(_engines[0].describe())}
     return {"ids": _engines[0].encode(*arguments)}

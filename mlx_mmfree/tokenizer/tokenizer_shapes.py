@@ -8,11 +8,12 @@ result of each of its parts grow only with the text. It need not be correct.
 import math
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hashlib import sha256
 from typing import Any
 
 from .from_gguf import BYTE_LEVEL_PATTERNS
+from .piece_decoder import BYTE_CHARACTERS
 
 _MAX_STEPS = 8
 _MAX_GROWTH = 64
@@ -46,6 +47,17 @@ _NORMALIZER_GROWTHS = {
     "Strip": 1,
     "StripAccents": 1,
 }
+# no more than four characters are composed to one
+_NORMALIZER_SHRINKAGES = {
+    "Lowercase": 1,
+    "NFC": 4,
+    "NFD": 1,
+    "NFKC": 4,
+    "NFKD": 1,
+    "Prepend": 1,
+    "Replace": 1,
+    "Strip": 1,
+}
 _PLAIN_PRE_TOKENIZERS = frozenset(
     ("BertPreTokenizer", "Digits", "Punctuation", "UnicodeScripts", "Whitespace", "WhitespaceSplit")
 )
@@ -62,6 +74,45 @@ def is_known(document: Mapping[str, Any]) -> bool:
         and _are_known_decoders(document.get("decoder"))
         and _are_known_tokens(document.get("added_tokens", []))
     )
+
+
+def longest_stretch(document: Mapping[str, Any], added: Collection[str]) -> int | None:
+    """The most characters of a text, but spaces, that one token can stand for.
+
+    Args:
+        document: A file of a known shape.
+        added: The tokens beside those of its model.
+
+    Returns:
+        The number; `None` if a step may drop characters, or a token stand for any number of them.
+    """
+    steps = _steps(document.get("normalizer"), "normalizers") or []
+    splits = _steps(document.get("pre_tokenizer"), "pretokenizers") or []
+    pieces = listed_ids(document["model"])
+    are_bytes = any(step["type"] == "ByteLevel" for step in splits)
+    has_fallback = document["model"].get("byte_fallback") is True
+    needed = BYTE_CHARACTERS if are_bytes else [f"<0x{byte:02X}>" for byte in range(256)]
+    # what has no token of its own is left out, or is one unknown token however long it is
+    is_covered = (are_bytes or has_fallback) and all(piece in pieces for piece in needed)
+    shrinkage = math.prod(map(_step_shrinkage, steps))
+    if not is_covered or shrinkage == math.inf:
+        return None
+    if any(step.get("behavior") == "Removed" for step in splits):
+        return None
+    return int(shrinkage) * max(map(len, (*pieces, *added)))
+
+
+def _step_shrinkage(step: Mapping[str, Any]) -> float:
+    """How many characters, but spaces, a normalizer makes one of; infinity if it may drop some."""
+    kind = step.get("type")
+    if kind == "Replace" and "String" in step["pattern"]:
+        before, after = (
+            len("".join(text.split())) for text in (step["pattern"]["String"], step["content"])
+        )
+        if before and not after:
+            return math.inf
+        return max(1, math.ceil(before / max(after, 1)))
+    return _NORMALIZER_SHRINKAGES.get(str(kind), math.inf)
 
 
 def listed_ids(model: Mapping[str, Any]) -> dict[str, int]:

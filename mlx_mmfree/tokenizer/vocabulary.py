@@ -39,6 +39,8 @@ class Vocabulary(TokenSource, Protocol):
         bos_token_id: The token that begins a text, as the vocabulary says; `None` if it names none.
         eos_token_id: The token that ends a text, as the vocabulary says; `None` if it names none.
         frame: The ids that the vocabulary puts before and after every text.
+        longest: The most characters of a text, but spaces, that one token can stand for; `None` if that
+            is not known.
         parses_special: Whether a special token that a text spells usually becomes that token.
         special: The special tokens.
     """
@@ -50,9 +52,14 @@ class Vocabulary(TokenSource, Protocol):
     parses_special: bool
     special: SpecialTokens
 
+    @property
+    def longest(self) -> int | None: ...
+
     def encode_parsed(self, text: str, before: Before = "nothing") -> list[int]: ...
 
     def encode_plain(self, text: str, before: Before = "nothing") -> list[int]: ...
+
+    def for_threads(self) -> "Vocabulary": ...
 
     def piece(self, token_id: int) -> str: ...
 

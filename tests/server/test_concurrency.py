@@ -1,13 +1,19 @@
 """Many requests at once: each is answered as if it were alone."""
 
+import json
 import random
+import select
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx2
 import pytest
 
+from mlx_mmfree import demo
+from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from tests.server.conftest import events
 from tests.server.process import ServerProcess
 
@@ -101,3 +107,33 @@ def test_clients_that_go_away_change_no_other_answer() -> None:
     alone = answers(1, "--decode-concurrency", "1", "--session-memory", "0")
     assert len(requests) == 200 and len(leaving) > 40
     assert together == alone
+
+
+def test_others_go_on_while_large_prompts_are_read() -> None:
+    # so large that only its tokens tell that there are too many
+    least = Tokenizer.from_folder(demo.path()).least_tokens("a" * 10**6)
+    large = json.dumps({"prompt": "a" * (32_000 * 10**6 // least), "max_tokens": 1}).encode()
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(large)}\r\n\r\n"
+    )
+    small = {"prompt": "a", "max_tokens": 1}
+    with ServerProcess() as server, ExitStack() as stack:
+        client = stack.enter_context(httpx2.Client(base_url=server.url, timeout=120))
+        # the prompts of clients that leave are not read
+        for _ in range(30):
+            with server.connect() as connection:
+                connection.sendall(head.encode() + large)
+        connection = stack.enter_context(server.connect())
+        connection.sendall(head.encode() + large)
+        started = time.monotonic()
+        waits = []
+        while not select.select([connection], [], [], 0)[0]:
+            begin = time.monotonic()
+            assert client.get("/health").status_code == 200
+            assert client.post("/v1/completions", json=small).status_code == 200
+            waits.append(time.monotonic() - begin)
+        took = time.monotonic() - started
+        assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+        assert max(waits) < max(0.8, took / 3)
+        assert took < 30

@@ -9,6 +9,7 @@ import pytest
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.server.schemas.chat import ChatRequest
 from mlx_mmfree.server.schemas.completion import CompletionRequest
+from mlx_mmfree.tokenizer.tokenizer_json import JsonVocabulary
 
 pytestmark = pytest.mark.serve
 
@@ -236,6 +237,33 @@ def test_limits_of_size(start: Callable[..., Any]) -> None:
         assert usage["completion_tokens"] <= 2
         usage = client.post(COMPLETIONS, json={"prompt": [5], "logit_bias": {"0": -100}}).json()
         assert usage["usage"]["completion_tokens"] == 8
+
+
+def test_what_has_too_many_tokens_is_not_encoded(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*values: object, **more: object) -> None:
+        raise AssertionError("It is encoded.")
+
+    large = "once upon a time " * 400_000
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": large}]
+    with start() as client:
+        # what is fast is left out, so that nothing else can refuse it
+        monkeypatch.setattr(JsonVocabulary, "encode_parsed", encode)
+        for path, body in (
+            (COMPLETIONS, {"prompt": large}),
+            (COMPLETIONS, {"prompt": [large, "a"], "n": 2}),
+            (COMPLETIONS, {"prompt": [5] * 40_000}),
+            (EMBEDDINGS, {"input": large}),
+            (EMBEDDINGS, {"input": [large[:60_000]] * 120}),
+            (CHAT, {"model": "chat", "messages": messages}),
+            (CHAT, {"model": "chat", "messages": [{"role": "user", "content": "c" * 700}] * 9000}),
+        ):
+            error = error_of(client.post(path, json=body), 413)
+            assert error["code"] == "context_length_exceeded"
+            assert "at most 32,768 tokens but has " in error["message"]
+        error = error_of(client.post(COMPLETIONS, json={"prompt": ["a"] * 400_000}), 400)
+        assert error["param"] == "n"
 
 
 def test_a_failure_of_one_request_is_its_own(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

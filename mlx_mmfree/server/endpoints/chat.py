@@ -28,7 +28,7 @@ def chat_completions(service: Service) -> Endpoint:
     def prepare(body: ChatRequest) -> tuple[Any, ...]:
         served = service.catalogue.find(body.model)
         _check(body)
-        prompt = chat_prompt(served, body, dict(settings.template_variables))
+        prompt = chat_prompt(served, body, settings)
         form = _call_form(served) if body.offered else None
         names = frozenset(function.name for function in body.offered)
         make_reader = None if form is None else partial(form.reader, names)

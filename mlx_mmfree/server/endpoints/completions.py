@@ -9,10 +9,12 @@ from starlette.responses import Response
 from ...generation.stop import end_tokens
 from ..answers.completion import CompletionAnswer
 from ..answers.logprobs import ShownTokens
-from ..prompts import Prompt, checked_tokens
+from ..errors import RequestError
+from ..prompts import Prompt, check_size, checked_tokens, most_tokens
 from ..schemas.completion import CompletionRequest
 from ..schemas.sampling import StreamOptions
 from ..service import Service
+from ..settings import MAX_CHOICES
 from ..texts import text_requests
 
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -23,7 +25,20 @@ def completions(service: Service) -> Endpoint:
 
     def prepare(body: CompletionRequest) -> tuple[Any, ...]:
         served = service.catalogue.find(body.model)
-        prompts = [Prompt(ids) for ids in checked_tokens(served, body.prompt, "prompt")]
+        if len(body.prompt) * body.n > MAX_CHOICES:
+            raise RequestError(
+                f"[request] 'n' must ask for at most {MAX_CHOICES} texts but asks for {body.n} of "
+                f"{len(body.prompt)} prompts.",
+                param="n",
+            )
+        most, what = most_tokens(served, service.settings), "a prompt with its answer"
+        prompts = []
+        for text in body.prompt:
+            check_size(served, [text], most, what)
+            ids = checked_tokens(served, text, "prompt")
+            # none that follows is read for nothing
+            check_size(served, [ids], most, what)
+            prompts.append(Prompt(ids))
         texts = text_requests(
             served,
             service.settings,

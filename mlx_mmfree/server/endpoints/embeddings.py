@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 from ..answers.streams import while_connected
 from ..embeddings import embedding_list, embedding_steps
 from ..errors import RequestError
-from ..prompts import checked_tokens
+from ..prompts import check_size, checked_tokens
 from ..schemas.embedding import EmbeddingRequest
 from ..service import Service
 from ..settings import MAX_CHOICES
@@ -34,7 +34,8 @@ def embeddings(service: Service) -> Endpoint:
                 413,
                 param="input",
             )
-        texts = checked_tokens(served, body.input, "input")
+        check_size(served, body.input, service.settings.max_context, "'input'")
+        texts = [checked_tokens(served, text, "input") for text in body.input]
         longest, most = max(map(len, texts), default=0), served.model.context_length
         if most is not None and longest > most:
             raise RequestError(
@@ -44,16 +45,8 @@ def embeddings(service: Service) -> Endpoint:
                 param="input",
                 code="context_length_exceeded",
             )
-        count = sum(map(len, texts))
-        if count > service.settings.max_context:
-            raise RequestError(
-                f"[request] 'input' must have at most {service.settings.max_context:,} tokens but has "
-                f"{count:,}.",
-                413,
-                param="input",
-                code="context_length_exceeded",
-            )
-        return body, served, texts, count
+        check_size(served, texts, service.settings.max_context, "'input'")
+        return body, served, texts, sum(map(len, texts))
 
     async def endpoint(request: Request) -> Response:
         body, served, texts, count = await service.prepared(request, EmbeddingRequest, prepare)

@@ -51,9 +51,9 @@ def checked_body(kind: type[B], text: bytes, max_bytes: int) -> B:
     for name, allowed in kind.neutral.items():
         if name in known and not _is_one_of(known.pop(name), allowed):
             raise _unsupported(name, allowed)
-    unknown = [name for name in value if name not in kind.model_fields.keys() | kind.neutral.keys()]
-    if unknown:
-        raise _unknown(unknown[0])
+    for name in value:
+        if name not in kind.model_fields and name not in kind.neutral:
+            raise _unknown(name)
     try:
         return kind.model_validate(known)
     except ValidationError as error:

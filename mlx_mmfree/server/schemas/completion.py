@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field, PlainValidator
 
 from .sampling import MAX_TOP_LOGPROBS, TextRequest
 
@@ -39,5 +39,5 @@ class CompletionRequest(TextRequest):
         "suffix": ("",),
     }
 
-    prompt: Annotated[Prompts, BeforeValidator(prompts)]
+    prompt: Annotated[Prompts, PlainValidator(prompts)]
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None

@@ -31,9 +31,11 @@ def class_maps(
         speaks for the class.
 
     Raises:
+        UnsupportedModelError: The model has no classes.
         ValueError: The model does not tell the rows and columns of its places, its blocks are those of a
             model of texts, or there is not one class for each image.
     """
+    model.check_classes("class_maps")
     x = model.until_last_block(images)
     logits = model.from_last_block(x)
     wanted = mx.argmax(logits, axis=-1) if classes is None else mx.array(list(classes))

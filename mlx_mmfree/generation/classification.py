@@ -84,6 +84,7 @@ def classify_images(
 
     Raises:
         ImageError: A picture cannot be read.
+        UnsupportedModelError: The model has no classes.
         ValueError: There is not one name for each class, or a number is not positive.
 
     Example:
@@ -93,6 +94,7 @@ def classify_images(
     """
     if batch_size < 1:
         raise ValueError(f"[classify] 'batch_size' must be positive but got {batch_size}.")
+    model.check_classes("classify")
     found: list[Classes] = []
     for start in range(0, len(pictures), batch_size):
         logits = model(processor(pictures[start : start + batch_size]))

@@ -162,7 +162,7 @@ def build(config: Config) -> ImageClassifier:
     stages = [
         Stage([_block(config, n, m, rate) for m, rate in enumerate(rates[n])]) for n in range(4)
     ]
-    head = nn.Linear(_HEAD_DIMS, config.num_classes)
+    head = config.class_head(_HEAD_DIMS)
     model = ImageClassifier(embed, stages, head, merges=merges, neck=neck, config=config)
     return draw_weights(model, 0.02)
 

@@ -157,7 +157,7 @@ def build(config: Config) -> ImageClassifier:
     stages = [
         Stage([_block(config, n, m, rate) for m, rate in enumerate(rates[n])]) for n in range(4)
     ]
-    head = nn.Sequential(_NORM(dims[-1]), nn.Linear(dims[-1], config.num_classes))
+    head = nn.Sequential(_NORM(dims[-1]), config.class_head(dims[-1]))
     return draw_weights(ImageClassifier(embed, stages, head, merges=merges, config=config), 0.02)
 
 

@@ -172,7 +172,7 @@ def build(config: Config) -> ImageClassifier:
         nn.Linear(inner, outer, bias=False),
         LayerNorm(outer, eps=1e-5),
         hardswish,
-        nn.Linear(outer, config.num_classes),
+        config.class_head(outer),
     )
     return ImageClassifier(embed, stages, head, neck=neck, config=config)
 

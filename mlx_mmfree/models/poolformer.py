@@ -74,7 +74,7 @@ def build(config: Config) -> ImageClassifier:
         None if before == behind else Convolution(before, behind, 3, stride=2)
         for before, behind in pairwise(dims)
     ]
-    head = nn.Sequential(LayerNorm(dims[-1], eps=1e-6), nn.Linear(dims[-1], config.num_classes))
+    head = nn.Sequential(LayerNorm(dims[-1], eps=1e-6), config.class_head(dims[-1]))
     return draw_weights(ImageClassifier(embed, stages, head, merges=merges, config=config), 0.02)
 
 

@@ -119,17 +119,17 @@ class MeanHead(nn.Module):
     """The mean of the logits of two heads, one of them for distillation (DeiT, arXiv 2012.12877).
 
     Args:
-        dims: Dims `D`.
-        num_classes: Logits `K`.
+        classes: Maps `(B, D)` to logits `(B, K)`.
+        distilled: As `classes`, for distillation.
 
     Shape:
         `x`: `(B, D)`; logits `(B, K)`.
     """
 
-    def __init__(self, dims: int, num_classes: int):
+    def __init__(self, classes: nn.Module, distilled: nn.Module):
         super().__init__()
-        self.classes = nn.Linear(dims, num_classes)
-        self.distilled = nn.Linear(dims, num_classes)
+        self.classes = classes
+        self.distilled = distilled
 
     def __call__(self, x: mx.array) -> mx.array:
         y: mx.array = (self.classes(x) + self.distilled(x)) / 2
@@ -150,7 +150,7 @@ def build(config: Config) -> ImageClassifier:
     stages = [
         Stage([_block(config, n, m, rate) for m, rate in enumerate(rates[n])]) for n in range(4)
     ]
-    head = MeanHead(dims[-1], config.num_classes)
+    head = MeanHead(config.class_head(dims[-1]), config.class_head(dims[-1]))
     neck = BatchNorm(dims[-1])
     model = ImageClassifier(embed, stages, head, merges=merges, neck=neck, config=config)
     return draw_weights(model, 0.02)

@@ -117,7 +117,7 @@ def build(config: Config) -> ImageClassifier:
     rates = drop_rates(config.drop_path_rate, config.depths)
     stages = [draw_weights(_stage(config, n, rates[n]), 0.02) for n in range(len(rates))]
     merges = [PatchMerging(config.dims_of(n)) for n in range(len(rates) - 1)]
-    head = nn.Linear(config.num_features, config.num_classes)
+    head = config.class_head(config.num_features)
     neck = _NORM(config.num_features)
     return ImageClassifier(embed, stages, head, merges=merges, neck=neck, config=config)
 

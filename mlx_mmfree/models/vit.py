@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
-import mlx.nn as nn
-
 from ..channel_mixers.feed_forward import FeedForward
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.layer_norm import LayerNorm
@@ -148,7 +146,7 @@ def build(config: Config) -> ImageClassifier:
     rates = drop_rates(config.drop_path_rate, [config.depth])[0]
     blocks = [_block(config, embed.length, rate) for rate in rates]
     stage = draw_weights(_stage(config, blocks, embed.prefix), 0.02)
-    head = nn.Linear(config.embed_dim, config.num_classes)
+    head = config.class_head(config.embed_dim)
     neck = _NORM(config.embed_dim)
     return ImageClassifier(embed, [stage], head, neck=neck, pool="first", config=config)
 

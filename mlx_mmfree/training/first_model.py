@@ -76,6 +76,8 @@ class FirstModel:
         self.teacher = self._open_teacher()
         if not isinstance(self.model, TokenModel):
             _check_images(settings)
+            if not settings.new_head:
+                self.model.check_classes("train")
             return
         if settings.new_head:
             raise TrainingError(

@@ -52,6 +52,7 @@ def read_image_samples(
     Raises:
         TrainingError: They cannot be read or are of other classes than the model's, or a setting is
             for texts.
+        UnsupportedModelError: The model has no classes.
     """
     for name in _OF_TEXTS:
         if getattr(settings, name) != FineTuneSettings.__dataclass_fields__[name].default:
@@ -59,6 +60,7 @@ def read_image_samples(
                 f"[lora] '{name}' must be left out for a model of images but got "
                 f"{getattr(settings, name)!r:.80}."
             )
+    model.check_classes("lora")
     found: dict[str, Samples[Any]] = {}
     for split in SPLITS:
         places = [folder / split, folder / f"{split}.npz"]

@@ -14,6 +14,7 @@ from mlx_mmfree.cli.classify import main
 from mlx_mmfree.hub import save_model
 from mlx_mmfree.models import find
 from tests.hub.checkpoints import GOLDENS
+from tests.hub.timm_models import write_backbone
 
 Captured = pytest.CaptureFixture[str]
 LABELS = ["good", "bad", "neither"]
@@ -178,6 +179,16 @@ def test_mistakes_with_images(
         captured = capsys.readouterr()
         assert message in captured.err
         assert captured.err.count("error:") == 1 and not captured.out
+
+
+def test_a_model_without_classes_is_refused(
+    images: list[str], tmp_path: Path, capsys: Captured
+) -> None:
+    write_backbone("vit", tmp_path / "backbone")
+    assert main(["--model", str(tmp_path / "backbone"), images[0]]) == 2
+    captured = capsys.readouterr()
+    assert "the model must have classes but its 'num_classes' is 0. Train a head" in captured.err
+    assert captured.err.count("error:") == 1 and not captured.out
 
 
 def test_map_asks_for_matplotlib(

@@ -20,6 +20,7 @@ from mlx_mmfree.layers.maps.batch_norm import running_statistics
 from mlx_mmfree.models import architectures, find_described
 from mlx_mmfree.training import loop
 from mlx_mmfree.training.log import read_log
+from tests.hub.timm_models import write_backbone
 
 pytestmark = pytest.mark.usefixtures("without_curve")
 QUICK = ["--iters", "12", "--batch-size", "6", "--steps-per-report", "1", "--steps-per-eval", "3"]
@@ -141,6 +142,12 @@ def test_what_is_for_texts_is_refused(
     folder = _model(data.parent, "vit")
     assert main([*_flags(folder, data), "--train", *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_model_without_classes_is_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_backbone("vit", data.parent / "backbone")
+    assert main([*_flags(data.parent / "backbone", data), "--train"]) == 2
+    assert "the model must have classes but its 'num_classes' is 0" in capsys.readouterr().err
 
 
 def test_a_folder_without_images_is_refused(

@@ -23,14 +23,20 @@ from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.layers.parameters import parameters
 from mlx_mmfree.models import ImageClassifier
 from mlx_mmfree.training.trainable import adapt_layers
-from tests.hub.timm_models import DATA, TINY, Case, images, logits, timm_model, write_folder
+from tests.hub.timm_models import (
+    CLASSIFIERS,
+    DATA,
+    FOLDERS,
+    TINY,
+    Case,
+    images,
+    logits,
+    timm_model,
+    write_backbone,
+    write_folder,
+)
 from tests.tolerances import TOLERANCE
 
-FOLDERS = {
-    "conv2former": (DATA.parent / "conv2former", (37, 45)),
-    **{name: (DATA / name, case.size) for name, case in TINY.items()},
-}
-"""Small checkpoints, and the size of the images whose logits are kept."""
 each_folder = pytest.mark.parametrize(("folder", "size"), FOLDERS.values(), ids=FOLDERS)
 
 
@@ -85,6 +91,26 @@ def test_a_model_is_converted_without_a_change(
     assert main(["convert", "--model", str(folder), "--mlx-path", str(target)]) == 0
     got = load_model(target)(mx.array(images(size)))
     assert relative_difference(got, np.load(folder / "logits.npy")) < 1e-5
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_model_without_classes_gives_the_features_of_timm(name: str, tmp_path: Path) -> None:
+    """Those of timm 1.0.31; of Conv2Former, which it does not have, those that give the logits."""
+    folder, size = FOLDERS[name]
+    backbone, saved, converted = (tmp_path / each for each in ("backbone", "saved", "converted"))
+    write_backbone(name, backbone)
+    save_model(saved, load_model(backbone, packed=False))
+    assert main(["convert", "--model", str(backbone), "--mlx-path", str(converted)]) == 0
+    for each in (backbone, saved, converted):
+        got = load_model(each)(mx.array(images(size)))
+        if name == "conv2former":
+            head = tensors(folder)
+            got = got @ head["pred.weight"].T + head["pred.bias"]
+            assert relative_difference(got, np.load(folder / "logits.npy")) < 1e-5
+        else:
+            assert relative_difference(got, np.load(folder / "features.npy")) < 1e-5
+        assert json.loads((each / "config.json").read_text())["num_classes"] == 0
+        assert tensors(each).keys() == tensors(folder).keys() - CLASSIFIERS[name]
 
 
 @pytest.mark.interop
@@ -144,7 +170,8 @@ def test_timm_reads_what_is_written(name: str, tmp_path: Path) -> None:
         ({"model_args": {"init_values": 1e-5}}, "but got 'init_values'"),
         ({"model_args": {"img_size": [4, 4]}}, "'img_size' must be at least 'patch_size'"),
         ({"global_pool": "avg"}, "'global_pool' must be 'token'"),
-        ({"num_classes": 0}, "'num_classes' must be a whole number from 1"),
+        ({"num_classes": -1}, "'num_classes' must be a whole number from 0"),
+        ({"num_classes": 0}, "unexpected tensors of this architecture: 2, namely 'head.bias'"),
         ({"label_names": ["a"]}, "'label_names' must be a list of 5 names"),
         ({"pretrained_cfg": {"input_size": [3, 8]}}, "'input_size' must be a list of channels"),
         ({"token_mixer": "gla"}, "must be bidirectional but gla"),

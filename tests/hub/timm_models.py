@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 DATA = Path(__file__).parents[1] / "data" / "timm"
 
@@ -62,6 +63,36 @@ TINY = {
     ),
 }
 """By the name of the family, models whose folders lie in `tests/data/timm`."""
+
+FOLDERS = {
+    "conv2former": (DATA.parent / "conv2former", (37, 45)),
+    **{name: (DATA / name, case.size) for name, case in TINY.items()},
+}
+"""Small checkpoints, and the size of the images whose logits are kept."""
+
+CLASSIFIERS = {
+    "conv2former": {"pred.weight", "pred.bias"},
+    "edgenext": {"head.fc.weight", "head.fc.bias"},
+    "efficientvit": {"head.classifier.4.weight", "head.classifier.4.bias"},
+    "gmlp": {"head.weight", "head.bias"},
+    "mlp_mixer": {"head.weight", "head.bias"},
+    "poolformer": {"head.fc.weight", "head.fc.bias"},
+    "swiftformer": {f"head{part}.{kind}" for part in ("", "_dist") for kind in ("weight", "bias")},
+    "swin": {"head.fc.weight", "head.fc.bias"},
+    "vit": {"head.weight", "head.bias"},
+}
+"""What timm 1.0.31 draws anew in `reset_classifier`, by its names; Conv2Former is not in it."""
+
+
+def write_backbone(name: str, target: Path) -> None:
+    """Writes the small checkpoint of a family as timm publishes models without classes."""
+    folder, _ = FOLDERS[name]
+    tensors = load_file(folder / "model.safetensors")
+    kept = {key: value for key, value in tensors.items() if key not in CLASSIFIERS[name]}
+    target.mkdir()
+    save_file(kept, target / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "num_classes": 0}))
 
 
 def images(size: tuple[int, int], count: int = 2) -> np.ndarray:
@@ -141,7 +172,7 @@ def _poolformer(arguments: dict[str, Any]) -> Any:
 def write_folder(folder: Path, case: Case, model: Any) -> None:
     """Writes a model as timm does."""
     import timm
-    from safetensors.torch import save_file
+    from safetensors.torch import save_file as save_tensors
 
     fixed = timm.get_pretrained_cfg(case.architecture).to_dict()
     arguments = dict(case.arguments)
@@ -167,7 +198,7 @@ def write_folder(folder: Path, case: Case, model: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    save_tensors(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 def logits(model: Any, pictures: np.ndarray) -> np.ndarray:
@@ -184,6 +215,8 @@ def _write_all() -> None:
         model = timm_model(case)
         write_folder(DATA / name, case, model)
         np.save(DATA / name / "logits.npy", logits(model, images(case.size)))
+        model.reset_classifier(0)
+        np.save(DATA / name / "features.npy", logits(model, images(case.size)))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol, get_args
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...errors import UnsupportedModelError
 from ...ops.long_sums import long_sum
 from ...ops.ternary import ROUNDING_VERSION
 from .stage import Stage as ImageStage
@@ -34,6 +35,7 @@ class ImageClassifier(nn.Module):
             `(B, H', W', D)`.
         stages: Map them to such of the same dims.
         head: Maps `(B, D)` to `(B, K)`, a logit for each class. A norm behind the pooling is part of it.
+            Where `config` has no classes, it gives features in place of logits.
         merges: One between each stage and the next, which changes dims and places; `None` where they
             stay.
         neck: What stands between the last stage and the pooling, such as a norm; `None`: nothing.
@@ -126,6 +128,21 @@ class ImageClassifier(nn.Module):
     def dims(self) -> int:
         """Dims of the vector of an image."""
         return int(self.config.num_features)
+
+    def check_classes(self, name: str) -> None:
+        """Refuses a model without classes.
+
+        Args:
+            name: What needs them, for the message.
+
+        Raises:
+            UnsupportedModelError: There are none.
+        """
+        if getattr(self.config, "num_classes", None) == 0:
+            raise UnsupportedModelError(
+                f"[{name}] the model must have classes but its 'num_classes' is 0. Train a head on it "
+                "first, with 'new_head' of 'mmfree train'."
+            )
 
     def predictions(self, images: mx.array) -> mx.array:
         return self(images)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
+import mlx.nn as nn
+
 from ...errors import CheckpointError, UnsupportedModelError
 from ...layers.linear_factory import LinearFactory
 from .fields import integer, number, refuse_unless, section
@@ -28,7 +30,7 @@ class ImageConfig:
 
     Attributes:
         architecture: The name of the variant.
-        num_classes: Classes `K`.
+        num_classes: Classes `K`; 0: the model gives the vector of an image, as in timm.
         image_size: Height and width for which the model was made.
         input_channels: Channels of an image, 3 or 1.
         drop_path_rate: Stochastic depth of the last block in training; it grows from 0 at the first.
@@ -79,7 +81,7 @@ class ImageConfig:
         for part in (config, given):
             refuse_unless(part, {"global_pool": cls.pool})
         channels, *size = _input_size(prepared)
-        count = integer({"num_classes": 1000, **prepared, **config, **given}, "num_classes")
+        count = integer({"num_classes": 1000, **prepared, **config, **given}, "num_classes", low=0)
         return cls(
             architecture=str(name),
             num_classes=count,
@@ -167,6 +169,10 @@ class ImageConfig:
     def linear(self, name: str) -> LinearFactory:
         """Makes the linear of a block with this name on the Hub, dense or ternary."""
         return linear_of(self.linears, name)
+
+    def class_head(self, dims: int) -> nn.Module:
+        """Makes the linear of the logits; without classes it leaves vectors of `dims` as they are."""
+        return nn.Linear(dims, self.num_classes) if self.num_classes else nn.Identity()
 
     @property
     def labels(self) -> tuple[str, ...]:

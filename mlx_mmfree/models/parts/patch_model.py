@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import mlx.nn as nn
-
 from ...layers.layer_norm import LayerNorm
 from .fields import integer
 from .image_block import ImageBlock
@@ -64,7 +62,7 @@ def build_patch_model(
         config.input_channels, dims, patch_size=config.patch_size, image_size=config.image_size
     )
     stage = Stage([block(config, embed.length) for _ in range(config.num_blocks)])
-    head = nn.Linear(dims, config.num_classes)
+    head = config.class_head(dims)
     return ImageClassifier(
         embed, [draw_weights(stage, 0.02)], head, neck=PATCH_NORM(dims), config=config
     )

@@ -15,7 +15,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree import load
-from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.errors import TrainingError, UnsupportedModelError
 from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers.maps.batch_norm import BatchNorm, running_statistics
 from mlx_mmfree.layers.matrix import matrices
@@ -35,6 +35,7 @@ from mlx_mmfree.training.optimizer import build_optimizer
 from mlx_mmfree.training.optimizer_step import OptimizerStep
 from mlx_mmfree.training.tasks.images import ImageTask, mirrored, moved
 from mlx_mmfree.training.train_model import plan_training
+from tests.hub.timm_models import CLASSIFIERS, FOLDERS, write_backbone
 
 pytestmark = pytest.mark.usefixtures("without_curve")
 
@@ -283,20 +284,6 @@ def test_a_new_head_keeps_all_other_weights(settings_of: Make) -> None:
     train_model(again)
 
 
-# what timm 1.0.31 draws anew in `reset_classifier`, by its names; Conv2Former is not in it
-CLASSIFIERS = {
-    "conv2former": {"pred.weight", "pred.bias"},
-    "edgenext": {"head.fc.weight", "head.fc.bias"},
-    "efficientvit": {"head.classifier.4.weight", "head.classifier.4.bias"},
-    "gmlp": {"head.weight", "head.bias"},
-    "mlp_mixer": {"head.weight", "head.bias"},
-    "poolformer": {"head.fc.weight", "head.fc.bias"},
-    "swiftformer": {f"head{part}.{kind}" for part in ("", "_dist") for kind in ("weight", "bias")},
-    "swin": {"head.fc.weight", "head.fc.bias"},
-    "vit": {"head.weight", "head.bias"},
-}
-
-
 @pytest.mark.parametrize("count", [3, 5])
 @pytest.mark.parametrize("architecture", CLASSIFIERS)
 def test_a_new_head_is_what_timm_draws_anew(
@@ -318,6 +305,20 @@ def test_a_new_head_is_what_timm_draws_anew(
         if array.shape != before[name].shape or not mx.array_equal(array, before[name])
     }
     assert changed == CLASSIFIERS[architecture]
+
+
+@pytest.mark.parametrize("architecture", CLASSIFIERS)
+def test_a_model_without_classes_needs_a_new_head(
+    settings_of: Make, architecture: str, tmp_path: Path
+) -> None:
+    write_backbone(architecture, tmp_path / "backbone")
+    model: dict[str, Any] = {"model": {}, "init_from": "backbone", "steps": 2, "warmup_steps": 1}
+    with pytest.raises(UnsupportedModelError, match=r"\[train\] the model must have classes"):
+        train_model(settings_of(**model))
+    train_model(settings_of(new_head=True, **model))
+    trained = load(tmp_path / "run/model")[0]
+    assert trained.config.labels == NAMES
+    assert trained(mx.zeros((1, *FOLDERS[architecture][1], 3))).shape == (1, 3)
 
 
 def test_the_plan_leaves_statistics_alone(settings_of: Make) -> None:

@@ -35,16 +35,38 @@ _shown: dict[str, str] = {}
 
 
 def show_as(folder: str, source: str) -> None:
-    """Lets messages name a file of the user instead of a folder that was made of it."""
+    """Lets messages name a file of the user instead of a folder that was made of it.
+
+    Args:
+        folder: The folder.
+        source: The file.
+
+    Example:
+        >>> show_as("/scratch/1", "model.gguf")
+        >>> str(MMFreeError("'/scratch/1/tokenizer.json' is damaged"))
+        "'model.gguf' is damaged"
+    """
     _shown[folder] = source
 
 
-def shown_path(path: str) -> str:
-    """What messages call a path: that of the user's file in the place of a folder made of it."""
+def shown_path(text: str) -> str:
+    """The user's files in a text, in the place of folders that were made of them.
+
+    Args:
+        text: A path, or a text with paths.
+
+    Returns:
+        The text with the user's files.
+
+    Example:
+        >>> show_as("/scratch/2", "other.gguf")
+        >>> shown_path("/scratch/2")
+        'other.gguf'
+    """
     for folder, source in _shown.items():
-        parts = re.split(rf"{re.escape(folder)}(?:/[^'\"\s]*)?", path)
-        path = source.join(parts)
-    return path
+        parts = re.split(rf"{re.escape(folder)}(?!\w)(?:/[^'\"\s]*)?", text)
+        text = source.join(parts)
+    return text
 
 
 def install_extra(extra: str) -> str:

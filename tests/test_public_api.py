@@ -13,7 +13,7 @@ _GENERATE = (
     "max_tokens=100, sampler=greedy, processors=(), stop=(), extra_eos_tokens=(), {}"
     "prefill_step_size=2048{})"
 )
-_DRAFT = ", draft_model=None, num_draft_tokens=3, prompt_progress_callback=None"
+_DRAFT = ", draft_model=None, num_draft_tokens=3, prompt_progress_callback=None, is_answer=False"
 _LOAD = (
     "(path_or_repo, revision=None, dtype=None, packed=True, latent=None, rebuild_masters=False, "
     "direct=False)"
@@ -30,7 +30,7 @@ SIGNATURES = {
     "SwiGLU": "(dims, *, hidden_dims=None, linear=Linear, is_stacked=False, bias=False, "
     "norm_eps=None)",
     "batch_generate": "(model, tokenizer, prompts, *, "
-    + _GENERATE.format("batch_size=32, ", ", progress=None"),
+    + _GENERATE.format("batch_size=32, ", ", progress=None, is_answer=False"),
     "generate": "(model, tokenizer, prompt, *, "
     + _GENERATE.format("state=None, ", _DRAFT + ", verbose=False"),
     "load": _LOAD,

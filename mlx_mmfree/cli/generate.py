@@ -134,8 +134,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         ) as (model, tokenizer),
     ):
         with argument_errors():
-            rows = _prompt_ids(args, model, tokenizer, prompts)
+            write = PromptWriter(
+                tokenizer,
+                system_prompt=args.system_prompt,
+                prefill_response=args.prefill_response,
+                ignore_chat_template=args.ignore_chat_template,
+                variables=args.chat_template_config,
+            )
+            rows = _prompt_ids(args, write, model, tokenizer, prompts)
             options |= _model_options(args, model, tokenizer)
+            # an answer whose beginning is given goes on from it
+            options["is_answer"] = write.uses_template and not args.prefill_response
         _seed(args, group)
         if args.prompt is None and args.prompts_file is None and args.verbose and not args.json:
             print(f"The prompt is: {DEFAULT_PROMPT}", file=sys.stderr)
@@ -192,18 +201,15 @@ def _cached_tokens(args: argparse.Namespace) -> int:
 
 
 def _prompt_ids(
-    args: argparse.Namespace, model: "Decoder", tokenizer: "Tokenizer", prompts: list[str]
+    args: argparse.Namespace,
+    write: PromptWriter,
+    model: "Decoder",
+    tokenizer: "Tokenizer",
+    prompts: list[str],
 ) -> list[list[int]]:
     """The token ids of each prompt."""
     from ..generation.prompt_ids import prompt_tokens
 
-    write = PromptWriter(
-        tokenizer,
-        system_prompt=args.system_prompt,
-        prefill_response=args.prefill_response,
-        ignore_chat_template=args.ignore_chat_template,
-        variables=args.chat_template_config,
-    )
     written = [
         write(text) if args.prompt_cache_file is None else write.continuation(text)
         for text in prompts

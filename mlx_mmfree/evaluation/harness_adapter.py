@@ -178,6 +178,8 @@ class HarnessAdapter:
             stop=[until] if isinstance(until, str) else until,
             batch_size=self._batch_size,
             prefill_step_size=self._prefill_step_size,
+            # as transformers decodes what was generated
+            is_answer=True,
         ).texts
 
 

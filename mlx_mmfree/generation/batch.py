@@ -90,6 +90,7 @@ def batch_generate(
     batch_size: int = 32,
     prefill_step_size: int = PREFILL_STEP_SIZE,
     progress: BatchProgress | None = None,
+    is_answer: bool = False,
 ) -> BatchResponse:
     """Continues several prompts, up to `batch_size` of them together.
 
@@ -109,6 +110,7 @@ def batch_generate(
         prefill_step_size: Positions of the prompts read at a time.
         progress: Called at each step with how many prompts are finished, and how many there are;
             where it returns `False`, generation ends with what there is.
+        is_answer: As for `stream_generate`.
 
     Returns:
         The texts in the order of the prompts, and what the batch took.
@@ -142,6 +144,7 @@ def batch_generate(
                 processors=processors,
                 stop=stop,
                 end=end,
+                is_answer=is_answer,
             )
         ): texts[index]
         for index in order

@@ -16,12 +16,20 @@ class Completion:
         stop: Strings that end the text.
         end: Tokens that end the text.
         max_tokens: How many tokens there may be.
+        after: The ids of the prompt whose text this one goes on; none, if it begins anew.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str], end: Collection[int], max_tokens: int):
+    def __init__(
+        self,
+        tokenizer: Any,
+        stop: Sequence[str],
+        end: Collection[int],
+        max_tokens: int,
+        after: Collection[int] = (),
+    ):
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
-        self._detokenizer = tokenizer.detokenizer()
+        self._detokenizer = tokenizer.detokenizer(after=after)
         self._stop = StopStrings(stop)
         self._end = end
         self._max_tokens = max_tokens

@@ -59,7 +59,7 @@ def end_tokens(tokenizer: Any, extra: Collection[int | str] = ()) -> frozenset[i
 
     Args:
         tokenizer: Knows its `eos_token_ids`.
-        extra: Ids, or tokens by their text, such as `"<|im_end|>"`.
+        extra: Ids, or tokens by their name in the vocabulary or their text, such as `"<|im_end|>"`.
 
     Raises:
         ValueError: A text is not exactly one token.
@@ -72,9 +72,15 @@ def _token_id(tokenizer: Any, token: int | str) -> int:
         return token
     if token.isdecimal():
         return int(token)
-    ids = tokenizer.encode(token, add_special_tokens=False, parse_special=True)
-    if len(ids) == 1:
-        return int(ids[0])
+    named: int | None = tokenizer.token_id(token)
+    if named is not None:
+        return named
+    # within a text, and at its beginning
+    inside: list[int] = tokenizer.encode_continuation(token, parse_special=True)
+    ids: list[int] = tokenizer.encode(token, add_special_tokens=False, parse_special=True)
+    for found in (inside, ids):
+        if len(found) == 1:
+            return found[0]
     raise ValueError(
         f"[generate] 'extra_eos_token' must be an id or one token of the vocabulary but got "
         f"{token!r}, which is {len(ids)} tokens."

@@ -75,6 +75,7 @@ def stream_generate(
     draft_model: Decoder | None = None,
     num_draft_tokens: int = NUM_DRAFT_TOKENS,
     prompt_progress_callback: Progress | None = None,
+    is_answer: bool = False,
 ) -> Iterator[GenerationResponse]:
     """Continues a prompt and yields the text as it comes.
 
@@ -93,6 +94,8 @@ def stream_generate(
             checks; it changes the speed but, save for rounding, not the text or its distribution.
         num_draft_tokens: How many tokens it proposes at a time.
         prompt_progress_callback: Takes how many tokens of the prompt are read, and how many there are.
+        is_answer: Whether the text is an answer to the prompt, a text of its own, and does not go on
+            from its last word. With SentencePiece, a space before its first word is then left out.
 
     Returns:
         An iterator over the steps, each computed when it is asked for.
@@ -110,7 +113,9 @@ def stream_generate(
     """
     check_max_tokens(max_tokens)
     ids = prompt_tokens(tokenizer, prompt, model.vocab_size)
-    completion = Completion(tokenizer, stop, end_tokens(tokenizer, extra_eos_tokens), max_tokens)
+    after = () if is_answer else ids
+    end = end_tokens(tokenizer, extra_eos_tokens)
+    completion = Completion(tokenizer, stop, end, max_tokens, after)
     start = perf_counter()
     tokens = token_array(ids, model.vocab_size)
     options: dict[str, Any] = {
@@ -176,6 +181,7 @@ def generate(
     draft_model: Decoder | None = None,
     num_draft_tokens: int = NUM_DRAFT_TOKENS,
     prompt_progress_callback: Progress | None = None,
+    is_answer: bool = False,
     verbose: bool = False,
 ) -> str:
     """Continues a prompt and returns the new text.
@@ -191,7 +197,7 @@ def generate(
         extra_eos_tokens: Ids or texts of tokens that end the text beside the tokenizer's own.
         state: What the model has read before the prompt.
         prefill_step_size: Positions of the prompt read at a time.
-        draft_model, num_draft_tokens, prompt_progress_callback: As for `stream_generate`.
+        draft_model, num_draft_tokens, prompt_progress_callback, is_answer: As for `stream_generate`.
         verbose: Print the text as it comes, then tokens, speeds and peak memory.
 
     Returns:
@@ -224,6 +230,7 @@ def generate(
         draft_model=draft_model,
         num_draft_tokens=num_draft_tokens,
         prompt_progress_callback=prompt_progress_callback,
+        is_answer=is_answer,
     ):
         parts.append(response.text)
         if verbose:

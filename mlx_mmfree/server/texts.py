@@ -28,6 +28,7 @@ def text_requests(
     max_tokens: int | None,
     top_logprobs: int | None,
     stop: Sequence[str] = (),
+    is_answer: bool = False,
 ) -> list[Request]:
     """A request of the scheduler for each text, `n` for each prompt in their order.
 
@@ -39,6 +40,7 @@ def text_requests(
         max_tokens: The most tokens of each text; `None` for the server's own number.
         top_logprobs: How many likeliest tokens are shown beside each; `None` shows no probability.
         stop: Strings that end a text, beside those of the request.
+        is_answer: Whether the texts answer their prompts, and do not continue them.
 
     Raises:
         RequestError: A parameter is beyond what the server or the model allows.
@@ -63,6 +65,7 @@ def text_requests(
             seed=None if seed is None else (seed + number) % _SEEDS,
             top_logprobs=top_logprobs,
             marks=prompt.marks,
+            is_answer=is_answer,
         )
         for prompt in prompts
         for number in range(body.n)

@@ -34,6 +34,8 @@ class Detokenizer:
     Args:
         source: The vocabulary.
         skipped: The ids that add nothing to the text.
+        at_start: Whether no text stands before the first token, so that a space that the vocabulary puts
+            before every text is left out.
 
     Example:
         >>> detokenizer = tokenizer.detokenizer()  # doctest: +SKIP
@@ -42,11 +44,13 @@ class Detokenizer:
         >>> print(detokenizer.finalize())  # doctest: +SKIP
     """
 
-    def __init__(self, source: TokenSource, skipped: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, source: TokenSource, skipped: frozenset[int] = frozenset(), *, at_start: bool = True
+    ) -> None:
         self._source = source
         self._skipped = skipped
         self._decoder = codecs.getincrementaldecoder("utf-8")(source.utf8_errors)
-        self._at_start = True
+        self._starts = self._at_start = at_start
 
     def add(self, token_id: int) -> str:
         """Takes one token and returns the new text, which may be empty.
@@ -67,5 +71,5 @@ class Detokenizer:
         """Returns what was held back and makes the object ready for the next text."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
-        self._at_start = True
+        self._at_start = self._starts
         return rest

@@ -1,7 +1,7 @@
 """The tokenizer of a checkpoint: turns text into token ids and back, and writes out conversations."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -219,10 +219,20 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special_tokens)
         return "".join(map(detokenizer.add, ids)) + detokenizer.finalize()
 
-    def detokenizer(self, skip_special_tokens: bool = False) -> Detokenizer:
-        """A `Detokenizer`, which takes ids one by one and gives the text that is known so far."""
-        skipped = self._vocabulary.special.id_set if skip_special_tokens else frozenset()
-        return Detokenizer(CheckedSource(self._vocabulary), skipped)
+    def detokenizer(
+        self, skip_special_tokens: bool = False, *, after: Collection[int] = ()
+    ) -> Detokenizer:
+        """A `Detokenizer`, which takes ids one by one and gives the text that is known so far.
+
+        Args:
+            skip_special_tokens: Leave out the special tokens.
+            after: The ids that stand before. If they have a text, the first token's space belongs to
+                what follows it.
+        """
+        special = self._vocabulary.special.id_set
+        skipped = special if skip_special_tokens else frozenset()
+        at_start = all(token in special for token in after)
+        return Detokenizer(CheckedSource(self._vocabulary), skipped, at_start=at_start)
 
     def piece(self, token_id: int) -> str:
         """The text of one token as the vocabulary file spells it.
@@ -231,6 +241,10 @@ class Tokenizer:
             ValueError: The vocabulary has no such token.
         """
         return self._vocabulary.piece(checked_id(self._vocabulary, token_id))
+
+    def token_id(self, piece: str) -> int | None:
+        """The id of the token that the vocabulary file spells so; `None` if there is none."""
+        return self._vocabulary.token_id(piece)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token adds to a text that it does not begin.
@@ -294,15 +308,19 @@ class Tokenizer:
         first = self.bos_token_id if takes_first else None
         return RenderedChat(rendered, shield, self._vocabulary, first)
 
-    def encode_continuation(self, text: str) -> list[int]:
-        """Turns a text that follows other text into ids. Special tokens in it stay plain text.
+    def encode_continuation(self, text: str, parse_special: bool = False) -> list[int]:
+        """Turns a text that follows other text into ids.
+
+        Args:
+            text: The text.
+            parse_special: Whether a special token that it spells becomes that token.
 
         Raises:
             TypeError: The text is not a `str`.
             ValueError: The text holds a lone surrogate.
         """
         _check_text(text)
-        return self._vocabulary.encode_plain(text, "text")
+        return self._encode(text, parse_special, "text")
 
     def _parses(self, parse_special: bool | None) -> bool:
         return self._vocabulary.parses_special if parse_special is None else parse_special

@@ -167,12 +167,16 @@ def test_a_draft_of_another_family_is_refused(
     assert "must have the model's vocabulary of 518 tokens but has 600" in error
 
 
-def test_a_template_without_a_first_token_gets_it_once(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("model_type", "count"), [("bitnet", 1), ("llama", 0)])
+def test_a_cached_conversation_begins_as_a_whole_one(
+    folder: Path, tmp_path: Path, model_type: str, count: int
+) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "config.json").write_text(json.dumps({"model_type": model_type}))
     (copy / "chat_template.jinja").write_text("User: {{ messages[0].content }}<|eot_id|>Answer: ")
     write = PromptWriter(load_tokenizer(copy))
     ids = [*write.opening("The dog"), *write.continuation(" ran")]
-    assert ids.count(512) == 1
+    assert ids.count(512) == count
     assert load_tokenizer(copy).decode(ids) == load_tokenizer(copy).decode(write("The dog ran"))
 
 

@@ -1,11 +1,15 @@
 """Generation ends at stop strings and end tokens."""
 
 import random
+import shutil
+from pathlib import Path
 
 import pytest
 
 from mlx_mmfree.generation.stop import StopStrings, end_tokens
 from mlx_mmfree.hub import Tokenizer
+
+SPM = Path(__file__).parents[1] / "data" / "goldens" / "tokenizer_spm"
 
 
 def shown(stop: StopStrings, pieces: list[str]) -> str:
@@ -84,6 +88,28 @@ def test_the_cut_of_the_text_does_not_matter() -> None:
 def test_end_tokens_by_id_and_text(tokenizer: Tokenizer) -> None:
     assert end_tokens(tokenizer) == {517}
     assert end_tokens(tokenizer, [3, "513", "<|start_header_id|>"]) == {517, 3, 513, 515}
+
+
+@pytest.mark.parametrize(
+    ("token", "piece"),
+    [
+        *[(".", "."), ("the", "▁the"), ("▁the", "▁the"), (" the", "▁the"), ("\n", "<0x0A>")],
+        *[(name, name) for name in ("<0x0A>", "</s>", "<unk>", "<pad>")],
+    ],
+)
+def test_end_tokens_of_sentencepiece_by_their_names(tmp_path: Path, token: str, piece: str) -> None:
+    """As in mlx-lm, which takes a token by the name that the vocabulary has for it."""
+    shutil.copytree(SPM, tmp_path / "copy")
+    (tmp_path / "copy" / "added_tokens.json").write_text('{"<pad>": 640}')
+    tokenizer = Tokenizer.from_folder(tmp_path / "copy")
+    [number] = end_tokens(tokenizer, [token]) - {2} or {2}
+    assert tokenizer.piece(number) == piece
+
+
+def test_end_tokens_of_byte_level_vocabularies(tokenizer: Tokenizer) -> None:
+    for token, piece in (("\n", "Ċ"), ("Ċ", "Ċ"), (" the", "Ġthe"), ("Ġthe", "Ġthe"), (".", ".")):
+        [number] = end_tokens(tokenizer, [token]) - {517}
+        assert tokenizer.piece(number) == piece
 
 
 def test_end_token_must_be_one_token(tokenizer: Tokenizer) -> None:

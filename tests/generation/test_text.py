@@ -1,11 +1,13 @@
 """Text from a prompt: streams, ends and statistics."""
 
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from mlx_mmfree.generation import (
+    batch_generate,
     generate,
     generate_tokens,
     make_processors,
@@ -14,11 +16,12 @@ from mlx_mmfree.generation import (
     stream_generate,
 )
 from mlx_mmfree.generation.completion import Completion
-from mlx_mmfree.hub import Tokenizer
+from mlx_mmfree.hub import Tokenizer, load_tokenizer
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, hgrn_bit
 
 PROMPT = "Once upon a time"
+GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 
 
 def expected_tokens(model: Decoder, tokenizer: Tokenizer, count: int) -> list[int]:
@@ -31,6 +34,56 @@ def test_stream_joins_to_the_decoded_tokens(model: Decoder, tokenizer: Tokenizer
     assert tokens == expected_tokens(model, tokenizer, 60)
     assert "".join(response.text for response in responses) == tokenizer.decode(tokens)
     assert generate(model, tokenizer, PROMPT, max_tokens=60) == tokenizer.decode(tokens)
+
+
+@pytest.fixture(scope="module")
+def spaced() -> tuple[Decoder, Tokenizer, int]:
+    """A model with a SentencePiece vocabulary, and the token of " the"."""
+    tokenizer = load_tokenizer(GOLDENS / "tokenizer_spm")
+    mx.random.seed(5)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48}
+    model = hgrn_bit.build(hgrn_bit.Config(vocab_size=tokenizer.vocab_size, **sizes))
+    the = next(n for n in range(640) if tokenizer.piece(n) == "\N{LOWER ONE EIGHTH BLOCK}the")
+    return pack_linears(model), tokenizer, the
+
+
+class Always:
+    """Chooses one token."""
+
+    def __init__(self, token: int):
+        self.token = token
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        return mx.full(logits.shape[:1], self.token, mx.uint32)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "text"),
+    [
+        ("hi", {}, " the the the"),
+        ([1, 540], {}, " the the the"),
+        # llama2.c: nothing but the beginning stands before the text
+        ([1], {}, "the the the"),
+        ("hi", {"is_answer": True}, "the the the"),
+        ("hi", {"stop": ["e t"]}, " th"),
+        ("hi", {"stop": [" the"]}, ""),
+        ("hi", {"stop": [" the the"]}, ""),
+    ],
+)
+def test_the_first_space_of_a_continuation(
+    spaced: tuple[Decoder, Tokenizer, int], prompt: Any, options: dict[str, Any], text: str
+) -> None:
+    """The prompt and the text are one text; a space of its own is not lost."""
+    model, tokenizer, the = spaced
+    options = {"max_tokens": 3, "sampler": Always(the), **options}
+    assert generate(model, tokenizer, prompt, **options) == text
+    responses = stream_generate(model, tokenizer, prompt, draft_model=model, **options)
+    assert "".join(response.text for response in responses) == text
+    assert batch_generate(model, tokenizer, [prompt, "a b c"], **options).texts[0] == text
+    if not options.get("stop") and not options.get("is_answer"):
+        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        whole = tokenizer.decode([*ids, the, the, the], skip_special_tokens=True)
+        assert whole == tokenizer.decode(ids, skip_special_tokens=True) + text
 
 
 def test_statistics(model: Decoder, tokenizer: Tokenizer) -> None:
@@ -71,7 +124,7 @@ class Letters:
         self.vocab_size = len(pieces)
         self.eos_token_ids = {0}
 
-    def detokenizer(self) -> Any:
+    def detokenizer(self, after: Any = ()) -> Any:
         return self
 
     def add(self, token: int) -> str:

@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 
 from mlx_mmfree import generate, make_processors
+from mlx_mmfree.generation.scheduling import Event, Request, TokenLogprobs
 from mlx_mmfree.hub import Tokenizer
-from mlx_mmfree.models import Decoder
+from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.models import Decoder, hgrn_bit
+from mlx_mmfree.server.answers.completion import CompletionAnswer
 from mlx_mmfree.server.answers.logprobs import ShownTokens
 from mlx_mmfree.server.logit_bias import LogitBias
-from tests.server.conftest import stream
+from mlx_mmfree.server.served import ServedModel
+from tests.server.conftest import GOLDENS, stream
 
 pytestmark = pytest.mark.serve
 
@@ -126,6 +130,34 @@ def test_log_probabilities_are_those_of_the_model(
     pieces = [chunk["choices"][0]["logprobs"] for chunk in streamed]
     assert [token for piece in pieces if piece for token in piece["tokens"]] == shown["tokens"]
     assert complete(client, logprobs=0)["choices"][0]["logprobs"]["top_logprobs"][0] == {}
+
+
+def test_offsets_point_into_the_text(start: Callable[..., Any]) -> None:
+    """With SentencePiece, whose first space belongs to the text, and characters of several tokens."""
+    tokenizer = Tokenizer.from_folder(GOLDENS / "tokenizer_spm")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48}
+    model = pack_linears(hgrn_bit.build(hgrn_bit.Config(vocab_size=tokenizer.vocab_size, **sizes)))
+    ids = {tokenizer.piece(n): str(n) for n in range(tokenizer.vocab_size)}
+    with start(ServedModel("spm", model, tokenizer)) as client:
+        the = {"model": "spm", "prompt": "hi", "logprobs": 1, "logit_bias": {ids["▁the"]: 100}}
+        (choice,) = complete(client, **the, max_tokens=3)["choices"]
+        assert choice["text"] == " the the the"
+        assert choice["logprobs"]["tokens"] == [" the"] * 3
+        assert choice["logprobs"]["text_offset"] == [0, 4, 8]
+        (choice,) = complete(client, **the | {"prompt": [1]}, max_tokens=2)["choices"]
+        assert choice["text"] == "the the"
+        assert choice["logprobs"]["tokens"] == ["the", " the"]
+        assert choice["logprobs"]["text_offset"] == [0, 3]
+        assert complete(client, **the, stop=[" the"])["choices"][0]["text"] == ""
+        streamed = stream(client, **the, max_tokens=3)
+        assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == " the the the"
+    # three bytes are one character
+    shown = ShownTokens(tokenizer, end=())
+    answer = CompletionAnswer("spm", [Request(tokenizer.encode("hi"))], 1, shown)
+    pieces = ["<0xE6>", "<0x9D>", "<0xB1>", "▁the"]
+    for token in (int(ids[piece]) for piece in pieces):
+        answer.add([(0, Event(0, "", token, TokenLogprobs(token, 0.0), None, 2, 0))])
+    assert answer.whole()["choices"][0]["logprobs"]["text_offset"] == [0, 0, 0, 1]
 
 
 def test_the_end_of_a_text_is_no_shown_token(client: Any) -> None:

@@ -66,6 +66,9 @@ class PromptWriter:
         ignore_chat_template: Whether to read the bare prompt even if there is a chat template.
         variables: Further variables of the chat template.
 
+    Attributes:
+        uses_template: Whether prompts become messages, which the model answers.
+
     Raises:
         UsageError: There is a system prompt but no chat template is used.
     """
@@ -80,8 +83,8 @@ class PromptWriter:
         variables: Mapping[str, Any] | None = None,
     ):
         self._tokenizer = tokenizer
-        self._uses_template = tokenizer.has_chat_template and not ignore_chat_template
-        if system_prompt is not None and not self._uses_template:
+        self.uses_template: bool = tokenizer.has_chat_template and not ignore_chat_template
+        if system_prompt is not None and not self.uses_template:
             raise UsageError(
                 "[prompt] 'system_prompt' must be left out where no chat template is used. Write "
                 "the instruction into the prompt."
@@ -92,33 +95,40 @@ class PromptWriter:
 
     def __call__(self, prompt: str) -> str | Sequence[int]:
         """The text or the token ids to give to `generate`."""
-        if not prompt or not self._uses_template:
+        if not prompt or not self.uses_template:
             return prompt and prompt + self._prefill
-        messages = [*self._before, _message("user", prompt)]
+        messages = self._messages(prompt)
         ids: list[int] = self._tokenizer.apply_chat_template(messages, **self._variables)
-        return [*ids, *self._plain(self._prefill)]
+        return [*ids, *self._tokenizer.encode_continuation(self._prefill)]
 
     def opening(self, prompt: str) -> list[int]:
         """The token ids of a prompt that will be followed by more text of the same message."""
-        from ...generation.prompt_ids import encode_once_begun
-
-        if not self._uses_template:
+        if not self.uses_template:
             ids: list[int] = self._tokenizer.encode_parts([prompt, ""])[0]
             return ids
         before, _ = self._around_message()
-        begun = encode_once_begun(self._tokenizer, before, parse_special=True)
-        return [*begun, *self._plain(prompt)]
+        encode = self._tokenizer.encode
+        begun: list[int] = encode(before, add_special_tokens=False, parse_special=True)
+        first = self._tokenizer.apply_chat_template(self._messages(_MARK), **self._variables)[:1]
+        if first == [self._tokenizer.bos_token_id] != begun[:1]:
+            begun = [*first, *begun]
+        return [*begun, *self._tokenizer.encode_continuation(prompt)]
 
     def continuation(self, prompt: str) -> list[int]:
         """The token ids from the end of `opening` up to the beginning of the answer."""
-        if not self._uses_template:
-            return self._plain(prompt + self._prefill)
+        encode = self._tokenizer.encode_continuation
+        if not self.uses_template:
+            ids: list[int] = encode(prompt + self._prefill)
+            return ids
         _, after = self._around_message()
-        return [*self._plain(prompt), *self._parsed(after), *self._plain(self._prefill)]
+        return [*encode(prompt), *encode(after, parse_special=True), *encode(self._prefill)]
+
+    def _messages(self, prompt: str) -> list[dict[str, str]]:
+        return [*self._before, _message("user", prompt)]
 
     def _around_message(self) -> tuple[str, str]:
         """The texts that the chat template writes before and after the prompt."""
-        messages = [*self._before, _message("user", _MARK)]
+        messages = self._messages(_MARK)
         text = self._tokenizer.apply_chat_template(messages, tokenize=False, **self._variables)
         parts = text.split(_MARK)
         if len(parts) != 2:
@@ -128,14 +138,6 @@ class PromptWriter:
                 "--ignore-chat-template."
             )
         return parts[0], parts[1]
-
-    def _plain(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, parse_special=False)
-        return ids
-
-    def _parsed(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, parse_special=True)
-        return ids
 
 
 def _message(role: str, content: str) -> dict[str, str]:

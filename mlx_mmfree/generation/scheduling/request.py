@@ -28,6 +28,7 @@ class Request:
             step; 0: only the chosen one; `None`: none.
         marks: Numbers of tokens of the prompt after which the state is kept too, such as at the ends
             of messages. Prompts that are alike up to a mark are read once up to there.
+        is_answer: Whether the text is a text of its own, and does not go on from the prompt's last word.
 
     Example:
         >>> request = Request([1, 2, 3], max_tokens=20, seed=7)
@@ -44,6 +45,7 @@ class Request:
     seed: int | None = None
     top_logprobs: int | None = None
     marks: Sequence[int] = ()
+    is_answer: bool = False
 
     def check(self, vocab_size: int, max_length: int | None) -> None:
         """Refuses what a model cannot do.

@@ -30,7 +30,10 @@ class Row:
         self.number = number
         self.request = request
         self.tokens = [int(token) for token in request.tokens]
-        self.completion = Completion(tokenizer, request.stop, request.end, request.max_tokens)
+        after = () if request.is_answer else self.tokens
+        self.completion = Completion(
+            tokenizer, request.stop, request.end, request.max_tokens, after
+        )
         self.key = _key(request.seed)
         self.seen: list[Any] = []
         self.beginning: Beginning | None = None

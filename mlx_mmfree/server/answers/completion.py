@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...generation.scheduling import Event
+from ...generation.scheduling import Event, Request
 from .answer import Answer, Choice
 from .logprobs import ShownTokens
 
 
 @dataclass
 class _Text:
+    detokenizer: Any = None
     parts: list[str] = field(default_factory=list)
     size: int = 0
     tokens: dict[str, list[Any]] = field(
@@ -29,16 +30,22 @@ class CompletionAnswer(Answer):
 
     Args:
         model: The name of the model.
-        texts: How many texts were asked for.
+        texts: The texts that were asked for.
         texts_a_prompt: How many of them each prompt gets.
         shown: Writes tokens with their probabilities; `None` shows none.
     """
 
-    def __init__(self, model: str, texts: int, texts_a_prompt: int, shown: ShownTokens | None):
+    def __init__(
+        self,
+        model: str,
+        texts: Sequence[Request],
+        texts_a_prompt: int,
+        shown: ShownTokens | None,
+    ):
         kind = "text_completion"
-        super().__init__("cmpl", kind, kind, model, texts, texts_a_prompt)
+        super().__init__("cmpl", kind, kind, model, len(texts), texts_a_prompt)
         self._shown = shown
-        self._all = [_Text() for _ in range(texts)]
+        self._all = [_Text(shown and shown.detokenizer(text.tokens)) for text in texts]
 
     def _piece(self, index: int, events: Sequence[Event]) -> Choice | None:
         text = self._all[index]
@@ -57,6 +64,10 @@ class CompletionAnswer(Answer):
         added: dict[str, list[Any]] = {name: [] for name in text.tokens}
         for token, likely in self._shown.steps(events):
             name = self._shown.text(token)
+            characters = text.detokenizer.add(token) if name else ""
+            if not text.size and name == f" {characters}":
+                # the space before a text that begins anew is not shown
+                name = characters
             added["tokens"].append(name)
             added["token_logprobs"].append(self._shown.number(likely.logprob))
             added["top_logprobs"].append(
@@ -66,7 +77,7 @@ class CompletionAnswer(Answer):
                 }
             )
             added["text_offset"].append(text.size)
-            text.size += len(name)
+            text.size += len(characters)
         for name, values in added.items():
             text.tokens[name] += values
         return added if added["tokens"] else {}

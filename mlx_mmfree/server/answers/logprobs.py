@@ -25,6 +25,10 @@ class ShownTokens:
         self._tokenizer = tokenizer
         self._end = end
 
+    def detokenizer(self, after: Collection[int]) -> Any:
+        """Gives the characters that each token adds to a text after some tokens."""
+        return self._tokenizer.detokenizer(after=after)
+
     def text(self, token: int) -> str:
         """The text of a token; bytes that are no character alone are replaced."""
         return self._bytes(token).decode("utf-8", "replace")

@@ -45,6 +45,7 @@ def chat_completions(service: Service) -> Endpoint:
             max_tokens=max_tokens,
             top_logprobs=top,
             stop=_after_one_call(body, form),
+            is_answer=True,
         )
         answer = ChatAnswer(served.name, len(texts), make_reader, shown)
         return served, texts, answer, stream_options(body), _source(body, form)

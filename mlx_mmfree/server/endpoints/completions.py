@@ -52,7 +52,7 @@ def completions(service: Service) -> Endpoint:
             shown = ShownTokens(
                 served.tokenizer, end_tokens(served.tokenizer, service.settings.extra_end)
             )
-        answer = CompletionAnswer(served.name, len(texts), body.n, shown)
+        answer = CompletionAnswer(served.name, texts, body.n, shown)
         return served, texts, answer, stream_options(body)
 
     async def endpoint(request: Request) -> Response:

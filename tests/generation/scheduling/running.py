@@ -33,7 +33,7 @@ class Characters:
     def __init__(self, vocab_size: int):
         self.vocab_size = vocab_size
 
-    def detokenizer(self) -> "Characters":
+    def detokenizer(self, after: object = ()) -> "Characters":
         return self
 
     def add(self, token: int) -> str:

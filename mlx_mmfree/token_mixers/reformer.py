@@ -78,7 +78,10 @@ class Reformer(KeyValueMixer):
         dims: Model dims `D`.
         chunk_size: Tokens of a chunk.
         num_rounds: Rounds of hashing.
-        num_buckets: An even number of buckets, or even factors of it. Default: about two for a chunk.
+        num_buckets: An even number of buckets, or even factors of it. Default: about two for each chunk
+            of `usual_length` tokens. It does not follow from the texts of a call, so that a text is
+            hashed alike alone and in a longer batch.
+        usual_length: Tokens of a usual text; longer ones are read too. Models give their longest.
         convention: `"trax"`, `"transformers"` or `"reformer_pytorch"`, as told above.
         num_heads: Heads `H`.
         head_dim: Dims `K` of a head. Default: `dims / num_heads`.
@@ -119,6 +122,7 @@ class Reformer(KeyValueMixer):
         chunk_size: int = 64,
         num_rounds: int = 4,
         num_buckets: int | Sequence[int] | None = None,
+        usual_length: int = 4096,
         convention: Convention = "trax",
         num_heads: int = 8,
         head_dim: int | None = None,
@@ -127,7 +131,9 @@ class Reformer(KeyValueMixer):
         is_causal: bool = True,
     ):
         super().__init__()
-        check_sizes("Reformer", chunk_size=chunk_size, num_rounds=num_rounds)
+        check_sizes(
+            "Reformer", chunk_size=chunk_size, num_rounds=num_rounds, usual_length=usual_length
+        )
         if convention not in _CONVENTIONS:
             raise ValueError(
                 f"[Reformer] 'convention' must be one of {', '.join(map(repr, _CONVENTIONS))} but got "
@@ -138,7 +144,7 @@ class Reformer(KeyValueMixer):
         self._is_causal = is_causal
         self._seed = seed
         self._num_rounds = num_rounds
-        self._factors = _factors(num_buckets)
+        self._factors = _checked(num_buckets) or factors_of(usual_length, chunk_size)
         scores = _CONVENTIONS[convention]
         self._norm_eps = scores.norm_eps
         scale = head_dim**-0.5 if scores.has_root else 1.0
@@ -227,16 +233,15 @@ class Reformer(KeyValueMixer):
         return queries * (mx.rsqrt(squares + self._norm_eps) * self.head_dim**-0.5)
 
     def _hashed(self, queries: mx.array, rotations: mx.array | None) -> mx.array:
-        factors = self._factors or factors_of(queries.shape[2], self._rules.chunk)
         if rotations is None:
             sizes = (self._drawn_heads, self.head_dim, self._num_rounds)
-            rotations = draw_rotations(*sizes, factors, self._seed)
+            rotations = draw_rotations(*sizes, self._factors, self._seed)
         if rotations.shape[0] > 1:
             rotations = rotations[self._own_heads]
-        return hash_buckets(queries, rotations, factors)
+        return hash_buckets(queries, rotations, self._factors)
 
 
-def _factors(num_buckets: int | Sequence[int] | None) -> tuple[int, ...] | None:
+def _checked(num_buckets: int | Sequence[int] | None) -> tuple[int, ...] | None:
     if num_buckets is None:
         return None
     factors = (num_buckets,) if isinstance(num_buckets, int) else tuple(num_buckets)

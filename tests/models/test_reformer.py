@@ -87,6 +87,39 @@ def test_config_survives_a_round_trip(keys: dict[str, Any]) -> None:
     assert ARCHITECTURE.config.from_hub(config.to_hub()) == config
 
 
+@pytest.mark.parametrize(
+    ("shape", "chunk", "rows", "want"),
+    [
+        ([64, 64], 64, 4096, (128,)),
+        ([16, 32], 8, 4096, (8, 16)),
+        ([32, 32], 4, 1024, (16, 32)),
+        (None, 8, 200, (4, 8)),
+        ([64, 128], 16, 8192, (32, 32)),
+        ([16, 6], 16, 96, (8,)),
+    ],
+)
+def test_buckets_follow_from_the_longest_text(
+    shape: list[int] | None, chunk: int, rows: int, want: tuple[int, ...]
+) -> None:
+    """Those that transformers 5.24.0 sets when its first text is as long."""
+    keys: dict[str, Any] = {"num_buckets": None, "lsh_attn_chunk_length": chunk}
+    keys |= {"axial_pos_shape": shape} if shape else {"axial_pos_embds": False}
+    config = config_of(**keys, max_position_embeddings=rows)
+    assert config.num_buckets == want
+    assert ARCHITECTURE.config.from_hub(config.to_hub()) == config
+
+
+def test_a_text_is_read_alike_alone_and_in_a_longer_batch() -> None:
+    model = build(num_buckets=None)
+    tokens = mx.random.randint(0, 60, (2, 40), key=mx.random.key(4))
+    padded = mx.pad(tokens[:1, :18], [(0, 0), (0, 22)])
+    valid = mx.arange(40)[None] < mx.array([[18], [40]])
+    batch = mx.concatenate([padded, tokens[1:]])
+    want = model(tokens[:1, :18])[0]
+    got = model(batch, valid=valid)[0][:1, :18]
+    assert relative_error(got, want) <= TOLERANCE[mx.float32]
+
+
 def test_published_positions_reach_far() -> None:
     model = ARCHITECTURE.build(ARCHITECTURE.config.from_hub(CRIME))
     code = model.positions.code(mx.array([0, 1023, 1024, 524_287, 524_288]))
@@ -157,7 +190,6 @@ def _streams(model: Decoder, x: mx.array) -> mx.array:
         {"local_num_chunks_after": 1},
         {"lsh_num_chunks_before": 2},
         {"lsh_attn_chunk_length": 6},
-        {"num_buckets": None},
     ],
     ids=str,
 )

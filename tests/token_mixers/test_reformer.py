@@ -3,10 +3,12 @@
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 
 from mlx_mmfree.layers.mixing.hashed_attention import factors_of, hash_buckets
+from mlx_mmfree.models.parts.mixer_choice import MixerChoice
 from mlx_mmfree.token_mixers import Reformer
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -76,10 +78,12 @@ def test_later_tokens_are_not_weighed(x: mx.array) -> None:
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("before", [0, 1, 2])
-def test_padding_does_not_move_chunks(x: mx.array, is_causal: bool, before: int) -> None:
-    # as many places as whole chunks, so that there are as many buckets
-    mixer = Reformer(16, num_buckets=8, is_causal=is_causal, **SMALL)
-    padded = mx.pad(x, [(0, 0), (before, 5), (0, 0)], constant_values=9.0)
+@pytest.mark.parametrize("behind", [5, 100])
+def test_padding_moves_neither_chunks_nor_buckets(
+    x: mx.array, is_causal: bool, before: int, behind: int
+) -> None:
+    mixer = Reformer(16, is_causal=is_causal, **SMALL)
+    padded = mx.pad(x, [(0, 0), (before, behind), (0, 0)], constant_values=9.0)
     place = mx.arange(padded.shape[1])
     valid = mx.broadcast_to((place >= before) & (place < before + 30), padded.shape[:2])
     y, state = mixer(padded, None, valid)
@@ -88,6 +92,16 @@ def test_padding_does_not_move_chunks(x: mx.array, is_causal: bool, before: int)
         step = x[:, :1] + 1
         want = mixer(step, mixer(x)[1])[0]
         assert relative_error(mixer(step, state)[0], want) <= TOLERANCE[mx.float32]
+
+
+def test_buckets_follow_from_the_longest_text_of_a_model() -> None:
+    """Two for each of 16 chunks, however long the text is."""
+    choice = MixerChoice("reformer", {"chunk_size": 4, "num_heads": 2})
+    mixer = choice.token_mixer(16, linear=nn.Linear, is_causal=True, max_length=64)
+    assert isinstance(mixer, Reformer)
+    x = mx.random.normal((1, 2000, 16), key=mx.random.key(2))
+    assert mixer.buckets(x).max().item() == 31
+    assert mx.array_equal(mixer.buckets(x[:, :9]), mixer.buckets(x)[..., :9])
 
 
 def test_factors_are_digits() -> None:

@@ -18,7 +18,7 @@ from .mixers import find_channel_mixer, find_token_mixer
 _MOST = 2**20
 """No option of a real model is a larger number, and sizes follow from options."""
 
-_OF_THE_MODEL = ("dims", "linear", "is_causal", "max_length", "rope")
+_OF_THE_MODEL = ("dims", "linear", "is_causal", "max_length", "usual_length", "rope")
 """Arguments that the model decides for all its mixers, besides those that it gives some."""
 
 Made = TypeVar("Made")
@@ -134,7 +134,11 @@ class MixerChoice:
                 "mixers lists those that can."
             )
         known = inspect.signature(mixer.__init__).parameters
-        arguments: dict[str, Any] = {"linear": linear, "max_length": max_length}
+        arguments: dict[str, Any] = {
+            "linear": linear,
+            "max_length": max_length,
+            "usual_length": max_length,
+        }
         if mixer.causal and mixer.bidirectional:
             arguments["is_causal"] = is_causal
         if positions is not None:

@@ -1,5 +1,6 @@
 """The configuration of a Reformer, as Transformers writes it."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -35,7 +36,9 @@ class ReformerConfig:
         local_attn_chunk_length: Tokens of a block of local attention.
         lsh_attn_chunk_length: Tokens of a chunk of hashed attention.
         num_hashes: Rounds of hashing.
-        num_buckets: Factors of the number of buckets; none if no layer hashes.
+        num_buckets: Factors of the number of buckets; none if no layer hashes. Where the file has none,
+            Transformers takes what follows from the first text of a process; here it follows from the
+            longest text, as there in training, whose texts fill `axial_pos_shape`.
         hash_seed: Seed of the directions in each layer; `None`: every layer has its own.
         layer_norm_eps: Epsilon of the norms.
         initializer_range: Standard deviation of freshly made weights.
@@ -161,10 +164,7 @@ def _buckets(config: Mapping[str, Any]) -> tuple[int, ...]:
         return ()
     value = config.get("num_buckets")
     if value is None:
-        raise UnsupportedModelError(
-            "[config.json] 'num_buckets' must be given but is null. Transformers then takes a number "
-            "that follows from the first long text, and writes it here."
-        )
+        return _buckets_of_longest(config)
     factors = value if isinstance(value, list) else [value]
     found = tuple(integer({"num_buckets": each}, "num_buckets") for each in factors)
     if not 0 < len(found) <= 8 or any(each % 2 for each in found):
@@ -173,3 +173,17 @@ def _buckets(config: Mapping[str, Any]) -> tuple[int, ...]:
             f"{value!r:.100}."
         )
     return found
+
+
+def _buckets_of_longest(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The factors that Transformers sets when the first text is the longest that has positions."""
+    chunk = integer(config, "lsh_attn_chunk_length", 64)
+    rows = longest = integer(config, "max_position_embeddings", 4096, high=2**24)
+    if boolean(config, "axial_pos_embds", True):
+        lines, columns = _pair(config, "axial_pos_shape", (64, 64))
+        longest = lines * columns
+    # texts of less than a chunk are not hashed there
+    power = max(1, (2 * (longest // chunk)).bit_length() - 1)
+    if 2**power <= 2 * max(math.isqrt(rows // chunk), chunk):
+        return (2**power,)
+    return 2 ** (power // 2), 2 ** (power - power // 2)

@@ -26,12 +26,7 @@ def try_lock(folder: Path) -> int | None:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return UNKNOWN
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        return None if isinstance(error, BlockingIOError) else UNKNOWN
-    return handle
+    return _locked(handle)
 
 
 def try_lock_file(file: Path) -> int | None:
@@ -45,17 +40,24 @@ def try_lock_file(file: Path) -> int | None:
     """
     while True:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        handle = os.open(file, flags, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(handle)
-            return None if isinstance(error, BlockingIOError) else UNKNOWN
+        handle = _locked(os.open(file, flags, 0o600))
+        if handle is None or handle == UNKNOWN:
+            return handle
         with suppress(FileNotFoundError):
             # a holder that ended in between has removed the file, and another may be there
             if os.path.samestat(os.fstat(handle), os.stat(file, follow_symlinks=False)):
                 return handle
         os.close(handle)
+
+
+def _locked(handle: int) -> int | None:
+    """The handle, if its lock could be taken; it is closed otherwise. As for `try_lock`."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        return None if isinstance(error, BlockingIOError) else UNKNOWN
+    return handle
 
 
 @contextmanager

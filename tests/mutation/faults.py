@@ -34,8 +34,8 @@ FAULTS = {
     ),
     "chat: a hidden special token stays hidden": Fault(
         "tokenizer/chat/rendered_chat.py",
-        "text = self._shield.restore(part)",
-        "text = part",
+        "part if isinstance(part, int) else self._shield.restore(part)",
+        "part",
         ("tokenizer/test_rendered_chat.py", "tokenizer/test_chat_template.py"),
     ),
     "chat: templates reach every attribute of dictionaries": Fault(

@@ -1,8 +1,10 @@
 """Vocabularies in SentencePiece's `tokenizer.model` format."""
 
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
@@ -20,6 +22,8 @@ _ERRORS = 2
 _VARINT, _SIZED, _FIXED_BYTES = 0, 2, {1: 8, 5: 4}
 # the last character for private use
 _RARE = "\U0010fffd"
+# the end of a piece: its score (2), and the type (3) of user-defined ones
+_USER_DEFINED = re.compile(rb"\x15.{4}\x18\x04", re.DOTALL)
 # a protobuf message behind another one overrides its fields, here add_dummy_prefix (3) in
 # normalizer_spec (3)
 _NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
@@ -29,8 +33,9 @@ class SentencePieceVocabulary:
     """The vocabulary of one `tokenizer.model`.
 
     Control symbols, the unknown token and the tokens that other files add are special. Where a text
-    spells one, it becomes that token only if the caller says so. The user-defined tokens of a GGUF file
-    are found in every text, as in llama.cpp.
+    spells one, it becomes that token only if the caller says so. User-defined tokens are found in every
+    text before the package sees it, as in transformers and llama.cpp, but for those that spell spaces as
+    pieces do.
 
     Args:
         file: The file.
@@ -59,6 +64,8 @@ class SentencePieceVocabulary:
             special = [token for token in settings.tokens if token.special]
             always = [token for token in settings.tokens if not token.special]
         else:
+            with clean_errors(f"'{file}' is damaged: its pieces cannot be read"):
+                always = user_defined_tokens(self._model)
             special = [
                 listed.get(number, SpecialToken(self._processor.id_to_piece(number), number))
                 for number in range(self._size)
@@ -159,8 +166,22 @@ def _has_character_map(model: bytes) -> bool:
     )
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields the texts and messages within a protobuf message, each with the number of its field."""
+def user_defined_tokens(model: bytes) -> list[SpecialToken]:
+    """The user-defined tokens in the content of a file, but those that spell a space as pieces do."""
+    if _USER_DEFINED.search(model) is None:
+        # large files take seconds to be read here
+        return []
+    pieces = (dict(_fields(piece)) for part, piece in _fields(model) if part == 1)
+    texts = (str(piece[1], "utf-8", "replace") if piece.get(3) == 4 else "" for piece in pieces)
+    return [
+        SpecialToken(text, number, special=False)
+        for number, text in enumerate(texts)
+        if text and SPACE not in text
+    ]
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yields the texts, messages and numbers within a protobuf message, with those of their fields."""
     place = 0
     while place < len(message):
         tag, place = _varint(message, place)
@@ -169,7 +190,8 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
             yield tag >> 3, message[place : place + size]
             place += size
         elif tag & 7 == _VARINT:
-            _, place = _varint(message, place)
+            value, place = _varint(message, place)
+            yield tag >> 3, value
         else:
             place += _FIXED_BYTES[tag & 7]
 

@@ -10,7 +10,7 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..files.json_file import read_json_object
 from .from_gguf import BYTE_LEVEL_PATTERNS, TEMPLATE_KEY
 from .gguf_tokens import TokenType
-from .sentencepiece_model import SPACE, load_processor
+from .sentencepiece_model import SPACE, load_processor, user_defined_tokens
 from .special_tokens import ENDS_OF_TURN
 from .tokenizer import Tokenizer
 from .tokenizer_files import MAX_VOCABULARY_BYTES, read_limited
@@ -74,7 +74,8 @@ def compare_tokenizers(source: Path, target: Path) -> None:
 
 
 def _sentencepiece(file: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    processor = load_processor(read_limited(file, MAX_VOCABULARY_BYTES), file)
+    model = read_limited(file, MAX_VOCABULARY_BYTES)
+    processor = load_processor(model, file)
     numbers = range(processor.get_piece_size())
     kinds = [
         (TokenType.UNKNOWN, processor.is_unknown),
@@ -83,6 +84,8 @@ def _sentencepiece(file: Path, tokenizer: Tokenizer) -> dict[str, Any]:
         (TokenType.UNUSED, processor.is_unused),
     ]
     types = [next((kind for kind, holds in kinds if holds(n)), TokenType.NORMAL) for n in numbers]
+    for token in user_defined_tokens(model):
+        types[token.id] = TokenType.USER_DEFINED
     starts = list(map(tokenizer.piece, tokenizer.encode("a", add_special_tokens=False)[:1]))
     return {
         "model": "llama",

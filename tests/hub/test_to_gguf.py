@@ -249,6 +249,28 @@ def test_vocabulary(tmp_path: Path, tokenizer: str) -> None:
     assert unused == [f"[PAD{number}]" for number in range(want.vocab_size, 704)]
 
 
+def test_tokens_of_other_files_keep_their_kind(tmp_path: Path) -> None:
+    """As llama.cpp's converter types them."""
+    folder = source(tmp_path / "s", tokenizer="tokenizer_spm", vocab_size=704)
+    piece = b"\x0a\x05<x y>\x15\0\0\x7a\xc4\x18\x04"
+    with (folder / "tokenizer.model").open("ab") as file:
+        file.write(b"\x0a" + bytes([len(piece)]) + piece)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    for number, text, special in ((641, "<tool>", True), (642, "</line>", False)):
+        config["added_tokens_decoder"][str(number)] = {"content": text, "special": special}
+    config |= {"add_prefix_space": False, "add_eos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    convert(open_checkpoint(folder), tmp_path / "m", to="gguf")
+    reader = GGUFReader(next((tmp_path / "m").glob("*.gguf")))
+    kinds = field(reader, "tokenizer.ggml.token_type")
+    assert [kinds[n] for n in (0, 1, 640, 641, 642, 643)] == [2, 3, 4, 3, 4, 5]
+    assert field(reader, "tokenizer.ggml.add_space_prefix") is False
+    assert field(reader, "tokenizer.ggml.add_eos_token") is True
+    tokenizer = load_tokenizer(tmp_path / "m")
+    assert tokenizer.encode("a<x y>b")[2] == 640
+    assert tokenizer.encode("a") == load_tokenizer(folder).encode("a")
+
+
 def test_named_chat_templates_go_both_ways(tmp_path: Path) -> None:
     """With the keys of the package gguf, which llama.cpp reads."""
     folder = source(tmp_path / "s")

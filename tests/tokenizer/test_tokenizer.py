@@ -174,6 +174,42 @@ def test_spaces_before_texts_and_after_special_tokens(tmp_path: Path, name: str)
     assert tokenizer.decode([the]) == (" the" if name == "never" else "the")
 
 
+# transformers 5.24.0 gives these pieces: it finds user-defined ones before it splits a text
+USER_DEFINED = {
+    False: {
+        "a<x y>b": "▁a <x y> b",
+        "a<x y> b": "▁a <x y> ▁b",
+        "<x y>b": "<x y> b",
+        "a<tool>b": "▁a <tool> b",
+        f"a{' ' * 12}b": f"▁a {'▁' * 12} b",
+    },
+    True: {
+        "a<x y>b": "▁a <x y> ▁b",
+        "a<x y> b": "▁a <x y> ▁b",
+        "<x y>b": "<x y> ▁b",
+        "a<tool>b": "▁a <tool> ▁b",
+        f"a{' ' * 12}b": f"▁a {'▁' * 12} b",
+    },
+}
+
+
+@pytest.mark.parametrize("legacy", USER_DEFINED)
+def test_user_defined_pieces(tmp_path: Path, legacy: bool) -> None:
+    folder = copy(SPM, tmp_path / "copy", legacy=legacy)
+    with (folder / "tokenizer.model").open("ab") as file:
+        for text in ("<x y>", "<tool>", BLANK * 12):
+            piece = (
+                b"\x0a" + bytes([len(text.encode())]) + text.encode() + b"\x15\0\0\x7a\xc4\x18\x04"
+            )
+            file.write(b"\x0a" + bytes([len(piece)]) + piece)
+    tokenizer = Tokenizer.from_folder(folder)
+    for text, want in USER_DEFINED[legacy].items():
+        for parse in (True, False):
+            ids = tokenizer.encode(text, False, parse_special=parse)
+            assert " ".join(map(tokenizer.piece, ids)) == want, text
+        assert legacy or tokenizer.decode(ids) == text
+
+
 def test_a_text_in_parts_has_spaces_as_one(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(copy(SPM, tmp_path / "copy", legacy=True))
     for parts in (["a</s>", "b c"], ["</s>", "b</s>", "c"], ["a", " b</s>c"]):

@@ -166,7 +166,7 @@ def train(run: Run, plan: Plan, folder: Path) -> Figures:
     if row.part == "sinks" and figures["value"] is not None:
         figures["long"] = {}
         for name, mixer in SINK_FORMS[row.model][1].items():
-            reader = metaformer(mixer, task, run.seed)
+            reader = metaformer(mixer, task, run.seed, max_position_embeddings=plan.long_text)
             reader.update(model.parameters())
             figures["long"][name] = bits_per_character(
                 reader, task.length, plan.stories, carries_state=True, most=plan.long_text

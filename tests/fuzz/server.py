@@ -79,7 +79,8 @@ def _import_library() -> None:
     """
     sys.modules["torch"] = None  # type: ignore[assignment]
     for module in pkgutil.walk_packages(mlx_mmfree.__path__, "mlx_mmfree."):
-        if module.name.endswith("__main__"):
+        # pyarrow starts threads, and reads files in a process of its own
+        if module.name.endswith(("__main__", ".parquet_server")):
             continue
         try:
             importlib.import_module(module.name)

@@ -26,6 +26,7 @@ SMALL: dict[str, Any] = {
     "num_hidden_layers": 2,
     "intermediate_size": 48,
     "num_attention_heads": 4,
+    "num_key_value_heads": 4,
 }
 # what a chat has compiled while weights load: a second's work, at about 70 ms a text
 TEXTS = {"hgrn_bit": 14, "bitnet": 8}

@@ -20,6 +20,7 @@ SMALL: dict[str, Any] = {
     "num_hidden_layers": 2,
     "intermediate_size": 48,
     "num_attention_heads": 4,
+    "num_key_value_heads": 4,
 }
 # of a block
 LAUNCHES = {

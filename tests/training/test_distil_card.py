@@ -73,7 +73,8 @@ def test_it_names_teacher_data_stages_and_figures(published_teacher: Path) -> No
         assert str(path.parent) not in body
         assert (path / name / "LICENSE").read_text() == "The terms of the teacher."
         plan = plan_upload(path / name, "me/student")
-        assert plan.card is None and {"README.md", "LICENSE"} <= set(plan.files)
+        assert plan.card is not None and "me/student" in plan.card
+        assert {"README.md", "LICENSE"} <= set(plan.files)
     convert(open_checkpoint(path / "model"), path / "mlx")
     assert (path / "mlx" / "hybrid.py").exists()
 

@@ -27,7 +27,7 @@ from comparisons.runs import mean_and_spread
 from mlx_mmfree.files.json_file import write_json
 from mlx_mmfree.files.replacing import new_file
 from mlx_mmfree.generation.translation import translate
-from mlx_mmfree.hub.checkpoint.opened_model import open_model
+from mlx_mmfree.hub import load
 from mlx_mmfree.platform.allocator import keep_freed_memory
 from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.corpus.mixture import Stage
@@ -167,9 +167,7 @@ def hiragana(words: list[list[str]]) -> str:
 
 def exact_matches(model: Path, pairs: list[tuple[str, str]]) -> dict[str, float]:
     """The share of the targets that are written without a mistake, by each search."""
-    opened = open_model(model)
-    tokenizer = opened.pair_tokenizer()
-    loaded: Any = opened.load()
+    loaded, tokenizer = load(model)
     sources, targets = zip(*pairs, strict=True)
     shares = {}
     for search, beams in (("greedy", 1), ("beam", 4)):

@@ -118,7 +118,7 @@ def _add_limit_flags(group: Any) -> None:
         type=size_bytes,
         default=8 * _MB,
         metavar="SIZE",
-        help="largest body of a request (8MB)",
+        help="largest body of a request; all together hold at most eight times as much (8MB)",
     )
 
 

@@ -9,7 +9,7 @@ MAX_CHOICES = 128
 BODY_SECONDS = 60.0
 """Time in which the body of a request must have come."""
 LARGE_BODY_BYTES = 65_536
-"""Bytes from which on a body is given up where all of them together take too much."""
+"""Larger bodies are worked out one after another, and given up where all together take too much."""
 HELD_BODIES = 8
 """How often the largest body may be held in memory."""
 HEAD_SECONDS = 20.0

@@ -149,6 +149,10 @@ def test_offsets_point_into_the_text(start: Callable[..., Any]) -> None:
         assert choice["logprobs"]["tokens"] == ["the", " the"]
         assert choice["logprobs"]["text_offset"] == [0, 3]
         assert complete(client, **the, stop=[" the"])["choices"][0]["text"] == ""
+        message = {"role": "user", "content": "hi"}
+        body = {"model": "spm", "messages": [message], "logit_bias": the["logit_bias"]}
+        response = client.post("/v1/chat/completions", json={**body, "max_tokens": 2})
+        assert response.json()["choices"][0]["message"]["content"] == "the the"
         streamed = stream(client, **the, max_tokens=3)
         assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == " the the the"
     # three bytes are one character

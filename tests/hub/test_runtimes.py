@@ -15,6 +15,9 @@ from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from tests.hub.checkpoints import GOLDENS, tiny_model, tiny_transformer, weight_only
 from tests.tolerances import TOLERANCE, relative_error
 
+# mlx-lm compiles its activations
+pytestmark = pytest.mark.usefixtures("unfused")
+
 TOKENS = [[1, 7, 3, 39, 0, 12, 5]]
 SIZES: dict[str, Any] = {
     "vocab_size": 520,

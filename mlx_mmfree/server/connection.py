@@ -174,6 +174,8 @@ class Connection(HttpToolsProtocol):
         self._unknown_bytes = 0
         super().on_headers_complete()
         self._is_head = self._is_new = False
+        if not self.pipeline:
+            self._answered = self.cycle
 
     def on_body(self, body: bytes) -> None:
         self._unknown_bytes = 0
@@ -185,11 +187,9 @@ class Connection(HttpToolsProtocol):
         self._has_begun = False
         self._since = self.loop.time()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answered = cycle
-        super()._start_asgi_task(cycle, app)
-
     def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answered = self.pipeline[-1][0]
         super().on_response_complete()
         self._since = self.loop.time()
 

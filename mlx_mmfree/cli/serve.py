@@ -74,7 +74,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_address_flags(group: Any) -> None:
     group.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at (%(default)s: this machine alone)"
+        "--host",
+        type=_host,
+        default="127.0.0.1",
+        help="address to listen at (%(default)s: this machine alone)",
     )
     group.add_argument(
         "--port", type=_port, default=8080, help="port; 0 takes a free one (%(default)s)"
@@ -150,6 +153,12 @@ def _add_session_flags(group: Any) -> None:
         type=Path,
         help="file from 'mmfree cache_prompt', which is known from the start",
     )
+
+
+def _host(text: str) -> str:
+    if not text.isprintable():
+        raise argparse.ArgumentTypeError(f"must be an address or a name but got {text[:20]!a}")
+    return text
 
 
 def _port(text: str) -> int:

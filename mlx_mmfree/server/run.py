@@ -59,7 +59,9 @@ def make_service(
             num_draft_tokens=settings.num_draft_tokens,
         )
 
-    models = [replace(served, tokenizer=served.tokenizer.for_threads()) for served in models]
+    # adapters have the tokenizer of their model, and so one process for it
+    tokenizers = {id(served.tokenizer): served.tokenizer.for_threads() for served in models}
+    models = [replace(served, tokenizer=tokenizers[id(served.tokenizer)]) for served in models]
     for served in models:
         # what is computed on this thread cannot be waited for on that of the models
         mx.eval(served.model.state, [] if served.draft is None else served.draft.state)

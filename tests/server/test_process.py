@@ -230,6 +230,7 @@ def test_a_port_that_is_taken(server: ServerProcess, capsys: pytest.CaptureFixtu
     ("flags", "words"),
     [
         (["--port", "70000"], "--port"),
+        (["--host", "\udcff"], "--host"),
         (["--api-key", " "], "--api-key"),
         (["--api-key", "a\nb"], "--api-key"),
         (["--adapter", "x"], "NAME=FOLDER"),

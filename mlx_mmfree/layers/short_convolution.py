@@ -68,17 +68,19 @@ class ShortConvolution(nn.Module):
         length, kernel_size = x.shape[1], self.weight.shape[-1]
         window = mx.concatenate([state, x], axis=1)
         taps = [window[:, tap : tap + length] for tap in range(kernel_size)]
-        places = context.once(
-            ("last inputs", length, kernel_size), lambda: _last_places(tokens, length, kernel_size)
-        )
+
+        def places() -> mx.array:
+            key = ("last inputs", length, kernel_size)
+            return context.once(key, lambda: _last_places(tokens, length, kernel_size))
+
         if tokens.counts is None:
             last = window[:, length:]
         else:
-            last = mx.take_along_axis(window, places, axis=1)
+            last = mx.take_along_axis(window, places(), axis=1)
         starts = tokens.starts
         if starts is not None:
             *masks, is_last = context.once(
-                ("taps", length, kernel_size), lambda: _same_sample(starts, places, kernel_size)
+                ("taps", length, kernel_size), lambda: _same_sample(starts, places(), kernel_size)
             )
             zero = mx.zeros((), x.dtype)
             taps = [mx.where(mask, seen, zero) for mask, seen in zip(masks, taps, strict=True)]

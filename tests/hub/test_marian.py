@@ -82,7 +82,7 @@ def test_searches_that_are_not_implemented_or_wrong_are_refused_by_name(
 def test_a_config_keeps_what_nothing_reads(tmp_path: Path) -> None:
     """Keys that the configurations of Helsinki-NLP/opus-mt-* carry, and transformers opens."""
     left = {
-        "_name_or_path": "/tmp/Helsinki-NLP/opus-mt-en-vi",
+        "_name_or_path": "Helsinki-NLP/opus-mt-en-vi",
         "_num_labels": 3,
         "activation_dropout": 0.0,
         "add_bias_logits": False,

@@ -7,7 +7,6 @@ import random
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -366,8 +365,7 @@ def test_hostile_requests_hinder_nobody_and_no_end(server: ServerProcess) -> Non
     threads = [threading.Thread(target=ask, args=(hostile,)) for hostile in asked]
     for thread in threads:
         thread.start()
-    while not codes:
-        time.sleep(0.01)
+    wait_until(lambda: 400 in codes)
     # what is known and what is free are answered while the others wait
     assert post(server, body(SMALL, model=None)).status_code == 200
     free = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}

@@ -1,0 +1,254 @@
+"""How far a reader walks through the package to see one thing happen.
+
+A walk is what runs, warm, in all threads: the files and the functions that are entered, and the moves,
+which are calls whose file is another than that of the call before. `python tests/test_walk.py` prints
+each walk with its files in the order in which they are entered, as a map; `load` after it prints that
+walk alone, with its functions.
+"""
+
+import math
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.optimizers as optim
+import numpy as np
+import pytest
+
+import mlx_mmfree
+from mlx_mmfree import demo, generate, load, load_model, save_model
+from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.models import Decoder, llama
+from mlx_mmfree.training.batches import Batch
+from mlx_mmfree.training.data_parallel import DataParallel
+from mlx_mmfree.training.loop_settings import LoopSettings
+from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.optimizer_step import OptimizerStep
+
+ROOT = Path(mlx_mmfree.__file__).parent
+TOKENIZER = Path(__file__).parent / "data" / "goldens" / "tokenizer_bpe"
+
+
+class Size(NamedTuple):
+    """How long a walk is."""
+
+    files: int
+    functions: int
+    moves: float
+
+
+class Walk:
+    """The calls of functions of the package, in all threads, while it `looks`."""
+
+    def __init__(self) -> None:
+        self.looks = False
+        self.calls: list[CodeType] = []
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        """What Python calls at each call: modules, classes, lambdas and comprehensions do not count."""
+        code = frame.f_code
+        if not self.looks or event != "call" or code.co_name.startswith("<"):
+            return
+        if code.co_filename.startswith(f"{ROOT}/"):
+            self.calls.append(code)
+
+    def functions(self) -> list[str]:
+        """Each function as `file: name`, in the order in which they are entered first."""
+        return list(dict.fromkeys(f"{_file(code)}: {code.co_qualname}" for code in self.calls))
+
+    def files(self) -> list[str]:
+        """Each file, in the order in which they are entered first."""
+        return list(dict.fromkeys(map(_file, self.calls)))
+
+    def size(self) -> Size:
+        """Files, functions and moves."""
+        files = [code.co_filename for code in self.calls]
+        moves = sum(one != other for one, other in pairwise(files))
+        return Size(len({*files}), len({*self.calls}), moves)
+
+
+def _file(code: CodeType) -> str:
+    return Path(code.co_filename).relative_to(ROOT).as_posix()
+
+
+@contextmanager
+def _watched() -> Iterator[Walk]:
+    """Watches this thread and those that start within."""
+    walk = Walk()
+    threading.setprofile(walk)
+    sys.setprofile(walk)
+    try:
+        yield walk
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def _walked(run: Callable[[], object]) -> Walk:
+    """The walk of what has run twice before."""
+    with _watched() as walk:
+        run()
+        run()
+        walk.looks = True
+        run()
+        walk.looks = False
+    return walk
+
+
+SIZES = {
+    "model_type": "llama",
+    "vocab_size": 1024,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "quantization_config": {"quant_method": "bitnet"},
+}
+
+
+def _tiny() -> Decoder:
+    """A Llama of two layers of ternary weights, in its training form."""
+    mx.random.seed(3)
+    return llama.build(llama.Config.from_hub(SIZES))
+
+
+def walk_of_load(folder: Path) -> Walk:
+    """`load` of a folder."""
+    return _walked(lambda: load(folder))
+
+
+def walk_of_generate(folder: Path) -> Walk:
+    """`generate` of three tokens."""
+    model, tokenizer = load(folder)
+    return _walked(lambda: generate(model, tokenizer, "Once upon", max_tokens=3))
+
+
+def walk_of_token(folder: Path) -> Walk:
+    """The model alone on one token, after two others."""
+    model = load_model(folder)
+    _, state = model(mx.array([[5, 6]]))
+    mx.eval(state)
+    return _walked(lambda: mx.eval(model(mx.array([[7]]), state)))
+
+
+def walk_of_completion(folder: Path) -> Walk:
+    """One `/v1/completions` of three tokens, in process."""
+    pytest.importorskip("starlette")
+    from starlette.testclient import TestClient
+
+    from mlx_mmfree.generation.sessions import Sessions
+    from mlx_mmfree.server.app import make_app
+    from mlx_mmfree.server.run import make_service
+    from mlx_mmfree.server.served import ServedModel
+    from mlx_mmfree.server.settings import Settings
+
+    model, tokenizer = load(folder)
+    sessions = Sessions(model, memory_bytes=10**8)
+    served = ServedModel("m", model, tokenizer, sessions.for_model(model))
+    app = make_app(make_service([served], Settings(), sessions))
+    asked = {"prompt": "Once upon", "max_tokens": 3, "temperature": 0}
+    with _watched() as walk, TestClient(app, base_url="http://127.0.0.1:8080") as client:
+        for times in range(3):
+            walk.looks = times == 2
+            assert client.post("/v1/completions", json=asked).status_code == 200
+        walk.looks = False
+    return walk
+
+
+def walk_of_training(folder: Path) -> Walk:
+    """One step of training: what computes it was traced in the steps before."""
+    settings = LoopSettings(folder=folder, steps=3)
+    optimizer, model = optim.AdamW(0.0), _tiny()
+    optimizer.init(model.trainable_parameters())
+    rows = np.arange(24, dtype=np.int32).reshape(2, 12)
+
+    def schedule(step: int) -> mx.array:
+        return mx.array(1e-3)
+
+    def batches(step: int) -> list[Batch]:
+        return [Batch.of_rows(rows)]
+
+    step = OptimizerStep(
+        model, settings, optimizer, schedule, batches, next_token_loss, DataParallel()
+    )
+    steps = iter(range(3))
+    return _walked(lambda: step(next(steps)))
+
+
+WALKS = {
+    "load": (walk_of_load, Size(62, 224, 770), Size(56, 197, 1454)),
+    "generate": (walk_of_generate, Size(59, 174, 411), Size(45, 119, 467)),
+    "token": (walk_of_token, Size(29, 69, 125), Size(23, 47, 185)),
+    "completion": (walk_of_completion, Size(62, 250, math.inf), Size(58, 220, math.inf)),
+    "training": (walk_of_training, Size(11, 26, 23), None),
+}
+"""Each walk with the most that it may take on the tiny Llama and on the packaged model."""
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("walk") / "tiny")
+
+
+def make_tiny(folder: Path) -> Path:
+    """Writes the tiny Llama packed, with a tokenizer."""
+    model = _tiny()
+    pack_linears(model)
+    save_model(folder, model, TOKENIZER)
+    return folder
+
+
+def _is_within(size: Size, most: Size) -> bool:
+    return (
+        size.files <= most.files and size.functions <= most.functions and size.moves <= most.moves
+    )
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_a_walk_is_short(name: str, tiny: Path) -> None:
+    walk, most, _ = WALKS[name]
+    walked = walk(tiny)
+    assert walked.files()
+    assert _is_within(walked.size(), most), "\n".join(walked.functions())
+
+
+@pytest.mark.parametrize("name", ["load", "generate", "token", "completion"])
+def test_a_walk_of_the_packaged_model_is_short(name: str) -> None:
+    walk, _, most = WALKS[name]
+    assert most is not None
+    walked = walk(demo.path())
+    assert _is_within(walked.size(), most), "\n".join(walked.functions())
+
+
+def main(names: list[str]) -> None:
+    """Prints walks: all with their files, or those named with their functions."""
+    with tempfile.TemporaryDirectory() as folder:
+        tiny = make_tiny(Path(folder) / "tiny")
+        for name in names or WALKS:
+            walk, *bounds = WALKS[name]
+            models = {"tiny Llama": tiny, "packaged model": demo.path()}
+            for (title, model), most in zip(models.items(), bounds, strict=True):
+                if most is None:
+                    continue
+                walked = walk(model)
+                sizes = zip(Size._fields, walked.size(), most, strict=True)
+                words = (f"{got} {unit} (at most {goal})" for unit, got, goal in sizes)
+                print(f"{name}, {title}: {', '.join(words)}")
+                if model == tiny:
+                    for line in walked.functions() if names else walked.files():
+                        print(f"    {line}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

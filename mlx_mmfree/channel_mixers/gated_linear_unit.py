@@ -7,8 +7,7 @@ import mlx.nn as nn
 
 from ..layers import ChannelMixer, project_apart, project_gated
 from ..layers.arguments import check_features, check_optional_sizes, check_sizes
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.partition import Partition
+from ..layers.mixer import Linears, Partition, factory_of
 from ..ops.activations import Activation
 
 

@@ -9,8 +9,7 @@ from .parts.columns import aligned
 from .parts.command import CommandParser, command
 
 if TYPE_CHECKING:
-    from ..layers.maps.spatial_mixer import SpatialMixer
-    from ..layers.token_mixer import TokenMixer
+    from ..layers.mixer import SpatialMixer, TokenMixer
 
 HELP = "list the token or spatial mixers, with what each computes, costs and can do"
 

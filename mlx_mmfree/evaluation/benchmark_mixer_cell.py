@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..layers.token_mixer import State, TokenMixer
+from ..layers.mixer import State, TokenMixer
 from ..models.parts.mixers import find_spatial_mixer, token_mixers
 from ..ops.backend.dispatch import on_cpu
 from ..platform.allocator import keep_freed_memory, return_freed_memory

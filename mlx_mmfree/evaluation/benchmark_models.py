@@ -8,7 +8,7 @@ from mlx.utils import tree_reduce
 
 from ..generation.decode import Decoding, prefill
 from ..hub import load_model, open_checkpoint
-from ..layers.key_value_state import KeyValueState
+from ..layers.attention.key_values import KeyValueState
 from ..models import Decoder, check_causal
 from ..platform.allocator import keep_freed_memory
 from ..platform.resident_memory import peak_resident_bytes

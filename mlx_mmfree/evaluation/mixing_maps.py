@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..layers.context import Context
-from ..layers.token_mixer import State, TokenMixer
+from ..layers.mixer import State, TokenMixer
 from ..models import EncoderDecoder, TokenModel
 from ..models.parts.block import Block
 from ..models.parts.stack import Stack

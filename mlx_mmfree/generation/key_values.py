@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..layers.quantized_array import Quantization
+from ..layers.attention.options import Quantization
 from ..models import Decoder
 
 DEFAULT_GROUP_SIZES = (64, 32)

@@ -4,7 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..layers.state_kind import State, StateKind, StatesByPosition
+from ..layers.mixer import State, StateKind, StatesByPosition
 from ..models import Decoder
 from .finite import are_finite
 from .reader import Reader

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import mlx.nn as nn
 
-from ..layers.parameters import parameters
+from ..layers.matrix import parameters
 from ..models import architecture_of
 from ..models.parts.architecture import Config, Copy, OlderName
 

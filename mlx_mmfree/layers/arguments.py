@@ -80,3 +80,27 @@ def check_features(place: str, x: mx.array, dims: int) -> None:
         raise ValueError(
             f"[{place}] 'x' must have {dims} values in its last axis but got shape {shape}."
         )
+
+
+def dims_of_a_head(place: str, dims: int, num_heads: int, head_dim: int | None = None) -> int:
+    """`head_dim`, or by default what each of `num_heads` gets of `dims`.
+
+    Args:
+        place: What reports wrong numbers.
+        dims: Numbers of all heads.
+        num_heads: Heads.
+        head_dim: Numbers of one head.
+
+    Raises:
+        TypeError: One is not an integer.
+        ValueError: One is not positive, or the heads do not divide the dims.
+    """
+    check_sizes(place, dims=dims, num_heads=num_heads)
+    check_optional_sizes(place, head_dim=head_dim)
+    if head_dim is not None:
+        return head_dim
+    if dims % num_heads:
+        raise ValueError(
+            f"[{place}] 'num_heads' must divide 'dims' but got {num_heads} heads for {dims} dims."
+        )
+    return dims // num_heads

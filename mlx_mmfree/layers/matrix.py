@@ -1,9 +1,13 @@
-"""What a linear layer or an embedding says of its matrix, so that nobody has to tell kinds apart."""
+"""What a linear layer or an embedding says of its matrix, and what a model says of its parameters."""
 
-from typing import Any, ClassVar, Literal, cast
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from ..ops.float_dtypes import FLOATS
 
 Storage = Literal["floats", "trits", "codes", "elsewhere"]
 """How a layer holds its matrix: as floats; as trits of 2 bits (`ops.ternary`) with scales; as codes of
@@ -179,3 +183,72 @@ def matrices(model: nn.Module) -> dict[str, Matrix]:
     """The matrices of all linear layers and embeddings in a model, by the paths of the layers."""
     found = ((path, matrix_of(module)) for path, module in model.named_modules())
     return {path: matrix for path, matrix in found if matrix is not None}
+
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def parameters(model: nn.Module) -> dict[str, mx.array]:
+    """All parameters of a model by their names."""
+    return dict(tree_flatten(model.parameters()))
+
+
+def kept_names(model: nn.Module) -> set[str]:
+    """Names of the parameters whose dtype never changes: those of packed matrices."""
+    return {f"{path}.{name}" for path, matrix in matrices(model).items() for name in matrix.kept}
+
+
+def converted(model: Model, dtype: mx.Dtype | None) -> Model:
+    """The model with its floats in another dtype, in place; `None` keeps them."""
+    kept = kept_names(model)
+    modules = dict(model.named_modules())
+    for name, array in parameters(model).items():
+        if dtype is not None and array.dtype in FLOATS and name not in kept:
+            path, _, key = name.rpartition(".")
+            array = array.astype(dtype)
+            setattr(modules[path], key, array)
+        mx.eval(array)
+    return model
+
+
+class StoredLayout(NamedTuple):
+    """The layout of an array on disk.
+
+    A layer says it of its parameters, and of those of its parts, as `stored_layouts`, a mapping from
+    their names behind its own path.
+
+    Attributes:
+        shape: The shape on disk.
+        read: Turns the array on disk into the one in memory.
+        write: Turns it back.
+    """
+
+    shape: tuple[int, ...]
+    read: Callable[[mx.array], mx.array]
+    write: Callable[[mx.array], mx.array]
+
+    @classmethod
+    def reshaped(cls, shape: tuple[int, ...], in_memory: tuple[int, ...]) -> "StoredLayout":
+        """The same numbers in the same order."""
+        return cls(shape, lambda x: x.reshape(in_memory), lambda x: x.reshape(shape))
+
+    @classmethod
+    def convolution(cls, outputs: int, inputs: int, side: int) -> "StoredLayout":
+        """The weight of a convolution as PyTorch has it, in memory a matrix `(O, side * side * I)`."""
+
+        def read(x: mx.array) -> mx.array:
+            return mx.moveaxis(x, 1, -1).reshape(outputs, -1)
+
+        def write(x: mx.array) -> mx.array:
+            return mx.moveaxis(x.reshape(outputs, side, side, inputs), -1, 1)
+
+        return cls((outputs, inputs, side, side), read, write)
+
+
+def stored_layouts(model: nn.Module) -> dict[str, StoredLayout]:
+    """Those of all layers of a model, by the names of the parameters in memory."""
+    return {
+        f"{path}.{name}" if path else name: layout
+        for path, module in model.named_modules()
+        for name, layout in getattr(module, "stored_layouts", {}).items()
+    }

@@ -1,4 +1,4 @@
-"""Projections that share one input, with what lies around them."""
+"""Projections that share one input, with what lies around them, and heads side by side."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,25 @@ import mlx.nn as nn
 
 from ..ops import bit_linear, gated, gated_activation, linear_product
 from ..ops.activations import Activation
-from .apply_norm import apply_norm
 from .arguments import check_features
 from .bit_linear import PackedBitLinear
+from .norms import apply_norm
 from .sharded_linear import ShardedToAllBitLinear
+
+
+def split_heads(x: mx.array, num_heads: int) -> mx.array:
+    """`(B, L, H * K)` as `(B, H, L, K)`."""
+    return mx.unflatten(x, -1, (num_heads, -1)).swapaxes(1, 2)
+
+
+def merge_heads(x: mx.array) -> mx.array:
+    """`(B, H, L, K)` as `(B, L, H * K)`."""
+    return mx.flatten(x.swapaxes(1, 2), 2)
+
+
+def one_hot_values(batch_size: int, num_heads: int, length: int) -> mx.array:
+    """The values for which a sum of weighted values is the weights, float32 `(B, H, N, N)`."""
+    return mx.broadcast_to(mx.eye(length), (batch_size, num_heads, length, length))
 
 
 def project(

@@ -15,9 +15,8 @@ from mlx.nn.layers.distributed import shard_linear
 from ..ops import gated, packed_columns, rms_norm_quantize, ternary_matmul
 from ..ops.activations import Activation
 from .arguments import check_features
-from .bit_linear import PackedBitLinear
-from .packed_linear import PackedLinear
-from .partition import Group, part_of
+from .bit_linear import PackedBitLinear, PackedLinear
+from .mixer import Group, part_of
 
 
 class ShardedRMSNorm(nn.RMSNorm):

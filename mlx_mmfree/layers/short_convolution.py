@@ -7,9 +7,7 @@ import mlx.nn as nn
 
 from ..ops.activations import silu
 from .arguments import check_sizes
-from .context import Context
-from .padding import RealTokens, read_without_padding
-from .positions import sample_begins
+from .context import Context, RealTokens, read_without_padding, sample_begins
 
 
 class ShortConvolution(nn.Module):

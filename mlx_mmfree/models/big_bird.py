@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import UnsupportedModelError
-from ..layers.token_mixer import TokenMixer
+from ..layers.mixer import TokenMixer
 from ..token_mixers.big_bird import BigBird
 from ..token_mixers.multi_head_attention import MultiHeadAttention
 from .parts.architecture import Architecture

@@ -13,11 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import CheckpointError
-from ..layers.layer_norm import LayerNorm
-from ..layers.linear_factory import LinearFactory
-from ..layers.maps.batch_norm import BatchNorm
-from ..layers.maps.convolution import Convolution, pointwise
-from ..layers.maps.depthwise_convolution import DepthwiseConvolution
+from ..layers.maps import Convolution, DepthwiseConvolution, pointwise
+from ..layers.mixer import LinearFactory
+from ..layers.norms import BatchNorm, LayerNorm
 from ..ops import activate
 from ..spatial_mixers.convolutional_modulation import ConvolutionalModulation
 from .parts.architecture import Architecture, sample_images

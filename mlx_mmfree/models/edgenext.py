@@ -1,5 +1,6 @@
 """EdgeNeXt (Maaz et al., arXiv 2206.10589): convolutions, and attention between channels in places."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -8,17 +9,14 @@ from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from ..channel_mixers import FeedForward
 from ..errors import CheckpointError
-from ..layers.branches.drop_path import DropPath
-from ..layers.branches.layer_scale import LayerScale
-from ..layers.layer_norm import LayerNorm
-from ..layers.maps.convolution import Convolution
-from ..layers.maps.depthwise_block import DepthwiseBlock
-from ..layers.maps.depthwise_convolution import DepthwiseConvolution
-from ..layers.maps.fourier_positions import FourierPositions
-from ..layers.maps.split_convolution import SplitConvolution
+from ..layers.arguments import check_counts, check_sizes
+from ..layers.maps import Convolution, DepthwiseBlock, DepthwiseConvolution, DropPath, LayerScale
+from ..layers.matrix import StoredLayout
+from ..layers.norms import LayerNorm
 from ..spatial_mixers.cross_covariance_attention import CrossCovarianceAttention
 from .parts.architecture import Architecture, sample_images
 from .parts.fields import integers
@@ -26,6 +24,111 @@ from .parts.image_classifier import ImageClassifier
 from .parts.image_config import ImageConfig
 from .parts.initialization import draw_weights
 from .parts.stage import Stage, drop_rates
+
+
+class FourierPositions(nn.Module):
+    r"""Adds a linear map of sines and cosines of the row and the column.
+
+    .. math::
+        y_{ij} &= x_{ij} + W\,\Big[\phi\Big(2 \pi\,\frac{i + 1}{H + \epsilon}\Big) \,\Big|\,
+        \phi\Big(2 \pi\,\frac{j + 1}{W + \epsilon}\Big)\Big] + b \\
+        \phi(a)_{2n} &= \sin(a\,\theta^{-2n/F}), \; \phi(a)_{2n+1} = \cos(a\,\theta^{-2n/F})
+
+    with :math:`\theta` = 10,000 and :math:`\epsilon = 10^{-6}`.
+
+    Args:
+        dims: Dims `D` of a map.
+        num_features: Numbers `F` for each axis, an even number.
+
+    Shape:
+        `x` and `y`: `(B, H, W, D)`.
+
+    Raises:
+        ValueError: The number of features is odd.
+
+    Example:
+        >>> FourierPositions(8)(mx.zeros((1, 5, 4, 8))).shape
+        (1, 5, 4, 8)
+    """
+
+    def __init__(self, dims: int, *, num_features: int = 32):
+        super().__init__()
+        check_sizes("FourierPositions", dims=dims, num_features=num_features)
+        if num_features % 2:
+            raise ValueError(
+                f"[FourierPositions] 'num_features' must be even but got {num_features}."
+            )
+        self._features = num_features
+        self._dims = dims
+        self.token_proj = nn.Linear(2 * num_features, dims)
+
+    @property
+    def stored_layouts(self) -> dict[str, StoredLayout]:
+        layout = StoredLayout.convolution(self._dims, 2 * self._features, 1)
+        return {"token_proj.weight": layout}
+
+    def __call__(self, x: mx.array) -> mx.array:
+        height, width = x.shape[1:3]
+        rows = np.broadcast_to(self._codes(height)[:, None], (height, width, self._features))
+        columns = np.broadcast_to(self._codes(width)[None], (height, width, self._features))
+        codes = mx.array(np.concatenate([rows, columns], axis=-1).astype(np.float32))
+        return x + self.token_proj(codes.astype(x.dtype))
+
+    def _codes(self, count: int) -> np.ndarray:
+        """Those of an axis, `(count, F)`; in float64, since angles are large."""
+        place = np.arange(1, count + 1) / (count + 1e-6) * 2 * math.pi
+        wave = 10000.0 ** (-2 * (np.arange(self._features) // 2) / self._features)
+        angles = place[:, None] * wave
+        even = np.arange(self._features) % 2 == 0
+        return np.where(even, np.sin(angles), np.cos(angles))
+
+
+class SplitConvolution(nn.Module):
+    r"""Each group of channels is convolved together with what the group before it became.
+
+    .. math::
+        s_0 = \mathrm{conv}_0(x_0), \quad s_i = \mathrm{conv}_i(s_{i-1} + x_i), \quad
+        y = [s_0, \dots, s_{n-1}, x_n]
+
+    with depthwise convolutions of 3 x 3 places and groups of :math:`\lceil D / (n + 1) \rceil`
+    channels, of which the last may be smaller and stays as it is.
+
+    Args:
+        dims: Channels `D`.
+        num_convolutions: `n`; 0: nothing is changed.
+
+    Shape:
+        `x` and `y`: `(B, H, W, D)`.
+
+    Raises:
+        ValueError: There are fewer groups of that size than there must be.
+
+    Example:
+        >>> SplitConvolution(8, 1)(mx.zeros((1, 5, 4, 8))).shape
+        (1, 5, 4, 8)
+    """
+
+    def __init__(self, dims: int, num_convolutions: int):
+        super().__init__()
+        check_sizes("SplitConvolution", dims=dims)
+        check_counts("SplitConvolution", num_convolutions=num_convolutions)
+        self._width = -(-dims // (num_convolutions + 1))
+        if self._width * num_convolutions >= dims:
+            raise ValueError(
+                f"[SplitConvolution] 'num_convolutions' must leave channels for a last group but got "
+                f"{num_convolutions} for {dims} dims."
+            )
+        self.convolutions = [DepthwiseConvolution(self._width, 3) for _ in range(num_convolutions)]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        width = self._width
+        parts: list[mx.array] = []
+        for n, convolve in enumerate(self.convolutions):
+            part = x[..., n * width : (n + 1) * width]
+            parts.append(convolve(part + parts[-1] if parts else part))
+        parts.append(x[..., len(parts) * width :])
+        return mx.concatenate(parts, axis=-1)
+
 
 _NORM = partial(LayerNorm, eps=1e-6)
 _SCALE = partial(LayerScale, initial=1e-6)

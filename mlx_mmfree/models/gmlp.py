@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import CheckpointError
-from ..layers.stored_layout import StoredLayout
+from ..layers.matrix import StoredLayout
 from ..token_mixers.gmlp import GMLP
 from .parts.architecture import Architecture, sample_images
 from .parts.fields import number

@@ -6,7 +6,7 @@ base, and each layer has a mixer by name.
 
 from collections.abc import Sequence
 
-from ..layers.linear_factory import LinearFactory
+from ..layers.mixer import LinearFactory
 from .parts.architecture import Architecture
 from .parts.architectures import find
 from .parts.decoder import Decoder

@@ -13,8 +13,7 @@ import mlx.nn as nn
 
 from ..channel_mixers import FeedForward
 from ..errors import UnsupportedModelError
-from ..layers.added_positions import AddedPositions
-from ..layers.position_codes import SinusoidalPositions
+from ..layers.attention.positions import AddedPositions, SinusoidalPositions
 from ..token_mixers import MultiHeadAttention
 from .parts.architecture import Architecture, Copy
 from .parts.block import Block

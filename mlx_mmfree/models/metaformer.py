@@ -12,10 +12,9 @@ import mlx.nn as nn
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers import BitLinear
-from ..layers.added_positions import AddedPositions
-from ..layers.layer_norm import LayerNorm
-from ..layers.linear_factory import LinearFactory
-from ..layers.position_codes import LearnedPositions, SinusoidalPositions
+from ..layers.attention.positions import AddedPositions, LearnedPositions, SinusoidalPositions
+from ..layers.mixer import LinearFactory
+from ..layers.norms import LayerNorm
 from .parts.architecture import Architecture, Pipeline
 from .parts.block import Block
 from .parts.decoder import Decoder

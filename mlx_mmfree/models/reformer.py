@@ -11,10 +11,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..channel_mixers import FeedForward
-from ..layers.added_positions import AddedPositions
-from ..layers.axial_positions import AxialPositions
-from ..layers.position_codes import LearnedPositions
-from ..layers.token_mixer import TokenMixer
+from ..layers.attention.positions import AddedPositions, AxialPositions, LearnedPositions
+from ..layers.mixer import TokenMixer
 from ..token_mixers import LocalAttention
 from ..token_mixers import Reformer as HashedAttention
 from .parts.architecture import Architecture, OlderName

@@ -13,14 +13,17 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..channel_mixers import FeedForward
-from ..layers.branches.drop_path import DropPath
-from ..layers.branches.layer_scale import LayerScale
-from ..layers.linear_factory import LinearFactory
-from ..layers.maps.batch_norm import BatchNorm
-from ..layers.maps.convolution import Convolution, pointwise
-from ..layers.maps.depthwise_block import DepthwiseBlock
-from ..layers.maps.depthwise_convolution import DepthwiseConvolution
-from ..layers.stored_layout import StoredLayout
+from ..layers.maps import (
+    Convolution,
+    DepthwiseBlock,
+    DepthwiseConvolution,
+    DropPath,
+    LayerScale,
+    pointwise,
+)
+from ..layers.matrix import StoredLayout
+from ..layers.mixer import LinearFactory
+from ..layers.norms import BatchNorm
 from ..ops.activations import relu
 from ..spatial_mixers.additive_attention import AdditiveAttention
 from .parts.architecture import Architecture, sample_images

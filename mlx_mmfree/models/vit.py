@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ..channel_mixers.feed_forward import FeedForward
 from ..errors import CheckpointError, UnsupportedModelError
-from ..layers.layer_norm import LayerNorm
+from ..layers.norms import LayerNorm
 from .parts.architecture import Architecture, sample_images
 from .parts.fields import integer, number, refuse_unless, section
 from .parts.image_block import ImageBlock

@@ -6,8 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_sizes
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.maps.spatial_mixer import SpatialMixer, check_map
+from ..layers.mixer import Linears, SpatialMixer, check_map, factory_of
 from ..ops import long_sum
 
 _EPS = 1e-12

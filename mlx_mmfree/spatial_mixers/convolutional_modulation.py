@@ -5,9 +5,8 @@ from typing import ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.maps.depthwise_convolution import DepthwiseConvolution
-from ..layers.maps.spatial_mixer import SpatialMixer, check_map
+from ..layers.maps import DepthwiseConvolution
+from ..layers.mixer import Linears, SpatialMixer, check_map, factory_of
 from ..ops import activate
 
 

@@ -6,10 +6,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.heads import dims_of_a_head, merge_heads, split_heads
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.maps.spatial_mixer import SpatialMixer, check_map
-from ..layers.stored_layout import StoredLayout
+from ..layers.arguments import dims_of_a_head
+from ..layers.matrix import StoredLayout
+from ..layers.mixer import Linears, SpatialMixer, check_map, factory_of
+from ..layers.projection import merge_heads, split_heads
 from ..ops import long_sum
 
 _PROJECTIONS = ("query_proj", "key_proj", "value_proj")

@@ -6,14 +6,13 @@ from typing import ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers.arguments import check_sizes
-from ..layers.heads import dims_of_a_head, merge_heads
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.maps.batch_norm import BatchNorm
-from ..layers.maps.depthwise_convolution import DepthwiseConvolution
-from ..layers.maps.spatial_mixer import SpatialMixer, check_map
-from ..layers.mixing.linear_sums import attend_to_all, with_ones
-from ..layers.stored_layout import StoredLayout
+from ..layers.arguments import check_sizes, dims_of_a_head
+from ..layers.maps import DepthwiseConvolution
+from ..layers.matrix import StoredLayout
+from ..layers.mixer import Linears, SpatialMixer, check_map, factory_of
+from ..layers.norms import BatchNorm
+from ..layers.projection import merge_heads
+from ..layers.recurrence import attend_to_all, with_ones
 from ..ops.activations import relu
 
 

@@ -7,8 +7,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..layers.arguments import check_sizes
-from ..layers.linear_factory import Linears
-from ..layers.maps.spatial_mixer import SpatialMixer, check_map
+from ..layers.mixer import Linears, SpatialMixer, check_map
 
 
 class SpatialPooling(SpatialMixer):

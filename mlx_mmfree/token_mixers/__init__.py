@@ -1,7 +1,7 @@
 """Token mixers: modules that mix along the sequence and carry state. One file per mixer."""
 
-from ..layers.attention_options import AttentionNorms as AttentionNorms
-from ..layers.attention_options import KeyValueCache as KeyValueCache
+from ..layers.attention.options import AttentionNorms as AttentionNorms
+from ..layers.attention.options import KeyValueCache as KeyValueCache
 from .attention_sink import AttentionSink as AttentionSink
 from .big_bird import BigBird as BigBird
 from .cosformer import CosFormer as CosFormer

@@ -6,11 +6,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_counts, check_optional_sizes
-from ..layers.attention_options import KeyValueCache
-from ..layers.linear_factory import Linears
-from ..layers.position_bias import PositionBias
-from ..layers.rope import RoPE
-from ..layers.self_attention import SelfAttention
+from ..layers.attention.mixer import SelfAttention
+from ..layers.attention.options import KeyValueCache
+from ..layers.attention.positions import PositionBias, RoPE
+from ..layers.mixer import Linears
 from ..ops import attention
 from ..ops.attention import Mask
 

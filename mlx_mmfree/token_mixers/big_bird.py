@@ -8,13 +8,18 @@ import mlx.nn as nn
 import numpy as np
 
 from ..layers import project
-from ..layers.arguments import check_counts, check_sequences, check_sizes
-from ..layers.context import Context
-from ..layers.heads import dims_of_a_head, merge_heads, one_hot_values, split_heads
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.padding import RealTokens, read_without_padding
-from ..layers.partition import QUERIES_KEYS_VALUES, Group, Partition, own_share
-from ..layers.token_mixer import TokenMixer
+from ..layers.arguments import check_counts, check_sequences, check_sizes, dims_of_a_head
+from ..layers.context import Context, RealTokens, read_without_padding
+from ..layers.mixer import (
+    QUERIES_KEYS_VALUES,
+    Group,
+    Linears,
+    Partition,
+    TokenMixer,
+    factory_of,
+    own_share,
+)
+from ..layers.projection import merge_heads, one_hot_values, split_heads
 from ..ops import attention
 
 PlanFunction = Callable[[int], np.ndarray]

@@ -7,8 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_sequences, check_sizes
-from ..layers.linear_factory import Linears
-from ..layers.token_mixer import TokenMixer
+from ..layers.mixer import Linears, TokenMixer
 
 
 class FNet(TokenMixer):

@@ -6,12 +6,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
-from ..layers.heads import dims_of_a_head, split_heads
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.mixing.linear_sums import weights_of_recurrence
-from ..layers.partition import QUERIES_KEYS_VALUES, Partition
-from ..layers.token_mixer import TokenMixer
+from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes, dims_of_a_head
+from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
+from ..layers.projection import split_heads
+from ..layers.recurrence import weights_of_recurrence
 from ..ops import gated_linear_attention, gated_rms_norm
 from ..ops.activations import log_sigmoid
 

@@ -7,12 +7,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sizes
-from ..layers.context import Context
-from ..layers.key_value_mixer import HeldTokens, KeyValueMixer
-from ..layers.layer_norm import LayerNorm
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.padding import RealTokens
-from ..layers.placed_tokens import Places, read_placed
+from ..layers.context import Context, RealTokens
+from ..layers.held_tokens import HeldTokens, KeyValueMixer, Places, read_placed
+from ..layers.mixer import Linears, factory_of
+from ..layers.norms import LayerNorm
 from ..layers.projection import apply_linear
 from ..ops import activate
 

@@ -4,11 +4,10 @@ from typing import ClassVar
 
 import mlx.nn as nn
 
-from ..layers.attention_options import AttentionNorms, KeyValueCache, takes_single_arguments
-from ..layers.linear_factory import Linears
-from ..layers.position_bias import PositionBias
-from ..layers.rope import RoPE
-from ..layers.self_attention import SelfAttention
+from ..layers.attention.mixer import SelfAttention
+from ..layers.attention.options import AttentionNorms, KeyValueCache, takes_single_arguments
+from ..layers.attention.positions import PositionBias, RoPE
+from ..layers.mixer import Linears
 
 
 class GQA(SelfAttention):

@@ -8,9 +8,8 @@ import mlx.nn as nn
 from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.mixing.gated_recurrence import weights_of_gates
-from ..layers.token_mixer import TokenMixer
+from ..layers.mixer import Linears, TokenMixer, factory_of
+from ..layers.recurrence import weights_of_gates
 from ..ops.splitting import positions
 
 _GATES = ("reset_proj", "update_proj", "candidate_proj")

@@ -8,11 +8,9 @@ import mlx.nn as nn
 from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.mixing.gated_recurrence import bounded_gate, gated_recurrence, weights_of_gates
-from ..layers.partition import Group, Partition
+from ..layers.mixer import Group, Linears, Partition, TokenMixer, factory_of
+from ..layers.recurrence import bounded_gate, gated_recurrence, weights_of_gates
 from ..layers.sharded_linear import ShardedRMSNorm
-from ..layers.token_mixer import TokenMixer
 from ..ops import gated_rms_norm
 from ..ops.activations import silu
 

@@ -6,13 +6,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import apply_norm, project
-from ..layers.arguments import check_sequences
-from ..layers.heads import dims_of_a_head, merge_heads, split_heads
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.mixing.gated_recurrence import bounded_gate
-from ..layers.mixing.linear_sums import weights_of_recurrence
-from ..layers.partition import Partition
-from ..layers.token_mixer import TokenMixer
+from ..layers.arguments import check_sequences, dims_of_a_head
+from ..layers.mixer import Linears, Partition, TokenMixer, factory_of
+from ..layers.projection import merge_heads, split_heads
+from ..layers.recurrence import bounded_gate, weights_of_recurrence
 from ..ops import gated_linear_attention
 from ..ops.activations import silu
 

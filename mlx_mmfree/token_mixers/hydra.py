@@ -8,10 +8,8 @@ import mlx.nn as nn
 from ..layers import project
 from ..layers.arguments import check_sequences, check_sizes
 from ..layers.context import Context
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.mixing.linear_sums import check_no_starts, weights_of_kernel
-from ..layers.partition import QUERIES_KEYS_VALUES, Group, Partition
-from ..layers.token_mixer import TokenMixer
+from ..layers.mixer import QUERIES_KEYS_VALUES, Group, Linears, Partition, TokenMixer, factory_of
+from ..layers.recurrence import check_no_starts, weights_of_kernel
 from ..ops import linear_scan, long_sum
 
 

@@ -7,13 +7,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.arguments import check_optional_sizes, check_sequences
+from ..layers.arguments import check_optional_sizes, check_sequences, dims_of_a_head
 from ..layers.context import Context
-from ..layers.heads import dims_of_a_head, merge_heads, split_heads
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.mixing.linear_sums import attend_to_all, check_no_starts, weights_of_kernel, with_ones
-from ..layers.partition import QUERIES_KEYS_VALUES, Partition
-from ..layers.token_mixer import TokenMixer
+from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
+from ..layers.projection import merge_heads, split_heads
+from ..layers.recurrence import attend_to_all, check_no_starts, weights_of_kernel, with_ones
 from ..ops import gated_linear_attention
 from ..ops.activations import elu_plus_one, relu
 

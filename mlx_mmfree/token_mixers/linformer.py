@@ -6,13 +6,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.arguments import check_sequences, check_sizes
-from ..layers.context import Context
-from ..layers.heads import dims_of_a_head, merge_heads, one_hot_values, split_heads
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.padding import padding_last
-from ..layers.partition import QUERIES_KEYS_VALUES, Partition
-from ..layers.token_mixer import TokenMixer
+from ..layers.arguments import check_sequences, check_sizes, dims_of_a_head
+from ..layers.context import Context, padding_last
+from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
+from ..layers.projection import merge_heads, one_hot_values, split_heads
 from ..ops import attention
 
 

@@ -6,14 +6,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.arguments import check_counts, check_sequences, check_sizes
-from ..layers.context import Context
-from ..layers.heads import dims_of_a_head, merge_heads, one_hot_values, split_heads
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.padding import RealTokens, padding_last, read_without_padding
-from ..layers.partition import QUERIES_KEYS_VALUES, Partition
-from ..layers.sequence_blocks import SequenceBlocks, near_mask
-from ..layers.token_mixer import TokenMixer
+from ..layers.arguments import check_counts, check_sequences, check_sizes, dims_of_a_head
+from ..layers.attention.key_values import SequenceBlocks, near_mask
+from ..layers.context import Context, RealTokens, padding_last, read_without_padding
+from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
+from ..layers.projection import merge_heads, one_hot_values, split_heads
 from ..ops import attention
 
 _PROJECTIONS = ("query_proj", "key_proj", "value_proj")

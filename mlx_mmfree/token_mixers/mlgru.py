@@ -8,12 +8,17 @@ import mlx.nn as nn
 from ..layers import ShortConvolution, project
 from ..layers.arguments import check_counts, check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.mixing.gated_recurrence import bounded_gate, gated_recurrence, weights_of_gates
-from ..layers.partition import Group, Partition, part_of
+from ..layers.mixer import (
+    Group,
+    Linears,
+    Partition,
+    StatesByPosition,
+    TokenMixer,
+    factory_of,
+    part_of,
+)
+from ..layers.recurrence import bounded_gate, gated_recurrence, weights_of_gates
 from ..layers.sharded_linear import ShardedRMSNorm
-from ..layers.state_kind import StatesByPosition
-from ..layers.token_mixer import TokenMixer
 from ..ops import mlgru_step
 from ..ops.activations import silu
 

@@ -6,12 +6,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
-from ..layers.context import Context
-from ..layers.linear_factory import Linears, factory_of
+from ..layers.context import Context, RealTokens, read_without_padding
 from ..layers.matrix import matrix_of
-from ..layers.padding import RealTokens, read_without_padding
+from ..layers.mixer import Linears, TokenMixer, factory_of
 from ..layers.projection import apply_linear
-from ..layers.token_mixer import TokenMixer
 from ..ops import activate
 
 

@@ -8,15 +8,12 @@ import mlx.nn as nn
 
 from ..layers import project
 from ..layers.arguments import check_sequences, check_sizes
-from ..layers.attention_options import KeyValueCache
+from ..layers.attention.mixer import SelfAttention
+from ..layers.attention.options import KeyValueCache
+from ..layers.attention.positions import PositionBias, RoPE
 from ..layers.context import Context
-from ..layers.heads import merge_heads, one_hot_values, split_heads
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.position_bias import PositionBias
-from ..layers.rope import RoPE
-from ..layers.self_attention import SelfAttention
-from ..layers.state_kind import StateKind, StatesByPosition
-from ..layers.token_mixer import State
+from ..layers.mixer import Linears, State, StateKind, StatesByPosition, factory_of
+from ..layers.projection import merge_heads, one_hot_values, split_heads
 from ..ops import attention
 
 Memory = mx.array | tuple[mx.array, mx.array]

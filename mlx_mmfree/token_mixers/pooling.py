@@ -6,11 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
-from ..layers.context import Context
-from ..layers.linear_factory import Linears
-from ..layers.padding import RealTokens, read_without_padding
-from ..layers.positions import count_on
-from ..layers.token_mixer import TokenMixer
+from ..layers.context import Context, RealTokens, count_on, read_without_padding
+from ..layers.mixer import Linears, TokenMixer
 from ..ops import linear_scan
 
 

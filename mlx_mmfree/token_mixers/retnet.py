@@ -7,14 +7,11 @@ import mlx.nn as nn
 import numpy as np
 
 from ..layers import RoPE, project
-from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
-from ..layers.context import Context
-from ..layers.heads import dims_of_a_head, split_heads
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.mixing.linear_sums import weights_of_recurrence
-from ..layers.partition import QUERIES_KEYS_VALUES, Partition
-from ..layers.positions import count_on
-from ..layers.token_mixer import TokenMixer
+from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes, dims_of_a_head
+from ..layers.context import Context, count_on
+from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
+from ..layers.projection import split_heads
+from ..layers.recurrence import weights_of_recurrence
 from ..ops import gated_linear_attention, gated_rms_norm
 
 

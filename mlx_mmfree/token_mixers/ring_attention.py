@@ -7,13 +7,11 @@ import mlx.nn as nn
 
 from ..layers import project
 from ..layers.arguments import check_sequences
-from ..layers.attention_call import SelfAttentionState
+from ..layers.attention.mixer import SelfAttention, SelfAttentionState
+from ..layers.attention.positions import RoPE
 from ..layers.context import Context
-from ..layers.heads import merge_heads, split_heads
-from ..layers.linear_factory import Linears
-from ..layers.rope import RoPE
-from ..layers.self_attention import SelfAttention
-from ..layers.state_kind import StatesByPosition
+from ..layers.mixer import Linears, StatesByPosition
+from ..layers.projection import merge_heads, split_heads
 from ..ops.ring_attention import ring_attention
 
 

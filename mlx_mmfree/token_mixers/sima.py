@@ -6,12 +6,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.arguments import check_sequences
-from ..layers.heads import dims_of_a_head, merge_heads, split_heads
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.mixing.linear_sums import weights_of_kernel
-from ..layers.partition import QUERIES_KEYS_VALUES, Partition
-from ..layers.token_mixer import TokenMixer
+from ..layers.arguments import check_sequences, dims_of_a_head
+from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
+from ..layers.projection import merge_heads, split_heads
+from ..layers.recurrence import weights_of_kernel
 from ..ops import long_sum
 
 

@@ -8,14 +8,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.arguments import check_optional_sizes, check_sizes
-from ..layers.context import Context
-from ..layers.heads import dims_of_a_head, merge_heads, split_heads
-from ..layers.key_value_mixer import HeldTokens, KeyValueMixer
-from ..layers.linear_factory import Linears, factory_of
-from ..layers.padding import RealTokens
-from ..layers.partition import QUERIES_KEYS_VALUES, Partition
-from ..layers.placed_tokens import Places, read_placed
+from ..layers.arguments import check_optional_sizes, check_sizes, dims_of_a_head
+from ..layers.context import Context, RealTokens
+from ..layers.held_tokens import HeldTokens, KeyValueMixer, Places, read_placed
+from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, factory_of
+from ..layers.projection import merge_heads, split_heads
 from ..ops.activations import relu
 
 Scores = Literal["dense", "random", "factorized_dense", "factorized_random"]

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ..layers.maps.batch_norm import running_statistics
+from ..layers.norms import running_statistics
 from ..models import TokenModel
 from ..ops.backend.choice import untimed
 from ..ops.backend.compilation import compiled

@@ -18,7 +18,7 @@ from ..files.opening import read_member
 from ..files.replacing import clear_leftovers, new_folder
 from ..files.safetensors import read_arrays
 from ..hub.checkpoint.save import write_tensors
-from ..layers.maps.batch_norm import running_statistics
+from ..layers.norms import running_statistics
 
 _FOLDER, _PROGRESS = "checkpoint", "progress.json"
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import TrainingError
 from ..files.opening import open_file
-from ..layers.parameters import parameters
+from ..layers.matrix import parameters
 from .samples import Samples
 
 

@@ -10,8 +10,7 @@ import mlx.core as mx
 from ..errors import CheckpointError, DownloadError, TrainingError
 from ..hub.checkpoint.load import load_text_tokenizer
 from ..hub.checkpoint.opened_model import OpenedModel, open_model
-from ..layers.matrix import matrices, matrix_of
-from ..layers.parameters import parameters
+from ..layers.matrix import matrices, matrix_of, parameters
 from ..models import Decoder, TokenModel, find_described
 from ..models.parts.ternary_linears import TernaryLinears
 from .companion import load_companion

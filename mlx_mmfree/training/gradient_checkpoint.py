@@ -6,7 +6,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from ..layers.context import Context
-from ..layers.token_mixer import State
+from ..layers.mixer import State
 from ..models import Block
 from ..models.parts.stack import Stack
 from .random_key import random_key, set_random_key

@@ -7,7 +7,7 @@ from typing import Any
 from mlx.utils import tree_unflatten
 
 from ..errors import TrainingError
-from ..layers.parameters import parameters
+from ..layers.matrix import parameters
 from ..models import ImageClassifier, architecture_of, find_described
 from .image_sets.image_set import read_classes
 from .settings import Settings

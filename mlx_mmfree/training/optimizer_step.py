@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten, tree_map, tree_reduce, tree_unflatten
 
 from ..errors import TrainingError
 from ..layers import set_quantization_strength
-from ..layers.maps.batch_norm import running_statistics
+from ..layers.norms import running_statistics
 from ..models import TokenModel
 from ..ops import long_sum
 from ..ops.backend.compilation import can_compile, compiled

@@ -8,9 +8,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..layers.maps.batch_norm import running_statistics
-from ..layers.matrix import matrices
-from ..layers.parameters import kept_names, parameters
+from ..layers.matrix import kept_names, matrices, parameters
+from ..layers.norms import running_statistics
 from ..ops.backend.dispatch import on_cpu
 
 COMPUTE_DTYPES = ("float32", "bfloat16")

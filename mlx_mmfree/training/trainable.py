@@ -10,8 +10,7 @@ from mlx.utils import tree_reduce
 from ..errors import TrainingError
 from ..hub.names import layer_numbers, weight_names
 from ..layers.lora import AdapterKind, adapted_layers, add_adapters, can_adapt
-from ..layers.matrix import matrices, matrix_of
-from ..layers.parameters import parameters
+from ..layers.matrix import matrices, matrix_of, parameters
 from ..models import Decoder
 
 

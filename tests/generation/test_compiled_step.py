@@ -18,7 +18,7 @@ from mlx_mmfree.generation import (
 from mlx_mmfree.generation.scheduling import Request, Scheduler
 from mlx_mmfree.generation.speculative import SpeculativeDecoding
 from mlx_mmfree.hub import Tokenizer
-from mlx_mmfree.layers import key_value_state
+from mlx_mmfree.layers.attention import key_values as key_value_state
 from mlx_mmfree.models import Decoder, hgrn_bit, llama
 from mlx_mmfree.ops.backend.compilation import can_compile, compiled
 from tests.generation.models import MODELS, VOCABULARY, alone

@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.generation import decode, reader
 from mlx_mmfree.generation.decode import Decoding, generate_tokens, prefill
-from mlx_mmfree.layers import key_value_state
+from mlx_mmfree.layers.attention import key_values as key_value_state
 from mlx_mmfree.models import Decoder
 from tests.generation.models import MODELS
 from tests.tolerances import TOLERANCE, relative_error

@@ -10,7 +10,7 @@ import pytest
 from mlx_mmfree.generation import prefill, reader
 from mlx_mmfree.generation.key_values import counted
 from mlx_mmfree.generation.rewinding import RewindingReader
-from mlx_mmfree.layers import key_value_state
+from mlx_mmfree.layers.attention import key_values as key_value_state
 from tests.generation.models import MODELS, hybrid
 from tests.tolerances import TOLERANCE, relative_error
 

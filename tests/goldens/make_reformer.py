@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 from transformers import ReformerConfig, ReformerModelWithLMHead
 
-from mlx_mmfree.layers.mixing.hashed_attention import draw_rotations
+from mlx_mmfree.token_mixers.reformer import draw_rotations
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,

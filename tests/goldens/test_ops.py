@@ -10,7 +10,7 @@ import pytest
 
 from mlx_mmfree.hub.checkpoint.forms import bitnet_format
 from mlx_mmfree.layers import BitLinear, PackedBitLinear
-from mlx_mmfree.layers.rope import llama3_wavelengths, rope_wavelengths
+from mlx_mmfree.layers.attention.positions import llama3_wavelengths, rope_wavelengths
 from mlx_mmfree.models import find
 from mlx_mmfree.ops import linear_scan, pack_ternary, rms_norm_quantize, ternarize
 from mlx_mmfree.ops.activations import silu

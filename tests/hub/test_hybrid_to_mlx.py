@@ -16,7 +16,7 @@ from mlx_mmfree.hub import convert, open_checkpoint, save_model
 from mlx_mmfree.hub.adapters.adapter_folder import write_adapter
 from mlx_mmfree.hub.conversion.to_mlx import MODEL_FILES
 from mlx_mmfree.layers.lora import add_adapters
-from mlx_mmfree.layers.parameters import parameters
+from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.models.parts.mixers import find_token_mixer
 from tests.hub.checkpoints import GOLDENS, weight_only

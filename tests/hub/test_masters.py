@@ -11,7 +11,7 @@ from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint, save_model
 from mlx_mmfree.hub.checkpoint.masters import master_weight
 from mlx_mmfree.layers import BitLinear, PackedBitLinear, pack_linears
-from mlx_mmfree.layers.parameters import parameters
+from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from tests.tolerances import TOLERANCE, relative_error

@@ -19,8 +19,7 @@ from mlx_mmfree.hub.adapters.adapter import attach
 from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter
 from mlx_mmfree.hub.names import layer_numbers, weight_names
 from mlx_mmfree.images import ImageProcessor
-from mlx_mmfree.layers.matrix import matrices
-from mlx_mmfree.layers.parameters import parameters
+from mlx_mmfree.layers.matrix import matrices, parameters
 from mlx_mmfree.models import ImageClassifier
 from mlx_mmfree.training.trainable import adapt_layers
 from tests.hub.timm_models import (

@@ -9,10 +9,9 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.layers import BitLinear
-from mlx_mmfree.layers.maps.batch_norm import BatchNorm
-from mlx_mmfree.layers.maps.convolution import Convolution
-from mlx_mmfree.layers.maps.depthwise_convolution import DepthwiseConvolution
-from mlx_mmfree.layers.parameters import converted
+from mlx_mmfree.layers.maps import Convolution, DepthwiseConvolution
+from mlx_mmfree.layers.matrix import converted
+from mlx_mmfree.layers.norms import BatchNorm
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 

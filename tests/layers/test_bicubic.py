@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlx_mmfree.layers.maps.bicubic import resized
+from mlx_mmfree.models.parts.patch_tokens import resized
 
 
 @pytest.mark.parametrize(

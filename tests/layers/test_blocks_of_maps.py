@@ -6,12 +6,9 @@ import pytest
 
 from mlx_mmfree.channel_mixers import FeedForward
 from mlx_mmfree.layers import BitLinear
-from mlx_mmfree.layers.branches.layer_scale import LayerScale
-from mlx_mmfree.layers.maps.convolution import pointwise
-from mlx_mmfree.layers.maps.depthwise_block import DepthwiseBlock
-from mlx_mmfree.layers.maps.depthwise_convolution import DepthwiseConvolution
-from mlx_mmfree.layers.maps.inverted_bottleneck import InvertedBottleneck
-from mlx_mmfree.layers.maps.map_norm import MapNorm
+from mlx_mmfree.layers.maps import DepthwiseBlock, DepthwiseConvolution, LayerScale, pointwise
+from mlx_mmfree.models.efficientvit import InvertedBottleneck
+from mlx_mmfree.models.poolformer import MapNorm
 from tests.tolerances import TOLERANCE, relative_error
 
 

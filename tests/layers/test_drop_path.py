@@ -3,8 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.layers.branches.drop_path import DropPath
-from mlx_mmfree.layers.branches.layer_scale import LayerScale
+from mlx_mmfree.layers.maps import DropPath, LayerScale
 
 
 def test_whole_samples_are_left_out_in_training_alone() -> None:

@@ -6,9 +6,8 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from mlx_mmfree.layers.key_value_reading import extend, read
-from mlx_mmfree.layers.key_value_state import GROWTH_STEP, KeyValueState
-from mlx_mmfree.layers.quantized_array import BITS, Quantization, QuantizedArray
+from mlx_mmfree.layers.attention.key_values import GROWTH_STEP, KeyValueState, extend, read
+from mlx_mmfree.layers.attention.options import BITS, Quantization, QuantizedArray
 from mlx_mmfree.ops.slots import next_place
 
 HEADS, DIMS = 2, 64

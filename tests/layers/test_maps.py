@@ -5,12 +5,10 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.layers import BitLinear
-from mlx_mmfree.layers.maps.convolution import Convolution, gather_windows
-from mlx_mmfree.layers.maps.depthwise_convolution import DepthwiseConvolution
-from mlx_mmfree.layers.maps.fourier_positions import FourierPositions
-from mlx_mmfree.layers.maps.patch_merging import PatchMerging
-from mlx_mmfree.layers.maps.split_convolution import SplitConvolution
-from mlx_mmfree.layers.stored_layout import stored_layouts
+from mlx_mmfree.layers.maps import Convolution, DepthwiseConvolution, gather_windows
+from mlx_mmfree.layers.matrix import stored_layouts
+from mlx_mmfree.models.edgenext import FourierPositions, SplitConvolution
+from mlx_mmfree.models.swin import PatchMerging
 from tests.tolerances import TOLERANCE, relative_error
 
 

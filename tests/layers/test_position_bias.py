@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.layers.position_bias import ALiBi, RelativeBias
+from mlx_mmfree.layers.attention.positions import ALiBi, RelativeBias
 from mlx_mmfree.token_mixers import GQA
 
 

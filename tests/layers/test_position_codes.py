@@ -4,9 +4,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.layers.added_positions import AddedPositions
+from mlx_mmfree.layers.attention.positions import (
+    AddedPositions,
+    LearnedPositions,
+    SinusoidalPositions,
+)
 from mlx_mmfree.layers.context import Context
-from mlx_mmfree.layers.position_codes import LearnedPositions, SinusoidalPositions
 from tests.tolerances import TOLERANCE, relative_error
 
 

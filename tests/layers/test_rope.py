@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.layers import DynamicRoPE, RoPE
-from mlx_mmfree.layers.rope import (
+from mlx_mmfree.layers.attention.positions import (
     dynamic_wavelengths,
     linear_wavelengths,
     llama3_wavelengths,

@@ -6,9 +6,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.layers import RoPE, attention_call, sequence_blocks
-from mlx_mmfree.layers.position_bias import ALiBi
-from mlx_mmfree.layers.quantized_array import Quantization
+from mlx_mmfree.layers import RoPE
+from mlx_mmfree.layers.attention import key_values as sequence_blocks
+from mlx_mmfree.layers.attention import mixer as attention_call
+from mlx_mmfree.layers.attention.options import Quantization
+from mlx_mmfree.layers.attention.positions import ALiBi
 from mlx_mmfree.token_mixers import GQA, KeyValueCache
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 

@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 from mlx_mmfree.channel_mixers import FeedForward
 from mlx_mmfree.layers import pack_linears
-from mlx_mmfree.layers.position_bias import ALiBi, PositionBias, RelativeBias
+from mlx_mmfree.layers.attention.positions import ALiBi, PositionBias, RelativeBias
 from mlx_mmfree.models import metaformer
 from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.models.parts.encoder_decoder import EncoderDecoder

@@ -9,7 +9,7 @@ import pytest
 
 from mlx_mmfree.layers import ChannelMixer
 from mlx_mmfree.layers.context import Context
-from mlx_mmfree.layers.token_mixer import TokenMixer
+from mlx_mmfree.layers.mixer import TokenMixer
 from mlx_mmfree.models import Block, set_dropout
 from tests.tolerances import TOLERANCE, relative_error
 

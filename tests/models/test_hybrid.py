@@ -11,7 +11,7 @@ from mlx_mmfree.cli import main
 from mlx_mmfree.errors import CheckpointError, MMFreeError, UnsupportedModelError
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.layers import PackedBitLinear
-from mlx_mmfree.layers.parameters import parameters
+from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.token_mixers import GQA, MLGRU
 from tests.hub.checkpoints import GOLDENS

@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.layers import BitLinear
-from mlx_mmfree.layers.position_bias import ALiBi, RelativeBias
+from mlx_mmfree.layers.attention.positions import ALiBi, RelativeBias
 from mlx_mmfree.models import Decoder, EncoderDecoder, MaskedLM, SequenceClassifier, find
 from mlx_mmfree.models.parts.mixers import token_mixers
 from mlx_mmfree.models.parts.reversible import ReversibleBlock

@@ -4,7 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlx_mmfree.models.parts.placed_norm import PlacedRMSNorm
+from mlx_mmfree.layers.norms import PlacedRMSNorm
 from tests.tolerances import TOLERANCE, relative_error
 
 

@@ -12,7 +12,7 @@ import pytest
 from mlx_mmfree.errors import CheckpointError, MMFreeError, NumericalError, UnsupportedModelError
 from mlx_mmfree.generation import generate_tokens
 from mlx_mmfree.layers.context import Context
-from mlx_mmfree.layers.state_kind import StatesByPosition
+from mlx_mmfree.layers.mixer import StatesByPosition
 from mlx_mmfree.models import Decoder, find
 from tests.tolerances import TOLERANCE, relative_error
 

@@ -10,9 +10,8 @@ import pytest
 
 from mlx_mmfree import load_model, save_model
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
-from mlx_mmfree.layers.mixing.token_selector import chosen_first
 from mlx_mmfree.models import ImageClassifier, find
-from mlx_mmfree.models.parts.selecting_stage import SelectingStage
+from mlx_mmfree.models.parts.selecting_stage import SelectingStage, chosen_first
 from mlx_mmfree.models.vit import with_token_selection
 
 VIT = find("vit")

@@ -45,13 +45,13 @@ FAULTS = {
         ("tokenizer/test_chat_template.py",),
     ),
     "maps: a batch norm joined with a matrix forgets the matrix's bias": Fault(
-        "layers/maps/batch_norm.py",
+        "layers/norms.py",
         'y = y + (shift + linear.bias * scale if "bias" in linear else shift)',
         "y = y + shift",
         ("layers/test_batch_norm.py",),
     ),
     "maps: the running variance is the biased one": Fault(
-        "layers/maps/batch_norm.py",
+        "layers/norms.py",
         '("running_var", var * (count / (count - 1)))',
         '("running_var", var)',
         ("layers/test_batch_norm.py",),
@@ -256,7 +256,7 @@ FAULTS = {
         ("training/test_first_model.py",),
     ),
     "rope: YaRN blends up to the pair before": Fault(
-        "layers/rope.py",
+        "layers/attention/positions.py",
         "low, high = math.floor(low), math.ceil(high)",
         "low, high = math.floor(low), math.floor(high)",
         ("layers/test_rope.py",),
@@ -268,19 +268,19 @@ FAULTS = {
         ("layers/test_key_value_state.py", "token_mixers/test_gqa.py"),
     ),
     "mask: the window holds a token more": Fault(
-        "layers/key_value_reading.py",
+        "layers/attention/key_values.py",
         "query - key < window",
         "query - key <= window",
         ("token_mixers/test_gqa.py",),
     ),
     "window on both sides: a block does not see the next one": Fault(
-        "layers/sequence_blocks.py",
+        "layers/attention/key_values.py",
         "high = query // step * step + window",
         "high = query // step * step + 1",
         ("layers/test_windows.py",),
     ),
     "window: a piece forgets which tokens of it are padding": Fault(
-        "layers/padding.py",
+        "layers/context.py",
         "mx.clip(counts - start, 0, stop - start)",
         "mx.clip(counts, 0, stop - start)",
         ("layers/test_windows.py",),
@@ -298,7 +298,7 @@ FAULTS = {
         ("token_mixers/test_big_bird.py",),
     ),
     "ALiBi: heads beyond a power of 2 take the first slopes": Fault(
-        "layers/position_bias.py",
+        "layers/attention/positions.py",
         "_slopes(2 * known)[::2]",
         "_slopes(2 * known)",
         ("layers/test_position_bias.py",),
@@ -310,7 +310,7 @@ FAULTS = {
         ("goldens/test_models.py",),
     ),
     "Reformer: a token alone sees the chunk behind its own": Fault(
-        "layers/mixing/hashed_attention.py",
+        "token_mixers/reformer.py",
         "(rank // chunk - 1)",
         "(rank // chunk)",
         ("goldens/test_models.py",),
@@ -394,7 +394,7 @@ FAULTS = {
         ("token_mixers/test_gru.py",),
     ),
     "weights: a recurrence adds all of each value": Fault(
-        "layers/mixing/gated_recurrence.py",
+        "layers/recurrence.py",
         "values = free[..., None] * mx.eye(length)[:, None]",
         "values = mx.ones_like(free)[..., None] * mx.eye(length)[:, None]",
         ("token_mixers/contract/test_mixing_weights.py",),
@@ -424,19 +424,19 @@ FAULTS = {
         ("token_mixers/test_pooling.py",),
     ),
     "places: columns of a packed sample are counted from the row": Fault(
-        "layers/placed_tokens.py",
+        "layers/held_tokens.py",
         "columns = columns - reading.begins[..., None]",
         "columns = columns + 0 * reading.begins[..., None]",
         ("token_mixers/test_synthesizer.py",),
     ),
     "Reformer: the first chunk looks at the last one of its own round": Fault(
-        "layers/mixing/hashed_attention.py",
+        "token_mixers/reformer.py",
         "(index // number - 1) % rounds * number",
         "(index // number) % rounds * number",
         ("goldens/mixers/test_reformer.py",),
     ),
     "Reformer: rounds count alike": Fault(
-        "layers/mixing/hashed_attention.py",
+        "token_mixers/reformer.py",
         "weights = total * mx.exp(",
         "weights = 1.0 + 0.0 * mx.exp(",
         ("goldens/mixers/test_reformer.py",),
@@ -550,13 +550,13 @@ FAULTS = {
         ("generation/sessions/test_conversations.py",),
     ),
     "states: free slots of a joined row hold the first token": Fault(
-        "layers/key_value_state.py",
+        "layers/attention/key_values.py",
         "mx.pad(self.positions, missing, constant_values=-1))",
         "mx.pad(self.positions, missing))",
         ("token_mixers/contract/test_joining.py",),
     ),
     "states: rows that leave take a slot with them": Fault(
-        "layers/key_value_kind.py",
+        "layers/attention/key_values.py",
         "slots = slots_after(0, length, self._cache",
         "slots = slots_after(0, length - 1, self._cache",
         ("token_mixers/contract/test_joining.py",),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree import native
-from mlx_mmfree.layers.rope import rope_wavelengths
+from mlx_mmfree.layers.attention.positions import rope_wavelengths
 from mlx_mmfree.ops import Rotation, rotated_heads, use_backend
 from tests.tolerances import TOLERANCE, relative_error
 

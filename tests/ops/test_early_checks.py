@@ -13,7 +13,7 @@ from mlx_mmfree.generation import decode, reader
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.hub.checkpoint import opened_model
 from mlx_mmfree.layers import pack_linears
-from mlx_mmfree.layers.parameters import parameters
+from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.models import find
 from mlx_mmfree.models.parts.architectures import known_model_types
 from mlx_mmfree.ops import ternary_matmul, use_backend

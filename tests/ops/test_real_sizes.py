@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree import ops
-from mlx_mmfree.layers.rope import DynamicRoPE, RoPE
+from mlx_mmfree.layers.attention.positions import DynamicRoPE, RoPE
 from mlx_mmfree.ops import Projection, pack_ternary, use_backend
 from tests.tolerances import TOLERANCE
 

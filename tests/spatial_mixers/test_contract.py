@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 
 import mlx_mmfree.spatial_mixers as package
 from mlx_mmfree.layers import BitLinear
-from mlx_mmfree.layers.maps.spatial_mixer import SpatialMixer
+from mlx_mmfree.layers.mixer import SpatialMixer
 from tests.tolerances import TOLERANCE, relative_error
 
 DIMS = 32

@@ -7,7 +7,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from mlx_mmfree.layers.maps.spatial_mixer import SpatialMixer
+from mlx_mmfree.layers.mixer import SpatialMixer
 from mlx_mmfree.spatial_mixers import (
     AdditiveAttention,
     CrossCovarianceAttention,

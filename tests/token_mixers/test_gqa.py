@@ -7,10 +7,9 @@ import pytest
 from mlx.utils import tree_map
 
 from mlx_mmfree.layers import RoPE
-from mlx_mmfree.layers.context import Context
-from mlx_mmfree.layers.key_value_state import GROWTH_STEP
-from mlx_mmfree.layers.padding import RealTokens
-from mlx_mmfree.layers.quantized_array import Quantization
+from mlx_mmfree.layers.attention.key_values import GROWTH_STEP
+from mlx_mmfree.layers.attention.options import Quantization
+from mlx_mmfree.layers.context import Context, RealTokens
 from mlx_mmfree.token_mixers import GQA, AttentionNorms, KeyValueCache
 from tests.tolerances import TOLERANCE, relative_error
 

@@ -3,8 +3,8 @@
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.layers.position_bias import ALiBi
-from mlx_mmfree.layers.token_mixer import TokenMixer
+from mlx_mmfree.layers.attention.positions import ALiBi
+from mlx_mmfree.layers.mixer import TokenMixer
 from mlx_mmfree.token_mixers import (
     AttentionSink,
     BigBird,

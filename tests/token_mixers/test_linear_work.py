@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree.layers.token_mixer import TokenMixer
+from mlx_mmfree.layers.mixer import TokenMixer
 from mlx_mmfree.models.parts.mixers import token_mixers
 from mlx_mmfree.ops.backend.graph import graph_of
 from mlx_mmfree.token_mixers import (

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.layers import sequence_blocks
+from mlx_mmfree.layers.attention import key_values as sequence_blocks
 from mlx_mmfree.token_mixers import Longformer
 from tests.tolerances import TOLERANCE, relative_error
 

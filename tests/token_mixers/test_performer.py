@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree.layers.mixing.random_features import orthogonal_projection
 from mlx_mmfree.token_mixers import GQA, Performer
+from mlx_mmfree.token_mixers.performer import orthogonal_projection
 from tests.tolerances import relative_error
 
 

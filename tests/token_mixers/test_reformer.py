@@ -7,9 +7,9 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from mlx_mmfree.layers.mixing.hashed_attention import factors_of, hash_buckets
 from mlx_mmfree.models.parts.mixer_choice import MixerChoice
 from mlx_mmfree.token_mixers import Reformer
+from mlx_mmfree.token_mixers.reformer import factors_of, hash_buckets
 from tests.tolerances import TOLERANCE, relative_error
 
 SMALL = {"chunk_size": 4, "num_heads": 2, "num_rounds": 3}

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.layers.position_bias import ALiBi
+from mlx_mmfree.layers.attention.positions import ALiBi
 from mlx_mmfree.token_mixers import ReLUAttention
 from mlx_mmfree.token_mixers.relu_attention import QUERY_BLOCK
 from tests.tolerances import TOLERANCE, relative_error

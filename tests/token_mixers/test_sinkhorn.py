@@ -4,8 +4,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.layers.mixing.block_sorting import sinkhorn
 from mlx_mmfree.token_mixers import Sinkhorn
+from mlx_mmfree.token_mixers.sinkhorn import sinkhorn
 from tests.tolerances import TOLERANCE, relative_error
 
 SMALL = {"block_size": 4, "num_heads": 2}

@@ -15,7 +15,7 @@ from mlx_mmfree.hub.adapters.adapter import attach
 from mlx_mmfree.hub.adapters.adapter_folder import read_adapter
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.lora import LoRALinear, add_adapters
-from mlx_mmfree.layers.parameters import converted
+from mlx_mmfree.layers.matrix import converted
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.training.batches import SampleBatches, padded_batch
 from mlx_mmfree.training.callbacks import Callback

@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...layers import pack_linears
-from ...layers.parameters import kept_names, parameters
+from ...layers.matrix import kept_names, parameters
 from ...models import find
 from ...ops.float_dtypes import FLOATS
 from ..benchmark_weights import config_dtype

@@ -8,7 +8,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from ...errors import UnsupportedModelError
-from ...layers.parameters import parameters
+from ...layers.matrix import parameters
 from ...models import Decoder, check_causal
 from ..key_values import fixed_state
 

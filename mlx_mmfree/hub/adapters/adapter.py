@@ -19,8 +19,7 @@ from ...layers.lora import (
     can_adapt,
     remove_adapters,
 )
-from ...layers.matrix import Matrix, matrices
-from ...layers.parameters import parameters
+from ...layers.matrix import Matrix, matrices, parameters
 from ...models import Decoder, TokenModel
 from ..names import WeightNames, weight_names
 

@@ -8,7 +8,7 @@ from ...errors import CheckpointError
 from ...files.checkpoint_files import CONFIG_FILE, WEIGHTS_FILE
 from ...files.json_file import read_json_object
 from ...files.tensor_entry import TensorEntry
-from ...layers.parameters import parameters
+from ...layers.matrix import parameters
 from ...models import find_described
 from ...models.parts.fields import dtype_name
 from ..names import WeightNames

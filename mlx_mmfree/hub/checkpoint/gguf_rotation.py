@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
-from ...layers.rope import rope_wavelengths, yarn_attention_factor
+from ...layers.attention.positions import rope_wavelengths, yarn_attention_factor
 from ...models.parts.rotation import Rotation
 
 FACTORS = "rope_freqs.weight"

@@ -7,8 +7,7 @@ import mlx.core as mx
 
 from ...errors import CheckpointError
 from ...files.tensor_entry import TensorEntry, read_tensor
-from ...layers.matrix import matrices
-from ...layers.parameters import kept_names, parameters
+from ...layers.matrix import kept_names, matrices, parameters
 from ...models import Decoder
 from ...models.parts.architecture import Config
 from ...ops.float_dtypes import FLOATS

@@ -9,7 +9,7 @@ from ...errors import CheckpointError
 from ...files.checkpoint_files import ADAPTER_PATTERNS, CONFIG_FILE, GENERATION_FILE
 from ...files.json_file import read_json_object
 from ...images import ImageProcessor
-from ...layers.parameters import converted, kept_names, parameters
+from ...layers.matrix import converted, kept_names, parameters
 from ...models import Decoder, EncoderDecoder, ImageClassifier, TokenModel, architecture_of
 from ...models.parts.encoder_decoder import SearchFiles
 from ...ops.backend.early_checks import check_early

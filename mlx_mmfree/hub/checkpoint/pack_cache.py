@@ -22,7 +22,7 @@ from ...files.json_reader import parse_json
 from ...files.replacing import new_file
 from ...files.safetensors import read_header
 from ...files.tensor_entry import checksum
-from ...layers.parameters import kept_names
+from ...layers.matrix import kept_names
 from ...models import Decoder
 from ...ops.ternary import ROUNDING_VERSION
 from ...platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder

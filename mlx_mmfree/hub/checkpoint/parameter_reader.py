@@ -7,9 +7,7 @@ import mlx.nn as nn
 
 from ...files.tensor_entry import TensorEntry, read_tensor
 from ...layers import PackedLinear
-from ...layers.matrix import Matrix, matrices
-from ...layers.parameters import parameters
-from ...layers.stored_layout import StoredLayout, stored_layouts
+from ...layers.matrix import Matrix, StoredLayout, matrices, parameters, stored_layouts
 from ...models import Decoder
 from ...ops import ternarize_packed, unpack_ternary
 from ...ops.float_dtypes import FLOATS

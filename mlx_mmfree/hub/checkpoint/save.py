@@ -13,9 +13,7 @@ from ...files.json_file import write_json
 from ...files.paths import real_path
 from ...files.replacing import new_folder, writing
 from ...files.safetensors_writer import METADATA, PlannedTensors, write_safetensors, write_shards
-from ...layers.matrix import matrices
-from ...layers.parameters import parameters
-from ...layers.stored_layout import stored_layouts
+from ...layers.matrix import matrices, parameters, stored_layouts
 from ...models import EncoderDecoder, TokenModel, architecture_of
 from ...models.parts.encoder_decoder import SEARCH_KEYS
 from ...ops.float_dtypes import FLOATS

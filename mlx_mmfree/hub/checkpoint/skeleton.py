@@ -17,9 +17,7 @@ from mlx.utils import tree_unflatten
 from ...errors import CheckpointError
 from ...files.tensor_entry import TensorEntry, read_tensor
 from ...layers import PackedLinear, packable
-from ...layers.matrix import Matrix, matrices
-from ...layers.parameters import parameters
-from ...layers.stored_layout import stored_layouts
+from ...layers.matrix import Matrix, matrices, parameters, stored_layouts
 from ...models import Decoder, find_described
 from ...models.parts.fields import section
 from ...ops.bit_linear.weight_form import multiplies_fives

@@ -14,8 +14,7 @@ from ...files.json_file import read_json_object, write_json
 from ...files.paths import real_path
 from ...files.replacing import new_folder, writing
 from ...layers.lora import adapted_layers, remove_adapters
-from ...layers.matrix import matrices
-from ...layers.parameters import kept_names, parameters
+from ...layers.matrix import kept_names, matrices, parameters
 from ...models import Decoder, ImageClassifier
 from ...ops.float_dtypes import FLOATS
 from ...tokenizer.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 
 from ...errors import CheckpointError
-from ...layers.parameters import converted
+from ...layers.matrix import converted
 from ...models import architecture_of
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.fill import fill

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...layers.rope import yarn_attention_factor
+from ...layers.attention.positions import yarn_attention_factor
 from ...models import architecture_of
 from ...models.parts.rotation import Rotation
 from ..checkpoint.parameter_reader import ParameterReader

@@ -11,10 +11,9 @@ from ...channel_mixers import FeedForward
 from ...channel_mixers.feed_forward import FUNCTIONS
 from ...errors import CheckpointError
 from ...layers import apply_head
-from ...layers.context import Context
-from ...layers.position_codes import LearnedPositions
-from ...layers.positions import count_on
-from ...layers.token_mixer import TokenMixer
+from ...layers.attention.positions import LearnedPositions
+from ...layers.context import Context, count_on
+from ...layers.mixer import TokenMixer
 from .architecture import Copy
 from .block import Block
 from .fields import ACTIVATIONS, activation, integer, number, refuse_unless

@@ -10,7 +10,7 @@ import mlx.nn as nn
 from ...layers import ChannelMixer
 from ...layers.arguments import check_sizes
 from ...layers.context import Context
-from ...layers.token_mixer import State, TokenMixer
+from ...layers.mixer import State, TokenMixer
 
 NormOrder = Literal["pre", "post", "none"]
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from ...layers.context import Context
 from ...layers.embedding import embed_tokens
-from ...layers.token_mixer import State
+from ...layers.mixer import State
 from .token_model import TokenModel
 from .tokens import known_rows
 

@@ -7,9 +7,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...layers.added_positions import AddedPositions
+from ...layers.attention.positions import AddedPositions
 from ...layers.context import Context
-from ...layers.token_mixer import State
+from ...layers.mixer import State
 from .block import Block
 from .reversible import ReversibleBlock
 from .stack import Stack

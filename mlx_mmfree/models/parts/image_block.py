@@ -5,10 +5,8 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...layers.branches.drop_path import DropPath
-from ...layers.branches.layer_scale import LayerScale
-from ...layers.maps.spatial_mixer import SpatialMixer
-from ...layers.token_mixer import TokenMixer
+from ...layers.maps import DropPath, LayerScale
+from ...layers.mixer import SpatialMixer, TokenMixer
 
 
 class ImageBlock(nn.Module):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import mlx.nn as nn
 
 from ...errors import CheckpointError, UnsupportedModelError
-from ...layers.linear_factory import LinearFactory
+from ...layers.mixer import LinearFactory
 from .fields import integer, number, refuse_unless, section
 from .ternary_linears import TernaryLinears, linear_of
 

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import mlx.core as mx
 
-from ...layers.self_attention import SelfAttention
+from ...layers.attention.mixer import SelfAttention
 from .decoder import Decoder
 
 

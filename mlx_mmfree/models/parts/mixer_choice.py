@@ -10,9 +10,8 @@ import mlx.nn as nn
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...layers import ChannelMixer, RoPE
-from ...layers.linear_factory import Linears
-from ...layers.position_bias import ALiBi, RelativeBias
-from ...layers.token_mixer import TokenMixer
+from ...layers.attention.positions import ALiBi, RelativeBias
+from ...layers.mixer import Linears, TokenMixer
 from .mixers import find_channel_mixer, find_token_mixer
 
 _MOST = 2**20

@@ -8,8 +8,7 @@ from typing import Any
 
 from ...errors import UnsupportedModelError
 from ...layers import ChannelMixer
-from ...layers.maps.spatial_mixer import SpatialMixer
-from ...layers.token_mixer import TokenMixer
+from ...layers.mixer import SpatialMixer, TokenMixer
 
 _CAPABILITIES = {
     "causal": "causal",

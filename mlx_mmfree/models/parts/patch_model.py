@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from ...layers.layer_norm import LayerNorm
+from ...layers.norms import LayerNorm
 from .fields import integer
 from .image_block import ImageBlock
 from .image_classifier import ImageClassifier

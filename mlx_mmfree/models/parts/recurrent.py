@@ -7,8 +7,8 @@ import mlx.nn as nn
 
 from ...channel_mixers import SwiGLU
 from ...layers import RoPE
-from ...layers.attention_options import KeyValueCache
-from ...layers.token_mixer import TokenMixer
+from ...layers.attention.options import KeyValueCache
+from ...layers.mixer import TokenMixer
 from ...token_mixers import GQA
 from .block import Block
 from .decoder import Decoder

@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten, tree_map
 from ...layers import ChannelMixer
 from ...layers.arguments import check_features, check_sizes
 from ...layers.context import Context
-from ...layers.token_mixer import State, TokenMixer, one_by_one
+from ...layers.mixer import State, TokenMixer, one_by_one
 
 Branch = Callable[[mx.array], mx.array]
 

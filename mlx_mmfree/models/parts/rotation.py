@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import mlx.core as mx
 
 from ...errors import CheckpointError, UnsupportedModelError
-from ...layers.rope import (
+from ...layers.attention.positions import (
     DynamicRoPE,
     RoPE,
     linear_wavelengths,

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...layers.added_positions import AddedPositions
+from ...layers.attention.positions import AddedPositions
 from ...layers.context import Context
 from ...ops.long_sums import long_sum
 from .block import Block

@@ -7,9 +7,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...layers import apply_norm
-from ...layers.added_positions import AddedPositions
+from ...layers.attention.positions import AddedPositions
 from ...layers.context import Context
-from ...layers.token_mixer import State, TokenMixer
+from ...layers.mixer import State, TokenMixer
 from .block import Block
 from .reversible import ReversibleBlock, ReversibleSequence, one_stream, two_streams
 

@@ -12,14 +12,13 @@ import mlx.nn as nn
 from ...errors import UnsupportedModelError
 from ...layers import ChannelMixer, pack_linears
 from ...layers.matrix import matrix_of
-from ...layers.partition import Group, Partition, part_of
+from ...layers.mixer import Group, Partition, TokenMixer, part_of
 from ...layers.sharded_linear import (
     all_to_sharded,
     can_shard,
     sharded_norm,
     sharded_to_all,
 )
-from ...layers.token_mixer import TokenMixer
 from .stack import Stack
 
 Mixer = TokenMixer | ChannelMixer

@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from ...errors import CheckpointError
 from ...layers import BitLinear
-from ...layers.linear_factory import LinearFactory
+from ...layers.mixer import LinearFactory
 from .fields import boolean, number, refuse_unless, section
 
 PACKED_FORMS = ("mmfree", "bitnet", "affine")

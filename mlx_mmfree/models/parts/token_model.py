@@ -7,11 +7,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...layers import apply_head
-from ...layers.added_positions import AddedPositions
-from ...layers.axial_positions import AxialPositions
+from ...layers.attention.positions import AddedPositions, AxialPositions, LearnedPositions
 from ...layers.matrix import matrix_of
-from ...layers.position_codes import LearnedPositions
-from ...layers.token_mixer import State, TokenMixer
+from ...layers.mixer import State, TokenMixer
 from ...ops.ternary import ROUNDING_VERSION
 from .block import Block
 from .reversible import ReversibleBlock

@@ -16,7 +16,7 @@ from ...hub.checkpoint.described import described_checkpoint
 from ...hub.checkpoint.opened_model import OpenedModel, Source, open_model
 from ...hub.checkpoint.target_folder import check_apart
 from ...hub.publish.model_card import ModelCard
-from ...layers.parameters import kept_names
+from ...layers.matrix import kept_names
 from ...models import Decoder, architecture_of
 from ...models.parts.mixer_choice import MixerChoice
 from ..batches import Batch

@@ -10,9 +10,8 @@ import mlx.nn as nn
 
 from mlx_mmfree.channel_mixers import SwiGLU
 from mlx_mmfree.layers import BitLinear
-from mlx_mmfree.layers.linear_factory import LinearFactory
-from mlx_mmfree.layers.maps.convolution import Convolution
-from mlx_mmfree.layers.maps.depthwise_convolution import DepthwiseConvolution
+from mlx_mmfree.layers.maps import Convolution, DepthwiseConvolution
+from mlx_mmfree.layers.mixer import LinearFactory
 from mlx_mmfree.models.parts.architecture import Architecture
 from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.models.parts.fields import integer

@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_mmfree.layers.token_mixer import LinearFactory, TokenMixer
+from mlx_mmfree.layers.mixer import LinearFactory, TokenMixer
 from mlx_mmfree.ops import linear_scan
 
 

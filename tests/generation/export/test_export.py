@@ -14,7 +14,8 @@ from mlx_mmfree.generation import with_key_values
 from mlx_mmfree.generation.export import check, export_step, step, write
 from mlx_mmfree.generation.export.step import DecodingStep
 from mlx_mmfree.hub import Tokenizer
-from mlx_mmfree.layers import key_value_state, pack_linears
+from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.layers.attention import key_values as key_value_state
 from mlx_mmfree.models import Decoder, architectures, find
 from mlx_mmfree.ops import use_backend
 from tests.tolerances import relative_error

@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_mmfree.layers import RoPE
-from mlx_mmfree.layers.self_attention import SelfAttention
+from mlx_mmfree.layers.attention.mixer import SelfAttention
 from tests.goldens.mixers.files import GoldenFile, assert_close, heads_apart, heads_together
 from tests.goldens.mixers.passing import passing
 

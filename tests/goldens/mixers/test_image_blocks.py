@@ -7,18 +7,14 @@ import mlx.nn as nn
 
 from mlx_mmfree.channel_mixers import FeedForward
 from mlx_mmfree.hub.names import WeightNames
-from mlx_mmfree.layers.branches.layer_scale import LayerScale
-from mlx_mmfree.layers.maps.convolution import pointwise
-from mlx_mmfree.layers.maps.depthwise_block import DepthwiseBlock
-from mlx_mmfree.layers.maps.depthwise_convolution import DepthwiseConvolution
-from mlx_mmfree.layers.maps.map_norm import MapNorm
-from mlx_mmfree.layers.parameters import parameters
-from mlx_mmfree.layers.stored_layout import stored_layouts
+from mlx_mmfree.layers.maps import DepthwiseBlock, DepthwiseConvolution, LayerScale, pointwise
+from mlx_mmfree.layers.matrix import parameters, stored_layouts
 from mlx_mmfree.models import find
 from mlx_mmfree.models.conv2former import conv2former_block
 from mlx_mmfree.models.edgenext import SplitTransposeBlock
 from mlx_mmfree.models.efficientvit import EfficientViTBlock
 from mlx_mmfree.models.parts.image_block import ImageBlock
+from mlx_mmfree.models.poolformer import MapNorm
 from mlx_mmfree.models.swiftformer import SwiftFormerBlock
 from mlx_mmfree.spatial_mixers import CrossCovarianceAttention, SpatialPooling
 from tests.goldens.mixers.files import GoldenFile, assert_close, golden

@@ -6,11 +6,15 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_mmfree.channel_mixers import FeedForward
-from mlx_mmfree.layers.mixing.token_selector import TokenSelector, chosen_first
 from mlx_mmfree.models import ImageClassifier
 from mlx_mmfree.models.parts.image_block import ImageBlock
 from mlx_mmfree.models.parts.patch_tokens import PatchTokens
-from mlx_mmfree.models.parts.selecting_stage import SelectingStage, with_scores
+from mlx_mmfree.models.parts.selecting_stage import (
+    SelectingStage,
+    TokenSelector,
+    chosen_first,
+    with_scores,
+)
 from mlx_mmfree.models.parts.stage import Stage
 from mlx_mmfree.token_mixers import MLPMixer, MultiHeadAttention
 from tests.goldens.mixers.files import GoldenFile, assert_close, fill, golden

@@ -4,8 +4,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_mmfree.layers.mixing.random_features import exponents, softmax_features
 from mlx_mmfree.token_mixers import Performer
+from mlx_mmfree.token_mixers.performer import exponents, softmax_features
 from tests.goldens.mixers.files import GoldenFile, assert_close, golden, heads_apart, heads_together
 
 

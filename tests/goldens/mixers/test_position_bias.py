@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from mlx_mmfree.layers.position_bias import ALiBi, RelativeBias
+from mlx_mmfree.layers.attention.positions import ALiBi, RelativeBias
 from mlx_mmfree.token_mixers import MultiHeadAttention
 from tests.goldens.mixers.files import GoldenFile, assert_close, golden
 

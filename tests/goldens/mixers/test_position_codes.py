@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.layers.position_codes import SinusoidalPositions
+from mlx_mmfree.layers.attention.positions import SinusoidalPositions
 from tests.goldens.mixers.files import GoldenFile, assert_close, golden
 
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.layers import BitLinear
-from mlx_mmfree.layers.token_mixer import TokenMixer
+from mlx_mmfree.layers.mixer import TokenMixer
 from mlx_mmfree.ops import gated_linear_attention, linear_scan
 from mlx_mmfree.token_mixers import GLA, HGRN, HGRN2, MLGRU, RetNet
 from tests.goldens.mixers.files import GoldenFile, assert_close, fill, golden

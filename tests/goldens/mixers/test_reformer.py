@@ -4,7 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_mmfree.layers import ChannelMixer
-from mlx_mmfree.layers.token_mixer import TokenMixer
+from mlx_mmfree.layers.mixer import TokenMixer
 from mlx_mmfree.models.parts.reversible import ReversibleBlock, ReversibleSequence
 from mlx_mmfree.token_mixers import Reformer
 from tests.goldens.mixers.files import GoldenFile, assert_close, fill, golden

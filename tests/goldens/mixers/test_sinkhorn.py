@@ -4,8 +4,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_mmfree.layers.mixing.block_sorting import blocks_of, sinkhorn, soft_sorting
 from mlx_mmfree.token_mixers import Sinkhorn
+from mlx_mmfree.token_mixers.sinkhorn import blocks_of, sinkhorn, soft_sorting
 from tests.goldens.mixers.files import (
     GoldenFile,
     assert_close,

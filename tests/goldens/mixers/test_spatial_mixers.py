@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.channel_mixers import FeedForward
-from mlx_mmfree.layers.maps.patch_merging import PatchMerging
+from mlx_mmfree.models.swin import PatchMerging
 from mlx_mmfree.spatial_mixers import (
     AdditiveAttention,
     ConvolutionalModulation,

@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 
 import mlx_mmfree.token_mixers as package
 from mlx_mmfree.layers import BitLinear
-from mlx_mmfree.layers.token_mixer import TokenMixer
+from mlx_mmfree.layers.mixer import TokenMixer
 from tests.tolerances import TOLERANCE, relative_error
 
 DIMS, LENGTH = 32, 13

@@ -6,7 +6,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 
 from mlx_mmfree.layers.context import Context
-from mlx_mmfree.layers.state_kind import StatesByPosition
+from mlx_mmfree.layers.mixer import StatesByPosition
 from tests.token_mixers.contract.cases import (
     CAUSAL,
     DIMS,

@@ -7,7 +7,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_mmfree.layers import BitLinear
-from mlx_mmfree.layers.token_mixer import TokenMixer
+from mlx_mmfree.layers.mixer import TokenMixer
 from tests.token_mixers.contract.cases import (
     ALL,
     SMOOTH,

@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from mlx_mmfree.layers.token_mixer import State, TokenMixer
+from mlx_mmfree.layers.mixer import State, TokenMixer
 from tests.token_mixers.contract.cases import (
     CAUSAL,
     LENGTH,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map
 
-from mlx_mmfree.layers.token_mixer import TokenMixer
+from mlx_mmfree.layers.mixer import TokenMixer
 from tests.token_mixers.contract.cases import (
     DIMS,
     LENGTH,

@@ -1,8 +1,8 @@
 """Options with which the contract is asked of `GQA`."""
 
 from mlx_mmfree.layers import DynamicRoPE, RoPE
-from mlx_mmfree.layers.position_bias import ALiBi, RelativeBias
-from mlx_mmfree.layers.quantized_array import Quantization
+from mlx_mmfree.layers.attention.options import Quantization
+from mlx_mmfree.layers.attention.positions import ALiBi, RelativeBias
 from mlx_mmfree.token_mixers import AttentionNorms, KeyValueCache
 
 VARIANTS: list[dict[str, object]] = [

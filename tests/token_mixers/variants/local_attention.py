@@ -1,7 +1,7 @@
 """Options with which the contract is asked of `LocalAttention`."""
 
 from mlx_mmfree.layers import RoPE
-from mlx_mmfree.layers.position_bias import ALiBi
+from mlx_mmfree.layers.attention.positions import ALiBi
 
 VARIANTS: list[dict[str, object]] = [
     {},

@@ -9,8 +9,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
+from ....layers.bit_linear import PackedLinear
 from ....layers.matrix import Matrix, matrices
-from ....layers.packed_linear import PackedLinear
 from ....ops import pack_ternary, packed_width
 from .packed_format import has_valid_codes
 

@@ -1,0 +1,633 @@
+"""The keys and values that attention holds, and which of them a token sees."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeGuard, cast
+
+import mlx.core as mx
+from mlx.utils import tree_map
+
+from ...ops.attention import Mask
+from ...ops.slots import held_positions, new_slots, slots_after, write_slots
+from ..context import sample_begins
+from ..mixer import StateKind
+from .options import KeyValueCache, Quantization, QuantizedArray
+
+Buffer = mx.array | QuantizedArray
+"""Vectors in slots `(B, G, C, K)`; quantised, each of the three arrays has its slots on axis 2."""
+
+GROWTH_STEP = 256
+"""Slots are added by this many at a time."""
+
+
+class KeyValueState(NamedTuple):
+    """Keys and values of the tokens read so far.
+
+    Slot `j` of a row holds its token `j`. With a window of W slots behind S sinks, slot `S + j` holds
+    the latest token `S + p` with `p % W == j`. Rows may have read different numbers of tokens.
+
+    Attributes:
+        keys: Rotated keys `(B, G, C, K)` with room for `C` tokens, or their quantised form.
+        values: Values `(B, G, C, V)`, or their quantised form.
+        positions: For each slot in use, `(B, N)` with `N <= C`, the position of its token in the
+            row's text; -1 where the row is shorter.
+    """
+
+    keys: Buffer
+    values: Buffer
+    positions: mx.array
+
+    @classmethod
+    def empty(
+        cls, batch_size: int, num_heads: int, key_dims: int, value_dims: int, dtype: mx.Dtype
+    ) -> "KeyValueState":
+        """The state before the first token; it has no slots yet."""
+        return cls(
+            mx.zeros((batch_size, num_heads, 0, key_dims), dtype),
+            mx.zeros((batch_size, num_heads, 0, value_dims), dtype),
+            mx.zeros((batch_size, 0), mx.int32),
+        )
+
+    @property
+    def used(self) -> int:
+        """Number of slots in use."""
+        return self.positions.shape[1]
+
+    @property
+    def room(self) -> int:
+        """Number of slots."""
+        return length_of(self.keys)
+
+    @property
+    def is_quantized(self) -> bool:
+        return isinstance(self.keys, QuantizedArray)
+
+    def quantized(self, quantization: Quantization) -> "KeyValueState":
+        """The same tokens with keys and values in few bits."""
+        if isinstance(self.keys, QuantizedArray) or isinstance(self.values, QuantizedArray):
+            return self
+        return self._replace(
+            keys=QuantizedArray.encode(self.keys, quantization),
+            values=QuantizedArray.encode(self.values, quantization),
+        )
+
+    def with_room(self, length: int, window: int | None = None, sinks: int = 0) -> "KeyValueState":
+        """The state with room for `length` more tokens."""
+        added = self.room_for(length, window, sinks) - self.room
+        if not added:
+            return self
+        keys, values = padded((self.keys, self.values), added)
+        return self._replace(keys=keys, values=values)
+
+    def room_for(self, length: int, window: int | None = None, sinks: int = 0) -> int:
+        """The number of slots once there is room for `length` more tokens."""
+        room, slots = self.room, slots_after(self.used, length, window, sinks)
+        if slots <= room:
+            return room
+        grown = -(-slots // GROWTH_STEP) * GROWTH_STEP
+        return grown if window is None else min(grown, sinks + window)
+
+    def without_last(self, count: int) -> "KeyValueState":
+        """The state before the last `count` tokens of every row; not once slots have rotated."""
+        return self._replace(positions=_before_last(self.positions, count)).without_slots(count)
+
+    def without_slots(self, count: int) -> "KeyValueState":
+        """The state in which the last `count` slots are free, since no row has a token there."""
+        return self._replace(positions=self.positions[:, : self.used - count])
+
+    @classmethod
+    def joined(cls, states: Sequence["KeyValueState"]) -> "KeyValueState":
+        """The rows of several states of the same sizes, one behind the other."""
+        return cls(*tree_map(lambda *arrays: mx.concatenate(list(arrays)), *states))
+
+    def widened(self, used: int, room: int) -> "KeyValueState":
+        """The state with so many slots in use and so many in all, of which the new ones are empty."""
+        keys, values = padded((self.keys, self.values), room - self.room)
+        missing = [(0, 0), (0, used - self.used)]
+        return KeyValueState(keys, values, mx.pad(self.positions, missing, constant_values=-1))
+
+    def narrowed(self, slots: int) -> "KeyValueState":
+        """The first so many slots in use, and room up to the next step; no row holds a token behind."""
+        room = min(self.room, -(-slots // GROWTH_STEP) * GROWTH_STEP)
+        keys, values = each(lambda buffer: buffer[:, :, :room], (self.keys, self.values))
+        return KeyValueState(keys, values, self.positions[:, :slots])
+
+    def selected(self, rows: mx.array) -> "KeyValueState":
+        """Some rows, in the order given, integers `(N,)`."""
+        return KeyValueState(*each(lambda array: array[rows], tuple(self)))
+
+    def blank(self, length: int, window: int | None = None, sinks: int = 0) -> "KeyValueState":
+        """What this empty state becomes after `length` tokens, without room, keys and values zero."""
+        slots = slots_after(0, length, window, sinks)
+        keys, values = padded((self.keys, self.values), slots)
+        ends = mx.full((self.positions.shape[0],), length, mx.int32)
+        return KeyValueState(keys, values, held_positions(ends, slots, window, sinks))
+
+
+class FixedKeyValueState(NamedTuple):
+    """A `KeyValueState` whose shapes stay while it has free slots.
+
+    Attributes:
+        keys: Rotated keys `(B, G, C, K)`.
+        values: Values `(B, G, C, V)`.
+        positions: For each slot the position of its token, `(B, C)`; -1 where it is free.
+    """
+
+    keys: mx.array
+    values: mx.array
+    positions: mx.array
+
+    @classmethod
+    def of(cls, state: KeyValueState) -> "FixedKeyValueState":
+        """The same tokens; `state` is not quantised."""
+        keys, values = cast(tuple[mx.array, mx.array], state[:2])
+        free = state.room - state.used
+        return cls(keys, values, mx.pad(state.positions, [(0, 0), (0, free)], constant_values=-1))
+
+    def without_last(self, count: int) -> "FixedKeyValueState":
+        """The state before the last `count` tokens of every row; not once slots have rotated."""
+        return self._replace(positions=_before_last(self.positions, count))
+
+
+def _before_last(positions: mx.array, count: int) -> mx.array:
+    """The positions `(B, N)` without the last `count` of each row."""
+    last = mx.max(positions, axis=1, keepdims=True) - count
+    return mx.where(positions > last, -1, positions)
+
+
+def each(function: Callable[..., mx.array], *buffers: Any) -> Any:
+    """The function of each array of one or several buffers."""
+    return tree_map(function, *buffers)
+
+
+def length_of(buffer: Buffer) -> int:
+    """The number of slots."""
+    array = buffer.codes if isinstance(buffer, QuantizedArray) else buffer
+    return array.shape[2]
+
+
+def padded(buffers: tuple[Buffer, Buffer], count: int) -> Any:
+    """The buffers with so many more slots, of zeros."""
+    padding = [(0, 0), (0, 0), (0, count), (0, 0)]
+    return each(lambda buffer: mx.pad(buffer, padding), buffers)
+
+
+class Reading(NamedTuple):
+    """Where the tokens of a call stand, which slots they take, and what they see.
+
+    It depends on how many tokens the rows hold, not on what these are, so that layers share it.
+
+    Attributes:
+        start: Number of tokens read before, a number or `(B,)`.
+        places: The position of each token in its row, `(1, L)` or `(B, L)`.
+        begins: Where in its row the sample of each token begins, `(B, L)`; `None`: at 0.
+        slots: Where the tokens of the call go, as `new_slots` gives it; `None` if slots are filled anew.
+        source: What each slot is filled with then, `(B, C)`: the number of a token, of those in slots
+            before and those of the call behind them.
+        positions: The position that each slot holds afterwards, `(B, C)`, -1 for none.
+        seen: The position of each key that the call sees, `(B, N)`, -1 for none; `None`: its own.
+        mask: What each query sees.
+    """
+
+    start: int | mx.array
+    places: mx.array
+    begins: mx.array | None
+    slots: mx.array | None
+    source: mx.array | None
+    positions: mx.array
+    seen: mx.array | None
+    mask: Mask
+
+    @property
+    def offset(self) -> int | mx.array:
+        """Positions within samples: of the first token, a number or `(B,)`, or of each, `(B, L)`."""
+        return self.start if self.begins is None else self.places - self.begins
+
+
+def read(
+    positions: mx.array,
+    length: int,
+    counts: mx.array | None = None,
+    starts: mx.array | None = None,
+    window: int | None = None,
+    sinks: int = 0,
+    step: int = 1,
+) -> Reading:
+    """How a call is read by a state that holds these positions.
+
+    Args:
+        positions: Those of a `KeyValueState`, `(B, N)`.
+        length: Number of tokens `L` of the call.
+        counts: How many of each row are real, `(B,)`; they come first. `None`: all.
+        starts: Booleans `(B, L)`, `True` where another sample begins in the row. The new state goes on
+            with the last one.
+        window: Number of slots after which the oldest tokens are overwritten.
+        sinks: Number of first tokens that are never overwritten, beside the window.
+        step: Number of tokens by which the window moves on at a time.
+    """
+    batch, used = positions.shape
+    start: int | mx.array = mx.max(positions, axis=1) + 1 if used else 0
+    column = start[:, None] if isinstance(start, mx.array) else start
+    places = column + mx.arange(length)[None]
+    begins = None if starts is None else sample_begins(starts, start)
+    end = mx.broadcast_to(start + (length if counts is None else counts), (batch,))
+    end = end.astype(mx.int32)
+    count = slots_after(used, length, window, sinks)
+    is_full = count < used + length
+    seen = slots = source = None
+    if begins is not None or (is_full and (length > 1 or counts is not None)):
+        begin = 0 if begins is None else begins[:, -1:]
+        held = held_positions(end if begins is None else end - begins[:, -1], count, window, sinks)
+        place = held + begin
+        source = mx.where(place >= column, used + place - column, mx.arange(count))
+        if used:
+            own = mx.where(places < end[:, None], places, -1)
+            seen = mx.concatenate([positions, own], axis=1)
+    else:
+        slots = new_slots(start, length, window, sinks)
+        held = held_positions(end, count, window, sinks)
+        seen = held if used else None
+    mask = _mask(seen, places, begins, window, sinks, step)
+    if counts is not None and isinstance(mask, mx.array):
+        mask = _without_empty_rows(mask)
+    return Reading(start, places, begins, slots, source, held, seen, mask)
+
+
+def _mask(
+    seen: mx.array | None,
+    places: mx.array,
+    begins: mx.array | None,
+    window: int | None,
+    sinks: int,
+    step: int,
+) -> Mask:
+    if seen is None:
+        length = places.shape[1]
+        is_short = window is None or length <= sinks + window
+        if is_short and begins is None:
+            return "causal" if length > 1 else None
+        # (1, N): the call's own tokens
+        seen = mx.arange(length)[None]
+    query, key = places[..., None], seen[:, None]
+    begin = 0 if begins is None else begins[..., None]
+    mask = mx.logical_and(key >= begin, key <= query)
+    if window is not None:
+        is_near = query - key < window
+        if step > 1:
+            is_near = key - begin >= first_seen(query - begin, window, step)
+        is_near = mx.logical_or(is_near, key < begin + sinks)
+        mask = mx.logical_and(mask, is_near)
+    return mask[:, None]
+
+
+def _without_empty_rows(mask: mx.array) -> mx.array:
+    """Lets padding that would see nothing see everything, since its gradient is no number otherwise."""
+    return mx.logical_or(mask, mx.logical_not(mx.any(mask, axis=-1, keepdims=True)))
+
+
+def first_seen(place: mx.array, window: int, step: int) -> mx.array:
+    """The first position that a window shows to one, if it moves on by `step` tokens at a time."""
+    return (place // step + 1) * step - window
+
+
+def read_whole(
+    length: int, counts: mx.array | None, starts: mx.array | None
+) -> tuple[int | mx.array, Mask]:
+    """How a call is read without a state, where every token sees all others of its sample.
+
+    Args:
+        length: Number of tokens `L`.
+        counts: As of `read`.
+        starts: As of `read`.
+
+    Returns:
+        The positions, as `Reading.offset`, and the mask.
+    """
+    token = mx.arange(length)
+    if starts is None:
+        if counts is None:
+            return 0, None
+        return 0, _without_empty_rows(token < counts[:, None, None, None])
+    begins = sample_begins(starts)
+    # padding belongs to no sample
+    sample = begins if counts is None else mx.where(token < counts[:, None], begins, -1)
+    return token - begins, (sample[:, :, None] == sample[:, None])[:, None]
+
+
+def sink_places(
+    reading: Reading, batch: int, count: int, sinks: int, farthest: int
+) -> tuple[mx.array, mx.array]:
+    """Where queries stand for the sinks, and which keys are sinks.
+
+    Args:
+        reading: That of the call.
+        batch: Number of rows.
+        count: Number of keys `N`.
+        sinks: Number of first tokens that stay.
+        farthest: The position of a query behind a full window, from which the sinks look as near as
+            if the text between had never been.
+
+    Returns:
+        Positions `(B, L)` and booleans `(B, 1, N, 1)`.
+    """
+    query, length = reading.places, reading.places.shape[1]
+    key = mx.arange(length)[None] if reading.seen is None else reading.seen
+    if reading.begins is not None:
+        query = query - reading.begins
+        # the tokens before the call belong to a text that began at 0
+        key = key - mx.pad(reading.begins, [(0, 0), (count - length, 0)])
+    places = mx.broadcast_to(mx.minimum(query, farthest), (batch, length))
+    return places, (key < sinks)[:, None, :, None]
+
+
+def extend(
+    state: KeyValueState,
+    keys: mx.array,
+    values: mx.array,
+    reading: Reading,
+    window: int | None = None,
+    sinks: int = 0,
+) -> tuple[mx.array, mx.array, KeyValueState]:
+    """Adds the keys and values of a call to a state.
+
+    Args:
+        state: The state before; it is not changed.
+        keys: Rotated keys `(B, G, L, K)`.
+        values: Values `(B, G, L, V)`.
+        reading: That of `read` with the positions of the state.
+        window: As given to `read`.
+        sinks: As given to `read`.
+
+    Returns:
+        The keys and the values that the call sees, `(B, G, N, K)` and `(B, G, N, V)`, and the state.
+    """
+    used, dims = state.used, (keys.shape[-1], values.shape[-1])
+    new = (_stored(keys, state.keys), _stored(values, state.values))
+    if reading.source is not None:
+        both = each(
+            lambda old, own: mx.concatenate([old[:, :, :used], own], axis=2), state[:2], new
+        )
+        source = reading.source[:, None, :, None]
+        keys, values = each(lambda buffer: mx.take_along_axis(buffer, source, axis=2), both)
+        return *_exact(both, dims), KeyValueState(keys, values, reading.positions)
+    length = length_of(new[0])
+    free = state.room_for(length, window, sinks) - length
+    if used == 0 and free > 0:
+        # the first tokens take the first slots
+        kept = padded(new, free)
+        return *_exact(new, dims), KeyValueState(kept[0], kept[1], reading.positions)
+    state = state.with_room(length, window, sinks)
+    slots = cast(mx.array, reading.slots)
+    kept = each(lambda buffer, own: write_slots(buffer, own, slots), state[:2], new)
+    attended = new
+    if used:
+        attended = each(lambda buffer: buffer[:, :, : reading.positions.shape[1]], kept)
+    return *_exact(attended, dims), KeyValueState(kept[0], kept[1], reading.positions)
+
+
+def _stored(x: mx.array, buffer: Buffer) -> Buffer:
+    """Vectors in the form of the buffer."""
+    if isinstance(buffer, QuantizedArray):
+        x = x.astype(buffer.scales.dtype)
+        return QuantizedArray.encode(x, buffer.quantization(x.shape[-1]))
+    return x.astype(buffer.dtype)
+
+
+def _exact(buffers: tuple[Buffer, Buffer], dims: tuple[int, int]) -> tuple[mx.array, mx.array]:
+    keys, values = (
+        buffer.decode(size) if isinstance(buffer, QuantizedArray) else buffer
+        for buffer, size in zip(buffers, dims, strict=True)
+    )
+    return keys, values
+
+
+SMALLEST = 64
+"""Tokens of a block at least; smaller products would take longer for each token."""
+
+
+class SequenceBlocks:
+    """Blocks of one size, each beside the one before and the one behind if there are several.
+
+    Blocks become rows of a batch: where a row is cut into `n` blocks, row `b`, block `i` is row
+    `b n + i`.
+
+    Args:
+        length: Number of tokens `L`.
+        size: Tokens `S` of a block. The last one is filled up.
+    """
+
+    def __init__(self, length: int, size: int):
+        self.length = length
+        self.size = size
+        self.count = -(-length // size)
+        self._beside = int(self.count > 1)
+
+    @classmethod
+    def of_window(cls, length: int, window: int) -> "SequenceBlocks":
+        """Those beyond whose neighbours no token sees that sees what is nearer than the window."""
+        return cls(length, min(max(window, SMALLEST), length))
+
+    @property
+    def span(self) -> int:
+        """Tokens `N` of a block and those beside it."""
+        return (1 + 2 * self._beside) * self.size
+
+    def own(self, x: mx.array, fill: int = 0) -> mx.array:
+        """Each block of `(B, H, L, K)`, as `(B n, H, S, K)`."""
+        return mx.flatten(self._cut(self._padded(x, 0, fill)).swapaxes(1, 2), 0, 1)
+
+    def near(self, x: mx.array, fill: int = 0) -> mx.array:
+        """Each block of `(B, H, L, K)` between those beside it, as `(B n, H, N, K)`."""
+        x, whole = self._padded(x, self._beside, fill), self.count * self.size
+        starts = range(0, self.span, self.size)
+        blocks = [self._cut(x[:, :, start : start + whole]) for start in starts]
+        return mx.flatten(mx.concatenate(blocks, axis=3).swapaxes(1, 2), 0, 1)
+
+    def _padded(self, x: mx.array, more: int, fill: int) -> mx.array:
+        """Filled up to whole blocks, with some blocks more before and behind."""
+        missing = self.count * self.size - self.length
+        if not missing and not more:
+            return x
+        widths = [(0, 0), (0, 0), (more * self.size, missing + more * self.size), (0, 0)]
+        return mx.pad(x, widths, constant_values=fill)
+
+    def _cut(self, x: mx.array) -> mx.array:
+        return mx.unflatten(x, 2, (self.count, self.size))
+
+    def joined(self, y: mx.array) -> mx.array:
+        """`(B n, H, S, V)` as the sequence `(B, H, L, V)`."""
+        blocks = mx.unflatten(y, 0, (-1, self.count)).swapaxes(1, 2)
+        return mx.flatten(blocks, 2, 3)[:, :, : self.length]
+
+    def every_row(self, x: mx.array, batch: int) -> mx.array:
+        """What is made for one row, `(n, ...)`, for each of a batch, `(B n, ...)`."""
+        return x if x.shape[0] != self.count or batch == 1 else mx.concatenate([x] * batch)
+
+    def for_each(self, x: mx.array) -> mx.array:
+        """What every block of a row is given, `(B, ...)`, as `(B n, ...)`."""
+        shape = (x.shape[0], self.count, *x.shape[1:])
+        return mx.flatten(mx.broadcast_to(x[:, None], shape), 0, 1)
+
+    @property
+    def relative(self) -> mx.array:
+        """The position of each key less that of the query, `(1, S, N)`."""
+        key = mx.arange(self.span) - self._beside * self.size
+        return key[None, None] - mx.arange(self.size)[:, None]
+
+
+def near_mask(
+    blocks: SequenceBlocks,
+    counts: mx.array | None,
+    starts: mx.array | None,
+    window: int,
+    step: int,
+) -> mx.array:
+    """Which tokens of its block and the ones beside each token sees on both sides.
+
+    Args:
+        blocks: Those of the sequence, as large as the window at least.
+        counts: How many tokens of each row are real, `(B,)`; they come first. `None`: all.
+        starts: Booleans `(B, L)`, `True` where another sample begins in the row.
+        window: A token sees those nearer than this.
+        step: Number of tokens by which the window moves on at a time.
+
+    Returns:
+        Booleans `(n, 1, S, N)`, or `(B n, 1, S, N)` where rows differ. Padding sees padding, so
+        that no row is empty.
+    """
+    token = mx.arange(blocks.length)[None]
+    begin = mx.zeros_like(token) if starts is None else sample_begins(starts)
+    if counts is not None:
+        begin = mx.where(token < counts[:, None], begin, -1)
+    begin = mx.broadcast_to(begin, (begin.shape[0], blocks.length))
+    place = mx.broadcast_to(token - begin, begin.shape)
+
+    def column(x: mx.array) -> mx.array:
+        return x[:, None, :, None]
+
+    near_begin = blocks.near(column(begin), -1).swapaxes(2, 3)
+    is_same = blocks.own(column(begin), -1) == near_begin
+    # filled up, places go on as those of the padding that they stand beside
+    query = blocks.own(column(place))
+    key = query + blocks.relative
+    low = first_seen(query, window, step)
+    high = query // step * step + window
+    is_near = mx.logical_and(key >= low, key < high)
+    return mx.logical_and(is_same, is_near)
+
+
+AnyKeyValueState = KeyValueState | FixedKeyValueState
+
+
+class KeyValueKind(StateKind):
+    """The states of one attention layer: a `KeyValueState`, or in fixed shapes a `FixedKeyValueState`.
+
+    Args:
+        num_heads: Key and value heads `G`.
+        head_dim: Dims `K` of a key; 0 where there are only values.
+        cache: Which tokens are seen, and how their keys and values are kept.
+        takes_steps: Whether `attention_step` computes what this layer does with a single token.
+        value_dims: Dims of a value. Default: `head_dim`.
+        is_exact: A token sees the same whether it is read with later ones or alone.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        cache: KeyValueCache,
+        *,
+        takes_steps: bool,
+        value_dims: int | None = None,
+        is_exact: bool = True,
+    ):
+        super().__init__(self.empty, is_fixed=False)
+        self._num_heads = num_heads
+        self._dims = (head_dim, head_dim if value_dims is None else value_dims)
+        self._cache = cache
+        self._takes_steps = takes_steps
+        self._is_exact = is_exact
+
+    @property
+    def settings(self) -> str:
+        return repr(self._cache)
+
+    def empty(self, batch_size: int, dtype: mx.Dtype) -> KeyValueState:
+        """The state before the first token."""
+        state = KeyValueState.empty(batch_size, self._num_heads, *self._dims, dtype)
+        return self.quantized(state) if self._cache.exact_slots == 0 else state
+
+    def quantized(self, state: KeyValueState) -> KeyValueState:
+        """The state with keys and values in few bits, if that is how they are to be kept."""
+        quantization = self._cache.quantization
+        return state if quantization is None else state.quantized(quantization)
+
+    def left_exact(self, state: Any) -> int | None:
+        """How many more tokens the state takes before it is quantised; `None`: any number."""
+        exact = self._cache.exact_slots
+        if exact is None or not isinstance(state, KeyValueState) or state.is_quantized:
+            return None
+        return max(0, exact - state.used)
+
+    def blank(self, batch_size: int, length: int, dtype: mx.Dtype) -> KeyValueState:
+        state = self.empty(batch_size, dtype)
+        if self._quantizes(length):
+            state = self.quantized(state)
+        return state.blank(length, self._cache.window, self._cache.sinks)
+
+    @property
+    def exact_length(self) -> int | None:
+        return self._cache.exact_slots
+
+    def is_of_batch(self, state: AnyKeyValueState, length: int) -> bool:
+        """As `StateKind` has it: a longer row beside this one has made it quantised."""
+        is_quantized = isinstance(state, KeyValueState) and state.is_quantized
+        return is_quantized and not self._quantizes(length)
+
+    def _quantizes(self, length: int) -> bool:
+        """Whether the state after `length` tokens of one row is quantised."""
+        exact = self._cache.exact_slots
+        return exact is not None and length > exact
+
+    def counted(self, state: AnyKeyValueState) -> tuple[mx.array, ...]:
+        return (state.positions,)
+
+    def can_rewind(self, state: AnyKeyValueState, count: int) -> bool:
+        if self._cache.window is not None or not self._is_exact:
+            return False
+        if isinstance(state, FixedKeyValueState):
+            return True
+        exact = self._cache.exact_slots
+        return exact is None or state.is_quantized or state.used + count <= exact
+
+    def rewound(self, state: Any, count: int) -> AnyKeyValueState:
+        rewound: AnyKeyValueState = state.without_last(count)
+        return rewound
+
+    def takes_step(self, state: Any) -> TypeGuard[KeyValueState]:
+        """Whether `attention_step` can read a token into this state."""
+        is_exact = isinstance(state, KeyValueState) and not state.is_quantized
+        return is_exact and self._takes_steps
+
+    def fixed(
+        self, state: AnyKeyValueState, count: int = 1
+    ) -> tuple[FixedKeyValueState, int | None] | None:
+        if self._cache.quantization is not None or not self.takes_step(state):
+            return None
+        cache = self._cache
+        fixed = FixedKeyValueState.of(state.with_room(count, cache.window, cache.sinks))
+        room = fixed.positions.shape[1]
+        return fixed, None if room == cache.capacity else room - state.used
+
+    def growing(self, state: FixedKeyValueState, unread: int | None) -> KeyValueState:
+        return KeyValueState(*state).without_slots(unread or 0)
+
+    def joined(self, states: Sequence[KeyValueState]) -> KeyValueState:
+        """As `StateKind` has it; where one is quantised, the others become so."""
+        if any(state.is_quantized for state in states):
+            states = [self.quantized(state) for state in states]
+        used, room = max(state.used for state in states), max(state.room for state in states)
+        return KeyValueState.joined([state.widened(used, room) for state in states])
+
+    def selected(self, state: KeyValueState, rows: mx.array, length: int) -> KeyValueState:
+        slots = slots_after(0, length, self._cache.window, self._cache.sinks)
+        return state.narrowed(slots).selected(rows)

@@ -1,1 +1,0 @@
-"""What residual branches pass before they are added."""

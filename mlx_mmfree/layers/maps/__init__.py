@@ -1,1 +1,0 @@
-"""Layers of maps, arrays of shape (B, H, W, D)."""

@@ -81,10 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bar = ReadingBar(args.prefill_step_size, "Reading")
     with (
         bar,
-        loaded(args, batch_size=1, prefill_step_size=args.prefill_step_size, direct=True) as (
-            model,
-            tokenizer,
-        ),
+        loaded(args, batch_size=1, prefill_step_size=args.prefill_step_size) as (model, tokenizer),
     ):
         with argument_errors():
             end = end_tokens(tokenizer, args.extra_eos_token)

@@ -130,7 +130,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             prefill_step_size=-(-args.prefill_step_size // texts),
             context_length=context_length,
             group=group,
-            direct=texts == 1,
         ) as (model, tokenizer),
     ):
         with argument_errors():

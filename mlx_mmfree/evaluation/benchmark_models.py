@@ -53,7 +53,7 @@ def run(
     wanted = getattr(mx, dtype) if dtype else None
     if config is None:
         opened = open_checkpoint(str(checkpoint), revision, latent)
-        model = load_model(opened, dtype=wanted, direct=True)
+        model = load_model(opened, dtype=wanted)
     else:
         model = random_model(config, wanted, head_bits)
     check_causal(model)

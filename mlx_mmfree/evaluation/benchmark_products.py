@@ -10,15 +10,15 @@ import mlx.nn as nn
 
 from ..layers import PackedBitLinear, apply_head
 from ..ops.backend.choice import kept_choices
-from ..ops.backend.dispatch import native_unavailable, on_cpu
+from ..ops.backend.dispatch import on_cpu
 from ..ops.backend.inspection import metal_kernels
 from ..platform.allocator import keep_freed_memory
 from ..platform.gpu_time import queued_seconds
 from .benchmark_limits import Limits, held_arrays, limits
 from .benchmark_peers import mlx_lm_missing, peers
-from .benchmark_record import FIVES, READ, TERNARY, Record
+from .benchmark_record import READ, TERNARY, Record
 from .benchmark_rounds import elapsed, in_turn
-from .benchmark_weights import random_fives, random_head, random_packed
+from .benchmark_weights import random_head, random_packed
 
 # as in a model, a few products are queued together and share the overhead of an evaluation
 _GROUP = 8
@@ -97,9 +97,6 @@ def _products(
         title, weights = f"{outputs} x {inputs}", outputs * inputs
         make = partial(_ternary, outputs, inputs, random_packed(outputs, inputs))
         yield _Product(f"{TERNARY} {title}", weights, inputs, rows, make, _call)
-        if on_cpu() and native_unavailable() is None:
-            make = partial(_ternary, outputs, inputs, random_fives(outputs, inputs))
-            yield _Product(f"{FIVES} {title}", weights, inputs, rows, make, _call)
         for peer in others:
             make = partial(peer.make, outputs, inputs, _dtype())
             yield _Product(f"{peer.name} {title}", weights, inputs, rows, make, _call)

@@ -17,7 +17,6 @@ HALF = "float16 products"
 TERNARY = "ternary"
 """What the names of this library's own products begin with."""
 
-FIVES = "five trits a byte"
 """What the names of its products with weights in that layout begin with."""
 
 SLOW_SHARE = 0.8

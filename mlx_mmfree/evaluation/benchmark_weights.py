@@ -12,7 +12,6 @@ from ..layers import pack_linears
 from ..layers.matrix import matrices, matrix_of
 from ..models import Decoder, architectures, find
 from ..models.parts.fields import dtype_name
-from ..ops.five_trits import FRACTIONS, five_width
 from ..ops.ternary import CODES_PER_WORD, packed_width
 from .benchmark_limits import held_arrays
 
@@ -39,13 +38,6 @@ def random_packed(output_dims: int, input_dims: int, seed: int = 0) -> mx.array:
     used = np.clip(input_dims - CODES_PER_WORD * np.arange(width), 0, CODES_PER_WORD)
     mask = ((np.uint64(1) << (2 * used).astype(np.uint64)) - np.uint64(1)).astype(np.uint32)
     return mx.array((words & mask) | (~mask & np.uint32(_ONE_IN_EACH_CODE)))
-
-
-def random_fives(output_dims: int, input_dims: int, seed: int = 0) -> mx.array:
-    """Random trits with five in a byte, in the layout of `ops.five_trits`."""
-    shape = output_dims, five_width(input_dims)
-    drawn = np.random.default_rng(seed).integers(0, len(FRACTIONS), shape, dtype=np.uint8)
-    return mx.array(FRACTIONS.astype(np.uint8)[drawn])
 
 
 def random_model(

@@ -21,7 +21,6 @@ from ..ops import (
     ternary_linear,
     ternary_matmul,
 )
-from ..ops.five_trits import five_width
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
 from .matrix import Matrix, matrices
@@ -242,8 +241,8 @@ class PackedBitLinear(_TernaryLinear, Float32Scales):
         y = (q\,t^\top)\,m / s + b
 
     Parameters are `weight`, `uint32` of shape `(output_dims, packed_width(input_dims))` in the layout
-    of `ops.ternary`, or after `hold_fives` `uint8` in that of `ops.five_trits`, `scale` :math:`m` of
-    shape `(1,)`, which `set_dtype` leaves alone, and `norm.weight` and `bias` where present.
+    of `ops.ternary`, `scale` :math:`m` of shape `(1,)`, which `set_dtype` leaves alone, and
+    `norm.weight` and `bias` where present.
 
     Source: as `BitLinear`.
 
@@ -264,10 +263,6 @@ class PackedBitLinear(_TernaryLinear, Float32Scales):
         self.weight = mx.full(shape, 0x55555555, dtype=mx.uint32)
         self.scale = mx.ones((1,))
         self.freeze(recurse=False, keys=list(self.kept))
-
-    def hold_fives(self) -> None:
-        """Makes room for five trits a byte, in the layout of `ops.five_trits`, instead of four."""
-        self.weight = mx.zeros((self.output_dims, five_width(self.input_dims)), mx.uint8)
 
     @property
     def kept(self) -> tuple[str, ...]:

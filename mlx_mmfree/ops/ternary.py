@@ -9,7 +9,6 @@ import mlx.core as mx
 import numpy as np
 
 from .backend.dispatch import on_cpu
-from .five_trits import five_width, unpack_fives
 from .host_blocks import block_sums_of_sizes, pack_rounded
 from .long_sums import long_mean, long_sum
 
@@ -36,13 +35,6 @@ def packed_width(input_dims: int) -> int:
         (2, 4)
     """
     return -(-input_dims // PADDING_MULTIPLE) * PADDING_MULTIPLE // CODES_PER_WORD
-
-
-def packed_row(weight: mx.array, input_dims: int) -> tuple[int, str]:
-    """How many columns a packed matrix must have, and what they are."""
-    if weight.dtype == mx.uint8:
-        return five_width(input_dims), "bytes"
-    return packed_width(input_dims), "words"
 
 
 def ternarize(weight: mx.array) -> tuple[mx.array, mx.array]:
@@ -131,8 +123,7 @@ def unpack_ternary(weight: mx.array, input_dims: int) -> mx.array:
         t_{n,16j+i} = (\lfloor w_{n,j} / 4^i \rfloor \bmod 4) - 1
 
     Args:
-        weight: Words, `uint32` of shape `(N, packed_width(D))`, or bytes in the layout of
-            `ops.five_trits`.
+        weight: Words, `uint32` of shape `(N, packed_width(D))`.
         input_dims: `D`.
 
     Returns:
@@ -142,26 +133,16 @@ def unpack_ternary(weight: mx.array, input_dims: int) -> mx.array:
         >>> unpack_ternary(pack_ternary(mx.array([[-1.0, 0.0, 1.0]])), 3).tolist()
         [[-1.0, 0.0, 1.0]]
     """
-    if weight.dtype == mx.uint8:
-        return unpack_fives(weight, input_dims)
     shifts = mx.arange(0, 2 * CODES_PER_WORD, 2, dtype=mx.uint32)
     codes = mx.bitwise_and(mx.right_shift(weight[..., None], shifts), 3).astype(mx.float32)
     return codes.reshape(weight.shape[0], -1)[:, :input_dims] - 1.0
-
-
-def as_words(weight: mx.array, input_dims: int) -> mx.array:
-    """Packed trits as words, whichever layout they have."""
-    if weight.dtype != mx.uint8:
-        return weight
-    return pack_ternary(unpack_ternary(weight, input_dims))
 
 
 def packed_columns(weight: mx.array, input_dims: int, start: int, stop: int) -> mx.array:
     """Some columns of a packed matrix, as a packed matrix of their own.
 
     Args:
-        weight: Packed trits, `uint32` of shape `(N, packed_width(D))`, or in the layout of
-            `ops.five_trits`.
+        weight: Packed trits, `uint32` of shape `(N, packed_width(D))`.
         input_dims: `D`.
         start: The first column.
         stop: The one behind the last.
@@ -174,7 +155,6 @@ def packed_columns(weight: mx.array, input_dims: int, start: int, stop: int) -> 
         >>> unpack_ternary(packed_columns(weight, 4, 1, 3), 2).tolist()
         [[0.0, 1.0]]
     """
-    weight = as_words(weight, input_dims)
     if start % CODES_PER_WORD == 0 and (stop - start) % PADDING_MULTIPLE == 0:
         return mx.contiguous(weight[:, start // CODES_PER_WORD : stop // CODES_PER_WORD])
     return pack_ternary(unpack_ternary(weight, input_dims)[:, start:stop])

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree import native
 from mlx_mmfree.errors import CheckpointError, MeasurementError, UnsupportedModelError
 from mlx_mmfree.evaluation import benchmark, benchmark_process
 from mlx_mmfree.evaluation.benchmark import QUICK, ModelChoice, Report
@@ -39,7 +38,6 @@ from mlx_mmfree.layers import BitLinear, pack_linears
 from mlx_mmfree.models import find
 from mlx_mmfree.ops import pack_ternary, unpack_ternary
 from mlx_mmfree.platform.memory_reader import MemoryReader, _shares, memory_reader
-from mlx_mmfree.platform.threads import thread_count
 
 HGRN = {
     "model_type": "hgrn_bit",
@@ -277,10 +275,8 @@ def test_everything(here: list) -> None:
     assert here == in_turn * 2 + [("training", 2)] * 2 + [("model", 2)] * 4
     assert len(shown) == 5
     named = {figure.records[0].name: figure for figure in whole.figures}
-    # only the compiled kernels multiply five trits a byte
-    forms = ["ternary"] if native.unavailable() else ["ternary", "five trits a byte"]
     assert set(named) == {
-        *(f"{form} 64 x 96, {rows}" for form in forms for rows in ("1 row", "8 rows")),
+        *(f"ternary 64 x 96, {rows}" for rows in ("1 row", "8 rows")),
         *(f"head 70 x 64, {bits} bits, 1 row" for bits in (4, 6, 8, 16)),
         "MatMul-free, 1 block of 64: training step",
         *(
@@ -296,15 +292,8 @@ def test_everything(here: list) -> None:
     assert named["bitnet: prefill of 8"].records[0].macs > 8 * 2 * 64 * 64
     assert [note["model"] for note in whole.memory] == ["hgrn"] * 2 + ["bitnet"] * 2
     assert set(whole.machine["limits"]) == {"1", "2"}
-    # all was measured here, with the threads of this process
-    count = thread_count()
-    threads = f"{count} thread{'s' if count > 1 else ''}"
-    compared = [
-        (f"ternary 64 x 96, {n}, {threads}", form)
-        for n in ("1 row", "8 rows")
-        for form in forms[1:]
-    ]
-    assert sorted((ratio.name, ratio.other) for ratio in whole.ratios) == sorted(compared)
+    # on a CPU nothing else multiplies ternary matrices
+    assert whole.ratios == []
     json.dumps(whole.to_json())
 
 

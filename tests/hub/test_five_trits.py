@@ -9,17 +9,14 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree import native
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.checkpoint.forms import five_trits
 from mlx_mmfree.hub.checkpoint.forms.packed_format import has_valid_codes
 from mlx_mmfree.hub.checkpoint.opened_model import open_model
 from mlx_mmfree.hub.publish.upload_plan import plan_upload
-from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.ops import pack_ternary
-from mlx_mmfree.ops.backend import choice
 from tests.hub.checkpoints import (
     TOKENS,
     edit_json,
@@ -138,36 +135,21 @@ def test_sizes_and_card(tmp_path: Path) -> None:
     assert {"five_trits.py", "hgrn_bit.py"} <= set(plan.files)
 
 
-@pytest.mark.skipif(native.unavailable() is not None, reason="no compiled kernels")
-class TestDirect:
-    """Products with five trits a byte as they are stored."""
+class TestUnpacked:
+    """In memory, weights have 2 bits."""
 
     @pytest.mark.parametrize("make", [tiny_model, tiny_transformer])
-    def test_the_same_bits_in_less_memory(self, tmp_path: Path, make: Any) -> None:
+    @pytest.mark.parametrize("options", [{}, {"direct": True}])
+    def test_the_same_bits(self, tmp_path: Path, make: Any, options: dict[str, bool]) -> None:
         folder = five(tmp_path, make())
-        models, bytes_of_weights, planned = [], [], []
-        for name in ("two_bits", "five_trits"):
-            with choice.use(name):
-                opened = open_model(folder, direct=True)
-                planned.append(opened.nbytes)
-                models.append(opened.load())
-            held = [each for each in matrices(models[-1]).values() if each.storage == "trits"]
-            bytes_of_weights.append(sum(each.layer.weight.nbytes for each in held))
-            weights = sum(each.output_dims * -(-each.input_dims // 5) for each in held)
-        assert bytes_of_weights[1] == weights
-        assert planned[0] - planned[1] == bytes_of_weights[0] - bytes_of_weights[1] > 0
-        two, direct = models
+        two, unpacked = load_model(tmp_path / "two"), load_model(folder, **options)
+        found = tree_flatten(unpacked.parameters())
+        assert all(array.dtype != mx.uint8 for _, array in found)
+        assert open_model(folder).nbytes == sum(array.nbytes for _, array in found)
         for tokens in (TOKENS, TOKENS[:1, :1]):
-            assert mx.array_equal(two(tokens)[0], direct(tokens)[0])
-        save_model(tmp_path / "saved", direct)
+            assert mx.array_equal(two(tokens)[0], unpacked(tokens)[0])
+        save_model(tmp_path / "saved", unpacked)
         assert same_parameters(tmp_path / "saved", tmp_path / "two")
-
-    def test_only_where_it_is_asked_for(self, tmp_path: Path) -> None:
-        folder = five(tmp_path)
-        with choice.use("five_trits"):
-            for options in ({}, {"direct": True, "packed": False, "rebuild_masters": True}):
-                found = tree_flatten(load_model(folder, **options).parameters())
-                assert all(array.dtype != mx.uint8 for _, array in found)
 
     @pytest.mark.parametrize(("place", "byte"), [((7, 2), 243), ((7, 2), 255), ((3, -1), 2)])
     def test_damaged_bytes(self, tmp_path: Path, place: Any, byte: int) -> None:
@@ -177,8 +159,8 @@ class TestDirect:
         weight[place] = byte
         edit_tensors(file, **{GATE: mx.array(weight)})
         why = f"'{GATE}' .* must hold ternary codes"
-        with choice.use("five_trits"), pytest.raises(CheckpointError, match=why):
-            load_model(file.parent, direct=True)
+        with pytest.raises(CheckpointError, match=why):
+            load_model(file.parent)
 
 
 class TestRefused:

@@ -130,6 +130,12 @@ def test_an_unknown_name_is_the_users_mistake(
         choose(clock)
 
 
+def test_five_trits_are_said_to_be_gone(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_MMFREE_PRODUCT", "five_trits")
+    with pytest.raises(UsageError, match="'five_trits', which is gone: five trits a byte are"):
+        choose(clock)
+
+
 def test_a_single_candidate_is_not_timed(clock: Clock) -> None:
     assert choose(clock, candidates=("first",)) == "first"
     assert not clock.runs

@@ -116,7 +116,6 @@ def loaded(
     context_length: int = 0,
     group: "mx.distributed.Group | None" = None,
     takes_images: bool = False,
-    direct: bool = False,
 ) -> Iterator[tuple["Decoder", "Tokenizer"]]:
     """Loads the model and its tokenizer, with MLX's memory limits set inside the `with` block.
 
@@ -128,8 +127,6 @@ def loaded(
         context_length: Largest number of tokens of a text, as far as it is known.
         group: The processes over which the loaded model is split, or `None` to keep it whole.
         takes_images: Whether it may be a model of images, which comes with its image processor.
-        direct: As for `load`, for single texts that grow token by token. Adapters and groups need words
-            in any case.
 
     Raises:
         UsageError: A flag has a value that does not fit.
@@ -139,13 +136,7 @@ def loaded(
     from ...models import ImageClassifier, check_causal
     from ...models.parts.tensor_parallel import shard
 
-    opened = open_model(
-        model_source(args),
-        args.revision,
-        dtype_of(args),
-        latent=args.latent,
-        direct=direct and args.adapter_path is None and group is None,
-    )
+    opened = open_model(model_source(args), args.revision, dtype_of(args), latent=args.latent)
     planned: Any = opened.model
     is_of_images = takes_images and isinstance(planned, ImageClassifier)
     if not is_of_images:

@@ -39,8 +39,8 @@ def load(
             checkpoint knows it.
         rebuild_masters: With `packed=False`, make up masters if the checkpoint is packed without them.
             The model computes the same, but what its weights were before rounding is lost.
-        direct: Compute with five trits a byte as they are stored, where that is faster for decoding on
-            this machine than 2 bits. It is timed once. The results are the same bits.
+        direct: Changes nothing: five trits a byte, which it once let stay so where products were faster,
+            are always unpacked to 2 bits. Calls that name it go on working.
 
     Returns:
         The model and the `Tokenizer`; for a Marian model its `TranslationTokenizer`, and for one of
@@ -58,7 +58,7 @@ def load(
         >>> logits.shape
         (1, 3, 2048)
     """
-    opened = open_model(path_or_repo, revision, dtype, packed, latent, rebuild_masters, direct)
+    opened = open_model(path_or_repo, revision, dtype, packed, latent, rebuild_masters)
     processor = opened.processor()
     return opened.load(), processor
 
@@ -88,7 +88,7 @@ def load_model(
         >>> load_model(demo.path(), dtype=mx.float32).dims
         384
     """
-    return open_model(path_or_repo, revision, dtype, packed, latent, rebuild_masters, direct).load()
+    return open_model(path_or_repo, revision, dtype, packed, latent, rebuild_masters).load()
 
 
 def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = None) -> Any:

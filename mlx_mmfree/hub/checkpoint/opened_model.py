@@ -36,7 +36,7 @@ class OpenedModel:
 
     Args:
         checkpoint: The checkpoint.
-        dtype, packed, rebuild_masters, direct: As for `load`.
+        dtype, packed, rebuild_masters: As for `load`.
 
     Attributes:
         checkpoint: The checkpoint.
@@ -55,7 +55,6 @@ class OpenedModel:
         dtype: mx.Dtype | None = None,
         packed: bool = True,
         rebuild_masters: bool = False,
-        direct: bool = False,
     ):
         self.checkpoint = checkpoint
         self.keeps_adapter = checkpoint.keeps_adapter
@@ -65,9 +64,7 @@ class OpenedModel:
         self._cache = PackCache(checkpoint)
         cached = _cached_skeleton(self._cache) if packed else None
         self._is_cached = cached is not None
-        self._skeleton = cached or build_skeleton(
-            checkpoint, packed=packed, direct=direct and packed and not self.keeps_adapter
-        )
+        self._skeleton = cached or build_skeleton(checkpoint, packed=packed)
         self._kept = kept_names(self.model)
         if self._kept and not packed and not rebuild_masters:
             raise _without_masters(checkpoint)
@@ -215,12 +212,11 @@ def open_model(
     packed: bool = True,
     latent: bool | None = None,
     rebuild_masters: bool = False,
-    direct: bool = False,
 ) -> OpenedModel:
     """Finds a checkpoint and builds its model without the weights.
 
     Args:
-        path_or_repo, revision, dtype, packed, latent, rebuild_masters, direct: As for `load`.
+        path_or_repo, revision, dtype, packed, latent, rebuild_masters: As for `load`.
 
     Raises:
         ValueError: `dtype` is not a float dtype.
@@ -233,7 +229,7 @@ def open_model(
         )
     if not isinstance(path_or_repo, Checkpoint):
         path_or_repo = open_checkpoint(path_or_repo, revision, latent)
-    return OpenedModel(path_or_repo, dtype, packed, rebuild_masters, direct)
+    return OpenedModel(path_or_repo, dtype, packed, rebuild_masters)
 
 
 def _cached_skeleton(cache: PackCache) -> Skeleton | None:

@@ -17,7 +17,6 @@ from ...layers.matrix import matrices, parameters, stored_layouts
 from ...models import EncoderDecoder, TokenModel, architecture_of
 from ...models.parts.encoder_decoder import SEARCH_KEYS
 from ...ops.float_dtypes import FLOATS
-from ...ops.ternary import as_words
 from ...tokenizer.tokenizer import Tokenizer
 from ...tokenizer.translation_tokenizer import TranslationTokenizer
 from ..names import WeightNames
@@ -80,10 +79,7 @@ def disk_tensors(model: TokenModel) -> dict[str, mx.array]:
     names = WeightNames(architecture.weight_names)
     layouts = stored_layouts(model)
     tensors: dict[str, mx.array] = {}
-    held = {f"{path}.weight": matrix for path, matrix in matrices(model).items()}
     for name, array in parameters(model).items():
-        if name in held and held[name].storage == "trits":
-            array = as_words(array, held[name].input_dims)
         if name in layouts and array.dtype in FLOATS:
             array = layouts[name].write(array)
         try:

@@ -4,10 +4,9 @@ MLX is lazy: a model takes no memory for weights that are replaced before they a
 configuration is compared with the file before anything of its size is allocated.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from typing import Any
 
 import mlx.core as mx
@@ -17,11 +16,9 @@ from mlx.utils import tree_unflatten
 from ...errors import CheckpointError
 from ...files.tensor_entry import TensorEntry, read_tensor
 from ...layers import PackedLinear, packable
-from ...layers.matrix import Matrix, matrices, parameters, stored_layouts
+from ...layers.matrix import matrices, parameters, stored_layouts
 from ...models import Decoder, find_described
 from ...models.parts.fields import section
-from ...ops.bit_linear.weight_form import multiplies_fives
-from ...ops.five_trits import MOST_INPUTS
 from ...ops.float_dtypes import FLOATS
 from ..names import WeightNames
 from .checkpoint import Checkpoint
@@ -54,13 +51,12 @@ class Skeleton:
     is_packed: bool
 
 
-def build_skeleton(checkpoint: Checkpoint, *, packed: bool, direct: bool = False) -> Skeleton:
+def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     """Builds the model of a checkpoint and finds the tensor of each of its parameters.
 
     Args:
         checkpoint: The checkpoint.
         packed: Pack the ternary linears that the checkpoint stores as floats.
-        direct: Leave five trits in a byte where products are faster so.
 
     Raises:
         UnsupportedModelError: The architecture or an option is not implemented.
@@ -90,7 +86,7 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool, direct: bool = False
         forms |= _bitnet_forms(model, described, names, checkpoint)
     elif has_five_trits(described):
         _check_packed_everywhere(model, names, checkpoint)
-        forms |= _five_trits_forms(model, direct)
+        forms |= _five_trits_forms(model)
     else:
         _check_described(checkpoint)
     entries = match(model, names, forms, checkpoint)
@@ -191,31 +187,14 @@ def _bitnet_forms(
     return forms
 
 
-def _five_trits_forms(model: Decoder, direct: bool) -> dict[str, StoredForm]:
-    found = {
-        path: matrix
-        for path, matrix in matrices(model).items()
-        if matrix.is_ternary and matrix.storage == "trits"
-    }
-    stays = direct and _is_faster(list(found.values()))
-    read = five_trits.fractions if stays else five_trits.unpack
+def _five_trits_forms(model: Decoder) -> dict[str, StoredForm]:
     forms: dict[str, StoredForm] = {}
-    for path, matrix in found.items():
-        if stays:
-            matrix.layer.hold_fives()
-        shape = five_trits.packed_shape(matrix.output_dims, matrix.input_dims)
-        reading = partial(read, input_dims=matrix.input_dims)
-        forms[f"{path}.weight"] = StoredForm((shape,), (mx.uint8,), reading)
+    for path, matrix in matrices(model).items():
+        if matrix.is_ternary and matrix.storage == "trits":
+            shape = five_trits.packed_shape(matrix.output_dims, matrix.input_dims)
+            reading = partial(five_trits.unpack, input_dims=matrix.input_dims)
+            forms[f"{path}.weight"] = StoredForm((shape,), (mx.uint8,), reading)
     return forms
-
-
-def _is_faster(found: Sequence[Matrix]) -> bool:
-    """Whether products with five trits a byte are faster than with 2 bits, for a model's matrices."""
-    sizes = [(matrix.output_dims, matrix.input_dims) for matrix in found]
-    are_codes = all(matrix.layer.activations["quantize"] for matrix in found)
-    if not found or not are_codes or max(inputs for _, inputs in sizes) > MOST_INPUTS:
-        return False
-    return multiplies_fives(*max(sizes, key=prod), sum(map(prod, sizes)))
 
 
 def _scaled(

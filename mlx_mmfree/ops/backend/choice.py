@@ -27,8 +27,11 @@ DEFAULT = "default"
 ON_METAL = ("groups", "tiles", "split", "mlx")
 """The ways in which Metal can compute a ternary product."""
 
-NAMES = (DEFAULT, *ON_METAL, "two_bits", "five_trits")
+NAMES = (DEFAULT, *ON_METAL)
 """The names that the environment variable can have."""
+
+GONE = ("two_bits", "five_trits")
+"""Names that it could have while five trits a byte were multiplied as they are stored."""
 
 BUDGET = 0.001
 """About how many seconds a round of timing a candidate takes, unless it computes for longer once."""
@@ -137,6 +140,12 @@ def environment_candidate() -> str | None:
         UsageError: The environment names no candidate.
     """
     name = os.environ.get(ENVIRONMENT_VARIABLE) or None
+    if name in GONE:
+        raise UsageError(
+            f"[environment] '{ENVIRONMENT_VARIABLE}' must be one of {', '.join(NAMES)} but got "
+            f"{name!r}, which is gone: five trits a byte are unpacked to 2 bits as they are read. "
+            "Unset it."
+        )
     if name is not None and name not in NAMES:
         raise UsageError(
             f"[environment] '{ENVIRONMENT_VARIABLE}' must be one of {', '.join(NAMES)} but got "

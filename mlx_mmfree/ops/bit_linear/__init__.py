@@ -11,17 +11,15 @@ import mlx.core as mx
 
 from ..activations import Activation
 from ..backend.dispatch import dispatch
-from ..five_trits import MOST_INPUTS
 from ..rms_norm_quantize import Rounding
-from ..ternary import MOST_CODES, packed_row
+from ..ternary import MOST_CODES, packed_width
 
 
 class Projection(NamedTuple):
     """One ternary matrix.
 
     Attributes:
-        weight: Packed trits, `uint32` of shape `(N, packed_width(D))`, see `ops.ternary`, or `uint8`
-            with five trits a byte, see `ops.five_trits`.
+        weight: Packed trits, `uint32` of shape `(N, packed_width(D))`, see `ops.ternary`.
         scale: float32, `(1,)` or one for each output, `(N,)`.
         norm: Scale of the RMSNorm of this projection, `(D,)`, or `None` for no norm.
 
@@ -75,8 +73,7 @@ def bit_linear(
 
     Args:
         x: `(..., D)`, or gate and up halves `(..., 2D)` with `gate`; any float dtype.
-        projections: The matrices. Either all of them have a norm, or none has, and all have weights of
-            one dtype.
+        projections: The matrices. Either all of them have a norm, or none has.
         eps: Epsilon of the projections' norms.
         rounding: How ties of the activation codes are rounded, as in `rms_norm_quantize`.
         quantize: Whether activations are quantised to 8 bits. Otherwise floats are multiplied.
@@ -115,19 +112,12 @@ def check(x: mx.array, projections: tuple[Projection, ...], options: Options) ->
     dims = _input_dims(x, gate, MOST_CODES if quantize else None)
     if not projections:
         raise ValueError("[bit_linear] 'projections' must hold one matrix at least but is empty.")
-    has_fives = projections[0].weight.dtype == mx.uint8
-    if has_fives and dims > MOST_INPUTS:
-        raise ValueError(
-            f"[bit_linear] 'x' must have {MOST_INPUTS} inputs a row at most for five trits a byte but "
-            f"got {dims}."
-        )
-    width, columns = packed_row(projections[0].weight, dims)
-    dtype = mx.uint8 if has_fives else mx.uint32
+    width = packed_width(dims)
     for weight, _, own_norm in projections:
         shape = weight.shape
-        if weight.dtype != dtype or len(shape) != 2 or shape[1] != width:
+        if weight.dtype != mx.uint32 or len(shape) != 2 or shape[1] != width:
             raise ValueError(
-                f"[bit_linear] 'projections' must have weights of {width} {columns} a row, {dtype}, for "
+                f"[bit_linear] 'projections' must have weights of {width} words a row, {mx.uint32}, for "
                 f"{dims} inputs but got {weight.dtype} with shape {shape}."
             )
         if (own_norm is None) != (eps is None):

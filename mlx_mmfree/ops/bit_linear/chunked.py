@@ -13,7 +13,6 @@ import mlx.core as mx
 from ..backend.compilation import fold
 from ..backend.dispatch import use_backend
 from ..backend.gradient import with_reference_gradient
-from ..five_trits import refuse_fives
 from ..gated_activation import gated
 from ..rms_norm_quantize import Rounding
 from ..rms_norm_quantize.reference import BELOW_HALF
@@ -26,8 +25,6 @@ ONLY_ON = mx.cpu
 def unsupported(x: mx.array, projections: tuple[Projection, ...], options: Options) -> str | None:
     if x.size > FEW_ROWS * x.shape[-1]:
         return f"there are more than {FEW_ROWS} rows"
-    if reason := refuse_fives(projections[0].weight):
-        return reason
     dims = x.shape[-1] // 2 if options.gate else x.shape[-1]
     for group in _groups(projections):
         if unpacked_matrices().find([projection.weight for projection in group], dims) is None:

@@ -6,14 +6,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..five_trits import refuse_fives
 from . import Options, Projection
 from .dense_gradient import defined, with_dense_gradient
 from .metal_form import Form
-
-
-def unsupported(x: mx.array, projections: tuple[Projection, ...], options: Options) -> str | None:
-    return refuse_fives(projections[0].weight)
 
 
 def run(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:

@@ -14,7 +14,6 @@ import mlx.core as mx
 from ..backend import launch
 from ..backend.choice import choose, use
 from ..backend.self_check import kernel_fault
-from ..five_trits import refuse_fives
 from ..ternary_matmul import quantized
 from ..ternary_matmul.metal_choice import (
     GROUPS,
@@ -48,8 +47,6 @@ _OF_CODES: dict[str | None, _Product] = {TILES: in_tiles, SPLIT: in_split_tiles}
 def unsupported(x: mx.array, projections: tuple[Projection, ...], options: Options) -> str | None:
     own_norms = [projection.norm for projection in projections]
     if reason := launch.not_floats(x, options.norm, options.residual, *own_norms):
-        return reason
-    if reason := refuse_fives(projections[0].weight):
         return reason
     return _fault(_way(x, projections, options), x, projections, options)
 

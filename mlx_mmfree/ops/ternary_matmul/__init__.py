@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from ..backend.dispatch import dispatch
-from ..ternary import MOST_CODES, packed_row
+from ..ternary import MOST_CODES, packed_width
 
 
 def ternary_matmul(x: mx.array, weight: mx.array, *, codes: bool = False) -> mx.array:
@@ -20,8 +20,7 @@ def ternary_matmul(x: mx.array, weight: mx.array, *, codes: bool = False) -> mx.
 
     Args:
         x: Activations `(..., D)`, any float dtype.
-        weight: Packed trits, `uint32` of shape `(N, packed_width(D))`, see `ops.ternary`, or `uint8`
-            with five trits a byte, see `ops.five_trits`, which are unpacked in each call.
+        weight: Packed trits, `uint32` of shape `(N, packed_width(D))`, see `ops.ternary`.
         codes: Whether the caller vouches that `x` holds whole numbers in [-128, 127], so that a backend
             may compute with 8-bit integers. A row with a NaN gives NaN. Results for other values are
             undefined.
@@ -40,15 +39,15 @@ def ternary_matmul(x: mx.array, weight: mx.array, *, codes: bool = False) -> mx.
     """
     if x.ndim < 1:
         raise ValueError("[ternary_matmul] 'x' must have shape (..., D) but got a single number.")
-    if weight.dtype not in (mx.uint32, mx.uint8) or weight.ndim != 2:
+    if weight.dtype != mx.uint32 or weight.ndim != 2:
         raise ValueError(
             f"[ternary_matmul] 'weight' must be a uint32 matrix but got {weight.dtype} with shape "
             f"{weight.shape}."
         )
-    width, columns = packed_row(weight, x.shape[-1])
+    width = packed_width(x.shape[-1])
     if weight.shape[1] != width:
         raise ValueError(
-            f"[ternary_matmul] 'weight' must have {width} {columns} a row for "
+            f"[ternary_matmul] 'weight' must have {width} words a row for "
             f"{x.shape[-1]} inputs but got {weight.shape[1]}."
         )
     if codes and x.shape[-1] > MOST_CODES:

@@ -9,17 +9,12 @@ import mlx.core as mx
 
 from ..backend.dispatch import on_cpu
 from ..backend.gradient import with_reference_gradient
-from ..five_trits import refuse_fives
 from ..ternary import unpack_ternary
 from ..unpacked import FEW_ROWS, unpacked_matrices
 from . import quantized, reference
 
 FEW_ROWS_IN_CODES = 2
 BLOCK_WEIGHTS = 2**22
-
-
-def unsupported(x: mx.array, weight: mx.array, *, codes: bool) -> str | None:
-    return refuse_fives(weight)
 
 
 def run(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:

@@ -11,7 +11,6 @@ from ..backend.choice import choose
 from ..backend.gradient import with_reference_gradient
 from ..backend.metal_functions import TERNARY
 from ..backend.self_check import kernel_fault, packed_pattern
-from ..five_trits import refuse_fives
 from ..ternary import packed_width
 from . import quantized, reference
 from .metal_choice import (
@@ -139,8 +138,6 @@ _prefill = mx.fast.metal_kernel(
 def unsupported(x: mx.array, weight: mx.array, *, codes: bool) -> str | None:
     if x.dtype not in _TILE_TYPES:
         return f"it takes float32, float16, bfloat16 or int8 activations, not {x.dtype}"
-    if reason := refuse_fives(weight):
-        return reason
     return _fault(_way(x, weight, codes), x, codes)
 
 

@@ -3,11 +3,6 @@
 import mlx.core as mx
 
 from ...native import kernels
-from ..five_trits import refuse_fives
-
-
-def unsupported(x: mx.array, weight: mx.array, *, codes: bool) -> str | None:
-    return refuse_fives(weight)
 
 
 def run(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:

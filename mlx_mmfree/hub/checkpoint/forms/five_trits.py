@@ -8,7 +8,7 @@ A ternary linear `X` of N outputs and D inputs has
 - `X.weight_scale`, float32 of shape `(1,)`: the weight is `trit * weight_scale`.
 
 `quantization_config` has `trits_per_byte`. No byte is above 242. As they are read, matrices are unpacked
-to the layout of `ops.ternary`, or their bytes become those of `ops.five_trits`.
+to the layout of `ops.ternary`, which takes a quarter more memory than the file.
 """
 
 from functools import cache
@@ -17,10 +17,11 @@ import mlx.core as mx
 import numpy as np
 
 from ....files.host_array import host_array
-from ....ops.five_trits import FRACTIONS, NO_FRACTION, NUMBERS, TRITS_PER_BYTE, five_width
 from ....ops.host_blocks import in_blocks
 from ....ops.ternary import CODES_PER_WORD, packed_width
 
+TRITS_PER_BYTE = 5
+NUMBERS = 3**TRITS_PER_BYTE
 BITS = 8 / TRITS_PER_BYTE
 
 _POWERS = np.array([1, 3, 9, 27, 81], np.uint8)
@@ -34,7 +35,7 @@ _GROUP_BYTES, _GROUP_WORDS = 16, 5
 
 def packed_shape(output_dims: int, input_dims: int) -> tuple[int, int]:
     """The shape of a packed weight."""
-    return output_dims, five_width(input_dims)
+    return output_dims, -(-input_dims // TRITS_PER_BYTE)
 
 
 def pack(weight: mx.array, input_dims: int) -> mx.array:
@@ -92,27 +93,6 @@ def unpack(weight: mx.array, input_dims: int) -> mx.array:
 
     in_blocks(rows, input_dims, work)
     return words
-
-
-def fractions(weight: mx.array, input_dims: int) -> mx.array:
-    """The bytes of `ops.five_trits`. A byte above 242, or another padding, becomes `NO_FRACTION`.
-
-    Args:
-        weight: `uint8` of shape `packed_shape(N, input_dims)`.
-        input_dims: The columns of the matrix.
-    """
-    packed = np.asarray(weight)
-    found, room = host_array(packed.shape, mx.uint8)
-    table = np.full(256, NO_FRACTION, np.uint8)
-    table[:NUMBERS] = FRACTIONS
-
-    def work(part: slice) -> None:
-        octets = packed[part].copy()
-        _mark_padding(octets[:, -1], input_dims)
-        np.take(table, octets, out=room[part])
-
-    in_blocks(len(packed), packed.shape[1], work)
-    return found
 
 
 def _mark_padding(last: np.ndarray, input_dims: int) -> None:

@@ -24,7 +24,6 @@ from typing import Any
 import mlx.core as mx
 
 from ....errors import UnsupportedModelError
-from ....ops.five_trits import NO_FRACTION
 from ....ops.host_blocks import has_code_three
 from ....ops.ternary import CODES_PER_WORD
 from . import affine_format, bitnet_format, five_trits
@@ -123,12 +122,7 @@ def _refuse_rotated(config: Mapping[str, Any]) -> None:
 
 
 def has_valid_codes(weight: mx.array, input_dims: int) -> bool:
-    """Whether packed words hold only the codes 0 to 2, and code 1 in the padding.
-
-    Bytes of five trits, whose padding was compared as they were read, must all be fractions.
-    """
-    if weight.dtype == mx.uint8:
-        return not mx.any(weight == NO_FRACTION).item()
+    """Whether packed words hold only the codes 0 to 2, and code 1 in the padding."""
     if has_code_three(weight):
         return False
     shifts = mx.arange(0, 2 * CODES_PER_WORD, 2, dtype=mx.uint32)

@@ -48,6 +48,7 @@ def bitnet(dims: int, inner: int, layers: int, vocabulary: int) -> tuple[dict[st
     config = {
         "architectures": ["BitNetForCausalLM"],
         "model_type": "bitnet",
+        "rope_theta": 500000.0,
         "num_attention_heads": 20,
         "num_key_value_heads": 5,
         "rms_norm_eps": 1e-5,

@@ -53,7 +53,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "quantization_config": TERNARY | {"use_rms_norm": True},
         **HEADS,
     },
-    "BitNet": {"model_type": "bitnet", **HEADS},
+    "BitNet": {"model_type": "bitnet", "rope_theta": 500000.0, **HEADS},
 }
 EMBEDDINGS = {"small": 0.02, "one": 1.0}
 """Standard deviations of the embeddings. That of all other weights is 0.02."""

@@ -43,7 +43,8 @@ class Config(TransformerConfig):
         "num_key_value_heads": 5,
         "rms_norm_eps": 1e-5,
     }
-    default_theta: ClassVar[float] = 500000.0
+    # transformers takes 500,000 where it is missing, mlx-lm 10,000
+    default_theta: ClassVar[float | None] = None
 
     linears: TernaryLinears | None = field(default_factory=TernaryLinears)
     has_sub_norms: bool = True
@@ -105,7 +106,7 @@ ARCHITECTURE = Architecture(
     transformers=_why_not_in_transformers,
     gguf={"bitnet-25": _IN_GGUF, "bitnet-b1.58": _IN_GGUF},
     gguf_name=lambda config: "bitnet" if config.hidden_act == "silu" else "bitnet-b1.58",
-    tiny=TINY,
+    tiny=TINY | {"rope_theta": 500000.0},
     presets={
         "bitnet-2b-4t": {
             "model_type": "bitnet",

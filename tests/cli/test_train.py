@@ -203,7 +203,10 @@ def test_linears_that_an_architecture_has_not_are_refused(
     config: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _change(config, model=LLAMA | {"model_type": "bitnet", "num_key_value_heads": 2})
+    _change(
+        config,
+        model=LLAMA | {"model_type": "bitnet", "rope_theta": 500000.0, "num_key_value_heads": 2},
+    )
     assert main(["--config", str(config), "--linear-class", "dense"]) == 2
     wanted = "--linear-class must be ternary for 'model_type' 'bitnet' but got 'dense'"
     assert wanted in capsys.readouterr().err

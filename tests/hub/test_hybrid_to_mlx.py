@@ -60,6 +60,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"base_model_type": "qwen3", "token_mixer": ["attention", "mlgru"]},
     "bitnet": {
         "base_model_type": "bitnet",
+        "rope_theta": 500000.0,
         "token_mixer": [WINDOW, "attention"],
         "hidden_act": "relu2",
     },

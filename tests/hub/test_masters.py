@@ -28,7 +28,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "hgrn": {"model_type": "hgrn_bit"},
     "hgrn_tied": {"model_type": "hgrn_bit", "tie_word_embeddings": True},
     "llama": {"model_type": "llama", **HEADS, "quantization_config": TernaryLinears().to_hub()},
-    "bitnet": {"model_type": "bitnet", **HEADS, "attention_bias": False},
+    "bitnet": {"model_type": "bitnet", "rope_theta": 500000.0, **HEADS, "attention_bias": False},
 }
 
 

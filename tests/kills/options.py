@@ -79,7 +79,10 @@ TRAIN_OPTIONS: list[Values] = [
     {"label_smoothing": 0.1},
     {"model": TRAIN["model"] | _ATTENTION},
     {"model": TRAIN["model"] | {"linear_class": "dense"}},
-    {"model": TRAIN["model"] | {"model_type": "bitnet", "num_attention_heads": 2}},
+    {
+        "model": TRAIN["model"]
+        | {"model_type": "bitnet", "rope_theta": 500000.0, "num_attention_heads": 2}
+    },
     {"init_from": "masters", "model": None},
     {"init_from": "latent", "model": None, "latent": True},
     {"init_from": "packed", "model": None, "rebuild_masters": True},

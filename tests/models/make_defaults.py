@@ -19,7 +19,8 @@ FILE = Path(__file__).parents[1] / "data" / "defaults.json"
 _HEADS: dict[str, Any] = {"hidden_size": 640, "num_attention_heads": 160}
 _NO_HEADS = {"num_key_value_heads": None, "hidden_size": 640, "num_attention_heads": 20}
 GIVEN: dict[str, list[dict[str, Any]]] = {
-    "bitnet": [{}, _HEADS, _NO_HEADS],
+    # mlx-lm takes another base where none is given, and so it must be given
+    "bitnet": [{"rope_theta": 1e6} | given for given in ({}, _HEADS, _NO_HEADS)],
     "llama": [{}, _HEADS, _NO_HEADS | {"head_dim": None}],
     "qwen3": [{}, _HEADS, _NO_HEADS],
     "big_bird": [{}],

@@ -139,8 +139,8 @@ def _packed_and_float(model_type: str, **keys: Any) -> tuple[Decoder, Decoder]:
 
 
 PAIRS: dict[str, Callable[[], tuple[Decoder, Decoder]]] = {
-    "bitnet": lambda: _packed_and_float("bitnet"),
-    "bitnet-tied": lambda: _packed_and_float("bitnet", tie_word_embeddings=True),
+    "bitnet": lambda: _packed_and_float("bitnet", rope_theta=5e5),
+    "bitnet-tied": lambda: _packed_and_float("bitnet", rope_theta=5e5, tie_word_embeddings=True),
     "llama": lambda: _quantized_and_dense("llama"),
     "llama-tied": lambda: _quantized_and_dense("llama", tie_word_embeddings=True),
     "qwen3": lambda: _quantized_and_dense("qwen3"),

@@ -30,11 +30,11 @@ def built(**changes: Any) -> Decoder:
 
 @pytest.mark.parametrize("base", ["bitnet", "llama", "qwen3"])
 def test_with_attention_everywhere_it_is_the_base(base: str) -> None:
-    hidden_act = {"hidden_act": "relu2"} if base == "bitnet" else {}
-    model = built(base_model_type=base, token_mixer="attention", **hidden_act)
+    keys = {"hidden_act": "relu2", "rope_theta": 5e5} if base == "bitnet" else {}
+    model = built(base_model_type=base, token_mixer="attention", **keys)
     mx.random.seed(0)
     record = find(base)
-    of_base = record.build(record.config.from_hub({**TINY, "model_type": base, **hidden_act}))
+    of_base = record.build(record.config.from_hub({**TINY, "model_type": base, **keys}))
     assert mx.array_equal(model(TOKENS)[0], of_base(TOKENS)[0])
 
 

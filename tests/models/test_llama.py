@@ -30,7 +30,8 @@ TOKENS = mx.array([[1, 5, 9, 2, 7, 7, 3]])
 
 
 def config_of(model_type: str = "llama", **keys: Any) -> Any:
-    return find(model_type).config.from_hub(SMALL | {"num_key_value_heads": 4} | keys)
+    base = {} if "rope_parameters" in keys else {"rope_theta": 10000.0}
+    return find(model_type).config.from_hub(SMALL | {"num_key_value_heads": 4} | base | keys)
 
 
 def build_seeded(**keys: Any) -> Decoder:
@@ -44,6 +45,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], int]] = {
         "bitnet",
         {
             "hidden_act": "relu2",
+            "rope_theta": 500000.0,
             "hidden_size": 2560,
             "intermediate_size": 6912,
             "num_hidden_layers": 30,

@@ -213,7 +213,8 @@ def test_positions_of_each_kind_of_layer_are_refused() -> None:
 
 def test_theta_where_it_is_missing() -> None:
     assert config_of().rotation.theta == 10000.0
-    assert config_of("bitnet", num_key_value_heads=4).rotation.theta == 500000.0
+    with pytest.raises(CheckpointError, match=r"'rope_theta' must be given .* but is missing"):
+        config_of("bitnet", num_key_value_heads=4, rope_theta=None)
 
 
 @pytest.mark.parametrize("is_normed", [False, True])

@@ -48,7 +48,7 @@ MODELS: dict[str, Callable[[], Decoder]] = {
     "gla": lambda: _build("gla"),
     # with small heads, a query and a key that nearly cancel are normed up, and their rounding with them
     "retnet": lambda: _build("retnet", num_heads=2),
-    "bitnet": lambda: _build("bitnet", **HEADS),
+    "bitnet": lambda: _build("bitnet", rope_theta=5e5, **HEADS),
     "llama": lambda: _build("llama", **HEADS),
     "llama-window": lambda: _windowed(_build("llama", **HEADS)),
     "qwen3": lambda: _build("qwen3", **HEADS),

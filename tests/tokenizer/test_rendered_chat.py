@@ -104,7 +104,14 @@ PUBLISHED = {
         ends={513, 514},
         laid_out=[512, 514, 514, 514],
         has_bos=True,
-        files={"config": {"model_type": "bitnet", "bos_token_id": 512, "eos_token_id": 513}},
+        files={
+            "config": {
+                "model_type": "bitnet",
+                "rope_theta": 500000.0,
+                "bos_token_id": 512,
+                "eos_token_id": 513,
+            }
+        },
     ),
     # it has no first token, though its configuration names one
     "qwen": Published(

@@ -44,7 +44,7 @@ HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 MODELS: dict[str, dict[str, Any]] = {
     "hgrn": {"model_type": "hgrn_bit"},
     "hgrn_dense": {"model_type": "hgrn_bit", "linear_class": "dense"},
-    "bitnet": {"model_type": "bitnet", **HEADS, "head_dim": 16},
+    "bitnet": {"model_type": "bitnet", "rope_theta": 500000.0, **HEADS, "head_dim": 16},
     "llama": {"model_type": "llama", **HEADS},
     "llama_ternary": {
         "model_type": "llama",

@@ -21,7 +21,12 @@ HGRN = {
     "num_hidden_layers": 1,
     "intermediate_size": 32,
 }
-BITNET = HGRN | {"model_type": "bitnet", "num_attention_heads": 2, "num_key_value_heads": 2}
+BITNET = HGRN | {
+    "model_type": "bitnet",
+    "rope_theta": 500000.0,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 
 
 def _settings(**values: Any) -> Settings:

@@ -75,12 +75,15 @@ class Rotation:
             )
 
     @classmethod
-    def from_hub(cls, config: Mapping[str, Any], default_theta: float = 10000.0) -> "Rotation":
+    def from_hub(
+        cls, config: Mapping[str, Any], default_theta: float | None = 10000.0
+    ) -> "Rotation":
         """Reads `rope_theta` and `rope_scaling`, or both in `rope_parameters`.
 
         As in transformers and mlx-lm, `rope_scaling` replaces `rope_parameters` where both are given.
-        Dynamic scaling begins at `max_position_embeddings`; other kinds take it for the trained length
-        where the scaling names none.
+        Without a default the base must be given. Dynamic scaling begins at
+        `max_position_embeddings`; other kinds take it for the trained length where the scaling names
+        none.
 
         Raises:
             CheckpointError: A value is of the wrong type or out of bounds, or two keys for one thing
@@ -222,7 +225,7 @@ class Rotation:
 
 
 def _theta(
-    config: Mapping[str, Any], key: str, scaling: Mapping[str, Any], default: float
+    config: Mapping[str, Any], key: str, scaling: Mapping[str, Any], default: float | None
 ) -> float:
     """The base of the wavelengths, which may stand in the section under `key` and beside it."""
     places = {f"'rope_theta' of '{key}'": scaling.get("rope_theta")}
@@ -234,6 +237,11 @@ def _theta(
         raise CheckpointError(
             "[config.json] 'rope_theta' must stand in 'rope_scaling', which replaces "
             f"'rope_parameters', but {replaced!r:.60} stands in 'rope_parameters' alone. Copy it there."
+        )
+    if given is None and default is None:
+        raise CheckpointError(
+            "[config.json] 'rope_theta' must be given for this architecture, since programs differ in "
+            "what they take without it, but is missing. Write the base that the model was trained with."
         )
     theta = {} if given is None else {"rope_theta": given}
     return number(theta, "rope_theta", default, low=1.0, high=1e15)

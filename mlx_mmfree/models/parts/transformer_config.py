@@ -63,7 +63,7 @@ class TransformerConfig:
         "initializer_range": 0.02,
     }
     """What transformers takes for keys that a `config.json` leaves out; these are its Llama's."""
-    default_theta: ClassVar[float] = 10000.0
+    default_theta: ClassVar[float | None] = 10000.0
 
     vocab_size: int
     hidden_size: int

@@ -47,7 +47,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mlgru": {"model_type": "hgrn_bit"},
     "mlgru dense": {"model_type": "hgrn_bit", "linear_class": "dense"},
     "llama": {"model_type": "llama", **HEADS},
-    "bitnet": {"model_type": "bitnet", **HEADS},
+    "bitnet": {"model_type": "bitnet", "rope_theta": 500000.0, **HEADS},
 }
 MB = 10**6
 

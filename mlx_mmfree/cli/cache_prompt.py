@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import mlx.core as mx
 
     from ..generation import cache_prompt, keeps_key_values, save_prompt_cache
-    from ..generation.prompt_ids import check_not_empty
+    from ..generation.decode import check_not_empty
 
     prompt = given_prompt(args.prompt)
     with argument_errors():

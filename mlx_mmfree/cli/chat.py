@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import mlx.core as mx
 
     from ..generation import Chat
-    from ..generation.stop import end_tokens
+    from ..generation.decode import end_tokens
 
     with argument_errors():
         # bad values are refused before the model is loaded

@@ -15,7 +15,7 @@ from .parts.memory import add_memory_flags, limited_memory
 from .parts.whole_texts import add_texts, given_texts, opened_as, texts_bar
 
 if TYPE_CHECKING:
-    from ..generation.classification import Classes
+    from ..generation.predictions import Classes
     from ..hub.checkpoint.opened_model import OpenedModel
 
 HELP = "sort texts or images into classes"
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _text_classes(
     args: argparse.Namespace, opened: "OpenedModel", texts: Sequence[str]
 ) -> "list[Classes]":
-    from ..generation.classification import classify
+    from ..generation.predictions import classify
 
     tokenizer = opened.tokenizer()
     model = with_adapter(args, opened)

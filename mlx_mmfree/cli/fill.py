@@ -40,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     text = given_prompt(args.text)
-    from ..generation.filling import fill
+    from ..generation.predictions import fill
     from ..models import MaskedLM
 
     opened = opened_as(MaskedLM, args, "fill", "fill in masked tokens")

@@ -177,8 +177,8 @@ def _words(text: str) -> tuple[str, ...]:
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     check_serve_packages("serve")
+    from ..generation.decode import end_tokens
     from ..generation.prompt_cache import read_settings
-    from ..generation.stop import end_tokens
     from ..server.run import make_service, serve
 
     with argument_errors():

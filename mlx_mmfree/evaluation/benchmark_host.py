@@ -16,7 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..generation.key_values import fixed_state
+from ..generation.states import fixed_state
 from ..models import Decoder
 from ..ops.backend.compilation import can_compile, compiled
 from .benchmark_process import check_ending, child_environment

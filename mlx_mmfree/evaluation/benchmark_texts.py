@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..generation.key_values import fixed_state
+from ..generation.states import fixed_state
 from ..models import Decoder
 from ..ops import use_backend
 from ..ops.backend.launch import FEW_ROWS, MAX_GROUP_ROWS, recording

@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from ..errors import UsageError
 from ..generation import Sampler, batch_generate, make_processors, make_sampler
-from ..generation.prompt_ids import encode_once_begun
+from ..generation.decode import encode_once_begun
 from ..models import Decoder
 from .scoring import score_continuations
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..files.stored_array import StoredArray
-from ..generation.finite import are_finite, check_finite
+from ..generation.decode import are_finite, check_finite
 from ..models import Decoder
 from ..ops import cross_entropy
 

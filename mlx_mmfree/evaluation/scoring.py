@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ..generation.decode import PREFILL_STEP_SIZE
-from ..generation.finite import are_finite, check_finite
+from ..generation.decode import PREFILL_STEP_SIZE, are_finite, check_finite
 from ..models import Decoder
 from ..models.parts.tokens import check_tokens
 from ..ops import cross_entropy

@@ -10,12 +10,18 @@ from mlx.utils import tree_reduce
 from ..errors import UsageError
 from ..models import Decoder
 from ..models.parts.tokens import token_array
-from .completion import Completion
-from .decode import PREFILL_STEP_SIZE, Decoding, Progress, State, check_max_tokens
-from .known_tokens import with_known_tokens
-from .samplers import Sampler, greedy
-from .stop import end_tokens
-from .text import GenerationResponse, responses
+from .decode import (
+    PREFILL_STEP_SIZE,
+    Completion,
+    Decoding,
+    GenerationResponse,
+    Progress,
+    State,
+    check_max_tokens,
+    end_tokens,
+    responses,
+)
+from .sampling import Sampler, greedy, with_known_tokens
 
 
 @dataclass(frozen=True)

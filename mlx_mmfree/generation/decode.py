@@ -1,16 +1,317 @@
-"""The decoding loop: token ids in, token ids out."""
+"""The decoding loop: the ids of a prompt in, tokens and their text out."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any, Literal, Protocol, cast
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
+from ..errors import NumericalError
 from ..models import Decoder, check_causal
-from ..models.parts.tokens import token_array
-from .finite import check_finite
-from .penalties import LogitsProcessor
-from .reader import Reader, State
-from .samplers import Sampler, greedy
+from ..models.parts.tokens import check_tokens, token_array
+from ..ops import long_sum
+from ..ops.backend.compilation import can_compile, compiled
+from ..platform.units import BYTES_PER_GB
+from .sampling import LogitsProcessor, Sampler, greedy
+from .states import fixed_state, growing_state
+
+Prompt = str | Sequence[int]
+
+
+def prompt_tokens(tokenizer: Any, prompt: Prompt, vocab_size: int) -> list[int]:
+    """The ids of a prompt.
+
+    Args:
+        tokenizer: Encodes a text, with the special tokens that the model expects.
+        prompt: A text or ids.
+        vocab_size: Every id is below it.
+
+    Raises:
+        ValueError: The prompt is empty, no Unicode text, or has a token outside the vocabulary.
+    """
+    ids = encode_once_begun(tokenizer, prompt) if isinstance(prompt, str) and prompt else prompt
+    check_not_empty(ids, "generate")
+    check_tokens(ids, vocab_size)
+    return [int(token) for token in ids]
+
+
+def check_not_empty(prompt: Prompt, place: str) -> None:
+    """Refuses a prompt without a word or token.
+
+    Raises:
+        ValueError: It is empty.
+    """
+    if len(prompt) == 0:
+        raise ValueError(f"[{place}] 'prompt' must not be empty. Give at least one word or token.")
+
+
+def encode_once_begun(tokenizer: Any, text: str, parse_special: bool | None = None) -> list[int]:
+    """The ids of a text with its first token once, though a chat template may have spelled it."""
+    ids: list[int] = tokenizer.encode(text, parse_special=parse_special)
+    is_twice = len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id
+    return ids[1:] if is_twice else ids
+
+
+def are_finite(logits: mx.array) -> mx.array:
+    """Whether no logit of a row is infinite or NaN and not all are zero: booleans `(...)`, not computed.
+
+    A norm turns numbers whose squares overflow into zeros, which is why zeros are refused too. Each
+    row's sum of magnitudes tells both in one pass, which costs next to nothing beside a decoding step.
+    """
+    sums = long_sum(mx.abs(logits), axis=-1)
+    return mx.logical_and(sums > 0, sums < mx.inf)
+
+
+def check_finite(finite: mx.array) -> None:
+    """Raises `NumericalError` unless all that `are_finite` found was finite."""
+    if not all(cast(list[bool], finite.tolist())):
+        raise not_finite()
+
+
+def not_finite() -> NumericalError:
+    """What is wrong where logits are not finite."""
+    return NumericalError(
+        "[model] the model's logits must be finite but hold NaN or infinity, or are all zero "
+        "because a number before them overflowed. The weights, the adapter or the prompt cache are "
+        "damaged, or the float type is too small: try '--dtype float32'."
+    )
+
+
+State = Any
+Shapes = tuple[tuple[int, ...], ...]
+Step = Callable[..., Any]
+
+_MOST_SHAPES = 4
+
+
+class Reader:
+    """Reads tokens and gives the logits after them.
+
+    The state takes a form whose shapes stay, where the model has one. MLX then repeats the graph that
+    was built in Python for the first tokens of a shape, until the room for keys and values grows.
+
+    Args:
+        model: Gives the logits.
+        state: What it has read of each row.
+
+    Attributes:
+        arrays: The state as it is, for MLX to compute.
+    """
+
+    def __init__(self, model: Decoder, state: State):
+        self._model = model
+        self._block_arguments = model.block_arguments()
+        mx.eval(self._block_arguments)
+        self._can_compile = can_compile()
+        self._steps: dict[Shapes, Step] = {}
+        self._prepare(state, 1)
+
+    @property
+    def state(self) -> State:
+        """What the model has read, in the ordinary form, which any number of tokens may follow."""
+        return growing_state(self._model, self.arrays, self._rooms, self._size)
+
+    def _prepare(self, state: State, count: int) -> None:
+        self._size = 0
+        self._rooms: tuple[int | None, ...] = ()
+        self.arrays = state
+        if self._can_compile:
+            self.arrays, self._rooms = fixed_state(self._model, state, count)
+        self._room = min((room for room in self._rooms if room is not None), default=None)
+        self._step = self._step_for(
+            tuple(array.shape[1:] for _, array in cast(Any, tree_flatten(self.arrays)))
+        )
+
+    def _step_for(self, shapes: Shapes) -> Step:
+        """What reads tokens into a state of these shapes; it builds a graph for each number of rows."""
+        step = self._steps.pop(shapes, None)
+        if step is None:
+            step = partial(self._run, self._model, self._block_arguments)
+            step = compiled(step) if self._rooms else step
+        self._steps[shapes] = step
+        if len(self._steps) > _MOST_SHAPES:
+            # graphs of the shapes that were used longest ago
+            del self._steps[next(iter(self._steps))]
+        return step
+
+    def _make_room(self, count: int) -> None:
+        """Lets the state take so many more tokens in the form that it has."""
+        if self._room is not None and self._size + count > self._room:
+            self._prepare(self.state, count)
+
+    @staticmethod
+    def _run(
+        model: Decoder, block_arguments: list[dict[str, mx.array]], tokens: mx.array, state: State
+    ) -> tuple[mx.array, mx.array, State]:
+        hidden, state = model.hidden(tokens[:, None], state, block_arguments=block_arguments)
+        logits = model.logits(hidden).squeeze(1).astype(mx.float32)
+        return logits, are_finite(logits), state
+
+    def read(self, tokens: mx.array) -> tuple[mx.array, mx.array]:
+        """Reads tokens `(B,)`.
+
+        Returns:
+            The logits after them, float32 `(B, V)`, and which rows are finite, `(B,)`, both yet to be
+            computed.
+        """
+        self._make_room(1)
+        logits, finite, self.arrays = self._step(tokens, self.arrays)
+        self._size += 1
+        return logits, finite
+
+    def go_on(self, state: State) -> None:
+        """Goes on with other rows; the graphs for numbers of rows are kept.
+
+        Args:
+            state: That of the rows, in the ordinary form.
+        """
+        self._prepare(state, 1)
+
+
+class StopStrings:
+    """Ends a text before the first of some strings; no part of it is ever shown.
+
+    Text that could be the beginning of a stop string is held back until more text decides.
+
+    Args:
+        strings: The stop strings; none is empty.
+
+    Raises:
+        ValueError: A string is empty.
+
+    Example:
+        >>> stop = StopStrings(["END"])
+        >>> stop.add("the E"), stop.add("ND of it"), stop.is_met
+        ('the ', '', True)
+    """
+
+    def __init__(self, strings: Sequence[str] = ()):
+        if isinstance(strings, str):
+            strings = [strings]
+        if "" in strings:
+            raise ValueError("[StopStrings] 'stop' must not hold an empty string.")
+        self._strings = tuple(strings)
+        self._held = ""
+        self.is_met = False
+
+    def add(self, text: str) -> str:
+        """Takes new text and returns what may be shown."""
+        text = self._held + text
+        found = [(start + len(s), start) for s in self._strings if (start := text.find(s)) >= 0]
+        if found:
+            # The one that is complete first, so that it does not matter how the text is cut.
+            self.is_met, self._held = True, ""
+            return text[: min(found)[1]]
+        cut = len(text) - max((_overlap(text, s) for s in self._strings), default=0)
+        self._held = text[cut:]
+        return text[:cut]
+
+    def finalize(self) -> str:
+        """The text held back, once no more follows."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, string: str) -> int:
+    """The length of the longest proper beginning of `string` that `text` ends with."""
+    longest = min(len(text), len(string) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(string[:n])), 0)
+
+
+def end_tokens(tokenizer: Any, extra: Collection[int | str] = ()) -> frozenset[int]:
+    """The ids that end a text: the tokenizer's own and the extra ones.
+
+    Args:
+        tokenizer: Knows its `eos_token_ids`.
+        extra: Ids, or tokens by their name in the vocabulary or their text, such as `"<|im_end|>"`.
+
+    Raises:
+        ValueError: A text is not exactly one token.
+    """
+    return frozenset(tokenizer.eos_token_ids) | {_token_id(tokenizer, token) for token in extra}
+
+
+def _token_id(tokenizer: Any, token: int | str) -> int:
+    if isinstance(token, int):
+        return token
+    if token.isdecimal():
+        return int(token)
+    named: int | None = tokenizer.token_id(token)
+    if named is not None:
+        return named
+    # within a text, and at its beginning
+    inside: list[int] = tokenizer.encode_continuation(token, parse_special=True)
+    ids: list[int] = tokenizer.encode(token, add_special_tokens=False, parse_special=True)
+    for found in (inside, ids):
+        if len(found) == 1:
+            return found[0]
+    raise ValueError(
+        f"[generate] 'extra_eos_token' must be an id or one token of the vocabulary but got "
+        f"{token!r}, which is {len(ids)} tokens."
+    )
+
+
+FinishReason = Literal["stop", "length"]
+
+
+class Completion:
+    """The text of one prompt as it grows.
+
+    Args:
+        tokenizer: Turns tokens into text.
+        stop: Strings that end the text.
+        end: Tokens that end the text.
+        max_tokens: How many tokens there may be.
+        after: The ids of the prompt whose text this one goes on; none, if it begins anew.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        stop: Sequence[str],
+        end: Collection[int],
+        max_tokens: int,
+        after: Collection[int] = (),
+    ):
+        self.tokens: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self._detokenizer = tokenizer.detokenizer(after=after)
+        self._stop = StopStrings(stop)
+        self._end = end
+        self._max_tokens = max_tokens
+        self._parts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._parts)
+
+    @property
+    def remaining(self) -> int:
+        """How many tokens may follow."""
+        return self._max_tokens - len(self.tokens)
+
+    def add(self, token: int) -> str:
+        """Takes a token and returns the text that it adds."""
+        self.tokens.append(token)
+        if token in self._end:
+            self.finish_reason = "stop"
+            text = self._detokenizer.finalize()
+        else:
+            text = self._detokenizer.add(token)
+            if not self.remaining:
+                self.finish_reason = "length"
+                text += self._detokenizer.finalize()
+        text = self._stop.add(text)
+        if self._stop.is_met:
+            self.finish_reason = "stop"
+        elif self.finish_reason:
+            text += self._stop.finalize()
+        self._parts.append(text)
+        return text
+
 
 Progress = Callable[[int, int], None]
 """Takes how many positions of a prompt are read, and how many there are."""
@@ -66,6 +367,28 @@ def prefill(
     return state
 
 
+@dataclass(frozen=True)
+class DraftStats:
+    """What a draft model was worth.
+
+    Attributes:
+        proposed: Tokens that it proposed.
+        accepted: Those that the model kept.
+
+    Example:
+        >>> DraftStats(proposed=8, accepted=6).acceptance_rate
+        0.75
+    """
+
+    proposed: int = 0
+    accepted: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The share that was kept; 0 where nothing was proposed."""
+        return self.accepted / self.proposed if self.proposed else 0.0
+
+
 class Decoding:
     """A batch in the middle of decoding: while one step's tokens are read, the next is computed.
 
@@ -81,6 +404,9 @@ class Decoding:
     Raises:
         UnsupportedModelError: The model cannot continue a text.
     """
+
+    from_draft = False
+    stats: DraftStats | None = None
 
     def __init__(
         self,
@@ -210,3 +536,86 @@ def generate_tokens(
 def check_max_tokens(max_tokens: int) -> None:
     if max_tokens < 1:
         raise ValueError(f"[generate] 'max_tokens' must be at least 1 but got {max_tokens}.")
+
+
+@dataclass(frozen=True)
+class GenerationResponse:
+    """One step of a stream.
+
+    Attributes:
+        text: The text that this step adds, possibly none.
+        token: The token that was chosen.
+        prompt_tokens: Number of tokens of the prompt.
+        prompt_tps: Tokens of the prompt read per second.
+        generation_tokens: Number of tokens generated so far.
+        generation_tps: Tokens generated per second after the first.
+        peak_memory: The most memory that MLX has used, in GB.
+        finish_reason: `"stop"` at a stop string or the end of the text, `"length"` at the last
+            token allowed, otherwise `None`.
+        from_draft: Whether the draft model proposed the token.
+        draft: What the draft model proposed so far; `None` without one.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> *_, last = stream_generate(model, tokenizer, "Once upon a time", max_tokens=4)
+        >>> last.generation_tokens, last.finish_reason
+        (4, 'length')
+    """
+
+    text: str
+    token: int
+    prompt_tokens: int
+    prompt_tps: float
+    generation_tokens: int
+    generation_tps: float
+    peak_memory: float
+    finish_reason: FinishReason | None = None
+    from_draft: bool = False
+    draft: DraftStats | None = None
+
+
+class _Steps(Protocol):
+    """What decodes a text: `Decoding`, alone or with a draft model."""
+
+    @property
+    def from_draft(self) -> bool:
+        """Whether a draft model proposed the last token."""
+
+    @property
+    def stats(self) -> DraftStats | None:
+        """What the draft model proposed so far; `None` without one."""
+
+    def step(self, *, is_last: bool = False) -> list[int]:
+        """The next token of each row."""
+
+
+def responses(
+    decoding: _Steps, completion: Completion, prompt_size: int, start: float
+) -> Iterator[GenerationResponse]:
+    """Decodes to the end of a text and yields its steps; `start` is when reading it began."""
+    prompt_tps, first = 0.0, start
+    while completion.finish_reason is None:
+        (token,) = decoding.step(is_last=completion.remaining == 1)
+        now = perf_counter()
+        if not completion.tokens:
+            prompt_tps, first = prompt_size / (now - start), now
+        text = completion.add(token)
+        count = len(completion.tokens)
+        yield GenerationResponse(
+            text=text,
+            token=token,
+            prompt_tokens=prompt_size,
+            prompt_tps=prompt_tps,
+            generation_tokens=count,
+            generation_tps=rate(count - 1, now - first),
+            peak_memory=mx.get_peak_memory() / BYTES_PER_GB,
+            finish_reason=completion.finish_reason,
+            from_draft=decoding.from_draft,
+            draft=decoding.stats,
+        )
+
+
+def rate(count: int, time_s: float) -> float:
+    """How many per second; 0 where nothing was timed."""
+    return count / time_s if count and time_s > 0 else 0.0

@@ -19,7 +19,7 @@ from ..ops.ternary import packed_width
 from ..platform.device import DeviceInfo, device_info
 from ..platform.units import BYTES_PER_GB
 from .decode import PREFILL_STEP_SIZE
-from .key_values import blank_state
+from .states import blank_state
 
 Setter = Callable[[int], int]
 

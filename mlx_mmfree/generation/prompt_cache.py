@@ -24,9 +24,7 @@ from ..hub.checkpoint.save import write_tensors
 from ..models import Decoder
 from ..models.parts.tokens import check_tokens, token_array
 from .decode import PREFILL_STEP_SIZE, Progress, prefill
-from .fingerprint import fingerprint
-from .key_values import blank_state
-from .trimmed_state import arrays_by_place, trimmed_state
+from .states import arrays_by_place, blank_state, fingerprint, trimmed_state
 
 FORMAT_VERSION = "1"
 

@@ -6,44 +6,187 @@ it would have chosen itself.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_map
 
+from ..layers.mixer import State, StateKind, StatesByPosition
 from ..models import Decoder
-from .acceptance import accept_chosen, accept_drawn
-from .decode import PREFILL_STEP_SIZE, Progress, prefill
-from .draft_checks import check_draft
-from .finite import check_finite
-from .penalties import LogitsProcessor
-from .rewinding import RewindingReader
-from .samplers import Draw, Sampler, greedy
+from ..ops import log_softmax
+from .decode import (
+    PREFILL_STEP_SIZE,
+    DraftStats,
+    Progress,
+    Reader,
+    are_finite,
+    check_finite,
+    prefill,
+)
+from .sampling import Draw, LogitsProcessor, Sampler, greedy
 
-NUM_DRAFT_TOKENS = 3
+
+def check_draft(model: Decoder, draft_model: Decoder) -> None:
+    """Refuses a draft model whose logits are not about the same tokens.
+
+    Raises:
+        ValueError: The vocabularies differ in size.
+    """
+    if draft_model.vocab_size != model.vocab_size:
+        raise ValueError(
+            f"[speculative] 'draft_model' must have the model's vocabulary of {model.vocab_size} "
+            f"tokens but has {draft_model.vocab_size}. Choose a smaller model of the same family."
+        )
 
 
-@dataclass(frozen=True)
-class DraftStats:
-    """What a draft model was worth.
+def check_draft_tokenizer(tokenizer: Any, draft_tokenizer: Any) -> None:
+    """Refuses a draft model whose tokens have other texts.
 
-    Attributes:
-        proposed: Tokens that it proposed.
-        accepted: Those that the model kept.
+    Raises:
+        ValueError: The tokenizers differ.
+    """
+    count = tokenizer.vocab_size
+    if draft_tokenizer.vocab_size == count:
+        pieces, drafted = (
+            [_piece(given, n) for n in range(count)] for given in (tokenizer, draft_tokenizer)
+        )
+        different = next((n for n in range(count) if pieces[n] != drafted[n]), None)
+        if different is None:
+            return
+        found = f"token {different} is {drafted[different]!r:.40}, not {pieces[different]!r:.40}"
+    else:
+        found = f"it has {draft_tokenizer.vocab_size} tokens, not {count}"
+    raise ValueError(
+        f"[speculative] 'draft_model' must come with the tokenizer of the model but {found}. Choose "
+        "a smaller model of the same family."
+    )
 
-    Example:
-        >>> DraftStats(proposed=8, accepted=6).acceptance_rate
-        0.75
+
+def _piece(tokenizer: Any, token: int) -> str | None:
+    try:
+        return str(tokenizer.piece(token))
+    except ValueError:
+        return None
+
+
+def accept_chosen(chosen: mx.array, drafts: list[mx.array]) -> tuple[mx.array, mx.array]:
+    """How many tokens are the choices themselves `(1,)`, and the choice behind them `(1,)`."""
+    chosen = chosen.astype(mx.int32)
+    if not drafts:
+        return mx.zeros((1,), mx.int32), chosen
+    is_same = (mx.concatenate(drafts) == chosen[:-1]).astype(mx.int32)
+    kept = mx.cumprod(is_same).sum(keepdims=True)
+    return kept, chosen[kept]
+
+
+def accept_drawn(
+    scores: mx.array, draft_scores: list[mx.array], drafts: list[mx.array]
+) -> tuple[mx.array, mx.array]:
+    """How many tokens are kept `(1,)`, and a token drawn from what they leave over `(1,)`."""
+    p = mx.exp(log_softmax(scores))
+    # nothing was proposed behind the last token
+    q = mx.concatenate([*(mx.exp(log_softmax(row)) for row in draft_scores), mx.zeros_like(p[:1])])
+    kept = mx.zeros((1,), mx.int32)
+    if drafts:
+        at = mx.concatenate(drafts)[:, None]
+        p_at, q_at = (mx.take_along_axis(x[:-1], at, axis=-1)[:, 0] for x in (p, q))
+        is_kept = mx.random.uniform(shape=p_at.shape) * q_at < p_at
+        kept = mx.cumprod(is_kept.astype(mx.int32)).sum(keepdims=True)
+    left = mx.maximum(p[kept] - q[kept], 0.0)
+    # rounding may leave nothing where both are equal
+    left = mx.where(left.sum(axis=-1, keepdims=True) > 0, left, p[kept])
+    return kept, mx.random.categorical(mx.log(left)).astype(mx.int32)
+
+
+class RewindingReader(Reader):
+    """Reads tokens of one text, several at a time, and takes back those that turn out wrong.
+
+    Attention forgets the keys and values of such tokens. A state that is not shortened, as that of a
+    recurrence, is kept after each token instead.
+
+    Args:
+        model: Gives the logits.
+        state: What it has read.
+        ahead: How many tokens follow the first that are read after `take_back`, at most.
     """
 
-    proposed: int = 0
-    accepted: int = 0
+    def __init__(self, model: Decoder, state: Any, ahead: int):
+        super().__init__(model, state)
+        self._ahead = ahead
+        self._trails = [_Trail(mixer.state_kind) for mixer in model.token_mixers]
+        self._unsettled = 0
 
-    @property
-    def acceptance_rate(self) -> float:
-        """The share that was kept; 0 where nothing was proposed."""
-        return self.accepted / self.proposed if self.proposed else 0.0
+    @staticmethod
+    def _run(
+        model: Decoder, block_arguments: list[dict[str, mx.array]], tokens: mx.array, state: Any
+    ) -> tuple[mx.array, mx.array, Any]:
+        hidden, state = model.hidden(
+            tokens, state, block_arguments=block_arguments, by_position=True
+        )
+        logits = model.logits(hidden)[0].astype(mx.float32)
+        return logits, are_finite(logits), state
+
+    def read(self, tokens: mx.array) -> tuple[mx.array, mx.array]:
+        """Reads tokens `(1, L)`.
+
+        Returns:
+            The logits after each, float32 `(L, V)`, and which are finite, `(L,)`, yet to be computed.
+        """
+        length = tokens.shape[1]
+        if not self._unsettled:
+            self._make_room(length + self._ahead)
+        logits, finite, states = self._step(tokens, self.arrays)
+        self.arrays = tuple(
+            trail.add(state, length) for trail, state in zip(self._trails, states, strict=True)
+        )
+        self._size += length
+        self._unsettled += length
+        return logits, finite
+
+    def take_back(self, count: int) -> None:
+        """Forgets the last `count` tokens, of those that were read since the last call."""
+        if self._unsettled:
+            self.arrays = tuple(trail.settled(count) for trail in self._trails)
+        self._size -= count
+        self._unsettled = 0
+
+
+class _Trail:
+    """The states of a block after tokens that may be taken back.
+
+    Args:
+        kind: Shortens states.
+    """
+
+    def __init__(self, kind: StateKind):
+        self._kind = kind
+        # one for each stretch of tokens, and its length
+        self._stretches: list[tuple[State | StatesByPosition, int]] = []
+
+    def add(self, state: State | StatesByPosition, length: int) -> State:
+        """Takes what the mixer gave for so many tokens, and returns the state after them."""
+        stretches = self._stretches
+        if isinstance(state, StatesByPosition):
+            stretches.append((state, length))
+            return state.states[-1]
+        # only the last state is held, since memory that nothing else holds is written in place
+        if stretches and not isinstance(stretches[-1][0], StatesByPosition):
+            length += stretches.pop()[1]
+        stretches.append((state, length))
+        return state
+
+    def settled(self, count: int) -> State:
+        """The state before the last `count` tokens, fewer than there are; none can go back behind it."""
+        stretches, self._stretches = self._stretches, []
+        while count >= stretches[-1][1]:
+            count -= stretches.pop()[1]
+        state, _ = stretches[-1]
+        if isinstance(state, StatesByPosition):
+            return state.states[-1 - count]
+        return self._kind.rewound(state, count) if count else state
+
+
+NUM_DRAFT_TOKENS = 3
 
 
 class SpeculativeDecoding:

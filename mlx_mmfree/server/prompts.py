@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import MMFreeError, shown_path
-from ..generation.prompt_ids import prompt_tokens
+from ..generation.decode import prompt_tokens
 from .errors import RequestError
 from .schemas.chat import ChatRequest
 from .served import ServedModel

@@ -6,8 +6,8 @@ from typing import Any
 
 from ..errors import MMFreeError
 from ..generation import LogitsProcessor, Sampler, make_processors, make_sampler
+from ..generation.decode import end_tokens
 from ..generation.scheduling import Request
-from ..generation.stop import end_tokens
 from .errors import RequestError
 from .logit_bias import LogitBias
 from .prompts import Prompt, most_tokens

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.cli import main
-from mlx_mmfree.generation.key_values import with_key_values
+from mlx_mmfree.generation.states import with_key_values
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.hub.adapters.adapter import attach
 from mlx_mmfree.hub.adapters.adapter_folder import read_adapter

@@ -8,7 +8,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from mlx_mmfree.generation.classification import class_names, classify_images
+from mlx_mmfree.generation.predictions import class_names, classify_images
 from mlx_mmfree.images import ImageProcessor
 from mlx_mmfree.models import ImageClassifier
 from mlx_mmfree.models.parts.stage import Stage

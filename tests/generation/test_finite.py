@@ -10,8 +10,7 @@ import pytest
 from mlx_mmfree.errors import NumericalError
 from mlx_mmfree.evaluation.perplexity import measure_perplexity
 from mlx_mmfree.evaluation.scoring import score_continuations
-from mlx_mmfree.generation.decode import Decoding, generate_tokens
-from mlx_mmfree.generation.finite import are_finite
+from mlx_mmfree.generation.decode import Decoding, are_finite, generate_tokens
 from mlx_mmfree.generation.speculative import SpeculativeDecoding
 from mlx_mmfree.models import Decoder
 from tests.generation.models import MODELS

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.generation.penalties import (
+from mlx_mmfree.generation.sampling import (
     CountPenalty,
     LogitsProcessor,
     RepetitionPenalty,

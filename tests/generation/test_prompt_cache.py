@@ -20,8 +20,8 @@ from mlx_mmfree.generation import (
     save_prompt_cache,
     with_key_values,
 )
-from mlx_mmfree.generation.fingerprint import fingerprint
 from mlx_mmfree.generation.prompt_cache import read_settings
+from mlx_mmfree.generation.states import fingerprint
 from mlx_mmfree.models import Decoder
 from tests.generation.models import MODELS, SETTINGS, VOCABULARY, alone, attention, recurrent
 

@@ -7,9 +7,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.generation import prefill, reader
-from mlx_mmfree.generation.key_values import counted
-from mlx_mmfree.generation.rewinding import RewindingReader
+from mlx_mmfree.generation import decode, prefill
+from mlx_mmfree.generation.speculative import RewindingReader
+from mlx_mmfree.generation.states import counted
 from mlx_mmfree.layers.attention import key_values as key_value_state
 from tests.generation.models import MODELS, hybrid
 from tests.tolerances import TOLERANCE, relative_error
@@ -28,10 +28,10 @@ def test_what_is_taken_back_leaves_no_trace(
 ) -> None:
     monkeypatch.setattr(key_value_state, "GROWTH_STEP", 16)
     if not is_compiled:
-        monkeypatch.setattr(reader, "can_compile", lambda: False)
+        monkeypatch.setattr(decode, "can_compile", lambda: False)
     model, text = ALL[name](1), [3, 1, 4, 1, 5]
     rewinding = RewindingReader(model, prefill(model, mx.array([text])), ahead=4)
-    one_by_one = reader.Reader(model, prefill(model, mx.array([text])))
+    one_by_one = decode.Reader(model, prefill(model, mx.array([text])))
     for number, (lengths, taken_back) in enumerate(ROUNDS):
         added = [(7 * number + n * n) % 23 for n in range(sum(lengths))]
         parts = []

@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.generation import filters
-from mlx_mmfree.generation.samplers import Draw, chain, greedy, make_sampler, temperature
+from mlx_mmfree.generation import sampling
+from mlx_mmfree.generation.sampling import Draw, chain, greedy, make_sampler, temperature
 
 LOGITS = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32) * 2
 DRAWS = 20_000
@@ -20,7 +20,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return weights / weights.sum(-1, keepdims=True)
 
 
-def kept(keep: filters.Filter, logits: np.ndarray = LOGITS) -> np.ndarray:
+def kept(keep: sampling.Filter, logits: np.ndarray = LOGITS) -> np.ndarray:
     filtered = np.array(keep(mx.array(logits)))
     is_kept = np.isfinite(filtered)
     np.testing.assert_array_equal(filtered[is_kept], logits[is_kept])
@@ -50,21 +50,21 @@ def test_greedy_takes_the_largest() -> None:
 
 @pytest.mark.parametrize("mass", [1e-6, 0.3, 0.77, 0.95, 0.999])
 def test_top_p(mass: float) -> None:
-    np.testing.assert_array_equal(kept(filters.TopP(mass)), top_p_set(LOGITS, mass))
+    np.testing.assert_array_equal(kept(sampling.TopP(mass)), top_p_set(LOGITS, mass))
 
 
 def test_top_p_stops_where_the_mass_is_reached_exactly() -> None:
     logits = np.log(np.array([[0.25, 0.5, 0.25]], np.float32))
-    assert kept(filters.TopP(0.5), logits).tolist() == [[False, True, False]]
+    assert kept(sampling.TopP(0.5), logits).tolist() == [[False, True, False]]
 
 
 @pytest.mark.parametrize("count", [1, 7, 49, 50, 51])
 def test_top_k(count: int) -> None:
-    np.testing.assert_array_equal(kept(filters.TopK(count)), ranks(LOGITS) < count)
+    np.testing.assert_array_equal(kept(sampling.TopK(count)), ranks(LOGITS) < count)
 
 
 def test_top_k_keeps_as_many_of_equal_logits() -> None:
-    assert kept(filters.TopK(3), np.ones((2, 8), np.float32)).sum(-1).tolist() == [3, 3]
+    assert kept(sampling.TopK(3), np.ones((2, 8), np.float32)).sum(-1).tolist() == [3, 3]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 1.0])
@@ -74,28 +74,28 @@ def test_min_p(share: float, least: int) -> None:
     expected = (probabilities >= share * probabilities.max(-1, keepdims=True) * (1 - 1e-6)) | (
         ranks(LOGITS) < least
     )
-    np.testing.assert_array_equal(kept(filters.MinP(share, least)), expected)
+    np.testing.assert_array_equal(kept(sampling.MinP(share, least)), expected)
 
 
 def test_xtc_keeps_only_the_least_of_the_likely_tokens() -> None:
     probabilities = np.array([[0.4, 0.3, 0.2, 0.07, 0.03], [0.9, 0.04, 0.03, 0.02, 0.01]])
     logits = np.log(probabilities).astype(np.float32)
     expected = [[False, False, True, True, True], [True] * 5]
-    assert kept(filters.XTC(1.0, 0.1), logits).tolist() == expected
-    assert kept(filters.XTC(0.0, 0.1), logits).all()
-    assert kept(filters.XTC(1.0, 0.1, exempt=(1,)), logits).tolist()[0] == [False] + [True] * 4
+    assert kept(sampling.XTC(1.0, 0.1), logits).tolist() == expected
+    assert kept(sampling.XTC(0.0, 0.1), logits).all()
+    assert kept(sampling.XTC(1.0, 0.1, exempt=(1,)), logits).tolist()[0] == [False] + [True] * 4
 
 
 def test_xtc_of_mapped_rows() -> None:
     logits = mx.log(mx.array([[0.4, 0.3, 0.2, 0.07, 0.03], [0.2, 0.3, 0.4, 0.07, 0.03]]))
-    keep = filters.XTC(1.0, 0.1, exempt=(1,))
+    keep = sampling.XTC(1.0, 0.1, exempt=(1,))
     assert mx.array_equal(mx.vmap(keep)(logits), keep(logits))
 
 
 def test_xtc_filters_as_often_as_asked() -> None:
     mx.random.seed(2)
     logits = np.tile(np.log(np.array([[0.6, 0.4]], np.float32)), (DRAWS, 1))
-    share = (~kept(filters.XTC(0.25, 0.1), logits)[:, 0]).mean()
+    share = (~kept(sampling.XTC(0.25, 0.1), logits)[:, 0]).mean()
     assert abs(share - 0.25) < 4 * math.sqrt(0.25 * 0.75 / DRAWS)
 
 

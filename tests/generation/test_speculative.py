@@ -14,10 +14,12 @@ from mlx_mmfree.generation import (
     stream_generate,
     with_key_values,
 )
-from mlx_mmfree.generation.acceptance import accept_drawn
-from mlx_mmfree.generation.draft_checks import check_draft_tokenizer
-from mlx_mmfree.generation.samplers import Draw, greedy
-from mlx_mmfree.generation.speculative import SpeculativeDecoding
+from mlx_mmfree.generation.sampling import Draw, greedy
+from mlx_mmfree.generation.speculative import (
+    SpeculativeDecoding,
+    accept_drawn,
+    check_draft_tokenizer,
+)
 from mlx_mmfree.hub import Tokenizer, load_tokenizer
 from mlx_mmfree.models import Decoder, llama
 from tests.generation.conftest import GOLDENS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.generation.stop import StopStrings, end_tokens
+from mlx_mmfree.generation.decode import StopStrings, end_tokens
 from mlx_mmfree.hub import Tokenizer
 
 SPM = Path(__file__).parents[1] / "data" / "goldens" / "tokenizer_spm"

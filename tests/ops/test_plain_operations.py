@@ -6,8 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.generation.export.step import DecodingStep
-from mlx_mmfree.generation.export.write import _arguments, _operations, _write_function
+from mlx_mmfree.generation.export import DecodingStep, _arguments, _operations, _write_function
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.ops import pack_ternary, ternary_matmul, use_backend

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlx_mmfree.generation.scheduling.drafting import Drafting
+from mlx_mmfree.generation.scheduling.scheduler import Drafting
 from tests.server.conftest import stream
 
 pytestmark = pytest.mark.serve

@@ -41,7 +41,7 @@ def draft_of(
         MMFreeError: It cannot be loaded.
     """
     from ...generation import with_key_values
-    from ...generation.draft_checks import check_draft, check_draft_tokenizer
+    from ...generation.speculative import check_draft, check_draft_tokenizer
     from ...hub import load
 
     if args.draft_model is None:

@@ -14,7 +14,7 @@ from .whole_texts import texts_bar
 from .writable import check_writable
 
 if TYPE_CHECKING:
-    from ...generation.classification import Classes
+    from ...generation.predictions import Classes
     from ...hub.checkpoint.opened_model import OpenedModel
     from ...images import ImageProcessor
 
@@ -71,7 +71,7 @@ def check_map(args: argparse.Namespace) -> None:
 
 def image_classes(args: argparse.Namespace, opened: "OpenedModel") -> "list[Classes]":
     """The classes of the images, whose maps are drawn if asked for."""
-    from ...generation.classification import classify_images
+    from ...generation.predictions import classify_images
 
     labels = [] if args.labels is None else _read_labels(args.labels)
     processor = opened.image_processor()

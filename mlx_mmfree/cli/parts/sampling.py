@@ -9,7 +9,7 @@ from .flags import seed as seed_number
 
 if TYPE_CHECKING:
     from ...generation import Sampler
-    from ...generation.penalties import LogitsProcessor
+    from ...generation.sampling import LogitsProcessor
 
 
 def add_sampling_flags(group: Any, *, temp: float = 0.0, top_p: float = 1.0) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ...generation.key_values import blank_state, fixed_state, growing_state
+from ...generation.states import blank_state, fixed_state, growing_state
 from ...models import Decoder, check_causal
 from ...ops.backend.compilation import without_fusion
 from ...ops.backend.graph import Graph, GraphNode, graph_of

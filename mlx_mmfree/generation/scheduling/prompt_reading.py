@@ -8,10 +8,9 @@ import mlx.core as mx
 import numpy as np
 
 from ...models import Decoder
-from ..key_values import exact_lengths, joined_states, selected_rows
 from ..sessions import Known, Sessions
-from .beginnings import Beginning, Beginnings
-from .row import Row
+from ..states import exact_lengths, joined_states, selected_rows
+from .requests import Beginning, Beginnings, Row
 
 State = Any
 

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...generation.stop import end_tokens
+from ...generation.decode import end_tokens
 from ..answers.chat import ChatAnswer
 from ..answers.logprobs import ShownTokens
 from ..errors import RequestError

@@ -10,9 +10,8 @@ import pytest
 from mlx.utils import tree_map
 
 from mlx_mmfree.errors import CheckpointError, NumericalError, UnsupportedModelError
-from mlx_mmfree.generation import with_key_values
-from mlx_mmfree.generation.export import check, export_step, step, write
-from mlx_mmfree.generation.export.step import DecodingStep
+from mlx_mmfree.generation import export, with_key_values
+from mlx_mmfree.generation.export import TOLERANCE, DecodingStep, export_step, uniform
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.attention import key_values as key_value_state
@@ -203,7 +202,7 @@ def test_an_operation_that_mlx_cannot_write_is_refused(
 def test_a_damaged_file_is_thrown_away(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = write.write_safetensors
+    whole = export.write_safetensors
 
     def damaged(file: Path, plan: Sequence[Any]) -> None:
         whole(file, plan)
@@ -212,7 +211,7 @@ def test_a_damaged_file_is_thrown_away(
         mx.eval(tensors)
         mx.save_safetensors(str(file), tensors)
 
-    monkeypatch.setattr(write, "write_safetensors", damaged)
+    monkeypatch.setattr(export, "write_safetensors", damaged)
     with pytest.raises(CheckpointError, match="gives others"):
         export_step(tmp_path / "out", tiny("hgrn_bit"), tokenizer, weights_beside=True)
     assert not list(tmp_path.iterdir())
@@ -227,7 +226,7 @@ def test_a_step_that_computes_something_else_is_thrown_away(
         "_next",
         lambda self, *given: [-first(self, *given)[0], *first(self, *given)[1:]],
     )
-    with pytest.raises(CheckpointError, match=f"within {check.TOLERANCE} of the largest"):
+    with pytest.raises(CheckpointError, match=f"within {TOLERANCE} of the largest"):
         export_step(tmp_path / "out", tiny("hgrn_bit"), tokenizer)
     assert not list(tmp_path.iterdir())
 
@@ -253,6 +252,6 @@ def test_a_folder_is_replaced_only_when_asked(tokenizer: Tokenizer, tmp_path: Pa
 
 
 def test_numbers_that_are_all_alike() -> None:
-    assert step.uniform(mx.full((2, 3), -1)) == -1
-    assert step.uniform(mx.array([0.0, 1.0])) is None
-    assert step.uniform(mx.zeros((0,))) is None
+    assert uniform(mx.full((2, 3), -1)) == -1
+    assert uniform(mx.array([0.0, 1.0])) is None
+    assert uniform(mx.zeros((0,))) is None

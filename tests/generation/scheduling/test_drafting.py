@@ -5,9 +5,9 @@ import pytest
 
 from mlx_mmfree.errors import NumericalError
 from mlx_mmfree.generation import make_processors, make_sampler
+from mlx_mmfree.generation.decode import DraftStats
 from mlx_mmfree.generation.scheduling import Event, Request, Scheduler
 from mlx_mmfree.generation.sessions import Sessions
-from mlx_mmfree.generation.speculative import DraftStats
 from mlx_mmfree.models import Decoder
 from tests.generation.models import MODELS, VOCABULARY, alone, recurrent
 from tests.generation.scheduling.running import Characters, run, tokens_of

@@ -17,7 +17,7 @@ from mlx_mmfree.generation import (
     make_processors,
     make_sampler,
 )
-from mlx_mmfree.generation.samplers import greedy
+from mlx_mmfree.generation.sampling import greedy
 from mlx_mmfree.generation.scheduling import Event, Request, Scheduler
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder

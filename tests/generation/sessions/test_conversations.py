@@ -8,9 +8,9 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.generation import generate_tokens, with_key_values
-from mlx_mmfree.generation.key_values import selected_rows
 from mlx_mmfree.generation.scheduling import Event, Request, Scheduler
 from mlx_mmfree.generation.sessions import Sessions
+from mlx_mmfree.generation.states import selected_rows
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, hgrn_bit, llama

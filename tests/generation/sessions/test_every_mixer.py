@@ -5,8 +5,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_mmfree.generation.key_values import can_rewind, rewound_state
-from mlx_mmfree.generation.sessions.packed_state import can_be_packed, pack, unpack
+from mlx_mmfree.generation.sessions import can_be_packed, pack, unpack
+from mlx_mmfree.generation.states import can_rewind, rewound_state
 from tests.generation.sessions.texts import arrays
 from tests.token_mixers.contract.cases import CAUSAL, Case, assert_equal, by_case, sequence
 

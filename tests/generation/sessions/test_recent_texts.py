@@ -2,8 +2,7 @@
 
 import random
 
-from mlx_mmfree.generation.sessions.recent_texts import RecentTexts
-from mlx_mmfree.generation.sessions.text_key import TextKey
+from mlx_mmfree.generation.session_store import RecentTexts, TextKey
 
 LIMIT = 40
 

@@ -16,8 +16,8 @@ from mlx_mmfree.generation import (
     with_key_values,
 )
 from mlx_mmfree.generation.decode import Decoding
-from mlx_mmfree.generation.key_values import counted
 from mlx_mmfree.generation.sessions import Known, Sessions
+from mlx_mmfree.generation.states import counted
 from mlx_mmfree.models import Decoder, hgrn_bit
 from tests.generation.models import MODELS, VOCABULARY, alone, attention, hybrid, recurrent
 from tests.generation.sessions.texts import TEXT, arrays, keep, read, same_bits

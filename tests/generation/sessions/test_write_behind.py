@@ -4,8 +4,7 @@ from threading import Event
 
 import pytest
 
-from mlx_mmfree.generation.sessions.text_key import TextKey
-from mlx_mmfree.generation.sessions.write_behind import WriteBehind
+from mlx_mmfree.generation.session_store import TextKey, WriteBehind
 
 
 def key(number: int) -> TextKey:

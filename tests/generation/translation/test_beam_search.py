@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.generation.translation.beam_search import BeamSettings, Step, beam_search
+from mlx_mmfree.generation.translation import BeamSettings, Step, beam_search
 
 START, END, SIZE = 0, 1, 4
 

@@ -1,10 +1,13 @@
-"""What the attention of a model keeps of a text: how many tokens, in how many bits."""
+"""States of a model: what attention keeps of a text, the forms that it takes, and as it is stored."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from copy import copy
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
 
 from ..layers.attention.options import Quantization
 from ..models import Decoder
@@ -181,3 +184,66 @@ def selected_rows(
         mixer.state_kind.selected(part, index, length)
         for mixer, part in zip(model.token_mixers, state, strict=True)
     )
+
+
+def trimmed_state(model: Decoder, state: Any, count: int) -> tuple[Any, ...] | None:
+    """The state of one row without the room behind its tokens.
+
+    Args:
+        model: The model that made it.
+        state: In the ordinary form.
+        count: How many tokens the model has read.
+
+    Returns:
+        The state, or `None` if it is not one that the model has after so many tokens of one row, read
+        without padding.
+    """
+    blank = blank_state(model, 1, count)
+    found, expected = arrays_by_place(state), arrays_by_place(blank)
+    if found.keys() != expected.keys() or not all(
+        _holds(found[place], array) for place, array in expected.items()
+    ):
+        return None
+    trimmed = tree_map(lambda array, want: array[_slices(want)], state, blank)
+    pairs = zip(counted(model, trimmed), counted(model, blank), strict=True)
+    same = [mx.array_equal(array, want) for array, want in pairs]
+    return trimmed if not same or mx.stack(same).all().item() else None
+
+
+def arrays_by_place(tree: Any) -> dict[str, mx.array]:
+    """Every array by its place in the tree."""
+    return cast(dict[str, mx.array], dict(tree_flatten(tree)))
+
+
+def _holds(array: mx.array, want: mx.array) -> bool:
+    """Whether an array has one row, of the dtype and at least the size that are wanted."""
+    return (
+        array.dtype == want.dtype
+        and array.ndim == want.ndim
+        and array.shape[:1] == want.shape[:1]
+        and all(have >= need for have, need in zip(array.shape, want.shape, strict=True))
+    )
+
+
+def _slices(want: mx.array) -> tuple[slice, ...]:
+    return tuple(slice(size) for size in want.shape)
+
+
+_WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
+
+
+def fingerprint(model: Decoder) -> str:
+    """A digest of the architecture and of all weights; every bit is looked at.
+
+    It tells models apart that differ by accident or training, not by intent.
+    """
+    parameters = sorted(arrays_by_place(model.parameters()).items(), key=lambda item: item[0])
+    words = [array.reshape(-1).view(_WORDS[array.dtype.size]) for _, array in parameters]
+    sums = cast(list[int], mx.stack([word.sum().astype(mx.uint32) for word in words]).tolist())
+    config: dict[str, Any] = getattr(model.config, "to_hub", dict)()
+    described = [
+        [name, list(array.shape), str(array.dtype), total]
+        for (name, array), total in zip(parameters, sums, strict=True)
+    ]
+    content = json.dumps([config, described], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()

@@ -1,4 +1,8 @@
-"""The states of a model, found by the tokens that led to them."""
+"""The states of a model, found by the tokens that led to them.
+
+They are kept as bytes, which no decoding can write to and any thread may read. A state is many small
+arrays, and a GPU's memory is handed out in pages of 16 KB: as one piece it takes what it holds.
+"""
 
 import os
 from collections.abc import Sequence
@@ -7,15 +11,90 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from ...errors import MMFreeError
-from ...models import Decoder
-from ..key_values import can_rewind, rewound_state
-from ..prompt_cache import load_prompt_cache
-from .folder import SessionFolder
-from .packed_state import can_be_packed, pack, unpack
-from .session_file import content_of, identity_of
-from .store import SessionStore, StoredSessions
-from .text_key import BYTES_PER_TOKEN, TextKey, key_of, keys_of_beginnings, token_bytes
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_map
+
+from ..errors import MMFreeError
+from ..models import Decoder
+from .prompt_cache import load_prompt_cache
+from .session_store import (
+    BYTES_PER_TOKEN,
+    SessionFolder,
+    SessionStore,
+    StoredSessions,
+    TextKey,
+    content_of,
+    identity_of,
+    key_of,
+    keys_of_beginnings,
+    token_bytes,
+)
+from .states import (
+    arrays_by_place,
+    blank_state,
+    can_rewind,
+    is_of_batch,
+    rewound_state,
+    trimmed_state,
+)
+
+
+def pack(model: Decoder, state: Any, count: int) -> bytes | None:
+    """The arrays of a state, one behind the other.
+
+    Args:
+        model: The model that made it.
+        state: In the ordinary form.
+        count: How many tokens it has read.
+
+    Returns:
+        The bytes; `None` if they are worth nothing: a number is NaN or infinite, or longer rows beside
+        this one have made it what it would not be alone.
+
+    Raises:
+        ValueError: The state is not one that the model has after so many tokens of one row.
+    """
+    if is_of_batch(model, state, count):
+        return None
+    trimmed = trimmed_state(model, state, count)
+    if trimmed is None:
+        raise ValueError(
+            f"[Sessions] 'state' must be the state that the model has after its {count} tokens, as one "
+            "row without padding, but is another."
+        )
+    return _joined(trimmed)
+
+
+def can_be_packed(model: Decoder, data: bytes, count: int) -> bool:
+    """Whether `pack` can give these bytes: their numbers are finite, and the positions right."""
+    trimmed = trimmed_state(model, unpack(model, data, count), count)
+    return trimmed is not None and _joined(trimmed) == data
+
+
+def _joined(state: tuple[Any, ...]) -> bytes | None:
+    arrays = list(arrays_by_place(state).values())
+    floats = [array for array in arrays if mx.issubdtype(array.dtype, mx.floating)]
+    finite = mx.stack([mx.array(True), *(mx.all(mx.abs(array) < mx.inf) for array in floats)]).all()
+    pieces = [mx.contiguous(array).reshape(-1).view(mx.uint8) for array in arrays]
+    mx.eval(finite, pieces)
+    return b"".join(np.asarray(piece).data for piece in pieces) if finite.item() else None
+
+
+def unpack(model: Decoder, data: bytes, count: int) -> tuple[Any, ...]:
+    """The state that `pack` was given, in memory of its own."""
+    position = 0
+
+    def taken(want: mx.array) -> mx.array:
+        nonlocal position
+        words = np.frombuffer(data, f"u{want.dtype.size}", want.size, position)
+        position += want.nbytes
+        array = mx.array(words.reshape(want.shape))
+        return array != 0 if want.dtype == mx.bool_ else array.view(want.dtype)
+
+    state: tuple[Any, ...] = tree_map(taken, blank_state(model, 1, count))
+    return state
+
 
 DISK_BYTES = 10 * 10**9
 

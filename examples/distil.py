@@ -34,8 +34,7 @@ import numpy as np
 
 from mlx_mmfree.evaluation import measure_perplexity
 from mlx_mmfree.hub import Tokenizer, convert, load, load_model, open_checkpoint
-from mlx_mmfree.hub.conversion.plan import FloatForms
-from mlx_mmfree.hub.conversion.ternarize import ternarized
+from mlx_mmfree.hub.conversion.to_folder import FloatForms, ternarized
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.platform.allocator import keep_freed_memory
 from mlx_mmfree.training import Settings, train_model

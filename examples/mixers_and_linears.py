@@ -32,10 +32,10 @@ from typing import Any
 from comparisons import runs as comparisons
 
 from mlx_mmfree.evaluation.picture import COLOURS, save_picture
-from mlx_mmfree.files.json_file import write_json
-from mlx_mmfree.files.replacing import new_file, new_folder
+from mlx_mmfree.files.reading import write_json
+from mlx_mmfree.files.writing import new_file, new_folder
+from mlx_mmfree.tokenizer.documents import train_vocabulary
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
-from mlx_mmfree.tokenizer.train_vocabulary import train_vocabulary
 from mlx_mmfree.training.corpus.documents import read_documents
 from mlx_mmfree.training.corpus.tokenize import write_token_file
 from mlx_mmfree.training.log import read_log

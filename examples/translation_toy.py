@@ -24,8 +24,8 @@ from typing import Any
 
 from comparisons.runs import mean_and_spread
 
-from mlx_mmfree.files.json_file import write_json
-from mlx_mmfree.files.replacing import new_file
+from mlx_mmfree.files.reading import write_json
+from mlx_mmfree.files.writing import new_file
 from mlx_mmfree.generation.translation import translate
 from mlx_mmfree.hub import load
 from mlx_mmfree.platform.allocator import keep_freed_memory

@@ -14,10 +14,9 @@ import numpy as np
 from mlx_mmfree import load
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.evaluation.model_tree import model_tree
-from mlx_mmfree.files.json_file import write_json
+from mlx_mmfree.files.reading import write_json
 from mlx_mmfree.hub import convert, open_checkpoint
-from mlx_mmfree.hub.conversion.plan import FloatForms
-from mlx_mmfree.hub.conversion.ternarize import ternarized
+from mlx_mmfree.hub.conversion.to_folder import FloatForms, ternarized
 from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.image_sets.image_set import read_images

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_mmfree.errors import TrainingError
-from mlx_mmfree.files.json_file import write_json
+from mlx_mmfree.files.reading import write_json
 
 from .learner import accuracy, bits_per_character, learn
 from .models import (

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mlx_mmfree.evaluation.picture import COLOURS, save_picture
-from mlx_mmfree.files.json_file import write_json
-from mlx_mmfree.files.replacing import new_file
+from mlx_mmfree.files.reading import write_json
+from mlx_mmfree.files.writing import new_file
 
 from .runs import Figures, markdown, mean_and_spread
 from .student_runs import (

@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx_mmfree import generate, load, make_sampler
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.evaluation import measure_perplexity
-from mlx_mmfree.files.json_file import write_json
+from mlx_mmfree.files.reading import write_json
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.models.parts.mixer_choice import MixerChoice
 from mlx_mmfree.training import Settings, train_model

@@ -99,7 +99,7 @@ def _check(args: argparse.Namespace) -> None:
 def _certificate(args: argparse.Namespace) -> "Certificate":
     from ..evaluation.audit import certify
     from ..evaluation.audit.skeleton import skeleton
-    from ..hub.checkpoint.opened_model import open_model
+    from ..hub.checkpoint.load import open_model
 
     if args.config is not None:
         return certify(skeleton(read_config("audit", args.config), dtype_of(args)), args.position)

@@ -261,7 +261,7 @@ def _settings(args: argparse.Namespace) -> "BenchmarkSettings":
 def _models(args: argparse.Namespace) -> list["ModelChoice"]:
     from ..evaluation.benchmark import ModelChoice
     from ..evaluation.benchmark_weights import has_dense_head
-    from ..hub.checkpoint.opened_model import open_model
+    from ..hub.checkpoint.load import open_model
     from ..models import check_causal
 
     choices = []

@@ -16,7 +16,7 @@ from .parts.whole_texts import add_texts, given_texts, opened_as, texts_bar
 
 if TYPE_CHECKING:
     from ..generation.predictions import Classes
-    from ..hub.checkpoint.opened_model import OpenedModel
+    from ..hub.checkpoint.load import OpenedModel
 
 HELP = "sort texts or images into classes"
 

@@ -16,7 +16,7 @@ from .parts.source_card import model_card
 
 if TYPE_CHECKING:
     from ..hub import Checkpoint, Report
-    from ..hub.conversion.plan import FloatForms
+    from ..hub.conversion.to_folder import FloatForms
     from ..hub.publish.model_card import ModelCard
 
 HELP = "write a checkpoint in the format of MLX, transformers or GGUF"
@@ -128,10 +128,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check(args)
     text = None if args.text_file is None else read_text(args.text_file, _TEXT)
     from ..hub import convert, open_checkpoint
-    from ..hub.adapters.adapter_folder import holds_adapter
-    from ..hub.conversion.ternarize import check_dense, ternarized
-    from ..hub.publish.upload import upload
-    from ..hub.publish.upload_plan import check_repository, plan_upload
+    from ..hub.adapters.adapter import holds_adapter
+    from ..hub.conversion.to_folder import check_dense, ternarized
+    from ..hub.publish.upload import check_repository, plan_upload, upload
 
     if args.upload_repo is not None:
         check_repository(args.upload_repo)
@@ -170,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _float_forms(args: argparse.Namespace) -> "FloatForms":
-    from ..hub.conversion.plan import FloatForms
+    from ..hub.conversion.to_folder import FloatForms
 
     return FloatForms(
         dtype=dtype_of(args),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..files.replacing import new_file
+from ..files.writing import new_file
 from .parts.command import CommandParser, argument_errors, command
 from .parts.flags import json_object, non_negative, positive, seed
 from .parts.loading import add_model_flags, loaded, model_name

@@ -59,9 +59,9 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    from ..files.paths import expanded, real_path
+    from ..files.reading import expanded, real_path
     from ..generation.export import export_step
-    from ..hub.checkpoint.target_folder import check_target
+    from ..hub.checkpoint.save import check_target
 
     read = [expanded(args.model)] if args.model else []
     check_target(real_path(args.path), args.overwrite, "export", read)

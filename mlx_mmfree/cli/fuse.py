@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..files.paths import expanded, real_path
+from ..files.reading import expanded, real_path
 from .parts.command import CommandParser, command
 from .parts.flags import positive
 from .parts.held_out_text import read_text, text_tokens
@@ -90,10 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     _check(args)
     from ..hub import Tokenizer, open_checkpoint
-    from ..hub.checkpoint.target_folder import check_target
+    from ..hub.checkpoint.save import check_target
     from ..hub.conversion.fuse import check_form, fuse, save_peft_adapter, save_with_adapter
-    from ..hub.publish.upload import upload
-    from ..hub.publish.upload_plan import check_repository, plan_upload
+    from ..hub.publish.upload import check_repository, plan_upload, upload
 
     if args.upload_repo is not None:
         check_repository(args.upload_repo)

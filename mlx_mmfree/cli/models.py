@@ -13,7 +13,7 @@ from .parts.columns import aligned, size_text
 from .parts.command import CommandParser, command
 
 if TYPE_CHECKING:
-    from ..hub.checkpoint.cached_models import CachedModel
+    from ..hub.checkpoint.pack_cache import CachedModel
 
 HELP = "list the models in the caches, or remove some of them"
 
@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    from ..hub.checkpoint.cached_models import cached_models, remove_model
+    from ..hub.checkpoint.pack_cache import cached_models, remove_model
 
     models = cached_models()
     if not args.remove:

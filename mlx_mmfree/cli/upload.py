@@ -8,7 +8,7 @@ from .parts.certificate import certificate_section
 from .parts.command import CommandParser, command
 
 if TYPE_CHECKING:
-    from ..hub.publish.upload_plan import UploadPlan
+    from ..hub.publish.upload import UploadPlan
 
 HELP = "send a model folder to the Hub"
 
@@ -35,8 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    from ..hub.publish.upload import upload
-    from ..hub.publish.upload_plan import plan_upload
+    from ..hub.publish.upload import plan_upload, upload
 
     plan = plan_upload(
         args.path,

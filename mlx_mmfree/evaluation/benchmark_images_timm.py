@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from ..files.checkpoint_files import CONFIG_FILE, WEIGHTS_FILE
-from ..files.json_file import read_json_object
+from ..files.reading import read_json_object
 from ..models.parts.architectures import find_described
 from .benchmark_images import WARM_UP, ImageSettings, Run, images
 from .benchmark_rounds import elapsed

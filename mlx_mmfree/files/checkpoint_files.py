@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..errors import CheckpointError
-from .opening import check_link
+from .reading import check_link
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from .opening import decode_text
+from .reading import decode_text
 
 MAX_BYTES = 65_536
 _MAX_ALIASES = 16

@@ -13,11 +13,10 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files.checkpoint_files import tokenizer_files
-from ..files.json_file import write_json
-from ..files.paths import real_path
-from ..files.replacing import new_folder, writing
-from ..files.safetensors_writer import PlannedTensors, write_safetensors
-from ..hub.checkpoint.target_folder import check_target, copy_files
+from ..files.reading import real_path, write_json
+from ..files.tensors import PlannedTensors, write_safetensors
+from ..files.writing import new_folder, writing
+from ..hub.checkpoint.save import check_target, copy_files
 from ..layers.matrix import parameters
 from ..models import Decoder, check_causal
 from ..ops.backend.dispatch import on_cpu, use_plain_operations

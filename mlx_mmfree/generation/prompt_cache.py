@@ -15,11 +15,9 @@ import mlx.core as mx
 from mlx.utils import tree_map, tree_reduce
 
 from ..errors import CheckpointError
-from ..files.json_reader import parse_json
-from ..files.paths import expanded, real_path
-from ..files.replacing import new_file, writing
-from ..files.safetensors import read_header
-from ..files.tensor_entry import TensorEntry, read_tensors
+from ..files.reading import expanded, parse_json, real_path
+from ..files.tensors import TensorEntry, read_header, read_tensors
+from ..files.writing import new_file, writing
 from ..hub.checkpoint.save import write_tensors
 from ..models import Decoder
 from ..models.parts.tokens import check_tokens, token_array

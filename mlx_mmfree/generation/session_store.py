@@ -22,12 +22,17 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
-from ..files.locks import one_at_a_time, own_folders
-from ..files.opening import open_member
-from ..files.paths import real_path
-from ..files.replacing import clear_leftovers, new_file, sync, writing
-from ..files.safetensors_writer import TensorSpec, file_head
-from ..files.space import check_space
+from ..files.reading import open_member, real_path
+from ..files.tensors import TensorSpec, file_head
+from ..files.writing import (
+    check_space,
+    clear_leftovers,
+    new_file,
+    one_at_a_time,
+    own_folders,
+    sync,
+    writing,
+)
 from ..models import Decoder
 from ..models.parts.tokens import check_tokens
 from ..version import __version__

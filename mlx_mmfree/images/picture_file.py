@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import ImageError
-from ..files.opening import read_file
+from ..files.reading import read_file
 from .jpeg_scans import scan_count
 from .pillow import require_pillow
 

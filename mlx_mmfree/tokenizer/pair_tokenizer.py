@@ -1,13 +1,129 @@
-"""What an encoder-decoder needs of a tokenizer: the tokens of a source and of a target."""
+"""What an encoder-decoder needs of a tokenizer: the tokens of a source and of a target.
 
+Marian has a tokenizer of two languages: a SentencePiece model for each, and one list of tokens.
+"""
+
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..errors import CheckpointError
 from ..files.checkpoint_files import TRANSLATION_FILES
+from ..files.reading import parse_json_object
+from .sentencepiece_model import SPACE, load_processor
 from .tokenizer import Tokenizer
-from .translation_tokenizer import TranslationTokenizer
+from .vocabulary import (
+    CHANGE_THE_TEXT,
+    MAX_VOCABULARY_BYTES,
+    clean_errors,
+    read_limited,
+    read_settings,
+)
+
+SOURCE_FILE, TARGET_FILE, LIST_FILE = TRANSLATION_FILES
+
+_MAX_TOKENS = 2_000_000
+_CODE = re.compile(r">>.*?<<", re.DOTALL)
+_NAMES = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+"""The usual texts of the tokens with a role."""
+
+
+class TranslationTokenizer:
+    """Turns texts of one language into tokens, and tokens into texts of the other.
+
+    A text may begin with the code of a language, such as `>>fra<<`, which is one token.
+
+    Args:
+        folder: Holds `source.spm`, `target.spm` and `vocab.json`.
+
+    Attributes:
+        folder: The folder.
+        vocab_size: One more than the largest token id.
+        eos_token_id: The token after the last.
+        pad_token_id: The token of padding.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or the list lacks `</s>`, `<pad>` or `<unk>`, or
+            what `tokenizer_config.json` names in their place.
+    """
+
+    def __init__(self, folder: Path | str):
+        self.folder = Path(folder)
+        self._source, self._target = (
+            load_processor(read_limited(file, MAX_VOCABULARY_BYTES), file)
+            for file in (self.folder / SOURCE_FILE, self.folder / TARGET_FILE)
+        )
+        settings = read_settings(self.folder)
+        names = [settings.named.get(key, usual) for key, usual in _NAMES.items()]
+        self._ids = self._listed(names)
+        self._pieces = {number: piece for piece, number in self._ids.items()}
+        self.vocab_size = max(self._pieces) + 1
+        self.eos_token_id, self.pad_token_id, self._unknown = (self._ids[name] for name in names)
+        texts = {*names, *settings.special_texts}
+        self._special = {self._ids[text] for text in texts if text in self._ids}
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text of the first language, with the last; what the list lacks is `<unk>`.
+
+        Raises:
+            CheckpointError: The text cannot be encoded.
+        """
+        code = _CODE.match(text)
+        if code is None:
+            return self._encoded(self._source, SOURCE_FILE, text)
+        first = self._ids.get(code.group(), self._unknown)
+        return [first, *self._encoded(self._source, SOURCE_FILE, text[code.end() :])]
+
+    def encode_target(self, text: str) -> list[int]:
+        """As `encode`, for a text of the second language, which begins with no code."""
+        return self._encoded(self._target, TARGET_FILE, text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of tokens of the second language, without special tokens such as the last.
+
+        Raises:
+            ValueError: The list lacks one of the ids.
+        """
+        pieces: list[str] = []
+        for number in ids:
+            if number not in self._pieces:
+                raise ValueError(
+                    f"[Tokenizer] 'ids' must be tokens of '{self.folder / LIST_FILE}' but got {number}."
+                )
+            if number not in self._special:
+                pieces.append(self._pieces[number])
+        with clean_errors(f"'{self.folder / TARGET_FILE}' cannot decode these tokens"):
+            text = str(self._target.decode_pieces(pieces)) if pieces else ""
+        return text.replace(SPACE, " ").strip()
+
+    def piece(self, token_id: int) -> str:
+        """A token as the list spells it."""
+        return self._pieces[token_id]
+
+    def _encoded(self, processor: Any, file: str, text: str) -> list[int]:
+        with clean_errors(f"'{self.folder / file}' cannot encode this text", CHANGE_THE_TEXT):
+            pieces = processor.encode(text, out_type=str)
+        return [*(self._ids.get(piece, self._unknown) for piece in pieces), self.eos_token_id]
+
+    def _listed(self, names: list[str]) -> dict[str, int]:
+        file = self.folder / LIST_FILE
+        data = read_limited(file, MAX_VOCABULARY_BYTES)
+        listed: dict[str, Any] = parse_json_object(
+            data, f"'{file}'", max_bytes=MAX_VOCABULARY_BYTES, max_values=_MAX_TOKENS
+        )
+        for piece, number in listed.items():
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**31:
+                raise CheckpointError(
+                    f"[tokenizer] '{file}' must give each token a whole number from 0 but got "
+                    f"{number!r:.80} for {piece!r:.80}."
+                )
+        missing = [name for name in names if name not in listed]
+        if missing:
+            raise CheckpointError(
+                f"[tokenizer] '{file}' must list {', '.join(missing)} but does not."
+            )
+        return listed
 
 
 class PairTokenizer(Protocol):

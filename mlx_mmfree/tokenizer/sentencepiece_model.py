@@ -8,11 +8,16 @@ from typing import Any
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
-from .compiled_code import CHANGE_THE_TEXT, clean_errors
-from .detokenizer import EACH_BYTE
 from .special_tokens import Before, SpecialToken, SpecialTokens
-from .tokenizer_files import MAX_VOCABULARY_BYTES, TokenizerSettings, read_limited
-from .vocabulary import encode_split
+from .vocabulary import (
+    CHANGE_THE_TEXT,
+    EACH_BYTE,
+    MAX_VOCABULARY_BYTES,
+    TokenizerSettings,
+    clean_errors,
+    encode_split,
+    read_limited,
+)
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """How pieces spell a space."""

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError, UnsupportedModelError
-from ..files.json_file import read_json_object
-from .from_gguf import BYTE_LEVEL_PATTERNS, TEMPLATE_KEY
-from .gguf_tokens import TokenType
+from ..files.reading import read_json_object
+from .from_gguf import BYTE_LEVEL_PATTERNS, TEMPLATE_KEY, TokenType
 from .sentencepiece_model import SPACE, load_processor, user_defined_tokens
 from .special_tokens import ENDS_OF_TURN
 from .tokenizer import Tokenizer
-from .tokenizer_files import MAX_VOCABULARY_BYTES, read_limited
+from .vocabulary import MAX_VOCABULARY_BYTES, read_limited
 
 _SAMPLES = (
     "Hello world",

@@ -9,16 +9,20 @@ from typing import Any
 
 from ..errors import CheckpointError, shown_path
 from ..files.checkpoint_files import VOCABULARY_FILES
-from .byte_vocabulary import byte_vocabulary
-from .chat.chat_template import ChatTemplate
-from .chat.messages import chat_data, copy_data, join_parts, texts_in
-from .chat.rendered_chat import RenderedChat
-from .detokenizer import Detokenizer
+from .chat import ChatTemplate, RenderedChat, chat_data, copy_data, join_parts, texts_in
 from .sentencepiece_model import SPACE, SentencePieceVocabulary
 from .special_tokens import ENDS_OF_TURN, Before, Shield, SpecialToken
-from .tokenizer_files import TokenizerSettings, read_settings
 from .tokenizer_json import JsonVocabulary
-from .vocabulary import CheckedSource, Vocabulary, checked_id, has_token
+from .vocabulary import (
+    CheckedSource,
+    Detokenizer,
+    TokenizerSettings,
+    Vocabulary,
+    byte_vocabulary,
+    checked_id,
+    has_token,
+    read_settings,
+)
 
 # vocabularies may drop any number of them, or of the mark that SentencePiece writes for one
 _SPACES = (*filter(str.isspace, map(chr, range(0x3001))), SPACE)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
@@ -171,3 +171,16 @@ def _changed(part: Any, made: Any, change: Callable[[dict[str, Any]], dict[str, 
         return part
     made.__setstate__(json.dumps(after).encode())
     return made
+
+
+_engines: list[TokenizerEngine] = []
+
+
+def handle(request: tuple[str, Any]) -> dict[str, Any]:
+    """Reads a vocabulary, `("read", arguments)`, or encodes a text, `("encode", arguments)`."""
+    name, arguments = request
+    if name == "read":
+        data, special = arguments
+        _engines[:] = [TokenizerEngine(data, special, is_alone=True)]
+        return {"ids": _engines[0].ids(), **asdict(_engines[0].describe())}
+    return {"ids": _engines[0].encode(*arguments)}

@@ -1,21 +1,468 @@
-"""Vocabularies in the `tokenizer.json` format, through the package `tokenizers`."""
+"""Vocabularies in the `tokenizer.json` format, through the package `tokenizers`.
+
+The package ends the program or hangs on files whose steps multiply the text, whose patterns backtrack
+without end or whose tables are out of bounds. So only files that are built like published ones are used
+in this process, and all others in a process with limits. A file has a known shape if the work and the
+result of each of its parts grow only with the text. It need not be correct.
+
+The package decodes whole texts only, and its work for each new token would grow with the text. So the
+decoder section of a file is applied here, to one token at a time.
+"""
 
 import codecs
+import math
+import re
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
+from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModelError
-from ..files.json_file import parse_json_object
-from .compiled_code import CHANGE_THE_TEXT, clean_errors
-from .confined_tokenizer import ConfinedTokenizer
-from .piece_decoder import PieceDecoder
+from ..files.reading import parse_json_object
+from ..platform.confinement import ConfinedProcess
+from .from_gguf import BYTE_LEVEL_PATTERNS
 from .special_tokens import Before, SpecialToken, SpecialTokens
-from .tokenizer_engine import TokenizerEngine
-from .tokenizer_files import MAX_VOCABULARY_BYTES, TokenizerSettings, read_limited
-from .tokenizer_shapes import is_known, listed_ids, longest_stretch
-from .vocabulary import encode_split
+from .tokenizer_engine import Description, TokenizerEngine
+from .vocabulary import (
+    CHANGE_THE_TEXT,
+    EACH_BYTE,
+    MAX_VOCABULARY_BYTES,
+    TokenizerSettings,
+    clean_errors,
+    encode_split,
+    read_limited,
+)
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_MAX_DECODER_GROWTH, _MAX_DECODER_STEPS = 16, 16
+_STEPS = ("ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Sequence", "Strip")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable characters for bytes: most bytes stand for themselves, the others follow 255."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
+    rest = [byte for byte in range(256) if byte not in set(plain)]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): b for i, b in enumerate(rest)}
+
+
+BYTE_CHARACTERS = _byte_alphabet()
+
+
+class PieceDecoder:
+    """Gives the bytes that a token adds to a text.
+
+    Runs of byte tokens are decoded character by character. A byte that fits nowhere becomes U+FFFD and
+    leaves its neighbours alone.
+
+    Args:
+        state: The decoder section; `None` if the file has none.
+        file: The file it was read from, for messages.
+
+    Raises:
+        UnsupportedModelError: The section needs several tokens at once, or makes tokens much longer.
+    """
+
+    def __init__(self, state: Mapping[str, Any] | None, file: Path) -> None:
+        self._joins_with_spaces = state is None
+        self._steps: list[Callable[[str, bool], str | bytes]] = []
+        self._strip = ""
+        self.utf8_errors = "replace"
+        fused = False
+        growth = 1
+        for step in _flatten(state):
+            kind = step.get("type")
+            if kind == "ByteLevel":
+                self._steps.append(_from_byte_level)
+            elif kind == "ByteFallback":
+                self._steps.append(_from_byte_piece)
+                self.utf8_errors = EACH_BYTE
+            elif kind == "Metaspace":
+                self._steps.append(_metaspace(step))
+            elif kind == "Replace" and "String" in step["pattern"]:
+                pattern, content = step["pattern"]["String"], step["content"]
+                growth *= _growth(pattern, content)
+                self._steps.append(_replace(pattern, content))
+            elif kind == "Strip" and fused and not step["stop"] and step["start"] <= 1:
+                self._strip = step["content"] if step["start"] else ""
+            elif kind == "Fuse":
+                fused = True
+            else:
+                raise UnsupportedModelError(
+                    f"[tokenizer] '{file}': the decoder must be made of {', '.join(_STEPS)}, each of "
+                    f"which can decode one token alone, but has {kind!r:.40} with settings that cannot. "
+                    "Use a byte-level or SentencePiece vocabulary."
+                )
+
+        if growth > _MAX_DECODER_GROWTH or len(self._steps) > _MAX_DECODER_STEPS:
+            raise UnsupportedModelError(
+                f"[tokenizer] '{file}': the decoder must have at most {_MAX_STEPS} steps and make a "
+                f"token at most {_MAX_GROWTH} times as long as it is spelled, but has "
+                f"{len(self._steps)} steps and may make it {growth} times as long. Download it again."
+            )
+
+    def __call__(self, piece: str, at_start: bool) -> bytes:
+        value: str | bytes = piece
+        for step in self._steps:
+            if isinstance(value, bytes):
+                break
+            value = step(value, at_start)
+        raw = value.encode() if isinstance(value, str) else value
+        if at_start:
+            return raw.removeprefix(self._strip.encode()) if self._strip else raw
+        return b" " + raw if self._joins_with_spaces else raw
+
+
+def _flatten(state: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    if state is None:
+        return []
+    if state.get("type") != "Sequence":
+        return [state]
+    return [step for part in state["decoders"] for step in _flatten(part)]
+
+
+def _from_byte_level(piece: str, at_start: bool) -> bytes:
+    if all(character in BYTE_CHARACTERS for character in piece):
+        return bytes(BYTE_CHARACTERS[character] for character in piece)
+    return piece.encode()
+
+
+def _from_byte_piece(piece: str, at_start: bool) -> str | bytes:
+    match = _BYTE_PIECE.fullmatch(piece)
+    return bytes.fromhex(match.group(1)) if match else piece
+
+
+def _replace(pattern: str, content: str) -> Callable[[str, bool], str]:
+    return lambda piece, at_start: piece.replace(pattern, content)
+
+
+def _growth(pattern: str, content: str) -> int:
+    """How many times as long a replacement can make a text."""
+    if not pattern:
+        return 1 + 2 * len(content)
+    return max(1, math.ceil(len(content) / len(pattern)))
+
+
+def _metaspace(step: Mapping[str, Any]) -> Callable[[str, bool], str]:
+    mark, keeps_first = step["replacement"], step.get("prepend_scheme") == "never"
+    return lambda piece, at_start: piece.replace(mark, "" if at_start and not keeps_first else " ")
+
+
+_MAX_STEPS = 8
+_MAX_GROWTH = 64
+# one character becomes at most so many in a compatibility form of Unicode
+_COMPATIBILITY_GROWTH = 18
+_MAX_ADDED_TOKENS, _MAX_ADDED_LENGTH = 20_000, 256
+_MAX_UNIGRAM_PIECES, _MAX_UNIGRAM_LENGTH = 1_000_000, 64
+_MAX_UNIGRAM_CHARACTERS = 4_000_000
+_MAX_FRAME_PIECES = 16
+# the packaged model's vocabulary, and others that this library trained, split texts so
+_OLDER_PATTERN = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_SPLIT_PATTERNS = frozenset((*BYTE_LEVEL_PATTERNS, _OLDER_PATTERN, r"[0-9][0-9][0-9]", r"\s+"))
+_REPLACED_PATTERNS = frozenset((" {2,}", r"\s+", r"[\n\r\t]", r"\n"))
+# SHA-256 of SentencePiece's tables for its rules nmt_nfkc, nfkc, nmt_nfkc_cf and nfkc_cf
+_CHARACTER_MAPS = frozenset(
+    (
+        "1e2c7b43d3ee9755ceaa2ac335e253d8703604e0249ee1e81156c92b46423844",
+        "7e46d9e08af4b6a37991b04fb8388644c1595a0abcd0f26d6a5d575e2a3663ea",
+        "2c03512e62f9ed965ec90d85314211b63b5b8aa0395311ea2147eec9ff738907",
+        "d8dfef3d6db0eef0742f8b55a73aee7fce6c1e21d26a09b8d3d4b52c42a791cb",
+    )
+)
+_NORMALIZER_GROWTHS = {
+    "BertNormalizer": 3,
+    "Lowercase": 3,
+    "NFC": 3,
+    "NFD": 4,
+    "NFKC": _COMPATIBILITY_GROWTH,
+    "NFKD": _COMPATIBILITY_GROWTH,
+    "Nmt": 1,
+    "Strip": 1,
+    "StripAccents": 1,
+}
+# no more than four characters are composed to one
+_NORMALIZER_SHRINKAGES = {
+    "Lowercase": 1,
+    "NFC": 4,
+    "NFD": 1,
+    "NFKC": 4,
+    "NFKD": 1,
+    "Prepend": 1,
+    "Replace": 1,
+    "Strip": 1,
+}
+_PLAIN_PRE_TOKENIZERS = frozenset(
+    ("BertPreTokenizer", "Digits", "Punctuation", "UnicodeScripts", "Whitespace", "WhitespaceSplit")
+)
+_DECODERS = frozenset(("ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip"))
+
+
+def is_known(document: Mapping[str, Any]) -> bool:
+    """Whether a `tokenizer.json` may be read and used without limits on time and memory."""
+    return (
+        _is_known_model(document.get("model"))
+        and _normalizer_growth(document.get("normalizer")) <= _MAX_GROWTH
+        and _are_known_pre_tokenizers(document.get("pre_tokenizer"))
+        and _are_known_post_processors(document.get("post_processor"))
+        and _are_known_decoders(document.get("decoder"))
+        and _are_known_tokens(document.get("added_tokens", []))
+    )
+
+
+def longest_stretch(document: Mapping[str, Any], added: Collection[str]) -> int | None:
+    """The most characters of a text, but spaces, that one token can stand for.
+
+    Args:
+        document: A file of a known shape.
+        added: The tokens beside those of its model.
+
+    Returns:
+        The number; `None` if a step may drop characters, or a token stand for any number of them.
+    """
+    steps = _steps(document.get("normalizer"), "normalizers") or []
+    splits = _steps(document.get("pre_tokenizer"), "pretokenizers") or []
+    pieces = listed_ids(document["model"])
+    are_bytes = any(step["type"] == "ByteLevel" for step in splits)
+    has_fallback = document["model"].get("byte_fallback") is True
+    needed = BYTE_CHARACTERS if are_bytes else [f"<0x{byte:02X}>" for byte in range(256)]
+    # what has no token of its own is left out, or is one unknown token however long it is
+    is_covered = (are_bytes or has_fallback) and all(piece in pieces for piece in needed)
+    shrinkage = math.prod(map(_step_shrinkage, steps))
+    if not is_covered or shrinkage == math.inf:
+        return None
+    if any(step.get("behavior") == "Removed" for step in splits):
+        return None
+    return int(shrinkage) * max(map(len, (*pieces, *added)))
+
+
+def _step_shrinkage(step: Mapping[str, Any]) -> float:
+    """How many characters, but spaces, a normalizer makes one of; infinity if it may drop some."""
+    kind = step.get("type")
+    if kind == "Replace" and "String" in step["pattern"]:
+        before, after = (
+            len("".join(text.split())) for text in (step["pattern"]["String"], step["content"])
+        )
+        if before and not after:
+            return math.inf
+        return max(1, math.ceil(before / max(after, 1)))
+    return _NORMALIZER_SHRINKAGES.get(str(kind), math.inf)
+
+
+def listed_ids(model: Mapping[str, Any]) -> dict[str, int]:
+    """The ids by piece of a model of a known shape."""
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        return vocabulary
+    return {piece: number for number, (piece, _) in enumerate(vocabulary)}
+
+
+def _is_known_model(model: Any) -> bool:
+    if not isinstance(model, dict):
+        return False
+    vocabulary = model.get("vocab")
+    if model.get("type") == "BPE":
+        whole = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
+        return isinstance(vocabulary, dict) and all(not model.get(name) for name in whole)
+    if model.get("type") != "Unigram" or not isinstance(vocabulary, list):
+        return False
+    if not 0 < len(vocabulary) <= _MAX_UNIGRAM_PIECES or not all(map(_is_scored, vocabulary)):
+        return False
+    sizes = [len(piece) for piece, _ in vocabulary]
+    unknown = model.get("unk_id")
+    has_unknown = type(unknown) is int and 0 <= unknown < len(vocabulary)
+    small = max(sizes) <= _MAX_UNIGRAM_LENGTH and sum(sizes) <= _MAX_UNIGRAM_CHARACTERS
+    return has_unknown and min(sizes) > 0 and small
+
+
+def _is_scored(entry: Any) -> bool:
+    if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
+        return False
+    return type(entry[1]) in (int, float) and math.isfinite(entry[1])
+
+
+def _steps(part: Any, name: str) -> list[Mapping[str, Any]] | None:
+    """The steps of a sequence, or a single step; `None` if it is neither."""
+    if part is None:
+        return []
+    if not isinstance(part, dict):
+        return None
+    steps = part.get(name) if part.get("type") == "Sequence" else [part]
+    if not isinstance(steps, list) or len(steps) > _MAX_STEPS:
+        return None
+    return steps if all(isinstance(step, dict) for step in steps) else None
+
+
+def _normalizer_growth(part: Any) -> float:
+    """How many characters one can become; infinity if that is not known."""
+    steps = _steps(part, "normalizers")
+    return math.inf if steps is None else math.prod(map(_step_growth, steps))
+
+
+def _step_growth(step: Mapping[str, Any]) -> float:
+    kind = step.get("type")
+    if isinstance(kind, str) and kind in _NORMALIZER_GROWTHS:
+        return _NORMALIZER_GROWTHS[kind]
+    if kind == "Prepend":
+        return 1 if _is_short(step.get("prepend")) else math.inf
+    if kind == "Replace":
+        return _replacement_growth(step)
+    if kind == "Precompiled" and _is_known_map(step.get("precompiled_charsmap")):
+        return _COMPATIBILITY_GROWTH
+    return math.inf
+
+
+def _replacement_growth(step: Mapping[str, Any]) -> float:
+    pattern, content = step.get("pattern"), step.get("content")
+    if not isinstance(pattern, dict) or len(pattern) != 1 or not isinstance(content, str):
+        return math.inf
+    [(kind, text)] = pattern.items()
+    if kind == "Regex" and text in _REPLACED_PATTERNS and len(content) <= 1:
+        return 1
+    if kind == "String" and isinstance(text, str) and text:
+        return max(1, math.ceil(len(content) / len(text)))
+    return math.inf
+
+
+def _is_known_map(text: Any) -> bool:
+    try:
+        data = b64decode(text, validate=True) if isinstance(text, str) else b""
+    except (Base64Error, ValueError):
+        return False
+    return sha256(data).hexdigest() in _CHARACTER_MAPS
+
+
+def _is_short(text: Any) -> bool:
+    return isinstance(text, str) and 0 < len(text) <= _MAX_STEPS
+
+
+def _are_known_pre_tokenizers(part: Any) -> bool:
+    steps = _steps(part, "pretokenizers")
+    if steps is None or not all(map(_is_known_pre_tokenizer, steps)):
+        return False
+    # each of these writes several characters for one, and two of a kind multiply
+    return all(
+        sum(step["type"] == kind for step in steps) < 2 for kind in ("ByteLevel", "Metaspace")
+    )
+
+
+def _is_known_pre_tokenizer(step: Mapping[str, Any]) -> bool:
+    kind, pattern = step.get("type"), step.get("pattern")
+    if kind == "Split" and isinstance(pattern, dict):
+        regex = pattern.get("Regex")
+        return (
+            regex in _SPLIT_PATTERNS if isinstance(regex, str) else _is_short(pattern.get("String"))
+        )
+    if kind == "Metaspace":
+        mark = step.get("replacement")
+        return isinstance(mark, str) and len(mark) == 1
+    return kind == "ByteLevel" or (isinstance(kind, str) and kind in _PLAIN_PRE_TOKENIZERS)
+
+
+def _are_known_post_processors(part: Any) -> bool:
+    steps = _steps(part, "processors")
+    if steps is None or not all(map(_is_known_post_processor, steps)):
+        return False
+    # the package panics if one adds a frame to the frame of another
+    return sum(step["type"] != "ByteLevel" for step in steps) < 2
+
+
+def _is_known_post_processor(step: Mapping[str, Any]) -> bool:
+    kind = step.get("type")
+    if kind == "ByteLevel":
+        return True
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        return all(_is_named_id(step.get(name)) for name in ("sep", "cls"))
+    if kind != "TemplateProcessing":
+        return False
+    tokens = step.get("special_tokens")
+    if not isinstance(tokens, dict) or not all(map(_is_framing_token, tokens.values())):
+        return False
+    return all(_is_known_frame(step.get(name), tokens) for name in ("single", "pair"))
+
+
+def _is_named_id(entry: Any) -> bool:
+    return isinstance(entry, list) and len(entry) == 2 and type(entry[1]) is int
+
+
+def _is_framing_token(token: Any) -> bool:
+    ids = token.get("ids") if isinstance(token, dict) else None
+    return isinstance(ids, list) and len(ids) == 1 and type(ids[0]) is int
+
+
+def _is_known_frame(pieces: Any, tokens: Mapping[str, Any]) -> bool:
+    if not isinstance(pieces, list) or len(pieces) > _MAX_FRAME_PIECES:
+        return False
+    for piece in pieces:
+        kind, entry = next(iter(piece.items())) if isinstance(piece, dict) and piece else ("", None)
+        name = entry.get("id") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or (kind == "SpecialToken" and name not in tokens):
+            return False
+    return True
+
+
+def _are_known_decoders(part: Any) -> bool:
+    steps = _steps(part, "decoders")
+    return steps is not None and all(map(_is_known_decoder, steps))
+
+
+def _is_known_decoder(step: Mapping[str, Any]) -> bool:
+    # this library decodes texts itself, so the package only reads the section
+    pattern = step.get("pattern")
+    is_fixed = pattern is None or (isinstance(pattern, dict) and "Regex" not in pattern)
+    return step.get("type") in _DECODERS and is_fixed
+
+
+def _are_known_tokens(tokens: Any) -> bool:
+    if not isinstance(tokens, list) or len(tokens) > _MAX_ADDED_TOKENS:
+        return False
+    contents = [token.get("content") if isinstance(token, dict) else None for token in tokens]
+    return all(isinstance(c, str) and 0 < len(c) <= _MAX_ADDED_LENGTH for c in contents)
+
+
+MEMORY_BYTES = 2**30
+READ_CPU_SECONDS = 10.0
+_ENCODE_CPU_SECONDS, _CHARACTERS_A_SECOND = 2.0, 50_000
+
+
+class ConfinedTokenizer:
+    """Does what a `TokenizerEngine` does, in a confined process.
+
+    All methods raise a `LimitError` if the process fails, takes too long or takes too much memory.
+
+    Args:
+        data: The content of the file.
+        special: The tokens that other files call special.
+    """
+
+    def __init__(self, data: bytes, special: list[tuple[str, bool, bool, bool]]) -> None:
+        self._arguments = (data, special)
+        self._process = ConfinedProcess(
+            "mlx_mmfree.tokenizer.tokenizer_engine", ("tokenizers",), MEMORY_BYTES
+        )
+
+    def read(self) -> tuple[Description, dict[str, int]]:
+        """Reads the file, and gives its description and the ids by piece."""
+        answer = self._process.ask(("read", self._arguments), READ_CPU_SECONDS)
+        found = Description(
+            special=[(*token,) for token in answer["special"]],
+            frame=(answer["frame"][0], answer["frame"][1]),
+            decoder=answer["decoder"],
+        )
+        return found, answer["ids"]
+
+    def encode(self, text: str, split_special: bool, before: Before) -> list[int]:
+        """The ids of a text. The file is read again if the last text ended the process."""
+        if self._process.process_id is None:
+            self.read()
+        seconds = _ENCODE_CPU_SECONDS + len(text) / _CHARACTERS_A_SECOND
+        ids: list[int] = self._process.ask(("encode", (text, split_special, before)), seconds)[
+            "ids"
+        ]
+        return ids
+
 
 # characters; the package encodes so many in some hundredths of a second, in which no other thread runs
 _LONG_TEXT = 10_000

@@ -1,11 +1,358 @@
-"""What the tokenizer asks of a vocabulary, whatever its file format, and ids that it has not."""
+"""What the files of a tokenizer hold: settings, special tokens, a vocabulary, and tokens as text."""
 
+import codecs
 import operator
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
-from .detokenizer import TokenSource
-from .special_tokens import Before, SpecialTokens
+from ..errors import CheckpointError, MMFreeError
+from ..files.checkpoint_files import CONFIG_FILE, TEMPLATE_FILE, TEMPLATES_FOLDER, tokenizer_files
+from ..files.reading import decode_text, read_json_object, read_member
+from .special_tokens import Before, SpecialToken, SpecialTokens
+
+CHANGE_THE_TEXT = "Encode another text, or use another tokenizer."
+"""The way out where a sound file cannot encode a text."""
+
+
+@contextmanager
+def clean_errors(problem: str, way_out: str = "Download it again.") -> Iterator[None]:
+    """Turns whatever the block raises into a `CheckpointError`.
+
+    A Rust panic is no `Exception` in Python, so it is recognised by its name.
+
+    Args:
+        problem: What the error says first, without a full stop.
+        way_out: What it says last.
+    """
+    try:
+        yield
+    except MMFreeError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise CheckpointError(f"[tokenizer] {problem} ({reason}). {way_out}") from error
+
+
+class TokenSource(Protocol):
+    """What the detokenizer asks of a vocabulary."""
+
+    utf8_errors: str
+
+    def token_bytes(self, token_id: int, at_start: bool) -> bytes:
+        """The bytes that a token adds to the text; `at_start` says that no text precedes it."""
+        ...
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return "\N{REPLACEMENT CHARACTER}" * (error.end - error.start), error.end
+
+
+EACH_BYTE = "mlx_mmfree.each_byte"
+codecs.register_error(EACH_BYTE, _replace_each_byte)
+
+
+class Detokenizer:
+    """Turns a stream of token ids into text, and never splits a character.
+
+    All calls together give the text of `Tokenizer.decode`. Bytes that do not form a whole character yet
+    are held back until the next token or `finalize`. Text that was given out never changes. The work per
+    token does not grow with the length of the text.
+
+    Args:
+        source: The vocabulary.
+        skipped: The ids that add nothing to the text.
+        at_start: Whether no text stands before the first token, so that a space that the vocabulary puts
+            before every text is left out.
+
+    Example:
+        >>> detokenizer = tokenizer.detokenizer()  # doctest: +SKIP
+        >>> for token_id in ids:  # doctest: +SKIP
+        ...     print(detokenizer.add(token_id), end="", flush=True)
+        >>> print(detokenizer.finalize())  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, source: TokenSource, skipped: frozenset[int] = frozenset(), *, at_start: bool = True
+    ) -> None:
+        self._source = source
+        self._skipped = skipped
+        self._decoder = codecs.getincrementaldecoder("utf-8")(source.utf8_errors)
+        self._starts = self._at_start = at_start
+
+    def add(self, token_id: int) -> str:
+        """Takes one token and returns the new text, which may be empty.
+
+        Args:
+            token_id: An id of the vocabulary.
+
+        Raises:
+            ValueError: The vocabulary has no such id.
+        """
+        raw = self._source.token_bytes(token_id, self._at_start)
+        if token_id in self._skipped:
+            return ""
+        self._at_start = False
+        return self._decoder.decode(raw)
+
+    def finalize(self) -> str:
+        """Returns what was held back and makes the object ready for the next text."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        self._at_start = self._starts
+        return rest
+
+
+MAX_VOCABULARY_BYTES = 64_000_000
+MAX_TEMPLATE_BYTES = 128_000
+MAX_TOKEN_ID = 2**31 - 1
+GGUF_MARK = {"mlx_mmfree": {"source": "gguf"}}
+"""What tells in `tokenizer_config.json` that the files were made of a GGUF file."""
+
+_MOST_TEMPLATES = 64
+# of BitNet b1.58 2B4T: its publishers' program puts the first token before what the template writes
+_BEGUN_MODELS = ("bitnet",)
+_NAMED = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """The settings of one folder.
+
+    Attributes:
+        folder: The folder they were read from.
+        named: The texts of the tokens with a role, such as `bos_token`.
+        add_bos: Whether the ids of a text begin with the first token; `None` if no file says so.
+        add_eos: Whether they end with the last token; `None` if no file says so.
+        tokens: The tokens that the files list in addition to the vocabulary.
+        special_texts: The texts of all tokens that some file calls special.
+        add_prefix_space: Whether a space is put before a text; `None` if no file says so.
+        is_legacy: Whether a space is put before a text after a special token too.
+        is_gguf: Whether the files were made of a GGUF file, so that llama.cpp's rules hold.
+        begins_chats: Whether a conversation begins with the first token of texts though its template
+            does not write it.
+        chat_templates: The templates by name.
+        bos_token_id: The first token, of the generation settings or the model's configuration.
+        eos_token_ids: The last tokens, of the generation settings and the model's configuration.
+    """
+
+    folder: Path
+    named: dict[str, str]
+    add_bos: bool | None
+    add_eos: bool | None
+    tokens: tuple[SpecialToken, ...]
+    special_texts: frozenset[str]
+    add_prefix_space: bool | None
+    is_legacy: bool
+    is_gguf: bool
+    begins_chats: bool
+    chat_templates: dict[str, str]
+    bos_token_id: int | None
+    eos_token_ids: frozenset[int]
+
+
+def read_settings(folder: Path) -> TokenizerSettings:
+    """Reads every settings file that the folder holds; all of them are optional.
+
+    Raises:
+        CheckpointError: A file is damaged or an entry has the wrong type.
+    """
+    config_file = folder / "tokenizer_config.json"
+    config = _read_optional(config_file)
+    named_file = folder / "special_tokens_map.json"
+    extra = _read_optional(named_file)
+    named = _named_tokens(extra, named_file) | _named_tokens(config, config_file)
+    model_file = folder / "config.json"
+    generation_file = folder / "generation_config.json"
+    model, generation = _read_optional(model_file), _read_optional(generation_file)
+    tokens = _listed_tokens(config, config_file, folder / "added_tokens.json")
+    special_texts = {*named.values(), *(token.content for token in tokens if token.special)}
+    for settings, file in ((config, config_file), (extra, named_file)):
+        special_texts.update(_additional_tokens(settings, file))
+    bos = _ids(generation, "bos_token_id", generation_file) or _ids(
+        model, "bos_token_id", model_file
+    )
+    is_gguf = all(config.get(key) == value for key, value in GGUF_MARK.items())
+    return TokenizerSettings(
+        folder=folder,
+        named=named,
+        add_bos=_flag(config, "add_bos_token", config_file),
+        add_eos=_flag(config, "add_eos_token", config_file),
+        tokens=tokens,
+        special_texts=frozenset(special_texts),
+        add_prefix_space=_flag(config, "add_prefix_space", config_file),
+        is_legacy=bool(_flag(config, "legacy", config_file)),
+        is_gguf=is_gguf,
+        begins_chats=is_gguf or model.get("model_type") in _BEGUN_MODELS,
+        chat_templates=_chat_templates(config, config_file),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=frozenset(
+            _ids(generation, "eos_token_id", generation_file)
+            + _ids(model, "eos_token_id", model_file)
+        ),
+    )
+
+
+def read_limited(file: Path, limit_bytes: int) -> bytes:
+    """The bytes of a file of a checkpoint.
+
+    Raises:
+        CheckpointError: The file cannot be read, is a link out of its folder, or has more than
+            `limit_bytes`.
+    """
+    try:
+        return read_member(file, limit_bytes)
+    except OSError as error:
+        raise CheckpointError(
+            f"[tokenizer] '{file}' cannot be read: {error}. Download the checkpoint again."
+        ) from error
+
+
+def _read_optional(file: Path) -> dict[str, Any]:
+    return read_json_object(file) if file.exists() else {}
+
+
+def _wrong(file: Path, key: str, rule: str, value: Any) -> CheckpointError:
+    return CheckpointError(
+        f"[tokenizer] '{file}': '{key}' must {rule} but got {value!r:.60}. "
+        "Correct the entry, or download the file again."
+    )
+
+
+def _flag(config: Mapping[str, Any], key: str, file: Path, place: str = "") -> bool | None:
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise _wrong(file, place + key, "be true or false", value)
+    return value
+
+
+def _text(value: Any, key: str, file: Path) -> str:
+    text = value.get("content") if isinstance(value, Mapping) else value
+    if not isinstance(text, str):
+        raise _wrong(file, key, "be a text or an object with a text 'content'", value)
+    return text
+
+
+def _named_tokens(config: Mapping[str, Any], file: Path) -> dict[str, str]:
+    return {key: _text(config[key], key, file) for key in _NAMED if config.get(key) is not None}
+
+
+def _additional_tokens(config: Mapping[str, Any], file: Path) -> list[str]:
+    texts = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        value = config.get(key) or []
+        if not isinstance(value, (list, dict)):
+            raise _wrong(file, key, "be a list or an object", value)
+        entries = value.values() if isinstance(value, dict) else value
+        texts += [_text(entry, key, file) for entry in entries]
+    return texts
+
+
+def _is_token_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_TOKEN_ID
+
+
+def _ids(config: Mapping[str, Any], key: str, file: Path) -> list[int]:
+    value = config.get(key)
+    if value is None:
+        return []
+    ids = value if isinstance(value, list) else [value]
+    if not all(map(_is_token_id, ids)):
+        raise _wrong(file, key, "be a token id or a list of token ids", value)
+    return ids
+
+
+def _listed_tokens(
+    config: Mapping[str, Any], config_file: Path, added_file: Path
+) -> tuple[SpecialToken, ...]:
+    tokens: dict[int, SpecialToken] = {}
+    for content, number in _read_optional(added_file).items():
+        if not _is_token_id(number):
+            raise _wrong(added_file, content, "be a token id", number)
+        tokens[number] = SpecialToken(content, number)
+    listed = config.get("added_tokens_decoder") or {}
+    if not isinstance(listed, Mapping):
+        raise _wrong(config_file, "added_tokens_decoder", "be an object", listed)
+    for key, entry in listed.items():
+        number = int(key) if key.isascii() and key.isdigit() and len(key) < 11 else -1
+        if not _is_token_id(number):
+            raise _wrong(config_file, "added_tokens_decoder", "have token ids as keys", key)
+        place = f"added_tokens_decoder.{key}"
+        flags = entry if isinstance(entry, Mapping) else {}
+        lstrip, rstrip, single_word, special = (
+            bool(_flag(flags, name, config_file, f"{place}."))
+            for name in ("lstrip", "rstrip", "single_word", "special")
+        )
+        text = _text(entry, place, config_file)
+        tokens[number] = SpecialToken(text, number, special, lstrip, rstrip, single_word)
+    return tuple(tokens.values())
+
+
+def _chat_templates(config: Mapping[str, Any], file: Path) -> dict[str, str]:
+    """The templates by name. Files go before the configuration, and empty ones do not count."""
+    listed = tokenizer_files(file.parent)
+    own = {"default": listed[TEMPLATE_FILE]} if TEMPLATE_FILE in listed else {}
+    folder = [path for name, path in listed.items() if name.startswith(f"{TEMPLATES_FOLDER}/")]
+    if len(folder) > _MOST_TEMPLATES:
+        raise CheckpointError(
+            f"[tokenizer] '{file.parent / TEMPLATES_FOLDER}' must hold at most {_MOST_TEMPLATES} chat "
+            f"templates but holds {len(folder)}. Remove those that are not used."
+        )
+    files = {path.stem: path for path in folder} | own
+    texts = _without_empty({name: _template_text(path) for name, path in files.items()})
+    written = _without_empty(_written_templates(config, file))
+    return texts if "default" in texts else written | texts
+
+
+def _without_empty(templates: dict[str, str]) -> dict[str, str]:
+    """Templates without those that write nothing of a conversation, which stand for none."""
+    return {name: text for name, text in templates.items() if text.strip()}
+
+
+def _template_text(file: Path) -> str:
+    try:
+        return decode_text(read_limited(file, MAX_TEMPLATE_BYTES))
+    except ValueError as error:
+        raise CheckpointError(
+            f"[tokenizer] '{file}' {error}. Save it as UTF-8, or download it again."
+        ) from error
+
+
+def _written_templates(config: Mapping[str, Any], file: Path) -> dict[str, str]:
+    """The templates of `tokenizer_config.json`."""
+    value = config.get("chat_template")
+    if value is None:
+        return {}
+    named = value if isinstance(value, Mapping) else {"default": value}
+    entries = [{"name": name, "template": template} for name, template in named.items()]
+    templates = {}
+    for entry in value if isinstance(value, list) else entries:
+        name, text = (
+            (entry.get("name"), entry.get("template"))
+            if isinstance(entry, Mapping)
+            else (None, None)
+        )
+        if not isinstance(name, str) or not isinstance(text, str):
+            rule = "be a text or a list of objects with the texts 'name' and 'template'"
+            raise _wrong(file, "chat_template", rule, value)
+        if len(text.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
+            raise _wrong(file, "chat_template", f"have at most {MAX_TEMPLATE_BYTES} bytes", text)
+        templates[name] = text
+    return templates
 
 
 def encode_split(
@@ -120,3 +467,70 @@ def checked_id(vocabulary: Vocabulary, token_id: int) -> int:
             f"vocabulary has but got {number}. Use the tokenizer that belongs to the ids."
         )
     return number
+
+
+_FIRST_BYTES = {("reformer", 258): 2}
+"""The id of byte 0, by `model_type` and `vocab_size` of published models without a tokenizer."""
+
+
+class ByteVocabulary:
+    """One token for each byte of UTF-8. The ids before them stand for padding and spell nothing.
+
+    Args:
+        first: The id of byte 0.
+    """
+
+    parses_special = False
+    utf8_errors = EACH_BYTE
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    longest = 1
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self.vocab_size = first + 256
+        self.special = SpecialTokens([])
+        self.frame: tuple[list[int], list[int]] = ([], [])
+
+    def encode_parsed(self, text: str, before: Before = "nothing") -> list[int]:
+        """The ids of a text; there are no special tokens."""
+        return self.encode_plain(text)
+
+    def encode_plain(self, text: str, before: Before = "nothing") -> list[int]:
+        """The ids of a text."""
+        return [byte + self._first for byte in text.encode()]
+
+    def for_threads(self) -> "ByteVocabulary":
+        """The same vocabulary, since no text takes long."""
+        return self
+
+    def piece(self, token_id: int) -> str:
+        """A byte as `<0x41>`, and an id before them as `<0>`."""
+        if not 0 <= token_id < self.vocab_size:
+            raise KeyError(token_id)
+        byte = token_id - self._first
+        return f"<{token_id}>" if byte < 0 else f"<0x{byte:02X}>"
+
+    def token_id(self, piece: str) -> int | None:
+        """The id of a piece; `None` if there is none."""
+        return next((n for n in range(self.vocab_size) if self.piece(n) == piece), None)
+
+    def token_bytes(self, token_id: int, at_start: bool) -> bytes:
+        """The byte that a token adds to the text."""
+        byte = token_id - self._first
+        return b"" if byte < 0 else bytes([byte])
+
+
+def byte_vocabulary(folder: Path) -> ByteVocabulary | None:
+    """The vocabulary of the model in a folder, if it is one that reads bytes.
+
+    Raises:
+        CheckpointError: The configuration is damaged.
+    """
+    file = folder / CONFIG_FILE
+    config = read_json_object(file) if file.exists() else {}
+    kind, size = config.get("model_type"), config.get("vocab_size")
+    if not isinstance(kind, str) or not isinstance(size, int):
+        return None
+    first = _FIRST_BYTES.get((kind, size))
+    return None if first is None else ByteVocabulary(first)

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.nn as nn
 
-from ..files.replacing import new_file
+from ..files.writing import new_file
 from ..hub.checkpoint.save import write_tensors
 from .checkpoint import learned
 from .run_folder import writing

@@ -12,11 +12,9 @@ import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import CheckpointError, TrainingError
-from ..files.json_file import write_json
-from ..files.json_reader import MAX_BYTES, parse_json
-from ..files.opening import read_member
-from ..files.replacing import clear_leftovers, new_folder
-from ..files.safetensors import read_arrays
+from ..files.reading import MAX_BYTES, parse_json, read_member, write_json
+from ..files.tensors import read_arrays
+from ..files.writing import clear_leftovers, new_folder
 from ..hub.checkpoint.save import write_tensors
 from ..layers.norms import running_statistics
 

@@ -2,7 +2,7 @@
 
 from ..errors import TrainingError
 from ..hub import Tokenizer
-from ..hub.checkpoint.opened_model import OpenedModel
+from ..hub.checkpoint.load import OpenedModel
 from ..models import Decoder
 
 

@@ -10,7 +10,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..errors import TrainingError
-from ..files.opening import open_file
+from ..files.reading import open_file
 from ..layers.matrix import parameters
 from .samples import Samples
 

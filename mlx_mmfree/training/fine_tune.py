@@ -11,8 +11,8 @@ import numpy as np
 
 from ..errors import TrainingError
 from ..hub import Tokenizer
-from ..hub.adapters.adapter_folder import load_adapter_weights
-from ..hub.checkpoint.target_folder import check_apart
+from ..hub.adapters.adapter import load_adapter_weights
+from ..hub.checkpoint.save import check_apart
 from ..images import ImageProcessor
 from ..models import Decoder, ImageClassifier, check_causal
 from .callbacks import Callback

@@ -8,8 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError, DownloadError, TrainingError
-from ..hub.checkpoint.load import load_text_tokenizer
-from ..hub.checkpoint.opened_model import OpenedModel, open_model
+from ..hub.checkpoint.load import OpenedModel, load_text_tokenizer, open_model
 from ..layers.matrix import matrices, matrix_of, parameters
 from ..models import Decoder, TokenModel, find_described
 from ..models.parts.ternary_linears import TernaryLinears

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import MMFreeError, TrainingError
-from ..files.json_reader import parse_json
-from ..files.opening import decode_text, open_file
+from ..files.reading import decode_text, open_file, parse_json
 
 MAX_LINE_BYTES = 4_000_000
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..files.json_reader import parse_json
-from ..files.opening import read_member
-from ..files.replacing import new_file
+from ..files.reading import parse_json, read_member
+from ..files.writing import new_file
 from ..platform.threads import thread_count
 from ..version import __version__
 from .run_folder import writing

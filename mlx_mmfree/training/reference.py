@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 from tqdm import tqdm
 
-from ..files.replacing import new_file
-from ..files.safetensors import read_header, read_tensors
+from ..files.tensors import read_header, read_tensors
+from ..files.writing import new_file
 from ..hub.checkpoint.save import write_tensors
 from ..models import Decoder
 from .data_parallel import DataParallel

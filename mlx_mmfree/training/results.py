@@ -8,12 +8,12 @@ from typing import Any
 from mlx.utils import tree_unflatten
 
 from ..files.checkpoint_files import ADAPTER_FILE
-from ..files.replacing import new_file
+from ..files.writing import new_file
 from ..hub import Tokenizer, save_model
-from ..hub.adapters.adapter_folder import load_adapter_weights, write_adapter
+from ..hub.adapters.adapter import load_adapter_weights, write_adapter
 from ..hub.checkpoint.checkpoint import RUN_MODEL
-from ..hub.checkpoint.masters import MASTERS_FOLDER
-from ..hub.checkpoint.target_folder import check_target
+from ..hub.checkpoint.load import MASTERS_FOLDER
+from ..hub.checkpoint.save import check_target
 from ..layers import pack_linears, packable
 from ..models import Decoder, TokenModel
 from .callbacks import BestWeights, Callback

@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import local
 
 from ..errors import TrainingError
-from ..files.locks import UNKNOWN, try_lock_file
+from ..files.writing import UNKNOWN, try_lock_file
 from .checkpoint import kept_state
 
 _LOCK_FILE = ".lock"

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import TrainingError
-from ..files.replacing import new_file
+from ..files.writing import new_file
 from ..hub.checkpoint.load import load_text_tokenizer
-from ..tokenizer.digest import tokenizer_digest
+from ..tokenizer.documents import tokenizer_digest
 from ..tokenizer.tokenizer import Tokenizer
 from .corpus.byte_bar import byte_bar
 from .corpus.documents import FORMATS, file_format, read_documents

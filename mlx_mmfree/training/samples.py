@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import TrainingError
 from ..models.parts.tokens import check_tokens
-from ..tokenizer.chat.messages import THOUGHTS
+from ..tokenizer.chat import THOUGHTS
 from .lines import LineError, kind_of, names_in, read_lines, text_of
 
 SPLITS = ("train", "valid", "test")

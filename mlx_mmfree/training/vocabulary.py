@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TrainingError
-from ..files.json_file import write_json
-from ..files.json_reader import MAX_BYTES, parse_json
-from ..files.opening import read_member
-from ..files.replacing import new_folder
-from ..tokenizer.train_vocabulary import train_vocabulary
+from ..files.reading import MAX_BYTES, parse_json, read_member, write_json
+from ..files.writing import new_folder
+from ..tokenizer.documents import train_vocabulary
 from .corpus.documents import read_documents
 from .digests import text_digest
 from .lines import read_lines

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any, get_args
 
 from ..errors import TrainingError
-from ..files.opening import read_file
+from ..files.reading import read_file
 from ..files.yaml_text import MAX_BYTES, parse_yaml
 
 _SHOWN_KEYS = 8

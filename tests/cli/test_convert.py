@@ -13,7 +13,7 @@ from mlx_mmfree.evaluation import measure_perplexity
 from mlx_mmfree.generation import generate_tokens
 from mlx_mmfree.hub import load, load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.conversion.convert import convert as convert_checkpoint
-from mlx_mmfree.hub.conversion.plan import FloatForms
+from mlx_mmfree.hub.conversion.to_folder import FloatForms
 from tests.hub.checkpoints import edit_json, tiny_transformer
 from tests.hub.hub_client import HubClient
 from tests.hub.hub_server import TOKEN, HubServer, Repository

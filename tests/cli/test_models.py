@@ -8,7 +8,7 @@ import pytest
 
 from mlx_mmfree.cli import main
 from mlx_mmfree.cli import models as command
-from mlx_mmfree.hub.checkpoint import cached_models
+from mlx_mmfree.hub.checkpoint import pack_cache
 from mlx_mmfree.hub.checkpoint.pack_cache import packed_file
 
 Captured = pytest.CaptureFixture[str]
@@ -61,13 +61,13 @@ def test_a_packed_form_that_goes_meanwhile(
         return scan(folder)
 
     monkeypatch.setattr(huggingface_hub, "scan_cache_dir", scan_slowly)
-    models = {model.name: model.packed_bytes for model in cached_models.cached_models()}
+    models = {model.name: model.packed_bytes for model in pack_cache.cached_models()}
     assert models == {"me/tiny": 1_000_000, "me/other": 0, "mine-0123": 2_000_000}
 
 
 def test_the_architecture_of_a_model_of_images(hub: Path) -> None:
     add_repository(hub, "timm/small", family="swin_tiny_patch4_window7_224", key="architecture")
-    families = {model.name: model.family for model in cached_models.cached_models()}
+    families = {model.name: model.family for model in pack_cache.cached_models()}
     assert families["timm/small"] == "swin_tiny_patch4_window7_224"
 
 
@@ -147,7 +147,7 @@ def test_links_and_what_lies_elsewhere_stay(hub: Path, tmp_path: Path, capsys: C
     secret = tmp_path / "secret.safetensors"
     secret.write_text("mine")
     (tmp_path / "packed" / "link-0.safetensors").symlink_to(secret)
-    names = {model.name for model in cached_models.cached_models()}
+    names = {model.name for model in pack_cache.cached_models()}
     assert "link-0" not in names
     if "me/linked" in names:
         assert main(["models", "--remove", "me/linked", "--yes"]) == 2

@@ -12,7 +12,7 @@ from mlx_mmfree import demo
 from mlx_mmfree.cli.parts import show_attention
 from mlx_mmfree.cli.show import main
 from mlx_mmfree.hub import save_model
-from mlx_mmfree.hub.checkpoint import opened_model
+from mlx_mmfree.hub.checkpoint import load
 from mlx_mmfree.models import find
 from tests.hub.checkpoints import tiny_checkpoint
 from tests.hub.marian_folder import SENTENCES, marian_folder
@@ -86,7 +86,7 @@ def test_a_model_that_reads_no_texts(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = SimpleNamespace(model=nn.Linear(2, 2), nbytes=0)
-    monkeypatch.setattr(opened_model, "open_model", lambda *given, **named: other)
+    monkeypatch.setattr(load, "open_model", lambda *given, **named: other)
     picture = str(tmp_path / "a.png")
     error = _refused(capsys, "attention", "--prompt", "a", "--picture", picture)
     assert "--model must read texts but 'demo' is a Linear." in error

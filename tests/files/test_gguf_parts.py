@@ -11,9 +11,13 @@ from gguf import GGUFReader
 
 from mlx_mmfree.cli.convert import main
 from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.files.gguf.parts import part_names, whole_models
-from mlx_mmfree.files.gguf.reader import read_gguf
-from mlx_mmfree.files.gguf.writer import PlannedGGUFTensor, write_gguf
+from mlx_mmfree.files.gguf_file import (
+    PlannedGGUFTensor,
+    part_names,
+    read_gguf,
+    whole_models,
+    write_gguf,
+)
 from mlx_mmfree.hub import convert, load, load_model, open_checkpoint, save_model
 from tests.hub.checkpoints import GOLDENS, tiny_transformer
 from tests.hub.hub_client import HubClient

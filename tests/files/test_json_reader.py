@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlx_mmfree.files.json_reader import MAX_DEPTH, parse_json
+from mlx_mmfree.files.reading import MAX_DEPTH, parse_json
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.errors import MMFreeError
-from mlx_mmfree.files.opening import (
+from mlx_mmfree.files.reading import (
     check_link,
     open_file,
     open_member,
@@ -19,7 +19,7 @@ from mlx_mmfree.files.opening import (
     read_text,
 )
 from mlx_mmfree.hub import load_model, load_tokenizer
-from mlx_mmfree.hub.adapters.adapter_folder import read_adapter
+from mlx_mmfree.hub.adapters.adapter import read_adapter
 from mlx_mmfree.images.picture_file import read_picture
 from mlx_mmfree.training.corpus.documents import read_documents
 from mlx_mmfree.training.image_sets import array_file, idx_file

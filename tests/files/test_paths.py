@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree.errors import MMFreeError
-from mlx_mmfree.files.paths import expanded, real_path
+from mlx_mmfree.files.reading import expanded, real_path
 from mlx_mmfree.generation.prompt_cache import read_settings
-from mlx_mmfree.hub.publish.upload_plan import plan_upload
+from mlx_mmfree.hub.publish.upload import plan_upload
 
 
 def test_home_and_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

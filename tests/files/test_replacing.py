@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.files import replacing
-from mlx_mmfree.files.replacing import clear_leftovers, new_file, new_folder, writing
+from mlx_mmfree.files import writing as replacing
+from mlx_mmfree.files.writing import clear_leftovers, new_file, new_folder, writing
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -159,7 +159,7 @@ class TestFolder:
 _WRITER = """
 import sys
 from pathlib import Path
-from mlx_mmfree.files.replacing import new_folder
+from mlx_mmfree.files.writing import new_folder
 
 with new_folder(Path(sys.argv[1]), replaces=True) as folder:
     (folder / "a.txt").write_text("of the killed one")

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
-from mlx_mmfree.files.safetensors import DTYPES, UNREAD_BITS, read_header
-from mlx_mmfree.files.tensor_entry import read_tensors
+from mlx_mmfree.files.tensors import DTYPES, UNREAD_BITS, read_header, read_tensors
 from tests.hub.checkpoints import write_safetensors
 
 

@@ -7,12 +7,12 @@ from threading import Thread
 
 import pytest
 
-from mlx_mmfree.files import scratch
-from mlx_mmfree.files.locks import try_lock
+from mlx_mmfree.files import writing
+from mlx_mmfree.files.writing import try_lock
 
 _PROCESS = """
 import sys, tempfile
-from mlx_mmfree.files.scratch import new_scratch_folder
+from mlx_mmfree.files.writing import new_scratch_folder
 
 tempfile.tempdir = sys.argv[1]
 (new_scratch_folder() / "file").touch()
@@ -42,11 +42,11 @@ def test_folders_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not made.exists()
     with process(tmp_path) as killed:
         [left] = tmp_path.glob("mlx_mmfree-scratch-????????")
-        assert scratch.new_scratch_folder() != left
+        assert writing.new_scratch_folder() != left
         assert (left / "file").exists()
         killed.kill()
     assert left.exists()
-    scratch.new_scratch_folder()
+    writing.new_scratch_folder()
     assert not left.exists()
     assert (tmp_path / "mlx_mmfree-scratch-mine").exists()
 
@@ -56,7 +56,7 @@ def test_a_locked_parent_stops_nobody(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     handle = try_lock(tmp_path)
     made: list[Path] = []
-    maker = Thread(target=lambda: made.append(scratch.new_scratch_folder()), daemon=True)
+    maker = Thread(target=lambda: made.append(writing.new_scratch_folder()), daemon=True)
     maker.start()
     maker.join(60)
     assert handle is not None and made and made[0].is_dir()
@@ -74,6 +74,6 @@ def test_a_folder_that_is_removed_before_it_is_locked(
             folder.rmdir()
         return try_lock(folder)
 
-    monkeypatch.setattr(scratch, "try_lock", lock_late)
-    made = scratch.new_scratch_folder()
+    monkeypatch.setattr(writing, "try_lock", lock_late)
+    made = writing.new_scratch_folder()
     assert made.is_dir() and removed != [made]

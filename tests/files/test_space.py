@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_mmfree.files.space import check_space
+from mlx_mmfree.files.writing import check_space
 
 
 def test_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.files.tensor_entry import read_tensors
-from mlx_mmfree.files.torch.checkpoint import read_header
-from mlx_mmfree.files.torch.pickle import MAX_PICKLE_BYTES
-from mlx_mmfree.files.torch.zip_container import MAX_DIRECTORY_BYTES
+from mlx_mmfree.files.tensors import read_tensors
+from mlx_mmfree.files.torch_checkpoint import MAX_DIRECTORY_BYTES, MAX_PICKLE_BYTES, read_header
 from mlx_mmfree.hub import load_model
 from tests.files.torch_files import (
     STORAGE_NAMES,

@@ -11,7 +11,7 @@ from typing import Any, Self
 from huggingface_hub import constants, hf_api
 from huggingface_hub.utils import _http
 
-from mlx_mmfree.hub.remote import patience
+from mlx_mmfree.hub.remote import cache_content
 from tests.hub.hub_server import HubServer, Repository
 
 _END, _ASK = b"", b"?"
@@ -73,7 +73,7 @@ def log_in(url: str, token: str) -> Callable[[], None]:
         path = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{repo_id}")
         constants.HUGGINGFACE_CO_URL_TEMPLATE = url + "".join(path[1:])
         constants.HF_HUB_OFFLINE = False
-        patience.delay_s = lambda headers, tries: 0.0
+        cache_content.delay_s = lambda headers, tries: 0.0
         # the client tries some requests again by itself
         _http.time = SimpleNamespace(sleep=lambda seconds: None)
         os.environ |= {"HF_TOKEN": token, "NO_PROXY": "127.0.0.1"}

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
-from mlx_mmfree.files import safetensors_writer
+from mlx_mmfree.files import tensors as safetensors_writer
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.conversion import verify as verification
-from mlx_mmfree.hub.conversion.plan import FloatForms
-from mlx_mmfree.hub.conversion.ternarize import ternarize_groups, ternarized
+from mlx_mmfree.hub.conversion.to_folder import FloatForms, ternarize_groups, ternarized
 from mlx_mmfree.ops import ternarize
 from tests.hub.checkpoints import tiny_checkpoint, tiny_model, tiny_transformer
 

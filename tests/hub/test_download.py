@@ -17,8 +17,8 @@ from mlx_mmfree.errors import CheckpointError, DownloadError, MMFreeError
 from mlx_mmfree.hub import load_model
 from mlx_mmfree.hub.checkpoint import pack_cache
 from mlx_mmfree.hub.remote import download
+from mlx_mmfree.hub.remote.cache_content import Part, RemoteFile
 from mlx_mmfree.hub.remote.download import local_folder
-from mlx_mmfree.hub.remote.partial_file import Part, RemoteFile
 from tests.files.torch_files import to_torch_checkpoint
 from tests.hub.checkpoints import GOLDENS, TOKENS, tiny_checkpoint
 from tests.hub.hub_client import HubClient

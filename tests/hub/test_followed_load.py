@@ -1,9 +1,9 @@
-"""A checkpoint is followed through `load`: its path goes through each file of `hub` once.
+"""A checkpoint is followed through `load`: its path goes through each stage in `hub` once.
 
 The rule counts entries. `hub` is entered when one of its functions, or the constructor of one of its
-classes, is called from another file of the package. A file may be entered once during a load, since
-each file is one stage, and a later stage receives what the stage before made. Three kinds of calls do
-not count:
+classes, is called from another file of the package. Each of them is one stage, which may be entered
+once during a load, since a later stage receives what the stage before made. Three kinds of calls do not
+count:
 
 - a method of an object, which was handed on by the stage that made it;
 - a reader of single tensors: what lies in `forms`, which says how a stored form lays out a tensor, and
@@ -11,7 +11,7 @@ not count:
 - what `hub` calls in the packages below it, which serve many callers.
 
 Weights in PyTorch's files are asked for when there are none in safetensors, so that nothing needless is
-downloaded: `remote/download.py` is then entered a second time. The load that fills the cache of packed
+downloaded: `local_folder` is then entered a second time. The load that fills the cache of packed
 forms also writes a checkpoint, so the test follows the load that reads the cache. GGUF is left out: its
 tensors are renamed one by one while its header is read.
 """
@@ -27,7 +27,7 @@ import mlx.core as mx
 import pytest
 
 import mlx_mmfree
-from mlx_mmfree.files.tensor_entry import TensorEntry
+from mlx_mmfree.files.tensors import TensorEntry
 from mlx_mmfree.hub import convert, load, open_checkpoint, save_model
 from mlx_mmfree.layers import pack_linears
 from tests.files.torch_files import to_torch_checkpoint
@@ -62,12 +62,13 @@ def is_entry(frame: FrameType) -> bool:
 
 
 def entries(call: Callable[[], Any]) -> Counter[str]:
-    """How often a call enters each file of `hub`."""
+    """How often a call enters each stage in `hub`, by its file and name."""
     counted: Counter[str] = Counter()
 
     def watch(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and is_entry(frame):
-            counted[str(Path(frame.f_code.co_filename).relative_to(HUB))] += 1
+            file = Path(frame.f_code.co_filename).relative_to(HUB)
+            counted[f"{file}: {frame.f_code.co_qualname}"] += 1
 
     sys.setprofile(watch)
     try:
@@ -78,10 +79,10 @@ def entries(call: Callable[[], Any]) -> Counter[str]:
 
 
 def check_once(call: Callable[[], Any], **allowed: int) -> None:
-    """Asserts that a load enters each file once, and the files that are named as often as allowed."""
+    """Asserts that a load enters each stage once, and those that are named as often as allowed."""
     counted = entries(call)
     assert len(counted) > 5
-    again = {Path(file).stem: count for file, count in counted.items() if count > 1}
+    again = {stage.split(": ")[1]: count for stage, count in counted.items() if count > 1}
     assert again == allowed
 
 
@@ -128,14 +129,14 @@ def torch_shards(folder: Path) -> Path:
     [masters, packed, tied, dense, bytes_of_bitnet, codes_of_mlx],
     ids=lambda form: form.__name__,
 )
-def test_each_file_is_entered_once(tmp_path: Path, form: Callable[[Path], Path]) -> None:
+def test_each_stage_is_entered_once(tmp_path: Path, form: Callable[[Path], Path]) -> None:
     folder = form(tmp_path / "model")
     check_once(lambda: load(folder))
 
 
 def test_weights_that_are_asked_for_second(tmp_path: Path) -> None:
     folder = torch_shards(tmp_path / "model")
-    check_once(lambda: load(folder), download=2)
+    check_once(lambda: load(folder), local_folder=2)
 
 
 @pytest.mark.parametrize("form", [masters, packed], ids=lambda form: form.__name__)
@@ -152,9 +153,9 @@ def test_packed_form_in_the_cache(tmp_path: Path, cache: Path) -> None:
 
 
 def test_a_second_entry_is_seen(tmp_path: Path) -> None:
-    """The rule can fail: a checkpoint that is opened twice enters its file twice."""
+    """The rule can fail: a checkpoint that is opened twice enters its stage twice."""
     folder = masters(tmp_path / "model")
     counted = entries(lambda: load(open_checkpoint(folder)))
-    assert counted["checkpoint/checkpoint.py"] == 1
+    assert counted["checkpoint/checkpoint.py: open_checkpoint"] == 1
     counted = entries(lambda: (open_checkpoint(folder), load(folder)))
-    assert counted["checkpoint/checkpoint.py"] == 2
+    assert counted["checkpoint/checkpoint.py: open_checkpoint"] == 2

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import CheckpointError, MMFreeError, UnsupportedModelError
-from mlx_mmfree.files.gguf.reader import read_gguf
-from mlx_mmfree.files.gguf.types import TYPES, dequantized, ternary_words
+from mlx_mmfree.files.gguf_blocks import TYPES, dequantized, ternary_words
+from mlx_mmfree.files.gguf_file import read_gguf
 from mlx_mmfree.generation import generate
 from mlx_mmfree.hub import load, load_model, load_tokenizer, open_checkpoint, save_model
 from mlx_mmfree.layers import PackedBitLinear, PackedLinear, pack_linears

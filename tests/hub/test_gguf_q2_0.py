@@ -11,8 +11,8 @@ import pytest
 from mlx.utils import tree_unflatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
-from mlx_mmfree.files.gguf import ternary as gguf_ternary
-from mlx_mmfree.files.gguf.types import Q2_0, TYPES, affine_scales, dequantized
+from mlx_mmfree.files import gguf_blocks
+from mlx_mmfree.files.gguf_blocks import Q2_0, TYPES, affine_scales, dequantized
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.ops import ternarize
@@ -226,7 +226,7 @@ def test_encoding() -> None:
     want, stood = q2_0(values, 64)
     codes = (np.sign(stood) + 1).astype(np.uint8)
     scales = np.abs(stood).reshape(3, 4, 64).max(axis=-1)
-    assert gguf_ternary.encode("Q2_0", codes, scales).tobytes() == want
+    assert gguf_blocks.encode("Q2_0", codes, scales).tobytes() == want
 
 
 def test_room_that_fits_no_layout(tmp_path: Path) -> None:

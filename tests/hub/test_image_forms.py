@@ -9,7 +9,7 @@ import pytest
 from mlx_mmfree.cli.convert import main as convert
 from mlx_mmfree.cli.show import main as show
 from mlx_mmfree.hub import load_model, save_model
-from mlx_mmfree.hub.publish.upload_plan import plan_upload
+from mlx_mmfree.hub.publish.upload import plan_upload
 from mlx_mmfree.models import architectures, find_described
 from tests.tolerances import relative_error
 

@@ -9,7 +9,7 @@ import pytest
 
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint, save_model
-from mlx_mmfree.hub.checkpoint.masters import master_weight
+from mlx_mmfree.hub.checkpoint.load import master_weight
 from mlx_mmfree.layers import BitLinear, PackedBitLinear, pack_linears
 from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.models import Decoder, find

@@ -15,10 +15,10 @@ from mlx_mmfree.hub.publish.model_card import (
     SourceCard,
     model_card,
     read_source_card,
+    with_name,
     write_model_card,
 )
 from mlx_mmfree.hub.publish.runtimes import Opening
-from mlx_mmfree.hub.publish.usage import with_name
 from mlx_mmfree.models import find
 from mlx_mmfree.models.parts.architecture import Pipeline
 

@@ -14,10 +14,10 @@ from mlx.utils import tree_flatten
 from mlx_mmfree import demo
 from mlx_mmfree.cli import main
 from mlx_mmfree.files.checkpoint_files import CONFIG_FILE
-from mlx_mmfree.files.tensor_entry import TensorEntry
+from mlx_mmfree.files.tensors import TensorEntry
 from mlx_mmfree.hub import convert, load, load_model, load_tokenizer, open_checkpoint, save_model
-from mlx_mmfree.hub.checkpoint import match
-from mlx_mmfree.hub.checkpoint.opened_model import open_model
+from mlx_mmfree.hub.checkpoint import weights
+from mlx_mmfree.hub.checkpoint.load import open_model
 from mlx_mmfree.layers import BitLinear, pack_linears
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.models.parts.architecture import Config
@@ -225,13 +225,13 @@ def test_a_copy_of_a_tied_matrix_is_compared_once(
     embedding = mx.load(str(folder / "model.safetensors"))["model.embeddings.weight"]
     edit_tensors(folder / "model.safetensors", lm_head__weight=embedding)
     compared = []
-    check = match._check_copy
+    check = weights._check_copy
 
     def counted(copy: TensorEntry, original: TensorEntry, config: Config) -> None:
         compared.append(copy.name)
         check(copy, original, config)
 
-    monkeypatch.setattr(match, "_check_copy", counted)
+    monkeypatch.setattr(weights, "_check_copy", counted)
     load(folder)
     assert compared == ["lm_head.weight"]
 

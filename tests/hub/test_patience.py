@@ -5,7 +5,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from mlx_mmfree.hub.remote.patience import MAX_DELAY_S, delay_s
+from mlx_mmfree.hub.remote.cache_content import MAX_DELAY_S, delay_s
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
-from mlx_mmfree.hub.conversion.plan import FloatForms
+from mlx_mmfree.hub.conversion.to_folder import FloatForms
 from mlx_mmfree.hub.publish.runtimes import Opening, opening
 from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears

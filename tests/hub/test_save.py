@@ -10,7 +10,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.files import safetensors_writer
+from mlx_mmfree.files import tensors as safetensors_writer
 from mlx_mmfree.hub import Tokenizer, load, load_model, load_tokenizer, save_model
 from mlx_mmfree.hub.checkpoint import save
 from mlx_mmfree.layers import pack_linears

@@ -11,7 +11,7 @@ import pytest
 from mlx_mmfree.cli import main
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import convert, load, open_checkpoint, save_model
-from mlx_mmfree.hub.checkpoint.target_folder import check_apart
+from mlx_mmfree.hub.checkpoint.save import check_apart
 from mlx_mmfree.training.results import TrainedModel
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_model
 

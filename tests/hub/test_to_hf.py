@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.checkpoint.forms import bitnet_format
-from mlx_mmfree.hub.conversion.plan import FloatForms
+from mlx_mmfree.hub.conversion.to_folder import FloatForms
 from mlx_mmfree.ops import pack_ternary
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_transformer
 from tests.hub.test_adapters import LLAMA, build

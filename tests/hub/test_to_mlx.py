@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
-from mlx_mmfree.hub.conversion.plan import FloatForms
+from mlx_mmfree.hub.conversion.to_folder import FloatForms
 from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops.backend.dispatch import use_backend
@@ -303,7 +303,7 @@ class TestRefused:
 
 
 def test_shards_are_read_by_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlx_mmfree.files import safetensors_writer
+    from mlx_mmfree.files import tensors as safetensors_writer
 
     save_model(tmp_path / "s", tiny_transformer(**BIG))
     monkeypatch.setattr(safetensors_writer, "MAX_SHARD_BYTES", 20_000)

@@ -10,7 +10,7 @@ import pytest
 from mlx_mmfree import native
 from mlx_mmfree.cli import main
 from mlx_mmfree.errors import CheckpointError, UploadError
-from mlx_mmfree.hub.publish.upload_plan import check_repository, plan_upload
+from mlx_mmfree.hub.publish.upload import check_repository, plan_upload
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint
 from tests.hub.hub_client import HubClient
 from tests.hub.hub_server import TOKEN, Answer, HubServer

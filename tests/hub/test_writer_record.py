@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.hub import convert, load_model, save_model
-from mlx_mmfree.hub.checkpoint import writer_record
+from mlx_mmfree.hub.checkpoint import checkpoint
 from mlx_mmfree.hub.checkpoint.checkpoint import open_checkpoint
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.ops.ternary import ROUNDING_VERSION
@@ -23,7 +23,7 @@ WARNING = "may hold wrong ternary weights"
 
 @pytest.fixture(autouse=True)
 def every_matrix_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_record, "MAX_SOUND_WEIGHTS", 0)
+    monkeypatch.setattr(checkpoint, "MAX_SOUND_WEIGHTS", 0)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def without_record(folder: Path) -> Path:
 
 
 def rounding(path: Path) -> object:
-    return writer_record.rounding_of(open_checkpoint(path))
+    return checkpoint.rounding_of(open_checkpoint(path))
 
 
 def warned(path: Path, capsys: pytest.CaptureFixture[str]) -> bool:
@@ -129,7 +129,7 @@ def test_a_damaged_or_old_record_is_a_doubt(
 def test_small_matrices_are_not_doubted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(writer_record, "MAX_SOUND_WEIGHTS", 2**20)
+    monkeypatch.setattr(checkpoint, "MAX_SOUND_WEIGHTS", 2**20)
     save_model(tmp_path / "packed", pack_linears(tiny_transformer()))
     assert not warned(without_record(tmp_path / "packed"), capsys)
 

@@ -11,7 +11,7 @@ import pytest
 
 from mlx_mmfree.generation import decode
 from mlx_mmfree.hub import load_model, save_model
-from mlx_mmfree.hub.checkpoint import opened_model
+from mlx_mmfree.hub.checkpoint import load as opened_model
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.models import find

@@ -243,8 +243,8 @@ def test_branches_end_with_their_objects_and_leave_nothing(confined: ConfinedPro
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from mlx_mmfree.tokenizer.chat.chat_template import ChatTemplate, _renderer
-import mlx_mmfree.tokenizer.chat.chat_template as module
+from mlx_mmfree.tokenizer.chat import ChatTemplate, _renderer
+import mlx_mmfree.tokenizer.chat as module
 def render(source):
     return ChatTemplate(source, Path("folder")).render({"messages": []})
 assert render("ready") == "ready"

@@ -12,7 +12,7 @@ from mlx_mmfree.cli import main
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import load, save_model
 from mlx_mmfree.models import find
-from mlx_mmfree.tokenizer.digest import tokenizer_digest
+from mlx_mmfree.tokenizer.documents import tokenizer_digest
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from tests.hub.checkpoints import GOLDENS
 

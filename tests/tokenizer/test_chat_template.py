@@ -12,8 +12,8 @@ import pytest
 
 from mlx_mmfree.errors import CheckpointError, UsageError
 from mlx_mmfree.platform.confinement import ConfinedProcess
-from mlx_mmfree.tokenizer.chat import chat_template
-from mlx_mmfree.tokenizer.chat.chat_template import ChatTemplate
+from mlx_mmfree.tokenizer import chat as chat_template
+from mlx_mmfree.tokenizer.chat import ChatTemplate
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
@@ -308,7 +308,7 @@ HOSTILE = {
 def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Limits that hostile templates reach soon."""
     confined = ConfinedProcess(
-        "mlx_mmfree.tokenizer.chat.template_server", ("jinja2", "markupsafe"), 64 * 2**20
+        "mlx_mmfree.tokenizer.chat_sandbox", ("jinja2", "markupsafe"), 64 * 2**20
     )
     monkeypatch.setattr(chat_template, "_renderer", confined)
     monkeypatch.setattr(chat_template, "CPU_SECONDS", 0.05)

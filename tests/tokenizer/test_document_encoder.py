@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.tokenizer import document_encoder
-from mlx_mmfree.tokenizer.document_encoder import encode_documents
+from mlx_mmfree.tokenizer import documents as document_encoder
+from mlx_mmfree.tokenizer.documents import encode_documents
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from tests.hub.checkpoints import GOLDENS
 

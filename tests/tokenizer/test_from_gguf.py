@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.tokenizer.from_gguf import files_of_metadata
-from mlx_mmfree.tokenizer.gguf_tokens import TokenType
+from mlx_mmfree.tokenizer.from_gguf import TokenType, files_of_metadata
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from tests.hub.gguf_files import byte_level_metadata, sentencepiece_metadata
 

@@ -14,13 +14,12 @@ from sentencepiece import SentencePieceTrainer
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
-from mlx_mmfree.tokenizer import confined_tokenizer, tokenizer_json
-from mlx_mmfree.tokenizer.confined_tokenizer import ConfinedTokenizer
+from mlx_mmfree.tokenizer import tokenizer_json
+from mlx_mmfree.tokenizer import tokenizer_json as confined_tokenizer
 from mlx_mmfree.tokenizer.from_gguf import BYTE_LEVEL_PATTERNS
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from mlx_mmfree.tokenizer.tokenizer_engine import TokenizerEngine
-from mlx_mmfree.tokenizer.tokenizer_json import JsonVocabulary
-from mlx_mmfree.tokenizer.tokenizer_shapes import is_known
+from mlx_mmfree.tokenizer.tokenizer_json import ConfinedTokenizer, JsonVocabulary, is_known
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 SPM, BPE = GOLDENS / "tokenizer_spm", GOLDENS / "tokenizer_bpe"

@@ -13,8 +13,8 @@ import pytest
 from sentencepiece import SentencePieceTrainer
 
 from mlx_mmfree import demo
-from mlx_mmfree.tokenizer.piece_decoder import BYTE_CHARACTERS
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
+from mlx_mmfree.tokenizer.tokenizer_json import BYTE_CHARACTERS
 from tests.tokenizer.test_hostile_tokenizers import (
     BLANK,
     BPE,

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.errors import UsageError
-from mlx_mmfree.tokenizer.chat.chat_template import ChatTemplate
-from mlx_mmfree.tokenizer.chat.messages import chat_data
+from mlx_mmfree.tokenizer.chat import ChatTemplate, chat_data
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from tests.tokenizer.test_chat_template import GOLDENS, with_template
 

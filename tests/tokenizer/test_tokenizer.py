@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
-from mlx_mmfree.tokenizer import tokenizer_files
+from mlx_mmfree.tokenizer import vocabulary
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
@@ -457,7 +457,7 @@ def test_wrong_end_of_text_in_the_model_config(value: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
 def test_absurdly_large_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open(tmp_path / name, "wb") as stream:
-        stream.truncate(tokenizer_files.MAX_VOCABULARY_BYTES + 1)
+        stream.truncate(vocabulary.MAX_VOCABULARY_BYTES + 1)
     with pytest.raises(CheckpointError, match="more than the 64,000,000"):
         Tokenizer.from_folder(tmp_path)
 

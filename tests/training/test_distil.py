@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_mmfree import native
 from mlx_mmfree.cli import main
 from mlx_mmfree.errors import TrainingError
-from mlx_mmfree.files.locks import try_lock_file
+from mlx_mmfree.files.writing import try_lock_file
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.models import Decoder, find

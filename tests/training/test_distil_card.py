@@ -10,7 +10,7 @@ import yaml
 from mlx_mmfree.cli import main
 from mlx_mmfree.hub import convert, open_checkpoint
 from mlx_mmfree.hub.publish.model_card import ModelCard, read_source_card
-from mlx_mmfree.hub.publish.upload_plan import plan_upload
+from mlx_mmfree.hub.publish.upload import plan_upload
 from mlx_mmfree.training.distil.distil import Distillation
 from tests.training.test_distil import settings_of, teacher_folder, without_curve
 

@@ -9,7 +9,7 @@ import pytest
 from mlx_mmfree import native
 from mlx_mmfree.cli import main
 from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.files.json_file import write_json
+from mlx_mmfree.files.reading import write_json
 from mlx_mmfree.hub import save_model
 from mlx_mmfree.models import find
 from mlx_mmfree.training.distil.distil import Distillation

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mlx_mmfree.platform.resident_memory import STATUS
-from mlx_mmfree.tokenizer.digest import tokenizer_digest
+from mlx_mmfree.tokenizer.documents import tokenizer_digest
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from mlx_mmfree.training.corpus.token_file_writer import TokenFileWriter
 from mlx_mmfree.training.log import read_log

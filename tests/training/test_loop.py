@@ -20,8 +20,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import TrainingError, TrainingStopped
-from mlx_mmfree.files.json_reader import MAX_BYTES
-from mlx_mmfree.files.locks import try_lock_file
+from mlx_mmfree.files.reading import MAX_BYTES
+from mlx_mmfree.files.writing import try_lock_file
 from mlx_mmfree.models import Decoder, hgrn_bit
 from mlx_mmfree.training import Settings
 from mlx_mmfree.training.batches import Batch
@@ -161,7 +161,7 @@ def test_kill_while_a_checkpoint_is_replaced(
 
     with monkeypatch.context() as patched:
         # a killed process tidies nothing up
-        patched.setattr("mlx_mmfree.files.replacing._settle", lambda *_: None)
+        patched.setattr("mlx_mmfree.files.writing._settle", lambda *_: None)
         patched.setattr(Path, "rename", killed)
         with pytest.raises(_Kill):
             save_checkpoint(

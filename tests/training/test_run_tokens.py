@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from mlx_mmfree.errors import TrainingError
-from mlx_mmfree.files.locks import try_lock_file
+from mlx_mmfree.files.writing import try_lock_file
 from mlx_mmfree.training import run_tokens
 from mlx_mmfree.training.corpus.sources import find_sources
 from mlx_mmfree.training.corpus.token_file import open_token_file

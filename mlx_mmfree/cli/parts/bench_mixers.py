@@ -164,8 +164,8 @@ def _measure(
 
     from ...errors import MeasurementError
     from ...evaluation.benchmark_mixers import benchmark_mixers, remaining
-    from ...files.json_file import write_json
-    from ...files.replacing import new_file, writing
+    from ...files.reading import write_json
+    from ...files.writing import new_file, writing
 
     def keep(report: "MixerReport") -> None:
         if args.results is not None:
@@ -237,7 +237,7 @@ def _settings(args: argparse.Namespace) -> "MixerSettings":
 
 def _read(file: Path | None, report: "MixerReport") -> None:
     """Adds what an earlier run has kept."""
-    from ...files.json_file import read_json_object
+    from ...files.reading import read_json_object
 
     if file is None or not file.exists():
         return

@@ -14,7 +14,7 @@ def certificate_section(folder: Path) -> str:
     from ...evaluation.audit import certify
     from ...evaluation.audit.section import section
     from ...hub.adapters.adapter import attach
-    from ...hub.checkpoint.opened_model import open_model
+    from ...hub.checkpoint.load import open_model
 
     try:
         opened = open_model(folder)

@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from types import MappingProxyType
 from typing import Any
 
-from ...files.json_reader import parse_json
+from ...files.reading import parse_json
 from ...platform.units import BYTES_PER_GB
 
 _MAX_SHOWN = 80

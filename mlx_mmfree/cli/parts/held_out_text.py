@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
-from ...files.opening import decode_text, read_file
+from ...files.reading import decode_text, read_file
 from ...training.corpus.documents import END_OF_TEXT
 from ...training.corpus.pieces import COMPRESSED, read_pieces
 

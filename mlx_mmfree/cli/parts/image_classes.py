@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
-from ...files.opening import read_text
+from ...files.reading import read_text
 from .flags import positive
 from .loading import with_adapter
 from .show_attention import require_matplotlib
@@ -15,7 +15,7 @@ from .writable import check_writable
 
 if TYPE_CHECKING:
     from ...generation.predictions import Classes
-    from ...hub.checkpoint.opened_model import OpenedModel
+    from ...hub.checkpoint.load import OpenedModel
     from ...images import ImageProcessor
 
 _MAX_BYTES = 16_000_000

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from ...hub import Tokenizer
-    from ...hub.checkpoint.opened_model import OpenedModel
+    from ...hub.checkpoint.load import OpenedModel
     from ...models import Decoder
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -94,7 +94,7 @@ def with_adapter(args: argparse.Namespace, opened: "OpenedModel") -> Any:
     Raises:
         CheckpointError: The weights or the adapter are damaged, or do not fit.
     """
-    from ...hub.adapters.adapter_folder import holds_adapter, read_adapter
+    from ...hub.adapters.adapter import holds_adapter, read_adapter
 
     adapter = None if args.adapter_path is None else read_adapter(args.adapter_path)
     folder = opened.checkpoint.folder
@@ -132,7 +132,7 @@ def loaded(
         UsageError: A flag has a value that does not fit.
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
     """
-    from ...hub.checkpoint.opened_model import open_model
+    from ...hub.checkpoint.load import open_model
     from ...models import ImageClassifier, check_causal
     from ...models.parts.tensor_parallel import shard
 

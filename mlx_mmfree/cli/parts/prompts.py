@@ -4,8 +4,7 @@ import sys
 from pathlib import Path
 
 from ...errors import UsageError
-from ...files.json_reader import parse_json
-from ...files.opening import read_text
+from ...files.reading import parse_json, read_text
 
 _MAX_BYTES = 100_000_000
 # about two million tokens, for which a tokenizer needs a gigabyte of memory

@@ -38,7 +38,7 @@ def read_config(place: str, name: str) -> dict[str, Any]:
         UsageError: There is none.
     """
     from ...evaluation.benchmark_weights import presets
-    from ...files.json_file import read_json_object
+    from ...files.reading import read_json_object
 
     if name.lower() in presets():
         return dict(presets()[name.lower()])

@@ -20,7 +20,7 @@ from .writable import check_writable
 
 if TYPE_CHECKING:
     from ...evaluation.mixing_maps import LayerMaps
-    from ...hub.checkpoint.opened_model import OpenedModel
+    from ...hub.checkpoint.load import OpenedModel
     from ...tokenizer.pair_tokenizer import PairTokenizer
     from ...tokenizer.tokenizer import Tokenizer
 
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     require_matplotlib("picture")
     check_writable("[show] 'picture'", args.picture)
     from ...evaluation.mixing_picture import draw_maps
-    from ...hub.checkpoint.opened_model import open_model
+    from ...hub.checkpoint.load import open_model
     from ...models import TokenModel
 
     opened = open_model(model_source(args), args.revision, dtype_of(args), latent=args.latent)

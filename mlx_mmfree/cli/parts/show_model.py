@@ -40,7 +40,7 @@ def build_parser() -> CommandParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     from ...evaluation.model_tree import all_parts, model_tree, tree_rows
-    from ...hub.checkpoint.opened_model import open_model
+    from ...hub.checkpoint.load import open_model
 
     opened = open_model(model_source(args), args.revision, dtype_of(args), latent=args.latent)
     with limited_memory(args, opened.nbytes):

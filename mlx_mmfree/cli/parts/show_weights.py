@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         require_matplotlib("picture")
         check_writable("[show] 'picture'", args.picture)
     from ...evaluation.trits import count_trits, draw_trits
-    from ...hub.checkpoint.opened_model import open_model
+    from ...hub.checkpoint.load import open_model
 
     opened = open_model(model_source(args), args.revision, latent=args.latent)
     with limited_memory(args, opened.nbytes):

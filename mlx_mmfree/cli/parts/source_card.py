@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...files.paths import expanded
+from ...files.reading import expanded
 from .certificate import certificate_section
 
 if TYPE_CHECKING:

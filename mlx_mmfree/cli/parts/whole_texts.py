@@ -12,7 +12,7 @@ from .command import argument_errors
 from .prompts import given_prompt, read_prompts
 
 if TYPE_CHECKING:
-    from ...hub.checkpoint.opened_model import OpenedModel
+    from ...hub.checkpoint.load import OpenedModel
 
 
 def add_texts(parser: argparse.ArgumentParser, purpose: str, *, is_required: bool = True) -> None:
@@ -45,7 +45,7 @@ def opened_as(
     Raises:
         UsageError: It is a model of another kind.
     """
-    from ...hub.checkpoint.opened_model import open_model
+    from ...hub.checkpoint.load import open_model
 
     opened = open_model(args.model, args.revision)
     planned: Any = opened.model

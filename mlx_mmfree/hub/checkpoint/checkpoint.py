@@ -1,8 +1,23 @@
-"""A checkpoint on disk: its configuration and where its tensors are stored. Nothing is loaded here."""
+"""A checkpoint on disk: its configuration, where its tensors are stored, and who wrote it.
+
+Nothing is loaded here but headers. The `config.json` of a written folder has an object `mlx_mmfree`, and
+GGUF metadata have the same keys:
+
+- `version` is that of the library that wrote the folder;
+- `rounding` says how its ternary weights were made of floats. It is a number like
+  `ops.ternary.ROUNDING_VERSION`, or `"source"` if the weights were ternary before. It is left out if
+  that is not known;
+- `adapter` is true if the files of an adapter lie beside the weights, and both are the model.
+
+Folders without a record may hold wrong scales and trits in matrices of more than `MAX_SOUND_WEIGHTS`
+numbers. Checkpoints that were packed by other programs have scales that are 16-bit floats or reciprocals
+of such floats. A mean of absolute values, which this library computes, is not.
+"""
 
 import os
 import re
 import shlex
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +25,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...errors import CheckpointError
-from ...files import safetensors
+from ...errors import CheckpointError, shown_path
+from ...files import tensors as safetensors
+from ...files import torch_checkpoint
 from ...files.checkpoint_files import (
     CONFIG_FILE,
+    GGUF_SUFFIX,
     INDEX_FILE,
     SCALES_FILE,
     TORCH_INDEX_FILE,
@@ -23,14 +40,25 @@ from ...files.checkpoint_files import (
     WEIGHTS_FILE,
     WEIGHTS_PATTERN,
 )
-from ...files.json_file import read_json_object
-from ...files.paths import visible
-from ...files.tensor_entry import TensorEntry
-from ...files.torch import checkpoint as torch_checkpoint
+from ...files.reading import read_json_object, visible
+from ...files.tensors import METADATA, TensorEntry, read_tensor
+from ...layers.matrix import parameters
+from ...models import find_described
+from ...models.parts.fields import dtype_name
+from ...ops.ternary import CODES_PER_WORD, ROUNDING_VERSION
+from ...version import __version__
+from ..names import WeightNames
 from ..remote.download import gguf_file, local_folder
+from .forms import bitnet_format
 from .forms.latent import with_latent
 from .forms.packed_format import WRITER_KEY
 from .gguf_checkpoint import read_gguf_checkpoint
+
+
+def notify(text: str) -> None:
+    """Prints one line on stderr, which names the user's files."""
+    print(f"[load] {shown_path(text)}", file=sys.stderr)
+
 
 RUN_MODEL = "model"
 """The folder of the model in the folder of a training run."""
@@ -273,3 +301,143 @@ def _check_complete(folder: Path, names: Sequence[str]) -> None:
                 f"[load] '{folder}' must hold all {int(count)} parts of the weights but lacks part "
                 f"{absent[0]}, and there is no index. Fetch the checkpoint again."
             )
+
+
+Rounding = int | str | None
+
+MAX_SOUND_WEIGHTS = 2**20
+"""The scale of a matrix of up to so many numbers was off by less than 1e-4 in any version."""
+
+_SCALE = ".weight_scale"
+
+
+def record(rounding: Rounding) -> dict[str, Any]:
+    """The value of the key `mlx_mmfree`."""
+    known = {} if rounding is None else {"rounding": rounding}
+    return {"version": __version__, **known}
+
+
+def read_record(config: Mapping[str, Any]) -> Rounding:
+    """What a configuration says of the rounding; `None` if it says nothing."""
+    described = config.get(WRITER_KEY)
+    rounding = described.get("rounding") if isinstance(described, Mapping) else None
+    is_known = rounding == "source" or (type(rounding) is int and rounding > 0)
+    return rounding if is_known else None
+
+
+def rounding_of(checkpoint: Checkpoint) -> Rounding:
+    """How the ternary weights of a checkpoint were made of floats.
+
+    Returns:
+        A version, which is the present one for masters, since they are rounded as they are read;
+        `"source"`; or `None` if the weights may be wrong.
+
+    Raises:
+        CheckpointError: A tensor cannot be read.
+    """
+    recorded = read_record(checkpoint.config)
+    if recorded is not None:
+        return recorded
+    scales = [entry for name, entry in checkpoint.tensors.items() if name.endswith(_SCALE)]
+    if not scales:
+        return ROUNDING_VERSION
+    large = [entry for entry in scales if _weights(checkpoint, entry) > MAX_SOUND_WEIGHTS]
+    if not _is_own(checkpoint) or all(map(_is_from_16_bits, large)):
+        return "source"
+    return None
+
+
+def checked_rounding(checkpoint: Checkpoint) -> Rounding:
+    """The result of `rounding_of`, with a notice on stderr if the weights may be wrong."""
+    rounding = rounding_of(checkpoint)
+    if rounding != "source" and not (isinstance(rounding, int) and rounding >= ROUNDING_VERSION):
+        notify(
+            f"'{checkpoint.folder}' may hold wrong ternary weights: it was written by an older "
+            "version, whose scales of large matrices were too small where a CPU computed them. Make "
+            "it again from the float weights."
+        )
+    return rounding
+
+
+def _is_own(checkpoint: Checkpoint) -> bool:
+    """Whether this library may have rounded the weights."""
+    described = checkpoint.config.get("quantization_config")
+    files = {entry.file for entry in checkpoint.tensors.values()}
+    if not isinstance(described, Mapping) or described.get("linear_class") == "linear":
+        return False
+    if any(file.suffix == GGUF_SUFFIX for file in files):
+        return False
+    if not bitnet_format.is_packed(described):
+        return True
+    return all(safetensors.read_header(file)[1] == METADATA for file in files)
+
+
+def _weights(checkpoint: Checkpoint, scale: TensorEntry) -> int:
+    """How many numbers the matrix of a scale has."""
+    weight = checkpoint.tensors.get(scale.name.removesuffix("_scale"))
+    if weight is None or len(weight.shape) != 2:
+        return 0
+    packed = {mx.uint8: bitnet_format.CODES_PER_BYTE, mx.uint32: CODES_PER_WORD}
+    return weight.shape[0] * weight.shape[1] * packed.get(weight.dtype, 1)
+
+
+def _is_from_16_bits(entry: TensorEntry) -> bool:
+    scale = read_tensor(entry).astype(mx.float32)
+    rounded = (
+        way(way(scale).astype(dtype).astype(mx.float32))
+        for way in (lambda x: x, mx.reciprocal)
+        for dtype in (mx.bfloat16, mx.float16)
+    )
+    return any(mx.array_equal(each, scale).item() for each in rounded)
+
+
+def described_checkpoint(path_or_repo: str) -> Checkpoint | None:
+    """What a `config.json` describes, as floats, where it is all that is at hand.
+
+    It stands alone in a folder, or is all that is downloaded of a repository of the Hub. A model can be
+    opened from the result, which tells its shapes and its size, but not loaded. The tensors have the
+    dtype that the configuration names, or bfloat16.
+
+    Args:
+        path_or_repo: As of `load`.
+
+    Returns:
+        `None` if there are weights too, or no configuration, or if a repository's weights are packed,
+        since only they tell how.
+
+    Raises:
+        UnsupportedModelError: The architecture or an option is not implemented.
+        CheckpointError: The configuration is damaged, or there is no such folder.
+        DownloadError: The Hub does not hand out the repository.
+    """
+    folder = local_folder(path_or_repo, patterns=(CONFIG_FILE,))
+    if not (folder / CONFIG_FILE).is_file() or has_weights(folder):
+        return None
+    config = read_json_object(folder / CONFIG_FILE)
+    is_packed = any(config.get(key) for key in ("quantization", "quantization_config"))
+    if is_packed and not Path(path_or_repo).is_dir():
+        return None
+    architecture = find_described(config)
+    model = architecture.build(architecture.config.from_hub(config))
+    names = WeightNames(architecture.weight_names)
+    dtype = _dtype(dtype_name(config))
+    tensors = {}
+    for name, array in parameters(model).items():
+        on_disk = names.to_disk(name)
+        stop = array.size * dtype.size
+        tensors[on_disk] = TensorEntry(on_disk, folder / WEIGHTS_FILE, dtype, array.shape, 0, stop)
+    return Checkpoint(folder, config, tensors)
+
+
+def _dtype(name: object) -> mx.Dtype:
+    known = {
+        "float32": mx.float32,
+        "float16": mx.float16,
+        "bfloat16": mx.bfloat16,
+        None: mx.bfloat16,
+    }
+    if name not in known:
+        raise CheckpointError(
+            f"[config.json] 'dtype' must be float32, float16 or bfloat16 but got {name!r:.80}."
+        )
+    return known[name]

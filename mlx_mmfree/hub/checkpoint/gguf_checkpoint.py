@@ -22,28 +22,25 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError, show_as
 from ...files.checkpoint_files import VOCABULARY_FILES, tokenizer_files
-from ...files.gguf.parts import read_parts
-from ...files.gguf.reader import StoredTensor
-from ...files.gguf.types import (
+from ...files.gguf_blocks import (
     affine_scales,
     affine_words,
     dequantized,
     ternary_scale,
     ternary_words,
 )
-from ...files.opening import UNREADABLE, check_link
-from ...files.replacing import writing
-from ...files.scratch import new_scratch_folder
-from ...files.tensor_entry import TensorEntry, read_tensor
+from ...files.gguf_file import StoredTensor, read_parts
+from ...files.reading import UNREADABLE, check_link
+from ...files.tensors import TensorEntry, read_tensor
+from ...files.writing import new_scratch_folder, writing
 from ...models import find
 from ...models.parts.architecture import GGUFForm
 from ...ops.ternary import packed_width
 from ...tokenizer.from_gguf import files_of_metadata
-from ...tokenizer.tokenizer_files import MAX_VOCABULARY_BYTES, read_limited
-from . import gguf_rotation
+from ...tokenizer.vocabulary import MAX_VOCABULARY_BYTES, read_limited
 from .forms.affine_format import TERNARY_BITS, form
 from .forms.packed_format import WRITER_KEY, describe_packing
-from .gguf_config import find_form, hub_config, hub_name
+from .gguf_config import ROPE_FACTORS, check_rope_factors, find_form, hub_config, hub_name
 
 FLOAT_TYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 """The types of GGUF that hold plain floats."""
@@ -82,7 +79,7 @@ def read_gguf_checkpoint(
             f"[GGUF] '{file}' must hold the matrix {_EMBEDDING!r} but does not. Fetch it again."
         )
     is_tied = "output.weight" not in stored
-    factors = _rope_factors(*stored.pop(gguf_rotation.FACTORS, (file, None)))
+    factors = _rope_factors(*stored.pop(ROPE_FACTORS, (file, None)))
     config = hub_config(metadata, embedding.shape[0], is_tied=is_tied, rope_factors=factors)
     mark = f"{WRITER_KEY}."
     config[WRITER_KEY] = {
@@ -158,7 +155,7 @@ def _rope_factors(file: Path, tensor: StoredTensor | None) -> np.ndarray | None:
     """The factor for each pair of a head's dims, which goes into the configuration."""
     if tensor is None:
         return None
-    gguf_rotation.check_factors(tensor.shape)
+    check_rope_factors(tensor.shape)
     [entry] = _entries(file, tensor, GGUFForm({}), {})
     return np.asarray(read_tensor(entry).astype(mx.float32))
 

@@ -9,8 +9,10 @@ it is read. The files can be deleted at any time.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +20,132 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import CheckpointError
-from ...files.json_reader import parse_json
-from ...files.replacing import new_file
-from ...files.safetensors import read_header
-from ...files.tensor_entry import checksum
+from ...files.checkpoint_files import CONFIG_FILE
+from ...files.reading import parse_json, read_json_object
+from ...files.tensors import checksum, read_header
+from ...files.writing import new_file
 from ...layers.matrix import kept_names
 from ...models import Decoder
 from ...ops.ternary import ROUNDING_VERSION
 from ...platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder
 from ...version import __version__
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, notify
 from .forms.packed_format import FORMAT_VERSION, PACKED_DTYPES, describe_packing
-from .notice import notify
 from .save import disk_tensors, write_tensors
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A model in the caches.
+
+    Attributes:
+        name: The repository of the Hub. For a packed form without one, its file name without the suffix.
+        family: The `model_type` of its configuration, or of a model of images the `architecture`;
+            `None` if there is no configuration to read.
+        nbytes: The bytes in the Hub's cache; 0 for a packed form alone.
+        packed_bytes: The bytes of its packed forms.
+        last_used: When it was last read or written, in seconds since 1970.
+        paths: What its removal deletes.
+    """
+
+    name: str
+    family: str | None
+    nbytes: int
+    packed_bytes: int
+    last_used: float
+    paths: tuple[Path, ...]
+
+
+def cached_models() -> list[CachedModel]:
+    """All models in the caches. The one that was used last comes first."""
+    packed = _packed_files()
+    models = list(_repositories(packed))
+    for file, stat in packed.items():
+        used = max(stat.st_atime, stat.st_mtime)
+        models.append(CachedModel(file.stem, None, 0, stat.st_size, used, (file,)))
+    return sorted(models, key=lambda model: -model.last_used)
+
+
+def remove_model(model: CachedModel) -> None:
+    """Deletes a model from the caches, and nothing outside them.
+
+    Raises:
+        CheckpointError: Something to delete is a link, lies outside the caches or cannot be deleted.
+    """
+    for path in model.paths:
+        roots = [root.resolve() for root in (_hub_cache(), cache_folder()) if root is not None]
+        if path.is_symlink() or path.resolve().parent not in roots:
+            raise CheckpointError(
+                f"[models] '{model.name}' must lie in the caches but '{path}' does not, or is a link. "
+                "Remove it by hand."
+            )
+        try:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        except OSError as error:
+            raise CheckpointError(
+                f"[models] '{path}' cannot be removed: {error}. Check its permissions, or do it by hand."
+            ) from error
+
+
+def _repositories(packed: dict[Path, os.stat_result]) -> Iterator[CachedModel]:
+    """Yields the models of the Hub's cache, and takes their packed forms out of `packed`."""
+    # slow to import
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        repositories = scan_cache_dir(_hub_cache()).repos
+    except CacheNotFound:
+        return
+    for repository in repositories:
+        if repository.repo_type != "model":
+            continue
+        snapshots = [revision.snapshot_path for revision in repository.revisions]
+        forms = {packed_file(snapshot) for snapshot in snapshots} & packed.keys()
+        own = {file: packed.pop(file) for file in sorted(filter(None, forms))}
+        yield CachedModel(
+            repository.repo_id,
+            _family(snapshots),
+            repository.size_on_disk,
+            sum(stat.st_size for stat in own.values()),
+            repository.last_accessed,
+            (repository.repo_path, *own),
+        )
+
+
+def _hub_cache() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def _packed_files() -> dict[Path, os.stat_result]:
+    """The files of packed forms. One that another process removes at this moment is left out."""
+    folder = cache_folder()
+    found: dict[Path, os.stat_result] = {}
+    if folder is None or not folder.is_dir():
+        return found
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False):
+                with suppress(FileNotFoundError):
+                    found[Path(entry)] = entry.stat(follow_symlinks=False)
+    return found
+
+
+def _family(snapshots: Sequence[Path]) -> str | None:
+    for snapshot in snapshots:
+        try:
+            config = read_json_object(snapshot / CONFIG_FILE)
+        except CheckpointError:
+            continue
+        family = config.get("model_type", config.get("architecture"))
+        if isinstance(family, str):
+            return family
+    return None
+
 
 MIN_SOURCE_BYTES = 64_000_000
 """Smaller checkpoints are packed quickly and are not cached."""

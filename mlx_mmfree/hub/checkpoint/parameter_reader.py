@@ -5,18 +5,16 @@ from functools import cached_property
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...files.tensor_entry import TensorEntry, read_tensor
+from ...files.tensors import TensorEntry, read_tensor
 from ...layers import PackedLinear
 from ...layers.matrix import Matrix, StoredLayout, matrices, parameters, stored_layouts
 from ...models import Decoder
 from ...ops import ternarize_packed, unpack_ternary
 from ...ops.float_dtypes import FLOATS
 from .checkpoint import Checkpoint
-from .fill import check_finite, check_packed
 from .forms.affine_format import KEYS as AFFINE_KEYS
 from .forms.ternary_values import pack_ternary_values
-from .match import EMBEDDING
-from .skeleton import build_skeleton
+from .weights import EMBEDDING, build_skeleton, check_finite, check_packed
 
 
 class ParameterReader:

@@ -11,30 +11,27 @@ import mlx.core as mx
 from tqdm import tqdm
 
 from ...files.checkpoint_files import CONFIG_FILE, SCALES_FILE, tokenizer_files
-from ...files.gguf.writer import write_parts
-from ...files.json_file import write_json
-from ...files.paths import real_path
-from ...files.replacing import new_folder, writing
-from ...files.safetensors_writer import PlannedTensors, write_safetensors, write_shards
+from ...files.gguf_file import write_parts
+from ...files.reading import real_path, write_json
+from ...files.tensors import PlannedTensors, write_safetensors, write_shards
+from ...files.writing import new_folder, writing
 from ...tokenizer.to_gguf import compare_tokenizers
-from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ..checkpoint.checkpoint import (
+    Checkpoint,
+    checked_rounding,
+    open_checkpoint,
+    record,
+    rounding_of,
+)
 from ..checkpoint.forms.five_trits import TRITS_PER_BYTE
 from ..checkpoint.forms.packed_format import WRITER_KEY
 from ..checkpoint.parameter_reader import ParameterReader
-from ..checkpoint.target_folder import (
-    check_target,
-    copy_files,
-    token_ids,
-)
-from ..checkpoint.writer_record import checked_rounding, record, rounding_of
+from ..checkpoint.save import check_target, copy_files, token_ids
 from ..publish.model_card import ModelCard, write_model_card
 from ..publish.runtimes import openings
-from .plan import FloatForms, FolderPlan
-from .report import Report
+from .to_folder import MODEL_FILES, FloatForms, FolderPlan, plan_hf, plan_mlx
 from .to_gguf import plan_gguf
-from .to_hf import plan_hf
-from .to_mlx import MODEL_FILES, plan_mlx
-from .verify import take_stock, verify
+from .verify import Report, take_stock, verify
 
 Target = Literal["mlx", "hf", "gguf"]
 OnBytes = Callable[[int], object]

@@ -10,19 +10,17 @@ from mlx.utils import tree_unflatten
 
 from ...errors import UnsupportedModelError
 from ...files.checkpoint_files import CONFIG_FILE
-from ...files.json_file import read_json_object, write_json
-from ...files.paths import real_path
-from ...files.replacing import new_folder, writing
+from ...files.reading import read_json_object, real_path, write_json
+from ...files.writing import new_folder, writing
 from ...layers.lora import adapted_layers, remove_adapters
 from ...layers.matrix import kept_names, matrices, parameters
 from ...models import Decoder, ImageClassifier
 from ...ops.float_dtypes import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
-from ..adapters.adapter_folder import write_adapter, write_peft_adapter
+from ..adapters.adapter import write_adapter, write_peft_adapter
 from ..checkpoint.checkpoint import ADAPTER_KEY
 from ..checkpoint.forms.packed_format import WRITER_KEY
-from ..checkpoint.save import save_model
-from ..checkpoint.target_folder import check_target
+from ..checkpoint.save import check_target, save_model
 from ..names import weight_names
 from ..publish.model_card import ModelCard, write_model_card
 

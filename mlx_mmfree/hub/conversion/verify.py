@@ -1,21 +1,236 @@
-"""Verifies a written checkpoint: its tensors and its logits are those of the source."""
+"""Verifies a written checkpoint, tensor by tensor and by its logits, and reports how it compares."""
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import mlx.core as mx
+import numpy as np
 
 from ...errors import CheckpointError
+from ...files.tensors import read_tensor, tensor_bytes
 from ...layers.matrix import converted
 from ...models import architecture_of
+from ...ops.ternary import unpack_ternary
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.fill import fill
 from ..checkpoint.forms.affine_format import KEYS, TERNARY_BITS
 from ..checkpoint.parameter_reader import ParameterReader
-from ..checkpoint.skeleton import build_skeleton
-from .compare import Comparison, largest_difference
-from .plan import FloatForms
-from .report import Group, Report
+from ..checkpoint.weights import build_skeleton, fill
+from ..publish.runtimes import Opening
+from .to_folder import FloatForms, quantized_forms, ternary_forms
+
+
+@dataclass
+class Group:
+    """Weights of one kind.
+
+    Attributes:
+        tensors: The number of parameters.
+        weights: The number of weights.
+        source_bytes: Their bytes in the source, including scales.
+        target_bytes: Their bytes as written, including scales.
+        difference: The largest difference of a weight from the source's; `None` if not compared.
+    """
+
+    tensors: int = 0
+    weights: int = 0
+    source_bytes: int = 0
+    target_bytes: int = 0
+    difference: float | None = None
+
+    @property
+    def bits_per_weight(self) -> float:
+        """The bits of a weight as written, including scales."""
+        return 8 * self.target_bytes / max(self.weights, 1)
+
+
+@dataclass
+class Report:
+    """What was written, and how it compares with the source.
+
+    Attributes:
+        groups: The weights by kind.
+        is_lossless: Whether no weight differs from the source's and all linears compute alike.
+        logits_difference: The largest difference of a logit for a fixed input, divided by the largest
+            logit; `None` if not compared.
+        openings: Which programs open the result; empty if that was not asked.
+
+    Example:
+        >>> from mlx_mmfree import demo
+        >>> report = convert(open_checkpoint(demo.path()), "copied")
+        >>> report.is_lossless, report.logits_difference
+        (True, 0.0)
+    """
+
+    groups: dict[str, Group] = field(default_factory=dict)
+    is_lossless: bool = True
+    logits_difference: float | None = None
+    openings: tuple[Opening, ...] = ()
+
+    def figures(self) -> dict[str, str]:
+        """The figures of the comparison for a model card; empty if there was none."""
+        total = self.total
+        if total.difference is None or self.logits_difference is None:
+            return {}
+        return {
+            "tensors compared": str(total.tensors),
+            "weights": f"{total.weights:,}",
+            "bytes of the source": f"{total.source_bytes:,}",
+            "bytes written": f"{total.target_bytes:,}",
+            "bits a weight": f"{total.bits_per_weight:.3f}",
+            "codes of ternary matrices": "equal",
+            "largest difference of a weight": f"{total.difference:.3g}",
+            "largest difference of a logit, over the largest": f"{self.logits_difference:.3g}",
+        }
+
+    @property
+    def total(self) -> Group:
+        """All weights."""
+        groups = self.groups.values()
+        differences = [g.difference for g in groups if g.difference is not None]
+        return Group(
+            sum(g.tensors for g in groups),
+            sum(g.weights for g in groups),
+            sum(g.source_bytes for g in groups),
+            sum(g.target_bytes for g in groups),
+            max(differences, default=None),
+        )
+
+
+class Comparison:
+    """Two checkpoints, of which one was made of the other.
+
+    Args:
+        source: The source.
+        target: What was written.
+        forms: What became of float weights.
+        scale_dtype: The dtype in which the written form holds the scale of a ternary matrix.
+    """
+
+    def __init__(
+        self,
+        source: ParameterReader,
+        target: ParameterReader,
+        forms: FloatForms,
+        scale_dtype: mx.Dtype,
+    ):
+        self._source = source
+        self._target = target
+        self._scale_dtype = scale_dtype
+        made = {**ternary_forms(source), **quantized_forms(source, forms)}
+        self._made = {
+            path: form for path, form in made.items() if form[:2] == _affine_form(target, path)
+        }
+        self._done: set[str] = set()
+
+    def differences(self) -> Iterator[tuple[str, float]]:
+        """Yields the parameters, by their names in memory, with the largest difference of a weight.
+
+        Raises:
+            CheckpointError: A parameter is not what the conversion makes of the source's.
+        """
+        for path in self._source.ternary:
+            yield self._compare_ternary(path)
+        for path in self._made:
+            yield self._compare_made(path)
+        for path in self._target.quantized:
+            if path in self._made or f"{path}.weight" in self._done:
+                continue
+            if _affine_form(self._source, path) != _affine_form(self._target, path):
+                yield self._compare_values(path)
+        for name in self._target.shapes:
+            if name not in self._done:
+                yield self._compare_stored(name)
+            mx.clear_cache()
+
+    def _compare_ternary(self, path: str) -> tuple[str, float]:
+        """A matrix that is ternary in the source: its codes and its scale."""
+        source, target, name = self._source, self._target, f"{path}.weight"
+        self._done |= {name, f"{path}.scale"}
+        weight, exact = source.read_ternary(path)
+        scale = exact.astype(self._scale_dtype).astype(mx.float32)
+        if path not in target.ternary:
+            got = target.read_matrix(path)
+            trits = unpack_ternary(weight, source.ternary[path].input_dims)
+            self._check_equal(name, got, (trits * scale).astype(got.dtype))
+            self._done |= {f"{path}.{key}" for key in KEYS}
+        else:
+            got, got_scale = target.read_ternary(path)
+            self._check_equal(name, got, weight)
+            self._check_equal(f"{path}.scale", got_scale, scale)
+            self._check_scale_copies(path, scale)
+            if target.has_masters(path):
+                self._check_equal(name, target.read(name), source.read(name))
+        return name, largest_difference(scale, exact)
+
+    def _compare_made(self, path: str) -> tuple[str, float]:
+        """A matrix that the conversion put into MLX's affine form."""
+        weight = self._source.read_matrix(path)
+        dtype = self._target.dtype(f"{path}.scales")
+        quantize = self._made[path][2]
+        for key, want in zip(KEYS, quantize(weight.astype(dtype)), strict=True):
+            name = f"{path}.{key}"
+            self._check_equal(name, self._target.read(name), want)
+            self._done.add(name)
+        return f"{path}.weight", largest_difference(self._target.read_matrix(path), weight)
+
+    def _compare_values(self, path: str) -> tuple[str, float]:
+        """A matrix in MLX's affine form whose values were stored in another form in the source."""
+        want, got = self._source.read_matrix(path), self._target.read_matrix(path)
+        # the zero of a trit has no sign
+        self._check_equal(f"{path}.weight", got + 0, want.astype(got.dtype) + 0)
+        self._done |= {f"{path}.{key}" for key in KEYS}
+        return f"{path}.weight", largest_difference(got, want)
+
+    def _compare_stored(self, name: str) -> tuple[str, float]:
+        """A parameter that is stored alike in both, or as floats in the target."""
+        path, _, key = name.rpartition(".")
+        # the bias of a layer is stored alike, whatever becomes of its matrix
+        is_same = key == "bias" or _storage(self._source, path) == _storage(self._target, path)
+        want = self._source.read(name) if is_same else self._source.read_matrix(path)
+        got = self._target.read(name)
+        if path in self._source.ternary_values:
+            # the zero of a trit has no sign
+            want, got = want + 0, got + 0
+        self._check_equal(name, got, want.astype(got.dtype))
+        return name, largest_difference(got, want)
+
+    def _check_scale_copies(self, path: str, scale: mx.array) -> None:
+        """Refuses scales and biases for mlx-lm that are not the exact scale, rounded once."""
+        name = self._target.names.to_disk(path)
+        for key, sign in (("scales", 1), ("biases", -1)):
+            entry = self._target.checkpoint.tensors.get(f"{name}.{key}")
+            if entry is not None:
+                array = read_tensor(entry)
+                want = mx.broadcast_to((sign * scale).astype(array.dtype), array.shape)
+                self._check_equal(f"{path}.{key}", array, want)
+
+    def _check_equal(self, name: str, got: mx.array, want: mx.array) -> None:
+        is_equal = (got.dtype, got.shape) == (want.dtype, want.shape) and np.array_equal(
+            tensor_bytes(got), tensor_bytes(want)
+        )
+        if not is_equal:
+            raise CheckpointError(
+                f"[verify] tensor {self._target.names.to_disk(name)!r} must be what the source gives "
+                "but differs. The conversion is thrown away; check the disk, and please report this."
+            )
+
+
+def largest_difference(got: mx.array, want: mx.array) -> float:
+    """The largest difference of two numbers at the same place, in float32."""
+    return float(mx.max(mx.abs(got.astype(mx.float32) - want.astype(mx.float32))))
+
+
+def _storage(reader: ParameterReader, path: str) -> str | None:
+    matrix = reader.matrices.get(path)
+    return None if matrix is None else matrix.storage
+
+
+def _affine_form(reader: ParameterReader, path: str) -> tuple[int, int] | None:
+    """Group size and bits of a module in MLX's affine form; `None` if it is in another form."""
+    module = reader.quantized.get(path)
+    return None if module is None else (module.group_size, module.bits)
+
 
 TERNARY, EMBEDDING, REST = "ternary matrices", "embedding and head", "norms and the rest"
 LOGITS_TOLERANCE = 1e-5

@@ -1,17 +1,265 @@
-"""Uploads a model folder to the Hub."""
+"""Uploads a model folder to the Hub. What would be sent is planned and checked without the network."""
 
-from collections.abc import Iterator
+import fnmatch
+import os
+import shlex
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from ...errors import UploadError
-from ..remote.download import one_line
-from ..remote.patience import patiently
-from .model_card import CARD_FILE
-from .upload_plan import UploadPlan, check_repository
+from ...files.checkpoint_files import CONFIG_FILE, GGUF_SUFFIX, tokenizer_files
+from ...files.gguf_file import MAGIC
+from ...files.reading import open_member, read_json_object, read_member, real_path
+from ..checkpoint.checkpoint import open_checkpoint, read_tensor_entries
+from ..checkpoint.parameter_reader import ParameterReader
+from ..checkpoint.save import CHECKPOINT_FILES
+from ..remote.cache_content import patiently
+from ..remote.download import REPOSITORY_NAME, check_login, one_line
+from .model_card import (
+    CARD_FILE,
+    MAX_CARD_BYTES,
+    ModelCard,
+    model_card,
+    pipeline_of,
+    read_source_card,
+    storage_of,
+    with_name,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+
+DEFAULT_MESSAGE = "Upload model with mlx_mmfree"
+
+_SENT = (
+    *CHECKPOINT_FILES,
+    *(
+        "*config*.json",
+        "tokenizer*.json",
+        "vocab*.json",
+        "*.index.json",
+        "*.jinja",
+        "*.model",
+        "*.spm",
+        "*.tiktoken",
+    ),
+    *("*.py", "*.md", "*.txt", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.svg", "*.webp"),
+)
+"""The files of a model and of its card. What training leaves beside them is not for the Hub."""
+
+
+@dataclass(frozen=True)
+class UploadPlan:
+    """What an upload sends, and where to.
+
+    Attributes:
+        folder: The model folder.
+        repository: The repository `owner/name`.
+        files: The number of bytes of each file by its name.
+        left_out: The entries of the folder that are not sent: folders, hidden files, and files that are
+            not of a model, as an optimizer's state.
+        is_private: Whether a new repository is private.
+        revision: The branch; `None` is the main one.
+        message: The commit message.
+        card: The model card to send: that of the folder, with commands that name the repository, or a
+            new one for a repository that has none. `None` sends that of the folder as it is.
+    """
+
+    folder: Path
+    repository: str
+    files: dict[str, int]
+    left_out: tuple[str, ...]
+    is_private: bool
+    revision: str | None
+    message: str
+    card: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of all files."""
+        return sum(self.files.values())
+
+
+def check_repository(repository: str) -> None:
+    """Checks the repository and the login without the network, before a long conversion starts.
+
+    Args:
+        repository: The repository id `owner/name`.
+
+    Raises:
+        UploadError: The id is not valid, or nobody is logged in.
+    """
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    _check_name(repository)
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise UploadError(
+            f"[upload] 'repository' must be a valid id but got {repository!r}: {one_line(error)}. "
+            "Choose another name."
+        ) from error
+    if get_token() is None:
+        raise UploadError(
+            f"[upload] '{repository}' can be written only by someone who is logged in. Run `hf auth "
+            "login`, or set HF_TOKEN to a token that may write."
+        )
+    check_login("upload", UploadError)
+
+
+def plan_upload(
+    path: str | os.PathLike[str],
+    repository: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    message: str | None = None,
+    certify: Callable[[Path], str] | None = None,
+) -> UploadPlan:
+    """Checks a folder and lists what an upload would send, without the network.
+
+    Of the folder itself only the files of a model and of its card are sent, and with them its named chat
+    templates. A folder without a model card gets one on the Hub, unless the repository has one. In a
+    card that this library wrote, the commands name the repository instead of the folder.
+
+    Args:
+        path: A folder with a model: `config.json` and weights, or a GGUF file.
+        repository: The repository id `owner/name`.
+        private: Make a new repository private.
+        revision: The branch to write to, which is made if it is missing. `None` is the main one.
+        message: The commit message.
+        certify: As of `ModelCard`, for the card of a folder that has none.
+
+    Raises:
+        CheckpointError: The folder's configuration or weights are damaged.
+        UploadError: The folder does not hold a model, or holds a file that must not be sent.
+    """
+    _check_name(repository)
+    if revision == "" or message == "":
+        name = "revision" if revision == "" else "message"
+        raise UploadError(f"[upload] '{name}' must not be empty. Leave it out instead.")
+    folder = real_path(path)
+    if not folder.is_dir():
+        raise UploadError(
+            f"[upload] 'path' must be a model folder but '{path}' is not a folder. Give the folder that "
+            "convert or train wrote."
+        )
+    files: dict[str, int] = {}
+    left_out = []
+    templates = tokenizer_files(folder)
+    for entry in sorted(folder.iterdir()):
+        in_folder = {name: file for name, file in templates.items() if entry in file.parents}
+        if in_folder:
+            files |= {name: _file_bytes(file) for name, file in in_folder.items()}
+        elif entry.is_dir() or not _is_sent(entry.name):
+            left_out.append(f"{entry.name}/" if entry.is_dir() else entry.name)
+        else:
+            files[entry.name] = _file_bytes(entry)
+    _check_model(folder, files)
+    if CARD_FILE in files:
+        card = _named_card(folder / CARD_FILE, repository)
+        if card is not None:
+            files[CARD_FILE] = len(card.encode())
+    else:
+        card = _card(folder, repository, files, certify)
+    return UploadPlan(
+        folder,
+        repository,
+        files,
+        tuple(left_out),
+        private,
+        revision,
+        message or DEFAULT_MESSAGE,
+        card,
+    )
+
+
+def _check_name(repository: str) -> None:
+    if not REPOSITORY_NAME.fullmatch(repository):
+        raise UploadError(
+            f"[upload] 'repository' must be a Hub repository 'owner/name' but got {repository!r}. Check "
+            "the spelling."
+        )
+
+
+def _is_sent(name: str) -> bool:
+    patterns = (fnmatch.fnmatchcase(name, pattern) for pattern in _SENT)
+    return not name.startswith(".") and any(patterns)
+
+
+def _named_card(file: Path, repository: str) -> str | None:
+    """A card whose commands name the repository; `None` if they do so already, or name nothing."""
+    try:
+        text = read_member(file, MAX_CARD_BYTES).decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+    named = with_name(text, repository)
+    return None if named == text else named
+
+
+def _file_bytes(file: Path) -> int:
+    try:
+        with open_member(file) as stream:
+            return os.fstat(stream.fileno()).st_size
+    except OSError as error:
+        raise UploadError(
+            f"[upload] '{file}' cannot be sent: {error}. Remove it from the folder, or mend it."
+        ) from error
+
+
+def _check_model(folder: Path, files: dict[str, int]) -> None:
+    """Refuses a folder that does not hold a model. The headers of its weights are read."""
+    quantized = [name for name in files if name.endswith(GGUF_SUFFIX)]
+    for name in quantized:
+        with open_member(folder / name) as stream:
+            if stream.read(len(MAGIC)) != MAGIC:
+                raise UploadError(
+                    f"[upload] '{folder / name}' must be a GGUF file but is not. Convert the model "
+                    "again, or remove the file."
+                )
+    if CONFIG_FILE in files:
+        read_json_object(folder / CONFIG_FILE)
+        if not quantized or any(name.endswith((".safetensors", ".bin")) for name in files):
+            read_tensor_entries(folder)
+    elif not quantized:
+        raise UploadError(
+            f"[upload] 'path' must be a model folder but '{folder}' has neither {CONFIG_FILE} nor a "
+            "GGUF file. Give the folder that convert or train wrote."
+        )
+
+
+def _card(
+    folder: Path,
+    repository: str,
+    files: Collection[str],
+    certify: Callable[[Path], str] | None,
+) -> str:
+    """The text of a model card, made of what the folder itself says."""
+    if CONFIG_FILE not in files:
+        form: Literal["mlx", "hf", "gguf"] = "gguf"
+    else:
+        form = "mlx" if "quantization" in read_json_object(folder / CONFIG_FILE) else "hf"
+    checkpoint = open_checkpoint(folder)
+    command = shlex.join(["mmfree", "upload", "--path", folder.name, "--repo", repository])
+    return model_card(
+        ModelCard(
+            name=repository,
+            format=form,
+            command=command,
+            relation="adapter" if checkpoint.keeps_adapter else None,
+            source=read_source_card(folder),
+            pipeline=pipeline_of(folder),
+            storage=storage_of(folder),
+            is_ternary=ParameterReader(checkpoint).holds_ternary,
+        ),
+        "" if certify is None else certify(folder),
+    )
+
 
 _PULL_REQUESTS = "refs/"
 

@@ -5,21 +5,232 @@ that the Hub lists: the SHA-256 of large files, git's SHA-1 of small ones. The c
 of a file as `<hash>.incomplete`, locked by the process that writes it.
 """
 
+import fcntl
+import hashlib
 import os
+import re
+import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from http.client import PARTIAL_CONTENT
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 from ...errors import DownloadError
-from ...files.replacing import sync
-from ...files.space import check_space
-from .partial_file import OnBytes, Part, RemoteFile, is_hash, locked_part
-from .patience import MAX_TRIES, PASSING, patiently, wait
+from ...files.checkpoint_files import TEMPLATES_FOLDER
+from ...files.writing import check_space, sync
+
+PASSING = (408, 429, 500, 502, 503, 504)
+"""The statuses that may pass: a later request may succeed."""
+
+MAX_TRIES = 6
+MAX_DELAY_S = 300.0
+
+Result = TypeVar("Result")
+
+_RESET = re.compile(r"\bt=([0-9]{1,9})\b")
+
+
+def patiently(call: Callable[[], Result], place: str) -> Result:
+    """The result of a call, which is repeated while the Hub is busy or fails.
+
+    Args:
+        call: The call. It may be made several times.
+        place: What is written or read, for a notice on stderr.
+
+    Raises:
+        HfHubHTTPError: The Hub refuses for another reason, or for too long.
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    for tries in range(1, MAX_TRIES):
+        try:
+            return call()
+        except HfHubHTTPError as error:
+            status = error.response.status_code
+            if status not in PASSING:
+                raise
+            wait(status, error.response.headers, tries, place)
+    return call()
+
+
+def wait(status: int, headers: Mapping[str, str], tries: int, place: str) -> None:
+    """Waits before the next try for as long as the answer asks."""
+    delay = delay_s(headers, tries)
+    print(
+        f"{place}: the Hub answers with status {status}; trying again in {delay:.0f} s",
+        file=sys.stderr,
+    )
+    time.sleep(delay)
+
+
+def delay_s(headers: Mapping[str, str], tries: int) -> float:
+    """The seconds to wait: as many as the answer says, else 1, 2, 4 and so on."""
+    asked = headers.get("retry-after", "").strip()
+    if asked.isascii() and asked.isdigit():
+        return min(float(asked[:9]), MAX_DELAY_S)
+    if asked:
+        try:
+            until = parsedate_to_datetime(asked)
+        except ValueError:
+            return float(2 ** (tries - 1))
+        left = (until.replace(tzinfo=until.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+        return min(max(left, 0.0), MAX_DELAY_S)
+    reset = _RESET.search(headers.get("ratelimit", ""))
+    return min(float(reset[1]), MAX_DELAY_S) if reset else float(2 ** (tries - 1))
+
+
+_PIECE_BYTES = 1 << 20
+_LOCK_WAIT_S = 0.2
+_SHA256, _GIT_SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
+
+OnBytes = Callable[[int], object]
+
+
+def is_hash(etag: str) -> bool:
+    """Whether an etag is a hash of the content."""
+    return (_SHA256.fullmatch(etag) or _GIT_SHA1.fullmatch(etag)) is not None
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of the Hub.
+
+    Attributes:
+        name: Its path in the repository.
+        url: Its address.
+        nbytes: Its size.
+        etag: The hash of its content.
+        content: Where the cache keeps the content.
+    """
+
+    name: str
+    url: str
+    nbytes: int
+    etag: str
+    content: Path
+
+    @property
+    def part(self) -> Path:
+        """Where the cache keeps the beginning until the rest has come."""
+        return self.content.with_name(f"{self.etag}.incomplete")
+
+    @property
+    def part_bytes(self) -> int:
+        """The number of bytes of the beginning."""
+        return self.part.stat().st_size if self.part.exists() else 0
+
+    def new_digest(self) -> Any:
+        """A new hash of the kind that the Hub lists."""
+        if _SHA256.fullmatch(self.etag):
+            return hashlib.sha256()
+        return hashlib.sha1(f"blob {self.nbytes}\0".encode(), usedforsecurity=False)
+
+
+class Part:
+    """What the cache holds of a file so far, and its hash.
+
+    Args:
+        file: The file.
+        stream: The open part.
+        on_bytes: Called with the number of bytes that were read or written, and with a negative number
+            for those that were dropped.
+
+    Attributes:
+        file: The file.
+        nbytes: How many bytes there are.
+    """
+
+    def __init__(self, file: RemoteFile, stream: BinaryIO, on_bytes: OnBytes):
+        self.file = file
+        self.nbytes = 0
+        self._stream = stream
+        self._on_bytes = on_bytes
+        self._digest = file.new_digest()
+
+    @property
+    def hash(self) -> str:
+        """The hash of the bytes so far."""
+        return str(self._digest.hexdigest())
+
+    def read_again(self) -> None:
+        """Hashes what an earlier process left."""
+        if self.file.part_bytes > self.file.nbytes:
+            self._stream.truncate(0)
+        while piece := self._stream.read(_PIECE_BYTES):
+            self._count(piece)
+
+    def restart(self) -> None:
+        """Drops all bytes."""
+        self._on_bytes(-self.nbytes)
+        self._stream.seek(0)
+        self._stream.truncate()
+        self.nbytes, self._digest = 0, self.file.new_digest()
+
+    def write(self, piece: bytes) -> None:
+        """Adds bytes.
+
+        Raises:
+            DownloadError: The file would become longer than the Hub lists.
+        """
+        if self.nbytes + len(piece) > self.file.nbytes:
+            raise DownloadError(
+                f"[load] '{self.file.name}' must have {self.file.nbytes} bytes, as the Hub lists, but "
+                "more are sent. Try again."
+            )
+        rest = memoryview(piece)
+        # an unbuffered stream may take a part of it
+        while rest:
+            rest = rest[self._stream.write(rest) :]
+        self._count(piece)
+
+    def _count(self, piece: bytes) -> None:
+        self._digest.update(piece)
+        self.nbytes += len(piece)
+        self._on_bytes(len(piece))
+
+
+@contextmanager
+def locked_part(file: RemoteFile) -> Iterator[BinaryIO | None]:
+    """Yields the beginning of a file to write to; `None` if another process has finished the file."""
+    while not file.content.exists():
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(file.part, flags, 0o644), "r+b", buffering=0) as stream:
+            _lock(stream, file)
+            # in the meantime another process may have finished or deleted the part
+            is_part = file.part.exists() and os.path.samestat(
+                os.fstat(stream.fileno()), os.lstat(file.part)
+            )
+            if is_part and file.content.exists():
+                file.part.unlink()
+            elif is_part:
+                yield stream
+                return
+    yield None
+
+
+def _lock(stream: Any, file: RemoteFile) -> None:
+    is_told = False
+    while True:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not is_told:
+                print(f"[load] another process downloads '{file.name}'; waiting", file=sys.stderr)
+                is_told = True
+            time.sleep(_LOCK_WAIT_S)
+        except OSError:
+            # some network disks have no locks
+            return
+
 
 MAX_BYTES = 50 * 10**9
 """Larger files are left to `huggingface_hub`, since the Hub does not send them over plain HTTP."""
@@ -94,8 +305,6 @@ def _missing_files(
 ) -> list[RemoteFile]:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
     from huggingface_hub.errors import DryRunError
-
-    from .download import ignored, silent_bar
 
     try:
         listed = snapshot_download(
@@ -201,3 +410,23 @@ def _ask_for_rest(part: Part) -> AbstractContextManager[Any]:
         timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
     )
     return answer
+
+
+def ignored(patterns: tuple[str, ...], has_folders: bool) -> list[str] | None:
+    """Names that the patterns of files of the top folder must not match."""
+    if has_folders:
+        return None
+    # of all folders only that of chat templates has files; patterns cannot say "not"
+    in_folder = any("/" in pattern for pattern in patterns)
+    return [f"[!{TEMPLATES_FOLDER[0]}]*/*", "*/*/*"] if in_folder else ["*/*"]
+
+
+def silent_bar() -> Any:
+    """A progress bar that shows nothing: the package finds the files, which were downloaded before."""
+    from huggingface_hub.utils import tqdm
+
+    class Silent(tqdm):
+        def __init__(self, *arguments: Any, **options: Any):
+            super().__init__(*arguments, **{**options, "disable": True})
+
+    return Silent

@@ -1,24 +1,25 @@
-"""Turns a path or a repository of the Hub into a local folder."""
+"""Turns a path or a repository of the Hub into a local folder, and lists the files of a dataset."""
 
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...errors import CheckpointError, DownloadError, MMFreeError
 from ...files.checkpoint_files import (
     ADAPTER_PATTERNS,
     GGUF_SUFFIX,
-    TEMPLATES_FOLDER,
     TOKENIZER_PATTERNS,
     WEIGHT_PATTERNS,
 )
-from ...files.gguf.parts import part_names, whole_models
-from ...files.paths import expanded, visible
-from .cache_content import fetch_missing
+from ...files.gguf_file import part_names, whole_models
+from ...files.reading import expanded, visible
+from .cache_content import fetch_missing, ignored, silent_bar
 
 DATASET_FILES = ("train.jsonl", "valid.jsonl", "test.jsonl")
 
@@ -211,15 +212,6 @@ def _quiet_client() -> Iterator[None]:
         logger.removeFilter(is_of_use)
 
 
-def ignored(patterns: tuple[str, ...], has_folders: bool) -> list[str] | None:
-    """Names that the patterns of files of the top folder must not match."""
-    if has_folders:
-        return None
-    # of all folders only that of chat templates has files; patterns cannot say "not"
-    in_folder = any("/" in pattern for pattern in patterns)
-    return [f"[!{TEMPLATES_FOLDER[0]}]*/*", "*/*/*"] if in_folder else ["*/*"]
-
-
 @contextmanager
 def _hub_errors(place: str, page: str) -> Iterator[None]:
     """Turns errors of downloads into one line.
@@ -265,17 +257,6 @@ def _hub_errors(place: str, page: str) -> Iterator[None]:
         ) from error
 
 
-def silent_bar() -> Any:
-    """A progress bar that shows nothing: the package finds the files, which were downloaded before."""
-    from huggingface_hub.utils import tqdm
-
-    class Silent(tqdm):
-        def __init__(self, *arguments: Any, **options: Any):
-            super().__init__(*arguments, **{**options, "disable": True})
-
-    return Silent
-
-
 def check_login(place: str, kind: type[MMFreeError]) -> None:
     """Refuses a token that no request can carry, since the errors of the packages below would show it.
 
@@ -313,3 +294,62 @@ def _offline_message(place: str) -> str:
 def one_line(error: BaseException) -> str:
     """The message of an error on one line."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+@dataclass(frozen=True)
+class DatasetFile:
+    """A file of a dataset.
+
+    Attributes:
+        dataset: Name of the dataset, `owner/name`.
+        commit: The commit whose files are read.
+        name: Path of the file in the dataset.
+        size_bytes: Its size.
+    """
+
+    dataset: str
+    commit: str
+    name: str
+    size_bytes: int
+
+    def fetch(self) -> Path:
+        """The file in the Hub's cache, downloaded if it is not there.
+
+        Raises:
+            DownloadError: The Hub does not hand it out.
+        """
+        pattern = escape(self.name)
+        folder = ask_hub(
+            self.dataset, self.commit, (pattern,), repo_type="dataset", has_folders=True
+        )
+        return Path(folder) / self.name
+
+
+def dataset_files(
+    name: str, revision: str | None = None, patterns: Sequence[str] = ("*",)
+) -> list[DatasetFile]:
+    """The files of a dataset in the order of their names. Nothing is downloaded.
+
+    Args:
+        name: The dataset, `owner/name`.
+        revision: Branch, tag or commit. The files are those of the commit that it is now.
+        patterns: Names of the files to list.
+
+    Raises:
+        CheckpointError: It cannot be the name of a dataset.
+        DownloadError: The Hub does not list the dataset.
+    """
+    if not REPOSITORY_NAME.fullmatch(name):
+        raise CheckpointError(
+            "[data] 'data' must be a file, a folder or a Hub dataset 'owner/name' but got "
+            f"{name!r:.200}, which is none of these. Check the spelling."
+        )
+    listed = ask_hub(
+        name, revision, tuple(patterns), dry_run=True, repo_type="dataset", has_folders=True
+    )
+    files = (
+        DatasetFile(name, f.commit_hash, f.filename, f.file_size)
+        for f in listed
+        if not PurePosixPath(f.filename).name.startswith(".")
+    )
+    return sorted(files, key=lambda file: file.name)

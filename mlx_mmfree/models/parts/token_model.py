@@ -36,7 +36,7 @@ class TokenModel(Stack):
     Attributes:
         purpose: What such a model is for, in the words of an error message.
         command: The command that uses such a model.
-        rounding: How its packed weights were made of floats, as `hub.checkpoint.writer_record` has it.
+        rounding: How its packed weights were made of floats, as `hub.checkpoint.checkpoint` has it.
 
     Shape:
         `tokens`: integers `(B, L)`; logits `(B, L, V)`, or `(B, C)` of a classifier.

@@ -16,9 +16,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...files.json_reader import parse_json
-from ...files.opening import read_file
-from ...files.replacing import new_file
+from ...files.reading import parse_json, read_file
+from ...files.writing import new_file
 from ...platform.cache_folder import cache_folder
 from .dispatch import device_type
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from ...errors import UsageError
-from ...files.replacing import new_folder, writing
+from ...files.writing import new_folder, writing
 from .inspection import kernel_texts
 
 SCRIPT = "compile.sh"

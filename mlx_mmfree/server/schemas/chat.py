@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ...files.json_reader import parse_json
+from ...files.reading import parse_json
 from .checking import Body
 from .sampling import MAX_TOP_LOGPROBS, TextRequest
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ...files.json_reader import parse_json
+from ...files.reading import parse_json
 from ..errors import RequestError
 
 _MAX_SHOWN = 60

@@ -5,7 +5,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...files.json_reader import parse_json
+from ...files.reading import parse_json
 
 
 def _new_id() -> str:

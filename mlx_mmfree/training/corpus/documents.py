@@ -6,8 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from ...errors import TrainingError
-from ...files.json_reader import parse_json
-from ...files.opening import check_not_utf16
+from ...files.reading import check_not_utf16, parse_json
 from .parquet import parquet_documents
 from .pieces import COMPRESSED, OnBytes, read_pieces, unreadable
 

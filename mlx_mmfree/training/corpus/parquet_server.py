@@ -12,7 +12,7 @@ os.putenv("ARROW_DEFAULT_MEMORY_POOL", "system")
 import pyarrow
 from pyarrow import parquet
 
-from ...files.opening import open_file
+from ...files.reading import open_file
 
 # for each batch, all that rows may share is laid out anew
 _BATCH_BYTES, _FEWEST_ROWS, _MOST_ROWS = 32_000_000, 256, 65_536

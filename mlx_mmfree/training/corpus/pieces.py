@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import TrainingError
-from ...files.opening import open_file
+from ...files.reading import open_file
 
 OnBytes = Callable[[int], object]
 """Is told how many more bytes of a file, as it lies on the disk, have been read."""

@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import TrainingError
-from ...files.opening import check_link
-from ...files.paths import expanded
-from ...hub.remote.dataset_files import dataset_files
+from ...files.reading import check_link, expanded
+from ...hub.remote.download import dataset_files
 from .documents import FORMATS, file_format, read_documents
 from .pieces import COMPRESSED, OnBytes
 

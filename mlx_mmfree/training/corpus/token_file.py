@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import TrainingError
-from ...files.json_reader import parse_json
-from ...files.opening import open_file
+from ...files.reading import open_file, parse_json
 from ...files.stored_array import StoredArray
 from .byte_bar import byte_bar
 

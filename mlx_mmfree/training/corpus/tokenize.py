@@ -8,12 +8,10 @@ import numpy as np
 
 from ...errors import TrainingError
 from ...files.checkpoint_files import CONFIG_FILE, tokenizer_files
-from ...files.replacing import new_folder
-from ...hub.checkpoint.target_folder import copy_files
-from ...tokenizer.digest import tokenizer_digest
-from ...tokenizer.document_encoder import encode_documents
+from ...files.writing import new_folder
+from ...hub.checkpoint.save import copy_files
+from ...tokenizer.documents import encode_documents, tokenizer_digest, train_vocabulary
 from ...tokenizer.tokenizer import Tokenizer
-from ...tokenizer.train_vocabulary import train_vocabulary
 from .byte_bar import byte_bar
 from .documents import END_OF_TEXT, TEXT_COLUMN
 from .held_out import is_held_out

@@ -6,11 +6,10 @@ from itertools import groupby
 from pathlib import Path
 
 from ...hub.checkpoint.checkpoint import RUN_MODEL, open_checkpoint
-from ...hub.checkpoint.masters import MASTERS_FOLDER
+from ...hub.checkpoint.load import MASTERS_FOLDER
 from ...hub.checkpoint.parameter_reader import ParameterReader
-from ...hub.publish.model_card import ModelCard, write_model_card
+from ...hub.publish.model_card import ModelCard, table, write_model_card
 from ...hub.publish.runtimes import openings
-from ...hub.publish.tables import table
 from ...models.parts.mixer_choice import MixerChoice
 from .settings import MEASURED, STAGES, DistilSettings
 

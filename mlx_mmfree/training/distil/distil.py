@@ -11,10 +11,10 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import TrainingError
-from ...files.json_file import write_json
-from ...hub.checkpoint.described import described_checkpoint
-from ...hub.checkpoint.opened_model import OpenedModel, Source, open_model
-from ...hub.checkpoint.target_folder import check_apart
+from ...files.reading import write_json
+from ...hub.checkpoint.checkpoint import described_checkpoint
+from ...hub.checkpoint.load import OpenedModel, Source, open_model
+from ...hub.checkpoint.save import check_apart
 from ...hub.publish.model_card import ModelCard
 from ...layers.matrix import kept_names
 from ...models import Decoder, architecture_of

@@ -15,9 +15,9 @@ import numpy as np
 from tqdm import tqdm
 
 from ...errors import TrainingError
-from ...files.opening import open_file
-from ...files.replacing import new_file
+from ...files.reading import open_file
 from ...files.stored_array import StoredArray
+from ...files.writing import new_file
 from ...models import Decoder
 from ..batches import Batch
 from ..distillation import KnownBatch

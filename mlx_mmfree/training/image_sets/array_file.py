@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 
 from ...errors import TrainingError
-from ...files.opening import open_file
+from ...files.reading import open_file
 from ..digests import file_digest as digest_of  # noqa: F401, one of the functions of each form
 
 MAX_BYTES = 16 * 10**9

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import TrainingError
-from ...files.opening import open_file
+from ...files.reading import open_file
 from ..digests import file_digest
 
 MAX_BYTES = 16 * 10**9

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import TrainingError
-from ...files.opening import open_file
+from ...files.reading import open_file
 from ...ops import cross_entropy, long_sum
 from ..batches import Batch
 from ..loss import Loss, kept_logits, target_losses

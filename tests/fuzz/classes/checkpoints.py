@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlx_mmfree.files import safetensors_writer
+from mlx_mmfree.files import tensors as safetensors_writer
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.models.parts.rotation import Rotation
 from tests.fuzz.case import FuzzClass

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlx_mmfree.files.gguf.reader import read_gguf
-from mlx_mmfree.files.gguf.types import TYPES
+from mlx_mmfree.files.gguf_blocks import TYPES
+from mlx_mmfree.files.gguf_file import read_gguf
 from tests.fuzz.case import FuzzClass
 from tests.fuzz.hostile import damage_bytes
 from tests.fuzz.loading import Mutation, damaged_copy, load_and_run

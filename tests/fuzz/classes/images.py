@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 from PIL import Image
 
-from mlx_mmfree.files.json_file import read_json_object
+from mlx_mmfree.files.reading import read_json_object
 from mlx_mmfree.images import ImageProcessor
 from tests.fuzz.case import OUTSIDE, FuzzClass
 from tests.fuzz.hostile import damage_bytes, damage_json, odd_entry, with_raw_json

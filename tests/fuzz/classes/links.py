@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlx_mmfree.hub import load, load_model, save_model
 from mlx_mmfree.hub.publish.model_card import ModelCard, read_source_card, write_model_card
-from mlx_mmfree.hub.publish.upload_plan import plan_upload
+from mlx_mmfree.hub.publish.upload import plan_upload
 from tests.fuzz.base_model import make_base
 from tests.fuzz.case import OUTSIDE, SECRET, FuzzClass
 from tests.fuzz.hostile import odd_entry

@@ -4,7 +4,7 @@ import random
 import shutil
 from pathlib import Path
 
-from mlx_mmfree.tokenizer.chat import chat_template
+from mlx_mmfree.tokenizer import chat
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from tests.fuzz.case import FuzzClass
 from tests.fuzz.tokenizing import MESSAGES
@@ -120,7 +120,7 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
 def exercise(folder: Path, rng: random.Random) -> None:
     """Writes a conversation; neither internals nor files may show in the text."""
     # long templates are ended early, so that many can be tried
-    chat_template.CPU_SECONDS = 0.3
+    chat.CPU_SECONDS = 0.3
     tokenizer = Tokenizer.from_folder(folder)
     text = tokenizer.apply_chat_template(MESSAGES, tokenize=False, x=["a", {"b": 1}], y=3)
     for shown in ("<class 'object'>", "<class 'type'>", "<frame ", "<module ", "__builtins__'"):

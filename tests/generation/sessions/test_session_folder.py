@@ -11,8 +11,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.files.locks import try_lock
-from mlx_mmfree.files.safetensors import read_arrays
+from mlx_mmfree.files.tensors import read_arrays
+from mlx_mmfree.files.writing import try_lock
 from mlx_mmfree.generation import session_store
 from mlx_mmfree.generation.session_store import SessionFolder, identity_of
 from mlx_mmfree.generation.sessions import Sessions

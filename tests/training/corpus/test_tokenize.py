@@ -71,7 +71,7 @@ def test_any_number_of_processes_writes_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = _write(tmp_path / "data", _documents(400), files=3)
-    monkeypatch.setattr("mlx_mmfree.tokenizer.document_encoder._BATCH_CHARACTERS", 1000)
+    monkeypatch.setattr("mlx_mmfree.tokenizer.documents._BATCH_CHARACTERS", 1000)
     for processes in (1, 2):
         _tokenize(data, tmp_path / str(processes), held_out=0.2, processes=processes)
     for name in ("train.tokens", "valid.tokens"):

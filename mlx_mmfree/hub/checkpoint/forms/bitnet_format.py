@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from ....errors import UnsupportedModelError
-from ....files.host_array import host_array
+from ....files.tensors import host_array
 from ....ops.host_blocks import in_blocks
 from ....ops.ternary import CODES_PER_WORD, packed_width
 

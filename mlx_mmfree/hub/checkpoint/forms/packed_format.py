@@ -35,7 +35,7 @@ PACKED_DTYPES = (mx.uint8, mx.uint32)
 """The dtypes of packed weights, in this form and in the others that are read."""
 
 WRITER_KEY = "mlx_mmfree"
-"""The key under which `config.json` describes its writer, see `hub.checkpoint.writer_record`."""
+"""The key under which `config.json` describes its writer, see `hub.checkpoint.checkpoint`."""
 
 _ROTATION_MARKS = ("hadamard", "rotation", "rotated", "walsh")
 

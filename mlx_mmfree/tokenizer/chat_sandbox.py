@@ -1,14 +1,15 @@
-"""A Jinja environment that limits what chat templates from untrusted sources can reach.
+"""Renders chat templates inside the confined process, which limits their time and memory.
 
-The process that it runs in limits their time and memory.
+A Jinja environment limits what templates from untrusted sources can reach.
 """
 
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import Template, TemplateSyntaxError, nodes
 from jinja2.ext import Extension
 from jinja2.ext import loopcontrols as LoopControls
 from jinja2.parser import Parser
@@ -93,3 +94,48 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             return attr in _LIST_METHODS
         known = (Namespace, LoopContext, Macro, Cycler, Joiner, Undefined)
         return isinstance(obj, known) and super().is_safe_attribute(obj, attr, value)
+
+
+_MAX_MESSAGE = 300
+
+
+def handle(request: tuple[str, Mapping[str, Any], int]) -> dict[str, Any]:
+    """Renders a template.
+
+    Args:
+        request: The source, the values that it reads by name, and how many characters it may write.
+
+    Returns:
+        One of three answers: `text`; `refused`, what the template says of the messages; or `fault`, why
+        the template cannot be used, with the `line` if that is known.
+    """
+    source, names, limit = request
+    try:
+        return _rendered(source, names, limit)
+    except RefusedMessagesError as error:
+        return {"refused": _one_line(error)}
+    except MemoryError:
+        raise
+    except Exception as error:
+        fault: dict[str, Any] = {"fault": f"{type(error).__name__}: {_one_line(error)}"}
+        return fault | ({"line": error.lineno} if isinstance(error, TemplateSyntaxError) else {})
+
+
+def _rendered(source: str, names: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    pieces = []
+    size = 0
+    for piece in _compiled(source).generate(names):
+        pieces.append(piece)
+        size += len(piece)
+        if size > limit:
+            return {"fault": f"it writes over {limit} characters"}
+    return {"text": "".join(pieces)}
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> Template:
+    return ChatEnvironment().from_string(source)
+
+
+def _one_line(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:_MAX_MESSAGE]

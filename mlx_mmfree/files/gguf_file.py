@@ -1,4 +1,4 @@
-"""Reads the headers of GGUF files from untrusted sources. No tensor is loaded.
+"""Reads the headers of GGUF files from untrusted sources, and writes such files tensor by tensor.
 
 A file (versions 2 and 3, little-endian) begins with the magic `GGUF`, the version, the number of tensors
 and the number of metadata entries. Then follow the entries, each as name, type and value, and the
@@ -7,23 +7,52 @@ offset. The data begin at a multiple of `general.alignment`.
 
 The package `gguf` is not used: it trusts the counts and offsets of a file, and does not know I2_S,
 Q2_0 and PQ2_0.
+
+A model may lie in several files, named `name-00001-of-00003.gguf` and so on as by llama.cpp. The first
+part holds the metadata of the model. Each part says under `split.` which part it is, and how many parts
+and tensors there are. A tensor may be in any part.
 """
 
 import math
 import os
+import re
 import struct
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from ...errors import CheckpointError, UnsupportedModelError
-from ..opening import UNREADABLE, open_file
-from .format import ALIGNMENT, MAGIC, ValueType
-from .types import PQ2_0, Q2_0, TYPES, UNREAD, TensorType
+from ..errors import CheckpointError, UnsupportedModelError
+from .gguf_blocks import PQ2_0, Q2_0, TYPES, UNREAD, TensorType
+from .reading import UNREADABLE, open_file
+
+MAGIC = b"GGUF"
+ALIGNMENT = 32
+"""The usual value of `general.alignment`: tensors begin at multiples of so many bytes."""
+
+
+class ValueType(IntEnum):
+    """The types of values in the metadata, by their numbers in the file."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOLEAN = 7
+    TEXT = 8
+    LIST = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
 
 VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 64_000_000
@@ -247,3 +276,226 @@ def _placed(
     if stop > header.size:
         raise header.problem(f"ends before tensor {name!r:.100}, at {header.size} of {stop} bytes")
     return StoredTensor(name, kind, shape, start, stop)
+
+
+NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
+
+_PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.ASCII | re.DOTALL)
+_MAX_PARTS = 1000
+
+
+def part_name(stem: str, number: int, count: int) -> str:
+    """The name of a part, counted from 1."""
+    return f"{stem}-{number:05d}-of-{count:05d}.gguf"
+
+
+def part_names(name: str) -> list[str]:
+    """The names of all parts of the model that a file belongs to, in order."""
+    match = _PART.fullmatch(name)
+    if match is None or not 1 <= int(match[2]) <= int(match[3]) <= _MAX_PARTS:
+        return [name]
+    count = int(match[3])
+    return [part_name(match[1], number, count) for number in range(1, count + 1)]
+
+
+def whole_models(names: Iterable[str]) -> list[str]:
+    """The models among some file names, each by the name of its first part."""
+    return sorted({part_names(name)[0] for name in names})
+
+
+def read_parts(file: Path) -> tuple[dict[str, Any], list[tuple[Path, StoredTensor]]]:
+    """Reads and checks everything before the data of a model's files.
+
+    Args:
+        file: The file, or any one of the parts.
+
+    Returns:
+        The metadata, and each tensor with the file that holds it.
+
+    Raises:
+        CheckpointError: A part is missing, damaged or belongs to another model.
+        UnsupportedModelError: As for `read_gguf`.
+    """
+    files = [file.with_name(name) for name in part_names(file.name)]
+    metadata, stored = read_gguf(files[0])
+    count = metadata.get(COUNT, 1)
+    if count not in (0, 1) and count != len(files):
+        raise CheckpointError(
+            f"[GGUF] '{file}' must be named as one of the {count!r:.40} parts of its model, such as "
+            f"'{part_name('model', 1, 3)}', but is not. Give all parts the names that they came with."
+        )
+    found = [(files[0], tensor) for tensor in stored.values()]
+    for number, part in enumerate(files):
+        if number:
+            own, stored = read_gguf(part)
+            found += [(part, tensor) for tensor in stored.values()]
+        else:
+            own = metadata
+        if len(files) > 1 and (own.get(NUMBER), own.get(COUNT)) != (number, len(files)):
+            raise CheckpointError(
+                f"[GGUF] '{part}' must be part {number + 1} of {len(files)} but says in 'split.no' and "
+                f"'split.count' {own.get(NUMBER)!r:.40} and {own.get(COUNT)!r:.40}. Fetch it again."
+            )
+    names = {tensor.name for _, tensor in found}
+    total = metadata.get(TENSORS, len(found)) if len(files) > 1 else len(found)
+    if len(names) != len(found) or total != len(found):
+        raise CheckpointError(
+            f"[GGUF] the {len(files)} parts of '{file}' must hold {total!r:.40} different tensors but "
+            f"hold {len(names)} in {len(found)}. Fetch the parts again."
+        )
+    return metadata, found
+
+
+def split_metadata(
+    metadata: Mapping[str, Any], count: int, tensors: int
+) -> Iterator[dict[str, Any]]:
+    """Yields the metadata of each of `count` parts."""
+    for number in range(count):
+        own = {
+            NUMBER: np.uint16(number),
+            COUNT: np.uint16(count),
+            TENSORS: np.int32(tensors),
+        }
+        yield {**(metadata if number == 0 else {}), **own}
+
+
+VERSION = 3
+
+_TENSOR_TYPES = {kind.name: number for number, kind in TYPES.items()}
+_VALUE_TYPES = {
+    bool: ValueType.BOOLEAN,
+    int: ValueType.UINT32,
+    float: ValueType.FLOAT32,
+    str: ValueType.TEXT,
+    np.int32: ValueType.INT32,
+    np.uint16: ValueType.UINT16,
+}
+_STRUCT_CODES = {
+    ValueType.UINT16: "H",
+    ValueType.UINT32: "I",
+    ValueType.INT32: "i",
+    ValueType.FLOAT32: "f",
+    ValueType.BOOLEAN: "?",
+}
+
+
+@dataclass(frozen=True)
+class PlannedGGUFTensor:
+    """A tensor that is made when it is written.
+
+    Attributes:
+        name: Its name in the file.
+        kind: The name of its type.
+        shape: Its shape, rows first.
+        make: Makes its bytes, `uint8` of one axis.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    make: Callable[[], np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return TYPES[_TENSOR_TYPES[self.kind]].nbytes(math.prod(self.shape))
+
+
+def write_gguf(
+    file: Path,
+    metadata: Mapping[str, Any],
+    tensors: Iterable[PlannedGGUFTensor],
+    on_bytes: Callable[[int], object] | None = None,
+) -> None:
+    """Writes one file to the disk.
+
+    Args:
+        file: The file to make.
+        metadata: Texts, booleans, whole numbers, floats, and lists of values of one of these types.
+        tensors: The tensors.
+        on_bytes: Called after each tensor with the number of its bytes.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    planned = list(tensors)
+    header = MAGIC + struct.pack("<IQQ", VERSION, len(planned), len(metadata))
+    header += b"".join(_text(key) + _entry(value) for key, value in metadata.items())
+    position = 0
+    for tensor in planned:
+        sizes = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *reversed(tensor.shape))
+        header += _text(tensor.name) + sizes
+        header += struct.pack("<IQ", _TENSOR_TYPES[tensor.kind], position)
+        position += tensor.nbytes + _padding(tensor.nbytes)
+    with open(file, "wb") as stream:
+        stream.write(header + bytes(_padding(len(header))))
+        for tensor in planned:
+            data = tensor.make()
+            if data.dtype != np.uint8 or data.size != tensor.nbytes:
+                raise RuntimeError(
+                    f"tensor {tensor.name!r} was planned with {tensor.nbytes} bytes but has "
+                    f"{data.nbytes}"
+                )
+            stream.write(np.ascontiguousarray(data).data)
+            stream.write(bytes(_padding(data.size)))
+            if on_bytes is not None:
+                on_bytes(data.size)
+
+
+def write_parts(
+    folder: Path,
+    stem: str,
+    metadata: Mapping[str, Any],
+    tensors: Sequence[PlannedGGUFTensor],
+    max_bytes: int | None,
+    on_bytes: Callable[[int], object] | None = None,
+) -> None:
+    """Writes a model as one file or as several parts. A tensor is never split.
+
+    Args:
+        folder: The folder to write to.
+        stem: The name of the file without its suffix, or the beginning of the names of the parts.
+        metadata, tensors, on_bytes: As for `write_gguf`.
+        max_bytes: The largest number of bytes of tensors in a part, unless one tensor is larger. `None`
+            writes one file.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    parts: list[list[PlannedGGUFTensor]] = [[]]
+    room = max_bytes or 0
+    for tensor in tensors:
+        if max_bytes is not None and tensor.nbytes > room and parts[-1]:
+            parts.append([])
+            room = max_bytes
+        parts[-1].append(tensor)
+        room -= tensor.nbytes
+    if len(parts) == 1:
+        write_gguf(folder / f"{stem}.gguf", metadata, tensors, on_bytes)
+        return
+    described = split_metadata(metadata, len(parts), len(tensors))
+    for number, (part, own) in enumerate(zip(parts, described, strict=True), 1):
+        write_gguf(folder / part_name(stem, number, len(parts)), own, part, on_bytes)
+
+
+def _padding(size: int) -> int:
+    return -size % ALIGNMENT
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _entry(value: Any) -> bytes:
+    """The type of a value and the value, as bytes."""
+    if isinstance(value, list):
+        kind = _VALUE_TYPES[type(value[0])]
+        return struct.pack("<IIQ", ValueType.LIST, kind, len(value)) + _values(kind, value)
+    kind = _VALUE_TYPES[type(value)]
+    return struct.pack("<I", kind) + _values(kind, [value])
+
+
+def _values(kind: ValueType, values: Sequence[Any]) -> bytes:
+    if kind == ValueType.TEXT:
+        return b"".join(map(_text, values))
+    return struct.pack(f"<{len(values)}{_STRUCT_CODES[kind]}", *values)

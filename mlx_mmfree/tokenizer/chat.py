@@ -1,10 +1,18 @@
-"""Messages of a conversation as plain data, which is all that a chat template sees."""
+"""Conversations: their messages as plain data, the template that writes them out, and the token ids.
 
+Chat templates are Jinja programs that come with a checkpoint. They run in a process with limits.
+"""
+
+import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from ...errors import UsageError
-from ...files.json_reader import parse_json
+from ..errors import CheckpointError, MMFreeError, UsageError
+from ..files.reading import parse_json
+from ..platform.confinement import ConfinedProcess, LimitError
+from .special_tokens import Before, Shield, SpecialTokens
+from .vocabulary import encode_split
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """The names under which a message may hold its thoughts. The first that it has counts."""
@@ -181,3 +189,140 @@ def _joined(parts: list[Any], number: int) -> str:
                 f"with a 'text', which is all that this chat template reads, but holds {part!r:.80}."
             )
     return "".join(part["text"] for part in parts)
+
+
+class ChatVocabulary(Protocol):
+    """What this module asks of a vocabulary."""
+
+    special: SpecialTokens
+
+    def encode_parsed(self, text: str) -> list[int]: ...
+
+    def encode_plain(self, text: str, before: Before = "nothing") -> list[int]: ...
+
+
+class RenderedChat:
+    """The text of a conversation, which knows the special tokens of the template from those in messages.
+
+    Args:
+        covered: The text of the template, in which a shield covers the special tokens in messages.
+        shield: The shield.
+        vocabulary: The vocabulary, which makes the ids.
+        bos_token_id: The token that every conversation begins with; `None`: as the template has it.
+
+    Attributes:
+        text: The conversation as a reader sees it.
+    """
+
+    def __init__(
+        self, covered: str, shield: Shield, vocabulary: ChatVocabulary, bos_token_id: int | None
+    ) -> None:
+        self.text = shield.restore(covered)
+        self._covered = covered
+        self._shield = shield
+        self._vocabulary = vocabulary
+        self._bos_token_id = bos_token_id
+
+    def ids(self) -> list[int]:
+        """The ids of the conversation. A first token that it needs and the template lacks is added."""
+        ids = self._ids()
+        if self._bos_token_id is None or ids[:1] == [self._bos_token_id]:
+            return ids
+        return [self._bos_token_id, *ids]
+
+    def ids_after(self, size: int) -> list[int]:
+        """The ids of what follows the first `size` characters of the text."""
+        parts = list(self._vocabulary.special.split(self._covered[:size]))
+        before: Before = "text"
+        if not parts or isinstance(parts[-1], int):
+            before = "special" if parts else "nothing"
+        return self._ids_of_parts(self._covered[size:], before)
+
+    def _ids(self) -> list[int]:
+        special = self._vocabulary.special
+        parts = list(special.split(self._covered))
+        if parts == list(special.split(self.text)):
+            ids = self._vocabulary.encode_parsed(self.text)
+            spelled = [part for part in parts if isinstance(part, int)]
+            if [number for number in ids if number in special.id_set] == spelled:
+                return ids
+        return self._ids_of_parts(self._covered)
+
+    def _ids_of_parts(self, covered: str, before: Before = "nothing") -> list[int]:
+        parts = (
+            part if isinstance(part, int) else self._shield.restore(part)
+            for part in self._vocabulary.special.split(covered)
+        )
+        return encode_split(self._vocabulary.encode_plain, parts, before)
+
+
+CPU_SECONDS = 2.0
+MEMORY_BYTES = 256 * 2**20
+MAX_CHARACTERS = 8 * 2**20
+_PROBE = "words of a part"
+_LISTED = re.compile(f"""['"]{_PROBE}['"]""")
+
+_renderer = ConfinedProcess(
+    "mlx_mmfree.tokenizer.chat_sandbox", ("jinja2", "markupsafe"), MEMORY_BYTES
+)
+
+
+class ChatTemplate:
+    """One chat template.
+
+    Args:
+        source: The Jinja source.
+        folder: The folder it was read from, for messages.
+    """
+
+    def __init__(self, source: str, folder: Path) -> None:
+        self.source = source
+        self._folder = folder
+        self._reads_parts: bool | None = None
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """The text of a conversation.
+
+        Args:
+            variables: `messages`, `add_generation_prompt` and whatever else the template reads.
+
+        Raises:
+            UsageError: The template refuses the messages.
+            CheckpointError: The template is faulty, takes too long or writes too much.
+        """
+        names = {"tools": None, "documents": None} | dict(variables)
+        try:
+            answer = _renderer.ask((self.source, names, MAX_CHARACTERS), CPU_SECONDS)
+        except LimitError as error:
+            raise self._fault(str(error)) from error
+        if "refused" in answer:
+            raise UsageError(
+                f"[chat template] the chat template refuses the messages: {answer['refused']}"
+            )
+        if "text" not in answer:
+            raise self._fault(answer["fault"], answer.get("line"))
+        return str(answer["text"])
+
+    def reads_parts(self, named: Mapping[str, Any]) -> bool:
+        """Whether the template writes the text of a message that comes as a list of parts.
+
+        Args:
+            named: The special tokens by the names under which the template reads them.
+        """
+        if self._reads_parts is None:
+            message = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
+            names = {**named, "messages": [message], "add_generation_prompt": False}
+            try:
+                text = self.render(names)
+            except MMFreeError:
+                text = ""
+            # a template that knows texts alone writes the list itself
+            self._reads_parts = _PROBE in text and not _LISTED.search(text)
+        return self._reads_parts
+
+    def _fault(self, reason: str, line: int | None = None) -> CheckpointError:
+        place = "" if line is None else f" in line {line}"
+        return CheckpointError(
+            f"[chat template] the chat template of '{self._folder}' cannot be used{place} ({reason}). "
+            "Correct it, or encode a plain prompt instead."
+        )

@@ -5,19 +5,152 @@ links into the staging folder, and it stays locked for as long as its writer liv
 the same target removes the staging folders of killed writers, and puts back what they had moved aside.
 """
 
+import atexit
 import errno
+import fcntl
 import os
 import re
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import CheckpointError
-from .locks import UNKNOWN, one_at_a_time, own_folders, try_lock
-from .space import check_space
+
+SPARE_BYTES = 16_000_000
+"""The room that stays free beside what is written."""
+
+
+def check_space(folder: Path, needed_bytes: int) -> None:
+    """Refuses a folder that cannot be written to, or whose disk has too little room.
+
+    Raises:
+        OSError: The folder cannot be written to, or the disk is too full. The message names the needed
+            and the free megabytes.
+    """
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes + SPARE_BYTES:
+        raise OSError(
+            f"{_megabytes(needed_bytes)} are needed and {_megabytes(SPARE_BYTES)} stay free, but only "
+            f"{_megabytes(free)} are free"
+        )
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.1f} MB"
+
+
+UNKNOWN = -1
+"""Takes the place of a handle where the system has no locks, as on some network disks."""
+
+
+def try_lock(folder: Path) -> int | None:
+    """Locks a folder.
+
+    Returns:
+        A handle that holds the lock until it is closed; `None` if another process holds it;
+        `UNKNOWN` if the folder cannot be locked.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return UNKNOWN
+    return _locked(handle)
+
+
+def try_lock_file(file: Path) -> int | None:
+    """Locks a file, which is made if it is missing. Whoever holds the lock may remove it.
+
+    Returns:
+        As `try_lock`.
+
+    Raises:
+        OSError: The file cannot be made.
+    """
+    while True:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = _locked(os.open(file, flags, 0o600))
+        if handle is None or handle == UNKNOWN:
+            return handle
+        with suppress(FileNotFoundError):
+            # a holder that ended in between has removed the file, and another may be there
+            if os.path.samestat(os.fstat(handle), os.stat(file, follow_symlinks=False)):
+                return handle
+        os.close(handle)
+
+
+def _locked(handle: int) -> int | None:
+    """The handle, if its lock could be taken; it is closed otherwise. As for `try_lock`."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        return None if isinstance(error, BlockingIOError) else UNKNOWN
+    return handle
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Keeps other processes out while the block lists a folder and makes entries in it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # some network disks have no locks
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def own_folders(parent: Path, name: re.Pattern[str]) -> list[Path]:
+    """The folders inside a folder whose names match and that belong to this user. Links do not count."""
+    found = []
+    for entry in os.scandir(parent):
+        with suppress(FileNotFoundError):
+            if not name.fullmatch(entry.name):
+                continue
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+                found.append(parent / entry.name)
+    return found
+
+
+_PREFIX = "mlx_mmfree-scratch-"
+_NAME = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
+
+
+def new_scratch_folder() -> Path:
+    """Makes a folder that is deleted when the process ends, and deletes those of killed processes.
+
+    Raises:
+        OSError: There is no room for temporary files.
+    """
+    parent = Path(tempfile.gettempdir())
+    for folder in own_folders(parent, _NAME):
+        handle = try_lock(folder)
+        if handle is not None and handle != UNKNOWN:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(handle)
+    made = _locked_folder()
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+def _locked_folder() -> Path:
+    """A new folder that stays locked until the process ends, in whatever way it ends."""
+    while True:
+        made = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        # another process may take a folder without a lock for one that was left, and remove it
+        if try_lock(made) is not None and made.exists():
+            return made
+
 
 _SUFFIX = ".mmfree"
 _NEW, _OLD = "new", "old"

@@ -1,1 +1,0 @@
-"""Reads and writes GGUF files: headers, tensor types, and models in several parts."""

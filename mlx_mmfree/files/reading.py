@@ -1,0 +1,347 @@
+"""Reads small files from untrusted sources: regular files within their folder, texts and JSON.
+
+A link in a folder that came from a stranger may lead to any file of the user. The content of that file
+would then be converted, copied or uploaded. So a link is followed only if it stays in its folder, or
+leads from a snapshot of the Hub's cache to the content that the cache keeps for it. A hard link has no
+target to check: it is the file itself under a second name, and only someone with rights to the file can
+make one.
+
+The package `json` has no limits. Here the length of the text, the number and depth of its values and
+the size of its numbers are bounded.
+"""
+
+import codecs
+import json
+import math
+import os
+import re
+import stat
+from collections import Counter
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """The path with `~` replaced by the home folder. The name of an unknown user stays as it is."""
+    return Path(os.path.expanduser(path))
+
+
+def visible(folder: Path, pattern: str) -> list[Path]:
+    """The files of a folder whose names match, sorted, without hidden ones.
+
+    On exFAT and network drives macOS writes a hidden `._name` beside each file, of another kind.
+    """
+    return sorted(file for file in folder.glob(pattern) if not file.name.startswith("."))
+
+
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """The absolute path behind all links. A loop of links stays, and fails when it is opened."""
+    return Path(os.path.realpath(expanded(path)))
+
+
+UNREADABLE = "Check the file and its permissions, or fetch it again."
+"""The way out where the system cannot read a file."""
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_REPOSITORY = re.compile(r"(models|datasets)--.+", re.DOTALL)
+# several repositories of a cache may share one content
+_SHARED_CONTENT = re.compile(r"[0-9a-f]{2}/[0-9a-f]{64}")
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_file(file: Path) -> BufferedReader:
+    """Opens a file that the user named, and never waits for a pipe or a device.
+
+    Raises:
+        OSError: The file cannot be read, is not a regular file, or is a pointer of Git LFS.
+    """
+    _check_kind(os.stat(file).st_mode)
+    # it may have become a pipe by now, at which a plain open would wait
+    stream = open(file, "rb", opener=_open_at_once)  # noqa: SIM115, the caller closes it
+    try:
+        _check_kind(os.fstat(stream.fileno()).st_mode)
+        if stream.peek(len(_POINTER)).startswith(_POINTER):
+            raise OSError(
+                "it is a pointer of Git LFS in place of the file itself, which was not fetched; run "
+                "'git lfs pull' in its repository, or download the file"
+            )
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def open_member(file: Path) -> BufferedReader:
+    """Opens a file of a model's folder.
+
+    Raises:
+        OSError: As for `open_file`, or the file is a link that leaves the folder.
+    """
+    check_link(file)
+    return open_file(file)
+
+
+def read_file(file: Path, max_bytes: int) -> bytes:
+    """The content of a file that the user named.
+
+    Raises:
+        OSError: As for `open_file`, or the file has more than `max_bytes`.
+    """
+    with open_file(file) as stream:
+        return _read(stream, max_bytes)
+
+
+def read_text(file: Path, max_bytes: int) -> str:
+    """The text of a file that the user named, without a byte-order mark.
+
+    Raises:
+        OSError: As for `read_file`, or the file is not UTF-8.
+    """
+    try:
+        return decode_text(read_file(file, max_bytes))
+    except ValueError as error:
+        raise OSError(f"it {error}") from error
+
+
+def read_member(file: Path, max_bytes: int) -> bytes:
+    """The content of a file of a model's folder.
+
+    Raises:
+        OSError: As for `open_member`, or the file has more than `max_bytes`.
+    """
+    with open_member(file) as stream:
+        return _read(stream, max_bytes)
+
+
+def decode_text(data: bytes) -> str:
+    """The text of a file, without the byte-order mark that some programs write before it.
+
+    Raises:
+        ValueError: It is not UTF-8. The message is a clause without a subject, to be put after the name
+            of the text.
+    """
+    check_not_utf16(data)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"must be UTF-8 but is not at byte {error.start}") from error
+
+
+def check_not_utf16(data: bytes) -> None:
+    """Refuses a text that begins with the byte-order mark of UTF-16.
+
+    Raises:
+        ValueError: It does. The message is as that of `decode_text`.
+    """
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError("must be UTF-8 but is UTF-16")
+
+
+def check_link(file: Path) -> None:
+    """Refuses a link that leads out of its folder.
+
+    Raises:
+        OSError: The link leads out of its folder.
+    """
+    folder = Path(os.path.realpath(file.parent))
+    target = Path(os.path.realpath(folder / file.name))
+    if target.is_relative_to(folder) or _is_cached_content(folder, target):
+        return
+    raise OSError(
+        f"it is a link to '{target}', outside of its folder; put the file itself there, or give the "
+        "folder that holds it"
+    )
+
+
+def _is_cached_content(folder: Path, target: Path) -> bool:
+    """Whether a snapshot of the Hub's cache, or a folder in it, may link to a file."""
+    snapshot = folder if folder.parent.name == "snapshots" else folder.parent
+    repository = snapshot.parent.parent
+    if snapshot.parent.name != "snapshots" or not _REPOSITORY.fullmatch(repository.name):
+        return False
+    shared = repository.parent / "blobs"
+    return target.parent == repository / "blobs" or (
+        target.is_relative_to(shared)
+        and _SHARED_CONTENT.fullmatch(target.relative_to(shared).as_posix()) is not None
+    )
+
+
+def _check_kind(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise OSError(f"it is {kind}, not a regular file")
+
+
+def _read(stream: BufferedReader, max_bytes: int) -> bytes:
+    size = os.fstat(stream.fileno()).st_size
+    # one byte more than expected shows that the file grows
+    data = stream.read(size + 1) if size <= max_bytes else b""
+    size = max(size, len(data))
+    if size > max_bytes:
+        raise OSError(
+            f"it has {size:,} bytes, more than the {max_bytes:,} that such a file may have"
+        )
+    return data
+
+
+MAX_BYTES = 16_000_000
+MAX_VALUES = 1_000_000
+MAX_DEPTH = 64
+MAX_DIGITS = 40
+
+_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def parse_json(
+    text: bytes,
+    *,
+    max_bytes: int = MAX_BYTES,
+    max_values: int = MAX_VALUES,
+    unique_keys: bool = False,
+    finite: bool = True,
+) -> Any:
+    """Parses one JSON value.
+
+    Args:
+        text: UTF-8 text. A byte-order mark before it does not count.
+        max_bytes: The largest length of the text.
+        max_values: The largest number of values; lists and objects count too.
+        unique_keys: Refuse repeated keys; otherwise the last one counts.
+        finite: Refuse `NaN`, `Infinity` and numbers that are read as infinity.
+
+    Raises:
+        ValueError: The text is not JSON or goes beyond a limit. The message is a clause without a
+            subject, to be put after the name of the text.
+    """
+    if len(text) > max_bytes:
+        raise ValueError(f"must have at most {max_bytes:,} bytes but has {len(text):,}")
+    # each value but the first follows one of these, so that memory is bounded before it is taken
+    values = sum(map(text.count, (b",", b"[", b"{")))
+    if values > max_values:
+        raise ValueError(f"must hold at most {max_values:,} values but has about {values:,}")
+    hooks: dict[str, Any] = {"parse_int": _whole}
+    if unique_keys:
+        hooks["object_pairs_hook"] = _without_repeats
+    if finite:
+        hooks |= {"parse_float": _finite, "parse_constant": _refuse_constant}
+    try:
+        value = json.loads(decode_text(text), **hooks)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"must be JSON but is not: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"must be nested at most {MAX_DEPTH} deep") from error
+    _check(value, has_surrogates=_ESCAPED_SURROGATE.search(text) is not None)
+    return value
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"must name each key once but repeats {name!r:.100}")
+    return result
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"must have numbers of at most {MAX_DIGITS} digits but got {digits:.20}…")
+    return int(digits)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"must have finite numbers but got {text:.40}")
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"must have finite numbers but got {name}")
+
+
+def _check(value: Any, *, has_surrogates: bool) -> None:
+    """Refuses values that are nested too deeply, and texts that cannot be encoded as UTF-8."""
+    level: list[Any] = [[value]]
+    for _ in range(MAX_DEPTH + 1):
+        if has_surrogates and any(map(_has_surrogate, level)):
+            raise ValueError("must hold valid Unicode but has half of a surrogate pair")
+        entries = (
+            entry for part in level for entry in (part.values() if isinstance(part, dict) else part)
+        )
+        level = [entry for entry in entries if isinstance(entry, (dict, list))]
+        if not level:
+            return
+    raise ValueError(f"must be nested at most {MAX_DEPTH} deep")
+
+
+def _has_surrogate(part: dict[str, Any] | list[Any]) -> bool:
+    values = (*part, *part.values()) if isinstance(part, dict) else part
+    return any(isinstance(text, str) and _LONE_SURROGATE.search(text) for text in values)
+
+
+_WAY_OUT = "Correct the file, or fetch it again."
+
+
+def parse_json_object(
+    text: bytes,
+    place: str,
+    *,
+    unique: bool = True,
+    max_bytes: int = MAX_BYTES,
+    max_values: int = MAX_VALUES,
+) -> dict[str, Any]:
+    """Parses one JSON object.
+
+    Args:
+        text: UTF-8 text.
+        place: What the text is, for messages.
+        unique: Refuse repeated keys; otherwise the last one counts.
+        max_bytes, max_values: As for `parse_json`.
+
+    Raises:
+        CheckpointError: The text is not JSON, not an object, or beyond the limits of `parse_json`.
+    """
+    try:
+        value = parse_json(text, unique_keys=unique, max_bytes=max_bytes, max_values=max_values)
+    except ValueError as error:
+        raise CheckpointError(f"[JSON] {place} {error}. {_WAY_OUT}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"[JSON] {place} must be an object but got {type(value).__name__} {value!r:.80}. "
+            f"{_WAY_OUT}"
+        )
+    return value
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """Reads a file that holds one JSON object; of repeated keys the last one counts.
+
+    Raises:
+        CheckpointError: The file is missing, too long, not a JSON object, or a link out of its folder.
+    """
+    if not file.exists():
+        raise CheckpointError(f"[JSON] '{file}' must be a file but is missing. {_WAY_OUT}")
+    try:
+        text = read_member(file, MAX_BYTES)
+    except OSError as error:
+        raise CheckpointError(f"[JSON] '{file}' cannot be read: {error}. {UNREADABLE}") from error
+    return parse_json_object(text, f"'{file}'", unique=False)
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Writes JSON with sorted keys."""
+    file.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,1 +1,0 @@
-"""Reads PyTorch's checkpoint files without running the code that they hold."""

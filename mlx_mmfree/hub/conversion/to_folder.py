@@ -1,0 +1,511 @@
+"""Plans checkpoint folders: MLX's own form, which mlx-lm loads, and transformers'.
+
+In MLX's form ternary linears are affine 2-bit matrices with the `scales` s and the `biases` -s. mlx-lm
+knows Llama and Qwen3. Other architectures, and sizes that it would refuse, get a Python file of the
+model. If ternary linears have five trits a byte, another file unpacks them to that form. In
+transformers' form they have BitNet's packing, or are the float master weights.
+
+BitNet-style models can be made of dense ones by absmean ternarisation (Ma et al., arXiv 2402.17764). The
+rounding loses most of each weight. Without fine-tuning, the model is much worse or useless.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ...errors import UnsupportedModelError
+from ...files.tensors import PlannedTensors, TensorSpec
+from ...layers import PackedLinear
+from ...layers.matrix import Matrix
+from ...models import architecture_of, architectures, find_described
+from ...models.parts.ternary_linears import TernaryLinears
+from ...ops import pack_ternary
+from ...ops.float_dtypes import FLOATS
+from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.forms import affine_format, bitnet_format, five_trits
+from ..checkpoint.forms.packed_format import PACKED_DTYPES, describe_packing
+from ..checkpoint.parameter_reader import ParameterReader
+from ..names import WeightNames, weight_names
+
+
+@dataclass
+class FolderPlan:
+    """What a conversion writes to a checkpoint folder.
+
+    Attributes:
+        config: The content of `config.json`, without the ids of special tokens.
+        tensors: The tensors.
+        scales: The exact scales by their names on disk. It is filled while the tensors are made.
+        model_files: The names of the model's Python files for mlx-lm, which runs the first; empty if it
+            needs none.
+    """
+
+    config: dict[str, Any]
+    tensors: list[PlannedTensors]
+    scales: dict[str, mx.array] = field(default_factory=dict)
+    model_files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FloatForms:
+    """What becomes of weights that are stored as floats.
+
+    Attributes:
+        dtype: The dtype of floats; `None` keeps that of each tensor.
+        embed_bits: The bits of the embedding in MLX's affine form; `None` leaves it a float matrix.
+        head_bits: The bits of the output head; `None` leaves it as it is.
+        ternarize_groups: Ternarise the linears of the blocks, with a scale for each 128 inputs.
+        keep_masters: Write ternary linears as float master weights, in transformers' form.
+    """
+
+    dtype: mx.Dtype | None = None
+    embed_bits: int | None = None
+    head_bits: int | None = None
+    ternarize_groups: bool = False
+    keep_masters: bool = False
+
+
+def float_tensor(
+    reader: ParameterReader, name: str, dtype: mx.Dtype | None, disk_name: str | None = None
+) -> PlannedTensors:
+    """The plan of a parameter that is written as it is, or as floats of another dtype."""
+    stored = reader.dtype(name)
+    kept = stored if dtype is None or not mx.issubdtype(stored, mx.floating) else dtype
+    if stored not in FLOATS:
+        spec = TensorSpec(disk_name or reader.names.to_disk(name), kept, reader.shapes[name])
+        return PlannedTensors((spec,), lambda: (reader.read(name),))
+    return laid_out(reader, name, kept, reader.shapes[name], lambda: reader.read(name), disk_name)
+
+
+def laid_out(
+    reader: ParameterReader,
+    name: str,
+    dtype: mx.Dtype,
+    shape: tuple[int, ...],
+    read: Callable[[], mx.array],
+    disk_name: str | None = None,
+) -> PlannedTensors:
+    """The plan of a float array, read as it lies in memory, in the layout of the disk."""
+    layout = reader.layouts.get(name)
+    write = layout.write if layout else mx.array
+    on_disk = layout.shape if layout else shape
+    spec = TensorSpec(disk_name or reader.names.to_disk(name), dtype, on_disk)
+    return PlannedTensors((spec,), lambda: (write(read()).astype(dtype),))
+
+
+def written_out(reader: ParameterReader, path: str, dtype: mx.Dtype | None) -> PlannedTensors:
+    """The plan of the float matrix of a module that is stored in few bits."""
+    kept = dtype or reader.matrix_dtype(path)
+    shape = reader.matrix_shape(path)
+    return laid_out(reader, f"{path}.weight", kept, shape, lambda: reader.read_matrix(path))
+
+
+GROUP_SIZE = 128
+
+
+def check_dense(checkpoint: Checkpoint) -> None:
+    """Refuses a checkpoint that is not a dense model of an architecture with a ternary form.
+
+    Raises:
+        UnsupportedModelError: The model has another architecture, or is quantised already.
+    """
+    config = checkpoint.config
+    architecture = find_described(config)
+    if not architecture.can_be_ternary:
+        known = sorted(name for name, each in architectures().items() if each.is_ternarizable)
+        raise UnsupportedModelError(
+            f"[convert] 'ternarize' must be left out for 'model_type' {architecture.name!r:.80} but "
+            f"was given. It is for {', '.join(known)} and models of images."
+        )
+    is_described = any(config.get(key) for key in ("quantization", "quantization_config"))
+    is_packed = any(entry.dtype in PACKED_DTYPES for entry in checkpoint.tensors.values())
+    if is_described or is_packed or "BitnetForCausalLM" in config.get("architectures", ()):
+        raise UnsupportedModelError(
+            f"[convert] 'ternarize' must be left out for '{checkpoint.folder}', which is quantised "
+            "already, but was given. Convert the float model that it was made from."
+        )
+
+
+def ternarized(checkpoint: Checkpoint) -> Checkpoint:
+    """A dense checkpoint as the master weights of a BitNet model, with one scale for each matrix.
+
+    Raises:
+        UnsupportedModelError: As for `check_dense`.
+    """
+    check_dense(checkpoint)
+    described = TernaryLinears().to_hub()
+    return replace(checkpoint, config={**checkpoint.config, "quantization_config": described})
+
+
+def ternarize_groups(weight: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    r"""Absmean ternarisation of each group of 128 neighbouring inputs, in MLX's affine form.
+
+    .. math::
+        s = \max(\operatorname{mean}(|W|),\ 10^{-5}), \qquad
+        t = \operatorname{clip}(\operatorname{round}(W / s),\ -1,\ 1)
+
+    The scale is computed in float32 and rounded to the dtype of the weight. Ties are rounded to even.
+    The weight becomes :math:`t s`.
+
+    Args:
+        weight: Floats of shape `(N, D)`, D a multiple of 128.
+
+    Returns:
+        The packed codes, `uint32` `(N, D / 16)`, and the scales `s` and biases `-s` in the dtype of the
+        weight, `(N, D / 128)`.
+    """
+    groups = weight.astype(mx.float32).reshape(weight.shape[0], -1, GROUP_SIZE)
+    scales = mx.maximum(mx.mean(mx.abs(groups), axis=-1), 1e-5).astype(weight.dtype)
+    trits = mx.clip(mx.round(groups / scales.astype(mx.float32)[..., None]), -1, 1)
+    return pack_ternary(trits.reshape(weight.shape)), scales, -scales
+
+
+MODEL_FILES = Path(__file__).parent / "mlx_model_file"
+
+_UNPACKING_FILE, _USUAL_FILE = "five_trits.py", "ternary_transformer.py"
+
+_EMBEDDING_GROUPS = (64, 32)
+
+Quantize = Callable[[mx.array], tuple[mx.array, mx.array, mx.array]]
+
+
+def plan_mlx(
+    reader: ParameterReader, forms: FloatForms, *, has_five_trits: bool = False
+) -> FolderPlan:
+    """Plans a folder in MLX's form.
+
+    Args:
+        reader: The source.
+        forms: What becomes of float weights.
+        has_five_trits: Store ternary linears with five trits a byte.
+
+    Raises:
+        UnsupportedModelError: The form does not fit the model.
+    """
+    if has_five_trits and not reader.ternary:
+        raise UnsupportedModelError(
+            "[convert] 'trits_per_byte' must be 4 for this model but got 5: it has no ternary linears "
+            "with one scale each. Leave it out."
+        )
+    quantized = {**ternary_forms(reader), **quantized_forms(reader, forms)}
+    config: dict[str, Any] = reader.model.config.to_hub()
+    plan = FolderPlan(config, [], model_files=_model_files(reader, has_five_trits))
+    described: dict[str, dict[str, Any]] = {}
+    if reader.ternary:
+        config["quantization_config"] = describe_packing(
+            config.get("quantization_config"), has_five_trits=has_five_trits
+        )
+    if plan.model_files:
+        config["model_file"] = plan.model_files[0]
+    done: set[str] = set()
+    for path, module in reader.ternary.items():
+        name = reader.names.to_disk(path)
+        group_size = affine_format.group_size_of(module.input_dims)
+        described[name] = affine_format.form(group_size, affine_format.TERNARY_BITS)
+        plan.tensors.append(
+            _five_trits_tensors(reader, path)
+            if has_five_trits
+            else _ternary_tensors(reader, path, group_size, forms.dtype, plan.scales)
+        )
+        done |= {f"{path}.weight", f"{path}.scale"}
+    for path, (group_size, bits, quantize) in quantized.items():
+        name = reader.names.to_disk(path)
+        described[name] = affine_format.form(group_size, bits)
+        plan.tensors.append(_quantized_tensors(reader, path, group_size, bits, quantize, forms))
+        done |= {f"{path}.{key}" for key in ("weight", "scale", "input_scale")}
+    for path in set(reader.packed_dense) - set(quantized):
+        plan.tensors.append(written_out(reader, path, forms.dtype))
+        done |= {f"{path}.{key}" for key in ("weight", "scale", "input_scale")}
+    for path, kept in reader.quantized.items():
+        described[reader.names.to_disk(path)] = affine_format.form(kept.group_size, kept.bits)
+    plan.tensors += [
+        float_tensor(reader, name, forms.dtype) for name in reader.shapes if name not in done
+    ]
+    if described:
+        default = next(
+            (f for f in described.values() if f["bits"] == affine_format.TERNARY_BITS), None
+        )
+        config["quantization"] = {
+            **(default or affine_format.form(GROUP_SIZE, affine_format.TERNARY_BITS)),
+            **described,
+        }
+    return plan
+
+
+def quantized_forms(
+    reader: ParameterReader, forms: FloatForms
+) -> dict[str, tuple[int, int, Quantize]]:
+    """The float modules to quantise, by path: group size, bits, and the function that quantises.
+
+    Raises:
+        UnsupportedModelError: There is no such module, or no group size divides its inputs.
+    """
+    found: dict[str, tuple[int, int, Quantize]] = {}
+    for place, bits in (("embed", forms.embed_bits), ("head", forms.head_bits)):
+        if bits is None:
+            continue
+        matrix = reader.matrices.get(place)
+        if matrix is None or not matrix.is_plain:
+            raise UnsupportedModelError(
+                f"[convert] '{place}_bits' must be left out for this model but got {bits}: "
+                + _why_not(place, matrix)
+            )
+        dims = matrix.input_dims
+        group_size = next((size for size in _EMBEDDING_GROUPS if dims % size == 0), None)
+        if group_size is None:
+            raise UnsupportedModelError(
+                f"[convert] '{place}_bits' must be left out for this model but got {bits}: no group "
+                f"of {_EMBEDDING_GROUPS[-1]} divides its {dims} dims. Leave it out."
+            )
+        found[place] = (group_size, bits, partial(mx.quantize, group_size=group_size, bits=bits))
+    if forms.ternarize_groups:
+        for path, matrix in reader.matrices.items():
+            in_layer = reader.names.in_layer(reader.names.to_disk(path))
+            if not matrix.is_plain or matrix.is_embedding or in_layer is None:
+                continue
+            if matrix.input_dims % GROUP_SIZE:
+                raise UnsupportedModelError(
+                    f"[convert] 'ternarize' must be 'tensor' for this model but got 'group': "
+                    f"{GROUP_SIZE} does not divide the {matrix.input_dims} inputs of "
+                    f"{reader.names.to_disk(path)}. Use 'tensor'."
+                )
+            found[path] = (GROUP_SIZE, affine_format.TERNARY_BITS, ternarize_groups)
+    return found
+
+
+def ternary_forms(reader: ParameterReader) -> dict[str, tuple[int, int, Quantize]]:
+    """The same for dense linears whose values are ternary and fit the affine form without loss.
+
+    Linears that are in that form already are left out.
+    """
+    found: dict[str, tuple[int, int, Quantize]] = {}
+    for path, packed in reader.ternary_values.items():
+        if path in reader.quantized:
+            continue
+        columns = packed.get("input_scale")
+        for group_size in reversed(affine_format.GROUP_SIZES):
+            is_whole = packed.input_dims % group_size == 0
+            if is_whole and (columns is None or _has_equal_groups(columns, group_size)):
+                values = partial(_affine_values, packed=packed, group_size=group_size)
+                found[path] = (group_size, affine_format.TERNARY_BITS, values)
+                break
+    return found
+
+
+def _has_equal_groups(scales: mx.array, group_size: int) -> bool:
+    groups = scales.reshape(-1, group_size)
+    return bool(mx.all(groups == groups[:, :1]).item())
+
+
+def _affine_values(
+    weight: mx.array, packed: PackedLinear, group_size: int
+) -> tuple[mx.array, mx.array, mx.array]:
+    """The codes, scales and biases of a matrix of ternary values."""
+    groups = mx.ones((weight.shape[0], packed.input_dims // group_size))
+    scales = groups * packed.scale[:, None]
+    if "input_scale" in packed:
+        scales = scales * packed.input_scale[::group_size]
+    scales = scales.astype(weight.dtype)
+    return pack_ternary(mx.sign(weight)), scales, -scales
+
+
+def _why_not(place: str, matrix: Matrix | None) -> str:
+    if matrix is not None and matrix.is_ternary:
+        return "its head is ternary. Leave it out."
+    if matrix is None and place == "embed":
+        return "it has no embedding. Leave it out."
+    if matrix is None:
+        return "its head is the embedding. Use 'embed_bits'."
+    return "it is stored in few bits already. Leave it out."
+
+
+def _model_files(reader: ParameterReader, has_five_trits: bool) -> tuple[str, ...]:
+    """The names of the Python files that mlx-lm needs for the model, of which it runs the first."""
+    config = reader.model.config
+    own = architecture_of(config).mlx_lm(config, reader.ternary_dims)
+    if has_five_trits and own is not None:
+        return _UNPACKING_FILE, own or _USUAL_FILE
+    return (own,) if own else ()
+
+
+def _ternary_tensors(
+    reader: ParameterReader,
+    path: str,
+    group_size: int,
+    dtype: mx.Dtype | None,
+    exact: dict[str, mx.array],
+) -> PlannedTensors:
+    name, dtype = reader.names.to_disk(path), dtype or reader.activation_dtype
+    rows, words = reader.shapes[f"{path}.weight"]
+    groups = (rows, words * 16 // group_size)
+
+    def make() -> Sequence[mx.array]:
+        weight, scale = reader.read_ternary(path)
+        exact[f"{name}.weight_scale"] = scale
+        scales = mx.broadcast_to(scale.astype(dtype), groups)
+        return weight, scales, -scales
+
+    specs = (
+        TensorSpec(f"{name}.weight", mx.uint32, (rows, words)),
+        TensorSpec(f"{name}.scales", dtype, groups),
+        TensorSpec(f"{name}.biases", dtype, groups),
+    )
+    return PlannedTensors(specs, make)
+
+
+def _five_trits_tensors(reader: ParameterReader, path: str) -> PlannedTensors:
+    name, module = reader.names.to_disk(path), reader.ternary[path]
+    shape = five_trits.packed_shape(module.output_dims, module.input_dims)
+
+    def make() -> Sequence[mx.array]:
+        weight, scale = reader.read_ternary(path)
+        return five_trits.pack(weight, module.input_dims), scale
+
+    specs = (
+        TensorSpec(f"{name}.weight", mx.uint8, shape),
+        TensorSpec(f"{name}.weight_scale", mx.float32, (1,)),
+    )
+    return PlannedTensors(specs, make)
+
+
+def _quantized_tensors(
+    reader: ParameterReader,
+    path: str,
+    group_size: int,
+    bits: int,
+    quantize: Quantize,
+    forms: FloatForms,
+) -> PlannedTensors:
+    name = reader.names.to_disk(path)
+    dtype = forms.dtype or reader.matrix_dtype(path)
+    rows, dims = reader.matrix_shape(path)
+    groups = (rows, dims // group_size)
+    specs = (
+        TensorSpec(f"{name}.weight", mx.uint32, (rows, dims * bits // 32)),
+        TensorSpec(f"{name}.scales", dtype, groups),
+        TensorSpec(f"{name}.biases", dtype, groups),
+    )
+    return PlannedTensors(specs, lambda: quantize(reader.read_matrix(path).astype(dtype)))
+
+
+def plan_hf(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
+    """Plans a folder in transformers' form.
+
+    Ternary linears are packed as `uint8` with a scale that multiplies. The scale stays float32, since
+    any other dtype would round it. With `keep_masters` they are float master weights for training.
+
+    Args:
+        reader: The source.
+        forms: What becomes of float weights.
+
+    Raises:
+        UnsupportedModelError: The form does not fit the model.
+    """
+    _check(reader, forms)
+    hub_config, names = _in_terms_of_transformers(reader)
+    config: dict[str, Any] = hub_config.to_hub()
+    config["torch_dtype"] = str(forms.dtype or reader.activation_dtype).removeprefix("mlx.core.")
+    if reader.ternary and not forms.keep_masters:
+        config["quantization_config"]["quantization_mode"] = "offline"
+    plan = FolderPlan(config, [])
+    done: set[str] = set()
+    for path in reader.ternary:
+        if forms.keep_masters:
+            plan.tensors += _masters(reader, path)
+        else:
+            plan.tensors.append(_packed(reader, path))
+        done |= {f"{path}.weight", f"{path}.scale"}
+    for path in (*reader.quantized, *reader.packed_dense):
+        plan.tensors.append(written_out(reader, path, forms.dtype))
+        stored = ("weight", "scales", "biases", "scale", "input_scale")
+        done |= {f"{path}.{key}" for key in stored}
+    # a tied ternary head is made of the embedding
+    kept = {"embed.weight"} if any(map(reader.is_tied, reader.ternary)) else set()
+    plan.tensors += [
+        float_tensor(reader, name, None if name in kept else forms.dtype, names.to_disk(name))
+        for name in reader.shapes
+        if name not in done
+    ]
+    return plan
+
+
+def _in_terms_of_transformers(reader: ParameterReader) -> tuple[Any, WeightNames]:
+    """The configuration and the names on disk with which transformers runs the model."""
+    config = reader.model.config
+    written = architecture_of(config).as_in_transformers(config)
+    return written, weight_names(written)
+
+
+def _check(reader: ParameterReader, forms: FloatForms) -> None:
+    for name in ("embed_bits", "head_bits"):
+        if getattr(forms, name) is not None:
+            raise UnsupportedModelError(
+                f"[convert] '{name}' must be left out for transformers, which has no such form, but "
+                f"got {getattr(forms, name)}. Leave it out, or write MLX's form."
+            )
+    if forms.ternarize_groups:
+        raise UnsupportedModelError(
+            "[convert] 'ternarize' must be 'tensor' for transformers, which has one scale for each "
+            "matrix, but got 'group'. Use 'tensor', or write MLX's form."
+        )
+    if reader.ternary:
+        _check_ternary(reader, forms)
+
+
+def _check_ternary(reader: ParameterReader, forms: FloatForms) -> None:
+    """Refuses ternary linears that transformers' form cannot hold."""
+    if forms.keep_masters:
+        packed = [path for path in reader.ternary if not reader.has_masters(path)]
+        if packed:
+            raise UnsupportedModelError(
+                f"[convert] 'keep_masters' must be left out for '{reader.checkpoint.folder}', which "
+                "holds packed weights without their float masters. Convert the checkpoint that it was "
+                "packed from."
+            )
+        return
+    architecture = architecture_of(reader.model.config)
+    if bitnet_format.QUANT_METHOD not in architecture.packed_forms:
+        raise UnsupportedModelError(
+            f"[convert] 'keep_masters' must be given for 'model_type' {architecture.name!r}, which has "
+            "no packed weights in transformers' form. Give it, or write MLX's form."
+        )
+    if any("bias" in matrix.layer for matrix in reader.ternary.values()):
+        raise UnsupportedModelError(
+            "[convert] ternary linears must have no bias in transformers' form, which would multiply "
+            "it by the scale, but have one. Give 'keep_masters', which keeps it."
+        )
+    for path, module in reader.ternary.items():
+        if module.output_dims % bitnet_format.CODES_PER_BYTE:
+            raise UnsupportedModelError(
+                f"[convert] the outputs of {reader.names.to_disk(path)!r} must be a multiple of "
+                f"{bitnet_format.CODES_PER_BYTE} in transformers' form but are {module.output_dims}. "
+                "Write MLX's form."
+            )
+
+
+def _packed(reader: ParameterReader, path: str) -> PlannedTensors:
+    name, module = reader.names.to_disk(path), reader.ternary[path]
+    shape = bitnet_format.packed_shape(module.output_dims, module.input_dims)
+
+    def make() -> Sequence[mx.array]:
+        weight, scale = reader.read_ternary(path)
+        return bitnet_format.pack(weight, module.input_dims), scale
+
+    specs = (
+        TensorSpec(f"{name}.weight", mx.uint8, shape),
+        TensorSpec(f"{name}.weight_scale", mx.float32, (1,)),
+    )
+    return PlannedTensors(specs, make)
+
+
+def _masters(reader: ParameterReader, path: str) -> list[PlannedTensors]:
+    """The plan of a master weight in its own dtype. Another dtype would change some trits."""
+    if reader.is_tied(path):
+        return []
+    module, name = reader.ternary[path], f"{path}.weight"
+    shape = (module.output_dims, module.input_dims)
+    return [laid_out(reader, name, reader.dtype(name), shape, lambda: reader.read(name))]

@@ -1,1 +1,0 @@
-"""Writes out conversations by chat templates, which run in a sandbox."""

@@ -150,8 +150,7 @@ def walk_of_completion(folder: Path) -> Walk:
     from mlx_mmfree.generation.sessions import Sessions
     from mlx_mmfree.server.app import make_app
     from mlx_mmfree.server.run import make_service
-    from mlx_mmfree.server.served import ServedModel
-    from mlx_mmfree.server.settings import Settings
+    from mlx_mmfree.server.settings import ServedModel, Settings
 
     model, tokenizer = load(folder)
     sessions = Sessions(model, memory_bytes=10**8)

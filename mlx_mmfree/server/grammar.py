@@ -21,9 +21,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..platform.confinement import Branch, ConfinedProcess, LimitError, TimeLimitError
+from .answers import token_bytes
 from .errors import RequestError
-from .token_bytes import token_bytes
-from .tools.families import CallForm
+from .tools import CallForm
 
 COMPILER_SECONDS, COMPILER_MB = 1.0, 100
 # nearly every grammar needs less; those that do not wait apart, so that the others need not

@@ -22,9 +22,8 @@ from .connection import Connection
 from .engine import Engine
 from .errors import RequestError
 from .metrics import Metrics
-from .served import Catalogue, ServedModel
 from .service import Service
-from .settings import MOST_CONNECTIONS, Settings
+from .settings import MOST_CONNECTIONS, Catalogue, ServedModel, Settings
 
 _LAST_WORDS_S = 2.0
 """Time in which answers say that they end, after the time of grace."""

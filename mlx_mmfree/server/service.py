@@ -1,28 +1,254 @@
 """What the endpoints share: models, limits, numbers, and the way from a body to an answer."""
 
 import asyncio
+import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from ..generation.scheduling import Request as TextRequest
 from ..generation.sessions import Sessions
-from .answers.answer import Answer
-from .answers.streams import EventStream, while_connected, whole_answer
-from .bodies import Bodies
-from .channel import timeout_error
-from .engine import Engine
-from .errors import RequestError, ending_error
+from .answers import Answer
+from .engine import Channel, Engine, timeout_error
+from .errors import RequestError, ending_error, failure
 from .grammar import Grammar, Grammars, Lanes, Source
 from .metrics import Metrics
-from .schemas.checking import Body, checked_body
-from .schemas.sampling import StreamOptions
-from .served import Catalogue, ServedModel
-from .settings import LARGE_BODY_BYTES, Settings
+from .schemas import Body, StreamOptions, checked_body
+from .settings import BODY_SECONDS, HELD_BODIES, LARGE_BODY_BYTES, Catalogue, ServedModel, Settings
+
+
+@dataclass(eq=False)
+class _Body:
+    """A body.
+
+    Attributes:
+        limit: Ends it where it does not come in time.
+        size: Bytes that have come.
+        is_coming: Whether more is waited for.
+        error: Why it was ended.
+    """
+
+    limit: asyncio.Timeout
+    size: int = 0
+    is_coming: bool = True
+    error: RequestError | None = None
+
+    def end(self, error: RequestError) -> None:
+        """Gives it up, and frees what has come of it."""
+        if self.limit.expired():
+            return
+        self.size, self.is_coming, self.error = 0, False, error
+        self.limit.reschedule(0)
+
+
+class Bodies:
+    """Reads bodies. Where they take too much together, those that have come for longest are given up.
+
+    So no number of senders fills the memory, and none that sends slowly keeps others from being heard.
+
+    Args:
+        max_bytes: The most bytes of one.
+    """
+
+    def __init__(self, max_bytes: int):
+        self._max_bytes = max_bytes
+        # in the order in which they began
+        self._bodies: dict[_Body, None] = {}
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a request. Its bytes count until the block ends.
+
+        Raises:
+            RequestError: It is no JSON, is too large, or does not come.
+        """
+        _check_kind(request)
+        length = request.headers.get("content-length", "0")
+        if length.isdecimal() and (len(length) > 19 or int(length) > self._max_bytes):
+            raise self._too_large()
+        body = _Body(asyncio.timeout(BODY_SECONDS))
+        self._bodies[body] = None
+        try:
+            yield await self._read(request, body)
+        finally:
+            del self._bodies[body]
+
+    def end_all(self, error: RequestError) -> None:
+        """Ends all that have not come yet."""
+        for body in self._coming():
+            body.end(error)
+
+    async def _read(self, request: Request, body: _Body) -> bytes:
+        pieces = []
+        try:
+            async with body.limit:
+                async for piece in request.stream():
+                    body.size += len(piece)
+                    if body.size > self._max_bytes:
+                        raise self._too_large()
+                    pieces.append(piece)
+                    self._make_room()
+        except TimeoutError as error:
+            raise body.error or RequestError(
+                f"[request] the body must come within {BODY_SECONDS:g} s but did not.", 408
+            ) from error
+        finally:
+            body.is_coming = False
+        return b"".join(pieces)
+
+    def _make_room(self) -> None:
+        if sum(body.size for body in self._bodies) <= HELD_BODIES * self._max_bytes:
+            return
+        large = [body for body in self._coming() if body.size > LARGE_BODY_BYTES]
+        if large:
+            large[0].end(
+                RequestError(
+                    "[server] the body must come while there is room for it but others came meanwhile. "
+                    "Try again later.",
+                    429,
+                    code="rate_limit_exceeded",
+                    retry_after_s=1,
+                )
+            )
+
+    def _coming(self) -> list[_Body]:
+        return [body for body in self._bodies if body.is_coming]
+
+    def _too_large(self) -> RequestError:
+        return RequestError(
+            f"[request] the body must have at most {self._max_bytes:,} bytes but has more.",
+            413,
+            code="body_too_large",
+        )
+
+
+def _check_kind(request: Request) -> None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RequestError(
+            "[request] the header 'Content-Type' must be application/json but "
+            + (f"is {kind!r:.60}." if kind else "is missing."),
+            415,
+        )
+
+
+T = TypeVar("T")
+Seen = Callable[[Exception | None], None]
+"""Takes what has ended an answer: an error, or `None` for its proper end."""
+
+
+class EventStream(StreamingResponse):
+    """An answer that is sent as it is written. Its rows are freed where the client goes away.
+
+    Args:
+        channel: What the model writes.
+        answer: Puts it into the form of the interface.
+        has_usage: Whether the last event says how many tokens it took.
+        end_seen: Called at the end.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        answer: Answer,
+        has_usage: bool,
+        end_seen: Seen,
+    ):
+        self._channel = channel
+        events = _events(channel, answer, has_usage, end_seen)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._channel:
+            await super().__call__(scope, receive, send)
+
+
+async def _events(
+    channel: Channel, answer: Answer, has_usage: bool, end_seen: Seen
+) -> AsyncIterator[bytes]:
+    try:
+        if opening := answer.opening():
+            yield _event(answer.chunk(opening))
+        async for batch in channel.batches():
+            if pieces := answer.add(batch):
+                # a piece of each text, as clients expect one choice a chunk
+                yield b"".join(_event(answer.chunk([piece])) for piece in pieces)
+        if has_usage:
+            yield _event(answer.chunk([], usage=True))
+        yield b"data: [DONE]\n\n"
+        end_seen(None)
+    except Exception as error:
+        # the status was sent long ago
+        end_seen(error)
+        yield _event(failure(error).body())
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"data: " + _encode(data).encode("utf-8") + b"\n\n"
+
+
+async def whole_answer(
+    request: Request, channel: Channel, answer: Answer, end_seen: Seen
+) -> Response:
+    """The answer, once all of it is written.
+
+    Raises:
+        ClientDisconnect: The client has gone away before.
+        RequestError: The texts have ended before their time.
+    """
+
+    async def read() -> None:
+        async for batch in channel.batches():
+            answer.add(batch)
+
+    async with channel:
+        try:
+            await while_connected(request, read())
+        except Exception as error:
+            end_seen(error)
+            raise
+    end_seen(None)
+    return JSONResponse(answer.whole())
+
+
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
+    """The result of some work, which is given up where the client goes away.
+
+    Raises:
+        ClientDisconnect: The client has gone away.
+        RequestError: The work has failed.
+    """
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return await working
+    except ClientDisconnect:
+        raise
+    except Exception as error:
+        raise failure(error) from error
+    finally:
+        working.cancel()
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
 
 B = TypeVar("B", bound=Body)
 R = TypeVar("R")

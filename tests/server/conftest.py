@@ -72,8 +72,7 @@ def start(
     from mlx_mmfree.generation.sessions import Sessions
     from mlx_mmfree.server.app import make_app
     from mlx_mmfree.server.run import make_service
-    from mlx_mmfree.server.served import ServedModel
-    from mlx_mmfree.server.settings import Settings
+    from mlx_mmfree.server.settings import ServedModel, Settings
 
     def client(*more: ServedModel, **settings: Any) -> TestClient:
         pairs = {"demo": demo_model, "chat": chat_model}

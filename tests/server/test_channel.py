@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.generation.scheduling import Event, Request
-from mlx_mmfree.server.channel import MOST_UNREAD, Channel
-from mlx_mmfree.server.engine import Engine, pause_s
+from mlx_mmfree.server.engine import MOST_UNREAD, Channel, Engine, pause_s
 from mlx_mmfree.server.errors import RequestError
 from tests.platform.test_threads import run_often
 
@@ -152,7 +151,7 @@ import asyncio
 from mlx_mmfree import demo, load, make_sampler
 from mlx_mmfree.generation.scheduling import Request
 from mlx_mmfree.server.run import make_service
-from mlx_mmfree.server.served import ServedModel
+from mlx_mmfree.server.settings import ServedModel
 from mlx_mmfree.server.settings import Settings
 
 model, tokenizer = load(demo.path())

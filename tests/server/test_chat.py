@@ -147,7 +147,7 @@ def test_an_answer_follows_its_schema(client: Any, temperature: float) -> None:
 def test_logits_without_a_text_are_never_chosen(
     start: Callable[..., Any], tmp_path: Path, unused: int
 ) -> None:
-    from mlx_mmfree.server.served import ServedModel
+    from mlx_mmfree.server.settings import ServedModel
     from tests.server.conftest import with_template
 
     form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
@@ -163,7 +163,7 @@ def test_logits_without_a_text_are_never_chosen(
 def test_a_tokenizer_may_have_more_tokens_than_the_model(
     start: Callable[..., Any], tmp_path: Path, more: int
 ) -> None:
-    from mlx_mmfree.server.served import ServedModel
+    from mlx_mmfree.server.settings import ServedModel
     from tests.server.conftest import with_template
 
     model, tokenizer = with_template(tmp_path / "m", None, -more)
@@ -242,7 +242,7 @@ QWEN = """{%- if tools %}{{ '<|start_header_id|>system<|end_header_id|>' }}
 
 
 def test_tools_reach_a_template_that_knows_them(start: Callable[..., Any], tmp_path: Path) -> None:
-    from mlx_mmfree.server.served import ServedModel
+    from mlx_mmfree.server.settings import ServedModel
     from tests.server.conftest import with_template
 
     model, tokenizer = with_template(tmp_path / "qwen", QWEN)
@@ -270,7 +270,7 @@ def test_tools_reach_a_template_that_knows_them(start: Callable[..., Any], tmp_p
 
 
 def test_thoughts_come_under_each_name(start: Callable[..., Any], tmp_path: Path) -> None:
-    from mlx_mmfree.server.served import ServedModel
+    from mlx_mmfree.server.settings import ServedModel
     from tests.server.conftest import with_template
 
     template = "{% for m in messages %}{{ m.reasoning_content }}{{ m.content }}{% endfor %}"
@@ -294,7 +294,7 @@ LLAMA = """{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
 
 @pytest.mark.parametrize("template", [QWEN, LLAMA], ids=["tagged", "bare"])
 def test_a_call_can_be_forced(start: Callable[..., Any], tmp_path: Path, template: str) -> None:
-    from mlx_mmfree.server.served import ServedModel
+    from mlx_mmfree.server.settings import ServedModel
     from tests.server.conftest import with_template
 
     kind = {"$ref": "#/$defs/kind"}
@@ -335,8 +335,8 @@ def test_a_call_can_be_forced(start: Callable[..., Any], tmp_path: Path, templat
 def test_one_call_can_be_the_most(
     start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlx_mmfree.server.endpoints import chat as endpoint
-    from mlx_mmfree.server.served import ServedModel
+    from mlx_mmfree.server import endpoints as endpoint
+    from mlx_mmfree.server.settings import ServedModel
     from tests.server.conftest import with_template
 
     asked: list[Any] = []
@@ -363,7 +363,7 @@ def test_one_call_can_be_the_most(
 
 
 def test_variables_of_the_template(start: Callable[..., Any], tmp_path: Path) -> None:
-    from mlx_mmfree.server.served import ServedModel
+    from mlx_mmfree.server.settings import ServedModel
     from tests.server.conftest import with_template
 
     template = "{{ messages[0].content }}{% if thinks %} thinks{% endif %}{{ mood }}"

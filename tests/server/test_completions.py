@@ -14,10 +14,9 @@ from mlx_mmfree.generation.scheduling import Event, Request, TokenLogprobs
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, hgrn_bit
-from mlx_mmfree.server.answers.completion import CompletionAnswer
-from mlx_mmfree.server.answers.logprobs import ShownTokens
-from mlx_mmfree.server.logit_bias import LogitBias
-from mlx_mmfree.server.served import ServedModel
+from mlx_mmfree.server.answers import CompletionAnswer, ShownTokens
+from mlx_mmfree.server.settings import ServedModel
+from mlx_mmfree.server.texts import LogitBias
 from tests.server.conftest import GOLDENS, stream
 
 pytestmark = pytest.mark.serve

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.serve
 
 MOST = 40
 _SMALL_LIMITS = f"""
-from mlx_mmfree.server import bodies, connection, run
+from mlx_mmfree.server import connection, run, service
 connection.HEAD_SECONDS = connection.UNREAD_SECONDS = run._KEEP_ALIVE_S = 1
-bodies.BODY_SECONDS = 3
+service.BODY_SECONDS = 3
 run.MOST_CONNECTIONS = {MOST}
 """
 HOST = b"Host: localhost\r\n"

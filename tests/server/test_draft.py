@@ -14,7 +14,7 @@ pytestmark = pytest.mark.serve
 def test_texts_stay_what_they_are(
     start: Callable[..., Any], demo_model: Any, monkeypatch: Any
 ) -> None:
-    from mlx_mmfree.server.served import ServedModel
+    from mlx_mmfree.server.settings import ServedModel
 
     steps: list[int] = []
     step = Drafting.step

@@ -24,7 +24,7 @@ from mlx_mmfree.platform.confinement.process import _Running
 from mlx_mmfree.server import grammar
 from mlx_mmfree.server.errors import RequestError
 from mlx_mmfree.server.grammar import Grammar, Grammars, Lanes, json_source
-from mlx_mmfree.server.served import ServedModel
+from mlx_mmfree.server.settings import ServedModel
 from tests.hub.checkpoints import GOLDENS, edit_json
 from tests.server.conftest import with_template
 from tests.server.process import ServerProcess

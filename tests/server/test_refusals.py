@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.models import Decoder
-from mlx_mmfree.server.schemas.chat import ChatRequest
-from mlx_mmfree.server.schemas.completion import CompletionRequest
+from mlx_mmfree.server.schemas import ChatRequest, CompletionRequest
 from mlx_mmfree.tokenizer.tokenizer_json import JsonVocabulary
 
 pytestmark = pytest.mark.serve

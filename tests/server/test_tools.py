@@ -5,10 +5,7 @@ import random
 
 import pytest
 
-from mlx_mmfree.server.tools.bare import BareCalls
-from mlx_mmfree.server.tools.calls import CallReader, Part, ToolCall
-from mlx_mmfree.server.tools.families import call_form
-from mlx_mmfree.server.tools.tagged import TaggedCalls
+from mlx_mmfree.server.tools import BareCalls, CallReader, Part, TaggedCalls, ToolCall, call_form
 
 pytestmark = pytest.mark.serve
 

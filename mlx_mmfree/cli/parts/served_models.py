@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...generation.sessions import Sessions
     from ...hub import Tokenizer
     from ...models import Decoder
-    from ...server.served import ServedModel
+    from ...server.settings import ServedModel
 
 
 def named_adapter(text: str) -> tuple[str, str]:
@@ -49,7 +49,7 @@ def served_models(
         CheckpointError: An adapter does not fit the model.
     """
     from ...hub.adapters.adapter import read_adapter, with_adapter
-    from ...server.served import ServedModel
+    from ...server.settings import ServedModel
 
     names = [name for name, _ in args.adapter]
     if len(set(names)) < len(names):

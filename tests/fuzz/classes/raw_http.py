@@ -22,9 +22,9 @@ _SCRIPT = "script.json"
 _LIMITS = """
 import resource
 resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-from mlx_mmfree.server import bodies, connection, run
+from mlx_mmfree.server import connection, run, service
 connection.HEAD_SECONDS = connection.UNREAD_SECONDS = run._KEEP_ALIVE_S = 2
-bodies.BODY_SECONDS = 2
+service.BODY_SECONDS = 2
 run.MOST_CONNECTIONS = 256
 """
 _SECONDS = 20.0

@@ -1,1 +1,0 @@
-"""What each address of the server does."""

@@ -1,1 +1,0 @@
-"""What the bodies of requests must look like."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..errors import UnsupportedModelError
 from ..layers.mixer import TokenMixer
 from ..token_mixers.big_bird import BigBird
 from ..token_mixers.multi_head_attention import MultiHeadAttention
@@ -16,63 +15,36 @@ from .parts.bert import (
     ATTENTION_NAMES,
     HEAD_NAMES,
     TINY,
+    AttentionConfig,
     Bert,
     BertConfig,
     Front,
-    heads_of,
     weight_names,
 )
-from .parts.fields import boolean, integer, refuse_unless
-
-_KINDS = ("block_sparse", "original_full")
+from .parts.fields import boolean, integer, key, word
 
 
 @dataclass(frozen=True)
-class Config(BertConfig):
-    """The description of one Big Bird.
-
-    Attributes: as `BertConfig`, and
-        num_attention_heads: Heads.
-        attention_type: `block_sparse`, or `original_full` for attention to all tokens.
-        block_size: Tokens of a block.
-        num_random_blocks: Random blocks that a block sees.
-        rescale_embeddings: Embedded tokens are multiplied by the root of the dims.
-    """
+class Config(AttentionConfig):
+    """The description of one Big Bird."""
 
     model_type: ClassVar[str] = "big_bird"
-    architecture: ClassVar[str] = "BigBirdForMaskedLM"
-    defaults: ClassVar[Mapping[str, Any]] = {
-        **BertConfig.defaults,
-        "vocab_size": 50358,
-        "max_position_embeddings": 4096,
-        "attention_type": "block_sparse",
-        "block_size": 64,
-        "num_random_blocks": 3,
-        "rescale_embeddings": False,
-    }
+    hub_class: ClassVar[str] = "BigBirdForMaskedLM"
+    fixed: ClassVar[Mapping[str, Any]] = {**BertConfig.fixed, "use_bias": True}
 
-    num_attention_heads: int = 12
-    attention_type: str = "block_sparse"
-    block_size: int = 64
-    num_random_blocks: int = 3
-    rescale_embeddings: bool = False
-
-    @classmethod
-    def read_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        kind = config["attention_type"]
-        if kind not in _KINDS:
-            raise UnsupportedModelError(
-                f"[config.json] 'attention_type' must be {' or '.join(_KINDS)} but got {kind!r:.100}."
-            )
-        refuse_unless(config, {"use_bias": True})
-        fields = super().read_fields(config)
-        return fields | {
-            "num_attention_heads": heads_of(config, fields["hidden_size"]),
-            "attention_type": kind,
-            "block_size": integer(config, "block_size", high=2**16),
-            "num_random_blocks": integer(config, "num_random_blocks", low=0, high=2**10),
-            "rescale_embeddings": boolean(config, "rescale_embeddings"),
-        }
+    vocab_size: int = 50358
+    max_position_embeddings: int = 4096
+    attention_type: str = key(
+        "`block_sparse`, or `original_full` for attention to all tokens.",
+        word,
+        "block_sparse",
+        among=("block_sparse", "original_full"),
+    )
+    block_size: int = key("Tokens of a block.", integer, 64, high=2**16)
+    num_random_blocks: int = key("Random blocks that a block sees.", integer, 3, low=0, high=2**10)
+    rescale_embeddings: bool = key(
+        "Embedded tokens are multiplied by the root of the dims.", boolean, False
+    )
 
 
 def build(config: Config) -> Bert:

@@ -1,14 +1,14 @@
 """BitNet b1.58 2B4T (Ma et al., arXiv 2504.12285): Llama with squared ReLU and further norms."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from ..channel_mixers import SquaredReLUGLU, SwiGLU
 from ..channel_mixers.gated_linear_unit import GatedLinearUnit
 from .parts.architecture import Architecture, GGUFForm
 from .parts.decoder import Decoder
-from .parts.fields import ACTIVATIONS, activation
+from .parts.fields import key, meant_activation
 from .parts.ternary_linears import PACKED_FORMS, TernaryLinears
 from .parts.transformer import (
     TINY,
@@ -26,52 +26,28 @@ _FEED_FORWARDS: dict[str, type[GatedLinearUnit]] = {"relu2": SquaredReLUGLU, "si
 
 @dataclass(frozen=True)
 class Config(TransformerConfig):
-    """The architecture of one BitNet model; its linears but the head are ternary in any case.
-
-    Attributes: as `TransformerConfig`, and
-        hidden_act: Activation of the feed-forward's gate.
-    """
+    """The architecture of one BitNet model; its linears but the head are ternary in any case."""
 
     model_type: ClassVar[str] = "bitnet"
-    defaults: ClassVar[Mapping[str, Any]] = {
-        **TransformerConfig.defaults,
-        "vocab_size": 128256,
-        "hidden_size": 2560,
-        "num_hidden_layers": 30,
-        "intermediate_size": 6912,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 5,
-        "rms_norm_eps": 1e-5,
-    }
+    hub_class: ClassVar[str] = "BitNetForCausalLM"
     # transformers takes 500,000 where it is missing, mlx-lm 10,000
     default_theta: ClassVar[float | None] = None
 
-    linears: TernaryLinears | None = field(default_factory=TernaryLinears)
+    vocab_size: int = 128256
+    hidden_size: int = 2560
+    num_hidden_layers: int = 30
+    intermediate_size: int = 6912
+    num_attention_heads: int = 20
+    num_key_value_heads: int = 5
+    rms_norm_eps: float = 1e-5
+    linears: TernaryLinears | None = TernaryLinears()  # noqa: RUF009
     has_sub_norms: bool = True
-    hidden_act: str = "relu2"
-
-    @classmethod
-    def from_hub(cls, config: Mapping[str, Any]) -> Self:
-        """Reads the keys of a Hub `config.json`.
-
-        Raises:
-            CheckpointError: A value is missing, of the wrong type or out of bounds.
-            UnsupportedModelError: A key asks for mathematics that are not implemented.
-        """
-        name = activation(config, "hidden_act", _FEED_FORWARDS, "relu2")
-        return cls(**cls.read_fields(config), hidden_act=ACTIVATIONS[name])
-
-    def to_hub(self) -> dict[str, Any]:
-        """The `config.json` of this architecture, read back by `from_hub`."""
-        return super().to_hub() | {"hidden_act": self.hidden_act}
-
-    @classmethod
-    def _has_sub_norms(cls, config: Mapping[str, Any]) -> bool:
-        return True
-
-    @property
-    def _hub_class(self) -> str:
-        return "BitNetForCausalLM"
+    hidden_act: str = key(
+        "Activation of the feed-forward's gate.",
+        meant_activation,
+        "relu2",
+        supported=_FEED_FORWARDS,
+    )
 
 
 def build(config: Config) -> Decoder:

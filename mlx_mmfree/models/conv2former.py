@@ -19,7 +19,7 @@ from ..layers.norms import BatchNorm, LayerNorm
 from ..ops import activate
 from ..spatial_mixers.convolutional_modulation import ConvolutionalModulation
 from .parts.architecture import Architecture, sample_images
-from .parts.fields import integer, integers
+from .parts.fields import integer, integers, key
 from .parts.image_block import ImageBlock
 from .parts.image_classifier import ImageClassifier
 from .parts.image_config import ImageConfig
@@ -35,14 +35,7 @@ _SMALL = {"kernel_size": 11, "dims": (72, 144, 288, 576), "mlp_ratios": _RATIOS}
 
 @dataclass(frozen=True)
 class Config(ImageConfig):
-    """The description of one Conv2Former.
-
-    Attributes: as `ImageConfig`, and
-        kernel_size: Side of the windows of the mixers, an odd number.
-        dims: Dims of each of the four stages.
-        depths: Blocks of each.
-        mlp_ratios: Width of the channel mixers of each, in dims.
-    """
+    """The description of one Conv2Former."""
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "conv2former_n": {
@@ -68,22 +61,22 @@ class Config(ImageConfig):
     }
     has_fixed_size: ClassVar[bool] = False
 
-    kernel_size: int = 11
-    dims: tuple[int, ...] = ()
-    depths: tuple[int, ...] = ()
-    mlp_ratios: tuple[int, ...] = _RATIOS
+    kernel_size: int = key(
+        "Side of the windows of the mixers, an odd number.", integer, 11, high=255
+    )
+    dims: tuple[int, ...] = key(
+        "Dims of each of the four stages.", integers, (), count=4, low=2, high=2**14
+    )
+    depths: tuple[int, ...] = key("Blocks of each.", integers, (), count=4, high=512)
+    mlp_ratios: tuple[int, ...] = key(
+        "Width of the channel mixers of each, in dims.", integers, _RATIOS, count=4, high=64
+    )
 
-    @classmethod
-    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        kernel_size = integer(sizes, "kernel_size", high=255)
-        if kernel_size % 2 == 0:
-            raise CheckpointError(f"[config.json] 'kernel_size' must be odd but got {kernel_size}.")
-        return {
-            "kernel_size": kernel_size,
-            "dims": integers(sizes, "dims", 4, low=2, high=2**14),
-            "depths": integers(sizes, "depths", 4, high=512),
-            "mlp_ratios": integers(sizes, "mlp_ratios", 4, high=64),
-        }
+    def __post_init__(self) -> None:
+        if self.kernel_size % 2 == 0:
+            raise CheckpointError(
+                f"[config.json] 'kernel_size' must be odd but got {self.kernel_size}."
+            )
 
     @property
     def num_features(self) -> int:

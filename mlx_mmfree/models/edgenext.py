@@ -19,7 +19,7 @@ from ..layers.matrix import StoredLayout
 from ..layers.norms import LayerNorm
 from ..spatial_mixers.cross_covariance_attention import CrossCovarianceAttention
 from .parts.architecture import Architecture, sample_images
-from .parts.fields import integers
+from .parts.fields import integers, key
 from .parts.image_classifier import ImageClassifier
 from .parts.image_config import ImageConfig
 from .parts.initialization import draw_weights
@@ -141,13 +141,7 @@ _STAGE_WITH_POSITIONS = 1
 
 @dataclass(frozen=True)
 class Config(ImageConfig):
-    """The description of one EdgeNeXt.
-
-    Attributes: as `ImageConfig`, and
-        dims: Dims of each of the four stages.
-        depths: Blocks of each.
-        heads: Heads of attention in each.
-    """
+    """The description of one EdgeNeXt."""
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "edgenext_xx_small": {
@@ -173,14 +167,14 @@ class Config(ImageConfig):
     }
     has_fixed_size: ClassVar[bool] = False
 
-    dims: tuple[int, ...] = ()
-    depths: tuple[int, ...] = ()
-    heads: tuple[int, ...] = ()
+    dims: tuple[int, ...] = key(
+        "Dims of each of the four stages.", integers, (), count=4, high=2**14
+    )
+    depths: tuple[int, ...] = key("Blocks of each.", integers, (), count=4, high=512)
+    heads: tuple[int, ...] = key("Heads of attention in each.", integers, (), count=4, high=2**10)
 
-    @classmethod
-    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        dims = integers(sizes, "dims", 4, high=2**14)
-        heads = integers(sizes, "heads", 4, high=2**10)
+    def __post_init__(self) -> None:
+        dims, heads = self.dims, self.heads
         if any(width % count for width, count in zip(dims[1:], heads[1:], strict=True)):
             raise CheckpointError(
                 f"[config.json] 'heads' must divide 'dims', {list(dims)}, but got {list(heads)}."
@@ -192,8 +186,6 @@ class Config(ImageConfig):
                     f"[config.json] 'dims' must leave channels for {count + 1} groups in each stage but "
                     f"got {list(dims)}."
                 )
-        depths = integers(sizes, "depths", 4, high=512)
-        return {"dims": dims, "depths": depths, "heads": heads}
 
     @property
     def num_features(self) -> int:

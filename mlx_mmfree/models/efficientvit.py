@@ -18,7 +18,7 @@ from ..layers.norms import BatchNorm, LayerNorm
 from ..ops.activations import hardswish
 from ..spatial_mixers.multi_scale_attention import MultiScaleAttention
 from .parts.architecture import Architecture, sample_images
-from .parts.fields import integer, integers
+from .parts.fields import integer, integers, key
 from .parts.image_classifier import ImageClassifier
 from .parts.image_config import ImageConfig
 from .parts.stage import Stage, drop_rates
@@ -111,16 +111,7 @@ _MOST_STEM_BLOCKS = 8
 
 @dataclass(frozen=True)
 class Config(ImageConfig):
-    """The description of one EfficientViT.
-
-    Attributes: as `ImageConfig`, and
-        widths: Dims of the stem and of each of the four stages.
-        depths: Blocks of the stem; then blocks of each stage, in the last two with attention behind one
-            without it.
-        head_dim: Dims of a head of attention.
-        expand_ratio: Width of the convolutions of a block, in dims.
-        head_widths: Dims before the pooling and behind it.
-    """
+    """The description of one EfficientViT."""
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "efficientvit_b0": {
@@ -150,34 +141,37 @@ class Config(ImageConfig):
     }
     has_fixed_size: ClassVar[bool] = False
 
-    widths: tuple[int, ...] = ()
-    depths: tuple[int, ...] = ()
-    head_dim: int = 32
-    expand_ratio: int = 4
-    head_widths: tuple[int, ...] = ()
+    widths: tuple[int, ...] = key(
+        "Dims of the stem and of each of the four stages.", integers, (), count=5, high=2**14
+    )
+    depths: tuple[int, ...] = key(
+        "Blocks of the stem; then blocks of each stage, in the last two with attention behind one "
+        "without it.",
+        integers,
+        (),
+        count=5,
+        low=0,
+        high=512,
+    )
+    head_dim: int = key("Dims of a head of attention.", integer, 32, high=2**14)
+    expand_ratio: int = key(
+        "Width of the convolutions of a block, in dims.", integer, 4, low=2, high=64
+    )
+    head_widths: tuple[int, ...] = key(
+        "Dims before the pooling and behind it.", integers, (), count=2
+    )
 
-    @classmethod
-    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        widths = integers(sizes, "widths", 5, high=2**14)
-        head_dim = integer(sizes, "head_dim", high=2**14)
-        if any(width % head_dim for width in widths[1 + _FIRST_WITH_ATTENTION :]):
+    def __post_init__(self) -> None:
+        if any(width % self.head_dim for width in self.widths[1 + _FIRST_WITH_ATTENTION :]):
             raise CheckpointError(
                 "[config.json] 'head_dim' must divide the last two of 'widths', "
-                f"{list(widths)}, but got {head_dim}."
+                f"{list(self.widths)}, but got {self.head_dim}."
             )
-        depths = integers(sizes, "depths", 5, low=0, high=512)
-        if depths[0] > _MOST_STEM_BLOCKS:
+        if self.depths[0] > _MOST_STEM_BLOCKS:
             raise CheckpointError(
                 f"[config.json] 'depths' must begin with at most {_MOST_STEM_BLOCKS} but got "
-                f"{depths[0]}."
+                f"{self.depths[0]}."
             )
-        return {
-            "widths": widths,
-            "depths": depths,
-            "head_dim": head_dim,
-            "expand_ratio": integer(sizes, "expand_ratio", 4, low=2, high=64),
-            "head_widths": integers(sizes, "head_widths", 2),
-        }
 
     @property
     def num_features(self) -> int:

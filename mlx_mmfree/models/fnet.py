@@ -3,9 +3,8 @@
 The published models were trained with padding that takes part; call them without `valid`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..token_mixers.fnet import FNet
 from .parts.architecture import Architecture
@@ -14,18 +13,13 @@ from .parts.bert import HEAD_NAMES, TINY, Bert, BertConfig, Front, weight_names
 
 @dataclass(frozen=True)
 class Config(BertConfig):
-    """The description of one FNet.
-
-    Attributes: as `BertConfig`.
-    """
+    """The description of one FNet."""
 
     model_type: ClassVar[str] = "fnet"
-    architecture: ClassVar[str] = "FNetForMaskedLM"
-    defaults: ClassVar[Mapping[str, Any]] = {
-        **BertConfig.defaults,
-        "vocab_size": 32000,
-        "type_vocab_size": 4,
-    }
+    hub_class: ClassVar[str] = "FNetForMaskedLM"
+
+    vocab_size: int = 32000
+    type_vocab_size: int = 4
 
 
 def build(config: Config) -> Bert:

@@ -7,29 +7,24 @@ from typing import Any, ClassVar
 from ..token_mixers import GLA
 from .parts.architecture import Architecture
 from .parts.decoder import Decoder
-from .parts.fields import refuse_unless
 from .parts.recurrent import build_recurrent, weight_names
 from .parts.recurrent_config import ExpandedConfig
 
 
 @dataclass(frozen=True)
 class Config(ExpandedConfig):
-    """The description of one GLA.
-
-    Attributes: as `ExpandedConfig`.
-    """
+    """The description of one GLA."""
 
     model_type: ClassVar[str] = "gla"
-    architecture: ClassVar[str] = "GLAForCausalLM"
+    hub_class: ClassVar[str] = "GLAForCausalLM"
+    fixed: ClassVar[Mapping[str, Any]] = {
+        **ExpandedConfig.fixed,
+        "clamp_min": None,
+        "use_gk": True,
+        "use_gv": False,
+    }
 
-    num_heads: int = 4
     expand_k: float = 0.5
-    expand_v: float = 1.0
-
-    @classmethod
-    def mixer_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        refuse_unless(config, {"clamp_min": None, "use_gk": True, "use_gv": False})
-        return super().mixer_fields(config)
 
 
 def build(config: Config) -> Decoder:

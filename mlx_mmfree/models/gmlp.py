@@ -8,7 +8,7 @@ from ..errors import CheckpointError
 from ..layers.matrix import StoredLayout
 from ..token_mixers.gmlp import GMLP
 from .parts.architecture import Architecture, sample_images
-from .parts.fields import number
+from .parts.fields import key, number
 from .parts.image_block import ImageBlock
 from .parts.image_classifier import ImageClassifier
 from .parts.patch_model import PATCH_NORM, PatchConfig, build_patch_model
@@ -16,11 +16,7 @@ from .parts.patch_model import PATCH_NORM, PatchConfig, build_patch_model
 
 @dataclass(frozen=True)
 class Config(PatchConfig):
-    """The description of one gMLP.
-
-    Attributes: as `PatchConfig`, and
-        mlp_ratio: Channels that a block expands to, both halves, in dims.
-    """
+    """The description of one gMLP."""
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "gmlp_ti16_224": {"patch_size": 16, "num_blocks": 30, "embed_dim": 128},
@@ -28,18 +24,17 @@ class Config(PatchConfig):
         "gmlp_b16_224": {"patch_size": 16, "num_blocks": 30, "embed_dim": 512},
     }
 
-    mlp_ratio: float = 6.0
+    mlp_ratio: float = key(
+        "Channels that a block expands to, both halves, in dims.", number, 6.0, low=1e-3, high=64.0
+    )
 
-    @classmethod
-    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        common = super().read_sizes(sizes)
-        dims, ratio = common["embed_dim"], number(sizes, "mlp_ratio", 6.0, low=1e-3, high=64.0)
-        if int(dims * ratio) % 2:
+    def __post_init__(self) -> None:
+        channels = int(self.embed_dim * self.mlp_ratio)
+        if channels % 2:
             raise CheckpointError(
-                "[config.json] 'mlp_ratio' must make an even number of channels but makes "
-                f"{int(dims * ratio)} of 'embed_dim', {dims}."
+                f"[config.json] 'mlp_ratio' must make an even number of channels but makes {channels} "
+                f"of 'embed_dim', {self.embed_dim}."
             )
-        return {**common, "mlp_ratio": ratio}
 
 
 class _Block(ImageBlock):

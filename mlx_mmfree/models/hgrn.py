@@ -1,12 +1,11 @@
 """HGRN (Qin et al., arXiv 2311.04823) in the form of flash-linear-attention, which is real-valued."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..token_mixers import HGRN
 from .parts.architecture import Architecture
-from .parts.fields import boolean, number
+from .parts.fields import boolean, key, number
 from .parts.lower_bounds import BoundedDecoder
 from .parts.recurrent import build_recurrent, weight_names
 from .parts.recurrent_config import RecurrentConfig
@@ -14,29 +13,19 @@ from .parts.recurrent_config import RecurrentConfig
 
 @dataclass(frozen=True)
 class Config(RecurrentConfig):
-    """The description of one HGRN.
-
-    Attributes: as `RecurrentConfig`, and
-        expand_ratio: Width of the recurrence over D.
-        use_lower_bound: Forget gates of later blocks have a learned lower bound, each its own.
-    """
+    """The description of one HGRN."""
 
     model_type: ClassVar[str] = "hgrn"
-    architecture: ClassVar[str] = "HGRNForCausalLM"
+    hub_class: ClassVar[str] = "HGRNForCausalLM"
 
-    expand_ratio: float = 1.0
-    use_lower_bound: bool = True
+    expand_ratio: float = key("Width of the recurrence over D.", number, 1.0, low=1e-3, high=64)
+    use_lower_bound: bool = key(
+        "Forget gates of later blocks have a learned lower bound, each its own.", boolean, True
+    )
 
     @property
     def recurrence_dims(self) -> int:
         return int(self.hidden_size * self.expand_ratio)
-
-    @classmethod
-    def mixer_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "expand_ratio": number(config, "expand_ratio", 1, low=1e-3, high=64),
-            "use_lower_bound": boolean(config, "use_lower_bound", True),
-        }
 
 
 def build(config: Config) -> BoundedDecoder:

@@ -5,12 +5,12 @@ The norm before the last projection has an epsilon of its own, whatever the conf
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from ..errors import CheckpointError
 from ..token_mixers import HGRN2
 from .parts.architecture import Architecture
-from .parts.fields import boolean, integer
+from .parts.fields import boolean, integer, key
 from .parts.lower_bounds import BoundedDecoder
 from .parts.recurrent import build_recurrent, weight_names
 from .parts.recurrent_config import RecurrentConfig
@@ -20,24 +20,22 @@ _OUTPUT_NORM_EPS = 1e-5
 
 @dataclass(frozen=True)
 class Config(RecurrentConfig):
-    """The description of one HGRN2.
-
-    Attributes: as `RecurrentConfig`, and
-        expand_ratio: Dims of a head.
-        use_lower_bound: Forget gates of later blocks have a learned lower bound.
-    """
+    """The description of one HGRN2."""
 
     model_type: ClassVar[str] = "hgrn2"
-    architecture: ClassVar[str] = "HGRN2ForCausalLM"
+    hub_class: ClassVar[str] = "HGRN2ForCausalLM"
 
-    expand_ratio: int = 128
-    use_lower_bound: bool = True
+    expand_ratio: int = key("Dims of a head.", integer, 128)
+    use_lower_bound: bool = key(
+        "Forget gates of later blocks have a learned lower bound.", boolean, True
+    )
 
     @property
     def num_heads(self) -> int:
         return self.hidden_size // self.expand_ratio
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.hidden_size % self.expand_ratio:
             raise CheckpointError(
                 f"[config.json] 'expand_ratio' must divide 'hidden_size', {self.hidden_size}, but got "
@@ -45,16 +43,11 @@ class Config(RecurrentConfig):
             )
 
     @classmethod
-    def mixer_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        if config.get("expand_ratio", 128) is not None:
-            ratio = integer(config, "expand_ratio", 128)
-        else:
+    def from_hub(cls, config: Mapping[str, Any]) -> Self:
+        if config.get("expand_ratio", 128) is None:
             dims, heads = integer(config, "hidden_size", 2048), integer(config, "num_heads")
-            ratio = max(dims // heads, 1)
-        return {
-            "expand_ratio": ratio,
-            "use_lower_bound": boolean(config, "use_lower_bound", True),
-        }
+            config = {**config, "expand_ratio": max(dims // heads, 1)}
+        return super().from_hub(config)
 
 
 def build(config: Config) -> BoundedDecoder:

@@ -5,9 +5,9 @@ codes round half away from zero, as in the kernel that published models were tra
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,11 +15,21 @@ import mlx.nn as nn
 from ..channel_mixers import SwiGLU
 from ..channel_mixers.gated_linear_unit import default_hidden_dims
 from ..errors import CheckpointError, UnsupportedModelError
+from ..files.declared import declare
 from ..layers import BitLinear, TiedBitLinear
 from ..token_mixers import MLGRU
 from .parts.architecture import Architecture
 from .parts.block import Block
-from .parts.fields import activation, boolean, integer, number
+from .parts.fields import (
+    HubConfig,
+    activation,
+    boolean,
+    integer,
+    key,
+    number,
+    standard_deviation,
+    word,
+)
 from .parts.initialization import draw_weights
 from .parts.lower_bounds import BoundedDecoder
 
@@ -47,44 +57,41 @@ _LINEAR_NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True)
-class Config:
-    """The architecture of one HGRN-bit model.
+class Config(HubConfig):
+    """The architecture of one HGRN-bit model."""
 
-    Attributes:
-        vocab_size: Number of tokens V.
-        hidden_size: Model dims D.
-        num_hidden_layers: Number of blocks.
-        intermediate_size: Width of the channel mixer.
-        num_heads: Only reshapes the recurrence; no numerical effect.
-        expand_ratio: Width of the recurrence over D.
-        rms_norm_eps: Epsilon of the norms outside the linears.
-        use_lower_bound: Forget gates of later blocks have a learned lower bound.
-        conv_size: Taps of the short convolutions; 0 means none.
-        share_conv_kernel: One convolution for all gates.
-        tie_word_embeddings: The head reads the embedding's weight.
-        linear_class: `"ternary"`, or `"dense"` for the same architecture with plain linears.
-        initializer_range: Standard deviation of freshly made weights.
-    """
+    model_type: ClassVar[str] = "hgrn_bit"
+    hub_class: ClassVar[str] = "HGRNBitForCausalLM"
 
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    intermediate_size: int
-    num_heads: int = 1
-    expand_ratio: float = 1.0
-    rms_norm_eps: float = 1e-6
-    use_lower_bound: bool = True
-    conv_size: int = 0
-    share_conv_kernel: bool = True
-    tie_word_embeddings: bool = False
-    linear_class: Literal["ternary", "dense"] = "ternary"
-    initializer_range: float = 0.02
+    vocab_size: int = key("Number of tokens V.", integer, 32000, high=2**24)
+    hidden_size: int = key("Model dims D.", integer, 2048, high=2**17)
+    num_hidden_layers: int = key("Number of blocks.", integer, 24, high=1024)
+    intermediate_size: int = key("Width of the channel mixer.", integer, None)
+    num_heads: int = key("Only reshapes the recurrence; no numerical effect.", integer, 1)
+    expand_ratio: float = key("Width of the recurrence over D.", number, 1.0, low=1e-3, high=64)
+    rms_norm_eps: float = key(
+        "Epsilon of the norms outside the linears.", number, 1e-6, low=1e-12, high=1.0
+    )
+    use_lower_bound: bool = key(
+        "Forget gates of later blocks have a learned lower bound.", boolean, True
+    )
+    conv_size: int = declare("Taps of the short convolutions; 0 means none.", 0)
+    share_conv_kernel: bool = key("One convolution for all gates.", boolean, True)
+    tie_word_embeddings: bool = key("The head reads the embedding's weight.", boolean, False)
+    linear_class: Literal["ternary", "dense"] = key(
+        "`dense` for the same architecture with plain linears.",
+        word,
+        "ternary",
+        among=("ternary", "dense"),
+    )
+    initializer_range: float = standard_deviation()
 
     @property
     def recurrence_dims(self) -> int:
         return int(self.hidden_size * self.expand_ratio)
 
     def __post_init__(self) -> None:
+        self.fill("intermediate_size", default_hidden_dims(self.hidden_size, 4))
         if self.recurrence_dims % self.num_heads:
             raise CheckpointError(
                 f"[config.json] 'num_heads' must divide the recurrence's {self.recurrence_dims} dims "
@@ -98,55 +105,22 @@ class Config:
             )
 
     @classmethod
-    def from_hub(cls, config: Mapping[str, Any]) -> "Config":
-        """Reads the keys of a Hub `config.json`.
-
-        Raises:
-            CheckpointError: A value is missing, of the wrong type or out of bounds.
-            UnsupportedModelError: A key asks for mathematics that are not implemented.
-        """
-        activation(config, "hidden_act", ("silu",), "swish")
-        linear_class = config.get("linear_class", "ternary")
-        if linear_class not in ("ternary", "dense"):
-            raise UnsupportedModelError(
-                f"[config.json] 'linear_class' must be ternary or dense but got {linear_class!r:.100}."
-            )
-        dims = integer(config, "hidden_size", 2048, high=2**17)
-        if config.get("intermediate_size") is None:
+    def from_hub(cls, config: Mapping[str, Any]) -> Self:
+        activation(config, "hidden_act", "swish", supported=("silu",))
+        found = cls.read_keys(config)
+        if found["intermediate_size"] is None:
             ratio = number(config, "hidden_ratio", 4, low=0.01, high=64)
-            hidden_dims = default_hidden_dims(dims, ratio)
-        else:
-            hidden_dims = integer(config, "intermediate_size")
-        uses_conv = boolean(config, "use_short_conv", False)
-        return cls(
-            vocab_size=integer(config, "vocab_size", 32000, high=2**24),
-            hidden_size=dims,
-            num_hidden_layers=integer(config, "num_hidden_layers", 24, high=1024),
-            intermediate_size=hidden_dims,
-            num_heads=integer(config, "num_heads", 1),
-            expand_ratio=number(config, "expand_ratio", 1, low=1e-3, high=64),
-            rms_norm_eps=number(config, "rms_norm_eps", 1e-6, low=1e-12, high=1.0),
-            use_lower_bound=boolean(config, "use_lower_bound", True),
-            conv_size=integer(config, "conv_size", 4, high=256) if uses_conv else 0,
-            share_conv_kernel=boolean(config, "share_conv_kernel", True),
-            tie_word_embeddings=boolean(config, "tie_word_embeddings", False),
-            linear_class=linear_class,
-            initializer_range=number(config, "initializer_range", 0.02, low=0.0, high=10.0),
-        )
+            found["intermediate_size"] = default_hidden_dims(found["hidden_size"], ratio)
+        if boolean(config, "use_short_conv", False):
+            found["conv_size"] = integer(config, "conv_size", 4, high=256)
+        return cls(**found)
 
     def to_hub(self) -> dict[str, Any]:
-        """The `config.json` of this architecture, read back by `from_hub`."""
-        config = asdict(self)
-        config["use_short_conv"] = self.conv_size > 0
-        config["conv_size"] = self.conv_size or 4
+        config = super().to_hub()
         if self.linear_class == "ternary":
             del config["linear_class"]
-        return {
-            "model_type": "hgrn_bit",
-            "architectures": ["HGRNBitForCausalLM"],
-            "hidden_act": "swish",
-            **config,
-        }
+        convolutions = {"use_short_conv": self.conv_size > 0, "conv_size": self.conv_size or 4}
+        return {**config, "hidden_act": "swish", **convolutions}
 
 
 class HGRNBit(BoundedDecoder):

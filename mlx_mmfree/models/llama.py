@@ -6,13 +6,13 @@ Ternary checkpoints of this type are HF1BitLLM's Llama3, Falcon3 and Falcon-E, a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from ..errors import UnsupportedModelError
 from .parts.architecture import Architecture, GGUFForm
 from .parts.architectures import find
 from .parts.decoder import Decoder
-from .parts.ternary_linears import PACKED_FORMS, TernaryLinears
+from .parts.ternary_linears import PACKED_FORMS
 from .parts.transformer import (
     TINY,
     build_transformer,
@@ -27,31 +27,29 @@ WEIGHT_NAMES = weight_names(SUB_NORMS)
 
 @dataclass(frozen=True)
 class Config(TransformerConfig):
-    """The description of one Llama.
-
-    Attributes: as `TransformerConfig`.
-    """
+    """The description of one Llama."""
 
     model_type: ClassVar[str] = "llama"
+    hub_class: ClassVar[str] = "LlamaForCausalLM"
+
+    @classmethod
+    def from_hub(cls, config: Mapping[str, Any]) -> Self:
+        found = super().from_hub(config)
+        if found.linears is None and config.get("weight_bits") is not None:
+            raise UnsupportedModelError(
+                "[config.json] 'weight_bits' must come with 'quantization_config' or with the "
+                "architecture BitnetForCausalLM, which say what is ternary, but came alone."
+            )
+        return found
 
     @classmethod
     def _has_sub_norms(cls, config: Mapping[str, Any]) -> bool:
         architectures = config.get("architectures")
         return isinstance(architectures, list) and "BitnetForCausalLM" in architectures
 
-    @classmethod
-    def _linears(cls, config: Mapping[str, Any]) -> TernaryLinears | None:
-        linears = super()._linears(config)
-        if linears is None and config.get("weight_bits") is not None:
-            raise UnsupportedModelError(
-                "[config.json] 'weight_bits' must come with 'quantization_config' or with the "
-                "architecture BitnetForCausalLM, which say what is ternary, but came alone."
-            )
-        return linears
-
-    @property
-    def _hub_class(self) -> str:
-        return "BitnetForCausalLM" if self.has_sub_norms else "LlamaForCausalLM"
+    def to_hub(self) -> dict[str, Any]:
+        has_norms = {"architectures": ["BitnetForCausalLM"]} if self.has_sub_norms else {}
+        return super().to_hub() | has_norms
 
 
 def build(config: Config) -> Decoder:
@@ -79,7 +77,7 @@ def _as_in_transformers(config: Config) -> Any:
     if not config.has_sub_norms or heads_dims != config.hidden_size or config.mlp_bias:
         return config
     given = {each.name: getattr(config, each.name) for each in fields(config)}
-    return find("bitnet").config(**given, hidden_act="silu")
+    return find("bitnet").config(**given)
 
 
 ARCHITECTURE = Architecture(

@@ -2,21 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from ..errors import CheckpointError
+from ..files.declared import declare
 from ..token_mixers.longformer import Longformer
 from .parts.architecture import Architecture, Copy
 from .parts.bert import (
     ATTENTION_NAMES,
     TINY,
+    AttentionConfig,
     Bert,
-    BertConfig,
     Front,
-    heads_of,
     weight_names,
 )
-from .parts.fields import integer
+from .parts.fields import integer, key, token_id
 
 _LINEARS = {
     **ATTENTION_NAMES,
@@ -27,47 +27,38 @@ _LINEARS = {
 
 
 @dataclass(frozen=True)
-class Config(BertConfig):
-    """The description of one Longformer.
-
-    Attributes: as `BertConfig`, and
-        num_attention_heads: Heads.
-        attention_window: For each block, how many tokens are near: half on each side.
-        pad_token_id: Positions count on from the row after this one.
-    """
+class Config(AttentionConfig):
+    """The description of one Longformer."""
 
     model_type: ClassVar[str] = "longformer"
-    architecture: ClassVar[str] = "LongformerForMaskedLM"
-    defaults: ClassVar[Mapping[str, Any]] = {
-        **BertConfig.defaults,
-        "vocab_size": 30522,
-        "hidden_act": "gelu",
-        "attention_window": 512,
-        "pad_token_id": 1,
-    }
+    hub_class: ClassVar[str] = "LongformerForMaskedLM"
 
-    num_attention_heads: int = 12
-    attention_window: tuple[int, ...] = ()
-    pad_token_id: int = 1
+    vocab_size: int = 30522
+    hidden_act: str = "gelu"
+    attention_window: tuple[int, ...] = declare(
+        "For each block, how many tokens are near: half on each side.", ()
+    )
+    pad_token_id: int = key("Positions count on from the row after this one.", token_id, 1)
 
-    @classmethod
-    def read_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        fields = super().read_fields(config)
-        pad = integer(config, "pad_token_id", low=0, high=fields["vocab_size"] - 1)
-        if fields["max_position_embeddings"] < pad + 2:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_position_embeddings < self.pad_token_id + 2:
             raise CheckpointError(
                 "[config.json] 'max_position_embeddings' must leave a row behind that of padding, "
-                f"{pad}, but got {fields['max_position_embeddings']}."
+                f"{self.pad_token_id}, but got {self.max_position_embeddings}."
             )
-        return fields | {
-            "num_attention_heads": heads_of(config, fields["hidden_size"]),
-            "attention_window": _windows(config, fields["num_hidden_layers"]),
-            "pad_token_id": pad,
-        }
+
+    @classmethod
+    def from_hub(cls, config: Mapping[str, Any]) -> Self:
+        found = cls.read_keys(config)
+        windows = _windows(config.get("attention_window", 512), found["num_hidden_layers"])
+        return cls(**found, attention_window=windows)
+
+    def to_hub(self) -> dict[str, Any]:
+        return {**super().to_hub(), "attention_window": list(self.attention_window)}
 
 
-def _windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    value = config["attention_window"]
+def _windows(value: Any, layers: int) -> tuple[int, ...]:
     windows = list(value) if isinstance(value, list | tuple) else [value] * layers
     windows = [integer({"attention_window": window}, "attention_window") for window in windows]
     if len(windows) != layers or any(window % 2 for window in windows):

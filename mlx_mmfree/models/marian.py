@@ -5,8 +5,8 @@ makes the logits, with a bias for each token.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,30 +18,27 @@ from ..token_mixers import MultiHeadAttention
 from .parts.architecture import Architecture, Copy
 from .parts.block import Block
 from .parts.encoder_decoder import EncoderDecoder
-from .parts.fields import ACTIVATIONS, activation, boolean, integer, number, refuse_unless
+from .parts.fields import (
+    ACTIVATIONS,
+    HubConfig,
+    activation,
+    boolean,
+    integer,
+    key,
+    refuse_unless,
+    standard_deviation,
+    token_id,
+)
 from .parts.initialization import draw_weights
 from .parts.stack import Stack
 
-_SUPPORTED = ("silu", "relu", "gelu", "gelu_tanh")
 _NORM_EPS = 1e-5
-_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 58101,
-    "d_model": 1024,
-    "encoder_layers": 12,
-    "decoder_layers": 12,
-    "encoder_attention_heads": 16,
-    "decoder_attention_heads": 16,
-    "encoder_ffn_dim": 4096,
-    "decoder_ffn_dim": 4096,
-    "scale_embedding": False,
-    "max_position_embeddings": 1024,
-    "pad_token_id": 58100,
-    "eos_token_id": 0,
-    "decoder_start_token_id": 58100,
-    "num_beams": 1,
-    "init_std": 0.02,
+_TOKENS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
+_WRITTEN = {
+    "static_position_embeddings": True,
+    "share_encoder_decoder_embeddings": True,
+    "tie_word_embeddings": True,
 }
-"""What transformers takes for keys that a `config.json` leaves out."""
 _SECOND_NAMES = {
     "hidden_size": "d_model",
     "num_attention_heads": "encoder_attention_heads",
@@ -67,116 +64,64 @@ _LINEARS = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(HubConfig):
     """The architecture of one Marian model.
 
-    Attributes:
-        vocab_size: Number of tokens V of both languages.
-        d_model: Model dims D.
-        encoder_layers: Blocks that read the source.
-        decoder_layers: Blocks that write the target.
-        encoder_attention_heads: Heads of the former.
-        decoder_attention_heads: Heads of the latter.
-        encoder_ffn_dim: Width of the feed-forward of the former.
-        decoder_ffn_dim: Width of the feed-forward of the latter.
-        activation_function: Activation of both.
-        scale_embedding: Embedded tokens are multiplied by the root of D.
-        max_position_embeddings: Positions of the longest text that it was made for.
-        pad_token_id: The token of padding, which is never written.
-        eos_token_id: The token after the last.
-        decoder_start_token_id: The token before the first of the target.
-        num_beams: Beams that its publishers search with.
-        init_std: Standard deviation of freshly made weights.
+    What transformers takes for absent keys are the defaults.
     """
 
-    vocab_size: int
-    d_model: int
-    encoder_layers: int
-    decoder_layers: int
-    encoder_attention_heads: int
-    decoder_attention_heads: int
-    encoder_ffn_dim: int
-    decoder_ffn_dim: int
-    activation_function: str = "swish"
-    scale_embedding: bool = True
-    max_position_embeddings: int = 512
-    pad_token_id: int = 0
-    eos_token_id: int = 0
-    decoder_start_token_id: int = 0
-    num_beams: int = 1
-    init_std: float = 0.02
+    model_type: ClassVar[str] = "marian"
+    hub_class: ClassVar[str] = "MarianMTModel"
+    fixed: ClassVar[Mapping[str, Any]] = {
+        "normalize_before": False,
+        "normalize_embedding": False,
+        "add_final_layer_norm": False,
+        **_WRITTEN,
+    }
+
+    vocab_size: int = key("Number of tokens V of both languages.", integer, 58101, high=2**24)
+    d_model: int = key("Model dims D.", integer, 1024, high=2**17)
+    encoder_layers: int = key("Blocks that read the source.", integer, 12, high=1024)
+    decoder_layers: int = key("Blocks that write the target.", integer, 12, high=1024)
+    encoder_attention_heads: int = key("Heads of the former.", integer, 16)
+    decoder_attention_heads: int = key("Heads of the latter.", integer, 16)
+    encoder_ffn_dim: int = key("Width of the feed-forward of the former.", integer, 4096)
+    decoder_ffn_dim: int = key("Width of the feed-forward of the latter.", integer, 4096)
+    activation_function: str = key(
+        "Activation of both.", activation, "gelu", supported=("silu", "relu", "gelu", "gelu_tanh")
+    )
+    scale_embedding: bool = key("Embedded tokens are multiplied by the root of D.", boolean, False)
+    max_position_embeddings: int = key(
+        "Positions of the longest text that it was made for.", integer, 1024, high=2**20
+    )
+    pad_token_id: int = key("The token of padding, which is never written.", token_id, 58100)
+    eos_token_id: int = key("The token after the last.", token_id, 0)
+    decoder_start_token_id: int = key("The token before the first of the target.", token_id, 58100)
+    num_beams: int = key("Beams that its publishers search with.", integer, 1, high=1024)
+    init_std: float = standard_deviation()
+
+    def __post_init__(self) -> None:
+        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+            heads = getattr(self, name)
+            if self.d_model % heads:
+                raise UnsupportedModelError(
+                    f"[config.json] '{name}' must divide 'd_model', {self.d_model}, but got {heads}."
+                )
 
     @classmethod
     def from_hub(cls, config: Mapping[str, Any]) -> Self:
-        """Reads the keys of a Hub `config.json`.
-
-        Raises:
-            CheckpointError: A value is missing, of the wrong type or out of bounds.
-            UnsupportedModelError: A key asks for mathematics that are not implemented.
-        """
-        refuse_unless(
-            config,
-            {
-                "normalize_before": False,
-                "normalize_embedding": False,
-                "add_final_layer_norm": False,
-                "static_position_embeddings": True,
-                "share_encoder_decoder_embeddings": True,
-                "tie_word_embeddings": True,
-            },
-        )
         seconds = {key: config[name] for name, key in _SECOND_NAMES.items() if name in config}
-        vocab_size = integer(config, "vocab_size", _DEFAULTS["vocab_size"], high=2**24)
-        # a token of the usual vocabulary stands for nothing in a smaller one
-        usual = {
-            key: value
-            for key, value in _DEFAULTS.items()
-            if not key.endswith("token_id") or value < vocab_size
-        }
-        config = {**usual, **config, **seconds}
-        dims = integer(config, "d_model", high=2**17)
+        vocab_size = integer(config, "vocab_size", cls.vocab_size, high=2**24)
+        for name in _TOKENS:
+            # a token of the usual vocabulary stands for nothing in a smaller one
+            if name not in config and getattr(cls, name) >= vocab_size:
+                integer(config, name)
         refuse_unless(config, {"decoder_vocab_size": vocab_size})
-        token = {"low": 0, "high": vocab_size - 1}
-        return cls(
-            vocab_size=vocab_size,
-            d_model=dims,
-            encoder_layers=integer(config, "encoder_layers", high=1024),
-            decoder_layers=integer(config, "decoder_layers", high=1024),
-            encoder_attention_heads=_heads(config, "encoder_attention_heads", dims),
-            decoder_attention_heads=_heads(config, "decoder_attention_heads", dims),
-            encoder_ffn_dim=integer(config, "encoder_ffn_dim"),
-            decoder_ffn_dim=integer(config, "decoder_ffn_dim"),
-            activation_function=activation(config, "activation_function", _SUPPORTED, "gelu"),
-            scale_embedding=boolean(config, "scale_embedding"),
-            max_position_embeddings=integer(config, "max_position_embeddings", high=2**20),
-            pad_token_id=integer(config, "pad_token_id", **token),
-            eos_token_id=integer(config, "eos_token_id", **token),
-            decoder_start_token_id=integer(config, "decoder_start_token_id", **token),
-            num_beams=integer(config, "num_beams", high=1024),
-            init_std=number(config, "init_std", low=0.0, high=10.0),
-        )
+        return super().from_hub({**config, **seconds})
 
     def to_hub(self) -> dict[str, Any]:
-        """The `config.json` of this architecture, read back by `from_hub`."""
-        return {
-            "model_type": "marian",
-            "architectures": ["MarianMTModel"],
-            "is_encoder_decoder": True,
-            **asdict(self),
-            "decoder_vocab_size": self.vocab_size,
-            "static_position_embeddings": True,
-            "share_encoder_decoder_embeddings": True,
-            "tie_word_embeddings": True,
-        }
-
-
-def _heads(config: Mapping[str, Any], key: str, dims: int) -> int:
-    heads = integer(config, key)
-    if dims % heads:
-        raise UnsupportedModelError(
-            f"[config.json] '{key}' must divide 'd_model', {dims}, but got {heads}."
-        )
-    return heads
+        sizes = {"is_encoder_decoder": True, "decoder_vocab_size": self.vocab_size}
+        return {**super().to_hub(), **sizes, **_WRITTEN}
 
 
 class Marian(EncoderDecoder):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from ..channel_mixers.feed_forward import FeedForward
 from ..token_mixers.mlp_mixer import MLPMixer
 from .parts.architecture import Architecture, sample_images
-from .parts.fields import numbers
+from .parts.fields import key, numbers
 from .parts.image_block import ImageBlock
 from .parts.image_classifier import ImageClassifier
 from .parts.patch_model import PATCH_NORM, PatchConfig, build_patch_model
@@ -15,11 +15,7 @@ from .parts.patch_model import PATCH_NORM, PatchConfig, build_patch_model
 
 @dataclass(frozen=True)
 class Config(PatchConfig):
-    """The description of one MLP-Mixer.
-
-    Attributes: as `PatchConfig`, and
-        mlp_ratio: Widths of the perceptrons along the sequence and along the channels, in dims.
-    """
+    """The description of one MLP-Mixer."""
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "mixer_s32_224": {"patch_size": 32, "num_blocks": 8, "embed_dim": 512},
@@ -30,12 +26,14 @@ class Config(PatchConfig):
         "mixer_l16_224": {"patch_size": 16, "num_blocks": 24, "embed_dim": 1024},
     }
 
-    mlp_ratio: tuple[float, ...] = (0.5, 4.0)
-
-    @classmethod
-    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        ratios = numbers(sizes, "mlp_ratio", 2, (0.5, 4.0), low=1e-3, high=64.0)
-        return {**super().read_sizes(sizes), "mlp_ratio": ratios}
+    mlp_ratio: tuple[float, ...] = key(
+        "Widths of the perceptrons along the sequence and along the channels, in dims.",
+        numbers,
+        (0.5, 4.0),
+        count=2,
+        low=1e-3,
+        high=64.0,
+    )
 
 
 def build(config: Config) -> ImageClassifier:

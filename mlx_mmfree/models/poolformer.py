@@ -16,7 +16,7 @@ from ..layers.norms import LayerNorm
 from ..ops import long_sum
 from ..spatial_mixers.spatial_pooling import SpatialPooling
 from .parts.architecture import Architecture, sample_images
-from .parts.fields import integers
+from .parts.fields import integers, key
 from .parts.image_block import ImageBlock
 from .parts.image_classifier import ImageClassifier
 from .parts.image_config import ImageConfig
@@ -72,12 +72,7 @@ _MIDDLE = (96, 192, 384, 768)
 
 @dataclass(frozen=True)
 class Config(ImageConfig):
-    """The description of one PoolFormer.
-
-    Attributes: as `ImageConfig`, and
-        dims: Dims of each of the four stages.
-        depths: Blocks of each.
-    """
+    """The description of one PoolFormer."""
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "poolformer_s12": {"dims": _SMALL, "depths": (2, 2, 6, 2)},
@@ -88,15 +83,10 @@ class Config(ImageConfig):
     }
     has_fixed_size: ClassVar[bool] = False
 
-    dims: tuple[int, ...] = ()
-    depths: tuple[int, ...] = ()
-
-    @classmethod
-    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "dims": integers(sizes, "dims", 4, high=2**14),
-            "depths": integers(sizes, "depths", 4, high=512),
-        }
+    dims: tuple[int, ...] = key(
+        "Dims of each of the four stages.", integers, (), count=4, high=2**14
+    )
+    depths: tuple[int, ...] = key("Blocks of each.", integers, (), count=4, high=512)
 
     @property
     def num_features(self) -> int:

@@ -5,11 +5,10 @@ Ternary Bonsai of the first generation is of this type, with weights in MLX's af
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from .parts.architecture import Architecture, GGUFForm
 from .parts.decoder import Decoder
-from .parts.fields import refuse_unless
 from .parts.ternary_linears import PACKED_FORMS
 from .parts.transformer import (
     TINY,
@@ -27,35 +26,17 @@ WEIGHT_NAMES = weight_names() | {
 
 @dataclass(frozen=True)
 class Config(TransformerConfig):
-    """The architecture of one Qwen3 model.
-
-    Attributes: as `TransformerConfig`.
-    """
+    """The architecture of one Qwen3 model."""
 
     model_type: ClassVar[str] = "qwen3"
-    defaults: ClassVar[Mapping[str, Any]] = {
-        **TransformerConfig.defaults,
-        "vocab_size": 151936,
-        "intermediate_size": 22016,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "max_position_embeddings": 32768,
-    }
+    hub_class: ClassVar[str] = "Qwen3ForCausalLM"
+    fixed: ClassVar[Mapping[str, Any]] = {**TransformerConfig.fixed, "use_sliding_window": False}
 
-    @classmethod
-    def from_hub(cls, config: Mapping[str, Any]) -> Self:
-        """Reads the keys of a Hub `config.json`.
-
-        Raises:
-            CheckpointError: A value is missing, of the wrong type or out of bounds.
-            UnsupportedModelError: A key asks for mathematics that are not implemented.
-        """
-        refuse_unless(config, {"use_sliding_window": False})
-        return super().from_hub(config)
-
-    @property
-    def _hub_class(self) -> str:
-        return "Qwen3ForCausalLM"
+    vocab_size: int = 151936
+    intermediate_size: int = 22016
+    num_key_value_heads: int = 32
+    head_dim: int = 128
+    max_position_embeddings: int = 32768
 
 
 def build(config: Config) -> Decoder:

@@ -12,17 +12,13 @@ from .parts.recurrent_config import ExpandedConfig
 
 @dataclass(frozen=True)
 class Config(ExpandedConfig):
-    """The description of one RetNet.
-
-    Attributes: as `ExpandedConfig`.
-    """
+    """The description of one RetNet."""
 
     model_type: ClassVar[str] = "retnet"
-    architecture: ClassVar[str] = "RetNetForCausalLM"
+    hub_class: ClassVar[str] = "RetNetForCausalLM"
     hidden_ratio: ClassVar[int] = 2
 
     num_heads: int = 8
-    expand_k: float = 1.0
     expand_v: float = 2.0
 
 

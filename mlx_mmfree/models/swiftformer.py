@@ -27,7 +27,7 @@ from ..layers.norms import BatchNorm
 from ..ops.activations import relu
 from ..spatial_mixers.additive_attention import AdditiveAttention
 from .parts.architecture import Architecture, sample_images
-from .parts.fields import integer, integers
+from .parts.fields import integer, integers, key
 from .parts.image_classifier import ImageClassifier
 from .parts.image_config import ImageConfig
 from .parts.initialization import draw_weights
@@ -36,13 +36,7 @@ from .parts.stage import Stage, drop_rates
 
 @dataclass(frozen=True)
 class Config(ImageConfig):
-    """The description of one SwiftFormer.
-
-    Attributes: as `ImageConfig`, and
-        embed_dims: Dims of each of the four stages.
-        layers: Blocks of each.
-        mlp_ratios: Width of the channel mixers, in dims.
-    """
+    """The description of one SwiftFormer."""
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "swiftformer_xs": {"embed_dims": (48, 56, 112, 220), "layers": (3, 3, 6, 4)},
@@ -51,17 +45,11 @@ class Config(ImageConfig):
         "swiftformer_l3": {"embed_dims": (64, 128, 320, 512), "layers": (4, 4, 12, 6)},
     }
 
-    embed_dims: tuple[int, ...] = ()
-    layers: tuple[int, ...] = ()
-    mlp_ratios: int = 4
-
-    @classmethod
-    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "embed_dims": integers(sizes, "embed_dims", 4, low=2, high=2**14),
-            "layers": integers(sizes, "layers", 4, high=512),
-            "mlp_ratios": integer(sizes, "mlp_ratios", 4, high=64),
-        }
+    embed_dims: tuple[int, ...] = key(
+        "Dims of each of the four stages.", integers, (), count=4, low=2, high=2**14
+    )
+    layers: tuple[int, ...] = key("Blocks of each.", integers, (), count=4, high=512)
+    mlp_ratios: int = key("Width of the channel mixers, in dims.", integer, 4, high=64)
 
     @property
     def num_features(self) -> int:

@@ -20,7 +20,7 @@ from ..layers.mixer import LinearFactory
 from ..layers.norms import LayerNorm
 from ..spatial_mixers.window_attention import WindowAttention
 from .parts.architecture import Architecture, sample_images
-from .parts.fields import boolean, integer, integers, number
+from .parts.fields import boolean, integer, integers, key, number
 from .parts.image_block import ImageBlock
 from .parts.image_classifier import ImageClassifier
 from .parts.image_config import ImageConfig
@@ -83,17 +83,7 @@ _LARGE = {"embed_dim": 192, "depths": (2, 2, 18, 2), "num_heads": (6, 12, 24, 48
 
 @dataclass(frozen=True)
 class Config(ImageConfig):
-    """The description of one Swin.
-
-    Attributes: as `ImageConfig`, and
-        patch_size: Side of a patch.
-        window_size: Side of a window; a map that is smaller has one window.
-        embed_dim: Dims of the first stage; each further one has twice as many.
-        depths: Blocks of each stage.
-        num_heads: Heads of each stage.
-        mlp_ratio: Width of the channel mixer, in dims.
-        qkv_bias: Whether queries, keys and values have a bias.
-    """
+    """The description of one Swin."""
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "swin_tiny_patch4_window7_224": _TINY,
@@ -104,34 +94,27 @@ class Config(ImageConfig):
         "swin_large_patch4_window12_384": {**_LARGE, "window_size": 12},
     }
 
-    patch_size: int = 4
-    window_size: int = 7
-    embed_dim: int = 96
-    depths: tuple[int, ...] = (2, 2, 6, 2)
-    num_heads: tuple[int, ...] = (3, 6, 12, 24)
-    mlp_ratio: float = 4.0
-    qkv_bias: bool = True
+    patch_size: int = key("Side of a patch.", integer, 4, high=2**10)
+    window_size: int = key(
+        "Side of a window; a map that is smaller has one window.", integer, 7, high=2**10
+    )
+    embed_dim: int = key(
+        "Dims of the first stage; each further one has twice as many.", integer, 96, high=2**12
+    )
+    depths: tuple[int, ...] = key("Blocks of each stage.", integers, (2, 2, 6, 2), high=512)
+    num_heads: tuple[int, ...] = key("Heads of each stage.", integers, (3, 6, 12, 24), high=2**12)
+    mlp_ratio: float = key("Width of the channel mixer, in dims.", number, 4.0, low=1e-3, high=64.0)
+    qkv_bias: bool = key("Whether queries, keys and values have a bias.", boolean, True)
 
-    @classmethod
-    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        dims = integer(sizes, "embed_dim", high=2**12)
-        depths = integers(sizes, "depths", high=512)
-        heads = integers(sizes, "num_heads", len(depths), high=2**12)
+    def __post_init__(self) -> None:
+        count = len(self.depths)
+        heads = integers({"num_heads": list(self.num_heads)}, "num_heads", count=count, high=2**12)
         for stage, count in enumerate(heads):
-            if dims * 2**stage % count:
+            if self.dims_of(stage) % count:
                 raise CheckpointError(
-                    f"[config.json] 'num_heads' must divide the {dims * 2**stage} dims of stage {stage} "
-                    f"but got {count}."
+                    f"[config.json] 'num_heads' must divide the {self.dims_of(stage)} dims of stage "
+                    f"{stage} but got {count}."
                 )
-        return {
-            "patch_size": integer(sizes, "patch_size", 4, high=2**10),
-            "window_size": integer(sizes, "window_size", 7, high=2**10),
-            "embed_dim": dims,
-            "depths": depths,
-            "num_heads": heads,
-            "mlp_ratio": number(sizes, "mlp_ratio", 4.0, low=1e-3, high=64.0),
-            "qkv_bias": boolean(sizes, "qkv_bias", True),
-        }
 
     @property
     def num_features(self) -> int:

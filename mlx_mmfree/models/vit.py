@@ -6,15 +6,16 @@ softmax attention; `mmfree mixers` lists them. `token_selection`, an object with
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
 from ..channel_mixers.feed_forward import FeedForward
 from ..errors import CheckpointError, UnsupportedModelError
+from ..files.declared import declare
 from ..layers.norms import LayerNorm
 from .parts.architecture import Architecture, sample_images
-from .parts.fields import integer, number, refuse_unless, section
+from .parts.fields import HubConfig, integer, key, number, refuse_unless, section
 from .parts.image_block import ImageBlock
 from .parts.image_classifier import ImageClassifier
 from .parts.image_config import ImageConfig
@@ -31,16 +32,11 @@ _NORM = partial(LayerNorm, eps=1e-6)
 
 
 @dataclass(frozen=True)
-class TokenSelection:
-    """Which tokens the second block of each pair sees.
+class TokenSelection(HubConfig):
+    """Which tokens the second block of each pair sees."""
 
-    Attributes:
-        keep: The share of tokens.
-        hidden_dims: Width of the selectors.
-    """
-
-    keep: float
-    hidden_dims: int = 16
+    keep: float = key("The share of tokens.", number, low=1e-3, high=1.0)
+    hidden_dims: int = key("Width of the selectors.", integer, 16, high=2**12)
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "TokenSelection | None":
@@ -49,23 +45,12 @@ class TokenSelection:
         if not described:
             return None
         refuse_unless(described, dict.fromkeys(described.keys() - {"keep", "hidden_dims"}))
-        keep = number(described, "keep", low=1e-3, high=1.0)
-        return cls(keep, integer(described, "hidden_dims", 16, high=2**12))
+        return cls.from_hub(described)
 
 
 @dataclass(frozen=True)
 class Config(ImageConfig):
-    """The description of one ViT.
-
-    Attributes: as `ImageConfig`, and
-        patch_size: Side of a patch.
-        embed_dim: Dims of a token.
-        depth: Blocks.
-        num_heads: Heads of attention.
-        mlp_ratio: Width of the channel mixer, in dims.
-        token_mixer: What mixes tokens.
-        token_selection: Which tokens the second block of each pair sees; `None`: all.
-    """
+    """The description of one ViT."""
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "vit_tiny_patch16_224": _TINY,
@@ -75,33 +60,22 @@ class Config(ImageConfig):
     }
     pool: ClassVar[str] = "token"
 
-    patch_size: int = 16
-    embed_dim: int = 192
-    depth: int = 12
-    num_heads: int = 3
-    mlp_ratio: float = 4.0
-    token_mixer: MixerChoice = field(default_factory=lambda: _ATTENTION)
-    token_selection: TokenSelection | None = None
+    patch_size: int = key("Side of a patch.", integer, 16, high=2**10)
+    embed_dim: int = key("Dims of a token.", integer, 192, high=2**14)
+    depth: int = key("Blocks.", integer, 12, high=1024)
+    num_heads: int = key("Heads of attention.", integer, 3, high=2**10)
+    mlp_ratio: float = key("Width of the channel mixer, in dims.", number, 4.0, low=1e-3, high=64.0)
+    token_mixer: MixerChoice = declare("What mixes tokens.", _ATTENTION)
+    token_selection: TokenSelection | None = declare(
+        "Which tokens the second block of each pair sees; `None`: all.", None
+    )
 
-    @classmethod
-    def own_keys(cls) -> tuple[str, ...]:
-        return ("token_mixer", "token_selection")
-
-    @classmethod
-    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        dims = integer(sizes, "embed_dim", high=2**14)
-        heads = integer(sizes, "num_heads", high=2**10)
-        if dims % heads:
+    def __post_init__(self) -> None:
+        if self.embed_dim % self.num_heads:
             raise CheckpointError(
-                f"[config.json] 'num_heads' must divide 'embed_dim', {dims}, but got {heads}."
+                f"[config.json] 'num_heads' must divide 'embed_dim', {self.embed_dim}, but got "
+                f"{self.num_heads}."
             )
-        return {
-            "patch_size": integer(sizes, "patch_size", high=2**10),
-            "embed_dim": dims,
-            "depth": integer(sizes, "depth", high=1024),
-            "num_heads": heads,
-            "mlp_ratio": number(sizes, "mlp_ratio", 4.0, low=1e-3, high=64.0),
-        }
 
     @classmethod
     def read_own(cls, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +98,7 @@ class Config(ImageConfig):
         if self.token_mixer != _ATTENTION:
             own["token_mixer"] = self.token_mixer.plain()
         if self.token_selection is not None:
-            own["token_selection"] = asdict(self.token_selection)
+            own["token_selection"] = self.token_selection.write_keys()
         return {**super().to_hub(), **own}
 
 

@@ -146,7 +146,7 @@ def test_bad_values_are_named(keys: dict[str, Any], message: str) -> None:
     [
         ({"hidden_act": "gelu"}, "'hidden_act' must be 'silu' or 'swish' but got 'gelu'"),
         ({"hidden_act": "x" * 999}, f"'hidden_act' must be 'silu' or 'swish' but got '{'x' * 99}."),
-        ({"linear_class": "sparse"}, "'linear_class' must be ternary or dense"),
+        ({"linear_class": "sparse"}, "'linear_class' must be one of ternary, dense"),
         ({"expand_ratio": 2}, "'expand_ratio' must be 1 with 'use_lower_bound'"),
     ],
 )

@@ -1,8 +1,8 @@
 """Encoders in the form of BERT (Devlin et al., arXiv 1810.04805), whatever their token mixer is."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,7 +16,7 @@ from ...layers.context import Context, count_on
 from ...layers.mixer import TokenMixer
 from .architecture import Copy
 from .block import Block
-from .fields import ACTIVATIONS, activation, integer, number, refuse_unless
+from .fields import ACTIVATIONS, HubConfig, activation, integer, key, number, standard_deviation
 from .initialization import draw_weights
 from .masked_lm import MaskedLM
 from .tokens import known_rows
@@ -31,80 +31,45 @@ TINY: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class BertConfig:
+class BertConfig(HubConfig):
     """The description of one encoder.
 
-    Attributes:
-        vocab_size: Number of tokens V.
-        hidden_size: Model dims D.
-        num_hidden_layers: Number of blocks.
-        intermediate_size: Width of the channel mixer.
-        hidden_act: Its activation, and that of the head.
-        max_position_embeddings: Rows of the table of positions.
-        type_vocab_size: Rows of the table of segments, of which the first is used.
-        layer_norm_eps: Epsilon of the norms.
-        initializer_range: Standard deviation of freshly made weights.
+    What transformers takes for absent keys are the defaults.
     """
 
-    model_type: ClassVar[str]
-    architecture: ClassVar[str]
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "hidden_act": "gelu_new",
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
-        "initializer_range": 0.02,
-    }
-    """What transformers takes for keys that a `config.json` leaves out."""
+    fixed: ClassVar[Mapping[str, Any]] = {"tie_word_embeddings": True, "is_decoder": False}
 
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    intermediate_size: int
-    hidden_act: str = "gelu"
-    max_position_embeddings: int = 512
-    type_vocab_size: int = 2
-    layer_norm_eps: float = 1e-12
-    initializer_range: float = 0.02
-
-    @classmethod
-    def from_hub(cls, config: Mapping[str, Any]) -> Self:
-        """Reads the keys of a Hub `config.json`.
-
-        Raises:
-            CheckpointError: A value is missing, of the wrong type or out of bounds.
-            UnsupportedModelError: A key asks for mathematics that are not implemented.
-        """
-        return cls(**cls.read_fields({**cls.defaults, **config}))
-
-    @classmethod
-    def read_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields that all encoders have, of a configuration with every key."""
-        refuse_unless(config, {"tie_word_embeddings": True, "is_decoder": False})
-        return {
-            "vocab_size": integer(config, "vocab_size", high=2**24),
-            "hidden_size": integer(config, "hidden_size", high=2**17),
-            "num_hidden_layers": integer(config, "num_hidden_layers", high=1024),
-            "intermediate_size": integer(config, "intermediate_size"),
-            "hidden_act": activation(config, "hidden_act", FUNCTIONS, cls.defaults["hidden_act"]),
-            "max_position_embeddings": integer(config, "max_position_embeddings", high=2**20),
-            "type_vocab_size": integer(config, "type_vocab_size", high=2**10),
-            "layer_norm_eps": number(config, "layer_norm_eps", low=1e-15, high=1.0),
-            "initializer_range": number(config, "initializer_range", low=0.0, high=10.0),
-        }
+    vocab_size: int = key("Number of tokens V.", integer, high=2**24)
+    hidden_size: int = key("Model dims D.", integer, 768, high=2**17)
+    num_hidden_layers: int = key("Number of blocks.", integer, 12, high=1024)
+    intermediate_size: int = key("Width of the channel mixer.", integer, 3072)
+    hidden_act: str = key(
+        "Its activation, and that of the head.", activation, "gelu_new", supported=FUNCTIONS
+    )
+    max_position_embeddings: int = key("Rows of the table of positions.", integer, 512, high=2**20)
+    type_vocab_size: int = key(
+        "Rows of the table of segments, of which the first is used.", integer, 2, high=2**10
+    )
+    layer_norm_eps: float = key("Epsilon of the norms.", number, 1e-12, low=1e-15, high=1.0)
+    initializer_range: float = standard_deviation()
 
     def to_hub(self) -> dict[str, Any]:
-        """The `config.json` of this architecture, read back by `from_hub`."""
-        return {
-            "model_type": self.model_type,
-            "architectures": [self.architecture],
-            "tie_word_embeddings": True,
-            **asdict(self),
-        }
+        return {**super().to_hub(), "tie_word_embeddings": True}
+
+
+@dataclass(frozen=True)
+class AttentionConfig(BertConfig):
+    """The description of an encoder with attention."""
+
+    num_attention_heads: int = key("Heads.", integer, 12)
+
+    def __post_init__(self) -> None:
+        dims, heads = self.hidden_size, self.num_attention_heads
+        if dims % heads:
+            raise CheckpointError(
+                f"[config.json] 'num_attention_heads' must divide 'hidden_size', {dims}, but got "
+                f"{heads}."
+            )
 
 
 class Front(nn.Module):
@@ -235,17 +200,3 @@ ATTENTION_NAMES: Mapping[str, str] = {
     "attention.output.LayerNorm": "token_norm",
 }
 """Names of attention and its norm within a layer."""
-
-
-def heads_of(config: Mapping[str, Any], dims: int) -> int:
-    """The number of heads of a configuration.
-
-    Raises:
-        CheckpointError: It does not divide the dims.
-    """
-    heads = integer(config, "num_attention_heads")
-    if dims % heads:
-        raise CheckpointError(
-            f"[config.json] 'num_attention_heads' must divide 'hidden_size', {dims}, but got {heads}."
-        )
-    return heads

@@ -1,11 +1,12 @@
-"""Reads and checks the values of a Hub configuration, which is untrusted input."""
+"""Declares, reads and checks the fields of a Hub configuration, which is untrusted input."""
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import partial
+from typing import Any, ClassVar, Self
 
 from ...errors import CheckpointError, UnsupportedModelError
-
-_MISSING = object()
+from ...files.declared import Declared, declare
 
 ACTIVATIONS: Mapping[str, str] = {
     "relu": "relu",
@@ -25,13 +26,13 @@ ACTIVATIONS: Mapping[str, str] = {
 
 def _value(config: Mapping[str, Any], key: str, default: Any) -> Any:
     value = config.get(key, default)
-    if value is _MISSING:
+    if value is MISSING:
         raise CheckpointError(f"[config.json] '{key}' must be given but is missing.")
     return value
 
 
 def integer(
-    config: Mapping[str, Any], key: str, default: Any = _MISSING, *, low: int = 1, high: int = 2**20
+    config: Mapping[str, Any], key: str, default: Any = MISSING, *, low: int = 1, high: int = 2**20
 ) -> int:
     """The whole number under `key`, within bounds that no real model leaves."""
     value = _value(config, key, default)
@@ -45,7 +46,7 @@ def integer(
 
 
 def number(
-    config: Mapping[str, Any], key: str, default: Any = _MISSING, *, low: float, high: float
+    config: Mapping[str, Any], key: str, default: Any = MISSING, *, low: float, high: float
 ) -> float:
     """The finite number under `key` within `[low, high]`."""
     value = _value(config, key, default)
@@ -56,7 +57,7 @@ def number(
     return float(value)
 
 
-def boolean(config: Mapping[str, Any], key: str, default: Any = _MISSING) -> bool:
+def boolean(config: Mapping[str, Any], key: str, default: Any = MISSING) -> bool:
     """The truth value under `key`."""
     value = _value(config, key, default)
     if not isinstance(value, bool):
@@ -101,7 +102,7 @@ def dtype_name(config: Mapping[str, Any]) -> Any:
 
 
 def activation(
-    config: Mapping[str, Any], key: str, supported: Collection[str], default: str
+    config: Mapping[str, Any], key: str, default: str, *, supported: Collection[str]
 ) -> str:
     """The name under `key`, one of transformers' for an activation of `supported`.
 
@@ -116,6 +117,34 @@ def activation(
             "Other values are not implemented."
         )
     return str(name)
+
+
+def meant_activation(
+    config: Mapping[str, Any], key: str, default: str, *, supported: Collection[str]
+) -> str:
+    """As `activation`, but by the name of this library."""
+    return ACTIVATIONS[activation(config, key, default, supported=supported)]
+
+
+def usual_word(config: Mapping[str, Any], key: str, default: str, *, among: Collection[str]) -> str:
+    """As `word`, where `null` means the default."""
+    return word(config if config.get(key) is not None else {}, key, default, among=among)
+
+
+def word(
+    config: Mapping[str, Any], key: str, default: Any = MISSING, *, among: Collection[str]
+) -> str:
+    """The name under `key`, one of a few.
+
+    Raises:
+        UnsupportedModelError: It is another one.
+    """
+    value = _value(config, key, default)
+    if value not in among:
+        raise UnsupportedModelError(
+            f"[config.json] '{key}' must be one of {', '.join(among)} but got {value!r:.100}."
+        )
+    return str(value)
 
 
 def refuse_unless(config: Mapping[str, Any], supported: Mapping[str, Any]) -> None:
@@ -135,12 +164,17 @@ def refuse_unless(config: Mapping[str, Any], supported: Mapping[str, Any]) -> No
             )
 
 
+def token_id(config: Mapping[str, Any], key: str, default: Any = MISSING) -> int:
+    """The token under `key`, within the vocabulary."""
+    return integer(config, key, default, low=0, high=integer(config, "vocab_size", high=2**24) - 1)
+
+
 def numbers(
     config: Mapping[str, Any],
     key: str,
-    count: int,
-    default: Any = _MISSING,
+    default: Any = MISSING,
     *,
+    count: int,
     low: float,
     high: float,
 ) -> tuple[float, ...]:
@@ -152,9 +186,9 @@ def numbers(
 def integers(
     config: Mapping[str, Any],
     key: str,
-    count: int | None = None,
-    default: Any = _MISSING,
+    default: Any = MISSING,
     *,
+    count: int | None = None,
     low: int = 1,
     high: int = 2**20,
 ) -> tuple[int, ...]:
@@ -172,3 +206,106 @@ def _list(config: Mapping[str, Any], key: str, count: int | None, default: Any) 
             f"[config.json] '{key}' must be a list of {wanted} numbers but got {values!r:.80}."
         )
     return list(values)
+
+
+def key(
+    words: str,
+    reader: Callable[..., Any],
+    default: Any = MISSING,
+    *,
+    names: tuple[str, ...] = (),
+    writer: Callable[[Any], Any] | None = None,
+    is_optional: bool | None = None,
+    **bounds: Any,
+) -> Any:
+    """Declares a field of a `HubConfig` that stands under a key of its own.
+
+    Args:
+        words: What the field is.
+        reader: Reads and checks it: a function of this file, or one that is called as they are. It finds
+            the fields before this one as they were read.
+        default: What an absent key means; left out: it must be there.
+        names: Keys that mean it, of which the first is written. Default: the name of the field.
+        writer: Makes a plain value of it. Default: it is one.
+        is_optional: Whether `null` means that there is none. Default: where that is the default.
+        bounds: Further arguments of the reader.
+    """
+    optional = default is None if is_optional is None else is_optional
+    read = partial(reader, **bounds)
+    return declare(words, default, read=read, names=names, write=writer, is_optional=optional)
+
+
+def one_of(words: str, *among: str) -> Any:
+    """Declares a field that is one of a few words, the first of them by default."""
+    return key(words, usual_word, among[0], among=among)
+
+
+def standard_deviation() -> Any:
+    """Declares that of freshly made weights, which most architectures have."""
+    return key("Standard deviation of freshly made weights.", number, 0.02, low=0.0, high=10.0)
+
+
+@dataclass(frozen=True)
+class HubConfig(Declared):
+    """The base of descriptions of models, which read and write the keys of a `config.json`.
+
+    Fields are made by `key`, or by `declare` if the class reads and writes them itself.
+    """
+
+    model_type: ClassVar[str]
+    hub_class: ClassVar[str]
+    """The name in `architectures`."""
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    """Keys that change the mathematics, with the value that is meant."""
+
+    @classmethod
+    def from_hub(cls, config: Mapping[str, Any]) -> Self:
+        """Reads the keys of a Hub `config.json`.
+
+        Raises:
+            CheckpointError: A value is missing, of the wrong type or out of bounds.
+            UnsupportedModelError: A key asks for mathematics that are not implemented.
+        """
+        return cls(**cls.read_keys(config))
+
+    @classmethod
+    def read_keys(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields that stand under keys of their own; raises as `from_hub`."""
+        refuse_unless(config, cls.fixed)
+        found: dict[str, Any] = {}
+        for each in fields(cls):
+            declared = each.metadata
+            if "read" not in declared:
+                continue
+            name, *others = declared["names"] or (each.name,)
+            given = {**config, **found}
+            if others:
+                value = agreed({f"'{one}'": config.get(one) for one in (name, *others)})
+                given = {} if value is None else {name: value}
+            is_none = declared["is_optional"] and given.get(name, each.default) is None
+            found[each.name] = None if is_none else declared["read"](given, name, each.default)
+        return found
+
+    def write_keys(self) -> dict[str, Any]:
+        """The plain values of these fields, by their keys."""
+        found = {}
+        for each in fields(self):
+            declared, value = each.metadata, getattr(self, each.name)
+            if "read" in declared:
+                write = declared["write"]
+                name = declared["names"][0] if declared["names"] else each.name
+                found[name] = value if write is None or value is None else write(value)
+        return found
+
+    def to_hub(self) -> dict[str, Any]:
+        """The `config.json` that `from_hub` reads back."""
+        return {
+            "model_type": self.model_type,
+            "architectures": [self.hub_class],
+            **self.write_keys(),
+        }
+
+    def fill(self, name: str, value: Any) -> None:
+        """Gives a field that has none the value that follows from others, in `__post_init__`."""
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, value)

@@ -5,14 +5,15 @@ lists its published models in `variants` of its record. Everything else here is 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 import mlx.nn as nn
 
 from ...errors import CheckpointError, UnsupportedModelError
+from ...files.declared import declare
 from ...layers.mixer import LinearFactory
-from .fields import integer, number, refuse_unless, section
+from .fields import HubConfig, integer, number, refuse_unless, section
 from .ternary_linears import TernaryLinears, linear_of
 
 _COMMON = ("img_size", "in_chans", "num_classes", "global_pool", "drop_path_rate")
@@ -22,22 +23,11 @@ _MOST_PIXELS = 2**13
 
 
 @dataclass(frozen=True)
-class ImageConfig:
+class ImageConfig(HubConfig):
     """What all models of images have in common.
 
     A `config.json` names a variant under `architecture`; `model_args` has what differs from it, as the
     keyword arguments of `timm.create_model`, which reads the same file.
-
-    Attributes:
-        architecture: The name of the variant.
-        num_classes: Classes `K`; 0: the model gives the vector of an image, as in timm.
-        image_size: Height and width for which the model was made.
-        input_channels: Channels of an image, 3 or 1.
-        drop_path_rate: Stochastic depth of the last block in training; it grows from 0 at the first.
-        linears: What ternary linears of the blocks compute; `None`: all are dense.
-        pretrained_cfg: How images are prepared, as the file has it; `images.ImageProcessor` reads it.
-        label_names: The classes' names: for ImageNet, those of synsets.
-        label_descriptions: What these names mean.
     """
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -45,15 +35,26 @@ class ImageConfig:
     has_fixed_size: ClassVar[bool] = True
     """Whether timm makes the models for one size of images, `img_size`; others read any size."""
 
-    architecture: str
-    num_classes: int
-    image_size: tuple[int, int]
-    input_channels: int
-    drop_path_rate: float = 0.0
-    linears: TernaryLinears | None = None
-    pretrained_cfg: Mapping[str, Any] = field(default_factory=dict)
-    label_names: tuple[str, ...] = ()
-    label_descriptions: Mapping[str, str] = field(default_factory=dict)
+    architecture: str = declare("The name of the variant.")
+    num_classes: int = declare(
+        "Classes `K`; 0: the model gives the vector of an image, as in timm."
+    )
+    image_size: tuple[int, int] = declare("Height and width for which the model was made.")
+    input_channels: int = declare("Channels of an image, 3 or 1.")
+    drop_path_rate: float = declare(
+        "Stochastic depth of the last block in training; it grows from 0 at the first.", 0.0
+    )
+    linears: TernaryLinears | None = declare(
+        "What ternary linears of the blocks compute; `None`: all are dense.", None
+    )
+    pretrained_cfg: Mapping[str, Any] = declare(
+        "How images are prepared, as the file has it; `images.ImageProcessor` reads it.",
+        factory=dict,
+    )
+    label_names: tuple[str, ...] = declare(
+        "The classes' names: for ImageNet, those of synsets.", ()
+    )
+    label_descriptions: Mapping[str, str] = declare("What these names mean.", factory=dict)
 
     @classmethod
     def from_hub(cls, config: Mapping[str, Any]) -> Self:
@@ -71,7 +72,7 @@ class ImageConfig:
             )
         prepared = section(config, "pretrained_cfg")
         given = section(config, "model_args")
-        own = cls.size_names()
+        own = [each.name for each in fields(cls) if "read" in each.metadata]
         unknown = [key for key in given if key not in (*own, *_COMMON)]
         if unknown:
             raise UnsupportedModelError(
@@ -92,34 +93,13 @@ class ImageConfig:
             pretrained_cfg=dict(prepared),
             label_names=_label_names(config.get("label_names"), count),
             label_descriptions=_descriptions(section(config, "label_descriptions")),
-            **cls.read_sizes({**cls.variants[str(name)], **given}),
+            **cls.read_keys({**cls.variants[str(name)], **given}),
             **cls.read_own(config),
         )
 
     @classmethod
-    def size_names(cls) -> tuple[str, ...]:
-        """The fields of a family, which are keys of its variants and of `model_args`."""
-        common = {each.name for each in fields(ImageConfig)}
-        names = (each.name for each in fields(cls) if each.name not in common)
-        return tuple(name for name in names if name not in cls.own_keys())
-
-    @classmethod
-    def own_keys(cls) -> tuple[str, ...]:
-        """Fields of a family that are keys of `config.json` itself, which timm does not know."""
-        return ()
-
-    @classmethod
-    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of `size_names`, checked, from a variant and what differs from it.
-
-        Raises:
-            CheckpointError, UnsupportedModelError: As `from_hub`.
-        """
-        raise NotImplementedError
-
-    @classmethod
     def read_own(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of `own_keys`, checked; raises as `from_hub`."""
+        """Fields that are keys of `config.json` itself, which timm does not know, as `from_hub`."""
         return {}
 
     @property
@@ -129,12 +109,10 @@ class ImageConfig:
 
     def to_hub(self) -> dict[str, Any]:
         """The `config.json` that `from_hub` and timm read back."""
-        variant = self.variants[self.architecture]
-        written = type(self).read_sizes(variant)
-        changed = {name: getattr(self, name) for name in written}
+        written = type(self).read_keys(self.variants[self.architecture])
         arguments = {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in changed.items()
+            for name, value in self.write_keys().items()
             if value != written[name]
         }
         prepared = dict(self.pretrained_cfg)

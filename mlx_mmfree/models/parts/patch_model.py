@@ -1,12 +1,12 @@
 """A model of images that reads patches in one stage of equal blocks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ...layers.norms import LayerNorm
-from .fields import integer
+from .fields import integer, key
 from .image_block import ImageBlock
 from .image_classifier import ImageClassifier
 from .image_config import ImageConfig
@@ -20,25 +20,11 @@ PATCH_NORM = partial(LayerNorm, eps=1e-6)
 
 @dataclass(frozen=True)
 class PatchConfig(ImageConfig):
-    """The description of a model of patches.
+    """The description of a model of patches."""
 
-    Attributes: as `ImageConfig`, and
-        patch_size: Side of a patch.
-        num_blocks: Blocks.
-        embed_dim: Dims of a token.
-    """
-
-    patch_size: int = 16
-    num_blocks: int = 12
-    embed_dim: int = 768
-
-    @classmethod
-    def read_sizes(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "patch_size": integer(sizes, "patch_size", high=2**10),
-            "num_blocks": integer(sizes, "num_blocks", high=1024),
-            "embed_dim": integer(sizes, "embed_dim", high=2**14),
-        }
+    patch_size: int = key("Side of a patch.", integer, 16, high=2**10)
+    num_blocks: int = key("Blocks.", integer, 12, high=1024)
+    embed_dim: int = key("Dims of a token.", integer, 768, high=2**14)
 
     @property
     def num_features(self) -> int:

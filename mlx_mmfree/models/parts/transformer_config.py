@@ -1,11 +1,21 @@
 """The description of a transformer of the family around Llama."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from ...errors import CheckpointError, UnsupportedModelError
-from .fields import activation, boolean, integer, number, refuse_unless, section
+from ...files.declared import declare
+from .fields import (
+    HubConfig,
+    boolean,
+    integer,
+    key,
+    meant_activation,
+    number,
+    section,
+    standard_deviation,
+)
 from .rotation import Rotation
 from .ternary_linears import TernaryLinears
 
@@ -24,65 +34,52 @@ _FIXED = {
 
 
 @dataclass(frozen=True)
-class TransformerConfig:
+class TransformerConfig(HubConfig):
     """The description of one model of the family.
 
-    Attributes:
-        vocab_size: Number of tokens V.
-        hidden_size: Model dims D.
-        num_hidden_layers: Number of blocks.
-        intermediate_size: Width of the channel mixer.
-        num_attention_heads: Query heads.
-        num_key_value_heads: Key and value heads.
-        head_dim: Dims of a head.
-        rms_norm_eps: Epsilon of all norms but those inside linears.
-        rotation: Rotary positions.
-        linears: What ternary linears compute; `None`: all are dense.
-        has_sub_norms: A norm before the last projection of attention and feed-forward.
-        attention_bias: Whether the projections of attention have a bias.
-        mlp_bias: Whether those of the feed-forward have one.
-        tie_word_embeddings: The head reads the embedding's weight.
-        max_position_embeddings: The longest text of training, where dynamic scaling begins.
-        initializer_range: Standard deviation of freshly made weights.
+    What transformers takes for absent keys are the defaults of its Llama.
     """
 
-    model_type: ClassVar[str]
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "intermediate_size": 11008,
-        "num_attention_heads": 32,
-        "num_key_value_heads": None,
-        "head_dim": None,
-        "rms_norm_eps": 1e-6,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "max_position_embeddings": 2048,
-        "initializer_range": 0.02,
-    }
-    """What transformers takes for keys that a `config.json` leaves out; these are its Llama's."""
+    fixed: ClassVar[Mapping[str, Any]] = _FIXED
     default_theta: ClassVar[float | None] = 10000.0
 
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float = 1e-6
-    rotation: Rotation = field(default_factory=Rotation)
-    linears: TernaryLinears | None = None
-    has_sub_norms: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    tie_word_embeddings: bool = False
-    max_position_embeddings: int = 2048
-    initializer_range: float = 0.02
+    vocab_size: int = key("Number of tokens V.", integer, 32000, high=2**24)
+    hidden_size: int = key("Model dims D.", integer, 4096, high=2**17)
+    num_hidden_layers: int = key("Number of blocks.", integer, 32, high=1024)
+    intermediate_size: int = key("Width of the channel mixer.", integer, 11008)
+    num_attention_heads: int = key("Query heads.", integer, 32, high=2**12)
+    num_key_value_heads: int = key("Key and value heads.", integer, None, high=2**12)
+    head_dim: int = key("Dims of a head.", integer, None, high=2**12)
+    rms_norm_eps: float = key(
+        "Epsilon of all norms but those inside linears.", number, 1e-6, low=1e-12, high=1.0
+    )
+    rotation: Rotation = declare("Rotary positions.", Rotation())
+    linears: TernaryLinears | None = declare(
+        "What ternary linears compute; `None`: all are dense.", None
+    )
+    has_sub_norms: bool = declare(
+        "A norm before the last projection of attention and feed-forward.", False
+    )
+    hidden_act: str = key(
+        "Activation of the feed-forward's gate.", meant_activation, "silu", supported=("silu",)
+    )
+    attention_bias: bool = key("Whether the projections of attention have a bias.", boolean, False)
+    mlp_bias: bool = key("Whether those of the feed-forward have one.", boolean, False)
+    tie_word_embeddings: bool = key("The head reads the embedding's weight.", boolean, False)
+    max_position_embeddings: int = key(
+        "The longest text of training, where dynamic scaling begins.", integer, 2048, high=2**40
+    )
+    initializer_range: float = standard_deviation()
 
     def __post_init__(self) -> None:
+        dims, heads = self.hidden_size, self.num_attention_heads
+        self.fill("num_key_value_heads", heads)
+        if not self.head_dim and dims % heads:
+            raise CheckpointError(
+                "[config.json] 'num_attention_heads' must divide 'hidden_size' unless 'head_dim' is "
+                f"given but got {heads} for {dims}."
+            )
+        self.fill("head_dim", dims // heads)
         if self.num_attention_heads % self.num_key_value_heads:
             raise CheckpointError(
                 "[config.json] 'num_key_value_heads' must divide 'num_attention_heads' but got "
@@ -110,84 +107,25 @@ class TransformerConfig:
 
     @classmethod
     def from_hub(cls, config: Mapping[str, Any]) -> Self:
-        """Reads the keys of a Hub `config.json`.
-
-        Raises:
-            CheckpointError: A value is missing, of the wrong type or out of bounds.
-            UnsupportedModelError: A key asks for mathematics that are not implemented.
-        """
-        activation(config, "hidden_act", ("silu",), "silu")
-        return cls(**cls.read_fields(config))
-
-    @classmethod
-    def read_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments that all architectures of the family take from the keys of a `config.json`.
-
-        Raises:
-            CheckpointError: A value is missing, of the wrong type or out of bounds.
-            UnsupportedModelError: A key asks for mathematics that are not implemented.
-        """
-        refuse_unless(config, _FIXED)
         _refuse_windows(config)
-        config = {**cls.defaults, **_without_copy(config)}
-        dims = integer(config, "hidden_size", high=2**17)
-        heads = integer(config, "num_attention_heads", high=2**12)
-        if config["head_dim"] is None and dims % heads:
-            raise CheckpointError(
-                "[config.json] 'num_attention_heads' must divide 'hidden_size' unless 'head_dim' is "
-                f"given but got {heads} for {dims}."
-            )
-        by_heads = {"num_key_value_heads": heads, "head_dim": dims // heads}
-        config |= {key: value for key, value in by_heads.items() if config[key] is None}
-        return {
-            "vocab_size": integer(config, "vocab_size", high=2**24),
-            "hidden_size": dims,
-            "num_hidden_layers": integer(config, "num_hidden_layers", high=1024),
-            "intermediate_size": integer(config, "intermediate_size"),
-            "num_attention_heads": heads,
-            "num_key_value_heads": integer(config, "num_key_value_heads", high=2**12),
-            "head_dim": integer(config, "head_dim", high=2**12),
-            "rms_norm_eps": number(config, "rms_norm_eps", low=1e-12, high=1.0),
-            "rotation": Rotation.from_hub(config, cls.default_theta),
-            "linears": cls._linears(config),
-            "has_sub_norms": cls._has_sub_norms(config),
-            "attention_bias": boolean(config, "attention_bias"),
-            "mlp_bias": boolean(config, "mlp_bias"),
-            "tie_word_embeddings": boolean(config, "tie_word_embeddings"),
-            "max_position_embeddings": integer(config, "max_position_embeddings", high=2**40),
-            "initializer_range": number(config, "initializer_range", low=0.0, high=10.0),
-        }
+        config = _without_copy(config)
+        found = cls.read_keys(config)
+        has_sub_norms = cls._has_sub_norms(config)
+        usual = TernaryLinears() if has_sub_norms else None
+        length = {"max_position_embeddings": found["max_position_embeddings"]}
+        return cls(
+            **found,
+            rotation=Rotation.from_hub({**length, **config}, cls.default_theta),
+            linears=TernaryLinears.from_hub(config) or usual,
+            has_sub_norms=has_sub_norms,
+        )
 
     @classmethod
     def _has_sub_norms(cls, config: Mapping[str, Any]) -> bool:
-        return False
-
-    @classmethod
-    def _linears(cls, config: Mapping[str, Any]) -> TernaryLinears | None:
-        linears = TernaryLinears.from_hub(config)
-        return TernaryLinears() if linears is None and cls._has_sub_norms(config) else linears
+        return cls.has_sub_norms
 
     def to_hub(self) -> dict[str, Any]:
-        """The `config.json` of this architecture, read back by `from_hub`."""
-        config = {
-            "model_type": self.model_type,
-            "architectures": [self._hub_class],
-            "hidden_act": "silu",
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "num_hidden_layers": self.num_hidden_layers,
-            "intermediate_size": self.intermediate_size,
-            "num_attention_heads": self.num_attention_heads,
-            "num_key_value_heads": self.num_key_value_heads,
-            "head_dim": self.head_dim,
-            "rms_norm_eps": self.rms_norm_eps,
-            "attention_bias": self.attention_bias,
-            "mlp_bias": self.mlp_bias,
-            "tie_word_embeddings": self.tie_word_embeddings,
-            "max_position_embeddings": self.max_position_embeddings,
-            "initializer_range": self.initializer_range,
-            **self.rotation.to_hub(),
-        }
+        config = {**super().to_hub(), **self.rotation.to_hub()}
         if self.linears is not None:
             config["quantization_config"] = self.linears.to_hub()
         return config
@@ -196,11 +134,6 @@ class TransformerConfig:
         """The same with these ternary linears dense, by their Hub names."""
         linears = None if self.linears is None else self.linears.without(names)
         return replace(self, linears=linears)
-
-    @property
-    def _hub_class(self) -> str:
-        """The name in `architectures`."""
-        raise NotImplementedError
 
 
 def _refuse_windows(config: Mapping[str, Any]) -> None:

@@ -1,9 +1,8 @@
 """An encoder: every position sees the whole text, and the head fills in what is left out."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import ClassVar
 
 import mlx.nn as nn
 
@@ -11,30 +10,22 @@ from mlx_mmfree.channel_mixers import SwiGLU
 from mlx_mmfree.layers import BitLinear, RoPE
 from mlx_mmfree.models.parts.architecture import Architecture
 from mlx_mmfree.models.parts.block import Block
-from mlx_mmfree.models.parts.fields import integer
+from mlx_mmfree.models.parts.fields import HubConfig, integer, key
 from mlx_mmfree.models.parts.initialization import draw_weights
 from mlx_mmfree.models.parts.masked_lm import MaskedLM
 from mlx_mmfree.token_mixers import GQA
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(HubConfig):
     """The sizes of one model, read from `config.json` and written back to it."""
 
-    vocab_size: int
-    width: int
-    heads: int
+    model_type: ClassVar[str] = "fill_in"
+    hub_class: ClassVar[str] = "FillIn"
 
-    @classmethod
-    def from_hub(cls, config: Mapping[str, Any]) -> "Config":
-        return cls(
-            integer(config, "vocab_size", high=2**24),
-            integer(config, "width", high=2**17),
-            integer(config, "heads", high=2**12),
-        )
-
-    def to_hub(self) -> dict[str, Any]:
-        return {"model_type": "fill_in", **asdict(self)}
+    vocab_size: int = key("Number of tokens.", integer, high=2**24)
+    width: int = key("Model dims.", integer, high=2**17)
+    heads: int = key("Heads of attention.", integer, high=2**12)
 
 
 def build(config: Config) -> MaskedLM:

@@ -1,9 +1,8 @@
 """An image architecture: patches instead of tokens, and a head for classes instead of words."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,7 +13,7 @@ from mlx_mmfree.layers.maps import Convolution, DepthwiseConvolution
 from mlx_mmfree.layers.mixer import LinearFactory
 from mlx_mmfree.models.parts.architecture import Architecture
 from mlx_mmfree.models.parts.block import Block
-from mlx_mmfree.models.parts.fields import integer
+from mlx_mmfree.models.parts.fields import HubConfig, integer, key
 from mlx_mmfree.models.parts.image_classifier import ImageClassifier
 from mlx_mmfree.models.parts.initialization import draw_weights
 from mlx_mmfree.models.parts.stack import Stack
@@ -22,18 +21,14 @@ from mlx_mmfree.token_mixers import GQA
 
 
 @dataclass(frozen=True)
-class Config:
-    """The sizes of one model."""
+class Config(HubConfig):
+    """The sizes of one model, read from `config.json` and written back to it."""
 
-    width: int
-    classes: int
+    model_type: ClassVar[str] = "see_classes"
+    hub_class: ClassVar[str] = "SeeClasses"
 
-    @classmethod
-    def from_hub(cls, config: Mapping[str, Any]) -> "Config":
-        return cls(integer(config, "width", high=2**17), integer(config, "classes", high=2**24))
-
-    def to_hub(self) -> dict[str, Any]:
-        return {"model_type": "see_classes", **asdict(self)}
+    width: int = key("Model dims.", integer, high=2**17)
+    classes: int = key("Number of classes.", integer, high=2**24)
 
 
 class Patches(nn.Module):

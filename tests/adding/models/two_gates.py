@@ -1,9 +1,8 @@
 """A causal architecture: its description, how it is built, and what its tensors are called on disk."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import ClassVar
 
 import mlx.nn as nn
 
@@ -12,29 +11,21 @@ from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.models.parts.architecture import Architecture
 from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.models.parts.decoder import Decoder
-from mlx_mmfree.models.parts.fields import integer
+from mlx_mmfree.models.parts.fields import HubConfig, integer, key
 from mlx_mmfree.models.parts.initialization import draw_weights
 from mlx_mmfree.token_mixers import MLGRU
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(HubConfig):
     """The sizes of one model, read from `config.json` and written back to it."""
 
-    vocab_size: int
-    width: int
-    depth: int
+    model_type: ClassVar[str] = "two_gates"
+    hub_class: ClassVar[str] = "TwoGates"
 
-    @classmethod
-    def from_hub(cls, config: Mapping[str, Any]) -> "Config":
-        return cls(
-            integer(config, "vocab_size", high=2**24),
-            integer(config, "width", high=2**17),
-            integer(config, "depth", high=1024),
-        )
-
-    def to_hub(self) -> dict[str, Any]:
-        return {"model_type": "two_gates", **asdict(self)}
+    vocab_size: int = key("Number of tokens.", integer, high=2**24)
+    width: int = key("Model dims.", integer, high=2**17)
+    depth: int = key("Number of blocks.", integer, high=1024)
 
 
 def build(config: Config) -> Decoder:
